@@ -340,7 +340,10 @@ class _Tracing:
             )
         missing = [key for key in dict.fromkeys(self._chosen.values()) if key not in taps.kept]
         if missing:
-            raise UntraceableError(f"the traced pass does not reach {missing[0]!r}")
+            raise UntraceableError(
+                f"the traced pass does not reach {missing[0]!r} (a product with one-hot rows is seen as a lookup only where the "
+                "model's Python runs)"
+            )
         marks = [taps.kept[key] for key in self._keys]
         everything = pytree.every(returned, _is_tensor)
         targets, cotangents = self._answered(script, returned, everything)
@@ -390,7 +393,7 @@ class _Tracing:
                 modules = Modules(self._parts)
                 calls = Calls(script, modules, taps.passed, lambda: taps.working, traced=True)
                 held.enter_context(calls_go_to(calls.around, modules.classes))
-            held.enter_context(opened(Opening(script, taps.passed, tracer.going_on, tracer.ran)))
+            held.enter_context(opened(Opening(script, taps.passed, tracer.perform, tracer.ran)))
             held.enter_context(tracer.watching())
             yield
 

@@ -1,4 +1,4 @@
-"""Writes a compiled function's graph out flat: the functions that it calls in place of their calls, with short names."""
+"""Writes a compiled function's graph out flat, by TensorFlow's own inliner: without calls of functions, with short names."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import inspect
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry, ops
+from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.saved_model import function_deserialization
 
 from embgrad.errors import UnsupportedError
@@ -34,16 +35,19 @@ GRAPH_ONLY: Final = frozenset(
 #: Operations that count as stateful and change nothing.
 READS: Final = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VarIsInitializedOp"})
 
+#: Operations that hand on what they are given.
+PASSING: Final = ("Identity", "IdentityN")
+
 #: A name scope that says only that a function was called.
 CALL_SCOPE: Final = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")
-
-#: Functions that call each other more deeply than this call themselves.
-DEEPEST: Final = 200
 
 #: The name under which the gradients that a model's author gave to operations are registered, and the attribute that tells them
 #: apart.
 OWN_GRADIENT: Final = "EmbgradOwnGradient"
 OWN_NUMBER: Final = "_embgrad_own_gradient"
+
+#: The private attributes of operations that count.
+KEPT: Final = ("_gradient_op_type", OWN_NUMBER)
 
 
 class ClosedGraphError(Exception):
@@ -78,13 +82,18 @@ def flattened(function: Any) -> FlatGraph:
     graph = function.graph
     definition = graph.as_graph_def()
     count = len(graph.outputs) if function.function_type is None else len(function.function_type.flat_outputs)
-    body = _Body(
-        definition.node,
-        [tensor.op.name for tensor in graph.inputs],
-        [tensor.name for tensor in graph.outputs[:count]],  # a gradient that was taken has appended what it needs
-    )
-    library = {entry.signature.name: entry for entry in definition.library.function}
-    return _Writer(library, is_saved(function)).graph(body)
+    results = [tensor.name for tensor in graph.outputs[:count]]  # a gradient that was taken has appended what it needs
+    functions = {entry.signature.name: entry for entry in definition.library.function}
+    gradients = _prepare(definition.node, functions, is_saved(function))
+    places = {name: place for place, name in enumerate(_places(definition.node, functions))}
+    arguments = [tensor.op.name for tensor in graph.inputs]
+    inlined = _inlined(definition, [*arguments, *results, *(operation.name for operation in graph.control_outputs)])
+    tensors = {name: f"embgrad_argument_{number}:0" for number, name in enumerate(arguments)}
+    ordered = _in_order(sorted(inlined.node, key=lambda node: places.get(node.name, len(places))))
+    written, found = _written(ordered, tensors, results)
+    nodes = _last_checks(_alive(written, found), found)
+    library = {entry.signature.name: entry for entry in inlined.library.function}
+    return FlatGraph(tuple(tensors.values()), tuple(nodes), tuple(found), library, tuple(gradients))
 
 
 def definition_of(op: str) -> Any:
@@ -92,170 +101,153 @@ def definition_of(op: str) -> Any:
     return op_def_registry.get(op)
 
 
-@dataclass(frozen=True)
-class _Body:
-    """The operations of a function, the names of its arguments and of its results."""
+def _prepare(nodes: Sequence[Any], functions: Mapping[str, Any], restored: bool) -> list[OwnGradient]:
+    """Make a graph and the functions that it calls ready for the inliner, and return the gradients of the author in them.
 
-    nodes: Sequence[Any]
-    arguments: Sequence[str]
-    results: Sequence[str]
-
-
-def _body(definition: Any) -> _Body:
-    signature = definition.signature
-    results = [definition.ret[result.name] for result in signature.output_arg]
-    return _Body(definition.node_def, [argument.name for argument in signature.input_arg], results)
-
-
-class _Frame:
-    """The meaning of the names in one function: the tensors that each operation gives."""
-
-    def __init__(self, prefix: str, depth: int = 0, caller: _Frame | None = None) -> None:
-        self.prefix = prefix
-        self.depth = depth
-        self._caller = caller
-        self._tensors: dict[str, tuple[str, ...]] = {}
-        self._offsets: dict[str, Mapping[str, int]] = {}
-
-    def put(self, node: str, tensors: Sequence[str], offsets: Mapping[str, int]) -> None:
-        self._tensors[node] = tuple(tensors)
-        self._offsets[node] = offsets
-
-    def tensor(self, name: str) -> str:
-        """Return that of `node`, `node:number` (in a graph) or `node:result:number` (in a function)."""
-        node, *rest = name.split(":")
-        if len(rest) == 2:
-            return self._tensors[node][self._offsets[node][rest[0]] + int(rest[1])]
-        return self._tensors[node][int(rest[0]) if rest else 0]
-
-    def find(self, node: str, number: int) -> str | None:
-        """Return that of a node here, or where the function was called."""
-        if node in self._tensors:
-            return self._tensors[node][number]
-        return None if self._caller is None else self._caller.find(node, number)
-
-
-class _Writer:
-    """Writes functions that call each other into one graph."""
-
-    def __init__(self, library: Mapping[str, Any], restored: bool) -> None:
-        self._library = library
-        self._restored = restored
-        self._names: Counter[str] = Counter()
-        self._nodes: list[Any] = []
-        self._gradients: list[OwnGradient] = []
-
-    def graph(self, body: _Body) -> FlatGraph:
-        arguments = [f"embgrad_argument_{number}:0" for number in range(len(body.arguments))]
-        results = self._write(body, arguments, _Frame(""))
-        nodes = _last_checks(_alive(self._nodes, results), results)
-        gradients = tuple(self._gradients)
-        return FlatGraph(tuple(arguments), tuple(nodes), tuple(results), self._library, gradients)
-
-    def _write(self, body: _Body, inputs: Sequence[str], frame: _Frame) -> list[str]:
-        """Append a function's operations, and return its results."""
-        if frame.depth > DEEPEST:
-            raise ClosedGraphError(f"the function at {frame.prefix!r} calls itself")
-        for name, tensor in zip(body.arguments, inputs, strict=True):
-            frame.put(name, (tensor,), {})
-        for node in _in_order(body.nodes):
-            if node.name not in body.arguments and node.op != "NoOp":
-                self._write_node(node, frame)
-        return [frame.tensor(name) for name in body.results]
-
-    def _write_node(self, node: Any, frame: _Frame) -> None:
-        inputs = [frame.tensor(name) for name in node.input if not name.startswith("^")]
-        called = node.attr["f"].func.name if node.op in CALLS else node.op
-        if called in self._library:
-            definition = self._library[called]
-            inner = _Frame(f"{frame.prefix}{node.name}/", frame.depth + 1, frame)
-            results = self._write(_body(definition), inputs, inner)
-            names = ["output"] if node.op in CALLS else [result.name for result in definition.signature.output_arg]
-            frame.put(node.name, results, {name: number for number, name in enumerate(names)})
-            return
-        types, offsets = _results(_known(node), node)
-        has_own = "_gradient_op_type" in node.attr
-        if node.op == "Identity" and not has_own:
-            frame.put(node.name, inputs, offsets)
-            return
-        written = type(node)()
-        written.CopyFrom(node)
-        written.name = self._name(f"{frame.prefix}{node.name}")
-        written.ClearField("experimental_debug_info")
-        for attribute in [name for name in node.attr if name.startswith("_") and name != "_lower_using_switch_merge"]:
-            del written.attr[attribute]
-        if has_own:
-            gradient = OwnGradient.find(node, written.name, types, frame.find, self._restored)
-            self._gradients.append(gradient)
-            inputs += gradient.mark(written)
-        written.ClearField("input")
-        written.input.extend(inputs)
-        self._nodes.append(written)
-        frame.put(node.name, [f"{written.name}:{number}" for number in range(len(types))], offsets)
-
-    def _name(self, whole: str) -> str:
-        """Return a name without the scopes that only say that a function was called, where no other node has it."""
-        short = "/".join(part for part in whole.split("/") if not CALL_SCOPE.fullmatch(part)) or whole
-        name = whole if self._names[short] else short
-        self._names[name] += 1
-        return name if self._names[name] == 1 else f"{name}.{self._names[name] - 1}"
-
-
-def _in_order(nodes: Sequence[Any]) -> list[Any]:
-    """Return each node after those that it needs, by control dependencies too, else as they come."""
-    named = {node.name: node for node in nodes}
-    written: dict[str, Any] = {}
-    waiting = [(node.name, False) for node in reversed(nodes)]
-    begun: set[str] = set()
+    Raises:
+        ClosedGraphError: one of the operations cannot be cut out.
+    """
+    waiting: list[str | None] = [None]
+    reached: set[str | None] = {None}
+    gradients = []
     while waiting:
-        name, is_ready = waiting.pop()
-        if is_ready:
-            written[name] = named[name]
-        elif name not in begun:
-            begun.add(name)
-            waiting.append((name, True))
-            needed = [whole.lstrip("^").split(":")[0] for whole in named[name].input]
-            waiting += [(source, False) for source in reversed(needed) if source in named and source not in written]
-        elif name not in written:
-            raise ClosedGraphError("its operations go in a circle, as TensorFlow 1's loops do")
-    return list(written.values())
+        name = waiting.pop()
+        function = None if name is None else functions[name]
+        arguments = [] if function is None else function.signature.input_arg
+        owned = nodes if function is None else function.node_def
+        names = {one.name for one in (*owned, *arguments)}
+        for node in owned:
+            called = _called(node)
+            if called in functions:
+                waiting += [called] if called not in reached else []
+                reached.add(called)
+            else:
+                _expect_known(node)
+                if "_gradient_op_type" in node.attr:
+                    gradients.append(OwnGradient.put(node, function, names, restored))
+            _strip(node)
+        if function is not None:
+            function.attr.clear()
+    return gradients
 
 
-def _known(node: Any) -> Any:
-    """Return what TensorFlow knows of a node's type."""
-    definition = definition_of(node.op)
-    if definition is None:
+def _strip(node: Any) -> None:
+    """Delete the attributes that say how an operation is to run: on its own, by XLA, on the device of another."""
+    for attribute in [name for name in node.attr if name.startswith("_") and name not in KEPT]:
+        del node.attr[attribute]
+
+
+def _expect_known(node: Any) -> None:
+    if definition_of(node.op) is None:
         raise ClosedGraphError(
             f"the operation {node.op} {node.name!r} is unknown here; import the library that brings it"
         )
     if node.op in GRAPH_ONLY:
         raise ClosedGraphError(f"the operation {node.op} {node.name!r} is of TensorFlow 1's graphs")
-    return definition
 
 
-def _results(definition: Any, node: Any) -> tuple[list[Any], dict[str, int]]:
-    """Return the dtypes of an operation's results, and where among them those of each name begin."""
-    types: list[Any] = []
-    offsets = {}
-    defaults = {attribute.name: attribute.default_value for attribute in definition.attr}
-    for result in definition.output_arg:
-        offsets[result.name] = len(types)
-        values = {name: node.attr.get(name, value) for name, value in defaults.items()}
-        if result.type_list_attr:
-            types += [tf.as_dtype(entry) for entry in values[result.type_list_attr].list.type]
+def _inlined(definition: Any, fetched: Sequence[str]) -> Any:
+    """Return a graph with the functions that it calls written out by TensorFlow's optimizer, which changes nothing else."""
+    meta = tf.compat.v1.train.export_meta_graph(graph_def=definition, graph=tf.Graph())
+    meta.collection_def["train_op"].node_list.value.extend(fetched)
+    config = tf.compat.v1.ConfigProto()
+    options = config.graph_options.rewrite_options
+    options.min_graph_nodes = -1
+    options.optimizers.append("function")
+    options.function_optimization = options.AGGRESSIVE
+    return tf_optimizer.OptimizeGraph(config, meta)
+
+
+def _written(nodes: Sequence[Any], arguments: Mapping[str, str], results: Sequence[str]) -> tuple[list[Any], list[str]]:
+    """Return an inlined graph's operations with short names, without those that only hand on, and the names of its results.
+
+    Args:
+        nodes: the operations, each after those that it needs.
+        arguments: by a placeholder's name the tensor that stands for the argument.
+        results: the tensors that are returned.
+    """
+    shorts: dict[str, str] = {}
+    handed_on = {f"{name}:0": tensor for name, tensor in arguments.items()}
+    names: Counter[str] = Counter()
+    written = []
+
+    def tensor(name: str) -> str:
+        node, _, number = name.partition(":")
+        whole = f"{node}:{number or 0}"
+        return handed_on.get(whole) or f"{shorts[node]}:{number or 0}"
+
+    for node in nodes:
+        if node.op in CALLS:
+            raise ClosedGraphError(f"TensorFlow does not write the function out that {node.name!r} calls")
+        if node.op == "NoOp" or node.name in arguments:
             continue
-        dtype = values[result.type_attr].type if result.type_attr else result.type
-        types += [tf.as_dtype(dtype)] * (values[result.number_attr].i if result.number_attr else 1)
-    return types, offsets
+        inputs = [tensor(name) for name in node.input if not name.startswith("^")]
+        if node.op in PASSING and OWN_NUMBER not in node.attr:
+            handed_on |= {f"{node.name}:{number}": name for number, name in enumerate(inputs)}
+            continue
+        shorts[node.name] = node.name = _short(node.name, names)
+        _strip(node)
+        node.ClearField("input")
+        node.ClearField("experimental_debug_info")
+        node.input.extend(inputs)
+        written.append(node)
+    return written, [tensor(name) for name in results]
+
+
+def _short(whole: str, names: Counter[str]) -> str:
+    """Return a name without the scopes that only say that a function was called, where no other node has it."""
+    short = "/".join(part for part in whole.split("/") if not CALL_SCOPE.fullmatch(part)) or whole
+    name = whole if names[short] else short
+    names[name] += 1
+    return name if names[name] == 1 else f"{name}.{names[name] - 1}"
+
+
+def _places(
+    nodes: Sequence[Any], functions: Mapping[str, Any], prefix: str = "", inside: tuple[str, ...] = ()
+) -> list[str]:
+    """Return the names that the inliner gives to operations, in the order in which they were made.
+
+    Raises:
+        ClosedGraphError: a function calls itself.
+    """
+    names = []
+    for node in _in_order(nodes):
+        name, called = f"{prefix}{node.name}", _called(node)
+        if called in inside:
+            raise ClosedGraphError(f"the function at {name!r} calls itself")
+        if called in functions:
+            names += _places(functions[called].node_def, functions, f"{name}/", (*inside, called))
+        names.append(name)
+    return names
+
+
+def _called(node: Any) -> str:
+    """Return the name of the function that an operation calls; its type, which is no function's name, where it calls none."""
+    return str(node.attr["f"].func.name if node.op in CALLS else node.op)
+
+
+def _in_order(nodes: Sequence[Any]) -> list[Any]:
+    """Return each node after those that it needs, by control dependencies too, else as they come."""
+    named = {node.name: node for node in nodes}
+    ordered: dict[str, Any] = {}
+    waiting = [(name, False) for name in reversed(named)]
+    while waiting:
+        name, is_ready = waiting.pop()
+        if is_ready:
+            ordered[name] = named[name]
+        elif name not in ordered:
+            needed = [source.lstrip("^").partition(":")[0] for source in named[name].input]
+            waiting += [(name, True), *((source, False) for source in reversed(needed) if source in named)]
+    return list(ordered.values())
 
 
 def _alive(nodes: Sequence[Any], results: Sequence[str]) -> list[Any]:
     """Return the nodes that the results need, and those that change something."""
-    needed = {name.split(":")[0] for name in results}
+    needed = {name.partition(":")[0] for name in results}
     kept = []
     for node in reversed(nodes):
         if node.name in needed or (definition_of(node.op).is_stateful and node.op not in READS):
-            needed.update(name.split(":")[0] for name in node.input)
+            needed.update(name.partition(":")[0] for name in node.input)
             kept.append(node)
     return kept[::-1]
 
@@ -281,77 +273,54 @@ class OwnGradient:
     The values of the forward pass that it reads become further inputs of the operation, an IdentityN.
 
     Attributes:
-        number: that under which it is found.
         where: the operation's name.
         function: a ConcreteFunction of the results' gradients and of the values that it captured; None where it is not at hand.
         types: the dtypes of the results.
-        captured: the tensors of the forward pass that the function reads.
-        constants: for each input that the function captured its value, or None for the next of `captured`.
+        constants: for each value that the function captured the value itself, or None for the next further input.
         why: why the function is not at hand.
     """
 
-    number: int
     where: str
     function: Any
     types: tuple[Any, ...]
-    captured: tuple[str, ...] = ()
     constants: tuple[Any, ...] = ()
     why: str = ""
 
     @classmethod
-    def find(
-        cls, node: Any, where: str, types: Sequence[Any], find: Callable[[str, int], str | None], restored: bool
-    ) -> OwnGradient:
-        """Return the gradient that an operation names.
+    def put(cls, node: Any, function: Any, names: Collection[str], restored: bool) -> OwnGradient:
+        """Give an operation the gradient that it names, in a way that the inliner keeps.
 
         Args:
-            node: the operation's definition.
-            where: its name.
-            types: the dtypes of its results.
-            find: takes a node's name and the number of its result, and returns the tensor in the flat graph.
-            restored: whether the operation is of a saved model.
+            node: the operation.
+            function: the function that it is in; None for the graph itself.
+            names: the names of the operations and arguments there.
+            restored: whether the graph is of a saved model.
+
+        Raises:
+            ClosedGraphError: the operation is none that `tf.custom_gradient` makes.
         """
+        if node.op != "IdentityN":
+            raise ClosedGraphError(f"the operation {node.op} {node.name!r} has another gradient than its own")
+        types = tuple(tf.as_dtype(number) for number in node.attr["T"].list.type)
+        gradient, why = _gradient_of(node, types, restored)
+        captures = [] if gradient is None else gradient.captured_inputs
+        constants = tuple(value if isinstance(value, ops.EagerTensor) else None for value in captures)
+        read = [value for value, constant in zip(captures, constants, strict=True) if constant is None]
+        foreign = next((value.name for value in read if value.op.name not in names), None)
+        if foreign is not None:
+            gradient, constants, read = None, (), []
+            why = f"reads {foreign!r}, which is not of the function that it lies in"
+        inputs = [name for name in node.input if not name.startswith("^")]
+        inputs += [_spelled(value, function) for value in read]
+        orders = [name for name in node.input if name.startswith("^")]
         number = next(_numbers)
-        own = _own[number] = cls._found(number, node, where, tuple(types), find, restored)
-        return own
-
-    @classmethod
-    def _found(
-        cls, number: int, node: Any, where: str, types: tuple[Any, ...], find: Callable[..., str | None], restored: bool
-    ) -> OwnGradient:
-        try:
-            registered = ops.gradient_registry.lookup(node.attr["_gradient_op_type"].s.decode())
-            if not _is_meant(registered, node, restored):
-                raise LookupError
-            function = _traced(registered, types)
-        except LookupError:
-            return cls(number, where, None, types, why="was not saved with the model")
-        except Exception as error:  # it is the author's own code, and may never be needed
-            why = f"cannot be run by itself ({str(error).strip().splitlines()[0]})"
-            return cls(number, where, None, types, why=why)
-        captured, constants = [], []
-        for value in function.captured_inputs:
-            is_eager = isinstance(value, ops.EagerTensor)
-            found = None if is_eager else find(value.op.name, value.value_index)
-            if found is None and not is_eager:
-                why = f"reads {value.name!r}, which is not of the forward pass"
-                return cls(number, where, None, types, why=why)
-            constants.append(value if found is None else None)
-            captured += [] if found is None else [found]
-        return cls(number, where, function, types, tuple(captured), tuple(constants))
-
-    def mark(self, node: Any) -> list[str]:
-        """Give the operation in the flat graph this gradient, and return its further inputs."""
-        if node.op != "IdentityN" and self.function is not None and self.captured:
-            raise ClosedGraphError(f"the operation {node.op} {node.name!r} has a gradient that reads other values")
+        own = _own[number] = cls(node.name, gradient, types, constants, why)
+        node.ClearField("input")
+        node.input.extend([*inputs, *orders])
+        node.attr["T"].list.type.extend(value.dtype.as_datatype_enum for value in read)
         node.attr["_gradient_op_type"].s = OWN_GRADIENT.encode()
-        node.attr[OWN_NUMBER].i = self.number
-        if self.captured:
-            captures = self.function.captured_inputs
-            known = zip(captures, self.constants, strict=True)
-            types = [value.dtype.as_datatype_enum for value, constant in known if constant is None]
-            node.attr["T"].list.type.extend(types)
-        return list(self.captured)
+        node.attr[OWN_NUMBER].i = number
+        return own
 
     def pull_back(self, operation: Any, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of an operation's inputs."""
@@ -361,7 +330,6 @@ class OwnGradient:
                 f"it {self.why}: expected tf.saved_model.SaveOptions(experimental_custom_gradients=True) when the model was "
                 "saved, and no variables inside; give the model as Python code"
             )
-        graph = self.function.graph
         count = len(self.types)
         upstream = [
             tf.zeros_like(operation.outputs[number]) if gradient is None else gradient
@@ -369,36 +337,9 @@ class OwnGradient:
             if self.types[number].is_floating
         ]
         rest = iter(operation.inputs[count:])
-        capture = tf.compat.v1.get_default_graph().capture
-        captures = [next(rest) if constant is None else capture(constant) for constant in self.constants]
-        given = dict(zip([tensor.name for tensor in graph.inputs], [*upstream, *captures], strict=True))
-        inner = [tensor.name for tensor in graph.outputs if tensor.name not in given]
-        definition = _without(graph.as_graph_def(), {tensor.op.name for tensor in graph.inputs})
-        used = {name.split(":")[0] for node in definition.node for name in node.input}
-        mapped = {
-            name: value if value.dtype == tf.resource else tf.identity(value)
-            for name, value in given.items()
-            if name.split(":")[0] in used
-        }
-        found = tf.graph_util.import_graph_def(
-            definition, input_map=mapped, return_elements=inner, name=f"{self.where}/own_gradient"
-        )
-        given |= dict(zip(inner, found or (), strict=True))
-        made = iter(given[tensor.name] for tensor in graph.outputs)
-        pulled = [
-            None if result is None else next(made) for result in tf.nest.flatten(self.function.structured_outputs)
-        ]
+        captures = [next(rest) if constant is None else constant for constant in self.constants]
+        pulled = tf.nest.flatten(self.function._call_flat(upstream, captures))
         return [*pulled, *[None] * (len(operation.inputs) - len(pulled))]
-
-
-def _without(definition: Any, arguments: set[str]) -> Any:
-    """Return a graph without the placeholders of its arguments, and without the order that control dependencies on them make."""
-    nodes = [node for node in definition.node if node.name not in arguments]
-    for node in nodes:
-        kept = [name for name in node.input if name.removeprefix("^") not in arguments or not name.startswith("^")]
-        node.ClearField("input")
-        node.input.extend(kept)
-    return tf.compat.v1.GraphDef(node=nodes, library=definition.library, versions=definition.versions)
 
 
 def _pull_back(operation: Any, *gradients: Any) -> list[Any]:
@@ -406,6 +347,35 @@ def _pull_back(operation: Any, *gradients: Any) -> list[Any]:
 
 
 tf.RegisterGradient(OWN_GRADIENT)(_pull_back)
+
+
+def _spelled(tensor: Any, function: Any) -> str:
+    """Return the name by which operations take a tensor in a graph, or in a function."""
+    if function is None or tensor.op.name in {argument.name for argument in function.signature.input_arg}:
+        return str(tensor.name if function is None else tensor.op.name)
+    results = [result.name for result in tensor.op.op_def.output_arg]
+    result, number = (results[0], tensor.value_index) if len(results) == 1 else (results[tensor.value_index], 0)
+    return f"{tensor.op.name}:{result}:{number}"
+
+
+def _gradient_of(node: Any, types: Sequence[Any], restored: bool) -> tuple[Any, str]:
+    """Return the gradient that an operation names as a ConcreteFunction of the floating-point gradients, or why there is none."""
+    try:
+        registered = ops.gradient_registry.lookup(node.attr["_gradient_op_type"].s.decode())
+    except LookupError:
+        return None, "was not saved with the model"
+    if not _is_meant(registered, node, restored):
+        return None, "was not saved with the model"
+
+    def pull_back(*given: Any) -> Any:
+        floating = iter(given)
+        return registered(None, *[next(floating) if dtype.is_floating else None for dtype in types])
+
+    specs = [tf.TensorSpec(None, dtype) for dtype in types if dtype.is_floating]
+    try:
+        return tf.function(pull_back, autograph=False).get_concrete_function(*specs), ""
+    except Exception as error:  # it is the author's own code, and may never be needed
+        return None, f"cannot be run by itself ({str(error).strip().splitlines()[0]})"
 
 
 def _is_meant(gradient: Any, node: Any, restored: bool) -> bool:
@@ -421,14 +391,3 @@ def _is_meant(gradient: Any, node: Any, restored: bool) -> bool:
     results = inspect.getclosurevars(inner).nonlocals.get("result") if inner is not None else None
     names = [tensor.op.name for tensor in tf.nest.flatten(results) if isinstance(tensor, tf.Tensor)]
     return bool(names) and names == [name.split(":")[0] for name in node.input[: len(names)]]
-
-
-def _traced(gradient: Any, types: Sequence[Any]) -> Any:
-    """Return a registered gradient function as a ConcreteFunction of the gradients that are of floating point."""
-
-    def pull_back(*given: Any) -> Any:
-        floating = iter(given)
-        return gradient(None, *[next(floating) if dtype.is_floating else None for dtype in types])
-
-    specs = [tf.TensorSpec(None, dtype) for dtype in types if dtype.is_floating]
-    return tf.function(pull_back, autograph=False).get_concrete_function(*specs)

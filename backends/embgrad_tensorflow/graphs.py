@@ -608,7 +608,7 @@ class Opening:
     Args:
         watch: records the pass.
         passed: takes the key of a point and its tensor, and returns the tensor that goes on.
-        going_on: takes the result of a single operation, and returns the tensor that goes on.
+        perform: takes the type of a single operation, its operands and what runs it, and returns the tensor that goes on.
         ran: is told of each graph that runs.
         aside: is entered while a stretch runs, of which no op callback is to hear.
         learns: whether a gradient is to reach the variables.
@@ -623,7 +623,7 @@ class Opening:
         self,
         watch: Any,
         passed: Callable[[str, Any], Any],
-        going_on: Callable[[Any], Any],
+        perform: Callable[[str, Sequence[Any], Callable[[], Any]], Any],
         ran: Callable[[CutGraph], None],
         aside: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
         *,
@@ -637,7 +637,7 @@ class Opening:
         self.answering = answering
         self._watch = watch
         self._passed = passed
-        self._going_on = going_on
+        self._perform = perform
         self._ran = ran
         self._aside = aside
         self._eagerly = tf.executing_eagerly()
@@ -689,7 +689,7 @@ class Opening:
             if name in node.attr:
                 value = node.attr[name]
                 named[name] = getattr(value, value.WhichOneof("value"))
-        return self._going_on(function(**named))
+        return self._perform(node.op, inputs, lambda: function(**named))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +33,14 @@ class Plan:
         arguments: a nest, of tensors and of what else is passed.
         unused: what of the batch is left out.
         outputs: the names of its outputs, in order, where it gives them without.
-        graph: where the model is a compiled graph already what of the object that holds it decides on what is run; else None.
+        graph: "alone" where the model is a compiled graph already, "in a layer" where a layer holds that; else None.
     """
 
     invoke: Callable[[Any], Any]
     arguments: Any
     unused: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    graph: Hashable | None = None
+    graph: str | None = None
 
     def call(self) -> Any:
         """Call the model with arguments that are this pass's own."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import traceback
+import functools
+import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +22,7 @@ from embgrad.forward.points import layout_of
 from embgrad.forward.recorder import PointWatch
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, ByTensor, OneHots, is_identity
 from embgrad_tensorflow.state import depth
-from embgrad_tensorflow.walk import Tables, handle_of, kind_of, walk
+from embgrad_tensorflow.walk import Tables, handle_of
 
 __all__ = ["LOOKUPS", "SAME_TABLE", "WRITES", "Points", "Replacing", "Watcher", "is_turned", "table_of", "writes_of"]
 
@@ -34,17 +35,14 @@ LOOKUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "ResourceGatherNd": ("resource", "indices"),
 }
 
-#: Those functions' names.
-FUNCTIONS: Final = {
-    "gather_v2": "GatherV2",
-    "gather": "Gather",
-    "gather_nd": "GatherNd",
-    "resource_gather": "ResourceGather",
-    "resource_gather_nd": "ResourceGatherNd",
+#: TensorFlow's functions that run them.
+FUNCTIONS: Final[Mapping[str, Interception]] = {
+    "GatherV2": Interception(lambda: gen_array_ops, "gather_v2"),
+    "Gather": Interception(lambda: gen_array_ops, "gather"),
+    "GatherNd": Interception(lambda: gen_array_ops, "gather_nd"),
+    "ResourceGather": Interception(lambda: gen_resource_variable_ops, "resource_gather"),
+    "ResourceGatherNd": Interception(lambda: gen_resource_variable_ops, "resource_gather_nd"),
 }
-
-#: The files in which TensorFlow keeps them, and the function that runs any operation.
-GENERATED: Final = ("gen_array_ops.py", "gen_resource_variable_ops.py", "execute.py")
 
 #: Operations whose result is still the same table.
 SAME_TABLE: Final = ("Cast", "Identity")
@@ -140,6 +138,7 @@ class Watcher:
         self.computing: set[Any] = set()
         self.passed_over: list[str] = []
         self._failure: BaseException | None = None
+        self._failed: list[tuple[str, Sequence[Any]]] = []
         self.tables = tables
         self._replacing = Replacing()
         self._depth = depth()  # so that a pass inside of this one is not taken for a part of it
@@ -157,32 +156,57 @@ class Watcher:
     def watching(self) -> Iterator[None]:
         """Watch the operations of this thread, and turn a lookup outside its table into a BatchError."""
         op_callbacks.add_op_callback(self._called)
-        replaces = self.points is not None and self.points.replaces
         try:
-            with _recorded.by(self._recorded_anew), self._replacing.active() if replaces else contextlib.nullcontext():
+            with contextlib.ExitStack() as held:
+                held.enter_context(_recorded.by(self._recorded_anew))
+                for operation, interception in FUNCTIONS.items():
+                    held.enter_context(interception.by(functools.partial(self._function, operation)))
+                if self.points is not None and self.points.replaces:
+                    held.enter_context(self._replacing.active())
                 yield
         except BaseException as error:
             self._raise_failure()  # as it was raised: Keras adds its own text to errors that pass through a layer
-            for operation, operands in _failed_lookups(error):
-                self._see(operation, operands)  # raises BatchError: an index is outside
-            for failed in self._comparisons.failed(error, self.tables, self.watch.batch.ids):
-                self._take_down(*failed, rows=None)  # likewise
+            if any(isinstance(one, tf.errors.InvalidArgumentError) for one in _chain(error)):
+                for operation, operands in self._failed:
+                    self._see(operation, operands)  # raises BatchError: an index is outside
+                for handle, indices, shape in self._comparisons.failed(self.tables, self.watch.batch.ids, str(error)):
+                    self._take_down(handle, indices, shape, rows=None)  # likewise
             raise
         finally:
             op_callbacks.remove_op_callback(self._called)
         self._raise_failure()  # the model may have caught it
         self._replacing.expect_done()
 
-    def going_on(self, tensor: Any) -> Any:
-        """Return the tensor that goes on in place of an operation's result, for code that runs operations singly."""
-        return self._replacing.going_on(tensor)
+    def perform(self, operation: str, operands: Sequence[Any], run: Callable[[], Any]) -> Any:
+        """Return what goes on in place of the result of an operation, which `run` gives.
+
+        A callback comes after an operation, so that it does not see a lookup that fails.
+        """
+        try:
+            return self._replacing.going_on(run())
+        except tf.errors.InvalidArgumentError:
+            if operation in LOOKUPS and self._hears() and tf.executing_eagerly():
+                self._failed.append((operation, operands))
+            raise
+
+    def _function(self, operation: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a lookup in place of TensorFlow's function."""
+        run = functools.partial(original, *args, **kwargs)
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        source, *others = [given[name] for name in LOOKUPS[operation]]
+        handle = None if isinstance(source, tf.Tensor) else handle_of(source)
+        operands = [source if handle is None else handle, *others]
+        return run() if given.get("batch_dims") else self.perform(operation, operands, run)
+
+    def _hears(self) -> bool:
+        return depth() == self._depth and not (self.points is not None and self.points.working)
 
     def _called(
         self, op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
     ) -> None:
         if graph is not None:  # not run now: a function is being traced
             return
-        if depth() != self._depth or (self.points is not None and self.points.working):
+        if not self._hears():
             return
         name, runs_graph, _ = _operations[op_type]
         # `tf.stop_gradient` and compiled functions stop the tapes for a moment themselves
@@ -333,29 +357,11 @@ def _batch_dims(attrs: Any) -> int:
     return int(attrs[attrs.index("batch_dims") + 1]) if "batch_dims" in attrs else 0
 
 
-def _failed_lookups(error: BaseException | None) -> Iterator[tuple[str, Sequence[Any]]]:
-    """The lookups in an error's tracebacks: the callback comes after an operation, so it never saw one that failed."""
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those from which it was raised."""
     while error is not None:
-        if isinstance(error, tf.errors.InvalidArgumentError):
-            for frame, _ in traceback.walk_tb(error.__traceback__):
-                if os.path.basename(frame.f_code.co_filename) in GENERATED:
-                    for name, (source, *others) in _lookup_in(frame.f_code.co_name, frame.f_locals):
-                        handle = None if isinstance(source, tf.Tensor) else handle_of(source)
-                        yield name, [source if handle is None else handle, *others]
+        yield error
         error = error.__cause__ or error.__context__
-
-
-def _lookup_in(function: str, local: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
-    """The lookup that a call of one of TensorFlow's functions was to make."""
-    if function == "quick_execute":
-        name = local["op_name"]
-        name = name.decode() if isinstance(name, bytes) else name
-        if name in LOOKUPS and not _batch_dims(local["attrs"] or ()):
-            yield name, local["inputs"]
-        return
-    operation = FUNCTIONS.get(function)
-    if operation is not None and all(name in local for name in LOOKUPS[operation]) and not local.get("batch_dims"):
-        yield operation, [local[name] for name in LOOKUPS[operation]]
 
 
 # Assertions of a model's own on its ids, which fail before the lookup would
@@ -365,23 +371,9 @@ def _lookup_in(function: str, local: Mapping[str, Any]) -> Iterator[tuple[str, S
 #: it is a number of rows.
 COMPARISONS: Final = {"Less": (0, 0), "LessEqual": (0, 1), "Greater": (1, 0), "GreaterEqual": (1, 1)}
 
-#: The files in which TensorFlow keeps its assertions, and the operation that they are in a graph.
-CHECKS: Final = ("check_ops.py", "control_flow_assert.py")
-ASSERTION: Final = ("Assert", b"Assert")
 
-
-class Failed(NamedTuple):
-    """A lookup that was not made.
-
-    Attributes:
-        handle: the variable of the table; None where several have as many rows.
-        indices: what was to be looked up.
-        shape: the table's.
-    """
-
-    handle: Any
-    indices: np.ndarray
-    shape: tuple[int, ...]
+#: How TensorFlow says that an index is outside a table, where `tf.raw_ops` look it up, which no function of ours stands in for.
+BOUND: Final = re.compile(r"is not in \[0, (\d+)\)")
 
 
 class Comparisons:
@@ -397,66 +389,33 @@ class Comparisons:
         if smaller.dtype.is_integer and larger.shape.rank == 0:
             self._made.append((smaller, larger, more))
 
-    def failed(self, error: BaseException | None, tables: Tables, ids: np.ndarray) -> Iterator[Failed]:
-        """The lookups that an assertion has kept the model from, because an index is outside a table.
+    def failed(
+        self, tables: Tables, ids: np.ndarray, message: str
+    ) -> Iterator[tuple[Any, np.ndarray, tuple[int, ...]]]:
+        """Yield the lookups that an error may have kept the model from, because an index is outside a table.
+
+        Each is the variable of the table (None where several have as many rows), the indices and the table's shape.
 
         Args:
-            error: what was raised.
             tables: the model's.
             ids: the batch's.
+            message: the error's.
         """
-        running = _running(error)
-        for smaller, larger, more in reversed(self._made if running is not None else ()):
-            indices, rows = np.asarray(smaller), int(larger) + more
+        made = [(np.asarray(smaller), int(larger) + more) for smaller, larger, more in reversed(self._made)]
+        for indices, rows in [*made, *((ids, int(rows)) for rows in BOUND.findall(message))]:
             fitting = tables.with_rows(rows)
             if not fitting or not (indices >= rows).any():
                 continue
             if indices.size == 1 and indices.max() == ids.max():  # the largest one stands for all
                 indices = ids
-            found = _nearest(fitting, running or ())
-            handle = handle_of(found[0]) if len(found) == 1 else None
-            yield Failed(handle, indices, tuple(map(int, found[0].shape)))
-
-
-def _running(error: BaseException | None) -> list[Any] | None:
-    """The objects whose methods ran when an assertion failed, the innermost first; None where none did."""
-    while error is not None:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if isinstance(error, tf.errors.InvalidArgumentError) and any(map(_asserts, frames)):
-            return [frame.f_locals["self"] for frame in reversed(frames) if "self" in frame.f_locals]
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _asserts(frame: Any) -> bool:
-    operation = frame.f_locals.get("op_name") if frame.f_code.co_name == "quick_execute" else None
-    return os.path.basename(frame.f_code.co_filename) in CHECKS or operation in ASSERTION
-
-
-def _nearest(tables: Sequence[Any], running: Sequence[Any]) -> Sequence[Any]:
-    """Those of the tables that the innermost object holds that holds any; of several objects none may."""
-    for module in running:
-        if kind_of(type(module)) == "module":
-            held = {id(handle_of(node.value)) for node in walk([module]) if node.kind == "variable"}
-            found = [table for table in tables if id(handle_of(table)) in held]
-            if found:
-                return found
-    return tables
+            handle = handle_of(fitting[0]) if len(fitting) == 1 else None
+            yield handle, indices, tuple(map(int, fitting[0].shape))
 
 
 # Replacing what an operation gave
 
 #: What TensorFlow's own functions run an operation by, `tf.raw_ops` included.
 _fast_path: Final = Interception(lambda: pywrap_tfe, "TFE_Py_FastPathExecute")
-
-#: What those of lookups run it by where their operands are none that the fast path takes.
-_fallbacks: Final = (
-    Interception(lambda: gen_array_ops, "gather_eager_fallback"),
-    Interception(lambda: gen_array_ops, "gather_v2_eager_fallback"),
-    Interception(lambda: gen_array_ops, "gather_nd_eager_fallback"),
-    Interception(lambda: gen_resource_variable_ops, "resource_gather_eager_fallback"),
-    Interception(lambda: gen_resource_variable_ops, "resource_gather_nd_eager_fallback"),
-)
 
 
 class Replacing:
@@ -497,9 +456,7 @@ class Replacing:
         def through(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return self.going_on(original(*args, **kwargs))
 
-        with contextlib.ExitStack() as held:
-            for interception in (_fast_path, *_fallbacks):
-                held.enter_context(interception.by(through))
+        with _fast_path.by(through):
             yield
 
 

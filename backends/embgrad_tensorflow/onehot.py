@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-__all__ = ["KEEPING", "MAKING", "PRODUCTS", "ByTensor", "OneHots", "attribute", "is_identity", "makes_one_hot"]
+__all__ = ["KEEPING", "MAKING", "PRODUCTS", "ByTensor", "OneHots", "attribute", "is_identity"]
 
 #: The operations that may make one-hot rows, and those after which they may be the same still.
 MAKING: Final = ("OneHot", "Equal")
@@ -52,10 +52,6 @@ class ByTensor(Generic[Known]):
     def forget(self, tensor: Any) -> None:
         """Nothing is known of it."""
         self._known.pop(id(tensor), None)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._known.clear()
 
 
 class OneHots:
@@ -107,7 +103,8 @@ class OneHots:
 def _made(inputs: Any, attrs: Any) -> np.ndarray | None:
     """The places of the ones, where each row of the result is of zeros and a single one."""
     indices, _, on, off = inputs
-    if not makes_one_hot(len(indices.shape), attrs, np.asarray(on), np.asarray(off)):
+    axis = attribute(attrs, "axis")
+    if (axis is not None and int(axis) not in (-1, len(indices.shape))) or not _are(on, 1) or not _are(off, 0):
         return None
     places = np.asarray(indices)
     # a negative place gives a row of zeros, which is how an author leaves a row out
@@ -137,12 +134,6 @@ def is_identity(table: Any) -> bool:
     """Whether a matrix is the identity, whose rows are one-hot."""
     rows, columns = table.shape
     return bool(rows == columns > 1 and np.array_equal(np.asarray(table), np.eye(rows)))
-
-
-def makes_one_hot(rank: int, attrs: Any, on: Any, off: Any) -> bool:
-    """Whether `OneHot` of indices of that rank gives rows of zeros and a one, on the last axis."""
-    axis = attribute(attrs, "axis")
-    return bool((axis is None or int(axis) in (-1, rank)) and on == 1 and off == 0)
 
 
 def _einsum(equation: Any) -> bool | None:

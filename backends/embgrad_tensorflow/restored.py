@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
@@ -35,12 +35,12 @@ class _Target:
     """What is called: `invoke(args, kwargs)` ends in one of the functions, whichever fits the arguments.
 
     Attributes:
-        state: what else decides on that, of the layer that holds the functions.
+        graph: see `Plan`.
     """
 
     functions: Sequence[Any]
     invoke: Callable[[Sequence[Any], Mapping[str, Any]], Any]
-    state: Hashable = ()
+    graph: str = "alone"
 
 
 def plan_restored(part: Any, batch: TokenBatch, training: bool) -> Plan | None:
@@ -75,7 +75,7 @@ def _target(part: Any, training: bool) -> _Target | None:
         functions = _functions(held)
         if functions is None:
             return None
-        return _Target(functions, lambda args, kwargs: part(_first(args, kwargs), training=training), _settings(part))
+        return _Target(functions, lambda args, kwargs: part(_first(args, kwargs), training=training), "in a layer")
     functions = _functions(part)
     if functions is not None:
         return _Target(functions, lambda args, kwargs: part(*args, **kwargs))
@@ -91,12 +91,6 @@ def _says_mode(part: Any) -> bool:
         base.__qualname__ == "KerasLayer" and base.__module__.startswith("tensorflow_hub")
         for base in type(part).__mro__
     )
-
-
-def _settings(layer: Any) -> Hashable:
-    """The attributes by which such a layer chooses what it runs, as they are now."""
-    plain = ((name, value) for name, value in vars(layer).items() if isinstance(value, (bool, int, float, str, dict)))
-    return tuple(sorted((name, repr(value)) for name, value in plain))
 
 
 def _functions(part: Any) -> list[Any] | None:
@@ -152,7 +146,7 @@ def _plan(target: _Target, function: Any, batch: TokenBatch, training: bool) -> 
     tensors = modes | {name: _fitting(name, value, leaves[name]) for name, value in filled.items() if name in leaves}
     args = [_like(parameter, one, tensors) for parameter, one in named[: len(declared)]]
     kwargs = {parameter: _like(parameter, one, tensors) for parameter, one in named[len(declared) :]}
-    return Plan(lambda given: target.invoke(*given), (args, kwargs), unused, graph=target.state)
+    return Plan(lambda given: target.invoke(*given), (args, kwargs), unused, graph=target.graph)
 
 
 def _is_flag(spec: Any) -> bool:

@@ -20,7 +20,6 @@ from embgrad.forward.points import split_name
 from embgrad.forward.recorder import PointWatch
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.compile import run_kept
-from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.graphs import Answered, Answering, CutGraph, Opening, opened
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, left_out, plan
 from embgrad_tensorflow.lookup import Watcher, table_of
@@ -38,7 +37,6 @@ from embgrad_tensorflow.state import (
     other_tapes_paused,
     random_as_found,
     replicas_apart,
-    whole_tracebacks,
 )
 from embgrad_tensorflow.tap import Taps, of_the_user, snapshot_of
 from embgrad_tensorflow.walk import Tables, native_variable
@@ -55,19 +53,17 @@ class _Pass:
     Attributes:
         watcher: sees its operations.
         taps: hold what was read.
-        is_graph: whether a saved graph is all that the model runs, so that nothing but its variables can change.
-        answering: the objective, where that graph is to ask it itself.
+        answering: the objective, where a saved graph is all that the model runs, which is to ask it itself.
     """
 
-    is_graph = False
     answering: Answering | None = None
+    _snapshot: Snapshot
 
     def __init__(self, model: Any, request: Request, watch: PointWatch, tape: Any) -> None:
         self.taps = Taps(tape, request)
         self.watcher = Watcher(watch, Tables(as_parts(model)), self.taps)
         self._model = model
         self._request = request
-        self._values: list[tuple[Any, Any]] = []
 
     @contextlib.contextmanager
     def as_found(self, snapshot: Snapshot | None = None) -> Iterator[None]:
@@ -77,26 +73,21 @@ class _Pass:
             snapshot: the model as it is; taken now unless it has been.
         """
         parts, call, watch = as_parts(self._model), self._request.call, self.watcher.watch
-        with eagerly(), whole_tracebacks(), contextlib.ExitStack() as held:
+        with eagerly(), contextlib.ExitStack() as held:
             held.enter_context(random_as_found(training=self._request.training))
-            if self.is_graph:
-                made_of = structure(parts)
-                held.callback(self._restore_variables)
-            else:
-                snapshot = snapshot or snapshot_of(self._model, self._request)
-                made_of = snapshot.structure
-                held.callback(lambda: snapshot.restore(self.watcher.written))
+            self._snapshot = snapshot = snapshot or snapshot_of(self._model, self._request)
+            held.callback(lambda: snapshot.restore(self.watcher.written))
             if call is None:
-                self.watcher.tables.learn(made_of.nodes, made_of.learned)
+                self.watcher.tables.learn(snapshot.nodes, snapshot.structure.learned)
             if watch.hears_modules:
                 modules = Modules(parts)
                 calls = Calls(watch, modules, self.taps.passed, lambda: self.taps.working)
                 held.enter_context(calls_go_to(calls.around, modules.classes))
             learns = self._request.parameters or self._request.tables
-            passed, going_on = self.taps.passed, self.watcher.going_on
+            passed, perform = self.taps.passed, self.watcher.perform
             aside, reached = self.taps.aside, lambda: bool(self.taps.kept)
             opening = Opening(
-                watch, passed, going_on, self._ran, aside, learns=learns, is_reached=reached, answering=self.answering
+                watch, passed, perform, self._ran, aside, learns=learns, is_reached=reached, answering=self.answering
             )
             self.watcher.closed = opening.closed
             held.enter_context(opened(opening))
@@ -107,17 +98,13 @@ class _Pass:
 
     def _ran(self, graph: CutGraph) -> None:
         self.watcher.computing |= graph.casts
-        self.watcher.written += [None] * bool(graph.written)
-        if self._request.parameters or self._request.tables:  # a layer may not show its variables before its first call
-            self.taps.tape.watch([variable for variable in graph.variables if variable.dtype.is_floating])
-        for handle, is_random in graph.written if self.is_graph else ():
+        for handle, is_random in graph.written:
             _, dtype = table_of(handle)
             if dtype != tf.resource and not (is_random and self._request.training):
-                self._values.append((handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)))
-
-    def _restore_variables(self) -> None:
-        for handle, value in self._values:
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                self._snapshot.keep(handle, dtype)
+                self.watcher.written.append(handle)
+        if self._request.parameters or self._request.tables:  # a layer may not show its variables before its first call
+            self.taps.tape.watch([variable for variable in graph.variables if variable.dtype.is_floating])
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
@@ -126,7 +113,6 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
         planned = _planned(model, batch, False, call)
         tape = tf.GradientTape(watch_accessed_variables=False)
         one = _Pass(model, Request((), NOTHING.respond, call=call), PointWatch(batch, None), tape)
-        one.is_graph = planned.graph == ()
         with tape, tape.stop_recording(), one.as_found():
             planned.call()
     return one.watcher.watch.points()
@@ -143,16 +129,15 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
     """Run the model's Python."""
-    snapshot = None if planned.graph == () else snapshot_of(model, request)
-    with of_the_user(request, lambda: snapshot or snapshot_of(model, request)) as asked:
+    snapshot = snapshot_of(model, request)
+    with of_the_user(request, lambda: snapshot) as asked:
         return _passed(model, batch, asked, planned, snapshot)
 
 
-def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot | None) -> Run:
+def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot) -> Run:
     tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
     one = _Pass(model, request, PointWatch(batch, request.reached, request.times), tape)
-    one.is_graph = planned.graph == ()
-    if one.is_graph and _answers_anywhere(request):
+    if planned.graph == "alone" and _answers_anywhere(request):
         one.answering = Answering(request, planned.outputs, tape.stop_recording)
     with tape, one.as_found(snapshot):
         _watch_variables(tape, model, one.watcher.tables, request)

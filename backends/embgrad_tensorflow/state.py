@@ -43,7 +43,6 @@ __all__ = [
     "shared",
     "tapes_of_this_thread",
     "wants_eager",
-    "whole_tracebacks",
     "written_out",
 ]
 
@@ -177,6 +176,12 @@ class Snapshot:
         self._dicts = [(one, dict(opened(one))) for one in values if type(one).__qualname__ == "_DictWrapper"]
         self.generators = [one for one in self._attributes.values if _is_generator(one)]
 
+    def keep(self, handle: Any, dtype: Any) -> None:
+        """Keep a variable to which a graph may write, of any size."""
+        self._large.pop(id(handle), None)
+        if id(handle) not in self._variables:
+            self._variables[id(handle)] = (handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
+
     def restore(self, written: Sequence[Any]) -> None:
         """Restore everything.
 
@@ -186,9 +191,10 @@ class Snapshot:
         Raises:
             UnsupportedError: a variable was written to that is too large to be kept.
         """
-        if written:
-            for handle, value in self._variables.values():
-                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+        ids = {id(handle) for handle in written}
+        all_known = ids <= self._variables.keys()
+        for handle, value in [self._variables[one] for one in (ids if all_known else self._variables)]:
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
         changed = [(one, known) for one, known, before in self._lists if not _are_same(opened(one), before)]
         for wrapper, entries in self._dicts:
             _restore_dict(wrapper, entries)
@@ -351,22 +357,6 @@ def _keras3_mode(training: bool) -> Iterator[None]:
         yield
     finally:
         global_state.set_global_attribute("current_call_ctx", was)
-
-
-@contextlib.contextmanager
-def whole_tracebacks() -> Iterator[None]:
-    """Tracebacks with the frames of TensorFlow and Keras in this thread: a failed lookup is found in them."""
-    settings: list[Any] = [tf.debugging]
-    if "keras" in sys.modules:
-        settings.append(sys.modules["keras"].config)
-    was_on = [setting for setting in settings if setting.is_traceback_filtering_enabled()]
-    for setting in was_on:
-        setting.disable_traceback_filtering()
-    try:
-        yield
-    finally:
-        for setting in was_on:
-            setting.enable_traceback_filtering()
 
 
 @contextlib.contextmanager

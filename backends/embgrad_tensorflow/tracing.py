@@ -13,13 +13,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
-from embgrad.backend.trace_cache import UnfitError, UntraceableError
+from embgrad.backend.trace_cache import UntraceableError
 from embgrad.forward.points import INPUT, OUTPUT, split_name
 from embgrad.forward.recorder import PointWatch
 from embgrad_tensorflow.flattening import CALLS
 from embgrad_tensorflow.graphs import CutGraph
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES, Replacing, is_turned, table_of
-from embgrad_tensorflow.onehot import PRODUCTS, OneHots, makes_one_hot
 from embgrad_tensorflow.state import shared
 from embgrad_tensorflow.tap import Taps, tapes_are_stopped
 from embgrad_tensorflow.walk import Tables
@@ -87,16 +86,6 @@ class Script:
         key = f"{path}#{self._count(path)}"
         return key if key in self._keys else None
 
-    def expect_none(self, wrong: Any, why: str) -> None:
-        """Refuse a run in which any entry of a tensor is true."""
-        place = self._ask(wrong)
-
-        def report(_: PointWatch, values: Sequence[np.ndarray]) -> None:
-            if values[place].any():
-                raise UnfitError(why)
-
-        self._reports.append(report)
-
     def enter(self, path: str, kind: str, given: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
         """Record that a module's call begins; see `PointWatch.enter`."""
         if tf.compat.v1.get_default_graph() is not self._graph:
@@ -158,7 +147,6 @@ class Tracer:
         self._graph = tf.compat.v1.get_default_graph()
         self._replacing = Replacing()
         self._sources: dict[int, tuple[Any, Any]] = {}
-        self._one_hots = _OneHots()
         self._failure: BaseException | None = None
 
     @contextlib.contextmanager
@@ -183,9 +171,9 @@ class Tracer:
         if closed:
             raise UntraceableError(f"the model runs a compiled function, {closed[0].name!r}, that cannot be seen into")
 
-    def going_on(self, tensor: Any) -> Any:
-        """Return what goes on in place of a tensor that an operation has just given."""
-        return self._replacing.going_on(tensor)
+    def perform(self, operation: str, operands: Sequence[Any], run: Callable[[], Any]) -> Any:
+        """Return what goes on in place of the result of an operation, which `run` gives."""
+        return self._replacing.going_on(run())
 
     def ran(self, graph: CutGraph) -> None:
         """Take down a saved graph that was written into this one."""
@@ -206,12 +194,10 @@ class Tracer:
                 )
             if name in LOOKUPS:
                 self._looked_up(name, inputs, attrs, outputs[0])
-            elif name in SAME_TABLE or name in ("OneHot", "Reshape", "Transpose"):
-                self._same_table(name, inputs, attrs, outputs[0])
+            elif name in SAME_TABLE:
+                self._same_table(name, inputs, outputs[0])
             elif name == "ReadVariableOp":
                 self._sources[id(outputs[0])] = (outputs[0], _external(inputs[0]))
-            elif name in PRODUCTS:
-                self._multiplied(name, inputs, attrs, outputs[0])
             elif name.startswith(WRITES) and inputs and inputs[0].dtype == tf.resource:
                 self._wrote(name, inputs[0])
         except BaseException as error:
@@ -225,7 +211,7 @@ class Tracer:
             return None
         name = op_type if type(op_type) is str else op_type.decode()
         self.heard(name, inputs, _values_of(attrs), outputs)
-        first = self.going_on(outputs[0]) if outputs else None
+        first = self._replacing.going_on(outputs[0]) if outputs else None
         return None if not outputs or first is outputs[0] else [first, *outputs[1:]]
 
     def _wrote(self, name: str, resource: Any) -> None:
@@ -238,14 +224,12 @@ class Tracer:
             )
         self.written.append(handle)
 
-    def _same_table(self, name: str, inputs: Sequence[Any], attrs: Any, output: Any) -> None:
+    def _same_table(self, name: str, inputs: Sequence[Any], output: Any) -> None:
         if name == "Cast" and is_turned(inputs[0], output):
             self.computing.add(output.dtype)
-        self._one_hots.follow(name, inputs, attrs, output)
-        if name in SAME_TABLE:
-            handle = self._handle(inputs[0])
-            if handle is not None:
-                self._sources[id(output)] = (output, handle)
+        handle = self._handle(inputs[0])
+        if handle is not None:
+            self._sources[id(output)] = (output, handle)
 
     def _looked_up(self, name: str, inputs: Sequence[Any], attrs: Any, rows: Any) -> None:
         handle = self._handle(inputs[0])
@@ -266,16 +250,6 @@ class Tracer:
             known = isinstance(shape, tuple) or shape.is_fully_defined()
             self._record(handle, indices, tuple(shape) if known else tf.shape(inputs[0]), rows)
 
-    def _multiplied(self, name: str, inputs: Sequence[Any], attrs: Any, rows: Any) -> None:
-        """Record a product of one-hot rows with a table, which is a lookup too."""
-        found = self._one_hots.looked_up(name, inputs, attrs)
-        if found is None:
-            return
-        table, (indices, wrong) = found
-        self._script.expect_none(wrong, "some one-hot rows are empty")
-        shape = tuple(table.shape) if table.shape.is_fully_defined() else tf.shape(table)
-        self._record(self._handle(table), indices, shape, rows)
-
     def _record(self, handle: Any, indices: Any, shape: Any, rows: Any) -> None:
         if rows.graph is not self._graph:
             raise UntraceableError("the model looks rows up inside a loop or a branch of the graph")
@@ -292,30 +266,6 @@ class Tracer:
             return _external(operand)
         tensor, handle = self._sources.get(id(operand), (None, None))
         return handle if tensor is operand else None
-
-
-class _OneHots(OneHots):
-    """The tensors of a graph that hold one-hot rows, with the places of the ones and whether each row is empty."""
-
-    def follow(self, operation: str, inputs: Any, attrs: Any, output: Any) -> None:
-        """See `OneHots.follow`."""
-        if operation == "OneHot":
-            if makes_one_hot(len(inputs[0].shape), attrs, *map(tf.get_static_value, inputs[2:])):
-                self.know(output, (inputs[0], tf.less(inputs[0], 0)))
-            return
-        found = self.indices(inputs[0])
-        if found is None:
-            return
-        if operation == "Reshape":
-            last = inputs[0].shape[-1]
-            if last is None or output.shape.rank is None or output.shape[-1] != last:
-                return
-            found = tuple(tf.reshape(one, tf.shape(output)[:-1]) for one in found)
-        if operation == "Transpose":
-            order = tf.get_static_value(inputs[1])
-            if order is None or not np.array_equal(order, range(len(order))):
-                return
-        self.know(output, found)
 
 
 def _values_of(attrs: Sequence[Any]) -> list[Any]:

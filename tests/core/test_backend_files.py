@@ -42,7 +42,7 @@ OWN = {
     },
     "embgrad_tensorflow": {
         "fingerprint": "a tf.function does not notice that the model's Python has changed, as torch.compile does",
-        "flattening": "a SavedModel's graph calls functions, which are written out before it is cut",
+        "flattening": "a SavedModel's graph calls functions, which TensorFlow's inliner writes out before it is cut",
         "onehot": "Keras's models look up by products with one-hot vectors",
         "restored": "a saved object is called by the signature of one of its functions",
         "tracing": "lookups and calls in a tf.function's graph are recorded while it is traced",

@@ -39,6 +39,6 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "tensorflow.python.eager.polymorphic_function.concrete_function.ConcreteFunction": "Is the class of compiled functions.",
     "tensorflow.python.framework.op_def_registry": "Tells the operands and results of an operation of any type.",
     "tensorflow.python.framework.ops": "Holds the registry of gradients.",
-    "_lower_using_switch_merge": "Says in a saved graph that a branch runs as one operation, which is kept as it is.",
+    "tensorflow.python.grappler.tf_optimizer": "Writes the functions that a graph calls out in their place.",
     "tensorflow.python.saved_model.function_deserialization": "Makes gradients of a saved model's own.",
 }

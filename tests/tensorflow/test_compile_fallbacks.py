@@ -77,6 +77,11 @@ class Untraceable:
             )
             return tf.matmul(total + tf.reduce_sum(tf.gather(self.rows, ids), 1), self.weight)
 
+    class OneHot(Net):
+        def __call__(self, ids: Any) -> Any:
+            rows = tf.matmul(tf.one_hot(ids, 12, dtype=tf.float64), self.rows)
+            return tf.matmul(tf.reduce_sum(rows, 1), self.weight)
+
 
 def test_what_python_draws_counts_in_evaluation_mode_too() -> None:
     class Dropping(Net):
@@ -128,6 +133,7 @@ def test_a_generator_of_the_models_program() -> None:
         (Untraceable.RunsNumPy, "runs Python in its graph (PyFunc)"),
         (Untraceable.Asks, "the gradients at 'word' differ between a trace and the model itself"),
         (Untraceable.Loops, "inside a loop"),
+        (Untraceable.OneHot, "a product with one-hot rows is seen as a lookup only where the model's Python runs"),
     ],
 )
 def test_what_cannot_be_traced_runs_without(net: Any, why: str) -> None:

@@ -153,5 +153,14 @@ def test_saved_functions() -> None:
     nodes = concrete.graph.as_graph_def().node
     own = [node.attr["_gradient_op_type"].s.decode() for node in nodes if "_gradient_op_type" in node.attr]
     expect(bool(own) and callable(ops.gradient_registry.lookup(own[0])), "_gradient_op_type")
-    expect(any("_lower_using_switch_merge" in node.attr for node in nodes), "_lower_using_switch_merge")
     expect(op_def_registry.get("MatMul").input_arg[0].name == "a", "op_def_registry")
+
+
+def test_functions_are_written_out_in_place_of_their_calls() -> None:
+    from embgrad_tensorflow.flattening import CALLS, flattened
+
+    inner = tf.function(lambda value: 2 * value)
+    outer = tf.function(lambda value: inner(value) + inner(value)).get_concrete_function(tf.TensorSpec([2]))
+    expect(any(node.type in CALLS for node in outer.graph.get_operations()), "the call of a function")
+    operations = [node.op for node in flattened(outer).nodes]
+    expect(operations.count("Mul") == 2 and not {*CALLS} & {*operations}, "tf_optimizer.OptimizeGraph")

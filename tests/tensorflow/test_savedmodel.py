@@ -52,7 +52,9 @@ def hub_inputs() -> dict[str, Any]:
 
 def opening_of(ran: list[Any]) -> Opening:
     """Opens functions without points; lists the graphs that ran."""
-    return Opening(PointWatch(BATCH, ()), lambda key, tensor: tensor, lambda tensor: tensor, ran.append)
+    return Opening(
+        PointWatch(BATCH, ()), lambda key, tensor: tensor, lambda operation, operands, run: run(), ran.append
+    )
 
 
 @pytest.fixture(autouse=True)
