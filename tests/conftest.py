@@ -175,15 +175,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore the folder of a framework that is not under test, what needs all of them, and the browser's unless it is named."""
     under_test = backends_under_test()
-    folders = (HERE / "parity", HERE / "seeds", HERE / "diagnosis")
-    needs_all = collection_path in (*folders, HERE / "page" / "test_minilm.py")
+    cross = HERE / "cross"
+    needs_all = collection_path in (cross, HERE / "unit" / "page" / "test_minilm.py")
     if needs_all and not PACKAGES.keys() <= {*under_test}:
         return True
-    if collection_path.parent == HERE and collection_path.name in PACKAGES and collection_path.name not in under_test:
+    if (
+        collection_path.parent == HERE / "frameworks"
+        and collection_path.name in PACKAGES
+        and collection_path.name not in under_test
+    ):
         return True
-    if collection_path.parent == HERE and collection_path.name in BESIDE:
+    if collection_path.parent == HERE / "unit" and collection_path.name in BESIDE:
         return True if collection_path.name not in beside_under_test() else None
-    if collection_path == HERE / "page" and not _asked_for(collection_path, config):
+    if collection_path == HERE / "unit" / "page" and not _asked_for(collection_path, config):
         return True
     return None
 

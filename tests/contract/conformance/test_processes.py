@@ -1,0 +1,24 @@
+"""Every backend in forked and in spawned processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import backends_under_test
+
+
+@pytest.mark.parametrize("backend", backends_under_test())
+def test_forked_and_spawned_processes_give_the_same_bits(backend: str) -> None:
+    command = [sys.executable, "-m", "tests.contract.conformance.processes", backend]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300, check=False
+    )
+    allowed = [["fork", "spawn"]]
+    if backend == "torch" and version("torch").startswith("2.6."):
+        allowed.append(["fork:refused", "spawn"])  # where it is built for more than CPUs and CUDA, as Debian's is
+    assert done.stdout.split() in allowed, done.stderr[-2000:]

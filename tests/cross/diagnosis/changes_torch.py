@@ -1,0 +1,261 @@
+"""PyTorch: what can go wrong in a model, by the framework's own means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.cross.diagnosis.native_torch import Block, Own, Port, core, table_of
+
+
+class Scaled(nn.Embedding):
+    """A table whose lookup comes out scaled by the root of its width, as Gemma's and Marian's do."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The scaled rows."""
+        return super().forward(input_ids) * math.sqrt(self.embedding_dim)
+
+
+class AlwaysDropping(nn.Module):
+    """Dropout that a port wrote with the function, and left on."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """With dropout, whatever the mode."""
+        return nn.functional.dropout(x, self.rate, training=True)
+
+
+def _layers(model: Any) -> list[Any]:
+    inner = core(model)
+    if isinstance(inner, Own):
+        return list(inner.blocks)
+    return list(inner.transformer.h) if hasattr(inner, "transformer") else list(inner.encoder.layer)
+
+
+def _gelu(model: Any, _: Any) -> Any:
+    for layer in _layers(model):
+        if hasattr(layer, "intermediate"):
+            layer.intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
+        elif hasattr(layer, "mlp"):
+            layer.mlp.act = nn.GELU()  # GPT-2's own is the approximate one
+        else:
+            layer.act = nn.GELU(approximate="tanh")
+    return model
+
+
+def _first_gelu(model: Any, _: Any) -> Any:
+    _layers(model)[0].intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
+    return model
+
+
+def _relu(model: Any, _: Any) -> Any:
+    for layer in _layers(model):
+        if hasattr(layer, "intermediate"):
+            layer.intermediate.intermediate_act_fn = nn.ReLU()
+        else:
+            layer.act = nn.ReLU()
+    return model
+
+
+def _first_epsilon(model: Any, _: Any) -> Any:
+    next(one for one in _layers(model)[0].modules() if isinstance(one, nn.LayerNorm)).eps = 1e-2
+    return model
+
+
+def _unscaled_attention(model: Any, world: Any) -> Any:
+    scale = math.sqrt(world.size.hidden // world.size.heads)
+    for layer in _layers(model):
+        _projections(layer)[0].register_forward_hook(lambda _m, _i, output: output * scale)
+    return model
+
+
+def _bias_missing(model: Any, _: Any) -> Any:
+    layer = _layers(model)[1]
+    (layer.intermediate.dense if hasattr(layer, "intermediate") else layer.up).bias = None
+    return model
+
+
+def _half_weights(model: Any, _: Any) -> Any:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half().float()
+    return model
+
+
+def _epsilon(value: float) -> Callable[[Any, Any], Any]:
+    def change(model: Any, _: Any) -> Any:
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = value
+        return model
+
+    return change
+
+
+def _always_dropping(model: Any, _: Any) -> Any:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Dropout):
+                setattr(module, name, AlwaysDropping(0.1))
+    return model
+
+
+def _projections(layer: Any) -> tuple[Any, Any, Any]:
+    attention = layer.attention.self if hasattr(layer, "attention") else layer
+    return attention.query, attention.key, attention.value
+
+
+def _transposed(number: int, which: int) -> Callable[[Any, Any], Any]:
+    def change(model: Any, _: Any) -> Any:
+        weight = _projections(_layers(model)[number])[which].weight
+        weight.data = weight.data.T.contiguous()
+        return model
+
+    return change
+
+
+def _transposed_output(model: Any, _: Any) -> Any:
+    layer = _layers(model)[-1]
+    weight = (layer.attention.output.dense if hasattr(layer, "attention") else layer.out).weight
+    weight.data = weight.data.T.contiguous()
+    return model
+
+
+def _swapped(numbers: tuple[int, ...]) -> Callable[[Any, Any], Any]:
+    def change(model: Any, _: Any) -> Any:
+        for number in numbers:
+            query, key, _value = _projections(_layers(model)[number])
+            query.weight.data, key.weight.data = key.weight.data, query.weight.data
+            query.bias.data, key.bias.data = key.bias.data, query.bias.data
+        return model
+
+    return change
+
+
+def _swapped_values(model: Any, _: Any) -> Any:
+    first, second = (_projections(layer)[2] for layer in _layers(model)[:2])
+    first.weight.data, second.weight.data = second.weight.data, first.weight.data
+    return model
+
+
+def _bias_not_loaded(model: Any, _: Any) -> Any:
+    layer = _layers(model)[1]
+    (layer.intermediate.dense if hasattr(layer, "intermediate") else layer.up).bias.data.zero_()
+    return model
+
+
+def _reinitialised(model: Any, world: Any) -> Any:
+    weight = _projections(_layers(model)[0])[2].weight
+    random = np.random.default_rng([world.seed, 5])
+    weight.data = torch.tensor(random.normal(0, 0.18, tuple(weight.shape)), dtype=weight.dtype)
+    return model
+
+
+def _one_percent(model: Any, world: Any) -> Any:
+    weight = _projections(_layers(model)[1])[2].weight
+    random = np.random.default_rng([world.seed, 6])
+    weight.data *= 1 + 0.01 * torch.tensor(random.normal(size=tuple(weight.shape)), dtype=weight.dtype)
+    return model
+
+
+def _other_table(model: Any, world: Any) -> Any:
+    table = table_of(model)
+    random = np.random.default_rng([world.seed, 7])
+    table.weight.data = torch.tensor(random.normal(0, 0.4, tuple(table.weight.shape)), dtype=table.weight.dtype)
+    return model
+
+
+def _rows_rotated(model: Any, _: Any) -> Any:
+    table_of(model).weight.data = table_of(model).weight.data.roll(7, 0)
+    return model
+
+
+def _scaled_lookup(model: Any, _: Any) -> Any:
+    table = table_of(model)
+    scaled = Scaled(table.num_embeddings, table.embedding_dim)
+    scaled.weight = table.weight
+    core(model).embeddings.word_embeddings = scaled
+    return model
+
+
+def _without_residual(model: Any, _: Any) -> Any:
+    layer = _layers(model)[1]
+    if isinstance(layer, Block):
+        inner = layer.forward
+        layer.forward = lambda x, mask: inner(x, mask) - x
+        return model
+    output = layer.output
+
+    def forward(hidden: torch.Tensor, _input: torch.Tensor) -> torch.Tensor:
+        return output.LayerNorm(output.dropout(output.dense(hidden)))
+
+    output.forward = forward
+    return model
+
+
+def _head_zeroed(model: Any, _: Any) -> Any:
+    dense = _layers(model)[1].attention.output.dense
+    dense.register_forward_pre_hook(lambda _, given: (_silenced(given[0]),))
+    return model
+
+
+def _silenced(context: torch.Tensor) -> torch.Tensor:
+    kept = torch.ones(context.shape[-1])
+    kept[: context.shape[-1] // 4] = 0
+    return context * kept
+
+
+def _hot_attention(model: Any, _: Any) -> Any:
+    layer = _layers(model)[1]
+    query = _projections(layer)[0]
+    query.register_forward_hook(lambda _m, _i, output: output * 1.7)
+    return model
+
+
+def _detached(model: Any, _: Any) -> Any:
+    dense = _layers(model)[1].attention.output.dense
+    dense.register_forward_hook(lambda _m, _i, output: output * 0.5 + output.detach() * 0.5)
+    return model
+
+
+MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "gelu": _gelu,
+    "first-gelu": _first_gelu,
+    "relu": _relu,
+    "first-epsilon": _first_epsilon,
+    "half-weights": _half_weights,
+    "bias-missing": _bias_missing,
+    "unscaled-attention": _unscaled_attention,
+    "epsilon-1e-3": _epsilon(1e-3),
+    "epsilon-1e-5": _epsilon(1e-5),
+    "epsilon-1e-2": _epsilon(1e-2),
+    "always-dropping": _always_dropping,
+    "transposed-query": _transposed(1, 0),
+    "transposed-value": _transposed(0, 2),
+    "transposed-output": _transposed_output,
+    "swapped-first": _swapped((0,)),
+    "swapped-all": lambda model, world: _swapped(tuple(range(world.size.layers)))(model, world),
+    "swapped-values": _swapped_values,
+    "bias-not-loaded": _bias_not_loaded,
+    "reinitialised": _reinitialised,
+    "one-percent": _one_percent,
+    "other-table": _other_table,
+    "rows-rotated": _rows_rotated,
+    "scales-lookup": _scaled_lookup,
+    "float16": lambda model, _: model.half(),
+    "bfloat16": lambda model, _: model.bfloat16(),
+    "ignores-mask": lambda model, _: Port(model, drop="attention_mask").eval(),
+    "ignores-types": lambda model, _: Port(model, drop="token_type_ids").eval(),
+    "offsets-positions": lambda model, _: Port(model, offset=2).eval(),
+    "without-residual": _without_residual,
+    "head-zeroed": _head_zeroed,
+    "hot-attention": _hot_attention,
+    "detached": _detached,
+}

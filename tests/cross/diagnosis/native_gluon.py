@@ -1,0 +1,267 @@
+"""MXNet Gluon by hand: healthy models, and the gradient as a user's own script takes it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+from embgrad_gluon.importing import import_gluonnlp, import_mxnet
+
+from tests.cross.diagnosis.recipes import Computed, Loss, Recipe
+
+mx, gluonnlp = import_mxnet(), import_gluonnlp()
+nn, bert = mx.gluon.nn, gluonnlp.model.bert
+
+CONVENTIONS: Final = {"classifier": "gluonnlp", "encoder": "gluonnlp", "tied": "gluonnlp", "own": "ids"}
+
+#: gluonnlp's modules by Hugging Face's names.
+INNER: Final = {
+    "attention.self.query": "attention_cell.proj_query",
+    "attention.self.key": "attention_cell.proj_key",
+    "attention.self.value": "attention_cell.proj_value",
+    "attention.output.dense": "proj",
+    "attention.output.LayerNorm": "layer_norm",
+    "intermediate.dense": "ffn.ffn_1",
+    "output.dense": "ffn.ffn_2",
+    "output.LayerNorm": "ffn.layer_norm",
+}
+OUTER: Final = {
+    "embeddings.word_embeddings": "word_embed.0",
+    "embeddings.token_type_embeddings": "token_type_embed.0",
+    "embeddings.LayerNorm": "encoder.layer_norm",
+    "pooler.dense": "pooler",
+    "head.transform.dense": "decoder.0",
+    "head.transform.LayerNorm": "decoder.2",
+}
+
+
+class Tied(mx.gluon.Block):
+    """gluonnlp's BERT with its tied head at every position."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.bert = inner
+
+    def forward(self, inputs: Any, token_types: Any, valid_length: Any) -> Any:
+        """The logits, (example, position, vocabulary)."""
+        places = mx.nd.arange(inputs.shape[1], dtype="int32").tile((inputs.shape[0], 1))
+        return self.bert(inputs, token_types, valid_length, places)[-1]
+
+
+class Own(mx.gluon.HybridBlock):
+    """A recurrent net of a user's own, which takes no mask."""
+
+    def __init__(self, size: Any) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.tokens = nn.Embedding(size.vocab, size.hidden)
+            self.norm = nn.LayerNorm(in_channels=size.hidden)
+            self.recurrent = mx.gluon.rnn.GRU(
+                size.hidden // 2, bidirectional=True, layout="NTC", input_size=size.hidden
+            )
+            self.up = nn.Dense(size.inner, flatten=False, in_units=size.hidden)
+            self.act = nn.GELU()
+            self.down = nn.Dense(size.hidden, flatten=False, in_units=size.inner)
+            self.drop = nn.Dropout(0.1)
+            self.norm2 = nn.LayerNorm(in_channels=size.hidden)
+            self.square = nn.Dense(size.hidden, flatten=False, activation="tanh", in_units=size.hidden)
+            self.head = nn.Dense(size.classes, in_units=size.hidden)
+        self.skips = True
+
+    def hybrid_forward(self, F: Any, ids: Any) -> Any:
+        """The logits of the mean over the positions."""
+        x = self.recurrent(self.norm(self.tokens(ids)))
+        y = self.drop(self.down(self.act(self.up(x))))
+        x = self.square(self.norm2(y + x if self.skips else y))
+        return self.head(x.mean(axis=1))
+
+
+def seed(number: int) -> None:
+    """Begin at the same random numbers."""
+    mx.random.seed(number)
+
+
+def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) -> Any:
+    """A healthy model."""
+    if kind == "own":
+        return _randomised(Own(size), seed)
+    encoder = bert.BERTEncoder(
+        num_layers=size.layers,
+        units=size.hidden,
+        hidden_size=size.inner,
+        max_length=size.positions,
+        num_heads=size.heads,
+        dropout=0.1,
+    )
+    inner = bert.BERTModel(
+        encoder,
+        vocab_size=size.vocab,
+        token_type_vocab_size=size.types,
+        units=size.hidden,
+        embed_size=size.hidden,
+        use_pooler=kind != "tied",
+        use_decoder=kind == "tied",
+        use_classifier=False,
+    )
+    wrapped = {"classifier": lambda: bert.BERTClassifier(inner, size.classes), "tied": lambda: Tied(inner)}
+    model = wrapped[kind]() if kind in wrapped else inner
+    model.initialize(mx.init.Zero())
+    one = mx.nd.ones((1, 1), dtype="int32")
+    model(one, one, mx.nd.ones((1,)))  # the first call tells the layers their sizes
+    parameters = model._collect_params_with_prefix()
+    for name, value in weights.items():
+        native = _native(name, "" if kind == "encoder" else "bert.")
+        if native in parameters:
+            parameters[native].set_data(mx.nd.array(value))
+    return model
+
+
+def _native(name: str, prefix: str) -> str:
+    """gluonnlp's name of a weight."""
+    plain = {
+        "embeddings.position_embeddings.weight": f"{prefix}encoder.position_weight",
+        "classifier.weight": "classifier.0.weight",
+        "classifier.bias": "classifier.0.bias",
+        "head.bias": f"{prefix}decoder.3.bias",
+    }
+    if name in plain:
+        return plain[name]
+    module, last = name.rsplit(".", 1)
+    if module.endswith("LayerNorm"):
+        last = {"weight": "gamma", "bias": "beta"}[last]
+    if module in OUTER:
+        return f"{prefix}{OUTER[module]}.{last}"
+    _, _, number, inner = module.split(".", 3)
+    return f"{prefix}encoder.transformer_cells.{number}.{INNER[inner]}.{last}"
+
+
+def _randomised(model: Any, seed: int) -> Any:
+    model.initialize(mx.init.Zero())
+    random = np.random.default_rng([seed, 4])
+    for name, parameter in sorted(model._collect_params_with_prefix().items()):
+        base = 1.0 if name.endswith("gamma") else 0.0
+        std = 0.4 if name.startswith("tokens") else 0.3 if len(parameter.shape) == 2 else 0.15
+        parameter.set_data(mx.nd.array(base + random.normal(0, std, parameter.shape)))
+    return model
+
+
+class Port(mx.gluon.Block):
+    """Somebody's port of the model, which loses or changes an input on the way."""
+
+    def __init__(self, inner: Any, drop: str = "", shift: int = 0) -> None:
+        super().__init__()
+        self.inner, self.drop, self.shift = inner, drop, shift
+
+    def forward(self, inputs: Any, token_types: Any, valid_length: Any) -> Any:
+        """What the inner model returns."""
+        types = token_types * 0 if self.drop == "types" else token_types
+        return self.inner(inputs + self.shift, types, None if self.drop == "mask" else valid_length)
+
+
+def core(model: Any) -> Any:
+    """The model inside a port, and the BERT inside a head."""
+    inner = model.inner if isinstance(model, Port) else model
+    return getattr(inner, "bert", inner)
+
+
+def is_own(model: Any) -> bool:
+    return isinstance(core(model), Own)
+
+
+def table_of(model: Any) -> Any:
+    """The block that looks the words up."""
+    return core(model).tokens if is_own(model) else core(model).word_embed[0]
+
+
+def by_hand(model: Any, world: Any, loss: Loss, recipe: Recipe) -> Computed:
+    """The gradient as a user's own script takes it: what a block gives is computed first and then stands in for it."""
+    mx.random.seed(world.seed)
+    batch = world.batch
+    if recipe.tap == "table":
+        losses, total = _recorded(model, world, loss, recipe)
+        total.backward(train_mode=recipe.training)
+        found = table_of(model).weight.grad().asnumpy()[batch.ids]
+        return Computed(found.astype(np.float32), losses.asnumpy().astype(np.float64))
+    place = table_of(model) if recipe.tap == "lookup" else core(model).encoder.layer_norm
+    given: list[Any] = []
+    handle = place.register_forward_hook(lambda _, __, output: given.append(output))
+    _called(model, world, recipe)
+    handle.detach()
+    value = given[0].detach()
+    value.attach_grad()
+    with _standing_in(place, value):
+        losses, total = _recorded(model, world, loss, recipe)
+        total.backward(train_mode=recipe.training)
+    found = value.grad.asnumpy().astype(np.float32)
+    return Computed(found if recipe.tap == "lookup" else found.transpose(1, 0, 2), losses.asnumpy().astype(np.float64))
+
+
+@contextlib.contextmanager
+def _standing_in(block: Any, value: Any) -> Iterator[None]:
+    block.forward = lambda *_: value
+    try:
+        yield
+    finally:
+        del block.forward
+
+
+def _recorded(model: Any, world: Any, loss: Loss, recipe: Recipe) -> tuple[Any, Any]:
+    with mx.autograd.record(train_mode=recipe.training):
+        losses = _losses(_called(model, world, recipe), loss, world)
+        return losses, _reduced(losses, recipe.reduction, world)
+
+
+def _called(model: Any, world: Any, recipe: Recipe) -> Any:
+    batch = world.batch
+    ids = mx.nd.array(batch.ids + recipe.shift, dtype="int32")
+    if world.kind == "own":
+        return model(ids)
+    types = mx.nd.array(batch.types * ("types" not in recipe.drop), dtype="int32")
+    lengths = None if "mask" in recipe.drop else mx.nd.array(batch.lengths(), dtype="float32")
+    if recipe.offset:
+        raise ValueError("gluonnlp's BERT takes no position ids: use the modification 'offsets-positions'")
+    output = model(ids, types, lengths)
+    return output[0] if isinstance(output, (tuple, list)) else output
+
+
+def _losses(output: Any, loss: Loss, world: Any) -> Any:
+    """Each example's own loss."""
+    output, numbers = output.astype("float32"), mx.nd.array(loss.numbers)
+    real = mx.nd.array(world.batch.real)
+    if loss.kind == "cross-entropy":
+        return -mx.nd.pick(mx.nd.log_softmax(output), numbers)
+    if loss.kind == "tokens":
+        return -(mx.nd.pick(mx.nd.log_softmax(output), mx.nd.maximum(numbers, 0)) * (numbers != -100)).sum(1)
+    if loss.kind == "logit":
+        return mx.nd.pick(output, numbers)
+    if loss.kind == "margin":
+        return mx.nd.pick(output, numbers) - mx.nd.pick(output, mx.nd.array(loss.against))
+    if loss.kind == "probability":
+        return mx.nd.pick(mx.nd.softmax(output), numbers)
+    if loss.kind == "log-probability":
+        return mx.nd.pick(mx.nd.log_softmax(output), numbers)
+    if loss.kind == "sum":
+        return output.sum(1)
+    scores = (output * numbers).sum(-1)
+    if loss.kind == "first":
+        return scores[:, 0]
+    return (scores if loss.kind == "projection-all" else scores * real).sum(1)
+
+
+def _reduced(losses: Any, reduction: str, world: Any) -> Any:
+    real = world.batch.real
+    if reduction == "mean":
+        return losses.mean()
+    if reduction == "mean-all":
+        return losses.mean() / world.size.classes
+    if reduction == "mean-tokens":
+        return losses.sum() / int(real.sum())
+    if reduction == "mean-labels":
+        return losses.sum() / int((world.loss("tokens").numbers != -100).sum())
+    if reduction == "mean-lengths":
+        return (losses / mx.nd.array(real.sum(1))).sum()
+    if reduction == "mean-positions":
+        return losses.sum() / real.shape[1]
+    return losses.sum()

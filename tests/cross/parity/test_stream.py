@@ -1,0 +1,190 @@
+"""Streams on real models: each framework's results are those of its `gradients`, and a killed run ends in the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import tokenizers
+
+import embgrad
+from embgrad.cli.demo import minilm_folder
+from embgrad.streaming.digest import function_digest
+
+FRAMEWORKS = ("torch", "tensorflow", "gluon")
+OBJECTIVE = embgrad.Sum(output="pooled")
+
+
+def texts(count: int) -> list[Any]:
+    words = [
+        "a",
+        "gripping",
+        "film",
+        "that",
+        "nobody",
+        "in",
+        "the",
+        "audience",
+        "understood",
+        "unputdownable",
+        "nevertheless",
+    ]
+    random = np.random.default_rng(0)
+    made: list[Any] = [" ".join(random.choice(words, random.integers(1, 30))) for _ in range(count)]
+    made[3] = (made[3], made[4])
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tokenizers.Tokenizer.from_file(f"{minilm_folder()}/tokenizer.json")
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS)
+def model(request: pytest.FixtureRequest) -> Any:
+    return embgrad.load_bert(minilm_folder(), request.param)
+
+
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def test_a_stream_is_gradients_batch_by_batch(model: Any, tokenizer: Any) -> None:
+    given = texts(14)
+    found = list(
+        embgrad.stream(model, iter(given), OBJECTIVE, tokenizer=tokenizer, batch_size=4, at=["word", "layer.-1"])
+    )
+    for start, results in zip(range(0, 14, 4), found, strict=True):
+        own = given[start : start + 4]
+        expected = embgrad.gradients(model, own, OBJECTIVE, tokenizer=tokenizer, at=["word", "layer.-1"])
+        for name, one in expected.items():
+            np.testing.assert_array_equal(results[name].ids, one.ids)
+            assert relative(results[name].values, one.values) < 1e-6
+            assert results[name].tokens == one.tokens
+
+
+def test_batches_by_length_give_the_same_numbers(model: Any, tokenizer: Any) -> None:
+    options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 4}
+    plain = list(embgrad.stream(model, texts(14), OBJECTIVE, **options))
+    by_length = list(embgrad.stream(model, texts(14), OBJECTIVE, window=14, **options))
+    for one, other in zip(plain, by_length, strict=True):
+        np.testing.assert_array_equal(one.ids, other.ids)
+        assert relative(other.values, one.values) < 1e-5
+        assert embgrad.compare(one, other).agrees
+    total = embgrad.stream(model, texts(14), OBJECTIVE, window=14, **options).table()
+    whole = embgrad.gradients(model, texts(14), OBJECTIVE, tokenizer=tokenizer).table()
+    np.testing.assert_array_equal(total.rows[total.rows > 0], whole.rows[whole.rows > 0])
+    assert relative(total.to_dense(), whole.to_dense()) < 1e-5
+
+
+def test_products_of_examples_are_those_of_the_dense_tables(model: Any, tokenizer: Any) -> None:
+    g = embgrad.gradients(model, texts(5), OBJECTIVE, tokenizer=tokenizer)
+    dense = np.stack([one.to_dense().ravel() for one in g.per_example()]).astype(np.float64)
+    np.testing.assert_allclose(embgrad.table_products(g), dense @ dense.T, rtol=1e-9, atol=1e-12)
+
+
+RUN = """
+import sys, time
+import tokenizers, embgrad
+from embgrad.cli.demo import minilm_folder
+from embgrad.streaming import writer
+from tests.cross.parity.test_stream import OBJECTIVE, texts
+writer.MOST_RESULTS = 2
+framework, folder = sys.argv[1:]
+model = embgrad.load_bert(minilm_folder(), framework)
+tokenizer = tokenizers.Tokenizer.from_file(f"{minilm_folder()}/tokenizer.json")
+embgrad.stream(model, texts(60), OBJECTIVE, tokenizer=tokenizer, batch_size=2, to=folder).finish()
+"""
+
+
+@pytest.mark.slow  # tests/unit/streaming/test_folder.py kills a run of the reference
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_killed_run_ends_in_the_same_bytes(framework: str, tmp_path: Path) -> None:
+    def begun(folder: Path) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+        command = [sys.executable, "-c", RUN, framework, str(folder)]
+        return subprocess.Popen(command, cwd=Path(__file__).parents[3], env=environment)
+
+    child = begun(tmp_path / "parts")
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and _finished(tmp_path / "parts") < 4:
+        assert child.poll() is None
+        time.sleep(0.002)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert 4 <= _finished(tmp_path / "parts") < 30
+    for folder in ("parts", "whole"):
+        assert begun(tmp_path / folder).wait() == 0
+    assert _files(tmp_path / "parts") == _files(tmp_path / "whole")
+    found = embgrad.open_stream(tmp_path / "parts")
+    assert (len(found), found.examples, found.complete) == (30, 60, True)
+    assert found[3].provenance["backend"] == framework
+
+
+def _finished(folder: Path) -> int:
+    return len(embgrad.open_stream(folder)) if (folder / "manifest.json").exists() else 0
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".lock"}
+
+
+def head(framework: str, number: float) -> Any:
+    """A layer of the user's, such as a probe, with this weight."""
+    if framework == "torch":
+        import torch
+
+        class Head(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = torch.nn.Linear(2, 1)
+                self.inner.weight.data.fill_(number)
+                self.inner.bias.data.fill_(0)
+
+        return Head()
+    if framework == "tensorflow":
+        import tensorflow as tf
+
+        made = tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.Constant(number))
+        made.build((None, 2))
+        return made
+    from embgrad_gluon.importing import import_mxnet  # which makes it one that today's NumPy can import
+
+    mx = import_mxnet()
+    dense = mx.gluon.nn.Dense(1, in_units=2)
+    dense.initialize(mx.init.Constant(number))
+    return dense
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_objective_is_told_by_the_weights_of_a_layer_that_it_calls(framework: str) -> None:
+    def reading(layer: Any) -> Any:
+        return lambda outputs: layer(outputs)[:, 0]
+
+    one, same, other = (head(framework, number) for number in (1.0, 1.0, 2.0))
+    assert function_digest(reading(one)) == function_digest(reading(same))
+    assert function_digest(reading(one)) != function_digest(reading(other))
+    # The stream's own model goes by its weights, which are compared by themselves.
+    assert function_digest(reading(one), [one]) == function_digest(reading(other), [other])
+
+
+def test_functions_are_told_by_the_tables_of_pandas_that_they_read() -> None:
+    def reading(value: Any) -> Any:
+        return lambda labels: embgrad.CrossEntropy([int(label is value) for label in labels])
+
+    def told(*columns: Any) -> list[str]:
+        frame = pandas.DataFrame({"label": columns, "text": "x"})
+        return [function_digest(reading(held)) for held in (frame, frame["label"], frame.set_index("label"))]
+
+    assert told(1, 2) == told(1, 2)
+    for column in ([2, 1], [1, 2, 3], ["1", "2"]):
+        assert not set(told(1, 2)) & set(told(*column))

@@ -1,0 +1,245 @@
+"""gluonnlp's BERT: gradients of it, its outputs by name, and loading a Hugging Face checkpoint into it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon import GluonBackend
+from embgrad_gluon.bert import build
+from embgrad_gluon.importing import import_gluonnlp
+from safetensors.numpy import save_file
+
+import embgrad
+from embgrad.checkpoints.load_bert import bert_names
+from tests.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
+from tests.frameworks.gluon.helpers import mx, randomise, relative
+
+nlp = import_gluonnlp()
+
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": 23,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "max_position_embeddings": 10,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+}
+IDS = np.array([[2, 7, 5, 11, 3], [2, 9, 13, 0, 0]])
+MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+TYPES = np.array([[0, 0, 0, 1, 1], [0, 1, 1, 0, 0]])
+BATCH = embgrad.TokenBatch(IDS, MASK, TYPES)
+
+
+def bert(**options: Any) -> Any:
+    encoder = nlp.model.BERTEncoder(
+        num_layers=2, units=8, hidden_size=12, max_length=10, num_heads=2, dropout=0.1, **options.pop("encoder", {})
+    )
+    settings = {"use_pooler": True, "use_decoder": False, "use_classifier": False, **options}
+    net = nlp.model.BERTModel(encoder, vocab_size=23, token_type_vocab_size=2, units=8, embed_size=8, **settings)
+    net.initialize(mx.init.Zero())
+    one = mx.nd.zeros((1, 2))
+    net(one, one, mx.nd.ones((1,)), one)
+    randomise(net)
+    return net
+
+
+def loaded(act: str = "gelu") -> Any:
+    net, targets = build({**CONFIG, "hidden_act": act})
+    weights = weights_of(CONFIG)
+    for target in targets:
+        target.put(weights[target.source])
+    return net
+
+
+def by_differences(act: str, cotangent: np.ndarray, number: int) -> np.ndarray:
+    """Of the same BERT written in NumPy, in float64."""
+    weights = {name: value.astype(np.float64) for name, value in weights_of(CONFIG).items()}
+    rows = weights["embeddings.word_embeddings.weight"][IDS]
+    gradient, config = np.zeros_like(rows), {**CONFIG, "hidden_act": act}
+    for place in np.ndindex(*rows.shape):
+        step = np.zeros_like(rows)
+        step[place] = 1e-5
+        ends = [
+            (bert_by_hand(weights, config, rows + sign * step, MASK, TYPES)[number] * cotangent).sum()
+            for sign in (1, -1)
+        ]
+        gradient[place] = (ends[0] - ends[1]) / 2e-5
+    return gradient
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("output", ["pooled", "sequence"])
+@pytest.mark.parametrize("act", ["gelu", "relu"])
+def test_gradient_of_bert(act: str, output: str, hybrid: bool) -> None:
+    net = loaded(act)
+    vector = np.random.default_rng(0).normal(size=8)
+    cotangent = np.tile(vector, (2, 1)) if output == "pooled" else MASK[..., None] * vector
+    expected = by_differences(act, cotangent, 1 if output == "pooled" else 0)
+    if hybrid:
+        net.hybridize(static_alloc=True)
+    for given in (BATCH, BATCH.to_gluonnlp()):
+        found = embgrad.gradients(net, given, embgrad.Projection(vector, output=output))
+        assert relative(found.values, expected) < 1e-4
+        assert found.pad_leak == 0
+        assert found.provenance["unused"] == []
+        assert found.provenance["path"] == "word_embed.0#0"
+
+
+def test_points_of_bert() -> None:
+    points = embgrad.points(bert(), BATCH)
+    assert [(point.name, point.roles) for point in points if point.lookup is not None] == [
+        ("word_embed.0#0", ("word",)),
+        ("token_type_embed.0#0", ("type",)),
+        ("encoder.position_weight#0", ("position",)),
+    ]
+    names = ("word", "token_type_embed.0#0", "encoder.position_weight#0")
+    request = embgrad.Request(names, embgrad.NativeObjective(lambda out: out[1].sum(axis=1), scalar=False))
+    points_values = GluonBackend().run(bert(), BATCH, request).points
+    word, kind, place = (points_values[name].gradients[0] for name in names)
+    assert (word == kind).all()  # they are added up
+    assert np.allclose(place, word.sum(0), atol=1e-6)
+
+
+def test_types_and_lengths_that_were_not_given() -> None:
+    net = bert()
+    short = embgrad.TokenBatch(IDS[:1])
+    found = embgrad.gradients(net, short, embgrad.Sum(output="pooled")).values
+    types = embgrad.TokenBatch(IDS[:1], None, np.zeros((1, 5)))
+    assert (embgrad.gradients(net, types, embgrad.Sum(output="pooled")).values == found).all()
+    with pytest.raises(embgrad.BatchError, match=r"has 11 tokens, and the model takes 10 positions"):
+        embgrad.gradients(net, np.ones((1, 11), int), embgrad.Sum(output="pooled"))
+    with pytest.raises(embgrad.BatchError, match=r"index 2 .*'token_type_embed.0' has 2 rows.*a type beyond its types"):
+        embgrad.gradients(net, embgrad.TokenBatch(IDS, MASK, TYPES * 2), embgrad.Sum(output="pooled"))
+
+
+def test_outputs_by_what_the_model_was_built_with() -> None:
+    cotangents = {}
+
+    def names(net: Any, *asked: str | None, **extras: Any) -> list[tuple[int, ...]]:
+        def respond(outputs: Any) -> Any:
+            cotangents.update({name: np.ones(value.shape) for name, value in outputs.items()})
+            return [{name: np.ones(value.shape) for name, value in outputs.items()}]
+
+        cotangents.clear()
+        GluonBackend().run(net, BATCH.replace(extras=extras), embgrad.Request(("word",), respond, asked))
+        return [cotangents[name].shape for name in asked]
+
+    full = bert(use_decoder=True, use_classifier=True)
+    masked = mx.nd.array([[1], [2]])
+    shapes = names(full, "sequence", "pooled", "classifier", "logits", None, masked_positions=masked)
+    assert shapes == [(2, 5, 8), (2, 8), (2, 2), (2, 1, 23), (2, 1, 23)]
+    assert names(bert(use_pooler=False), "sequence", None) == [(2, 5, 8), (2, 5, 8)]
+    with_attention = bert(encoder={"output_attention": True})
+    assert names(with_attention, "sequence_output", "attention.1.0", "pooled_output")[::2] == [(2, 5, 8), (2, 8)]
+    with pytest.raises(
+        embgrad.OutputError, match=r"'sequence_output' .role 'sequence'., 'pooled_output' .role 'pooled'."
+    ):
+        embgrad.gradients(bert(), BATCH, embgrad.Sum())
+
+
+def test_bert_inside_other_models() -> None:
+    net = nlp.model.BERTClassifier(bert(), num_classes=3, dropout=0.1)
+    net.classifier.initialize()
+    found = embgrad.gradients(net, BATCH, embgrad.CrossEntropy([0, 2]))
+    assert found.provenance["path"] == "bert.word_embed.0#0"
+    assert found.values.any()
+    wide = nlp.model.RoBERTaModel(
+        nlp.model.BERTEncoder(num_layers=1, units=8, hidden_size=12, max_length=10, num_heads=2),
+        vocab_size=23,
+        units=8,
+        embed_size=8,
+        use_decoder=False,
+    )
+    wide.initialize()
+    found = embgrad.gradients(wide, embgrad.TokenBatch(IDS, MASK), embgrad.Sum(output="sequence"))
+    assert found.provenance["unused"] == []
+    assert found.pad_leak < 1e-7
+
+
+# Loading
+
+
+def weights_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
+    return random_weights(config, np.random.default_rng(0))
+
+
+def checkpoint(folder: Path, **changes: Any) -> Path:
+    config = {**CONFIG, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights_of(config), folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_a_loaded_checkpoint_computes_what_its_weights_say(act: str, tmp_path: Path) -> None:
+    net = embgrad.load_bert(checkpoint(tmp_path, hidden_act=act), "gluon")
+    ids, types, lengths = (mx.nd.array(part, dtype="float32") for part in BATCH.to_gluonnlp())
+    sequence, pooled = (output.asnumpy() for output in net(ids, types, lengths))
+    weights = weights_of(CONFIG)
+    words = weights["embeddings.word_embeddings.weight"][IDS]
+    expected = bert_by_hand(weights, {**CONFIG, "hidden_act": act}, words, MASK, TYPES)
+    assert np.allclose(sequence * MASK[..., None], expected[0] * MASK[..., None], atol=2e-5)
+    assert np.allclose(pooled, expected[1], atol=2e-5)
+    assert type(net).__name__ == "BERTModel"
+    assert net.word_embed[0].weight.list_ctx() == [mx.cpu()]
+    found = embgrad.gradients(net, BATCH, embgrad.Sum(output="pooled"))
+    assert found.values.any()
+    assert found.pad_leak == 0
+
+
+def test_targets_are_every_parameter_and_every_weight() -> None:
+    net, targets = build(CONFIG)
+    assert sorted(target.source for target in targets) == sorted(bert_names(2))
+    assert len(targets) == len(net.collect_params().keys())
+    shapes = {name: value.shape for name, value in weights_of(CONFIG).items()}
+    assert {target.source: target.shape for target in targets} == shapes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "silu"}, "hidden_act 'silu', which gluonnlp's BERT cannot express: expected one of 'gelu'"),
+        ({"is_decoder": True}, "is_decoder True.*expected False"),
+        (
+            {"attention_probs_dropout_prob": 0.2},
+            "attention_probs_dropout_prob 0.2.*expected 0.1, as hidden_dropout_prob",
+        ),
+    ],
+)
+def test_what_gluonnlp_cannot_express_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        build({**CONFIG, **changes})
+
+
+def test_loading_needs_no_other_framework(tmp_path: Path) -> None:
+    code = (
+        "import sys, embgrad; embgrad.load_bert(sys.argv[1], 'gluon'); "
+        "print([m for m in ('torch', 'tensorflow', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(checkpoint(tmp_path))],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": ""},
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_loading_moves_no_random_numbers() -> None:
+    def drawn(load: bool) -> float:
+        mx.random.seed(5)
+        if load:
+            build(CONFIG)
+        return float(mx.nd.random.uniform().asscalar())
+
+    assert drawn(True) == drawn(False)

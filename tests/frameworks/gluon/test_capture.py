@@ -1,0 +1,670 @@
+"""Capture in the user's own loop: its gradients against `embgrad.gradients`, and training that ends with the same bits."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon.importing import import_gluonnlp
+
+import embgrad
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, randomise, relative
+
+nn, nd, autograd, gluon = mx.gluon.nn, mx.nd, mx.autograd, mx.gluon
+cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+
+LABELS = np.array([2, 0])
+LOOP = [(distinct_ids(2, 5, seed), LABELS) for seed in range(3)]
+
+
+class Layer(gluon.HybridBlock):  # type: ignore[misc]
+    """A layer with dropout and a residual way, whose gradients are sums of several."""
+
+    def __init__(self, drop: float) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Dense(DIM, in_units=DIM, flatten=False) for _ in range(3))
+        self.norm, self.drop = nn.LayerNorm(in_channels=DIM), nn.Dropout(drop)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        scores = F.softmax(F.batch_dot(self.query(x), self.key(x), transpose_b=True))
+        return self.norm(x + self.drop(F.batch_dot(self.drop(scores), self.value(x)))), scores
+
+
+class Net(gluon.HybridBlock):  # type: ignore[misc]
+    def __init__(self, drop: float = 0.3, sparse: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(ROWS, DIM, sparse_grad=sparse)
+        self.places = nn.Embedding(6, DIM)
+        self.drop = nn.Dropout(drop)
+        self.layers = nn.HybridSequential()
+        self.layers.add(Layer(drop), Layer(drop))
+        self.top = nn.Dense(3, in_units=DIM)
+
+    def hybrid_forward(self, F: Any, ids: Any) -> Any:
+        x = self.drop(
+            F.broadcast_add(self.words(ids), F.expand_dims(self.places(F.contrib.arange_like(ids, axis=1)), 0))
+        )
+        for layer in self.layers:
+            x, _ = layer(x)
+        return self.top(F.mean(x, axis=1))
+
+
+def make(
+    drop: float = 0.3, *, dtype: str = "float32", hybrid: dict[str, Any] | None = None, sparse: bool = False
+) -> Any:
+    net = Net(drop, sparse)
+    net.initialize()
+    net.cast(dtype)
+    randomise(net)
+    if hybrid is not None:
+        net.hybridize(**hybrid)
+    return net
+
+
+def bits(net: Any) -> list[bytes]:
+    return [p.data().asnumpy().tobytes() for p in net._collect_params_with_prefix().values()]
+
+
+def train(net: Any, loop: Any = LOOP, *, trainer: Any = None, seed: int = 7) -> Any:
+    """The user's loop: a loss, its backward pass, and a Trainer's step."""
+    mx.random.seed(seed)
+    trainer = trainer or gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05}, kvstore=None)
+    for ids, labels in loop:
+        with autograd.record():
+            loss = cross_entropy(net(nd.array(ids)), nd.array(labels))
+        loss.backward()
+        trainer.step(len(ids))
+    return trainer
+
+
+def in_a_capture(net: Any, *, at: str = "word") -> embgrad.Tap:
+    """The loop inside of a capture."""
+    with embgrad.capture(net, at=at) as tap:
+        train(net)
+    return tap
+
+
+@pytest.mark.parametrize(
+    "at", ["word", "layer.0", "layer.-1", "layers.1", "embeddings", "words", "layers.0.norm", "position"]
+)
+@pytest.mark.parametrize("hybrid", [None, {}, {"static_alloc": True, "static_shape": True}])
+def test_the_training_ends_with_the_same_bits(at: str, hybrid: dict[str, Any] | None) -> None:
+    """Dropout included: a hybridised net runs operator by operator while it is captured, and draws the same numbers."""
+    captured, alone = make(hybrid=hybrid), make(hybrid=hybrid)
+    with embgrad.capture(captured, at=at) as tap:
+        train(captured)
+        train(captured)
+    train(alone)
+    train(alone)
+    assert bits(captured) == bits(alone)
+    assert tap.count == 6
+    assert captured._active == (hybrid is not None)
+    for _ in range(2):
+        train(captured)
+        train(alone)
+    assert bits(captured) == bits(alone)
+
+
+@pytest.mark.parametrize("hybrid", [None, {}])
+def test_each_step_is_the_gradient_of_the_users_loss(hybrid: dict[str, Any] | None) -> None:
+    net = make(0.0, dtype="float64", hybrid=hybrid)
+    names = ["word", "layer.0", "layer.1", "embeddings"]
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=None)
+    with (
+        embgrad.capture(net) as word,
+        embgrad.capture(net, at="layer.0") as layer,
+        embgrad.capture(net, at="embeddings") as block,
+    ):
+        for ids, labels in LOOP:
+            expected = embgrad.gradients(net, ids, embgrad.CrossEntropy(labels), at=names)
+            with autograd.record():
+                loss = cross_entropy(net(nd.array(ids, dtype="float64")), nd.array(labels)).mean()
+            autograd.backward([loss])
+            for tap, name in ((word, "word"), (layer, "layer.0"), (block, "embeddings")):
+                assert relative(tap.steps[-1].values, expected[name].values / 2) < 1e-10
+                assert (tap.steps[-1].activations == expected[name].activations).all()
+            assert (word.steps[-1].ids == ids).all()
+            trainer.step(1)
+    assert (word.count, layer.count, block.count) == (3, 3, 3)
+    assert (word.passes, layer.passes) == (3, 3)
+    table = sum(step.table().to_dense() for step in word.steps)
+    assert relative(word.sum().to_dense(), table) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_dtype_in_which_the_net_computes(dtype: str) -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(ROWS, DIM), nn.HybridLambda(lambda F, x: F.tanh(x).sum(axis=2)))  # no Dense takes halves here
+    net.initialize()
+    net.cast(dtype)
+    with embgrad.capture(net) as tap:
+        with autograd.record():
+            loss = net(nd.array(LOOP[0][0])).sum()
+        loss.backward()
+    expected = embgrad.gradients(net, LOOP[0][0], embgrad.Sum())
+    assert tap.steps[0].provenance["compute_dtype"] == expected.provenance["compute_dtype"] == dtype
+    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=1e-2 if dtype == "float16" else 1e-6)
+
+
+def test_the_users_own_gradients_are_there() -> None:
+    """The table's gradient and every other parameter's, bit for bit, frozen, summed up and sparse."""
+    for request, sparse in (("write", False), ("add", False), ("write", True)):
+        captured, alone = make(sparse=sparse), make(sparse=sparse)
+        for net in (captured, alone):
+            if request == "add":
+                net.collect_params().setattr("grad_req", request)
+            mx.random.seed(1)
+            with embgrad.capture(net) if net is captured else autograd.train_mode():
+                for ids, labels in LOOP:
+                    with autograd.record():
+                        loss = cross_entropy(net(nd.array(ids)), nd.array(labels))
+                    loss.backward()
+        for one, other in zip(captured.collect_params().values(), alone.collect_params().values(), strict=True):
+            assert one.grad().asnumpy().tobytes() == other.grad().asnumpy().tobytes()
+
+
+def test_a_frozen_table() -> None:
+    net = make(0.0, dtype="float64")
+    net.words.weight.grad_req = "null"
+    ids, labels = LOOP[0]
+    expected = embgrad.gradients(net, ids, embgrad.CrossEntropy(labels))
+    with embgrad.capture(net) as tap, autograd.record():
+        cross_entropy(net(nd.array(ids, dtype="float64")), nd.array(labels)).sum().backward()
+    assert relative(tap.steps[0].values, expected.values) < 1e-12
+    assert net.words.weight._grad is None
+
+
+def test_several_passes_behind_one_loss_and_retained_graphs() -> None:
+    net = make(0.0, dtype="float64")
+    with embgrad.capture(net) as tap:
+        with autograd.record():
+            first, second = (
+                cross_entropy(net(nd.array(ids, dtype="float64")), nd.array(labels)) for ids, labels in LOOP[:2]
+            )
+            both = first.sum() + 3 * second.sum()
+        both.backward(retain_graph=True)
+        both.backward()
+    one, other = (embgrad.gradients(net, ids, embgrad.CrossEntropy(labels)).values for ids, labels in LOOP[:2])
+    assert tap.count == 2
+    for step in tap.steps:
+        assert relative(step.values, np.concatenate([one, 3 * other])) < 1e-12
+
+
+def test_autograd_grad_of_the_users() -> None:
+    net = make(0.0, dtype="float64")
+    ids, labels = LOOP[0]
+    weight = net.top.weight.data()
+
+    def own() -> Any:
+        with autograd.record():
+            loss = cross_entropy(net(nd.array(ids, dtype="float64")), nd.array(labels)).sum()
+        return autograd.grad(loss, [weight])
+
+    (alone,) = own()
+    with embgrad.capture(net) as tap:
+        (found,) = own()
+    assert (found.asnumpy() == alone.asnumpy()).all()
+    assert relative(tap.steps[0].values, embgrad.gradients(net, ids, embgrad.CrossEntropy(labels)).values) < 1e-12
+
+
+def test_evaluation_in_between_leaves_nothing_and_runs_as_it_would() -> None:
+    net = make(hybrid={})
+    train(net)
+    expected = net(nd.array(LOOP[0][0])).asnumpy()
+    with embgrad.capture(net) as tap:
+        found = net(nd.array(LOOP[0][0])).asnumpy()
+        with autograd.pause():
+            net(nd.array(LOOP[0][0]))
+        train(net)
+        net(nd.array(LOOP[0][0]))
+    assert found.tobytes() == expected.tobytes()
+    assert (tap.count, tap.passes) == (3, 3)
+
+
+def test_a_loop_without_record_is_told() -> None:
+    net, ids = make(), nd.array(LOOP[0][0])
+
+    def loop(times: int) -> None:
+        with embgrad.capture(net):
+            for _ in range(times):
+                net(ids)
+
+    with pytest.raises(embgrad.NoGradientError, match=r"called 2 time\(s\).*never under autograd.record"):
+        loop(2)
+    with autograd.record(), pytest.raises(embgrad.NoGradientError, match="no gradient reached"):
+        loop(1)
+
+
+def test_only_this_model_and_the_inner_one_of_a_hybridised_net() -> None:
+    class Outer(gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner = inner
+            self.end = nn.Dense(3, in_units=3)
+
+        def hybrid_forward(self, F: Any, ids: Any) -> Any:
+            return self.end(F.tanh(self.inner(ids)))
+
+    nets = []
+    for _ in range(2):
+        outer = Outer(make())
+        outer.end.initialize(mx.init.One())
+        outer.hybridize()
+        nets.append(outer)
+    other = make()
+    with embgrad.capture(nets[0].inner) as tap, embgrad.capture(nets[0].inner, at="layer.1") as layer:
+        train(nets[0])
+        train(other)
+    train(nets[1])
+    assert bits(nets[0]) == bits(nets[1])
+    assert (tap.count, layer.count) == (3, 3)
+
+
+def test_predict_mode_with_batch_norm_and_pooling() -> None:
+    """What MXNet computes wrongly in these modes is refused in place of captured."""
+
+    class Pooled(gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self, pooled: bool) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+            self.norm = nn.BatchNorm(axis=-1, in_channels=DIM)
+            self.pool = nn.MaxPool1D(2) if pooled else nn.HybridLambda(lambda F, x: x)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.mean(self.pool(self.norm(self.words(x))), axis=(1, 2))
+
+    net, without = Pooled(True), Pooled(False)
+    for one in (net, without):
+        one.initialize()
+        randomise(one)
+
+    def step(one: Any, train_mode: bool) -> embgrad.Tap:
+        with embgrad.capture(one) as tap, autograd.record(train_mode=False):
+            one(nd.array(LOOP[0][0])).sum().backward(train_mode=train_mode)
+        return tap
+
+    with pytest.raises(embgrad.UnsupportedError, match="'Pooling', which takes the maxima"):
+        step(net, False)
+    with pytest.raises(embgrad.UnsupportedError, match="'BatchNorm', which ran in another mode"):
+        step(without, True)
+    tap = step(without, False)
+    expected = embgrad.gradients(without, LOOP[0][0], lambda out: out)
+    assert relative(tap.steps[0].values, expected.values) < 1e-5
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_what_is_wrong_behind_the_model_is_refused_too(hybrid: bool) -> None:
+    words, head = nn.Embedding(ROWS, DIM), nn.HybridSequential()
+    head.add(nn.MaxPool1D(2), nn.Dense(3))
+    for one in (words, head):
+        one.initialize()
+    head(nd.zeros((2, 5, DIM)))
+    head.hybridize(hybrid)
+
+    def step(train_mode: bool) -> None:
+        with autograd.record(train_mode=train_mode):
+            loss = head(words(nd.array(LOOP[0][0]))).sum()
+        loss.backward()
+
+    with embgrad.capture(words) as tap:
+        step(True)
+        with pytest.raises(embgrad.UnsupportedError, match="'Pooling', which takes the maxima"):
+            step(False)
+    assert tap.count == 1
+    with embgrad.capture(words) as again:
+        step(True)
+    assert relative(again.steps[0].values, tap.steps[0].values) < 1e-6
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_frozen_recurrent_layer(frozen: bool) -> None:
+    """The native GRU's gradient below it is right only where its own weights' are computed."""
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(ROWS, DIM), gluon.rnn.GRU(3, layout="NTC", input_size=DIM))
+    net.initialize()
+    net.cast("float64")
+    randomise(net)
+    if frozen:
+        net[1].collect_params().setattr("grad_req", "null")
+    expected = embgrad.gradients(net, LOOP[0][0], embgrad.Sum())
+
+    def step() -> Any:
+        with embgrad.capture(net) as tap, autograd.record():
+            net(nd.array(LOOP[0][0], dtype="float64")).sum().backward()
+        return tap
+
+    if frozen:
+        with pytest.raises(embgrad.UnsupportedError, match="do not freeze it"):
+            step()
+    else:
+        assert relative(step().steps[0].values, expected.values) < 1e-10
+
+
+def test_an_operator_of_the_users_loss_with_its_own_gradient() -> None:
+    net = make(0.0, dtype="float64")
+    ids, labels = LOOP[0]
+    with embgrad.capture(net) as tap, autograd.record():
+        nd.SoftmaxOutput(net(nd.array(ids, dtype="float64")), nd.array(labels, dtype="float64")).backward()
+    assert relative(tap.steps[0].values, embgrad.gradients(net, ids, embgrad.CrossEntropy(labels)).values) < 1e-10
+
+
+class Crossed(gluon.HybridBlock):  # type: ignore[misc]
+    """Its graph draws for `b` first, its Python for `a`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(ROWS, DIM)
+        self.top = nn.Dense(3, in_units=DIM)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        rows = self.words(x)
+        a = F.Dropout(rows, p=0.5)
+        b = F.Dropout(rows * 2, p=0.5)
+        return self.top(F.mean(b + a, axis=1))
+
+
+def test_a_graph_that_draws_in_another_order_is_refused() -> None:
+    net = Crossed()
+    net.initialize()
+    net.hybridize()
+    with pytest.raises(embgrad.UnsupportedError, match=r"draws random numbers.*in another order.*hybridize\(False\)"):
+        in_a_capture(net)
+    net.hybridize(False)
+    assert in_a_capture(net).count == 3
+
+
+def test_one_that_draws_in_evaluation_mode_is_not_run_beside() -> None:
+    class Noise(gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+            self.body = nn.Dense(DIM, in_units=DIM, flatten=False)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.mean(self.body(self.words(x)) + F.random.normal(shape=(2, 5, DIM)), axis=1)
+
+    net = Noise()
+    net.initialize()
+    with pytest.raises(embgrad.UnsupportedError, match="draws random numbers in evaluation mode"):
+        in_a_capture(net, at="body")
+    assert in_a_capture(net).count == 3
+
+
+def test_generators_of_python_and_numpy_stand_where_they_would() -> None:
+    class Draws(gluon.Block):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+            self.body = nn.Dense(3, in_units=DIM, flatten=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.body(self.words(x) * (random.random() + np.random.rand())).mean(axis=1)
+
+    nets = [Draws(), Draws()]
+    for number, net in enumerate(nets):
+        net.initialize()
+        randomise(net)
+        random.seed(1)
+        np.random.seed(1)
+        with embgrad.capture(net, at="body") if number else autograd.train_mode():
+            train(net)
+    assert bits(nets[0]) == bits(nets[1])
+
+
+@pytest.mark.parametrize("hybrid", [None, {}])
+def test_parameters_that_wait_for_their_shapes_are_drawn_as_they_would_be(hybrid: dict[str, Any] | None) -> None:
+    nets = []
+    for at in (None, "word", "1"):
+        mx.random.seed(3)
+        net = nn.HybridSequential()
+        net.add(nn.Embedding(ROWS, DIM), nn.Dense(4, flatten=False), nn.Dropout(0.5), nn.Dense(3))
+        net.initialize(mx.init.Normal(1))
+        if hybrid is not None:
+            net.hybridize(**hybrid)
+        if at == "1":
+            with pytest.raises(embgrad.UnsupportedError, match=r"wait for their shapes.*before the capture"):
+                in_a_capture(net, at=at)
+            continue
+        with autograd.train_mode() if at is None else embgrad.capture(net, at=at):
+            train(net)
+        nets.append(net)
+    assert all(bits(net) == bits(nets[0]) for net in nets)
+
+
+def test_what_is_used_past_an_input_is_refused() -> None:
+    class Residual(gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+            self.inner = nn.HybridLambda(lambda F, x: x * x + x)
+            self.top = nn.Dense(3, in_units=DIM)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            x = F.tanh(self.words(x))
+            return self.top(F.mean(x + self.inner(x), axis=1))
+
+    net = Residual()
+    net.initialize()
+    with pytest.raises(embgrad.UnsupportedError, match=r"'inner:input#0' is used past it"):
+        in_a_capture(net, at="inner:input")
+
+
+def test_exceptions_leave_nothing_behind() -> None:
+    net = make()
+    methods = (gluon.Block.__call__, nd.NDArray.backward, autograd.backward, autograd.grad)
+
+    def interrupted() -> None:
+        with embgrad.capture(net), embgrad.capture(net, at="layer.0"):
+            train(net)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the model broke")
+
+    hook = net.top.register_forward_pre_hook(broken)
+    with pytest.raises(RuntimeError, match="the model broke"):
+        in_a_capture(net)
+    hook.detach()
+    assert methods == (gluon.Block.__call__, nd.NDArray.backward, autograd.backward, autograd.grad)
+    with embgrad.capture(net) as tap:
+        train(net)
+    assert tap.count == 3
+
+
+def test_gradients_inside_are_not_captured() -> None:
+    net = make(0.0)
+    with embgrad.capture(net) as tap, embgrad.capture(net, at="layer.0") as layer:
+        with autograd.record():
+            loss = cross_entropy(net(nd.array(LOOP[0][0])), nd.array(LABELS)).sum()
+            inside = embgrad.gradients(net, LOOP[0][0], embgrad.CrossEntropy(LABELS), at=["word", "layer.0"])
+        embgrad.gradients(net, LOOP[0][0], embgrad.Sum())
+        loss.backward()
+    assert (tap.count, tap.passes, layer.count) == (1, 1, 1)
+    assert relative(tap.steps[0].values, inside["word"].values) < 1e-5
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_bert_of_gluonnlp(hybrid: bool) -> None:
+    module = import_gluonnlp().model.bert
+    batch = embgrad.TokenBatch([[3, 4, 5, 4], [8, 9, 2, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]], convention="gluonnlp")
+    arrays = [nd.array(one) for one in batch.to_gluonnlp()]
+
+    def run(at: str | None) -> tuple[list[bytes], Any]:
+        encoder = module.BERTEncoder(num_layers=2, units=8, hidden_size=16, max_length=12, num_heads=2, dropout=0.2)
+        net = module.BERTModel(
+            encoder,
+            vocab_size=20,
+            token_type_vocab_size=2,
+            units=8,
+            embed_size=8,
+            use_decoder=True,
+            use_classifier=False,
+        )
+        net.initialize()
+        net(*arrays, nd.array([[1, 2], [0, 1]]))
+        randomise(net)
+        net.hybridize(hybrid)
+        mx.random.seed(2)
+        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=None)
+        with autograd.train_mode() if at is None else embgrad.capture(net, at=at) as tap:
+            for _ in range(3):
+                with autograd.record():
+                    _, _, logits = net(*arrays, nd.array([[1, 2], [0, 1]]))
+                    loss = cross_entropy(logits, nd.array([[4, 5], [8, 9]])).mean()
+                loss.backward()
+                trainer.step(1, ignore_stale_grad=True)
+        return bits(net), tap
+
+    alone, _ = run(None)
+    for at in ("word", "layer.0", "embeddings", "encoder.transformer_cells.1", "type"):
+        captured, tap = run(at)
+        assert captured == alone, at
+        assert tap.count == 3
+        assert tap.steps[0].values.any()
+
+
+def test_what_stands_for_a_pass_lives_no_longer_than_its_graph() -> None:
+    net = make(0.0)
+    with embgrad.capture(net, keep="mean") as tap:
+        train(net)
+        gc.collect()
+        alive = [
+            one
+            for one in gc.get_objects()
+            if type(one).__name__ == "_Pass" and type(one).__module__ == "embgrad.capture"
+        ]
+        assert not alive
+    assert tap.count == 3
+
+
+@pytest.fixture
+def numpy_semantics() -> Iterator[None]:
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
+@pytest.mark.usefixtures("numpy_semantics")
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_trainedof_numpy(hybrid: bool) -> None:
+    def build() -> Any:
+        net = nn.HybridSequential()
+        net.add(
+            nn.Embedding(ROWS, DIM),
+            nn.Dense(DIM, flatten=False, in_units=DIM, activation="tanh"),
+            nn.Dropout(0.4),
+            nn.Dense(3),
+        )
+        net.initialize()
+        net(mx.np.array(LOOP[0][0]))
+        for number, parameter in enumerate(net.collect_params().values()):
+            parameter.set_data(mx.np.array(np.random.default_rng(number).normal(size=parameter.shape), dtype="float32"))
+        net.hybridize(hybrid)
+        return net
+
+    def loop(net: Any) -> None:
+        mx.random.seed(4)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=None)
+        for ids, labels in LOOP:
+            with autograd.record():
+                loss = cross_entropy(net(mx.np.array(ids)), mx.np.array(labels)).sum()
+            loss.backward()
+            trainer.step(1)
+
+    captured, alone = build(), build()
+    with embgrad.capture(captured) as tap, embgrad.capture(captured, at="1") as layer:
+        loop(captured)
+    loop(alone)
+    assert bits(captured) == bits(alone)
+    assert (tap.count, layer.count) == (3, 3)
+
+
+@pytest.mark.parametrize("at", ["word", "net", "inside"])
+def test_a_symbol_block(at: str, tmp_path: Any) -> None:
+    whole = nn.HybridSequential()
+    whole.add(
+        nn.Embedding(ROWS, DIM), nn.Dense(4, in_units=DIM, flatten=False), nn.Dropout(0.4), nn.Dense(3, in_units=20)
+    )
+    whole.initialize()
+    randomise(whole)
+    whole.hybridize()
+    whole(nd.array(LOOP[0][0]))
+    whole.export(str(tmp_path / "net"))
+
+    def imported() -> Any:
+        block = gluon.SymbolBlock.imports(
+            str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+        )
+        around = nn.HybridSequential()
+        around.add(block)
+        return around
+
+    inside, alone = imported(), imported()
+    tap = in_a_capture(inside, at={"net": "0", "inside": whole[1].name}.get(at, at))
+    train(alone)
+    assert bits(inside) == bits(alone)
+    assert tap.count == 3
+    expected = in_a_capture(whole, at={"net": "3", "inside": "1"}.get(at, at)).steps[0]
+    assert (tap.steps[0].values == expected.values).all()
+    assert expected.values.any()
+
+
+def test_two_captures_in_one_symbol_block(tmp_path: Any) -> None:
+    """What one has marked goes on to the other, to each user its own."""
+    net = make(0.0, hybrid={})
+    net(nd.array(LOOP[0][0]))
+    net.export(str(tmp_path / "net"))
+    block, alone = (
+        gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+        for _ in range(2)
+    )
+    first, second = net.layers[0].query.name, net.layers[0].norm.name
+    with embgrad.capture(block, at=first) as one, embgrad.capture(block, at=second) as two:
+        train(block)
+    train(alone)
+    values, expected_values = (
+        [p.data().asnumpy().tobytes() for p in trained.collect_params().values()] for trained in (block, alone)
+    )
+    assert values == expected_values
+    for tap, at in ((one, "layers.0.query"), (two, "layers.0.norm")):
+        expected = in_a_capture(make(0.0), at=at)
+        for found, wanted in zip(tap.steps, expected.steps, strict=True):
+            assert relative(found.values, wanted.values) < 1e-5
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_wrapper_whose_forward_is_not_called_is_named_with_the_child_that_was(hybrid: bool) -> None:
+    class Wrapper(gluon.Block):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make(0.0, hybrid={} if hybrid else None)
+
+        def forward(self, ids: Any) -> Any:
+            return self.net(ids)
+
+    wrapper, ids = Wrapper(), nd.array(LOOP[0][0])
+
+    def step(called: Any) -> None:
+        with autograd.record():
+            loss = called(ids).square().sum()
+        loss.backward()
+
+    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(wrapper):
+        step(wrapper.net)
+    assert caught.value.message == (
+        "the forward of Wrapper was never called while the capture was open, and that of its child 'net' was: capture that "
+        "child, as in embgrad.capture(model.net)"
+    )
+    with embgrad.capture(wrapper) as tap:
+        step(wrapper)
+    assert tap.count == 1
+    with embgrad.capture(wrapper) as tap:  # no gradient is computed
+        wrapper.net(ids)
+    assert tap.count == 0

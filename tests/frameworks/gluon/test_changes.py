@@ -1,0 +1,331 @@
+"""override, add and edit against hand-written Gluon and finite differences in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon import GluonBackend
+
+import embgrad
+from tests.contract.conformance.harness_gluon import Harness
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, randomise, relative
+
+nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
+
+
+class Layer(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """x + tanh(dense(x)), and the tanh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(DIM, in_units=DIM, flatten=False)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        bent = F.tanh(self.dense(x))
+        return x + bent, bent
+
+
+class Stack(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """Three layers; what the first gives goes to the head past the others, too."""
+
+    def __init__(self, past: bool = False) -> None:
+        super().__init__()
+        self.past = past
+        self.words = nn.Embedding(ROWS, DIM)
+        self.layers = nn.HybridSequential()
+        self.layers.add(Layer(), Layer(), Layer())
+        self.top = nn.Dense(3, in_units=DIM)
+
+    def hybrid_forward(self, F: Any, ids: Any) -> Any:
+        x = self.words(ids)
+        seen = []
+        for layer in self.layers:
+            x, _ = layer(x)
+            seen.append(x)
+        return self.top(F.sum(F.tanh(x) + (seen[0] * seen[0] if self.past else 0 * x), axis=1))
+
+
+def stack(dtype: str = "float64", *, past: bool = False, hybrid: bool = True) -> Any:
+    net = Stack(past)
+    net.initialize()
+    net.cast(dtype)
+    randomise(net)
+    net.hybridize(hybrid)
+    return net
+
+
+IDS = distinct_ids(2, 5)
+COTANGENT = np.random.default_rng(4).normal(size=3)
+OBJECTIVE = embgrad.Projection(COTANGENT)
+
+
+def numpy_pass(net: Any, change: Callable[[str, np.ndarray], np.ndarray], past: bool = False) -> float:
+    """The objective in NumPy, float64; `change` sees the rows and what each layer gives, by name."""
+    parameters = {name: p.data().asnumpy().astype(np.float64) for name, p in net._collect_params_with_prefix().items()}
+    x = change("word", parameters["words.weight"][IDS])
+    first = x
+    for number in range(3):
+        x = x + np.tanh(x @ parameters[f"layers.{number}.dense.weight"].T + parameters[f"layers.{number}.dense.bias"])
+        x = change(f"layer.{number}", x)
+        first = x if number == 0 else first
+    pooled = (np.tanh(x) + (first * first if past else 0)).sum(1)
+    return float(((pooled @ parameters["top.weight"].T + parameters["top.bias"]) @ COTANGENT).sum())
+
+
+def slope(
+    net: Any, at: str, fixed: dict[str, np.ndarray], added: dict[str, np.ndarray], past: bool = False
+) -> np.ndarray:
+    """∂L/∂(value at the point), by central differences, with values overridden and added to elsewhere."""
+    gradient = np.zeros((2, 5, DIM))
+    for place in np.ndindex(gradient.shape):
+        sides = []
+        for step in (1e-6, -1e-6):
+
+            def change(name: str, value: np.ndarray, step: float = step, place: tuple[int, ...] = place) -> np.ndarray:
+                value = fixed.get(name, value) + added.get(name, 0)
+                if name == at:
+                    value = value.copy()
+                    value[place] += step
+                return value
+
+            sides.append(numpy_pass(net, change, past))
+        gradient[place] = (sides[0] - sides[1]) / 2e-6
+    return gradient
+
+
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_override_and_add_against_finite_differences(past: bool, hybrid: bool) -> None:
+    net, random = stack(past=past, hybrid=hybrid), np.random.default_rng(0)
+    new, more = random.normal(size=(2, 5, DIM)), random.normal(size=(2, 5, DIM))
+    names = ["word", "layer.0", "layer.1", "layer.2"]
+    found = embgrad.gradients(net, IDS, OBJECTIVE, at=names, add={"layer.0": more, "word": more})
+    for name in names:
+        expected = slope(net, name, {}, {"layer.0": more, "word": more}, past)
+        assert relative(found[name].values, expected) < 1e-7
+    assert relative(found["word"].activations, net.words.weight.data().asnumpy()[IDS] + more) < 1e-12
+    found = embgrad.gradients(
+        net, IDS, OBJECTIVE, at=["layer.0", "layer.1"], override={"layer.0": new}, add={"layer.0": more}
+    )
+    for name in ("layer.0", "layer.1"):
+        assert relative(found[name].values, slope(net, name, {"layer.0": new}, {"layer.0": more}, past)) < 1e-7
+    assert (found["layer.0"].activations == new + more).all()
+    with pytest.raises(embgrad.NoGradientError, match="overrid"):
+        embgrad.gradients(net, IDS, OBJECTIVE, at="word", override={"layer.0": new})
+
+
+def test_override_at_the_lookup_and_at_an_input() -> None:
+    net, new = stack(), np.random.default_rng(0).normal(size=(2, 5, DIM))
+    found = embgrad.gradients(net, IDS, OBJECTIVE, override={"word": new})
+    assert relative(found.values, slope(net, "word", {"word": new}, {})) < 1e-7
+    by_input = embgrad.gradients(net, IDS, OBJECTIVE, at="layers.0:input", override={"layers.0:input": new})
+    assert relative(by_input.values, found.values) < 1e-12
+    functional = embgrad.gradients(net, IDS, OBJECTIVE, override={"word": lambda value: value * 0 + new})
+    assert (functional.values == found.values).all()
+
+
+def cut_by_hand(
+    net: Any, edits: dict[str, Callable[[np.ndarray], np.ndarray]]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Hand-written stages: the layers run one by one, each from a fresh leaf; gradients before and after each edit."""
+    leaves: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+
+    def leaf(name: str, value: Any) -> Any:
+        fresh = value.detach()
+        fresh.attach_grad()
+        leaves[name] = fresh
+        return fresh
+
+    with autograd.record(train_mode=False):
+        x = leaf("word", net.words(nd.array(IDS, dtype="float64")))
+        for number, layer in enumerate(net.layers):
+            values[f"layer.{number}"] = layer(x)[0]
+            x = leaf(f"layer.{number}", values[f"layer.{number}"])
+        loss = nd.dot(net.top(nd.tanh(x).sum(axis=1)), nd.array(COTANGENT, dtype="float64")).sum()
+    found = {}
+    head, gradient = loss, nd.ones(1, dtype="float64")
+    for name in ("layer.2", "layer.1", "layer.0", "word"):
+        (came,) = autograd.grad([head], [leaves[name]], head_grads=[gradient], train_mode=False, retain_graph=True)
+        gone = edits.get(name, lambda g: g)(came.asnumpy().copy())
+        found[name] = (came.asnumpy(), gone)
+        head, gradient = values.get(name), nd.array(gone, dtype="float64")
+    return found
+
+
+def test_edits_in_stages_against_stages_by_hand() -> None:
+    net = stack(hybrid=False)
+    edits: dict[str, Any] = {"layer.2": lambda g: np.abs(g), "layer.0": lambda g: np.where(g > 0, 3 * g, g * 0 - 0.5)}
+    expected = cut_by_hand(net, edits)
+    net.hybridize()
+    names = ["word", "layer.0", "layer.1", "layer.2"]
+    found = embgrad.gradients(net, IDS, OBJECTIVE, at=names, edit=edits)
+    for name in names:
+        before, after = expected[name]
+        assert relative(found[name].values, after) < 1e-12
+        if name in edits:
+            assert relative(found[name].before, before) < 1e-12
+    unread = embgrad.gradients(net, IDS, OBJECTIVE, edit=edits)  # an edited point need not be read
+    assert (unread.values == found["word"].values).all()
+
+
+def test_an_edit_in_place_and_one_past_which_a_way_leads() -> None:
+    net = stack(past=True)
+
+    def clear(gradient: np.ndarray) -> None:
+        gradient[:] = 0
+
+    plain = embgrad.gradients(net, IDS, OBJECTIVE, at=["word", "layer.0", "layer.1"])
+    found = embgrad.gradients(net, IDS, OBJECTIVE, at=["word", "layer.0", "layer.1"], edit={"layer.1": clear})
+    assert not found["layer.1"].values.any()
+    assert (found["layer.1"].before == plain["layer.1"].values).all()
+    # What is left at layer.0 is what comes past layer.1: twice its value times the head's weights.
+    top = net.top.weight.data().asnumpy().T @ COTANGENT
+    assert relative(found["layer.0"].values, 2 * found["layer.0"].activations * top) < 1e-12
+    # What is edited above adds to what comes past.
+    tripled = embgrad.gradients(net, IDS, OBJECTIVE, at="layer.0", edit={"layer.1": lambda g: 3 * g})
+    rest = found["layer.0"].values
+    assert relative(tripled.values, rest + 3 * (plain["layer.0"].values - rest)) < 1e-12
+
+
+def test_nothing_comes_past_an_ablation() -> None:
+    net = stack()
+    found = embgrad.gradients(net, IDS, OBJECTIVE, at=["word", "layer.0", "layer.2"], edit={"layer.1": lambda g: g * 0})
+    assert not found["word"].values.any()
+    assert not found["layer.0"].values.any()
+    assert found["layer.2"].values.any()
+
+
+def test_an_edit_is_called_once_for_each_set_of_cotangents() -> None:
+    net, calls = stack(past=True), []
+
+    def edit(gradient: np.ndarray) -> np.ndarray:
+        calls.append(gradient.copy())
+        return gradient * 2
+
+    split = embgrad.gradients(net, IDS, OBJECTIVE, edit={"layer.0": edit, "layer.2": edit}, split=True)
+    assert len(calls) == 4
+    together = embgrad.gradients(net, IDS, OBJECTIVE, edit={"layer.0": edit, "layer.2": edit})
+    assert len(calls) == 6
+    assert relative(split.values, together.values) < 1e-12
+    calls.clear()
+
+    def native(logits: Any) -> Any:
+        return nd.dot(logits, nd.array(COTANGENT, dtype="float64"))
+
+    by_native = embgrad.gradients(net, IDS, native, edit={"layer.0": edit, "layer.2": edit})
+    assert relative(by_native.values, together.values) < 1e-12
+    assert len(calls) == 2
+    each = embgrad.gradients(net, IDS, native, edit={"layer.0": edit, "layer.2": edit}, split=True)
+    assert relative(each.values, together.values) < 1e-12
+    calls.clear()
+    embgrad.gradients(net, IDS, lambda logits: logits[:, 0] * 0 + 1, at="layer.2", edit={"layer.0": edit})
+    assert len(calls) == 1  # with a gradient of zeros: there is a way
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+@pytest.mark.parametrize("fault", [RuntimeError("broke"), KeyboardInterrupt()])
+def test_what_a_function_raises_comes_out_and_leaves_no_trace(option: str, fault: BaseException) -> None:
+    weights = {
+        "E": np.ones((ROWS, DIM)),
+        "E2": np.ones((ROWS, DIM)),
+        "W": np.ones((DIM, 3)),
+        "b": np.ones(3),
+        "W1": np.ones((DIM, DIM)),
+        "b1": np.ones(DIM),
+    }
+    net = Harness().build("layers", weights)
+    Harness().disturb(net)
+    before = Harness().state(net)
+
+    def broken(_: np.ndarray) -> np.ndarray:
+        raise fault
+
+    with pytest.raises(type(fault)) as caught:
+        embgrad.gradients(net, IDS, embgrad.Sum(), **{option: {"layer.1": broken}})
+    assert caught.value is fault
+    assert Harness().state(net) == before
+    assert embgrad.gradients(net, IDS, embgrad.Sum()).values.any()
+
+
+def test_half_precision_is_handed_out_widened() -> None:
+    class Half(mx.gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+            self.norm = nn.LayerNorm(in_channels=DIM)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.mean(F.tanh(self.norm(self.words(x))), axis=1)
+
+    net = Half()
+    net.initialize(mx.init.Normal(0.5))
+    net.cast("float16")
+    seen = []
+
+    def look(value: np.ndarray) -> np.ndarray:
+        seen.append(value.dtype)
+        value += 0.25  # is the function's own
+        return value
+
+    found = embgrad.gradients(
+        net,
+        IDS,
+        embgrad.Logit(1),
+        at=["word", "norm"],
+        override={"word": look},
+        add={"norm": look},
+        edit={"norm": look},
+    )
+    assert seen == [np.float32] * 3
+    assert found["word"].values.dtype == np.float32
+    assert found["word"].provenance["compute_dtype"] == "float16"
+    rows = net.words.weight.data().asnumpy()[IDS].astype(np.float32)
+    assert relative(found["word"].activations, rows + 0.25) < 2e-3
+    assert (found["norm"].values == (found["norm"].before + np.float32(0.25)).astype(np.float16)).all()
+
+
+AWKWARD = np.array([-0.0, 0.0, np.inf, -np.inf, np.nan, 1e-42, -1e-42, 1.5])
+
+
+@pytest.fixture
+def numpy_semantics(request: Any) -> Iterator[bool]:
+    if request.param:
+        mx.npx.set_np()
+    yield request.param
+    if request.param:
+        mx.npx.reset_np()
+
+
+@pytest.mark.parametrize("numpy_semantics", [False, True], indirect=True)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_point_changes_no_bit(dtype: str, numpy_semantics: bool) -> None:
+    """Not even the sign of zero, which +0.0 would: 1 / -0.0 is another infinity."""
+
+    class Same(mx.gluon.HybridBlock):  # type: ignore[misc]
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.identity(x) if not numpy_semantics else F.np.copy(x)
+
+    class Bits(mx.gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(3, 8)
+            self.same = Same()
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return self.same(self.words(x))
+
+    net = Bits()
+    net.initialize()
+    net.cast(dtype)
+    array = mx.np.array if numpy_semantics else nd.array
+    net.words.weight.set_data(array(np.tile(AWKWARD, (3, 1)), dtype=dtype))
+    request = embgrad.Request(("same:output#0",), lambda out: [{None: np.ones_like(out[None])}], (None,))
+    run = GluonBackend().run(net, embgrad.TokenBatch([[1, 2]], convention="ids"), request)
+    expected = np.tile(AWKWARD, (1, 2, 1)).astype(dtype)
+    expected = expected.astype(np.float32) if dtype == "float16" else expected
+    assert run.points["same:output#0"].activation.tobytes() == expected.tobytes()
+    assert (run.points["same:output#0"].gradients[0] == 1).all()

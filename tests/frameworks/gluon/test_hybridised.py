@@ -1,0 +1,356 @@
+"""Hybridised nets run operator by operator: the same numbers, and the hybridisation is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon import graphs
+
+import embgrad
+from tests.frameworks.gluon.exporting import exported, norm_and_dropout
+from tests.frameworks.gluon.graphnets import OBJECTIVE, Layered, OnArrays, Positions, expect_same, gated, tolerance_of
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, differences, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.test_bert import BATCH, loaded
+from tests.frameworks.gluon.test_models import Bare, Recurrent, TextCNN, bag, sparse
+
+nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
+HybridBlock, Block = mx.gluon.HybridBlock, mx.gluon.Block
+
+# Gluon says so whenever it imports a symbol whose inputs' dtypes are open.
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
+
+DISAGREES = "is hybridised, and its graph does not give what its Python gives"
+
+
+class Tied(HybridBlock):
+    """The table is the head, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(ROWS, DIM)
+        self.head = nn.Dense(ROWS, use_bias=False, in_units=DIM, params=self.embedding.params)
+        self.top = nn.Dense(3)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.top(F.log_softmax(self.head(F.mean(F.tanh(self.embedding(x)), axis=1))))
+
+
+def pooled_and_normed() -> Any:
+    return Layered(
+        nn.BatchNorm(axis=1), nn.Dropout(0.5), nn.LeakyReLU(0.1), nn.MaxPool1D(2, 1), nn.SELU(), nn.GlobalAvgPool1D()
+    )
+
+
+def pooled() -> Any:
+    return Layered(nn.Dropout(0.5), nn.MaxPool1D(2, 1), nn.SELU(), nn.GlobalAvgPool1D())
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "bag": bag,
+    "bidirectional gru": lambda: Recurrent(rnn.GRU(3, num_layers=2, bidirectional=True, dropout=0.5)),
+    "dropped lstm": lambda: Recurrent(rnn.LSTM(3, num_layers=2, dropout=0.5)),
+    "gather": lambda: Bare("gather"),
+    "maximum": lambda: Layered(nn.HybridLambda(lambda F, x: F.max(x, axis=2) - F.min(x, axis=-1))),
+    "norm and dropout": norm_and_dropout,
+    "pooled": pooled,
+    "pooled and normed": pooled_and_normed,
+    "positions": Positions,
+    "selu": lambda: Layered(nn.SELU(), nn.GlobalAvgPool1D()),
+    "sparse gradient": sparse,
+    "take": lambda: Bare("take"),
+    "text cnn": TextCNN,
+    "tied": Tied,
+    "vanilla rnn": lambda: Recurrent(rnn.RNN(3, activation="tanh")),
+}
+
+
+def hybridised(net: Any, ids: np.ndarray, dtype: str = "float64", **flags: Any) -> Any:
+    net.hybridize(**flags)
+    net(nd.array(ids, dtype=dtype))
+    return net
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", MODELS)
+def test_hybridised_and_exported_nets_give_what_the_net_gives(name: str, dtype: str, tmp_path: Path) -> None:
+    ids = distinct_ids()
+    net = built(MODELS[name], ids, dtype)
+    expected = embgrad.gradients(net, ids, OBJECTIVE)
+    tolerance = tolerance_of(net)
+    block = exported(net, [nd.array(ids, dtype=dtype)], tmp_path)  # which hybridises the net, and calls it
+    block.cast(dtype)
+    expect_same(embgrad.gradients(net, ids, OBJECTIVE), expected, tolerance)
+    expect_same(embgrad.gradients(block, ids, OBJECTIVE), expected, tolerance)
+
+
+@pytest.mark.parametrize("name", ["maximum", "pooled", "selu", "bidirectional gru", "vanilla rnn", "text cnn"])
+def test_against_finite_differences(name: str, tmp_path: Path) -> None:
+    """What MXNet gets wrong in silence: each of these fails without its countermeasure."""
+    ids = distinct_ids()
+    cotangent = np.tile([0.7, -0.4, 0.2], (2, 1))
+    double = built(MODELS[name], ids, "float64")
+    table = next(p for p in double.collect_params().values() if p.shape == (ROWS, DIM))
+    expected = differences(double, table, ids, cotangent)
+    for dtype, tolerance in (("float64", 1e-6), ("float32", 2e-4)):
+        net = built(MODELS[name], ids, dtype)
+        block = exported(net, [nd.array(ids, dtype=dtype)], tmp_path)
+        block.cast(dtype)
+        for one in (net, block):
+            assert relative(embgrad.gradients(one, ids, OBJECTIVE).values, expected) < tolerance
+
+
+@pytest.mark.parametrize("output", ["sequence", "pooled"])
+def test_bert(output: str) -> None:
+    net = loaded()
+    shorter = embgrad.TokenBatch(BATCH.ids)  # neither types nor lengths
+    expected = embgrad.gradients(net, shorter, embgrad.Sum(output=output))
+    net.hybridize()
+    net(*map(nd.array, shorter.to_gluonnlp()))
+    expect_same(embgrad.gradients(net, shorter, embgrad.Sum(output=output)), expected, 2e-5)
+
+
+def test_compile_is_refused_with_what_to_do() -> None:
+    ids = distinct_ids()
+    net = hybridised(built(TextCNN, ids, "float32"), ids, "float32")
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"does not support 'compile'.*hybridised net runs operator by operator"
+    ):
+        embgrad.gradients(net, ids, OBJECTIVE, compile=True)
+
+
+def test_new_weights_are_seen() -> None:
+    ids = distinct_ids()
+    net = hybridised(built(TextCNN, ids, "float64"), ids)
+    before = embgrad.gradients(net, ids, OBJECTIVE).values
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    with autograd.record():
+        loss = net(nd.array(ids, dtype="float64")).square().sum()
+    loss.backward()
+    trainer.step(1)
+    found = embgrad.gradients(net, ids, OBJECTIVE)
+    assert relative(found.values, before) > 1e-3
+    twin = built(TextCNN, ids, "float64")
+    for own, other in zip(twin.collect_params().values(), net.collect_params().values(), strict=True):
+        own.set_data(other.data())
+    expect_same(found, embgrad.gradients(twin, ids, OBJECTIVE), 1e-12)
+    for one in (net, twin):
+        one.collect_params().setattr("grad_req", "null")  # which gives them new arrays
+        randomise(one, seed=5)
+    expect_same(embgrad.gradients(net, ids, OBJECTIVE), embgrad.gradients(twin, ids, OBJECTIVE), 1e-12)
+
+
+def test_a_net_that_is_cast() -> None:
+    """A recurrent layer's first state is made in the dtype that the layer was last cast to."""
+    ids = distinct_ids()
+    net = built(lambda: Recurrent(rnn.LSTM(3)), ids, "float32")
+    for dtype in ("float32", "float64", "float32"):
+        net.hybridize(False)
+        net.cast(dtype)
+        expected = embgrad.gradients(net, ids, OBJECTIVE)
+        found = embgrad.gradients(hybridised(net, ids, dtype), ids, OBJECTIVE)
+        assert found.provenance["compute_dtype"] == dtype
+        expect_same(found, expected, tolerance_of(net))
+
+
+@pytest.mark.parametrize("option", ["edit", "override", "add"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, mx.MXNetError])
+def test_exceptions_of_callbacks_come_out_as_themselves(option: str, error: type[BaseException]) -> None:
+    ids = distinct_ids()
+    net = hybridised(built(TextCNN, ids, "float32"), ids, "float32")
+    expected = embgrad.gradients(net, ids, OBJECTIVE)
+    raised = error("of the user's own")
+
+    def change(_: Any) -> Any:
+        raise raised
+
+    with pytest.raises(error) as caught:
+        embgrad.gradients(net, ids, OBJECTIVE, **{option: {"word": change}})
+    assert caught.value is raised
+    assert not autograd.is_recording()
+    expect_same(embgrad.gradients(net, ids, OBJECTIVE), expected, 1e-7)
+
+
+def test_the_contract_holds() -> None:
+    """MXNet clips ids in silence; what else is refused is refused with the same words as without a graph."""
+    ids = distinct_ids(2, 4)
+    plain = built(Positions, ids, "float32")
+    hybrid = hybridised(built(Positions, ids, "float32"), ids, "float32")
+    for batch, match in (
+        (ids + 5, "outside the table 'words'|outside the table"),
+        (np.ones((1, 9), int), r"9 tokens, and the model takes 7"),
+    ):
+        said = []
+        for net in (plain, hybrid):
+            with pytest.raises(embgrad.BatchError, match=match) as caught:
+                embgrad.gradients(net, batch, OBJECTIVE)
+            said.append(str(caught.value))
+        assert said[0] == said[1]
+
+
+class Ending(HybridBlock):
+    """Ends in what is to be refused."""
+
+    def __init__(self, end: Callable[..., Any]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(ROWS, DIM)
+        self.end = end
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.end(F, F.sum(self.embedding(x), axis=1), x)
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "match"),
+    [
+        (
+            lambda F, rows, x: F.SoftmaxOutput(rows, F.slice_axis(x, axis=1, begin=0, end=1).reshape(-1)),
+            embgrad.UnsupportedError,
+            "Softmax",
+        ),
+        (lambda F, rows, x: F.BlockGrad(rows), embgrad.NoGradientError, "does not depend"),
+        (lambda F, rows, x: F.one_hot(F.argmax(rows, axis=1), 3), embgrad.NoGradientError, "does not depend"),
+        (lambda F, rows, x: rows / F.zeros_like(rows), embgrad.ObjectiveError, "finite"),
+    ],
+)
+def test_wrong_and_missing_ways(end: Any, error: type[Exception], match: str) -> None:
+    ids = distinct_ids(2, 4)
+    net = built(lambda: Ending(end), ids, "float32")
+    for one in (net, hybridised(net, ids, "float32")):
+        with pytest.raises(error, match=match):
+            embgrad.gradients(one, ids, embgrad.Sum())
+
+
+def test_an_output_that_nobody_reads_gives_nothing(tmp_path: Path) -> None:
+    """An operator with a gradient of its own would add that, and zero times infinity is no number."""
+    ids = distinct_ids(2, 4)
+
+    def pick(model: Any, inputs: Any) -> dict[str, Any]:
+        given = inputs if isinstance(inputs, nd.NDArray) else next(iter(inputs.values()))
+        return dict(zip(("logits", "other", "blocked"), model(given), strict=True))
+
+    for other in (lambda F, rows: F.make_loss(rows), lambda F, rows: F.sqrt(rows - rows)):
+        end = lambda F, rows, x, other=other: (F.tanh(rows), other(F, rows), F.BlockGrad(rows))  # noqa: E731
+        net = built(lambda end=end: Ending(end), ids, "float64")
+        block = exported(net, [nd.array(ids, dtype="float64")], tmp_path)
+        block.cast("float64")
+        for one in (net, block):
+            found = embgrad.gradients(one, ids, embgrad.Sum(output="logits"), call=pick)
+            rows = found.activations.sum(axis=1, keepdims=True)
+            np.testing.assert_allclose(found.values, np.broadcast_to(1 - np.tanh(rows) ** 2, found.shape), rtol=1e-10)
+            with pytest.raises(embgrad.NoGradientError):
+                embgrad.gradients(one, ids, embgrad.Sum(output="blocked"), call=pick)
+
+
+class Wrapped(Block):
+    """Two hybridised halves in a Block, which computes between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lower = nn.HybridSequential()
+        self.lower.add(nn.Embedding(ROWS, DIM), nn.Dense(5, flatten=False, activation="tanh"))
+        self.upper = nn.HybridSequential()
+        self.upper.add(nn.LayerNorm(), nn.Dense(3))
+
+    def forward(self, x: Any) -> Any:
+        return self.upper(self.lower(x).mean(axis=1) * 2)
+
+
+def test_hybridised_parts_of_a_block() -> None:
+    ids = distinct_ids()
+    net = built(Wrapped, ids, "float64")
+    expected = embgrad.gradients(net, ids, OBJECTIVE)
+    expect_same(embgrad.gradients(hybridised(net, ids), ids, OBJECTIVE), expected, 1e-12)
+
+
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}, {"inline_limit": 0}], ids=str)
+@pytest.mark.parametrize("option", [{}, {"at": "layers"}, {"training": True}, {"split": True}], ids=str)
+def test_the_users_own_graph_is_left_alone(flags: dict[str, Any], option: dict[str, Any]) -> None:
+    ids = distinct_ids()
+    net = hybridised(
+        built(lambda: Layered(nn.LeakyReLU(0.1), nn.GlobalAvgPool1D()), ids, "float32"), ids, "float32", **flags
+    )
+    inside = [net, net.layers, net.top]
+    before = net(nd.array(ids)).asnumpy()
+    held = [(one._active, one._cached_op, one._cached_graph, list(one._flags)) for one in inside]
+    variables = [parameter._var for parameter in net.collect_params().values()]
+    embgrad.gradients(net, ids, OBJECTIVE, **option)
+    for one, (active, op, graph, own) in zip(inside, held, strict=True):
+        assert (one._active, list(one._flags)) == (active, own)
+        assert one._cached_op is op
+        assert one._cached_graph is graph
+    assert [id(parameter._var) for parameter in net.collect_params().values()] == list(map(id, variables))
+    assert (net(nd.array(ids)).asnumpy() == before).all()
+    assert net._cached_op is held[0][1]
+
+
+def test_a_net_whose_python_no_longer_makes_its_graph_is_refused() -> None:
+    ids = distinct_ids()
+    net = hybridised(built(lambda: Layered(nn.LeakyReLU(0.1), nn.GlobalAvgPool1D()), ids, "float64"), ids)
+    embgrad.gradients(net, ids, OBJECTIVE)
+    net.layers[0]._alpha = 0.9
+    for options in ({}, {"at": "layers"}, {"training": True}):
+        with pytest.raises(embgrad.UnsupportedError, match=rf"{DISAGREES}.*hybridize\(\)"):
+            embgrad.gradients(net, ids, OBJECTIVE, **options)
+    hybridised(net, ids)
+    expected = built(lambda: Layered(nn.LeakyReLU(0.9), nn.GlobalAvgPool1D()), ids, "float64")
+    for options in ({}, {"training": True}):
+        found = embgrad.gradients(net, ids, OBJECTIVE, **options)
+        assert relative(found.values, embgrad.gradients(expected, ids, OBJECTIVE).values) < 1e-12
+
+
+def test_a_net_whose_python_goes_another_way_without_symbols_is_refused() -> None:
+    class Branching(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.dense = nn.Embedding(ROWS, DIM), nn.Dense(3)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            rows = self.embedding(x)
+            return self.dense(F.tanh(rows) if F is mx.nd else rows * 2)
+
+    ids = distinct_ids()
+    net = hybridised(built(Branching, ids, "float64"), ids)
+    for options in ({}, {"at": "dense"}, {"training": True}):
+        with pytest.raises(embgrad.UnsupportedError, match=DISAGREES):
+            embgrad.gradients(net, ids, embgrad.Logit(1), **options)
+    with (
+        pytest.raises(embgrad.UnsupportedError, match=DISAGREES),
+        embgrad.capture(net),
+        mx.autograd.record(),
+    ):
+        net(nd.array(ids, dtype="float64"))
+
+
+def test_a_net_whose_python_returns_more_without_symbols_is_refused() -> None:
+    ids = distinct_ids()
+    net = built(
+        lambda: OnArrays(lambda F, rows: rows.mean(axis=1) if F is nd else [rows.mean(axis=1)] * 2), ids, "float32"
+    )
+    hybridised(net, ids, "float32")
+    with pytest.raises(embgrad.UnsupportedError, match=DISAGREES):
+        embgrad.gradients(net, ids, lambda out: out[0].sum(axis=1))
+
+
+def test_a_hybridised_net_whose_python_enters_a_scope_is_refused() -> None:
+    ids = distinct_ids()
+    net = hybridised(built(lambda: OnArrays(lambda F, rows: gated(rows)), ids, "float64"), ids)
+    for options in ({}, {"at": "embedding"}, {"training": True}):
+        with pytest.raises(embgrad.UnsupportedError, match=r"enters autograd\.pause\(\)"):
+            embgrad.gradients(net, ids, embgrad.Sum(), **options)
+
+
+def test_a_graph_is_compared_with_its_python_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = distinct_ids()
+    net = hybridised(built(lambda: Layered(nn.LeakyReLU(0.1), nn.GlobalAvgPool1D()), ids, "float64"), ids)
+    compared: list[Any] = []
+    monkeypatch.setattr(graphs, "_compare", lambda *given: compared.append(given))
+    for _ in range(3):
+        embgrad.gradients(net, ids, OBJECTIVE, at="layers")
+    assert len(compared) == 1
+    net.layers[0]._alpha = 0.9
+    embgrad.gradients(net, ids, OBJECTIVE, at="layers")
+    assert len(compared) == 2

@@ -1,0 +1,160 @@
+"""Nets of mx.np, MXNet's newer interface, against finite differences of the same net."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, relative
+
+np_, npx = mx.np, mx.npx
+
+
+@pytest.fixture(autouse=True)
+def numpy_semantics() -> Iterator[None]:
+    npx.set_np()
+    yield
+    npx.reset_np()
+
+
+class Net(mx.gluon.HybridBlock):
+    """Embedding → a function of the rows."""
+
+    def __init__(self, function: Callable[[Any], Any], table: Callable[[Any, Any], Any] | None = None) -> None:
+        super().__init__()
+        self.table = self.params.get("table", shape=(ROWS, DIM))
+        self.function = function
+        self.look_up = table or (lambda table, x: npx.embedding(x, table, ROWS, DIM))
+
+    def hybrid_forward(self, F: Any, x: Any, table: Any) -> Any:
+        return self.function(self.look_up(table, x))
+
+
+def check(net: Any, dtype: str = "float64", tolerance: float = 1e-6) -> embgrad.EmbeddingGradients:
+    ids = distinct_ids()
+    net.initialize()
+    net.cast(dtype)
+    rows = np.random.default_rng(0).uniform(-1, 1, (ROWS, DIM))
+    net.table.set_data(np_.array(rows, dtype=dtype))
+
+    def value(table: np.ndarray) -> float:
+        net.table.set_data(np_.array(table, dtype=dtype))
+        return float(net(np_.array(ids, dtype="int32")).astype("float64").sum().asnumpy())
+
+    expected = np.zeros((*ids.shape, DIM))
+    for place in np.ndindex(*expected.shape):
+        step = np.zeros_like(rows)
+        step[ids[place[:-1]], place[-1]] = 1e-6
+        expected[place] = (value(rows + step) - value(rows - step)) / 2e-6
+    net.table.set_data(np_.array(rows, dtype=dtype))
+    found = embgrad.gradients(net, ids, embgrad.Scalar(lambda out: out.sum()))
+    assert relative(found.values, expected) < tolerance
+    return found
+
+
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "npx.embedding": lambda table, x: npx.embedding(x, table, ROWS, DIM),
+    "np.take": lambda table, x: np_.take(table, x, axis=0, mode="clip"),
+    "method": lambda table, x: table.take(x, axis=0),
+    "index": lambda table, x: table[x],
+    "index with a slice": lambda table, x: table[x, :],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_look_up(way: str) -> None:
+    net = Net(lambda rows: np_.tanh(rows) * 2, WAYS[way])
+    assert check(net).provenance["path"] == "table#0"
+    assert check(net).values.dtype == np.float64
+    with pytest.raises(embgrad.BatchError, match=f"id {ROWS} at example 0, position 0"):
+        embgrad.gradients(net, np.array([[ROWS]]), embgrad.Scalar(lambda out: out.sum()))
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "where, of an array or a number": lambda e: np_.where(e > 0, e * e * 3, 0.5) * e,
+    "where, of a number or an array": lambda e: np_.where(e > 0, 2, e * e * 3) * e,
+    "where, of arrays": lambda e: np_.where(e > 0, e * e, e * 3),
+    "masked attention": lambda e: np_.matmul(
+        npx.softmax(np_.where(np_.ones((5, 5)) > 0, np_.matmul(e, e.swapaxes(1, 2)), -1e9), axis=-1), e
+    ),
+    "variance": lambda e: np_.var(e, axis=1),
+    "variance of a sample": lambda e: np_.var(e, axis=(1, 2), ddof=1, keepdims=True) * e,
+    "variance of all": lambda e: e.var() * e,
+    "standard deviation": lambda e: np_.std(e, axis=-1),
+    "layer norm by hand": lambda e: np_.square((e - e.mean(-1, keepdims=True)) / (e.std(-1, keepdims=True) + 0.1)) * e,
+    "norm": lambda e: np_.linalg.norm(e, axis=-1),
+    "einsum": lambda e: np_.einsum("bpd,bqd->bpq", e, e) ** 2,
+    "tensordot": lambda e: np_.tensordot(e * e, np_.array(np.arange(8.0).reshape(4, 2), dtype="float64"), 1),
+    "logsumexp": lambda e: np_.log(np_.exp(e).sum(axis=1)),
+    "cumulative sum": lambda e: np_.cumsum(e * e, axis=1),
+    "maximum": lambda e: np_.maximum(e, 0.1).max(axis=1),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    check(Net(FUNCTIONS[name]), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rot90", "atleast_2d", "percentile"])
+def test_functions_of_a_wrong_gradient_are_refused(name: str) -> None:
+    functions = {
+        "rot90": lambda e: np_.rot90(e.sum(axis=0)),
+        "atleast_2d": lambda e: np_.atleast_2d(e),
+        "percentile": lambda e: np_.percentile(e, 30, axis=1),
+    }
+    net = Net(functions[name])
+    net.initialize()
+    with pytest.raises(
+        embgrad.UnsupportedError, match=f"between the lookup and the objective is the operator '.*{name}'"
+    ):
+        embgrad.gradients(net, distinct_ids(), embgrad.Scalar(lambda out: out.sum()))
+
+
+def test_objectives_in_numpy_and_outputs_without_an_axis() -> None:
+    net = Net(lambda rows: rows.sum(axis=1))
+    net.initialize()
+    for hybrid in (False, True):
+        if hybrid:
+            net.hybridize()
+        found = embgrad.gradients(net, distinct_ids(), embgrad.Logit(2))
+        assert (found.values[..., 2] == 1).all()
+        assert found.values.sum() == 10
+    native = embgrad.gradients(net, distinct_ids(), lambda out: out[:, 2])
+    assert (native.values == found.values).all()
+    scalar = embgrad.gradients(net, distinct_ids(), embgrad.Scalar(lambda out: out[:, 2].sum()))
+    assert (scalar.values == found.values).all()
+    assert scalar.objective.shape == ()
+
+
+def test_a_call_warns_of_nothing() -> None:
+    """Arrays of mx.np have attributes of the older kind, which warn that they were renamed."""
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(ROWS, DIM), nn.BatchNorm(axis=-1), nn.Dense(3))
+    net.initialize()
+    net(np_.array(distinct_ids(), dtype="int32"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        embgrad.gradients(net, distinct_ids(), embgrad.Sum())
+
+
+def test_layers_of_gluon_in_numpy_semantics() -> None:
+    nn, rnn = mx.gluon.nn, mx.gluon.rnn
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(ROWS, DIM), rnn.GRU(3, layout="NTC"), nn.BatchNorm(axis=-1), nn.Dense(2))
+    net.initialize()
+    found = embgrad.gradients(net, distinct_ids(), embgrad.Logit(1))
+    table = net[0].weight.data().asnumpy()
+    step = np.zeros_like(table)
+    step[distinct_ids()[1, 2], 1] = 1e-2
+    ends = []
+    for sign in (1, -1):
+        net[0].weight.set_data(np_.array(table + sign * step))
+        ends.append(net(np_.array(distinct_ids(), dtype="int32")).asnumpy()[1, 1])
+    assert abs((ends[0] - ends[1]) / 2e-2 - found.values[1, 2, 1]) < 1e-3 * abs(found.values).max()

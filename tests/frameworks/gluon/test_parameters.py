@@ -1,0 +1,288 @@
+"""Gradients of parameters: each layer's against finite differences, names, and what stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon import GluonBackend
+from embgrad_gluon.importing import import_gluonnlp
+
+import embgrad
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.test_layers import COARSE, LAYERS, SINGLE, Through, plain
+
+nn, nd, autograd, rnn = mx.gluon.nn, mx.nd, mx.autograd, mx.gluon.rnn
+
+#: Layers with parameters of their own, with the dtype in which the finite differences are taken, their step, and tolerances.
+DOUBLE = ("float64", 1e-6, {"float64": 1e-6, "float32": 3e-4})
+ROUGH = ("float64", 1e-3, {"float64": 3e-3, "float32": 3e-3})
+FLOAT = ("float32", 1e-2, {"float32": 5e-3})
+WITH_PARAMETERS = {
+    **{name: (factory, *DOUBLE) for name, factory in LAYERS.items()},
+    **{name: (factory, *ROUGH) for name, factory in COARSE.items()},
+    **{name: (factory, *FLOAT) for name, factory in SINGLE.items()},
+}
+NAMES = (
+    *(
+        "dense",
+        "dense by position",
+        "lstm",
+        "lstm of two layers, both ways",
+        "gru",
+        "gru of two layers, both ways",
+        "rnn",
+    ),
+    *("rnn of two layers, both ways", "rnn with relu", "lstm cell", "gru cell", "convolution", "plane convolution"),
+    *("dilated convolution in groups", "transposed convolution", "batch norm", "batch norm over the last axis"),
+    *("batch norm of fixed scale", "layer norm", "layer norm over positions", "group norm", "instance norm", "prelu"),
+    *("max pooling", "dropout", "attention"),
+)
+
+
+def gradients(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: bool = False) -> dict[str, Any]:
+    """By name, from the backend itself, for a cotangent of the net's only output."""
+    request = embgrad.Request((), lambda _: [{None: cotangent}], (None,), training, parameters=True)
+    found = GluonBackend().run(net, embgrad.TokenBatch(ids, convention="ids"), request).parameters
+    assert found is not None
+    return {name: one.gradient for name, one in found.items()}
+
+
+def slopes(
+    net: Any, ids: np.ndarray, cotangent: np.ndarray, dtype: str, step: float, *, training: bool = False
+) -> dict[str, tuple[np.ndarray, float]]:
+    """For each trainable parameter a direction, and the central difference of cotangent · output along it."""
+    random = np.random.default_rng(5)
+    inputs = nd.array(ids, dtype=dtype)
+
+    def value() -> float:
+        with autograd.record(train_mode=training):
+            return float((net(inputs).asnumpy().astype(np.float64) * cotangent).sum())
+
+    found = {}
+    for name, parameter in net._collect_params_with_prefix().items():
+        if parameter.grad_req == "null":
+            continue
+        before = parameter.data().asnumpy()
+        direction = random.normal(size=before.shape).astype(dtype)
+        sides = []
+        for sign in (1, -1):
+            parameter.set_data(nd.array(before + sign * step * direction, dtype=dtype))
+            sides.append(value())
+        parameter.set_data(nd.array(before, dtype=dtype))
+        found[name] = (direction.astype(np.float64), (sides[0] - sides[1]) / (2 * step))
+    return found
+
+
+def check(factory: Callable[[], Any], best: str, step: float, tolerances: dict[str, float], training: bool) -> None:
+    ids = distinct_ids()
+    nets = {dtype: built(factory, ids, dtype) for dtype in tolerances}
+    cotangent = np.random.default_rng(1).normal(size=nets[best](nd.array(ids, dtype=best)).shape)
+    expected = slopes(nets[best], ids, cotangent, best, step, training=training)
+    for dtype, net in nets.items():
+        for hybrid in (False, True):
+            net.hybridize(hybrid)
+            found = gradients(net, ids, cotangent, training=training)
+            assert found.keys() == expected.keys()
+            for name, (direction, slope) in expected.items():
+                got = float((found[name].astype(np.float64) * direction).sum())
+                scale = max(abs(slope), float(np.linalg.norm(found[name])))
+                assert abs(got - slope) < tolerances[dtype] * scale, f"{name}, {dtype}, {hybrid}: {got} for {slope}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_the_parameters_of_a_layer(name: str) -> None:
+    factory, best, step, tolerances = WITH_PARAMETERS[name]
+    check(factory, best, step, tolerances, training=False)
+
+
+@pytest.mark.parametrize("name", ["batch norm", "batch norm over the last axis", "lstm", "gru", "rnn", "max pooling"])
+def test_gradients_of_the_parameters_in_training_mode(name: str) -> None:
+    factory, best, step, tolerances = WITH_PARAMETERS[name]
+    check(factory, best, step, tolerances, training=True)
+
+
+class Net(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """A shared layer, a frozen one, one that is not used, a parameter of its own, and one that no attribute holds."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(ROWS, DIM, sparse_grad=sparse)
+        self.body = nn.HybridSequential()
+        self.body.add(nn.Dense(DIM, flatten=False, in_units=DIM), nn.LayerNorm(in_channels=DIM))
+        self.again = self.body
+        self.unused = nn.Dense(2, in_units=DIM)
+        self.scale = self.params.get("scale", shape=(1, 1, DIM))
+        self.top = nn.Dense(3, in_units=DIM)
+        self.top.bias.grad_req = "null"
+
+    def hybrid_forward(self, F: Any, x: Any, scale: Any) -> Any:
+        rows = self.again(F.tanh(self.body(self.words(x))))
+        return self.top(F.sum(F.broadcast_mul(rows, scale), axis=1))
+
+
+def made(sparse: bool = False) -> Any:
+    net = Net(sparse)
+    net.initialize()
+    net.cast("float64")
+    randomise(net)
+    return net
+
+
+EXPECTED_NAMES = (
+    *("scale", "words.weight", "body.0.weight", "body.0.bias", "body.1.gamma", "body.1.beta"),
+    *("unused.weight", "unused.bias", "top.weight"),
+)
+
+
+def by_backward(net: Any, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Hand-written: the parameters' own buffers after a backward pass, which are put back."""
+    named = {name: p for name, p in net._collect_params_with_prefix().items() if not name.startswith("again")}
+    parameters = {name: p for name, p in named.items() if p.grad_req != "null"}
+    before = {name: p.grad().asnumpy() for name, p in parameters.items()}
+    with autograd.record(train_mode=False):
+        loss = net(nd.array(ids, dtype="float64"))[:, 1].sum()
+    loss.backward(train_mode=False)
+    added = {name: before[name] if p.grad_req == "add" else 0 for name, p in parameters.items()}
+    return {name: p.grad().asnumpy() - added[name] for name, p in parameters.items() if p.grad().asnumpy().any()}
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_names_order_and_what_is_not_reached(hybrid: bool) -> None:
+    net, ids = made(), distinct_ids()
+    expected = by_backward(net, ids)
+    net.hybridize(hybrid)
+    found = embgrad.parameter_gradients(net, ids, embgrad.Logit(1))
+    assert tuple(found) == EXPECTED_NAMES
+    assert found.unreached == ("unused.weight", "unused.bias")
+    for name, gradient in found.items():
+        assert gradient.dtype == np.float64
+        assert relative(gradient, expected[name]) < 1e-12 if name in expected else not gradient.any()
+
+
+@pytest.mark.parametrize(
+    ("request_", "sparse"), [("write", False), ("write", True), ("add", False)]
+)  # MXNet has no sparse add
+def test_the_users_buffers_stay(request_: str, sparse: bool) -> None:
+    net, ids = made(sparse), np.array([[1, 2, 1], [3, 1, 0]])
+    net.collect_params("(?!.*bias)").setattr("grad_req", request_)
+    net.top.bias.grad_req = "null"
+    expected = by_backward(net, ids)
+    parameters = net._collect_params_with_prefix().values()
+    for parameter in parameters:
+        for gradient in parameter._grad or ():
+            if gradient.stype == "default":
+                gradient[:] = 7
+    buffers = [[(id(one), one.asnumpy().tobytes()) for one in p._grad or ()] for p in parameters]
+    found = embgrad.parameter_gradients(net, ids, embgrad.Logit(1))
+    for name in expected:
+        assert isinstance(found[name], np.ndarray)
+        assert relative(found[name], expected[name]) < 1e-12
+    assert buffers == [[(id(one), one.asnumpy().tobytes()) for one in p._grad or ()] for p in parameters]
+
+
+def test_parts_are_numbered() -> None:
+    ids = distinct_ids()
+    encoder, head = built(lambda: nn.Embedding(ROWS, DIM), ids, "float64"), nn.Dense(3, in_units=DIM)
+    head.initialize()
+    head.cast("float64")
+    found = embgrad.parameter_gradients(
+        [encoder, head], ids, embgrad.Logit(1), call=lambda parts, inputs: parts[1](parts[0](inputs).sum(axis=1))
+    )
+    assert list(found) == ["0.weight", "1.weight", "1.bias"]
+    rows = encoder.weight.data().asnumpy()[ids].sum(axis=(0, 1))
+    assert relative(found["1.weight"][1], rows) < 1e-12
+    assert not found["1.weight"][[0, 2]].any()
+
+
+def test_parameters_that_no_attribute_holds() -> None:
+    class Held(mx.gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+            self.factors = [self.params.get(f"factor{number}", shape=(DIM,)) for number in range(2)]
+
+        def forward(self, x: Any) -> Any:
+            rows = self.words(x)
+            for factor in self.factors:
+                rows = rows * factor.data()
+            return rows.sum(axis=1)
+
+    net, ids = built(Held, distinct_ids(), "float64"), distinct_ids()
+    for factor, value in zip(net.factors, (2.0, 3.0), strict=True):
+        factor.set_data(nd.full((DIM,), value, dtype="float64"))
+    found = embgrad.parameter_gradients(net, ids, embgrad.Logit(1))
+    assert list(found) == ["factor0", "factor1", "words.weight"]
+    assert found["factor0"][1] == pytest.approx(3 * net.words.weight.data().asnumpy()[ids][..., 1].sum())
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_names_of_a_bert_and_canonical_ones(hybrid: bool) -> None:
+    bert = import_gluonnlp().model.bert
+    encoder = bert.BERTEncoder(num_layers=2, units=8, hidden_size=16, max_length=12, num_heads=2, dropout=0.1)
+    net = bert.BERTModel(
+        encoder, vocab_size=20, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=False, use_classifier=False
+    )
+    net.initialize(mx.init.Normal(0.3))
+    batch = embgrad.TokenBatch([[3, 4, 5], [8, 9, 0]], [[1, 1, 1], [1, 1, 0]], convention="gluonnlp")
+    arrays = [nd.array(one) for one in batch.to_gluonnlp()]
+    net(*arrays)
+    net.hybridize(hybrid)
+    found = embgrad.parameter_gradients(net, batch, embgrad.Logit(1, output="pooled"))
+    assert set(found) == set(net._collect_params_with_prefix())
+    with autograd.record(train_mode=False):
+        loss = net(*arrays)[1][:, 1].sum()
+    loss.backward(train_mode=False)
+    for name, parameter in net._collect_params_with_prefix().items():
+        assert relative(found[name], parameter.grad().asnumpy()) < 1e-5, name
+    canonical = embgrad.parameter_gradients(net, batch, embgrad.Logit(1, output="pooled"), names="canonical")
+    assert (
+        canonical["encoder.layer.1.attention.self.query.weight"]
+        == found["encoder.transformer_cells.1.attention_cell.proj_query.weight"]
+    ).all()
+    assert len(canonical) == len(found)
+
+
+def test_no_parameter_is_reached() -> None:
+    net = made()
+    net.collect_params().setattr("grad_req", "null")
+    with pytest.raises(embgrad.NoGradientError, match="depends on none of the 0 trainable parameters"):
+        embgrad.parameter_gradients(net, distinct_ids(), embgrad.Logit(1))
+
+
+def test_an_operator_with_a_wrong_gradient_above_a_parameter_is_refused() -> None:
+    class Wrong(Through):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.SVMOutput(self.layer(F.BlockGrad(self.embedding(x))), F.zeros((2,)))
+
+    net = built(lambda: Wrong(nn.Dense(3)), distinct_ids(), "float32")
+    with pytest.raises(embgrad.UnsupportedError, match="SVMOutput"):
+        embgrad.parameter_gradients(net, distinct_ids(), embgrad.Logit(1))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_native_recurrent_layers(frozen: bool) -> None:
+    """A GRU in float64 gives wrong gradients below it where its own are not asked for."""
+    ids = distinct_ids()
+    net = built(plain(lambda: rnn.GRU(3, layout="NTC")), ids, "float64")
+    if frozen:
+        net.layer.collect_params().setattr("grad_req", "null")
+    cotangent = np.random.default_rng(1).normal(size=(2, 5, 3))
+    found = gradients(net, ids, cotangent)
+    for name, (direction, slope) in slopes(net, ids, cotangent, "float64", 1e-6).items():
+        assert float((found[name] * direction).sum()) == pytest.approx(slope, rel=1e-6)
+    assert len(found) == (1 if frozen else 5)
+
+
+def test_a_lookup_whose_gradient_is_edited_on_its_way_to_the_table() -> None:
+    net, ids = made(), distinct_ids()
+    plain = embgrad.parameter_gradients(net, ids, embgrad.Logit(1))
+    cotangent = np.tile([0.0, 1.0, 0.0], (2, 1))
+    request = embgrad.Request(
+        (), lambda _: [{None: cotangent}], (None,), edit={"words#0": lambda gradient: gradient * 3}, parameters=True
+    )
+    found = GluonBackend().run(net, embgrad.TokenBatch(ids, convention="ids"), request).parameters
+    assert relative(found["words.weight"].gradient, 3 * plain["words.weight"]) < 1e-12
+    assert relative(found["scale"].gradient, plain["scale"]) < 1e-12

@@ -1,0 +1,291 @@
+"""Roles and native paths on real models, and gradients at modules against marked outputs by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon.importing import import_gluonnlp
+
+import embgrad
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative
+
+nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
+
+BATCH = embgrad.TokenBatch(
+    [[3, 4, 5, 6, 7], [8, 9, 1, 0, 0]],
+    [[1] * 5, [1, 1, 1, 0, 0]],
+    types=[[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]],
+    convention="gluonnlp",
+)
+
+
+def bert(layers: int = 3) -> Any:
+    module = import_gluonnlp().model.bert
+    encoder = module.BERTEncoder(num_layers=layers, units=8, hidden_size=16, max_length=12, num_heads=2, dropout=0.1)
+    net = module.BERTModel(
+        encoder, vocab_size=20, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=False, use_classifier=False
+    )
+    net.initialize(mx.init.Normal(0.3))
+    net(*(nd.array(one) for one in BATCH.to_gluonnlp()))
+    return net
+
+
+def roles_of(model: Any, batch: Any, **options: Any) -> dict[str, str]:
+    return {role: point.name for point in embgrad.points(model, batch, **options) for role in point.roles}
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_the_roles_of_bert(hybrid: bool) -> None:
+    net = bert()
+    net.hybridize(hybrid, static_alloc=True)
+    assert roles_of(net, BATCH) == {
+        "word": "word_embed.0#0",
+        "type": "token_type_embed.0#0",
+        "position": "encoder.position_weight#0",
+        "embeddings": "encoder.layer_norm#0",
+        "layer.0": "encoder.transformer_cells.0#0",
+        "layer.1": "encoder.transformer_cells.1#0",
+        "layer.2": "encoder.transformer_cells.2#0",
+        "layer.-1": "encoder.transformer_cells.2#0",
+    }
+    assert all(block._active == hybrid for block in (net, net.encoder, net.word_embed))
+
+
+def marked(net: Any, block: Any, arrays: list[Any], loss: Any) -> tuple[np.ndarray, np.ndarray]:
+    """By hand: the block's (first) output is marked by a hook; its value, and the gradient there."""
+    kept: list[Any] = []
+
+    def mark(_: Any, __: Any, gave: Any) -> None:
+        gave = gave[0] if isinstance(gave, tuple) else gave
+        gave.attach_grad()
+        kept.append(gave)
+
+    hook = block.register_forward_hook(mark)
+    try:
+        with autograd.record(train_mode=False):
+            total = loss(net(*arrays))
+    finally:
+        hook.detach()
+    (gradient,) = autograd.grad([total], kept, train_mode=False)
+    return kept[0].asnumpy(), gradient.asnumpy()
+
+
+def test_gradients_in_bert_against_marked_outputs() -> None:
+    net = bert()
+    arrays = [nd.array(one) for one in BATCH.to_gluonnlp()]
+    places = {
+        "word": net.word_embed,
+        "embeddings": net.encoder.layer_norm,
+        **{f"layer.{number}": cell for number, cell in enumerate(net.encoder.transformer_cells)},
+    }
+    expected = {name: marked(net, block, arrays, lambda out: out[1][:, 2].sum()) for name, block in places.items()}
+    net.hybridize()
+    found = embgrad.gradients(net, BATCH, embgrad.Logit(2, output="pooled"), at=list(places))
+    for name, (value, gradient) in expected.items():
+        turned = name != "word"  # gluonnlp's encoder has the positions first
+        value, gradient = (one.swapaxes(0, 1) if turned else one for one in (value, gradient))
+        assert found[name].values.shape == (2, 5, 8)
+        assert relative(found[name].activations, value) < 1e-6, name
+        assert relative(found[name].values, gradient) < 1e-5, name
+        alone = embgrad.gradients(net, BATCH, embgrad.Logit(2, output="pooled"), at=name)
+        assert relative(alone.values, found[name].values) < 1e-6
+    native = embgrad.gradients(net, BATCH, embgrad.Logit(2, output="pooled"), at="encoder.transformer_cells.1")
+    assert relative(native.values, found["layer.1"].values) < 1e-6  # examples first here, too, since that is told
+
+
+class Layer(mx.gluon.HybridBlock):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(DIM, in_units=DIM, flatten=False)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return {"hidden": F.tanh(self.dense(x)), "extra": [x * 2]}["hidden"], (x, None)
+
+
+class Shared(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """One layer under two names, called twice; another in a plain list, which Gluon does not know as a child."""
+
+    def __init__(self, transposed: bool = False) -> None:
+        super().__init__()
+        self.transposed = transposed
+        self.words = nn.Embedding(ROWS, DIM)
+        self.first = Layer()
+        self.second = self.first
+        self.top = nn.Dense(3, in_units=DIM, flatten=False)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        x = self.words(F.transpose(x) if self.transposed else x)
+        x = self.second(self.first(x)[0])[0]
+        return self.top(F.mean(x, axis=0 if self.transposed else 1))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_occurrences_aliases_and_time_major_nets(transposed: bool, hybrid: bool) -> None:
+    net, ids = built(lambda: Shared(transposed), distinct_ids(), "float64"), distinct_ids()
+    net.hybridize(hybrid)
+    points = {point.name: point for point in embgrad.points(net, ids)}
+    assert points["first#0"].roles == ("layer.0",)
+    assert points["first#1"].roles == ("layer.1", "layer.-1")
+    assert set(points["first#0"].also) == {"second", net.first.name}
+    assert points["words#0"].roles[0] == "word"
+    with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 points"):
+        embgrad.gradients(net, ids, embgrad.Logit(1), at="first")
+    names = ["layer.0", "layer.1", "first#0", "second#1", f"{net.first.name}#0", "first:input#1", "word"]
+    found = embgrad.gradients(net, ids, embgrad.Logit(1), at=names)
+    rows = net.words.weight.data().asnumpy()[ids]
+    weight, bias = net.first.dense.weight.data().asnumpy(), net.first.dense.bias.data().asnumpy()
+    one = np.tanh(rows @ weight.T + bias)
+    two = np.tanh(one @ weight.T + bias)
+    last = np.broadcast_to(net.top.weight.data().asnumpy()[1] / 5, two.shape)
+    inner = (last * (1 - two**2)) @ weight
+    assert relative(found["layer.1"].values, last) < 1e-12
+    assert relative(found["layer.0"].values, inner) < 1e-12
+    assert relative(found["word"].values, (inner * (1 - one**2)) @ weight) < 1e-12
+    for name in ("first#0", f"{net.first.name}#0", "first:input#1"):
+        assert relative(found[name].values, inner) < 1e-12  # examples first, since that can be told
+    assert relative(found["second#1"].activations, two) < 1e-12
+
+
+def test_hybrid_sequential_and_near_names() -> None:
+    def make() -> Any:
+        net = nn.HybridSequential()
+        net.add(nn.Embedding(ROWS, DIM))
+        for _ in range(3):
+            net.add(nn.Dense(DIM, in_units=DIM, flatten=False, activation="tanh"))
+        net.add(nn.Dense(2, in_units=5 * DIM))
+        return net
+
+    net, ids = built(make, distinct_ids(), "float64"), distinct_ids()
+    for hybrid in (False, True):
+        net.hybridize(hybrid)
+        assert roles_of(net, ids) == {
+            **{"word": "0#0", "embeddings": "0#0"},
+            **{"layer.0": "1#0", "layer.1": "2#0", "layer.2": "3#0", "layer.-1": "3#0"},
+        }
+        with pytest.raises(embgrad.UnknownPointError, match=r"has 3 layers: expected layer.0 to layer.2"):
+            embgrad.gradients(net, ids, embgrad.Logit(1), at="layer.3")
+        with pytest.raises(embgrad.UnknownPointError, match="makes no lookup by position"):
+            embgrad.gradients(net, ids, embgrad.Logit(1), at="position")
+
+
+@pytest.fixture
+def numpy_semantics() -> Iterator[None]:
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
+@pytest.mark.usefixtures("numpy_semantics")
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_net_of_numpy(hybrid: bool) -> None:
+    class Step(mx.gluon.HybridBlock):  # type: ignore[misc]
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return x + F.np.tanh(x)
+
+    class Numpy(mx.gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+            self.steps = nn.HybridSequential()
+            self.steps.add(Step(), Step())
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.np.sum(self.steps(self.words(x)) ** 2, axis=(1, 2))
+
+    net, ids = Numpy(), distinct_ids()
+    net.initialize(mx.init.Normal(0.5))
+    net.hybridize(hybrid)
+    names = ["word", "layer.0", "layer.1"]
+    found = embgrad.gradients(net, ids, lambda out: out, at=names, edit={"layer.1": lambda g: g * 2})
+    x = net.words.weight.data().asnumpy()[ids]
+    one = x + np.tanh(x)
+    two = one + np.tanh(one)
+    at_two = 2 * two
+    at_one = 2 * at_two * (2 - np.tanh(one) ** 2)
+    assert relative(found["layer.1"].before, at_two) < 1e-6
+    assert relative(found["layer.0"].values, at_one) < 1e-6
+    assert relative(found["word"].values, at_one * (2 - np.tanh(x) ** 2)) < 1e-6
+    ledger = embgrad.table_gradients(net, ids, lambda out: out)
+    assert ledger.names == ("words.weight",)
+    assert ledger.apart < 1e-6
+    net.collect_params().setattr("grad_req", "null")
+    frozen = embgrad.table_gradients(net, ids, lambda out: out)
+    assert (frozen.lookup == ledger.lookup).all()
+
+
+@pytest.mark.parametrize("kind", ["StandardRNN", "AWDRNN"])
+def test_language_models_of_gluonnlp(kind: str) -> None:
+    module = import_gluonnlp().model.language_model
+    sizes = {"vocab_size": 20, "embed_size": 8, "hidden_size": 8, "num_layers": 2}
+    options = {"mode": "lstm", "tie_weights": True, "dropout": 0.2, **sizes}
+    net = getattr(module, kind)(
+        **options, **(dict.fromkeys(("weight_drop", "drop_h", "drop_i", "drop_e"), 0.2) if kind == "AWDRNN" else {})
+    )
+    net.initialize(mx.init.Normal(0.3))
+    ids = distinct_ids(2, 5)
+
+    def call(model: Any, inputs: Any) -> Any:
+        return model(inputs.T, model.begin_state(batch_size=2, func=nd.zeros))[0]
+
+    def loss(out: Any) -> Any:
+        return out[:, :, 3].sum(axis=0)
+
+    found = embgrad.gradients(net, ids, loss, call=call, at="word")
+    block = net.embedding[0]
+    table = net.embedding[0].weight
+    with autograd.record(train_mode=False):
+        total = loss(call(net, nd.array(ids))).sum()
+    head = embgrad.table_gradients(net, ids, loss, call=call) if kind == "StandardRNN" else None
+    kept: list[Any] = []
+    hook = block.register_forward_hook(lambda _, __, gave: (gave.attach_grad(), kept.append(gave)))
+    with autograd.record(train_mode=False):
+        total = loss(call(net, nd.array(ids))).sum()
+    hook.detach()
+    (expected,) = autograd.grad([total], kept, train_mode=False)
+    assert relative(found.values, expected.asnumpy().swapaxes(0, 1)) < 1e-5
+    assert found.activations.shape == (2, 5, 8)
+    if head is not None:
+        assert head.tied
+        assert head.apart < 1e-5
+        assert head.names[0] == "embedding.0.weight"
+    assert table.grad_req == "write"
+
+
+def test_what_a_module_keeps_of_its_own_is_written_to_only_if_seen() -> None:
+    class Writes(mx.gluon.Block):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+            self.body = nn.Dense(DIM, in_units=DIM, flatten=False)
+
+        def forward(self, x: Any) -> Any:
+            rows = self.body(self.words(x))
+            with autograd.pause():
+                rows[:] = rows * 2
+            return rows.sum(axis=1)
+
+    net = Writes()
+    net.initialize()
+    randomise(net)
+    with pytest.raises(embgrad.UnsupportedError, match=r"writes into what was at the point 'body:output#0'"):
+        embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="body")
+
+
+def test_blocks_beside_the_children_go_by_their_names() -> None:
+    class Listed(mx.gluon.Block):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+            self.inner = [nn.HybridLambda("tanh", prefix="bend_")]
+
+        def forward(self, x: Any) -> Any:
+            return self.inner[0](self.words(x)).sum(axis=1)
+
+    net = Listed()
+    net.initialize()
+    found = embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="bend")
+    assert (found.values == 1).all()

@@ -1,0 +1,372 @@
+"""Each of MXNet's silent errors, against finite differences in float64. Each test fails without its countermeasure."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon.importing import import_mxnet
+
+import embgrad
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, differences, distinct_ids, mx, pulled_back, relative
+
+nn, rnn, autograd = mx.gluon.nn, mx.gluon.rnn, mx.autograd
+
+
+class Net(mx.gluon.HybridBlock):
+    """Embedding → a layer over (example, dim, position) or over the rows as they are."""
+
+    def __init__(self, layer: Any, channels: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(ROWS, DIM)
+        self.layer = layer
+        self.channels = channels
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        rows = self.embedding(x)
+        return self.layer(F.swapaxes(rows, 1, 2) if self.channels else rows)
+
+
+def worst_error(factory: Any, dtype: str, *, freeze: bool = False, training: bool = False, step: float = 1e-6) -> float:
+    """Of the net in that precision against finite differences of the same net in float64."""
+    ids = distinct_ids(3, 4)
+    net, double = built(factory, ids, dtype), built(factory, ids, "float64")
+    with autograd.train_mode() if training else autograd.predict_mode():
+        cotangent = np.random.default_rng(2).normal(size=double(mx.nd.array(ids, dtype="float64")).shape)
+        expected = differences(double, double.embedding.weight, ids, cotangent, step=step)
+    if freeze:
+        net.collect_params().setattr("grad_req", "null")
+    return relative(pulled_back(net, ids, cotangent, training=training), expected)
+
+
+@pytest.mark.parametrize(
+    "pool", [lambda: nn.MaxPool1D(2, 1), lambda: nn.GlobalMaxPool1D(), lambda: nn.MaxPool1D(3, 2, 1)]
+)
+def test_max_pooling_in_evaluation_mode(pool: Any) -> None:
+    """Recorded with train_mode=False, oneDNN's max pooling keeps no record of the maxima and gives garbage."""
+    assert worst_error(lambda: Net(pool(), channels=True), "float32") < 1e-4
+
+
+def test_max_pooling_by_function_in_evaluation_mode() -> None:
+    class Pooled(Net):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.Pooling(F.swapaxes(self.embedding(x), 1, 2), kernel=(2,), pool_type="max", stride=(1,))
+
+    assert worst_error(lambda: Pooled(None), "float32") < 1e-4
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("kind", ["gru", "tanh"])
+def test_native_recurrent_layers_without_a_gradient_of_parameters(kind: str, freeze: bool) -> None:
+    """MXNet's own GRU and vanilla RNN give a wrong input gradient unless a parameter's is asked for."""
+
+    def make() -> Any:
+        return Net(rnn.GRU(3, layout="NTC") if kind == "gru" else rnn.RNN(3, activation="tanh", layout="NTC"))
+
+    assert worst_error(make, "float64", freeze=freeze) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
+def test_the_state_of_native_recurrent_layers_whose_input_needs_no_gradient(kind: str) -> None:
+    """MXNet's own kernels give a state of several layers a wrong gradient unless the input's is asked for too."""
+
+    class Decoder(Net):
+        """What was read is the state from which a text that does not depend on it is decoded."""
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            rows = self.embedding(x)
+            state = F.swapaxes(F.slice_axis(rows, axis=1, begin=0, end=2), 0, 1)
+            read = F.swapaxes(F.ones_like(rows), 0, 1)
+            return self.layer(read, [state, F.tanh(state)] if kind == "lstm" else [state])[0]
+
+    layers = {"lstm": rnn.LSTM, "gru": rnn.GRU, "tanh": lambda *args: rnn.RNN(*args, activation="tanh")}
+    for dtype, tolerance in (("float64", 1e-6), ("float32", 1e-4)):
+        assert worst_error(lambda: Decoder(layers[kind](DIM, 2)), dtype) < tolerance
+
+
+def test_dropout_inside_a_native_gru_in_training_mode_is_refused() -> None:
+    """MXNet's gradient of its own GRU takes no notice of what was dropped between the layers; oneDNN drops nothing."""
+
+    def make() -> Any:
+        return Net(rnn.GRU(3, num_layers=2, dropout=0.5, layout="NTC"))
+
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"GRU of several layers with dropout.*: leave training=True out"
+    ):
+        worst_error(make, "float64", training=True)
+    net = built(make, distinct_ids(3, 4), "float32")
+    assert embgrad.gradients(net, distinct_ids(3, 4), embgrad.Sum(output="logits"), training=True).values.any()
+
+
+def test_native_recurrent_layers_in_single_precision() -> None:
+    """The same kernels run in float32 where oneDNN's are switched off."""
+    code = """
+import os, sys
+os.environ["MXNET_USE_MKLDNN_RNN"] = "0"
+from tests.frameworks.gluon.helpers import mx
+from tests.frameworks.gluon.test_silent_errors import Net, worst_error
+print(worst_error(lambda: Net(mx.gluon.rnn.GRU(3, layout="NTC")), "float32"))
+"""
+    assert float(run(code)) < 1e-4
+
+
+def test_dropout_inside_recurrent_layers_in_evaluation_mode() -> None:
+    """MXNet's own recurrent layers drop out while they are recorded, whatever the mode."""
+
+    def make() -> Any:
+        return Net(rnn.LSTM(3, num_layers=2, dropout=0.5, layout="NTC"))
+
+    assert worst_error(make, "float64") < 1e-6
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norm_in_each_mode(training: bool) -> None:
+    """Batch norm's gradient goes by the mode of the pullback, which must be that of the forward pass."""
+    assert worst_error(lambda: Net(nn.BatchNorm(axis=-1)), "float64", training=training, step=1e-5) < 1e-5
+    assert worst_error(lambda: Net(nn.BatchNorm(axis=-1)), "float32", training=training, step=1e-5) < 1e-3
+
+
+class Frozen(mx.gluon.Block):
+    """Batch norm that the model itself runs in another mode than the rest."""
+
+    def __init__(self, scope: Any) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(ROWS, DIM)
+        self.norm = nn.BatchNorm(axis=-1)
+        self.scope = scope
+
+    def forward(self, x: Any) -> Any:
+        with self.scope():
+            return self.norm(self.embedding(x))
+
+
+def test_batch_norm_kept_in_evaluation_mode_while_training() -> None:
+    assert worst_error(lambda: Frozen(autograd.predict_mode), "float64", training=True) < 1e-6
+
+
+def test_batch_norm_put_into_training_mode_while_evaluating_is_refused() -> None:
+    net = built(lambda: Frozen(autograd.train_mode), distinct_ids(), "float32")
+    with pytest.raises(embgrad.UnsupportedError, match=r"batch norm under autograd.train_mode\(\).*training=True"):
+        embgrad.gradients(net, distinct_ids(), embgrad.Sum())
+
+
+def test_selu() -> None:
+    """MXNet's SELU has a wrong gradient below zero."""
+    assert worst_error(lambda: Net(nn.SELU()), "float32", step=1e-3) < 1e-3
+
+
+def test_randomised_leaky_relu_in_evaluation_mode() -> None:
+    """It takes its gradient from slopes that were never drawn."""
+
+    class Leaky(Net):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.LeakyReLU(self.embedding(x), act_type="rrelu")[0]
+
+    assert worst_error(lambda: Leaky(None), "float32", step=1e-3) < 1e-3
+    net = built(lambda: Leaky(None), distinct_ids(), "float32")
+    with pytest.raises(embgrad.UnsupportedError, match=r"rrelu.*leave training=True out"):
+        embgrad.gradients(net, distinct_ids(), embgrad.Sum(), training=True)
+
+
+@pytest.mark.parametrize("name", ["SoftmaxOutput", "LinearRegressionOutput", "MakeLoss"])
+def test_operators_with_a_gradient_of_their_own_are_refused(name: str) -> None:
+    """They ignore the objective: their gradient is that of a loss which they imply."""
+
+    class Ending(Net):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            logits = F.mean(self.embedding(x), axis=1)
+            return F.MakeLoss(logits) if name == "MakeLoss" else getattr(F, name)(logits, F.zeros_like(logits))
+
+    net = built(lambda: Ending(None), distinct_ids(), "float32")
+    with pytest.raises(embgrad.UnsupportedError, match=f"'{name}', which gives its input a gradient of its own"):
+        embgrad.gradients(net, distinct_ids(), embgrad.Logit(0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("hybridised", [False, True])
+def test_a_bias_beside_a_frozen_weight(dtype: str, hybridised: bool) -> None:
+    """MXNet leaves in its gradient what lay in memory before, where that of the weight is not asked for."""
+    ids = distinct_ids(3, 4)
+    net = built(lambda: Net(nn.Dense(DIM, flatten=False, in_units=DIM)), ids, dtype)
+    if hybridised:
+        net.hybridize()
+    expected = embgrad.parameter_gradients(net, ids, embgrad.Sum())
+    net.layer.weight.grad_req = "null"
+    for _ in range(20):
+        junk = [mx.nd.full((DIM,), 1e3, dtype=dtype) for _ in range(20)]  # what lies in memory before
+        mx.nd.waitall()
+        del junk
+        found = embgrad.parameter_gradients(net, ids, embgrad.Sum())
+        assert set(expected) - set(found) == {"layer.weight"}
+        for name, gradient in found.items():
+            np.testing.assert_array_equal(gradient, expected[name])
+
+
+def test_operators_with_a_gradient_of_their_own_beside_the_way_are_let_be() -> None:
+    class Beside(Net):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            rows = F.mean(self.embedding(x), axis=1)
+            return rows * 2, F.SoftmaxOutput(rows, F.zeros_like(rows))
+
+    net = built(lambda: Beside(None), distinct_ids(), "float32")
+    assert (embgrad.gradients(net, distinct_ids(), embgrad.Sum(output="0")).values == np.float32(0.4)).all()
+
+
+def test_ids_outside_the_table_are_not_clipped() -> None:
+    net = built(lambda: Net(nn.Dense(2)), distinct_ids(), "float32")
+    last, beyond = (net.embedding(mx.nd.array([[row]])).asnumpy() for row in (ROWS - 1, ROWS + 4))
+    assert (last == beyond).all()  # what MXNet does
+    for wrong in (ROWS, 2**24 + 1):
+        ids = distinct_ids()
+        ids[1, 2] = wrong
+        with pytest.raises(embgrad.BatchError, match=rf"id {wrong} at example 1, position 2 .*has {ROWS} rows"):
+            embgrad.gradients(net, ids, embgrad.Sum())
+
+
+def test_a_gradient_of_zeros_is_told_from_none() -> None:
+    """MXNet gives zeros for both."""
+
+    class Ways(Net):
+        def __init__(self) -> None:
+            super().__init__(None)
+            self.zeroed, self.stopped = (nn.Dense(2, flatten=False, in_units=DIM) for _ in range(2))
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            rows = self.embedding(x)
+            return F.sum(self.zeroed(rows) * 0 + F.BlockGrad(self.stopped(rows)), axis=1)
+
+    net, ids = built(Ways, distinct_ids(), "float32"), distinct_ids()
+    assert not embgrad.gradients(net, ids, embgrad.Sum(), at="zeroed").values.any()
+    with pytest.raises(embgrad.NoGradientError, match="stopped"):
+        embgrad.gradients(net, ids, embgrad.Sum(), at="stopped")
+    assert set(embgrad.parameter_gradients(net, ids, embgrad.Sum()).unreached) == {"stopped.weight", "stopped.bias"}
+
+
+class Failing(Net):
+    """Looks up what is not there, in a mode in which MXNet does notice, when the result is read."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        mean = F.mean(self.embedding(x), axis=1)
+        return mean * 2, mean + F.sum(F.take(mean, F.ones((3,)) * 7, mode="raise"))
+
+
+def test_a_failed_forward_pass_is_not_pulled_back() -> None:
+    """MXNet fails when a result is read; a gradient that is read first comes as if nothing had happened."""
+    net = Failing(None)
+    net.initialize()
+    for objective in (
+        embgrad.Sum(output="0"),
+        embgrad.Sum(output="1"),
+        lambda out: out[0].sum(axis=1),
+        lambda out: out[1][:, 0],
+    ):
+        with pytest.raises((IndexError, mx.MXNetError), match="out of bound"):
+            embgrad.gradients(net, distinct_ids(), objective)
+    with pytest.raises((IndexError, mx.MXNetError), match="out of bound"):
+        embgrad.points(net, distinct_ids())
+    mx.nd.waitall()  # nothing is left to fail later
+
+
+def test_the_number_of_openmp_threads_survives_the_import() -> None:
+    """MXNet's import sets it to one, for PyTorch too; `tests/cross/parity` looks at PyTorch itself."""
+    code = """
+import ctypes, numpy as np
+threads = ctypes.CDLL("libgomp.so.1")
+threads.omp_set_num_threads(3)
+before = "bool" in vars(np)
+import embgrad
+from embgrad_gluon.importing import import_mxnet
+net = import_mxnet().gluon.nn.Embedding(5, 2)
+net.initialize()
+embgrad.gradients(net, np.array([[1, 2]]), embgrad.Sum())
+print(threads.omp_get_max_threads(), ("bool" in vars(np)) == before)
+"""
+    assert run(code).split() == ["3", "True"]
+
+
+def test_mxnet_that_the_user_has_imported_is_left_alone() -> None:
+    code = """
+import ctypes, numpy as np
+np.bool = bool
+import mxnet
+ctypes.CDLL("libgomp.so.1").omp_set_num_threads(1)
+from embgrad_gluon.importing import import_mxnet
+assert import_mxnet() is mxnet
+print(ctypes.CDLL("libgomp.so.1").omp_get_max_threads(), np.bool is bool)
+"""
+    assert run(code).split() == ["1", "True"]
+
+
+def test_a_numpy_that_is_too_new_for_mxnet_is_told_before_it_is_imported() -> None:
+    code = """
+import sys, numpy as np
+np.__version__ = "2.0.2"
+import embgrad
+from embgrad_gluon import import_mxnet
+try:
+    import_mxnet()
+except embgrad.BackendError as error:
+    print(error)
+assert "mxnet" not in sys.modules
+"""
+    said = run(code)
+    for part in ("NumPy 2.0.2, which lacks np.PZERO", "expected NumPy 1.24 to 1.26", "pip install 'numpy>=1.24,<2'"):
+        assert part in said
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "2.3.1"])
+def test_a_numpy_that_mxnet_cannot_be_imported_with(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(np, "__version__", version)
+    assert import_mxnet() is sys.modules["mxnet"]  # which is imported already
+    monkeypatch.delitem(sys.modules, "mxnet")
+    message = (
+        rf"MXNet cannot be imported with NumPy {version}, which lacks np\.PZERO and other names that it reads: expected NumPy "
+        r"1\.24 to 1\.26; pip install 'numpy>=1\.24,<2', and start Python anew"
+    )
+    with pytest.raises(embgrad.BackendError, match=message):
+        import_mxnet()
+    assert "mxnet" not in sys.modules
+
+
+@pytest.mark.parametrize("missing", ["distutils", "distutils.version", "pkg_resources"])
+def test_modules_that_python_and_setuptools_no_longer_have(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.delitem(sys.modules, "mxnet")
+    monkeypatch.setattr(importlib, "import_module", without)
+    said = rf"mxnet cannot be imported without {missing}, which Python 3\.12 and .*; pip install 'setuptools<81', and start"
+    with pytest.raises(embgrad.BackendError, match=said):
+        import_mxnet()
+    missing = "graphviz"
+    with pytest.raises(ModuleNotFoundError, match="No module named 'graphviz'"):
+        import_mxnet()
+
+
+def test_the_backend_imports_no_framework() -> None:
+    code = """
+import sys, embgrad, embgrad_gluon
+assert not embgrad_gluon.GluonBackend().owns(object())
+print([name for name in ("mxnet", "gluonnlp", "torch", "tensorflow") if name in sys.modules])
+"""
+    assert run(code).strip() == "[]"
+
+
+def run(code: str) -> str:
+    """The output of a Python of its own."""
+    root = Path(__file__).parents[3]
+    path = os.pathsep.join([str(root), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,246 @@
+"""SymbolBlocks: the blocks that a graph was made of are points and layers, by what its operators are called."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon.graphs import graph_of, imperatively, scopes
+
+import embgrad
+from embgrad.forward.points import split_name
+from tests.frameworks.gluon.exporting import exported, exported_bert
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.test_bert import BATCH
+
+nn, nd = mx.gluon.nn, mx.nd
+SymbolBlock, HybridBlock = mx.gluon.SymbolBlock, mx.gluon.HybridBlock
+
+# Gluon says so whenever it imports a symbol whose inputs' dtypes are open.
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
+
+
+def test_the_points_and_outputs_of_an_exported_bert(tmp_path: Path) -> None:
+    net, block = exported_bert(tmp_path)
+    tables = [net.word_embed[0].weight, net.token_type_embed[0].weight, net.encoder.position_weight]
+    points = embgrad.points(block, BATCH.to_gluonnlp())
+    assert [point.name for point in points if point.lookup is not None] == [f"{table.name}#0" for table in tables]
+    with pytest.raises(embgrad.OutputError, match=rf"there are '{net.name}_transpose1_output', .*_tanh_fwd_output'"):
+        embgrad.gradients(block, BATCH.to_gluonnlp(), embgrad.Sum())
+
+
+def test_the_scopes_of_an_exported_bert_are_a_chain(tmp_path: Path) -> None:
+    net, block = exported_bert(tmp_path)
+    graph = graph_of(block)
+    found = scopes(graph)
+    cells = [scope for scope in found if scope.path in {cell.name for cell in net.encoder.transformer_cells}]
+    assert len(cells) == 2
+    assert {scope.kind for scope in cells} == {re.sub(r"\d+", "#", net.encoder.transformer_cells[0].name)}
+    assert cells[0].leaving == cells[1].entering
+    named = {scope.path: scope for scope in found}
+    assert cells[0].entering == named[net.encoder.layer_norm.name].leaving
+    # What the scopes name is what the cells take and give, by the net's own blocks.
+    taken: dict[int, np.ndarray] = {}
+    with imperatively(
+        lambda *_: contextlib.nullcontext(lambda number, _output, array: taken.setdefault(number, array))
+    ):
+        block(*(nd.array(array) for array in BATCH.to_gluonnlp()))
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    net.hybridize(False)
+    for cell in net.encoder.transformer_cells:
+        cell.register_forward_hook(lambda _, given, gone: seen.append((given[0].asnumpy(), gone[0].asnumpy())))
+    net(*(nd.array(array) for array in BATCH.to_gluonnlp()))
+    for scope, (given, gone) in zip(cells, seen, strict=True):
+        assert scope.entering is not None
+        assert relative(taken[scope.entering[0]].asnumpy(), given) < 1e-6
+        assert relative(taken[scope.leaving[0]].asnumpy(), gone) < 1e-6
+
+
+def test_what_enters_a_scope_carries_a_gradient() -> None:
+    class Inner(HybridBlock):
+        def hybrid_forward(self, F: Any, mask: Any, rows: Any) -> Any:
+            return F.tanh(F.broadcast_mul(mask, rows))
+
+    class Outer(HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.embedding, self.inner = nn.Embedding(ROWS, DIM), Inner()
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.sum(self.inner(F.expand_dims(x != 0, 2), self.embedding(x)), axis=1)
+
+    net, ids = Outer(), mx.sym.var("data")
+    graph = graph_of(SymbolBlock(net(ids), [ids], params=net.collect_params()))
+    number = {node.op: number for number, node in enumerate(graph.nodes)}
+    named = {scope.path: scope for scope in scopes(graph)}
+    assert number["expand_dims"] < number["Embedding"]
+    assert named[net.inner.name].entering == (number["Embedding"], 0)
+    assert named[net.inner.name].leaving == (number["tanh"], 0)
+    assert named[net.name].entering is None
+    assert named[net.embedding.name].leaving == (number["Embedding"], 0)
+
+
+def test_the_layers_inside_are_points(tmp_path: Path) -> None:
+    """An exported BERT, against the same net in Python: roles, and values replaced, added to and edited inside."""
+    import gluonnlp
+
+    mx.random.seed(0)
+    encoder = gluonnlp.model.BERTEncoder(
+        num_layers=3, units=16, hidden_size=32, max_length=16, num_heads=2, dropout=0.0
+    )
+    net = gluonnlp.model.BERTModel(
+        encoder, 40, token_type_vocab_size=2, units=16, embed_size=16, use_decoder=False, use_classifier=False
+    )
+    net.initialize(mx.init.Normal(0.3))
+    net.hybridize()
+    ids, lengths = np.array([[4, 7, 7, 1, 2], [9, 4, 2, 0, 0]]), np.array([5, 3])
+    batch = embgrad.TokenBatch(ids, np.arange(5) < lengths[:, None], np.zeros_like(ids), convention="gluonnlp")
+    net(*[mx.nd.array(value) for value in batch.to_gluonnlp()])
+    net.export(str(tmp_path / "bert"))
+    names = ["data0", "data1", "data2"]
+    block = mx.gluon.SymbolBlock.imports(f"{tmp_path}/bert-symbol.json", names, f"{tmp_path}/bert-0000.params")
+    pooled = embgrad.Sum(output=f"{net.prefix}pooler_tanh_fwd_output")
+    at = ["word", "embeddings", "layer.0", "layer.1", "layer.-1"]
+    for changes in ({}, {"add": {"layer.1": np.linspace(-1, 1, 16)}}, {"edit": {"layer.2": lambda grad: grad**3}}):
+        expected = embgrad.gradients(net, batch, embgrad.Sum(output="pooled"), at=at, **changes)
+        found = embgrad.gradients(block, batch, pooled, at=at, **changes)
+        for name in at:
+            np.testing.assert_allclose(found[name].values, expected[name].values, atol=1e-6)
+            np.testing.assert_allclose(found[name].activations, expected[name].activations, atol=1e-6)
+    quiet = embgrad.gradients(block, batch, pooled, edit={"layer.1": lambda grad: grad * 0})
+    assert not quiet.values.any()
+    path = found["layer.1"].provenance["path"].partition(":")[0]
+    given = embgrad.gradients(block, batch, pooled, at=f"{path}:input")
+    np.testing.assert_allclose(given.values, embgrad.gradients(block, batch, pooled, at="layer.0").values, atol=1e-6)
+
+
+class Residual(HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(DIM, flatten=False, in_units=DIM, activation="tanh")
+
+    def hybrid_forward(self, F: Any, rows: Any) -> Any:
+        return rows + self.dense(rows)
+
+
+class Doubled(HybridBlock):
+    """Calls one block twice, beside each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.inner = Residual()
+
+    def hybrid_forward(self, F: Any, rows: Any) -> Any:
+        return self.inner(rows) * self.inner(rows + 1)
+
+
+def cells(*kinds: Callable[[], Any]) -> Any:
+    net = nn.HybridSequential()
+    with net.name_scope():
+        net.add(*(kind() for kind in kinds))
+    return net
+
+
+def prefixed(name: str) -> Any:
+    return nn.Dense(DIM, flatten=False, in_units=DIM, activation="tanh", prefix=f"{name}_")
+
+
+class Stacked(HybridBlock):
+    def __init__(self, body: Callable[[], Any], calls: int = 1) -> None:
+        super().__init__()
+        self._calls = calls
+        with self.name_scope():
+            self.words, self.body, self.top = nn.Embedding(ROWS, DIM), body(), nn.Dense(3, in_units=DIM)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        rows = self.words(x)
+        for _ in range(self._calls):
+            rows = self.body(rows)
+        return self.top(F.mean(rows, axis=1))
+
+
+SHAPES: dict[str, Callable[[], Any]] = {
+    "blocks": lambda: Stacked(lambda: cells(Residual, Residual)),
+    "dropout between": lambda: Stacked(lambda: cells(Residual, lambda: nn.Dropout(0.5), Residual)),
+    "one block several times": lambda: Stacked(Residual, calls=3),
+    "one block beside itself": lambda: Stacked(lambda: cells(Doubled, Doubled)),
+    "names that begin alike": lambda: Stacked(
+        lambda: cells(*(lambda name=name: prefixed(name) for name in ("dense1", "dense10", "dense1_out")))
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_scope_is_the_block_that_it_was(shape: str, tmp_path: Path) -> None:
+    """Each scope of an exported net has the role, the value and the gradient of the block of its name, at both sides."""
+    ids = distinct_ids()
+    net = built(SHAPES[shape], ids, "float64")
+    block = exported(net, [nd.array(ids)], tmp_path)
+    block.cast("float64")
+    net.hybridize(False)
+    objective = embgrad.Projection(np.arange(1.0, 4.0))
+    roles = {role: point.path for point in embgrad.points(net, ids) for role in point.roles}
+    assert "layer.1" in roles
+    points = embgrad.points(block, ids)
+    assert {role for point in points for role in point.roles} == set(roles)
+    inside = [
+        f"{point.path}:{side}#{split_name(point.name).occurrence}"
+        for point in points
+        if point.lookup is None and point.path not in (net.name, net.words.name)
+        for side in ("input", "output")
+    ]
+    assert len(inside) > 5
+    expected = embgrad.gradients(net, ids, objective, at=[*roles, *inside])
+    found = embgrad.gradients(block, ids, objective, at=[*roles, *inside])
+    for name, one in found.items():
+        np.testing.assert_allclose(one.activations, expected[name].activations, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(one.values, expected[name].values, atol=1e-12, err_msg=name)
+    one = next(name for name in inside if "dense" in name and ":input" in name)
+    for other, changes in (
+        ("layer.-1", {"override": {one: np.linspace(-1, 1, DIM)}}),
+        ("word", {"edit": {one: lambda grad: grad**3}}),
+    ):
+        changed = [embgrad.gradients(model, ids, objective, at=[other, one], **changes) for model in (net, block)]
+        for at in (other, one):
+            np.testing.assert_allclose(changed[1][at].values, changed[0][at].values, atol=1e-12, err_msg=at)
+            np.testing.assert_allclose(changed[1][at].activations, changed[0][at].activations, atol=1e-12, err_msg=at)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_layers_of_an_exported_body_in_a_net_of_python(frozen: bool, tmp_path: Path) -> None:
+    """What enters the first layer is an input of the symbol, which carries the gradient of the table outside."""
+    ids, rows = distinct_ids(), nd.ones((2, 3, DIM))
+
+    class Around(mx.gluon.Block):  # type: ignore[misc,name-defined]
+        def __init__(self, body: Any) -> None:
+            super().__init__()
+            self.words, self.body, self.top = nn.Embedding(ROWS, DIM), body, nn.Dense(3, in_units=DIM)
+
+        def forward(self, x: Any) -> Any:
+            return self.top(self.body(self.words(x)).mean(axis=1))
+
+    body = cells(Residual, Residual, Residual)
+    body.initialize()
+    randomise(body)
+    nets = [Around(body), Around(exported(body, [rows], tmp_path))]
+    body.hybridize(False)
+    for net in nets:
+        net.words.initialize()
+        net.top.initialize()
+        randomise(net.words)
+        randomise(net.top)
+        if frozen:
+            net.collect_params().setattr("grad_req", "null")
+    at = ["word", "embeddings", "layer.0", "layer.1", "layer.-1"]
+    expected, found = (embgrad.gradients(net, ids, embgrad.Logit(1), at=at) for net in nets)
+    for name in at:
+        np.testing.assert_allclose(found[name].activations, expected[name].activations, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found[name].values, expected[name].values, atol=1e-6, err_msg=name)

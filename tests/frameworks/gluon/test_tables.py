@@ -1,0 +1,211 @@
+"""The ledger of a tied table: total = lookup + head, against hand-written Gluon, and what stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon.importing import import_gluonnlp
+from embgrad_gluon.walk import memory
+
+import embgrad
+from tests.contract.conformance.harness_gluon import Harness
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, randomise, relative
+
+nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
+
+
+class Tied(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """The head is the table; so is what the hidden states are multiplied with before."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(ROWS, DIM, sparse_grad=sparse)
+        self.head = nn.Dense(ROWS, in_units=DIM, flatten=False, use_bias=False, params=self.words.params)
+        self.again = nn.HybridSequential()
+        self.again.add(self.head)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.again(F.tanh(self.words(x)))
+
+
+def tied(sparse: bool = False) -> Any:
+    net = Tied(sparse)
+    net.initialize()
+    net.cast("float64")
+    randomise(net)
+    return net
+
+
+IDS = np.array([[1, 2, 1, 5], [3, 0, 1, 2]])
+VECTOR = np.random.default_rng(3).normal(size=ROWS)
+
+
+def by_hand() -> tuple[np.ndarray, np.ndarray]:
+    """The two parts of the table's gradient in closed form, of Σ tanh(E[ids]) Eᵀ v."""
+    rows = tied().words.weight.data().asnumpy()
+    bent = np.tanh(rows[IDS])
+    lookup = np.zeros_like(rows)
+    np.add.at(lookup, IDS, (1 - bent**2) * (VECTOR @ rows))
+    return lookup, np.outer(VECTOR, bent.sum((0, 1)))
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("state", ["write", "add", "null", "sparse"])
+def test_the_parts_of_a_tied_table(state: str, hybrid: bool) -> None:
+    net = tied(sparse=state == "sparse")
+    if state != "sparse":
+        net.collect_params().setattr("grad_req", state)
+    if hybrid and state != "sparse":  # MXNet cannot add a sparse gradient to a dense one there
+        net.hybridize()
+        net(nd.array(IDS, dtype="float64"))
+    parameters = list(net.collect_params().values())
+    objects = [(p._grad_req, p._grad, p._data, p._data[0].asnumpy().tobytes()) for p in parameters]
+    for parameter in parameters:
+        for gradient in parameter._grad or ():
+            if gradient.stype == "default":
+                gradient[:] = 5
+    held = [[one.asnumpy().tobytes() for one in p._grad or ()] for p in parameters]
+    found = embgrad.table_gradients(net, IDS, embgrad.Projection(VECTOR))
+    lookup, head = by_hand()
+    assert relative(found.lookup, lookup) < 1e-12
+    assert relative(found.head, head) < 1e-12
+    assert found.names == ("words.weight", "head.weight", "again.0.weight")
+    assert found.tied
+    assert found.lookups == 1
+    if state == "null":
+        assert found.apart is None
+    else:
+        assert found.apart < 1e-12
+    for p, (request, gradients, data, values) in zip(parameters, objects, strict=True):
+        assert (p._grad_req, p._grad, p._data) == (request, gradients, data)
+        assert p._grad is gradients
+        assert p._data is data
+        assert data[0].asnumpy().tobytes() == values
+    assert held == [[one.asnumpy().tobytes() for one in p._grad or ()] for p in parameters]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_bert_with_its_decoder(frozen: bool) -> None:
+    bert = import_gluonnlp().model.bert
+    encoder = bert.BERTEncoder(num_layers=2, units=8, hidden_size=16, max_length=12, num_heads=2, dropout=0.1)
+    net = bert.BERTModel(
+        encoder, vocab_size=20, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=True, use_classifier=False
+    )
+    net.initialize(mx.init.Normal(0.3))
+    batch = embgrad.TokenBatch([[3, 4, 5, 4], [8, 9, 2, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]], convention="gluonnlp")
+    arrays = [nd.array(one) for one in batch.to_gluonnlp()]
+    masked = nd.array([[1, 2], [0, 1]])
+
+    def call(model: Any, inputs: Any) -> Any:
+        return model(*inputs, masked)
+
+    def loss(returned: Any) -> Any:
+        return nd.pick(nd.log_softmax(returned[2]), nd.array([[4, 5], [8, 9]])).sum(axis=1)
+
+    net(*arrays, masked)
+    with autograd.record(train_mode=False):  # by hand: the whole gradient, and that of the lookup as a marked output
+        total = loss(net(*arrays, masked))
+    total.backward(train_mode=False)
+    whole = net.word_embed[0].weight.grad().asnumpy()
+    marked: list[Any] = []
+    hook = net.word_embed[0].register_forward_hook(lambda _, given, gave: (gave.attach_grad(), marked.append(gave)))
+    with autograd.record(train_mode=False):
+        total = loss(net(*arrays, masked))
+    hook.detach()
+    (rows,) = autograd.grad([total], marked, train_mode=False)
+    through = np.zeros_like(whole)
+    np.add.at(through, batch.ids, rows.asnumpy())
+    if frozen:
+        net.collect_params().setattr("grad_req", "null")
+    before = state_of(net)
+    found = embgrad.table_gradients(net, batch, loss, call=call)
+    assert state_of(net) == before
+    assert relative(found.lookup, through) < 1e-5
+    assert relative(found.total, whole) < 1e-5
+    assert relative(found.head, whole - through) < 1e-4
+    assert found.names == ("word_embed.0.weight", "decoder.3.weight")
+    assert (found.apart is None) == frozen
+
+
+def state_of(net: Any) -> list[Any]:
+    return [
+        (p.grad_req, id(p._data), id(p._grad), [one.asnumpy().tobytes() for one in (*p._data, *(p._grad or ()))])
+        for p in net.collect_params().values()
+    ]
+
+
+def test_the_state_on_every_failure() -> None:
+    net = tied()
+    net.collect_params().setattr("grad_req", "null")
+    before = state_of(net)
+
+    def broken(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        embgrad.table_gradients(net, IDS, broken)
+    assert state_of(net) == before
+
+
+def test_a_table_that_is_computed_is_no_parameter() -> None:
+    class Computed(mx.gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = self.params.get("table", shape=(ROWS, DIM))
+
+        def hybrid_forward(self, F: Any, x: Any, table: Any) -> Any:
+            return F.sum(F.Embedding(x, F.tanh(table), input_dim=ROWS, output_dim=DIM), axis=1)
+
+    net = Computed()
+    net.initialize()
+    with pytest.raises(embgrad.PointError, match="is no parameter of the model"):
+        embgrad.table_gradients(net, distinct_ids(), embgrad.Sum())
+
+
+def test_a_penalty_and_a_second_lookup_are_told_apart() -> None:
+    class Penalised(mx.gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+
+        def forward(self, x: Any) -> Any:
+            table = self.words.weight.data()
+            return (self.words(x) * self.words(x + 1)).sum(axis=(1, 2)).reshape((-1, 1)) + (table**2).sum()
+
+    net = Penalised()
+    net.initialize()
+    net.cast("float64")
+    randomise(net)
+    ids = distinct_ids() - 1
+    rows = net.words.weight.data().asnumpy()
+    found = embgrad.table_gradients(net, ids, embgrad.Sum(), at="words#0")
+    lookup = np.zeros_like(rows)
+    np.add.at(lookup, ids, rows[ids + 1])
+    np.add.at(lookup, ids + 1, rows[ids])
+    assert relative(found.lookup, lookup) < 1e-12
+    assert relative(found.head, 2 * 2 * rows) < 1e-12  # both examples have it
+    assert found.lookups == 2
+    assert found.apart < 1e-12
+
+
+def test_an_architecture_of_the_suite_in_training_mode() -> None:
+    from embgrad.testing.examples import example_batch, example_weights
+
+    net, batch = Harness().build("tied", example_weights()), example_batch()
+    calm = embgrad.table_gradients(net, batch, embgrad.Sum())
+    again = embgrad.table_gradients(net, batch, embgrad.Sum(), training=True)
+    assert relative(again.total, calm.total) < 1e-12
+
+
+def test_the_memory_of_what_is_still_being_computed() -> None:
+    """Asked for too early, MXNet gives it twice, and what was computed is lost: not a number, or a crash."""
+    left, right = nd.random.normal(shape=(64, 64)), nd.random.normal(shape=(64, 64))
+
+    for _ in range(1000):
+        between = nd.FullyConnected(left, right, num_hidden=64, no_bias=True)
+        product = nd.FullyConnected(between, right, num_hidden=64, no_bias=True)
+        address = memory(product)
+        nd.waitall()
+        assert memory(product) == address

@@ -1,0 +1,439 @@
+"""capture: the gradient at a point inside the user's own loop, against the tape's own, and the same weights bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras2
+import transformers
+
+import embgrad
+from tests.frameworks.tensorflow.helpers import policy
+from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, build
+
+BATCHES = [IDS, IDS[:, ::-1].copy(), (IDS + 3) % 12]
+
+
+def loss_of(model: Any, ids: Any, **options: Any) -> Any:
+    return tf.reduce_mean(tf.cast(model(tf.constant(ids, tf.int32), **options), tf.float64) * VECTOR)
+
+
+def weights(model: Any) -> list[bytes]:
+    return [np.asarray(tf.convert_to_tensor(one)).tobytes() for one in model.variables]
+
+
+def step(model: Any, ids: Any, optimiser: Any) -> None:
+    with tf.GradientTape() as tape:
+        loss = loss_of(model, ids, training=True)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimiser.apply_gradients(
+        [(one, variable) for one, variable in zip(gradients, model.trainable_variables, strict=True) if one is not None]
+    )
+
+
+def expected_at(model: Any, ids: Any, at: str = "word") -> Any:
+    """Of the loss above, a mean: the projection over the number of entries."""
+    return embgrad.gradients(model, ids, embgrad.Projection(VECTOR / (IDS.size * 4)), at=at).values
+
+
+def trained(keras: Any, optimiser: str, at: str | None) -> tuple[list[bytes], int]:
+    """A model's weights after three steps, and how many of them were captured."""
+    model = build(keras)
+    keras.utils.set_random_seed(3)
+    made = getattr(keras.optimizers, optimiser)(0.1)
+    with contextlib.nullcontext() if at is None else embgrad.capture(model, at=at) as tap:
+        for ids in BATCHES:
+            step(model, ids, made)
+    return weights(model), 0 if tap is None else tap.count
+
+
+@functools.cache
+def trained_without(keras: Any, optimiser: str) -> list[bytes]:
+    return trained(keras, optimiser, None)[0]
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize(
+    ("at", "optimiser"),
+    [
+        ("word", "SGD"),
+        *(
+            (at, "Adam")
+            for at in ("word", "embeddings", "layer.1", "blocks.1.drop", "blocks.1:input", "embed.words:output")
+        ),
+    ],
+)
+def test_the_same_weights_bit_for_bit(keras: Any, at: str, optimiser: str) -> None:
+    """Dropout draws as it would have drawn, and the point is found by a pass that draws nothing."""
+    found, count = trained(keras, optimiser, at)
+    assert count == 3
+    assert found == trained_without(keras, optimiser)
+
+
+@pytest.mark.parametrize("at", ["word", "layer.1", "blocks.1.drop"])
+def test_the_gradient_of_each_step(keras: Any, at: str) -> None:
+    model = build(keras)
+    made = keras.optimizers.SGD(0.1)
+    expected = []
+    with embgrad.capture(model, at=at) as tap:
+        for ids in BATCHES:
+            expected.append(expected_at(model, ids, at))
+            with tf.GradientTape() as tape:
+                loss = loss_of(model, ids)
+            made.apply_gradients(
+                zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+            )
+    for one, other in zip(tap.steps, expected, strict=True):
+        np.testing.assert_allclose(one.values, other, rtol=1e-10, atol=1e-14)
+    with pytest.raises(AssertionError):  # each step is of other weights, and a copy
+        np.testing.assert_allclose(tap.steps[0].values, expected[-1], rtol=1e-6)
+
+
+def test_rows_are_the_tapes_own_slices(keras: Any) -> None:
+    model = build(keras)
+    table = model.embed.words.embeddings
+    with embgrad.capture(model) as tap:
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, IDS)
+        own = tape.gradient(loss, [table])[0]
+    np.testing.assert_array_equal(tap.sum().to_dense(), tf.convert_to_tensor(own).numpy())
+
+
+def test_gradient_accumulation(keras: Any) -> None:
+    """Two forward passes behind one loss are one step; two losses are two."""
+    model = build(keras)
+    with embgrad.capture(model) as tap:
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, BATCHES[0]) + loss_of(model, BATCHES[1])
+        tape.gradient(loss, model.trainable_variables)
+        for ids in BATCHES[:2]:
+            with tf.GradientTape() as tape:
+                loss = loss_of(model, ids)
+            tape.gradient(loss, model.trainable_variables)
+    assert (tap.count, tap.passes) == (3, 4)
+    assert tap.steps[0].values.shape == (4, 5, 4)
+    np.testing.assert_allclose(
+        tap.steps[0].values, np.concatenate([one.values for one in tap.steps[1:]]), rtol=1e-12, atol=1e-15
+    )
+
+
+def test_a_persistent_tape_gives_a_step_for_each_gradient(keras: Any) -> None:
+    model = build(keras)
+    with embgrad.capture(model, at="layer.0") as tap:
+        with tf.GradientTape(persistent=True) as tape:
+            logits = model(tf.constant(IDS, tf.int32))
+            losses = [tf.reduce_sum(logits[..., number]) for number in range(2)]
+        for loss in losses:
+            tape.gradient(loss, model.trainable_variables)
+    for number in range(2):
+        expected = embgrad.gradients(model, IDS, embgrad.Projection(np.eye(4)[number]), at="layer.0")
+        np.testing.assert_allclose(tap.steps[number].values, expected.values, rtol=1e-10, atol=1e-14)
+
+
+def test_a_tape_that_was_open_before(keras: Any) -> None:
+    model = build(keras)
+    with tf.GradientTape() as tape, embgrad.capture(model) as tap:
+        loss = loss_of(model, IDS)
+        tape.gradient(loss, model.trainable_variables)
+    np.testing.assert_allclose(tap.steps[0].values, expected_at(model, IDS), rtol=1e-10, atol=1e-14)
+
+
+def test_sources_in_any_structure_and_zeros_for_what_is_not_connected(keras: Any) -> None:
+    model, apart = build(keras), tf.Variable(np.ones(3))
+    table, kernel = model.embed.words.embeddings, model.head.kernel
+    with embgrad.capture(model) as tap:
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, IDS)
+        found = tape.gradient(loss, {"a": kernel, "b": [apart, table]}, unconnected_gradients="zero")
+        with tf.GradientTape() as tape:
+            model(tf.constant(IDS, tf.int32))
+            loss = tf.reduce_sum(apart)
+        zeros = tape.gradient(loss, [table], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    with tf.GradientTape() as tape:
+        loss = loss_of(model, IDS)
+    np.testing.assert_array_equal(found["a"], tape.gradient(loss, kernel))
+    np.testing.assert_array_equal(found["b"][0], np.zeros(3))
+    np.testing.assert_array_equal(zeros[0], np.zeros((12, 4)))
+    assert (tap.count, tap.passes) == (1, 2)  # the second loss does not depend on the model
+
+
+def test_what_is_not_recorded_has_no_step(keras: Any) -> None:
+    model = build(keras)
+
+    def captured(sources: Callable[[], Any] | None) -> None:
+        with embgrad.capture(model), tf.GradientTape() as tape:
+            loss = loss_of(model, IDS)
+            if sources is not None:
+                tape.gradient(loss, sources())
+
+    with pytest.raises(embgrad.NoGradientError, match=r"called 1 time\(s\), and no gradient reached 'word'"):
+        captured(None)
+    with pytest.raises(embgrad.NoGradientError, match="not among what is differentiated"):
+        captured(lambda: model.head.trainable_variables)
+    model.embed.trainable = False
+    with pytest.raises(embgrad.NoGradientError, match="not among what is differentiated"):
+        captured(lambda: model.trainable_variables)
+
+
+def test_mixed_precision(keras: Any) -> None:
+    with policy(keras, "mixed_bfloat16"):
+        model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.Dense(4, activation="tanh")])
+        model(tf.constant(IDS, tf.int32))
+    with embgrad.capture(model) as tap:
+        step(model, IDS, keras.optimizers.SGD(0.0))
+    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR / (IDS.size * 4)))
+    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=5e-2, atol=1e-4)
+    assert tap.steps[0].values.dtype == np.float32
+    assert tap.steps[0].provenance["compute_dtype"] == expected.provenance["compute_dtype"] == "bfloat16"
+
+
+def test_layers_under_a_mask(keras: Any) -> None:
+    ids = keras.layers.Input((None,), dtype="int32", name="ids")
+    rows = keras.layers.Embedding(12, 4, mask_zero=True, name="words", dtype="float64")(ids)
+    model = keras.Model(ids, keras.layers.LSTM(4, dtype="float64")(rows))
+    losses = [loss_of(model, IDS)]
+    for at in ("word", "words:output"):
+        with embgrad.capture(model, at=at) as tap:
+            with tf.GradientTape() as tape:
+                losses.append(loss_of(model, IDS))
+            tape.gradient(losses[-1], model.trainable_variables)
+        assert not tap.steps[0].values[1, 4].any()
+    assert len({float(one) for one in losses}) == 1
+
+
+def test_hugging_face() -> None:
+    config = transformers.BertConfig(
+        vocab_size=12, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6
+    )
+    model = transformers.TFBertForSequenceClassification(config)
+    batch = {"input_ids": tf.constant(IDS, tf.int32), "attention_mask": tf.constant((IDS != 0).astype(np.int32))}
+    labels = tf.constant([0, 1])
+    expected = embgrad.gradients(model, {key: one.numpy() for key, one in batch.items()}, embgrad.CrossEntropy([0, 1]))
+    with embgrad.capture(model) as words, embgrad.capture(model, at="layer.-1") as last:
+        for given in ((batch,), ()):
+            with tf.GradientTape() as tape:
+                loss = model(*given, **({} if given else batch), labels=labels).loss  # one an example
+            tape.gradient(loss, model.trainable_variables)
+    assert words.count == last.count == 2
+    for number in range(2):
+        np.testing.assert_allclose(words.steps[number].values, expected.values, rtol=1e-5, atol=1e-8)
+        np.testing.assert_array_equal(words.steps[number].mask, batch["attention_mask"])
+    assert last.steps[0].provenance["path"] == "bert.encoder.layer.1:output#0"
+
+
+def test_the_keras_loop_run_eagerly(keras: Any) -> None:
+    model = build(keras)
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    with embgrad.capture(model) as tap:
+        model.fit(np.concatenate(BATCHES), np.zeros((6, 5, 4)), batch_size=2, epochs=1, verbose=0, shuffle=False)
+    assert tap.count == 3
+    np.testing.assert_array_equal(tap.steps[1].ids, BATCHES[1])
+
+
+COMPILED: dict[str, Callable[[Any, Any], Callable[[], Any]]] = {
+    "a step": lambda model, keras: tf.function(lambda: step(model, IDS, keras.optimizers.SGD(0.1))),
+    "a forward pass": lambda model, keras: tf.function(lambda: loss_of(model, IDS)),
+    "by xla": lambda model, keras: tf.function(lambda: loss_of(model, IDS), jit_compile=True),
+    "fit": lambda model, keras: lambda: model.fit(IDS, np.zeros((2, 5, 4)), verbose=0),
+    "fit by two": lambda model, keras: lambda: model.fit(IDS, np.zeros((2, 5, 4)), batch_size=1, verbose=0),
+}
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("name", ["a forward pass", "by xla", "fit", "fit by two"])
+def test_a_compiled_step_is_an_error(keras: Any, name: str, traced: bool) -> None:
+    model = build(keras)
+    if name.startswith("fit"):
+        model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=2 if name == "fit by two" else 1)
+    compiled = COMPILED[name](model, keras)
+    if traced:
+        compiled()
+    before = weights(model)
+    inside = pytest.raises(embgrad.UnsupportedError, match=r"inside the compiled function .*run_eagerly=True")
+    with inside, embgrad.capture(model):
+        compiled()
+    assert weights(model) == before
+    compiled()  # as before
+
+
+def test_a_compiled_pass_by_operations_that_an_update_makes_too(keras: Any) -> None:
+    model = keras.Sequential([keras.layers.Embedding(12, 4, dtype="float64")])
+    model(tf.constant(IDS, tf.int32))
+    compiled = tf.function(lambda: loss_of(model, IDS))
+    with pytest.raises(embgrad.UnsupportedError, match="inside the compiled function"), embgrad.capture(model):
+        compiled()
+
+
+def test_a_compiled_model_is_an_error(keras: Any) -> None:
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = keras.layers.Embedding(12, 4, dtype="float64")
+
+        @tf.function
+        def call(self, ids: Any) -> Any:
+            return self.words(ids)
+
+    model = Net()
+    model.words.build((None,))
+    model(tf.constant(IDS, tf.int32))
+    hidden = pytest.raises(embgrad.UnsupportedError, match=r"compiled graph.*run_functions_eagerly")
+    with hidden, embgrad.capture(model), tf.GradientTape():
+        loss_of(model, IDS)
+
+
+def test_what_only_updates_the_weights_may_be_compiled(keras: Any) -> None:
+    model = build(keras)
+    optimiser = keras.optimizers.Adam(0.1)
+    optimiser.build(model.trainable_variables)
+
+    @tf.function
+    def update(gradients: Any) -> None:
+        optimiser.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    before = weights(model)
+    with embgrad.capture(model) as tap:
+        for ids in BATCHES:
+            with tf.GradientTape() as tape:
+                loss = loss_of(model, ids)
+            update([tf.convert_to_tensor(one) for one in tape.gradient(loss, model.trainable_variables)])
+    assert tap.count == 3
+    assert weights(model) != before
+
+
+class _Net(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 4)))
+
+    def __call__(self, text: Any, training: bool = False) -> Any:
+        return tf.tanh(tf.gather(self.table, text))
+
+
+def test_a_plain_module() -> None:
+    model = _Net()
+    method = vars(_Net)["__call__"]
+    with embgrad.capture(model) as tap:
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, IDS)
+        tape.gradient(loss, model.table)
+        embgrad.gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_allclose(tap.steps[0].values, expected_at(model, IDS), rtol=1e-12)
+    assert vars(_Net)["__call__"] is method
+
+
+@pytest.mark.parametrize("form", ["list", "dict"])
+def test_which_argument_is_the_ids(keras: Any, form: str) -> None:
+    names = ["segment_ids", "input_ids"]
+    inputs = {name: keras.layers.Input((None,), dtype="int32", name=name) for name in names}
+    tables = {name: keras.layers.Embedding(12, 4, name=f"{name}_table", dtype="float64") for name in names}
+    added = keras.layers.Add(dtype="float64")([tables[name](inputs[name]) for name in names])
+    model = keras.Model(inputs if form == "dict" else list(inputs.values()), added)
+    given = {"segment_ids": tf.zeros(IDS.shape, tf.int32), "input_ids": tf.constant(IDS, tf.int32)}
+    with embgrad.capture(model) as tap, tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(given if form == "dict" else list(given.values())) * VECTOR)
+        tape.gradient(loss, model.trainable_variables)
+    assert tap.steps[0].provenance["path"] == "input_ids_table#0"
+    np.testing.assert_array_equal(tap.steps[0].ids, IDS)
+    np.testing.assert_array_equal(tap.steps[0].types, 0 * IDS)
+
+
+def test_other_threads_are_not_heard(keras: Any) -> None:
+    model = build(keras)
+    with embgrad.capture(model) as tap:
+        thread = threading.Thread(target=lambda: step(model, IDS, keras.optimizers.SGD(0.1)))
+        thread.start()
+        thread.join()
+        assert tap.passes == 0
+        step(model, IDS, keras.optimizers.SGD(0.1))
+    assert (tap.passes, tap.count) == (1, 1)
+
+
+def test_a_pass_is_held_no_longer_than_its_tape(keras: Any) -> None:
+    model = build(keras)
+    with embgrad.capture(model, keep="mean") as tap:
+        tape = tf.GradientTape()
+        with tape:
+            loss = loss_of(model, IDS)
+        ended = []
+        for _ in range(2):
+            with tf.GradientTape() as other:
+                logits = model(tf.constant(IDS, tf.int32))
+            ended.append(weakref.ref(_passes(other)[0]))
+            del other, logits
+            gc.collect()
+        assert all(one() is None for one in ended)
+        assert len(_passes(tape)) == 1
+        tape.gradient(loss, model.trainable_variables)
+        assert not _passes(tape)  # it is not persistent
+    assert tap.count == 1
+
+
+def _passes(tape: Any) -> list[Any]:
+    from embgrad_tensorflow.capture import _ears
+
+    return [one.passed for ear in _ears.get() for one in ear.kept(tape)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the loop broke"), KeyboardInterrupt()])
+def test_errors_leave_no_trace(keras: Any, error: BaseException) -> None:
+    model = build(keras)
+    methods = [vars(one.layers.Layer)["__call__"] for one in (keras2, keras3)]
+    tape_methods = tf.GradientTape.gradient, tf.GradientTape._push_tape
+
+    def loop() -> None:
+        with embgrad.capture(model), embgrad.capture(model, at="layer.0"):
+            step(model, IDS, keras.optimizers.SGD(0.1))
+            raise error
+
+    with pytest.raises(type(error)):
+        loop()
+    assert [vars(one.layers.Layer)["__call__"] for one in (keras2, keras3)] == methods
+    assert (tf.GradientTape.gradient, tf.GradientTape._push_tape) == tape_methods
+    with pytest.raises(embgrad.UnknownPointError, match="Did you mean"):
+        embgrad.capture(model, at="blocks.0.bent")
+
+
+@pytest.mark.parametrize("keras", [keras2, keras3], ids=["keras2", "keras3"])
+def test_a_wrapper_whose_call_is_not_called_is_named_with_the_child_that_was(keras: Any) -> None:
+    class Wrapper(keras.Model):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            layers = keras.layers
+            self.net = keras.Sequential([layers.Embedding(12, 4), layers.GlobalAveragePooling1D(), layers.Dense(2)])
+
+        def call(self, ids: Any) -> Any:
+            return self.net(ids)
+
+        def train_step(self, data: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(self.net(data[0]) ** 2)
+            tape.gradient(loss, self.net.trainable_variables)
+            return {"loss": loss}
+
+    model = Wrapper()
+    model(IDS)
+    model.compile(optimizer="sgd", run_eagerly=True)
+    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(model):
+        model.fit(IDS, np.zeros(len(IDS)), verbose=0)
+    assert caught.value.message == (
+        "the forward of Wrapper was never called while the capture was open, and that of its child 'net' was: capture that "
+        "child, as in embgrad.capture(model.net)"
+    )
+    with embgrad.capture(model.net) as tap:
+        model.fit(IDS, np.zeros(len(IDS)), verbose=0)
+    assert tap.count == 1
+    with embgrad.capture(model) as tap:  # no gradient is computed
+        model.net(IDS)
+    assert tap.count == 0

@@ -1,0 +1,352 @@
+"""override, add and edit: against the same change made by hand under a tape, closed forms and finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras2
+import transformers
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context, execute
+
+import embgrad
+from tests.frameworks.tensorflow.helpers import KERAS, policy
+from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand
+
+OBJECTIVE = embgrad.Projection(VECTOR)
+NEW = np.random.default_rng(4).normal(size=(*IDS.shape, 4))
+
+
+def close(found: Any, expected: Any, rel: float = 1e-10) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= rel * np.abs(expected).max()
+
+
+def masked_lstm(keras: Any) -> Any:
+    ids = keras.layers.Input((None,), dtype="int32", name="ids")
+    rows = keras.layers.Embedding(12, 4, mask_zero=True, name="words", dtype="float64")(ids)
+    bent = keras.layers.Dense(4, activation="tanh", name="bent", dtype="float64")(rows)
+    model = keras.Model(ids, keras.layers.LSTM(3, dtype="float64", use_bias=False)(bent))
+    for variable in model.variables:
+        if "seed" not in variable.name:
+            variable.assign(np.random.default_rng(1).normal(size=variable.shape))
+    return model
+
+
+CHANGES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "read": lambda _: {},
+    "overridden": lambda name: {"override": {name: lambda value: value}},
+    "added to": lambda name: {"add": {name: np.zeros(4)}},
+    "edited": lambda name: {"edit": {name: lambda gradient: gradient}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["word", "words:output", "bent", "bent:input"])
+def test_the_keras_mask_is_not_dropped(keras: Any, name: str, change: str) -> None:
+    """An LSTM behind a tensor without its mask would read the padding: the numbers differ in the second digit."""
+    model = masked_lstm(keras)
+    plain = model(tf.constant(IDS, tf.int32)).numpy().sum(-1)
+    ends = embgrad.gradients(model, IDS, embgrad.Sum(), at=name, **CHANGES[change](name))
+    np.testing.assert_array_equal(ends.objective, plain)
+    assert not ends.values[1, 4].any()  # the padding
+    assert ends.values[1, 3].any()
+    unmasked = model.layers[-1](model.get_layer("bent")(tf.gather(model.get_layer("words").embeddings, IDS)))
+    assert np.abs(unmasked.numpy().sum(-1) - plain).max() > 1e-3
+
+
+class _Net(tf.Module):
+    def __init__(self, look_up: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 4)))
+        self.look_up = look_up
+
+    def __call__(self, ids: Any) -> Any:
+        return tf.tanh(self.look_up(self.table, ids)) ** 2
+
+
+def _one_hot(table: Any, ids: Any) -> Any:
+    return tf.linalg.matmul(tf.one_hot(ids, 12, dtype=tf.float64), table)
+
+
+LOOKUPS: dict[str, Callable[[Any, Any], Any]] = {
+    "gather": tf.gather,
+    "gather of a tensor": lambda table, ids: tf.gather(tf.convert_to_tensor(table), ids),
+    "embedding_lookup": tf.nn.embedding_lookup,
+    "gather_nd": lambda table, ids: tf.gather_nd(table, ids[..., None]),
+    "raw operation": lambda table, ids: tf.raw_ops.ResourceGather(resource=table.handle, indices=ids, dtype=tf.float64),
+    "raw operation on a tensor": lambda table, ids: tf.raw_ops.GatherV2(
+        params=tf.convert_to_tensor(table), indices=ids, axis=0
+    ),
+    "the first of them": lambda table, ids: tf.raw_ops.Gather(params=tf.convert_to_tensor(table), indices=ids),
+    "one-hot rows": lambda table, ids: tf.reshape(_one_hot(table, tf.reshape(ids, [-1])), (*ids.shape, 4)),
+    "flat": lambda table, ids: tf.reshape(tf.gather(table, tf.reshape(ids, [-1])), (*ids.shape, 4)),
+    "in a tf.function": tf.function(lambda table, ids: tf.gather(table, ids)),
+    "parameters that are a list": lambda table, ids: tf.gather(list(tf.unstack(table)), ids),
+}
+
+
+def slope(rows: np.ndarray) -> np.ndarray:
+    return 2 * np.tanh(rows) * (1 - np.tanh(rows) ** 2) * VECTOR
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_every_way_to_look_rows_up(name: str) -> None:
+    model, fast = _Net(LOOKUPS[name]), pywrap_tfe.TFE_Py_FastPathExecute
+    rows = model.table.numpy()[IDS]
+    replaced = embgrad.gradients(model, IDS, OBJECTIVE, override={"word": NEW})
+    close(replaced.values, slope(NEW))
+    np.testing.assert_array_equal(replaced.activations, NEW)
+    added = embgrad.gradients(model, IDS, OBJECTIVE, add={"word": NEW})
+    close(added.values, slope(rows + NEW))
+    edited = embgrad.gradients(model, IDS, OBJECTIVE, edit={"word": lambda gradient: 3 * gradient})
+    close(edited.values, 3 * slope(rows))
+    close(edited.before, slope(rows))
+    together = embgrad.gradients(model, IDS, OBJECTIVE, override={"word": 2 * NEW}, add={"word": -NEW})
+    close(together.values, slope(NEW))
+    assert pywrap_tfe.TFE_Py_FastPathExecute is fast
+
+
+def test_a_lookup_that_cannot_be_replaced_is_an_error() -> None:
+    """Never a result of rows that went on as they were."""
+
+    def look_up(table: Any, ids: Any) -> Any:
+        operands = [tf.convert_to_tensor(table), ids, tf.constant(0)]
+        attributes = ("batch_dims", 0, "Tparams", tf.float64.as_datatype_enum)
+        attributes += ("Tindices", tf.int32.as_datatype_enum, "Taxis", tf.int32.as_datatype_enum)
+        (rows,) = execute.execute(b"GatherV2", 1, operands, attributes, context.context())
+        execute.record_gradient("GatherV2", operands, attributes, [rows])
+        return rows
+
+    model = _Net(look_up)
+    close(embgrad.gradients(model, IDS, OBJECTIVE).values, slope(model.table.numpy()[IDS]))
+    with pytest.raises(embgrad.UnsupportedError, match="cannot be replaced"):
+        embgrad.gradients(model, IDS, OBJECTIVE, override={"word": NEW})
+
+
+@pytest.mark.parametrize("layer", ["keras2", "keras3"])
+def test_the_lookup_of_an_embedding_layer(layer: str) -> None:
+    words = KERAS[layer].layers.Embedding(12, 4, dtype="float64")
+    model = KERAS[layer].Sequential([words, KERAS[layer].layers.Activation("tanh", dtype="float64")])
+    model(tf.constant(IDS, tf.int32))
+    close(embgrad.gradients(model, IDS, OBJECTIVE, override={"word": NEW}).values, (1 - np.tanh(NEW) ** 2) * VECTOR)
+
+
+def test_the_lookup_of_hugging_face() -> None:
+    """Overriding the rows is what its own inputs_embeds does, in a model that derives nothing else from the ids."""
+    config = transformers.BertConfig(
+        vocab_size=12, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6
+    )
+    with policy(keras2, "float64"):
+        model = transformers.TFBertModel(config)
+        rows = tf.constant(NEW)
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            total = tf.reduce_sum(model(input_ids=None, inputs_embeds=rows).last_hidden_state * VECTOR)
+        expected = tape.gradient(total, rows).numpy()
+        objective = embgrad.Projection(VECTOR, output="sequence")
+        found = embgrad.gradients(model, IDS, objective, override={"word": NEW})
+    close(found.values, expected)
+    assert float(total) == pytest.approx(found.objective.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("number", range(LAYERS))
+def test_a_layer_overridden_and_added_to(keras: Any, number: int) -> None:
+    model, name = build(keras), f"layer.{number}"
+    names = ["word", "embeddings", name, "layer.-1"]
+    by_override = by_hand(model, {number: lambda hidden: tf.constant(NEW)})
+    by_adding = by_hand(model, {number: lambda hidden: hidden + NEW})
+    added = embgrad.gradients(model, IDS, OBJECTIVE, at=names, add={name: NEW})
+    for one in names:
+        place = one.replace("-1", str(LAYERS - 1))
+        close(added[one].values, by_adding[place][1])
+        close(added[one].activations, by_adding[place][0])
+    overridden = embgrad.gradients(model, IDS, OBJECTIVE, at=[name, "layer.-1"], override={name: NEW})
+    for one in (name, "layer.-1"):
+        close(overridden[one].values, by_override[one.replace("-1", str(LAYERS - 1))][1])
+    with pytest.raises(embgrad.NoGradientError, match=name):
+        embgrad.gradients(model, IDS, OBJECTIVE, at="word", override={name: NEW})
+
+
+@pytest.mark.parametrize("point", ["word", "embeddings", "layer.1", "blocks.1:input"])
+def test_finite_differences_along_what_is_added(keras: Any, point: str) -> None:
+    model = build(keras)
+    found = embgrad.gradients(model, IDS, OBJECTIVE, at=point)
+    random, step = np.random.default_rng(2), 1e-4
+    for _ in range(2):
+        direction = random.normal(size=found.values.shape)
+
+        def total(distance: float, direction: np.ndarray = direction) -> float:
+            moved = embgrad.gradients(model, IDS, OBJECTIVE, at=point, add={point: distance * direction})
+            return float(moved.objective.sum())
+
+        difference = (8 * (total(step) - total(-step)) - (total(2 * step) - total(-2 * step))) / (12 * step)
+        assert difference == pytest.approx((found.values * direction).sum(), rel=1e-7)
+
+
+def in_place(gradient: np.ndarray) -> None:
+    gradient *= 2
+
+
+@pytest.mark.parametrize("edit", [in_place, lambda gradient: 2 * gradient])
+def test_upstream_sees_the_edited_gradient(keras: Any, edit: Any) -> None:
+    model, names = build(keras), ["word", "layer.0", "layer.1", "layer.2"]
+    plain = embgrad.gradients(model, IDS, OBJECTIVE, at=names)
+    edited = embgrad.gradients(model, IDS, OBJECTIVE, at=names, edit={"layer.1": edit})
+    for name, factor in {"word": 2, "layer.0": 2, "layer.1": 2, "layer.2": 1}.items():
+        np.testing.assert_array_equal(edited[name].values, factor * plain[name].values)
+        np.testing.assert_array_equal(edited[name].activations, plain[name].activations)
+    np.testing.assert_array_equal(edited["layer.1"].before, plain["layer.1"].values)
+
+
+def test_an_ablation_leaves_exactly_nothing_upstream(keras: Any) -> None:
+    model = build(keras)
+    names = ["word", "layer.0", "layer.1"]
+    ablated = embgrad.gradients(model, IDS, OBJECTIVE, at=names, edit={"layer.1": lambda gradient: gradient * 0})
+    for name in names:
+        assert not ablated[name].values.any()
+    assert ablated["layer.1"].before.any()
+
+
+def test_each_example_is_edited_by_itself(keras: Any) -> None:
+    model, seen = build(keras), []
+
+    def edit(gradient: np.ndarray) -> np.ndarray:
+        seen.append(gradient.copy())
+        return gradient * len(seen)
+
+    plain = embgrad.gradients(model, IDS, OBJECTIVE, split=True, at="layer.0")
+    edited = embgrad.gradients(model, IDS, OBJECTIVE, split=True, at="layer.0", edit={"layer.0": edit})
+    assert len(seen) == 2
+    assert not seen[0][1].any()
+    np.testing.assert_array_equal(edited.values, plain.values * np.array([1, 2])[:, None, None])
+    np.testing.assert_array_equal(edited.before, plain.values)
+
+
+def test_rows_that_are_looked_up_again() -> None:
+    """Their gradient comes to the edit as TensorFlow's IndexedSlices."""
+
+    class Again(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 4)))
+
+        def __call__(self, ids: Any) -> Any:
+            return tf.gather(tf.gather(self.table, ids), [0, 1, 1])[:2]
+
+    seen: list[np.ndarray] = []
+    embgrad.gradients(Again(), IDS, OBJECTIVE, edit={"word": lambda gradient: seen.append(gradient.copy())})
+    close(seen[0], np.broadcast_to(VECTOR, (*IDS.shape, 4)))
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_half_precision_is_widened_for_the_functions(kind: str) -> None:
+    model = keras2.Sequential(
+        [keras2.layers.Embedding(12, 4, dtype=kind), keras2.layers.Activation("tanh", dtype=kind)]
+    )
+    model(tf.constant(IDS, tf.int32))
+    dtypes = []
+
+    def look(value: np.ndarray) -> np.ndarray:
+        dtypes.append(value.dtype)
+        return value
+
+    changes = {"override": {"word": look}, "add": {"word": np.ones(4)}, "edit": {"word": look}}
+    found = embgrad.gradients(model, IDS, OBJECTIVE, **changes)
+    assert set(dtypes) == {np.dtype(np.float32)}
+    assert found.provenance["compute_dtype"] == kind
+    assert found.values.dtype == np.float32
+
+
+class Stopped(Exception):
+    """An error with arguments that nobody can make anew."""
+
+    def __init__(self, one: Any, other: Any) -> None:
+        super().__init__(one, other)
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+@pytest.mark.parametrize("point", ["word", "layer.1", "blocks.1.bend"])
+@pytest.mark.parametrize("error", [Stopped(1, 2), KeyboardInterrupt()])
+def test_errors_in_a_change_come_through_as_they_are(keras: Any, option: str, point: str, error: Any) -> None:
+    model = build(keras)
+    methods = [vars(one.layers.Layer)["__call__"] for one in (keras2, keras3)]
+    fast = pywrap_tfe.TFE_Py_FastPathExecute
+
+    def broken(_: np.ndarray) -> np.ndarray:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        embgrad.gradients(model, IDS, OBJECTIVE, **{option: {point: broken}})
+    assert caught.value is error
+    assert [vars(one.layers.Layer)["__call__"] for one in (keras2, keras3)] == methods
+    assert pywrap_tfe.TFE_Py_FastPathExecute is fast
+
+
+def test_a_change_may_itself_use_the_model(keras: Any) -> None:
+    model = build(keras)
+    expected = embgrad.gradients(model, IDS, OBJECTIVE, at="layer.0").values
+
+    def look(value: np.ndarray) -> np.ndarray:
+        model.embed.words(tf.constant(IDS, tf.int32))
+        np.testing.assert_array_equal(embgrad.gradients(model, IDS, OBJECTIVE, at="layer.0").values, expected)
+        return value
+
+    for option in ("override", "edit"):
+        found = embgrad.gradients(model, IDS, OBJECTIVE, at="layer.0", **{option: {"layer.0": look}})
+        np.testing.assert_array_equal(found.values, expected)
+    found = embgrad.gradients(model, IDS, OBJECTIVE, at="layer.0", add={"word": lambda value: look(value) * 0})
+    np.testing.assert_array_equal(found.values, expected)
+
+
+def test_calls_that_a_change_makes_are_none_of_the_models(keras: Any) -> None:
+    """The second call of the layer stays the second."""
+    ids = keras.layers.Input((None,), dtype="int32", name="ids")
+    dense = keras.layers.Dense(4, activation="tanh", name="again", dtype="float64")
+    model = keras.Model(ids, dense(dense(keras.layers.Embedding(12, 4, name="words", dtype="float64")(ids))))
+
+    def change(value: np.ndarray) -> np.ndarray:
+        return dense(tf.constant(value)).numpy()
+
+    found = embgrad.gradients(model, IDS, OBJECTIVE, at=["again#0", "again#1"], override={"again#0": change})
+    rows = dense(dense(tf.gather(model.get_layer("words").embeddings, IDS))).numpy()
+    np.testing.assert_allclose(found["again#0"].activations, rows, rtol=1e-12)
+    np.testing.assert_allclose(found["again#1"].activations, dense(tf.constant(rows)).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+@pytest.mark.parametrize("point", ["word", "inner"])
+def test_a_part_that_is_run_again_is_refused(keras: Any, option: str, point: str) -> None:
+    """What is changed in the first run would be unchanged in the second, which the gradient is taken of."""
+    inner = keras.layers.Dense(4, name="inner", dtype="float64")
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = keras.layers.Embedding(12, 4, dtype="float64")
+            self.inner = inner
+
+        def call(self, ids: Any) -> Any:
+            return tf.recompute_grad(lambda given: self.inner(self.words(given)))(ids)
+
+    model = Net()
+    model.words.build((None,))
+    inner.build((None, 4))
+    with pytest.raises(embgrad.UnsupportedError, match="run again in the pullback"):
+        embgrad.gradients(model, IDS, OBJECTIVE, at=point, **{option: {point: lambda value: value}})
+
+
+def test_bfloat16_tensors_are_numbers(keras: Any) -> None:
+    """In NumPy they are of a dtype that NumPy does not know."""
+    model = masked_lstm(keras)
+    half = tf.constant([0.5, -0.25, 0.0, 2.0], tf.bfloat16)
+    expected = embgrad.gradients(model, IDS, embgrad.Sum(), add={"word": [0.5, -0.25, 0.0, 2.0]})
+    for change in (half, lambda _: half):
+        found = embgrad.gradients(model, IDS, embgrad.Sum(), add={"word": change})
+        np.testing.assert_array_equal(found.values, expected.values)

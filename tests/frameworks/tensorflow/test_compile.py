@@ -1,0 +1,149 @@
+"""`compile=True`: a kept trace gives what the model gives, for models of every sort and however it is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import embgrad
+from tests.compiled import same
+from tests.frameworks.tensorflow.helpers import assert_slopes
+from tests.frameworks.tensorflow.test_models import BODIES, VECTOR, functional
+from tests.frameworks.tensorflow.traced import IDS, PROJECTION, Net, both
+
+LABELS = np.array([1, 0, 1])
+
+#: Of the layers that are made here.
+POLICY = "float64"
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("body", BODIES)
+def test_keras(keras: Any, body: str) -> None:
+    model, table = functional(keras, *BODIES[body](keras))
+    plain, compiled = both(model, IDS, PROJECTION)
+    same(plain, compiled)
+    assert_slopes(compiled, table, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR))
+
+
+def test_masks_of_keras(keras: Any) -> None:
+    model, _ = functional(keras, keras.layers.LSTM(3), mask_zero=True)
+    plain, compiled = both(model, IDS, PROJECTION)
+    same(plain, compiled)
+    assert compiled.pad_leak == plain.pad_leak
+
+
+def test_split_and_training(keras: Any) -> None:
+    ids = keras.layers.Input((None,), dtype="int32")
+    pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(12, 4)(ids))
+    norm = keras.layers.BatchNormalization()
+    model = keras.Model(ids, keras.layers.Dense(2)(norm(pooled)))
+    found = [np.array(one) for one in model.get_weights()]
+    for options in ({"split": True}, {"training": True}, {"split": True, "training": True}):
+        same(*both(model, IDS, embgrad.CrossEntropy(LABELS), **options), rel=1e-8)
+    for one, was in zip(model.get_weights(), found, strict=True):
+        np.testing.assert_array_equal(one, was)
+
+
+def test_objectives_of_the_users(keras: Any, traces: list[Any]) -> None:
+    ids = keras.layers.Input((None,), dtype="int32")
+    rows = keras.layers.LSTM(3)(keras.layers.Embedding(12, 4)(ids))
+    model = keras.Model(ids, {"a": keras.layers.Dense(2)(rows), "b": keras.layers.Dense(3)(rows)})
+    for factor in (1.0, 3.0):
+        for objective in (
+            lambda out, factor=factor: factor * tf.reduce_sum(out["a"], 1),
+            lambda out, factor=factor: factor * tf.reduce_sum(out["b"] ** 2, 1) + out["a"][:, 0],
+            embgrad.Scalar(lambda out, factor=factor: factor * tf.reduce_sum(out["b"])),
+        ):
+            same(*(embgrad.gradients(model, IDS, objective, compile=one) for one in (False, True)))
+    assert len(traces) == 3  # which outputs are pulled back, and whether it is a scalar
+    same(*both(model, IDS, lambda out: tf.reduce_sum(out["a"], 1), split=True))
+
+
+def test_per_position_outputs_by_rows(keras: Any, traces: list[Any]) -> None:
+    ids = keras.layers.Input((None,), dtype="int32")
+    rows = keras.layers.GRU(3, return_sequences=True)(keras.layers.Embedding(12, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(7)(rows))
+    for objective in (embgrad.Logit(2, position=1), embgrad.Logit(2), embgrad.Logit(1, position=-1)):
+        same(*(embgrad.gradients(model, IDS, objective, compile=one) for one in (False, True)))
+    assert len(traces) == 1
+    same(*both(model, IDS, embgrad.Logit(3, position=0), split=True))
+
+
+def test_ids_outside_the_table() -> None:
+    model = Net()
+    embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    ids = IDS.copy()
+    ids[1, 2] = 12
+    with pytest.raises(embgrad.BatchError, match="id 12 at example 1, position 2 is outside"):
+        embgrad.gradients(model, ids, PROJECTION, compile=True)
+
+
+def test_lookups_of_other_indices_are_checked_too() -> None:
+    class Shifted(Net):
+        def __call__(self, ids: Any) -> Any:
+            return self.head(tf.gather(self.rows, ids) + tf.gather(self.rows, ids + 3))
+
+    model = Shifted()
+    small = np.minimum(IDS, 8)
+    same(*both(model, small, PROJECTION))
+    said = []
+    for compiled in (False, True):
+        with pytest.raises(embgrad.BatchError) as raised:
+            embgrad.gradients(model, IDS, PROJECTION, compile=compiled)
+        said.append(str(raised.value))
+    assert said[0] == said[1]
+
+
+def test_a_lookup_that_is_another_ones_by_chance() -> None:
+    class Positions(Net):
+        def __call__(self, ids: Any) -> Any:
+            places = tf.gather(self.rows, tf.range(tf.shape(ids)[1])[None])
+            return self.head(tf.gather(self.rows, ids) + 2 * places)
+
+    model = Positions()
+    same(*both(model, IDS[:1], PROJECTION))
+    same(*both(model, np.arange(5)[None], PROJECTION))
+
+
+def test_objective_that_does_not_depend_on_the_point() -> None:
+    class Two(Net):
+        def __call__(self, ids: Any) -> Any:
+            return {
+                "logits": super().__call__(ids),
+                "other": tf.reduce_sum(self.weight) * tf.ones([tf.shape(ids)[0], 1], tf.float64),
+            }
+
+    model = Two()
+    for _ in range(2):
+        with pytest.raises(embgrad.NoGradientError):
+            embgrad.gradients(model, IDS, embgrad.Sum(output="other"), compile=True)
+        same(*both(model, IDS, PROJECTION))
+        with pytest.raises(embgrad.NoGradientError):
+            embgrad.gradients(model, IDS, lambda out: out["other"][:, 0], compile=True)
+
+
+def test_table_gradients_are_as_before() -> None:
+    model = Net()
+    before = embgrad.table_gradients(model, IDS, PROJECTION).total
+    embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    after = embgrad.table_gradients(model, IDS, PROJECTION).total
+    np.testing.assert_array_equal(after, before)
+    compiled = embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    np.testing.assert_allclose(compiled.table().to_dense(), before, atol=1e-12)
+
+
+def test_transformers_with_layers() -> None:
+    from transformers import BertConfig, TFBertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    model = TFBertForSequenceClassification(BertConfig(vocab_size=40, max_position_embeddings=16, **sizes))
+    batch = {"input_ids": IDS + 1, "attention_mask": (IDS > 0).astype(int)}
+    names = ["word", "layer.0", "layer.-1"]
+    plain, compiled = both(model, batch, embgrad.CrossEntropy(LABELS), at=names)
+    for name in names:
+        same(plain[name], compiled[name], rel=2e-6)
+    same(*both(model, batch, embgrad.CrossEntropy(LABELS), split=True), rel=2e-6)

@@ -1,0 +1,234 @@
+"""`compile=True`: what cannot be traced runs as without, and says why."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import embgrad
+from tests.compiled import same
+from tests.frameworks.tensorflow.test_models import functional
+from tests.frameworks.tensorflow.traced import IDS, PROJECTION, Net, both
+
+#: Of the layers that are made here.
+POLICY = "float64"
+
+
+class Untraceable:
+    """Models whose Python cannot be traced, or does otherwise then."""
+
+    class Reads(Net):
+        def __call__(self, ids: Any) -> Any:
+            return super().__call__(tf.constant(ids.numpy()))
+
+    class Branches(Net):
+        def __call__(self, ids: Any) -> Any:
+            if tf.reduce_max(ids) > 100:
+                return super().__call__(ids * 0)
+            return super().__call__(ids)
+
+    class Draws(Net):
+        def __call__(self, ids: Any) -> Any:
+            return super().__call__(ids) + 0 * tf.random.uniform([2], dtype=tf.float64)
+
+    class Runs(Net):
+        """It writes to a variable where nothing of a graph tells so."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = tf.Variable(0, trainable=False)
+
+        def __call__(self, ids: Any) -> Any:
+            def count(values: Any) -> Any:
+                self.count.assign_add(1)
+                return values
+
+            return super().__call__(self.run(count, ids))
+
+        def run(self, function: Any, ids: Any) -> Any:
+            return tf.ensure_shape(tf.py_function(function, [ids], ids.dtype), ids.shape)
+
+    class RunsNumPy(Runs):
+        def run(self, function: Any, ids: Any) -> Any:
+            return tf.ensure_shape(tf.numpy_function(function, [ids], ids.dtype), ids.shape)
+
+    class Asks(Net):
+        def __call__(self, ids: Any) -> Any:
+            out = super().__call__(ids)
+            return out if tf.executing_eagerly() else 2 * out
+
+    class Counts(Net):
+        def __call__(self, ids: Any) -> Any:
+            out = super().__call__(ids)
+            return out * self.ran
+
+    class Loops(Net):
+        def __call__(self, ids: Any) -> Any:
+            total = tf.zeros([tf.shape(ids)[0], 4], tf.float64)
+            _, total = tf.while_loop(
+                lambda place, _: place < tf.shape(ids)[1],
+                lambda place, total: (place + 1, total + tf.gather(self.rows, ids[:, place])),
+                (0, total),
+                shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, 4])),
+            )
+            return tf.matmul(total + tf.reduce_sum(tf.gather(self.rows, ids), 1), self.weight)
+
+    class OneHot(Net):
+        def __call__(self, ids: Any) -> Any:
+            rows = tf.matmul(tf.one_hot(ids, 12, dtype=tf.float64), self.rows)
+            return tf.matmul(tf.reduce_sum(rows, 1), self.weight)
+
+
+def test_what_python_draws_counts_in_evaluation_mode_too() -> None:
+    class Dropping(Net):
+        def head(self, rows: Any) -> Any:
+            return super().head(rows) * (3.0 if random.uniform(0, 1) < 0.1 else 1.0)
+
+    model = Dropping()
+    random.seed(2)  # whose first numbers leave nothing out
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="compile=True: .*from Python's or NumPy's generator"):
+            embgrad.gradients(model, IDS, PROJECTION, compile=True)
+
+
+@pytest.mark.parametrize("sort", [random.Random, np.random.default_rng, np.random.RandomState, random.SystemRandom])
+def test_a_generator_of_the_models_own(sort: Any) -> None:
+    class Dropping(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = {"generator": sort(0)}
+
+        def head(self, rows: Any) -> Any:
+            return super().head(rows) * (0 * self.held["generator"].random() + 1.0)
+
+    model = Dropping()
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="compile=True: .*from Python's or NumPy's generator"):
+            embgrad.gradients(model, IDS, PROJECTION, compile=True)
+
+
+def test_a_generator_of_the_models_program() -> None:
+    generator = np.random.default_rng(0)
+
+    class Noisy(Net):
+        def head(self, rows: Any) -> Any:
+            return super().head(rows) * generator.normal()
+
+    with pytest.warns(embgrad.EmbgradWarning, match="differ between a trace and the model itself"):
+        found = [embgrad.gradients(Noisy(), IDS, PROJECTION, compile=True) for _ in range(2)]
+    assert not np.allclose(found[0].values, found[1].values)
+
+
+@pytest.mark.parametrize(
+    ("net", "why"),
+    [
+        (Untraceable.Reads, "has no attribute 'numpy'"),
+        (Untraceable.Branches, "OperatorNotAllowedInGraphError: Using a symbolic `tf.Tensor` as a Python `bool`"),
+        (Untraceable.Draws, "draws random numbers"),
+        (Untraceable.Runs, "runs Python in its graph (EagerPyFunc)"),
+        (Untraceable.RunsNumPy, "runs Python in its graph (PyFunc)"),
+        (Untraceable.Asks, "the gradients at 'word' differ between a trace and the model itself"),
+        (Untraceable.Loops, "inside a loop"),
+        (Untraceable.OneHot, "a product with one-hot rows is seen as a lookup only where the model's Python runs"),
+    ],
+)
+def test_what_cannot_be_traced_runs_without(net: Any, why: str) -> None:
+    model = net()
+    plain = embgrad.gradients(model, IDS, PROJECTION)
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="compile=True: .*the model ran without a trace") as told:
+            found = embgrad.gradients(model, IDS, PROJECTION, compile=True)
+        assert len(told) == 1
+        assert why in str(told[0].message)
+        assert why in found.provenance["uncompiled"]
+        assert found.provenance["compiled"] is False
+        np.testing.assert_array_equal(found.values, plain.values)
+        assert not hasattr(model, "count") or model.count.numpy() == 0
+
+
+@pytest.mark.parametrize("draw", [lambda: random.uniform(0, 1), lambda: np.random.rand()])
+def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
+    """As Hugging Face's layer drop does, which draws in evaluation mode as well."""
+
+    class Dropping(Net):
+        def __call__(self, ids: Any, training: bool = False) -> Any:
+            rows = tf.gather(self.rows, ids)
+            share = draw()
+            return self.head(2 * rows if training and share < 0.5 else rows)
+
+    model = Dropping()
+    with pytest.warns(embgrad.EmbgradWarning, match="from Python's or NumPy's generator"):
+        found = [embgrad.gradients(model, IDS, PROJECTION, compile=True) for _ in range(3)]
+    for one in found:
+        np.testing.assert_array_equal(one.values, embgrad.gradients(model, IDS, PROJECTION).values)
+    random.seed(2)
+    np.random.seed(0)  # with either, the first two draws are above 0.5: those of the model and the trace
+    with pytest.warns(embgrad.EmbgradWarning, match="from Python's or NumPy's generator"):
+        found = [embgrad.gradients(model, IDS, PROJECTION, training=True, compile=True) for _ in range(12)]
+    assert len({one.values.tobytes() for one in found}) == 2
+
+
+def test_an_objective_that_draws_has_no_trace_and_others_do() -> None:
+    model = Net()
+
+    def drawing(out: Any) -> Any:
+        return tf.reduce_sum(out * tf.random.normal(tf.shape(out), dtype=out.dtype), 1)
+
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="or the objective gives different results each time"):
+            embgrad.gradients(model, IDS, drawing, compile=True)
+    for objective in (lambda out: out[:, 0], PROJECTION):
+        same(*both(model, IDS, objective))
+
+
+class Found:
+    """What a model may return that is no nest."""
+
+    def __init__(self, hidden: Any) -> None:
+        self.hidden = hidden
+
+
+@pytest.mark.parametrize(
+    ("kind", "returned", "read"),
+    [
+        ("RaggedTensor", lambda out: tf.RaggedTensor.from_tensor(out), lambda out: tf.reduce_sum(out, 1)),
+        ("SparseTensor", tf.sparse.from_dense, lambda out: tf.sparse.reduce_sum(out, 1)),
+        ("Found", Found, lambda out: tf.reduce_sum(out.hidden, 1)),
+    ],
+)
+def test_an_objective_that_reads_what_is_no_tensor_runs_without_a_trace(kind: str, returned: Any, read: Any) -> None:
+    model = Net()
+    options: dict[str, Any] = {"call": lambda net, inputs: returned(net(inputs))}
+    with pytest.warns(embgrad.EmbgradWarning, match=f"it returns a {kind}, which is neither a tensor nor plain"):
+        found = embgrad.gradients(model, IDS, read, compile=True, **options)
+    for plain in (embgrad.gradients(model, IDS, read, **options), embgrad.gradients(model, IDS, embgrad.Sum())):
+        np.testing.assert_allclose(found.values, plain.values, rtol=1e-12)
+
+
+def test_why_is_told_without_what_keras_adds(keras: Any) -> None:
+    class Draws(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def call(self, rows: Any) -> Any:
+            return rows + 0 * tf.random.uniform([], dtype=rows.dtype)
+
+    model, _ = functional(keras, Draws(), keras.layers.GlobalAveragePooling1D())
+    with pytest.warns(embgrad.EmbgradWarning) as told:
+        found = embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    why = "the model draws random numbers (RandomUniform), which a trace would draw otherwise"
+    assert found.provenance["uncompiled"] == why
+    assert str(told[0].message) == f"compile=True: {why}; the model ran without a trace"
+
+
+def test_running_eagerly_is_respected() -> None:
+    model = Net()
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.warns(embgrad.EmbgradWarning, match=r"run_functions_eagerly\(True\) is in force"):
+            embgrad.gradients(model, IDS, PROJECTION, compile=True)
+        assert tf.config.functions_run_eagerly()
+    finally:
+        tf.config.run_functions_eagerly(False)
+    same(*both(model, IDS, PROJECTION))

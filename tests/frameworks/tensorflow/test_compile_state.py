@@ -1,0 +1,211 @@
+"""`compile=True` leaves everything as it was: functions, models, tapes, threads; and errors come out as without."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import embgrad
+from tests.compiled import same
+from tests.frameworks.tensorflow.helpers import KERAS
+from tests.frameworks.tensorflow.test_models import VECTOR, functional
+from tests.frameworks.tensorflow.traced import IDS, LONGER, PROJECTION, Net, both
+
+#: Of the layers that are made here.
+POLICY = "float64"
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), tf.errors.UnknownError(None, None, "mine")])
+def test_what_functions_raise(error: BaseException) -> None:
+    model = Net()
+
+    def raises(value: np.ndarray) -> np.ndarray:
+        if armed:
+            raise error
+        return value
+
+    class Raising(embgrad.Sum):
+        def evaluate(self, output: np.ndarray, batch: Any) -> Any:
+            raises(output)
+            return super().evaluate(output, batch)
+
+    def native(output: Any) -> Any:
+        raises(output)
+        return tf.reduce_sum(output, 1)
+
+    for options in (
+        {"objective": Raising()},
+        {"objective": native},
+        {"add": {"word": raises}},
+        {"edit": {"word": raises}},
+    ):
+        objective = options.pop("objective", PROJECTION)
+        armed = False
+        expected = embgrad.gradients(model, IDS, objective, compile=True, **options)
+        armed = True
+        with pytest.raises(type(error)) as raised:
+            embgrad.gradients(model, IDS, objective, compile=True, **options)
+        assert raised.value is error
+        armed = False
+        same(expected, embgrad.gradients(model, IDS, objective, compile=True, **options))
+
+
+def test_the_users_own_functions_are_left_alone() -> None:
+    class Function(Net):
+        @tf.function
+        def __call__(self, ids: Any) -> Any:
+            state = tf.zeros([tf.shape(ids)[0], 4], tf.float64)
+            rows = tf.gather(self.rows, ids)
+            for position in tf.range(tf.shape(ids)[1]):
+                state = tf.tanh(state + rows[:, position])
+            return tf.matmul(state, self.weight)
+
+    model = Function()
+    same(*both(model, IDS, PROJECTION))
+    assert model.__call__.experimental_get_tracing_count() == 0
+    assert not tf.config.functions_run_eagerly()
+    before = model(tf.constant(IDS))
+    same(*both(model, LONGER, PROJECTION))
+    np.testing.assert_array_equal(model(tf.constant(IDS)), before)
+    assert model.__call__.experimental_get_tracing_count() == 1
+
+
+def test_predict_is_left_alone(keras: Any) -> None:
+    model, _ = functional(keras, keras.layers.LSTM(3))
+    before = model.predict(IDS, verbose=0)
+    was = model.predict_function
+    same(*both(model, IDS, PROJECTION))
+    assert model.predict_function is was
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), before)
+
+
+@pytest.mark.parametrize("make", [Net, lambda: functional(KERAS["keras2"], KERAS["keras2"].layers.LSTM(3))[0]])
+def test_a_trace_does_not_keep_its_model(make: Any) -> None:
+    def ask(model: Any) -> weakref.ref[Any]:
+        for objective in (PROJECTION, lambda out: tf.reduce_sum(out, 1)):
+            assert embgrad.gradients(model, IDS, objective, compile=True).provenance["compiled"]
+        embgrad.gradients(model, IDS, PROJECTION, compile=True, call=lambda _, inputs: 2 * model(inputs))
+        return weakref.ref(model)
+
+    alive = ask(make())
+    gc.collect()
+    assert alive() is None
+
+
+def test_threads() -> None:
+    model = Net()
+    embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    batches = [IDS, LONGER, IDS[:2], LONGER[:, :4]]
+    expected = [embgrad.gradients(model, batch, PROJECTION).values for batch in batches]
+    found: list[Any] = [None] * len(batches)
+
+    def run(number: int) -> None:
+        for _ in range(3):
+            found[number] = embgrad.gradients(model, batches[number], PROJECTION, compile=True).values
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10)
+
+
+def test_another_thread_runs_another_model_meanwhile() -> None:
+    """Which has TensorFlow run functions eagerly, in all threads: that is not the user's wish."""
+    model = Net()
+    same(*both(model, IDS, PROJECTION))
+    begun, done = threading.Event(), threading.Event()
+
+    def waits(value: np.ndarray) -> np.ndarray:
+        begun.set()
+        done.wait(60)
+        return value
+
+    thread = threading.Thread(
+        target=lambda: embgrad.gradients(Net(), IDS, PROJECTION, override={"word": waits}), daemon=True
+    )
+    thread.start()
+    assert begun.wait(60)
+    try:
+        found = embgrad.gradients(model, IDS, PROJECTION, compile=True)
+        assert not done.is_set()
+    finally:
+        done.set()
+        thread.join(60)
+    assert found.provenance["uncompiled"] is None
+    assert not tf.config.functions_run_eagerly()
+
+
+def test_the_users_code_runs_in_the_callers_thread() -> None:
+    called: list[threading.Thread] = []
+
+    class Theirs(embgrad.Projection):
+        def evaluate(self, output: np.ndarray, batch: Any) -> Any:
+            called.append(threading.current_thread())
+            return super().evaluate(output, batch)
+
+    model = Net()
+    same(*both(model, IDS, Theirs(VECTOR)))
+    assert set(called) == {threading.current_thread()}
+
+
+def test_an_interrupt_waits_until_the_graph_has_ended(monkeypatch: Any) -> None:
+    model = Net()
+    expected, compiled = both(model, IDS, PROJECTION)
+    evaluate = embgrad.Projection.evaluate
+
+    def interrupted(self: Any, output: np.ndarray, batch: Any) -> Any:
+        _thread.interrupt_main()
+        return evaluate(self, output, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embgrad.Projection, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    same(expected, compiled)
+    same(expected, embgrad.gradients(model, IDS, PROJECTION, compile=True))
+
+
+@pytest.mark.filterwarnings("ignore:compile=True. it is asked for by a function:embgrad.EmbgradWarning")
+def test_a_function_may_ask_again() -> None:
+    """What it runs inside uses the same model, whose lock the call holds; without a trace, since TensorFlow may have one
+    thread for graphs alone, which waits for the function."""
+    model = Net()
+    inner = []
+
+    def asks(value: np.ndarray) -> np.ndarray:
+        found = embgrad.gradients(model, IDS, PROJECTION, compile=True)
+        inner.append(found.values)
+        uncompiled.append(found.provenance.get("uncompiled"))
+        return value
+
+    uncompiled: list[Any] = []
+
+    asked_by = embgrad.gradients(model, IDS, PROJECTION, add={"word": lambda value: asks(value) * 0})
+    np.testing.assert_array_equal(asked_by.values, inner.pop())
+    for _ in range(2):
+        found = embgrad.gradients(model, IDS, PROJECTION, add={"word": lambda value: asks(value) * 0}, compile=True)
+    plain = embgrad.gradients(model, IDS, PROJECTION)
+    for one in (*inner, found.values):
+        np.testing.assert_allclose(one, plain.values, rtol=1e-10)
+    assert set(uncompiled) == {"it is asked for by a function that another call waits for"}
+
+
+def test_a_persistent_tape_of_the_users_stays_out() -> None:
+    model = Net()
+    embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    with tf.GradientTape() as tape:
+        found = embgrad.gradients(model, IDS, PROJECTION, compile=True)
+        loss = tf.reduce_sum(model(tf.constant(IDS)) * VECTOR)
+    np.testing.assert_allclose(
+        tf.convert_to_tensor(tape.gradient(loss, model.rows)), found.table().to_dense(), atol=1e-12
+    )

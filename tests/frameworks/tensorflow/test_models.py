@@ -1,0 +1,459 @@
+"""Models of the user's in Keras 2, Keras 3 and plain TensorFlow, each against finite differences in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras2
+
+import embgrad
+from tests.frameworks.tensorflow.helpers import KERAS, assert_slopes, policy, slope_along
+
+IDS = np.array([[5, 2, 9, 4, 1], [3, 8, 7, 0, 0], [6, 0, 0, 0, 0]])
+MASK = (IDS > 0).astype(int)
+VECTOR = np.array([0.7, -1.3])
+
+
+#: Of the layers that are made here.
+POLICY = "float64"
+
+
+def total(model: Any, inputs: Any = None) -> Any:
+    """The projected logits of the user's own call."""
+    given = tf.constant(IDS, tf.int32) if inputs is None else inputs
+    return lambda: tf.reduce_sum(model(given) * VECTOR)
+
+
+def functional(keras: Any, *layers: Any, mask_zero: bool = False, dtype: str = "int32") -> tuple[Any, Any]:
+    ids = keras.layers.Input((None,), dtype=dtype)
+    table = keras.layers.Embedding(12, 4, mask_zero=mask_zero)
+    value = table(ids)
+    for layer in (*layers, keras.layers.Dense(2)):
+        value = layer(value)
+    return keras.Model(ids, value), table.embeddings
+
+
+BODIES: dict[str, Any] = {
+    "lstm": lambda k: [k.layers.LSTM(3)],
+    "gru": lambda k: [k.layers.GRU(3)],
+    "bidirectional": lambda k: [k.layers.Bidirectional(k.layers.LSTM(3))],
+    "rnn of a cell": lambda k: [k.layers.RNN(k.layers.SimpleRNNCell(3))],
+    "convolution": lambda k: [k.layers.Conv1D(4, 2, activation="tanh"), k.layers.GlobalMaxPooling1D()],
+    "bag": lambda k: [k.layers.GlobalAveragePooling1D()],
+    "norm": lambda k: [k.layers.LayerNormalization(), k.layers.Activation("gelu"), k.layers.GlobalAveragePooling1D()],
+    "batch norm": lambda k: [k.layers.BatchNormalization(), k.layers.GlobalAveragePooling1D()],
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_functional(keras: Any, body: str) -> None:
+    model, table = functional(keras, *BODIES[body](keras))
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    assert result.values.dtype == np.float64
+    assert_slopes(result, table, total(model))
+
+
+def test_sequential(keras: Any) -> None:
+    model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.LSTM(3), keras.layers.Dense(2)])
+    model(tf.constant(IDS, tf.int32))
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    assert_slopes(result, model.layers[0].embeddings, total(model))
+    assert result.provenance["path"] == f"{model.layers[0].name}#0"
+
+
+def test_sequential_that_was_never_called(keras: Any) -> None:
+    model = keras.Sequential(
+        [keras.layers.Embedding(12, 4), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
+    )
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    assert_slopes(result, model.layers[0].embeddings, total(model))
+
+
+def test_input_declared_as_float_as_keras_does_by_default(keras: Any) -> None:
+    model, table = functional(keras, keras.layers.LSTM(3), dtype="float32")
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    assert_slopes(result, table, total(model, tf.constant(IDS, tf.float32)))
+
+
+def test_nested_models(keras: Any) -> None:
+    encoder, table = functional(keras, keras.layers.LSTM(3))
+    ids = keras.layers.Input((None,), dtype="int32", name="input_ids")
+    outer = keras.Model(ids, keras.layers.Dense(2)(keras.Sequential([encoder, keras.layers.Dense(3)])(ids)))
+    result = embgrad.gradients(outer, IDS, embgrad.Projection(VECTOR))
+    assert_slopes(result, table, total(outer))
+
+
+@pytest.mark.parametrize("structure", ["list", "reversed list", "dict"])
+def test_several_declared_inputs(keras: Any, structure: str) -> None:
+    ids = keras.layers.Input((None,), dtype="int32", name="input_ids")
+    mask = keras.layers.Input((None,), dtype="float64", name="attention_mask")
+    types = keras.layers.Input((None,), dtype="int32", name="token_type_ids")
+    table, kinds = keras.layers.Embedding(12, 4), keras.layers.Embedding(2, 4)
+    rows = keras.layers.Add()([table(ids), kinds(types)])
+    pooled = keras.layers.Dot(axes=(1, 1))([keras.layers.Activation("tanh")(rows), mask])
+    inputs = {"list": [ids, mask, types], "reversed list": [types, mask, ids]}.get(
+        structure, {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    )
+    model = keras.Model(inputs, keras.layers.Dense(2)(pooled))
+    given = {"input_ids": IDS, "attention_mask": MASK}
+    result = embgrad.gradients(model, given, embgrad.Projection(VECTOR))
+    native = {
+        "input_ids": tf.constant(IDS, tf.int32),
+        "attention_mask": tf.constant(MASK, tf.float64),
+        "token_type_ids": tf.zeros(IDS.shape, tf.int32),
+    }
+    order = ["input_ids", "attention_mask", "token_type_ids"]
+    ordered = [native[name] for name in (reversed(order) if structure == "reversed list" else order)]
+    assert_slopes(result, table.embeddings, total(model, native if structure == "dict" else ordered))
+    assert not result.values[MASK == 0].any()
+    assert result.pad_leak == 0.0
+
+
+def test_several_outputs_go_by_their_layers_names(keras: Any) -> None:
+    ids = keras.layers.Input((None,), dtype="int32")
+    table = keras.layers.Embedding(12, 4)
+    rows = keras.layers.LSTM(3)(table(ids))
+    model = keras.Model(ids, [keras.layers.Dense(3, name="other")(rows), keras.layers.Dense(2, name="logits")(rows)])
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    assert_slopes(result, table.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))[1] * VECTOR))
+    with pytest.raises(embgrad.OutputError, match="'other', 'logits'"):
+        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="third"))
+
+
+def test_shared_layer_looked_up_twice(keras: Any) -> None:
+    ids = keras.layers.Input((None,), dtype="int32")
+    table = keras.layers.Embedding(12, 4)
+    one, two = keras.layers.LSTM(3)(table(ids)), keras.layers.GlobalAveragePooling1D()(table(ids))
+    model = keras.Model(ids, keras.layers.Dense(2)(keras.layers.Concatenate()([one, two])))
+    with pytest.raises(embgrad.AmbiguousPointError, match="word#1"):
+        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    both = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=["word#0", "word#1"])
+    summed = both["word#0"].table().to_dense() + both["word#1"].table().to_dense()
+    direction = np.random.default_rng(0).normal(size=summed.shape)
+    slope = slope_along(table.embeddings, direction, total(model))
+    assert slope == pytest.approx((summed * direction).sum(), rel=1e-8)
+
+
+def test_siamese_through_call(keras: Any) -> None:
+    encoder, table = functional(keras, keras.layers.LSTM(3))
+    other = tf.constant(IDS[:, ::-1].copy(), tf.int32)
+    result = embgrad.gradients(
+        encoder, IDS, embgrad.Projection(VECTOR), call=lambda m, inputs: m(inputs) * m(other), at="word"
+    )
+    fixed = tf.constant(encoder(other))
+    # the other branch looks up in the same table: hold it still for the slope of this branch
+    assert_slopes(result, table, lambda: tf.reduce_sum(encoder(tf.constant(IDS, tf.int32)) * fixed * VECTOR))
+
+
+class TestSubclassed:
+    """`call` of the user's own."""
+
+    def build(self, keras: Any, call: Any) -> Any:
+        class Net(keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.words = keras.layers.Embedding(12, 4)
+                self.places = keras.layers.Embedding(5, 4)
+                self.body = [keras.layers.Dense(3, activation="tanh"), keras.layers.LSTM(3)]
+                self.head = keras.layers.Dense(2)
+
+        Net.call = call
+        return Net()
+
+    def check(self, keras: Any, call: Any, given: Any = IDS, inputs: Any = None, **kwargs: Any) -> Any:
+        model = self.build(keras, call)
+        result = embgrad.gradients(model, given, embgrad.Projection(VECTOR))
+        plain = tf.constant(IDS, tf.int32) if inputs is None else inputs
+        assert_slopes(result, model.words.embeddings, lambda: tf.reduce_sum(model(plain, **kwargs) * VECTOR))
+        assert result.provenance["path"] == "words#0"
+        return result
+
+    def test_inputs(self, keras: Any) -> None:
+        def call(self: Any, inputs: Any, training: Any = None) -> Any:
+            rows = self.words(inputs)
+            for layer in self.body:
+                rows = layer(rows)
+            return self.head(rows)
+
+        self.check(keras, call)
+
+    def test_a_tf_function(self, keras: Any) -> None:
+        @tf.function
+        def call(self: Any, x: Any) -> Any:
+            places = self.places(tf.range(tf.shape(x)[1]))
+            return self.head(tf.reduce_mean(tf.tanh(self.words(x) + places), 1))
+
+        self.check(keras, call)
+
+    def test_compiled_by_xla(self, keras: Any) -> None:
+        @tf.function(jit_compile=True)
+        def call(self: Any, x: Any) -> Any:
+            return self.head(tf.reduce_mean(tf.tanh(self.words(x)), 1))
+
+        self.check(keras, call)
+
+    def test_mask_arrives_as_booleans(self, keras: Any) -> None:
+        def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+            assert mask.dtype == tf.bool
+            return self.head(self.body[1](self.words(inputs), mask=mask))
+
+        self.check(keras, call, {"input_ids": IDS, "attention_mask": MASK}, mask=tf.constant(MASK, tf.bool))
+
+    def test_named_arguments(self, keras: Any) -> None:
+        def call(self: Any, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+            assert token_type_ids is None
+            rows = self.words(input_ids)
+            return self.head(tf.reduce_sum(tf.cast(attention_mask, rows.dtype)[..., None] * tf.tanh(rows), 1))
+
+        result = self.check(
+            keras, call, {"input_ids": IDS, "attention_mask": MASK}, attention_mask=tf.constant(MASK, tf.int32)
+        )
+        assert result.provenance["unused"] == []
+
+    def test_a_dict_that_the_model_was_called_with_before(self, keras: Any) -> None:
+        def call(self: Any, inputs: Any) -> Any:
+            rows = self.words(inputs["input_ids"])
+            return self.head(tf.reduce_sum(tf.cast(inputs["attention_mask"], rows.dtype)[..., None] * tf.tanh(rows), 1))
+
+        model = self.build(keras, call)
+        inputs = {"input_ids": tf.constant(IDS, tf.int32), "attention_mask": tf.constant(MASK, tf.int32)}
+        model(inputs)
+        result = embgrad.gradients(model, {"input_ids": IDS, "attention_mask": MASK}, embgrad.Projection(VECTOR))
+        assert_slopes(result, model.words.embeddings, lambda: tf.reduce_sum(model(inputs) * VECTOR))
+
+    def test_lookup_with_the_layers_own_variable(self, keras: Any) -> None:
+        def call(self: Any, inputs: Any) -> Any:
+            if not self.words.built:
+                self.words.build(None)
+            rows = tf.gather(tf.convert_to_tensor(self.words.embeddings), tf.reshape(inputs, [-1]))
+            return self.head(tf.reduce_mean(tf.tanh(tf.reshape(rows, [*inputs.shape, 4])), 1))
+
+        self.check(keras, call)
+
+    def test_a_data_class_is_returned(self, keras: Any) -> None:
+        import dataclasses
+
+        @dataclasses.dataclass
+        class Output:
+            logits: Any
+            hidden: Any
+
+        class Wrapper(tf.Module):
+            def __init__(self, model: Any) -> None:
+                super().__init__()
+                self.model = model
+
+            def __call__(self, input_ids: Any, training: bool = True) -> Any:
+                rows = self.model.words(input_ids)
+                return Output(self.model.head(self.model.body[1](rows, training=training)), (rows, rows + 1))
+
+        wrapper = Wrapper(self.build(keras, lambda self, x: x))
+        result = embgrad.gradients(wrapper, IDS, embgrad.Projection(VECTOR))
+        table = wrapper.model.words.embeddings
+        assert_slopes(result, table, lambda: tf.reduce_sum(wrapper(tf.constant(IDS)).logits * VECTOR))
+        assert result.provenance["path"] == "model.words#0"
+        deep = embgrad.gradients(wrapper, IDS, embgrad.Sum(output="hidden.1"))
+        np.testing.assert_array_equal(deep.values, np.ones_like(deep.values))
+
+
+class _Net(tf.Module):
+    def __init__(self, rows: Any = None) -> None:
+        super().__init__()
+        random = np.random.default_rng(2)
+        self.rows = tf.Variable(random.normal(size=(12, 4))) if rows is None else rows
+        self.weight = tf.Variable(random.normal(size=(4, 2)), trainable=False)
+
+    def pooled(self, rows: Any) -> Any:
+        return tf.matmul(tf.reduce_mean(tf.tanh(rows), 1), self.weight)
+
+
+class _Gather(_Net):
+    def __call__(self, ids: Any) -> Any:
+        return self.pooled(tf.gather(self.rows, ids))
+
+
+class _GatherNd(_Net):
+    def __call__(self, ids: Any) -> Any:
+        return self.pooled(tf.gather_nd(self.rows, ids[..., None]))
+
+
+class _GatherNdOfValue(_Net):
+    def __call__(self, ids: Any) -> Any:
+        return self.pooled(tf.gather_nd(tf.identity(self.rows), ids[..., None]))
+
+
+class _RawOp(_Net):
+    def __call__(self, ids: Any) -> Any:
+        return self.pooled(tf.raw_ops.GatherV2(params=self.rows.value(), indices=ids, axis=0))
+
+
+class _BatchedColumns(_Net):
+    """Takes columns of a matrix by the ids, each example from a row of its own: no lookup of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = tf.Variable(np.random.default_rng(4).normal(size=(len(IDS), 12)))
+
+    def __call__(self, ids: Any) -> Any:
+        taken = tf.raw_ops.ResourceGather(resource=self.columns.handle, indices=ids, dtype=tf.float64, batch_dims=1)
+        return self.pooled(tf.gather(self.rows, ids) * taken[..., None])
+
+
+class _Signature(_Net):
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int64)])
+    def __call__(self, ids: Any) -> Any:
+        assert ids.dtype == tf.int64
+        return self.pooled(tf.nn.embedding_lookup(self.rows, ids))
+
+
+class _Loop(_Net):
+    @tf.function
+    def __call__(self, ids: Any) -> Any:
+        rows = tf.gather(self.rows, ids)
+        state = tf.zeros_like(rows[:, 0])
+        for position in tf.range(tf.shape(ids)[1]):
+            state = tf.tanh(state + rows[:, position])
+        return tf.matmul(state, self.weight)
+
+
+class _RowsAgain(_Net):
+    """Looks rows up in the rows: their gradient is an IndexedSlices."""
+
+    def __call__(self, ids: Any) -> Any:
+        rows = tf.gather(self.rows, ids)
+        return self.pooled(tf.gather(rows, [0, 1, 2]) + tf.gather(rows, [2, 0, 1]))
+
+
+@pytest.mark.parametrize(
+    "net", [_Gather, _GatherNd, _GatherNdOfValue, _RawOp, _BatchedColumns, _Signature, _Loop, _RowsAgain]
+)
+def test_plain_modules(net: type[_Net]) -> None:
+    model = net()
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    dtype = tf.int64 if net is _Signature else tf.int32
+    assert_slopes(result, model.rows, total(model, tf.constant(IDS, dtype)))
+    assert result.provenance["path"] == "rows#0"
+
+
+def test_a_bare_tf_function() -> None:
+    rows = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)))
+    function = tf.function(lambda ids: tf.reduce_sum(tf.tanh(tf.gather(rows, ids)), 1))
+    result = embgrad.gradients(function, IDS, embgrad.Projection(VECTOR))
+    assert_slopes(result, rows, total(function))
+    assert result.provenance["path"] == "rows#0"
+
+
+def test_a_computed_table() -> None:
+    model = _Net()
+    model.__class__ = type(
+        "Scaled", (_Net,), {"__call__": lambda self, ids: self.pooled(tf.gather(2 * self.rows, ids))}
+    )
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    np.testing.assert_array_equal(result.activations, 2 * model.rows.numpy()[IDS])
+    doubled = _Gather(tf.Variable(2 * model.rows))
+    doubled.weight = model.weight
+    expected = embgrad.gradients(doubled, IDS, embgrad.Projection(VECTOR))
+    np.testing.assert_allclose(result.values, expected.values, rtol=1e-12)
+    assert result.provenance["path"] == "lookup#0"
+
+
+def test_parts_with_call(keras: Any) -> None:
+    encoder, table = functional(keras, keras.layers.LSTM(3))
+    head = keras.layers.Dense(2)
+
+    def call(parts: Any, inputs: Any) -> Any:
+        assert inputs["input_ids"].dtype == tf.int32
+        return parts[1](parts[0](inputs["input_ids"]))
+
+    result = embgrad.gradients([encoder, head], {"input_ids": IDS}, embgrad.Projection(VECTOR), call=call)
+    assert_slopes(result, table, lambda: tf.reduce_sum(head(encoder(tf.constant(IDS))) * VECTOR))
+    assert result.provenance["path"].startswith("0.")
+
+
+@pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"])
+@pytest.mark.parametrize("keras", sorted(KERAS))
+def test_half_precision(keras: str, name: str) -> None:
+    made = KERAS[keras]
+    with policy(made, name):
+        ids = made.layers.Input((None,), dtype="int32")
+        table, head = made.layers.Embedding(12, 4), made.layers.Dense(2)
+        model = made.Model(ids, head(made.layers.GlobalAveragePooling1D()(table(ids))))
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    kernel = np.asarray(tf.convert_to_tensor(head.kernel), np.float64)
+    expected = np.broadcast_to(kernel @ VECTOR / IDS.shape[1], result.values.shape)
+    np.testing.assert_allclose(result.values, expected, rtol=0.02, atol=0.01)
+    assert result.values.dtype == np.float32
+    # a mixed policy casts the rows, not the table: all that comes after is computed so
+    assert result.provenance["compute_dtype"] == name.removeprefix("mixed_")
+    assert result.provenance["path"] == f"{table.name}#0"
+
+
+@pytest.mark.parametrize("frozen", ["model", "table"])
+def test_frozen(keras: Any, frozen: str) -> None:
+    model, table = functional(keras, keras.layers.LSTM(3))
+    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR)).values
+    (model if frozen == "model" else model.layers[1]).trainable = False
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    np.testing.assert_array_equal(result.values, expected)
+    assert_slopes(result, table, total(model))
+
+
+def test_objectives_of_the_users(keras: Any) -> None:
+    model, _ = functional(keras, keras.layers.LSTM(3))
+    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    native = embgrad.gradients(model, IDS, lambda logits: tf.linalg.matvec(logits, VECTOR))
+    compiled = embgrad.gradients(model, IDS, tf.function(lambda logits: tf.linalg.matvec(logits, VECTOR)))
+    scalar = embgrad.gradients(model, IDS, embgrad.Scalar(lambda logits: tf.reduce_sum(logits * VECTOR)))
+    for one in (native, compiled, scalar):
+        np.testing.assert_allclose(one.values, expected.values, rtol=1e-12)
+
+
+def test_split(keras: Any) -> None:
+    ids = keras.layers.Input((None,), dtype="int32")
+    pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(12, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(2)(keras.layers.BatchNormalization()(pooled)))
+    objective = embgrad.Projection(VECTOR)
+    split = embgrad.gradients(model, IDS, objective, split=True, training=True)
+    whole = embgrad.gradients(model, IDS, objective, training=True)
+    np.testing.assert_allclose(split.table().to_dense(), whole.table().to_dense(), atol=1e-9)
+    assert np.abs(split.values - whole.values).max() > 1e-3  # in training mode the examples meet
+
+
+def test_outputs_of_one_layer_are_told_apart(keras: Any) -> None:
+    ids = keras.layers.Input((None,), dtype="int32")
+    table = keras.layers.Embedding(12, 4)
+    model = keras.Model(ids, keras.layers.LSTM(2, return_state=True, name="lstm")(table(ids)))
+    with pytest.raises(embgrad.OutputError, match="3 outputs"):
+        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="lstm"))
+    assert_slopes(result, table.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))[0] * VECTOR))
+
+
+def test_declared_inputs_in_a_nest(keras: Any) -> None:
+    ids = keras.layers.Input((None,), dtype="int32", name="input_ids")
+    mask = keras.layers.Input((None,), dtype="float64", name="attention_mask")
+    table = keras.layers.Embedding(12, 2)
+    rows = keras.layers.Dot(1)([table(ids), keras.layers.Reshape((-1, 1))(mask)])
+    model = keras.Model([{"input_ids": ids, "attention_mask": mask}], keras.layers.Reshape((2,))(rows))
+    result = embgrad.gradients(model, {"input_ids": IDS, "attention_mask": MASK}, embgrad.Projection(VECTOR))
+    np.testing.assert_array_equal(result.values, MASK[..., None] * VECTOR)
+
+
+class _AnyArguments(keras2.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = keras2.layers.Embedding(12, 2)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return tf.reduce_sum(
+            self.table(args[0]["input_ids"]) * tf.cast(args[0]["attention_mask"], "float32")[..., None], 1
+        )
+
+
+def test_a_keras_call_of_any_arguments() -> None:
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    result = embgrad.gradients(_AnyArguments(), batch, embgrad.Projection(VECTOR))
+    np.testing.assert_allclose(result.values, MASK[..., None] * VECTOR, rtol=1e-6)

@@ -1,0 +1,244 @@
+"""No public function leaves a trace in Keras models and saved ones, nor keeps wrapped calls of the user's own from being made."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras2
+
+import embgrad
+from embgrad.testing.calls import CALLS, Asked
+from embgrad.testing.examples import VOCAB, example_batch
+from embgrad.testing.leaving import Trial
+from embgrad.testing.snapshot import different
+from tests.contract.conformance.harness_tensorflow import Harness, telling
+from tests.frameworks.tensorflow.helpers import KERAS
+from tests.frameworks.tensorflow.savedmodels import saved
+
+pytestmark = pytest.mark.filterwarnings("ignore:`build:UserWarning", "ignore:Layer '.*mask:UserWarning")  # of Keras 3
+
+LABELS = np.array([2, 0, 1])
+WIDTH = 4
+CLOSED = frozenset({"forward", "backward"})
+
+
+@functools.cache
+def classes(keras: Any) -> tuple[type, type]:
+    """A layer and a model that write to their variables, lists, dicts and attributes at every call."""
+
+    class Layer(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, *, recurrent: bool) -> None:
+            super().__init__()
+            self.norm, self.dropout = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
+            self.inner = keras.layers.Dense(WIDTH, activity_regularizer="l2")
+            if recurrent:
+                self.inner = keras.layers.SimpleRNN(WIDTH, return_sequences=True)
+
+        def call(self, x: Any) -> Any:
+            return x + self.dropout(self.inner(self.norm(x)))
+
+    class Net(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = keras.layers.Embedding(VOCAB, WIDTH, mask_zero=True), keras.layers.Dense(3)
+            self.parts = [Layer(recurrent=number == 1) for number in range(3)]
+            self.count = tf.Variable(0, trainable=False)
+            self.last, self.seen, self.kept, self.met = "mine", {"x": 1}, [], {1}
+
+        def call(self, ids: Any) -> Any:
+            hidden = self.table(ids)
+            for number, part in enumerate(self.parts):
+                hidden = part(hidden)
+                if number == 0:
+                    hidden = telling(hidden)
+            self.count.assign_add(1)
+            self.last, self.newest, self.seen["x"] = hidden, hidden, hidden
+            self.kept.append(hidden)
+            self.met.add(len(self.met))
+            return self.head(tf.reduce_mean(hidden, 1))
+
+    return Layer, Net
+
+
+def net(keras: Any) -> Any:
+    """In use: compiled and called, with an optimizer that has slots and losses of the last call."""
+    model = classes(keras)[1]()
+    model.compile(optimizer=keras.optimizers.Adam(), loss="mse", run_eagerly=True)
+    model(tf.constant(example_batch().ids))
+    model.optimizer.build(model.trainable_variables)
+    model.parts[1].trainable = False
+    return model
+
+
+def step(model: Any, ids: np.ndarray, labels: np.ndarray) -> None:
+    """One that changes no weight."""
+    with tf.GradientTape() as tape:
+        logits = model(tf.constant(ids, tf.int32), training=False)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+    tape.gradient(loss, model.trainable_variables)
+
+
+def trial(model: Any, silent: frozenset[str] = frozenset()) -> Trial:
+    asked = Asked(model, example_batch(), LABELS, lambda logits: logits[:, 1], step)
+    return Trial(asked, partial(Harness().state, model), Harness(), silent=silent)
+
+
+def everything_left(tried: Trial, name: str) -> list[str]:
+    return [*tried.traces(CALLS[name]), *tried.traces_of_mistakes(CALLS[name])]
+
+
+@pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gradients",
+        "gradients at points, with changes",
+        "gradients, in training",
+        "gradients, compiled",
+        "points",
+        "table_gradients",
+        "parameter_gradients",
+        "capture",
+        "stream, left before its end",
+    ],
+)
+def test_no_trace_in_keras_2(name: str) -> None:
+    assert everything_left(trial(net(keras2)), name) == []
+
+
+@pytest.mark.parametrize("name", ["gradients at points, with changes", "gradients, in training", "capture of a layer"])
+def test_no_trace_in_keras_3(name: str) -> None:
+    assert everything_left(trial(net(keras3)), name) == []
+
+
+class Module(tf.Module):
+    """Its own variables, one of which it writes to; a compiled call, and a compiled method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = tf.Variable(tf.random.normal((VOCAB, WIDTH)), name="rows")
+        self.weight = tf.Variable(tf.random.normal((WIDTH, 3)), name="weight")
+        self.count = tf.Variable(0, trainable=False)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int32, name="ids")])
+    def __call__(self, ids: Any) -> Any:
+        self.count.assign_add(1)
+        return tf.matmul(tf.tanh(tf.reduce_mean(tf.gather(self.rows, ids), 1)), self.weight)
+
+
+#: Those that a model without layers can stand.
+FLAT = ["gradients", "gradients of a native objective", "gradients, split", "points"]
+
+
+@pytest.mark.parametrize("name", [*FLAT, "gradients, compiled"])
+@pytest.mark.parametrize("kept", ["compiled", "saved"])
+def test_no_trace_in_what_is_a_graph(kept: str, name: str, tmp_path: Any) -> None:
+    model = saved(Module(), tmp_path) if kept == "saved" else Module()
+    tried = trial(model, CLOSED)
+    CALLS[name].make(tried.asked)  # the first call makes a pass more, to look at the graph
+    mistakes = [] if kept == "saved" else tried.traces_of_mistakes(CALLS["points"])
+    assert [*tried.traces(CALLS[name]), *mistakes] == []
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_no_trace_under_the_users_own_settings(eagerly: bool) -> None:
+    """Functions that run eagerly, an op callback, a tape that records, a policy, a device, a seed."""
+    tf.config.run_functions_eagerly(eagerly)
+    try:
+        tried = trial(net(keras3))
+        tried.around = lambda: tf.GradientTape(persistent=eagerly)
+        assert tried.traces(CALLS["gradients"]) == []
+        assert tf.config.functions_run_eagerly() is eagerly
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+def wrapped(model: Any) -> list[str]:
+    """The names of layers as they are called from now on: each has a `call` that the user put in the place of its own."""
+    log: list[str] = []
+
+    def noting(layer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            log.append(layer.name)
+            return original(*args, **kwargs)
+
+        return call
+
+    for layer in model._flatten_layers(include_self=False):
+        layer.call = noting(layer, layer.call)
+    return log
+
+
+@pytest.fixture(params=sorted(KERAS))
+def hooked(request: Any) -> tuple[Any, list[str], Callable[[], list[str]]]:
+    """A model with wrapped calls, what they note, and what they note in the user's own pass."""
+    model = net(KERAS[request.param])
+    log = wrapped(model)
+
+    def own() -> list[str]:
+        log.clear()
+        step(model, example_batch().ids, LABELS)
+        return list(log)
+
+    return model, log, own
+
+
+@pytest.mark.parametrize("options", [{}, {"training": True}, {"split": True}], ids=str)
+def test_wrapped_calls_are_made_as_in_the_users_own_pass(hooked: Any, options: dict[str, Any]) -> None:
+    model, log, own = hooked
+    expected = own()
+    assert len(expected) > 10
+    log.clear()
+    embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS), **options)
+    assert log == expected
+    assert own() == expected
+
+
+def test_wrapped_calls_in_a_captured_step(hooked: Any) -> None:
+    model, _, own = hooked
+    expected = own()
+    with embgrad.capture(model):
+        assert own() == expected
+    assert own() == expected
+
+
+@pytest.fixture
+def patched() -> Iterator[list[str]]:
+    """The names of layers as they are called: the user put a function in the place of `__call__` in the classes."""
+    log: list[str] = []
+    originals = {keras: keras.layers.Layer.__dict__["__call__"] for keras in KERAS.values()}
+
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            log.append(layer.name)
+            return original(layer, *args, **kwargs)
+
+        return called
+
+    for keras, original in originals.items():
+        keras.layers.Layer.__call__ = noting(original)
+    yield log
+    for keras, original in originals.items():
+        keras.layers.Layer.__call__ = original
+
+
+def test_what_the_user_put_over_the_class_is_called_and_stays(hooked: Any, patched: list[str]) -> None:
+    model, _, own = hooked
+    own()
+    expected, ours = list(patched), KERAS["keras2"].layers.Layer.__call__
+    patched.clear()
+    before = Harness().state(model)
+    embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS))
+    assert patched == expected
+    assert different("", before, Harness().state(model)) == {}
+    assert KERAS["keras2"].layers.Layer.__call__ is ours

@@ -1,0 +1,250 @@
+"""Gradients of all trainable variables, against the model's own under a tape, by the names that each Keras gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras as keras3
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras2
+import transformers
+from embgrad_tensorflow import TensorFlowBackend
+
+import embgrad
+from tests.frameworks.tensorflow.helpers import policy
+from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, build
+
+OBJECTIVE = embgrad.Projection(VECTOR)
+
+
+def by_tape(variables: Any, total: Callable[[], Any]) -> list[Any]:
+    with tf.GradientTape() as tape:
+        value = total()
+    gradients = tape.gradient(value, variables)
+    return [None if one is None else tf.convert_to_tensor(one).numpy() for one in gradients]
+
+
+def compare(found: Any, names: list[str], expected: list[Any]) -> None:
+    assert list(found) == names
+    for name, gradient in zip(names, expected, strict=True):
+        if gradient is None:
+            assert name in found.unreached
+            assert not found[name].any()
+        else:
+            assert name not in found.unreached
+            np.testing.assert_allclose(found[name], gradient, rtol=1e-11, atol=1e-14)
+
+
+def test_a_transformer(keras: Any) -> None:
+    model = build(keras)
+    expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR))
+    names = [one.name if keras is keras2 else one.path for one in model.trainable_variables]
+    assert len(set(names)) == len(names) == 18
+    compare(embgrad.parameter_gradients(model, IDS, OBJECTIVE), names, expected)
+
+
+@pytest.mark.parametrize("name", ["TFBertForMaskedLM", "TFGPT2LMHeadModel"])
+def test_hugging_face(name: str) -> None:
+    configs = {
+        "TFBertForMaskedLM": transformers.BertConfig(
+            vocab_size=12, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6
+        ),
+        "TFGPT2LMHeadModel": transformers.GPT2Config(vocab_size=12, n_embd=4, n_layer=2, n_head=2, n_positions=12),
+    }
+    with policy(keras2, "float64"):
+        model = getattr(transformers, name)(configs[name])
+        vector = np.cos(np.arange(12))
+        expected = by_tape_of(model, vector)
+        found = embgrad.parameter_gradients(model, {"input_ids": IDS}, embgrad.Projection(vector))
+    compare(found, [one.name for one in model.trainable_variables], expected)
+
+
+def by_tape_of(model: Any, vector: np.ndarray) -> list[Any]:
+    model(tf.constant(IDS, tf.int32))
+    return by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)).logits * vector))
+
+
+def test_a_backbone_of_keras_hub() -> None:
+    with policy(keras3, "float64"):
+        model = keras_hub.models.BertBackbone(
+            vocabulary_size=12, num_layers=2, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
+        )
+    inputs = {"token_ids": IDS, "segment_ids": np.zeros_like(IDS), "padding_mask": np.ones_like(IDS)}
+    expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(inputs)["sequence_output"] * VECTOR))
+    found = embgrad.parameter_gradients(model, IDS, embgrad.Projection(VECTOR, output="sequence"))
+    compare(found, [one.path for one in model.trainable_variables], expected)
+    assert found.unreached  # the pooler's
+
+
+def test_names_that_repeat_are_numbered() -> None:
+    one, other = (tf.Variable(np.full((12, 4), float(number)), name="table") for number in (1, 2))
+
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = one, other
+
+        def __call__(self, ids: Any) -> Any:
+            return tf.gather(self.first, ids) * 2 + tf.gather(self.second, ids) * 3
+
+    found = embgrad.parameter_gradients(Net(), IDS, OBJECTIVE)
+    assert list(found) == ["table:0", "table:0#1"]
+    counts = np.bincount(IDS.ravel(), minlength=12)[:, None]
+    np.testing.assert_allclose(found["table:0"], 2 * counts * VECTOR)
+    np.testing.assert_allclose(found["table:0#1"], 3 * counts * VECTOR)
+
+
+def test_parts_are_numbered(keras: Any) -> None:
+    model, head = build(keras), tf.Variable(np.eye(4), name="head")
+
+    class Head(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = head
+
+        def __call__(self, hidden: Any) -> Any:
+            return tf.matmul(hidden, self.weight)
+
+    parts = [model, Head()]
+    found = embgrad.parameter_gradients(parts, IDS, OBJECTIVE, call=lambda p, inputs: p[1](p[0](inputs)))
+    sources = [*model.trainable_variables, head]
+    expected = by_tape(sources, lambda: tf.reduce_sum(parts[1](model(tf.constant(IDS, tf.int32))) * VECTOR))
+    names = [f"0.{one.name if keras is keras2 else one.path}" for one in model.trainable_variables]
+    compare(found, [*names, "1.head:0"], expected)
+
+
+def test_what_is_frozen_is_left_out(keras: Any) -> None:
+    model = build(keras)
+    model.blocks[1].trainable = False
+    model.embed.places.trainable = False
+    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    names = [one.name if keras is keras2 else one.path for one in model.trainable_variables]
+    assert list(found) == names
+    assert len(names) == 13
+    model.trainable = False
+    with pytest.raises(embgrad.NoGradientError, match="trainable"):
+        embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+
+
+def test_variables_that_the_first_call_makes(keras: Any) -> None:
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = keras.layers.Embedding(12, 4)
+            self.head = keras.layers.Dense(4)
+
+        def call(self, ids: Any) -> Any:
+            return self.head(self.words(ids))
+
+    model = Net()
+    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    expected = by_tape(
+        model.trainable_variables,
+        lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR.astype(np.float32)),
+    )
+    assert len(found) == 3
+    for gradient, other in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(gradient, other, rtol=1e-5)
+
+
+def test_a_sequential_model_that_was_never_called(keras: Any) -> None:
+    model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.Dense(4)])
+    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    assert list(found) == [one.name if keras is keras2 else one.path for one in model.trainable_variables]
+    assert not found.unreached
+
+
+def test_mixed_precision(keras: Any) -> None:
+    with policy(keras, "mixed_bfloat16"):
+        model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.Dense(4)])
+        model(tf.constant(IDS, tf.int32))
+    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    vector = tf.constant(VECTOR, tf.bfloat16)
+    expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * vector))
+    for gradient, other in zip(found.values(), expected, strict=True):
+        assert gradient.dtype == np.float32
+        np.testing.assert_allclose(gradient, other, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_a_layer_of_tf_hub_and_a_head(tmp_path: Any, trainable: bool) -> None:
+    import tensorflow_hub as hub
+
+    saved = tf.train.Checkpoint(table=tf.Variable(np.random.default_rng(0).normal(size=(12, 4)), name="table"))
+    saved.variables = saved.trainable_variables = [saved.table]  # as TF Hub has it
+    signature = [tf.TensorSpec((None, None), tf.int32)]
+    saved.__call__ = tf.function(lambda ids: tf.tanh(tf.gather(saved.table, ids)), input_signature=signature)
+    tf.saved_model.save(saved, str(tmp_path))
+    encoder = hub.KerasLayer(str(tmp_path), trainable=trainable, dtype="float64")
+    head = keras2.layers.Dense(4, dtype="float64")
+    ids = tf.constant(IDS, tf.int32)
+    head(encoder(ids))
+    sources = [*encoder.trainable_variables, *head.trainable_variables]
+    expected = by_tape(sources, lambda: tf.reduce_sum(head(encoder(ids)) * VECTOR))
+    found = embgrad.parameter_gradients(
+        [encoder, head], IDS, OBJECTIVE, call=lambda parts, inputs: parts[1](parts[0](inputs))
+    )
+    numbers = [0] * len(encoder.trainable_variables) + [1, 1]
+    compare(found, [f"{number}.{one.name}" for number, one in zip(numbers, sources, strict=True)], expected)
+    assert len(found) == (3 if trainable else 2)
+
+
+def test_the_users_tape_and_the_weights_stay(keras: Any) -> None:
+    model = build(keras)
+    before = [one.numpy().tobytes() for one in model.variables]
+    with tf.GradientTape() as tape:
+        embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    assert not tape.watched_variables()
+    assert [one.numpy().tobytes() for one in model.variables] == before
+
+
+def exported(folder: Any) -> None:
+    keras3.utils.set_random_seed(0)
+    layers = [keras3.layers.Embedding(12, 4), keras3.layers.BatchNormalization(), keras3.layers.Dense(4)]
+    model = keras3.Sequential(layers)
+    model(tf.constant(IDS, tf.int32))
+    layers[2].trainable = False
+    specs = [keras3.InputSpec(shape=(None, None), dtype="int32")]
+    model.export(str(folder), verbose=False, input_signature=specs)
+
+
+@pytest.mark.parametrize("around", [None, "TFSMLayer"])
+def test_an_export_of_keras_3_has_each_variable_once(tmp_path: Any, around: str | None) -> None:
+    exported(tmp_path)
+    if around is None:
+        model = tf.saved_model.load(str(tmp_path))
+    else:
+        model = keras3.layers.TFSMLayer(str(tmp_path), call_endpoint="serve")
+    expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(run_export(model) * VECTOR.astype(np.float32)))
+    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    assert list(found) == [getattr(one, "path", one.name) for one in model.trainable_variables]
+    assert len(found) == (3 if around is None else 5)  # the layer trains again what the export had frozen
+    assert not found.unreached
+    for gradient, other in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(gradient, other, rtol=1e-4, atol=1e-6)
+    assert embgrad.table_gradients(model, IDS, OBJECTIVE).names == (next(iter(found)),)
+    names = [weight.name for weight in TensorFlowBackend().weights(model)]
+    assert len(names) == 7
+    assert not [name for name in names if "#" in name]
+
+
+def run_export(model: Any) -> Any:
+    run = getattr(model, "serve", model)
+    return run(tf.constant(IDS, tf.int32))
+
+
+def test_variables_that_a_saved_object_does_not_list(tmp_path: Any) -> None:
+    saved = tf.train.Checkpoint(
+        table=tf.Variable(np.ones((12, 4)), name="table"), head=tf.Variable(np.eye(4), name="head")
+    )
+    saved.variables = saved.trainable_variables = [saved.head]  # the table is frozen, and left out altogether
+    signature = [tf.TensorSpec((None, None), tf.int32)]
+    saved.__call__ = tf.function(lambda ids: tf.gather(saved.table, ids) @ saved.head, input_signature=signature)
+    tf.saved_model.save(saved, str(tmp_path))
+    model = tf.saved_model.load(str(tmp_path))
+    assert "head:0" in embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    assert embgrad.table_gradients(model, IDS, OBJECTIVE).names == ("table:0",)

@@ -1,0 +1,356 @@
+"""Points: which tensor a role or a path means, on real models, against their own hidden states under a tape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras as keras3
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras2
+import transformers
+
+import embgrad
+from tests.frameworks.tensorflow.helpers import KERAS, policy
+from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand
+
+BATCH = {"input_ids": np.where(IDS == 1, 10, IDS), "attention_mask": (IDS != 0).astype(int)}
+PADDED_BY_1 = {**BATCH, "input_ids": np.where(IDS == 0, 1, BATCH["input_ids"])}
+SMALL = {
+    "vocab_size": 12,
+    "hidden_size": 4,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 6,
+    "max_position_embeddings": 12,
+    "initializer_range": 0.5,
+    "pad_token_id": 0,
+}
+MODELS = {
+    "bert": ("TFBertModel", "BertConfig", SMALL, "bert.encoder.layer", {"position", "type"}),
+    "roberta": ("TFRobertaModel", "RobertaConfig", SMALL, "roberta.encoder.layer", {"position", "type"}),
+    "distilbert": (
+        "TFDistilBertModel",
+        "DistilBertConfig",
+        {"vocab_size": 12, "dim": 4, "n_layers": 3, "n_heads": 2, "hidden_dim": 6, "max_position_embeddings": 12}
+        | {"initializer_range": 0.5},
+        "distilbert.transformer.layer",
+        {"position"},
+    ),
+}
+
+
+def roles(points: Any) -> dict[str, Any]:
+    return {role: point for point in points for role in point.roles}
+
+
+def close(found: Any, expected: Any, rel: float = 1e-10) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= rel * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hidden_states_of_hugging_face(name: str) -> None:
+    class_name, config_name, options, path, lookups = MODELS[name]
+    batch = PADDED_BY_1 if name == "roberta" else BATCH
+    with policy(keras2, "float64"):
+        model = getattr(transformers, class_name)(getattr(transformers, config_name)(**options))
+        inputs = {key: tf.constant(value, tf.int32) for key, value in batch.items()}
+        with tf.GradientTape() as tape:
+            outputs = model(**inputs, output_hidden_states=True)
+            real = tf.cast(inputs["attention_mask"], tf.float64)[..., None]
+            total = tf.reduce_sum(outputs.last_hidden_state * VECTOR * real)
+        expected = tape.gradient(total, list(outputs.hidden_states))
+        found = roles(embgrad.points(model, batch))
+        assert {"word", "embeddings", "layer.0", "layer.1", "layer.2", "layer.-1", *lookups} == set(found)
+        assert [found[f"layer.{number}"].path for number in range(3)] == [f"{path}.{number}" for number in range(3)]
+        names = ["embeddings", "layer.0", "layer.1", "layer.-1"]
+        results = embgrad.gradients(model, batch, embgrad.Projection(VECTOR, output="sequence"), at=names)
+        for number, one in enumerate(names):
+            close(results[one].values, expected[number].numpy())
+            close(results[one].activations, outputs.hidden_states[number].numpy(), 1e-14)
+
+
+def test_layers_of_gpt2() -> None:
+    """Whose last hidden state is behind the final norm: the last layer is before it."""
+    with policy(keras2, "float64"):
+        config = transformers.GPT2Config(
+            vocab_size=12, n_embd=4, n_layer=3, n_head=2, n_positions=12, initializer_range=0.5
+        )
+        model = transformers.TFGPT2Model(config)
+        model(tf.constant(IDS, tf.int32))
+        core, tensors = model.transformer, []
+        with tf.GradientTape() as tape:
+            tensors.append(tf.gather(core.wte.embeddings, IDS) + core.wpe.embeddings[: IDS.shape[1]])
+            for block in core.h:
+                tensors.append(block(tensors[-1], None, None, None, None, None, False, False)[0])
+            total = tf.reduce_sum(core.ln_f(tensors[-1]) * VECTOR)
+        expected = tape.gradient(total, tensors)
+        names = ["embeddings", "layer.0", "layer.1", "layer.2"]
+        results = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="sequence"), at=[*names, "layer.-1"])
+        for one, tensor, gradient in zip(names, tensors, expected, strict=True):
+            close(results[one].values, gradient.numpy())
+            close(results[one].activations, tensor.numpy(), 1e-14)
+        assert results["layer.-1"].provenance["path"] == "transformer.h.2:output#0"
+        assert roles(embgrad.points(model, IDS))["position"].path == "transformer.wpe"
+
+
+def test_a_position_that_padding_offsets_in_roberta() -> None:
+    class_name, config_name, options, _, _ = MODELS["roberta"]
+    model = getattr(transformers, class_name)(getattr(transformers, config_name)(**options))
+    point = roles(embgrad.points(model, PADDED_BY_1))["position"]
+    assert point.path == "roberta.embeddings.position_embeddings"
+    assert point.lookup.indices.tolist() == [[2, 3, 4, 5, 6], [2, 3, 4, 5, 1]]
+
+
+def test_a_subclassed_transformer(keras: Any) -> None:
+    model = build(keras)
+    expected = by_hand(model)
+    found = roles(embgrad.points(model, IDS))
+    assert {name: point.path for name, point in found.items()} == {
+        "word": "embed.words",
+        "position": "embed.places",
+        "embeddings": "embed",
+        **{f"layer.{number}": f"blocks.{number}" for number in range(LAYERS)},
+        "layer.-1": f"blocks.{LAYERS - 1}",
+    }
+    names = [name for name in expected if name != "position"]
+    results = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=names)
+    for name in names:
+        close(results[name].activations, expected[name][0], 1e-14)
+        close(results[name].values, expected[name][1])
+    # all examples share the positions: each has its own share of the gradient
+    shared = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="position")
+    close(shared.values.sum(0), expected["position"][1][0])
+
+
+def test_a_functional_transformer(keras: Any) -> None:
+    layers = keras.layers
+    ids = layers.Input((None,), dtype="int32", name="ids")
+    hidden = layers.Embedding(12, 4, name="words", dtype="float64")(ids)
+    for number in range(2):
+        mixed = layers.Dense(4, activation="tanh", name=f"dense_{number}", dtype="float64")(hidden)
+        hidden = layers.Add(name=f"block_{number}", dtype="float64")([hidden, mixed])
+    model = keras.Model(ids, layers.Dense(4, name="head", dtype="float64")(hidden))
+    parts = keras.Model(ids, [model.get_layer(one).output for one in ("words", "dense_0", "block_0", "head")])
+    with tf.GradientTape() as tape:
+        *tensors, logits = parts(tf.constant(IDS, tf.int32))
+        total = tf.reduce_sum(logits * VECTOR)
+    expected = tape.gradient(total, tensors)
+    results = embgrad.gradients(
+        model, IDS, embgrad.Projection(VECTOR), at=["words", "words:output", "dense_0", "block_0", "block_1:input"]
+    )
+    # what the lookup gives goes to the sum as well: the layer's output is all of it
+    close(results["words"].values, expected[0].numpy())
+    close(results["words:output"].values, expected[0].numpy())
+    close(results["dense_0"].values, expected[1].numpy())
+    close(results["block_0"].values, expected[2].numpy())
+    # the input of a module is what goes into that module alone
+    kernel = model.get_layer("head").kernel.numpy()
+    close(results["block_1:input"].values, np.broadcast_to(kernel @ VECTOR, (*IDS.shape, 4)))
+
+
+def test_a_backbone_of_keras_hub() -> None:
+    with policy(keras3, "float64"):
+        model = keras_hub.models.BertBackbone(
+            vocabulary_size=12, num_layers=2, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
+        )
+    batch = embgrad.TokenBatch(IDS, (IDS != 0).astype(int))
+    found = roles(embgrad.points(model, batch))
+    assert {name: point.path for name, point in found.items()} == {
+        "word": "token_embedding",
+        "type": "segment_embedding",
+        "embeddings": "embeddings_dropout",
+        "layer.0": "transformer_layer_0",
+        "layer.1": "transformer_layer_1",
+        "layer.-1": "transformer_layer_1",
+    }
+    with pytest.raises(embgrad.UnknownPointError, match="makes no lookup by position"):
+        embgrad.gradients(model, batch, embgrad.Sum(output="sequence"), at="position")
+    names = ["embeddings_dropout", "transformer_layer_0", "transformer_layer_1"]
+    parts = keras3.Model(model.inputs, [model.get_layer(one).output for one in names])
+    given = {"token_ids": IDS, "segment_ids": np.zeros_like(IDS), "padding_mask": (IDS != 0).astype(int)}
+    with tf.GradientTape() as tape:
+        tensors = parts({key: tf.constant(value, tf.int32) for key, value in given.items()})
+        total = tf.reduce_sum(tensors[-1] * VECTOR * given["padding_mask"][..., None])
+    expected = tape.gradient(total, tensors)
+    results = embgrad.gradients(
+        model, batch, embgrad.Projection(VECTOR, output="sequence"), at=["embeddings", "layer.0", "layer.-1"]
+    )
+    for result, gradient in zip(results.values(), expected, strict=True):
+        close(result.values, gradient.numpy())
+
+
+def test_what_dropout_passes_on_unchanged_is_not_all_of_its_tensor(keras: Any) -> None:
+    """In evaluation mode it gives the very tensor that it was given, which others use too."""
+    model = build(keras)
+    block = model.blocks[0]
+    hidden = tf.constant(by_hand(model)["embeddings"][0])
+    with tf.GradientTape() as tape:
+        weights = tf.nn.softmax(tf.matmul(block.attend(hidden), hidden, transpose_b=True))
+        residual = hidden + tf.matmul(weights, hidden)
+        dropped = tf.identity(residual)
+        tape.watch(dropped)
+        after = residual + block.bend(dropped)
+        for other in model.blocks[1:]:
+            after = other(after)[0]
+        total = tf.reduce_sum(model.head(after) * VECTOR)
+    expected = tape.gradient(total, dropped)
+    for name in ("blocks.0.drop", "blocks.0.drop:input", "blocks.0.bend:input"):
+        close(embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=name).values, expected.numpy())
+
+
+def test_other_names_of_a_layer(keras: Any) -> None:
+    model = build(keras)
+    model.last = model.blocks[-1]
+    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="blocks.2.bend").values
+    for name in (model.blocks[-1].bend.name, "last.bend", "blocks.2.bend#0"):
+        np.testing.assert_array_equal(
+            embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=name).values, expected
+        )
+    with pytest.raises(embgrad.UnknownPointError, match="Did you mean"):
+        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="blocks.2.bent")
+
+
+def test_a_layer_called_twice_has_occurrences(keras: Any) -> None:
+    ids = keras.layers.Input((None,), dtype="int32", name="ids")
+    dense = keras.layers.Dense(4, activation="tanh", name="again", dtype="float64")
+    rows = keras.layers.Embedding(12, 4, name="words", dtype="float64")(ids)
+    model = keras.Model(ids, dense(dense(rows)))
+    with tf.GradientTape() as tape:
+        once = dense(tf.gather(tf.convert_to_tensor(model.get_layer("words").embeddings), IDS))
+        twice = dense(once)
+        total = tf.reduce_sum(twice * VECTOR)
+    expected = tape.gradient(total, [once, twice])
+    for number in range(2):
+        found = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=f"again#{number}")
+        close(found.values, expected[number].numpy())
+    with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 points"):
+        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="again")
+
+
+class _Scale(tf.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = tf.Variable(factor, dtype=tf.float64)
+
+    def __call__(self, hidden: Any) -> Any:
+        return self.factor * hidden
+
+
+class _Bent(_Scale):
+    def __call__(self, hidden: Any) -> Any:
+        return tf.tanh(super().__call__(hidden))
+
+
+class _Compiled(_Scale):
+    @tf.function
+    def __call__(self, hidden: Any) -> Any:
+        return self.factor * hidden**2
+
+
+class _Net(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 4)))
+        self.steps = [_Bent(0.5), _Scale(2.0), _Compiled(3.0)]
+
+    def __call__(self, ids: Any) -> Any:
+        hidden = tf.gather(self.table, ids)
+        for step in self.steps:
+            hidden = step(hidden)
+        return hidden
+
+
+def test_plain_modules_by_their_classes() -> None:
+    model = _Net()
+    methods = [vars(cls)["__call__"] for cls in (_Scale, _Bent, _Compiled, _Net)]
+    found = [point.name for point in embgrad.points(model, IDS) if point.listed]
+    assert found == ["table#0", "steps.0#0", "steps.1#0", "steps.2#0"]  # the call of the class above is the same call
+    assert [vars(cls)["__call__"] for cls in (_Scale, _Bent, _Compiled, _Net)] == methods
+    results = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=["steps.0", "steps.1", "steps.2"])
+    rows = np.tanh(0.5 * model.table.numpy()[IDS])
+    close(results["steps.0"].activations, rows)
+    close(results["steps.2"].values, np.broadcast_to(VECTOR, (*IDS.shape, 4)))
+    close(results["steps.1"].values, 3 * 2 * (2 * rows) * VECTOR)
+    close(results["steps.0"].values, 2 * 3 * 2 * (2 * rows) * VECTOR)
+
+
+def test_a_layer_of_tf_hub(tmp_path: Any) -> None:
+    import tensorflow_hub as hub
+
+    class Saved(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = tf.Variable(np.eye(4) * 2)
+
+        @tf.function(input_signature=[tf.TensorSpec((None, None, 4), tf.float64)])
+        def __call__(self, hidden: Any) -> Any:
+            return tf.tanh(tf.matmul(hidden, self.kernel))
+
+    tf.saved_model.save(Saved(), str(tmp_path))
+    ids = keras2.layers.Input((None,), dtype="int32", name="ids")
+    rows = keras2.layers.Embedding(12, 4, name="words", dtype="float64")(ids)
+    inner = hub.KerasLayer(str(tmp_path), name="inner", dtype="float64")
+    model = keras2.Model(ids, keras2.layers.Dense(4, name="head", dtype="float64")(inner(rows)))
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="inner")
+    close(result.activations, np.tanh(2 * model.get_layer("words").embeddings.numpy()[IDS]))
+    close(result.values, np.broadcast_to(model.get_layer("head").kernel.numpy() @ VECTOR, (*IDS.shape, 4)))
+
+
+@pytest.mark.parametrize("name", sorted(KERAS))
+def test_the_numbers_that_keras_counts_layers_by_are_no_layers(name: str) -> None:
+    """Two copies of one functional model, the second of which Keras numbers on from the first, have the same roles."""
+    keras = KERAS[name]
+
+    def built() -> Any:
+        ids = keras.layers.Input((None,), dtype="int32")
+        value = keras.layers.Embedding(30, 8)(ids)
+        for _ in range(3):
+            attended = keras.layers.MultiHeadAttention(2, 4)(value, value)
+            value = keras.layers.LayerNormalization()(keras.layers.Add()([value, attended]))
+            value = keras.layers.LayerNormalization()(keras.layers.Add()([value, keras.layers.Dense(8)(value)]))
+        return keras.Model(ids, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(value)))
+
+    for _ in range(3):
+        points = embgrad.points(built(), np.arange(10).reshape(2, 5))
+        assert [point.roles for point in points if point.roles] == [("word",)]
+
+
+@pytest.mark.parametrize("decoder", [5, 3])
+def test_the_encoder_of_a_t5_of_keras_hub_is_told_from_its_decoder(decoder: int) -> None:
+    """The blocks of both are of one class, in one model, and as many."""
+    model = keras_hub.models.T5Backbone(
+        vocabulary_size=40, num_layers=3, num_heads=2, hidden_dim=8, intermediate_dim=12
+    )
+    ids = np.arange(2, 12).reshape(2, 5)
+
+    def call(model: Any, inputs: Any) -> Any:
+        other = inputs["input_ids"][:, :decoder] + 1
+        return model(
+            {
+                "encoder_token_ids": inputs["input_ids"],
+                "encoder_padding_mask": tf.ones_like(inputs["input_ids"]),
+                "decoder_token_ids": other,
+                "decoder_padding_mask": tf.ones_like(other),
+            }
+        )
+
+    points = embgrad.points(model, embgrad.TokenBatch(ids, np.ones_like(ids)), call=call)
+    told = {role: point.path for point in points for role in point.roles}
+    assert [told[f"layer.{number}"] for number in range(3)] == [f"transformer_encoder_layer_{n}" for n in range(3)]
+    assert told["layer.-1"] == "transformer_encoder_layer_2"
+
+
+@pytest.mark.parametrize("decoder", [6, 4])
+def test_led_has_no_layers_where_it_pads_to_its_window(decoder: int) -> None:
+    config = transformers.LEDConfig(
+        vocab_size=40, d_model=16, encoder_layers=3, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_encoder_position_embeddings=32,
+        max_decoder_position_embeddings=32, attention_window=[4, 4, 4],
+    )  # fmt: skip
+    model, ids = transformers.TFLEDModel(config), np.arange(5, 17).reshape(2, 6)
+    points = embgrad.points(model, {"input_ids": ids, "decoder_input_ids": ids[:, :decoder] + 1})
+    assert {role for point in points for role in point.roles} == {"word"}

@@ -1,0 +1,546 @@
+"""Models without their Python: saved by TensorFlow, Keras, Hugging Face's classes or TF Hub's own exporter."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras2
+from embgrad_tensorflow import graphs
+from embgrad_tensorflow.graphs import Opening, cut_graph, opened
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.framework import op_callbacks
+
+import embgrad
+from embgrad.forward.recorder import PointWatch
+from tests.frameworks.tensorflow.helpers import own_table_gradient
+from tests.frameworks.tensorflow.savedmodels import (
+    PREPROCESS,
+    SMALL,
+    TINY,
+    TOTAL,
+    Net,
+    close,
+    lookups,
+    saved,
+    slices,
+    weighed,
+    weighed_gradient,
+)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it imports pkg_resources
+    import tensorflow_hub as hub
+
+IDS = np.array([[5, 2, 9, 4, 31, 2], [3, 8, 1, 59, 0, 0], [6, 7, 7, 2, 0, 0]])
+MASK = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0]])
+TYPES = np.array([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0], [0, 1, 1, 1, 0, 0]])
+BATCH = embgrad.TokenBatch(IDS, MASK, TYPES)
+VECTOR = np.random.default_rng(7).normal(size=16).astype(np.float32)
+POOLED = embgrad.Projection(VECTOR, output="pooled_output")
+
+
+def hub_inputs() -> dict[str, Any]:
+    return {name: tf.constant(value) for name, value in BATCH.to_tfhub().items()}
+
+
+def opening_of(ran: list[Any]) -> Opening:
+    """Opens functions without points; lists the graphs that ran."""
+    return Opening(
+        PointWatch(BATCH, ()), lambda key, tensor: tensor, lambda operation, operands, run: run(), ran.append
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before = ConcreteFunction.__dict__["_call_flat"], type(tf.function(tf.constant)).__call__
+    yield
+    assert (ConcreteFunction.__dict__["_call_flat"], type(tf.function(tf.constant)).__call__) == before
+    assert not op_callbacks.should_invoke_op_callbacks()
+    assert not tf.config.functions_run_eagerly()
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    return hub.load(str(TINY))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Any) -> Any:
+    def total() -> Any:
+        return tf.reduce_sum(tiny(hub_inputs(), training=False)["pooled_output"] * VECTOR)
+
+    return slices(tiny.variables[0], total, IDS)
+
+
+class TestTheOfficialExport:
+    @pytest.mark.parametrize("load", [hub.load, tf.saved_model.load])
+    def test_loaded(self, load: Any, expected: Any) -> None:
+        model = load(str(TINY))
+        result = embgrad.gradients(model, BATCH, POOLED)
+        close(result.values, expected)
+        pooled = model(hub_inputs(), training=False)["pooled_output"]
+        close(result.objective, tf.linalg.matvec(pooled, VECTOR))
+        close(result.activations, tf.gather(model.variables[0], IDS))
+
+    @pytest.mark.parametrize("trainable", [True, False])
+    def test_in_a_layer(self, trainable: bool, expected: Any) -> None:
+        layer = hub.KerasLayer(str(TINY), trainable=trainable)
+        close(embgrad.gradients(layer, BATCH, POOLED).values, expected)
+
+    @pytest.mark.parametrize("trainable", [True, False])
+    def test_in_a_functional_model(self, trainable: bool) -> None:
+        layer = hub.KerasLayer(str(TINY), trainable=trainable, name="encoder")
+        inputs = {name: keras2.layers.Input((None,), dtype="int32", name=name) for name in hub_inputs()}
+        model = keras2.Model(inputs, keras2.layers.Dense(3)(layer(inputs)["pooled_output"]))
+        table = layer.resolved_object.variables[0]
+        expected = slices(table, lambda: tf.reduce_sum(model(hub_inputs(), training=False)[:, 1]), IDS)
+        close(embgrad.gradients(model, BATCH, embgrad.Logit(1)).values, expected)
+        assert lookups(model, BATCH)[0].lookup.path == "encoder.word_embeddings/embeddings"
+
+    def test_by_its_signature(self, tiny: Any, expected: Any) -> None:
+        signature = tiny.signatures["serving_default"]
+        objective = embgrad.Projection(VECTOR, output="bert_encoder_1_3")
+        close(embgrad.gradients(signature, BATCH, objective).values, expected)
+
+    def test_by_its_table(self, tiny: Any, expected: Any) -> None:
+        """A table of a saved model goes by its variable's name."""
+        result = embgrad.gradients(tiny, BATCH, POOLED, at="word_embeddings/embeddings")
+        close(result.values, expected)
+        names = [point.lookup.path for point in lookups(tiny, BATCH)]
+        assert names == ["word_embeddings/embeddings", "type_embeddings/embeddings"]
+
+    def test_the_tied_head(self, tiny: Any) -> None:
+        """Logits of words that the batch does not hold: the head's part of the dense gradient lies in their rows alone."""
+        positions = tf.constant([[1, 2], [0, 3], [2, 1]])
+        others = np.setdiff1d(np.arange(60), IDS)[:5]
+
+        def call(model: Any, inputs: Any) -> Any:
+            inputs = {**inputs, "masked_lm_positions": positions}
+            return tf.gather(model.mlm(inputs, training=False)["mlm_logits"], others, axis=-1)
+
+        dense = own_table_gradient(tiny.variables[0], lambda: tf.reduce_sum(call(tiny, hub_inputs()) * VECTOR[:5]))
+        batch = BATCH.replace(convention="tfhub")
+        result = embgrad.gradients(tiny, batch, lambda out: tf.reduce_sum(out * VECTOR[:5], [1, 2]), call=call)
+        words = np.unique(IDS)
+        assert np.abs(dense[others]).max() > 0
+        close(result.table().to_dense()[words], dense[words])
+
+    def test_training_mode_draws_dropout(self, tiny: Any) -> None:
+        calm = embgrad.gradients(tiny, BATCH, POOLED)
+        tf.random.set_seed(3)
+        drawn = embgrad.gradients(tiny, BATCH, POOLED, training=True)
+        assert np.abs(calm.values - drawn.values).max() > 0.01 * np.abs(calm.values).max()
+        np.testing.assert_array_equal(embgrad.gradients(tiny, BATCH, POOLED).values, calm.values)
+
+    def test_a_layer_that_is_not_trainable_stays_in_evaluation_mode(self, expected: Any) -> None:
+        layer = hub.KerasLayer(str(TINY), trainable=False)
+        close(embgrad.gradients(layer, BATCH, POOLED, training=True).values, expected)
+
+    def test_its_preprocessing_in_front(self, tiny: Any) -> None:
+        import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
+
+        preprocess = hub.load(str(PREPROCESS))
+        texts = tf.constant(["a cat sat", "on the mat"])
+        tokens = preprocess(texts)
+        result = embgrad.gradients(tiny, tokens, POOLED)
+        np.testing.assert_array_equal(result.ids, tokens["input_word_ids"])
+
+        def call(model: Any, _: Any) -> Any:
+            return model(preprocess(texts), training=False)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", embgrad.EmbgradWarning)  # nothing in there has a gradient to lose
+            whole = embgrad.gradients(tiny, tokens, POOLED, call=call)
+        close(whole.values, result.values)  # which ran as a graph: strings are none of a trace's inputs
+
+    def test_what_has_no_gradient_is_not_opened(self, monkeypatch: Any) -> None:
+        import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
+
+        preprocess = hub.load(str(PREPROCESS))
+        monkeypatch.setattr(graphs, "flattened", lambda function: pytest.fail(f"opened {function}"))
+        opening = opening_of([])
+        with opened(opening):
+            assert preprocess(tf.constant(["a cat"]))["input_word_ids"].shape == (1, 16)
+        assert not opening.closed
+
+    def test_the_layers_chain(self, tiny: Any) -> None:
+        functions = tiny.__call__.concrete_functions
+        function = next(one for one in functions if one.structured_input_signature[0][1] is False)
+        graph = cut_graph(function)
+        found = {one.path: one for one in graph.scopes}
+        first, second = (found[f"bert_encoder_1/transformer/layer_{number}"] for number in (0, 1))
+        assert first.kind == second.kind == "bert_encoder_#/transformer/layer_#"
+        assert first.entering == found["bert_encoder_1/embeddings"].leaving
+        assert second.entering == first.leaving
+        outputs = tiny(hub_inputs(), training=False)
+        result = embgrad.gradients(tiny, BATCH, POOLED, at=[first.path, second.path])
+        for number, one in enumerate((first, second)):
+            close(result[one.path].activations, outputs["encoder_outputs"][number])
+        assert all("PartitionedCall" not in node.name for node in graph.flat.nodes)
+        crossed = {one.entering for one in found.values()} | {one.leaving for one in found.values()}
+        makers = {graph.flat.nodes[entry[0]].op for entry in crossed if entry is not None}
+        assert "ReadVariableOp" not in makers  # weights do not count
+
+    def test_a_tensor_can_be_replaced(self, tiny: Any) -> None:
+        override = {"bert_encoder_1/pooler_transform/BiasAdd": np.zeros(16, np.float32)}
+        (name,) = override
+        assert not embgrad.gradients(tiny, BATCH, POOLED, at=name, override=override).objective.any()
+        sequence = embgrad.Projection(VECTOR, output="sequence_output")
+        result = embgrad.gradients(tiny, BATCH, sequence, override=override)
+        close(result.values, embgrad.gradients(tiny, BATCH, sequence).values)
+
+
+class HubEncoder(tf.Module):
+    """Hugging Face's BERT under TF Hub's names."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    @tf.function(
+        input_signature=[{name: tf.TensorSpec([None, None], tf.int32, name=name) for name in BATCH.to_tfhub()}]
+    )
+    def __call__(self, inputs: Any) -> Any:
+        outputs = self.inner(
+            input_ids=inputs["input_word_ids"],
+            attention_mask=inputs["input_mask"],
+            token_type_ids=inputs["input_type_ids"],
+            output_hidden_states=True,
+            training=False,
+        )
+        return {
+            "pooled_output": outputs.pooler_output,
+            "sequence_output": outputs.last_hidden_state,
+            "encoder_outputs": list(outputs.hidden_states[1:]),
+        }
+
+
+class TestHuggingFace:
+    @pytest.fixture(scope="class", name="inner")
+    @staticmethod
+    def _inner() -> Any:
+        from transformers import BertConfig, TFBertModel
+
+        config = BertConfig(
+            vocab_size=60,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=32,
+        )
+        inner = TFBertModel(config)
+        inner(tf.constant(IDS))
+        return inner
+
+    @pytest.fixture(scope="class", name="loaded")
+    @staticmethod
+    def _loaded(inner: Any, tmp_path_factory: Any) -> Any:
+        """Saved as one function with its variables: Keras would save, and trace, each of its layers apart."""
+        encoder, holder = HubEncoder(inner), tf.Module()
+        holder.weights, holder.__call__ = list(inner.variables), encoder.__call__
+        return saved(holder, tmp_path_factory.mktemp("encoder"))
+
+    def test_under_the_names_of_tf_hub(self, inner: Any, loaded: Any) -> None:
+        by_python = embgrad.gradients(inner, BATCH, embgrad.Projection(VECTOR, output="pooled"))
+        close(embgrad.gradients(loaded, BATCH, POOLED).values, by_python.values)
+        table = next(one for one in loaded.weights if "word_embeddings" in one.name)
+        own = slices(table, lambda: tf.reduce_sum(loaded(hub_inputs())["pooled_output"] * VECTOR), IDS)
+        close(by_python.values, own)
+
+    def test_the_layers_chain(self, loaded: Any) -> None:
+        found = cut_graph(loaded.__call__.concrete_functions[0]).scopes
+        first, second = (next(one for one in found if one.path.endswith(f"encoder/layer_._{k}")) for k in (0, 1))
+        assert first.kind == second.kind
+        assert second.entering == first.leaving
+        outputs = loaded(hub_inputs())
+        result = embgrad.gradients(loaded, BATCH, POOLED, at=[first.path, second.path])
+        close(result[first.path].activations, outputs["encoder_outputs"][0])
+        close(result[second.path].activations, outputs["encoder_outputs"][1])
+
+
+class TestKeras:
+    def model(self, keras: Any) -> Any:
+        ids = keras.layers.Input((None,), dtype="int32", name="tokens")
+        value = keras.layers.Embedding(12, 4, mask_zero=True)(ids)
+        value = keras.layers.LSTM(3)(value)
+        return keras.Model(ids, keras.layers.Dense(2)(keras.layers.Dropout(0.5)(value)))
+
+    def test_an_export_of_keras_3(self, tmp_path: Any) -> None:
+        model = self.model(keras3)
+        expected = embgrad.gradients(model, SMALL, embgrad.Margin(0, 1)).values
+        model.export(str(tmp_path), verbose=False)
+        loaded = tf.saved_model.load(str(tmp_path))
+        close(embgrad.gradients(loaded, SMALL, embgrad.Margin(0, 1)).values, expected)
+        layer = keras3.layers.TFSMLayer(str(tmp_path), call_endpoint="serving_default")
+        close(embgrad.gradients(layer, SMALL, embgrad.Margin(0, 1)).values, expected)
+
+    def test_a_saved_model_of_keras_2(self, tmp_path: Any) -> None:
+        model = self.model(keras2)
+        expected = embgrad.gradients(model, SMALL, embgrad.Margin(0, 1)).values
+        model.save(str(tmp_path), save_format="tf")
+        loaded = tf.saved_model.load(str(tmp_path))
+        close(embgrad.gradients(loaded, SMALL, embgrad.Margin(0, 1)).values, expected)
+        training = embgrad.gradients(loaded, SMALL, embgrad.Margin(0, 1), training=True).values
+        assert np.abs(training - expected).max() > 0.01 * np.abs(expected).max()
+
+    def test_what_keras_2_makes_of_a_class_that_it_does_not_know(self, tmp_path: Any) -> None:
+        class Own(keras2.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table = keras2.layers.Embedding(12, 4)
+                self.drop = keras2.layers.Dropout(0.5)
+                self.head = keras2.layers.Dense(2)
+
+            def call(self, ids: Any, training: Any = None) -> Any:
+                return self.head(self.drop(tf.reduce_mean(tf.tanh(self.table(ids)), 1), training=training))
+
+        model = Own()
+        model(tf.constant(SMALL))
+        expected = embgrad.gradients(model, SMALL, embgrad.Margin(0, 1)).values
+        model.save(str(tmp_path), save_format="tf")
+        revived = keras2.models.load_model(str(tmp_path))
+        assert type(revived).__module__.endswith("saved_model.load")
+        close(embgrad.gradients(revived, SMALL, embgrad.Margin(0, 1)).values, expected)
+        assert lookups(revived, SMALL)[0].lookup.path == "table"
+        training = embgrad.gradients(revived, SMALL, embgrad.Margin(0, 1), training=True).values
+        assert np.abs(training - expected).max() > 0.01 * np.abs(expected).max()
+
+
+def test_a_graph_of_tensorflow_1(tmp_path: Any) -> None:
+    folder, v1 = str(tmp_path / "saved"), tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        ids = v1.placeholder(tf.int32, [None, None])
+        rows = v1.get_variable("rows", shape=(12, 4), use_resource=True)
+        total = tf.reduce_sum(tf.tanh(tf.gather(rows, ids)), [1, 2])
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, folder, {"ids": ids}, {"total": total})
+    result = embgrad.gradients(tf.saved_model.load(folder), SMALL, embgrad.Sum())
+    close(result.values, 1 - np.tanh(result.activations) ** 2)
+
+
+def test_a_saved_method_by_call(tmp_path: Any) -> None:
+    model = Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path)
+    result = embgrad.gradients(model, SMALL, TOTAL, call=lambda m, ids: m.run(ids))
+    close(result.values, weighed_gradient(model.rows.numpy()[SMALL]))
+
+
+def test_compiled_functions_of_the_users_own() -> None:
+    model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)))
+    expected = weighed_gradient(model.rows.numpy()[SMALL])
+    function = model.run.get_concrete_function()
+    close(embgrad.gradients(function, SMALL, TOTAL).values, expected)
+    assert lookups(function, SMALL)[0].lookup.path == "rows"
+    compiled = tf.function(lambda ids: model.run(ids), jit_compile=True)
+    by_xla = compiled.get_concrete_function(tf.TensorSpec([None, None], tf.int32))
+    close(embgrad.gradients(by_xla, SMALL, TOTAL).values, expected)
+    assert cut_graph(function) is cut_graph(function)
+
+
+def test_an_id_beyond_a_saved_table_is_an_error(tiny: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match=r"id 60 at example 0, position 2 is outside the table.*60 rows"):
+        embgrad.gradients(tiny, [[1, 2, 60]], POOLED)
+
+
+class TestErrors:
+    def test_a_length_that_the_model_was_not_saved_for(self, tmp_path: Any) -> None:
+        model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)), (2, 4)).saved(tmp_path)
+        with pytest.raises(
+            embgrad.BatchError, match=r"input 'ids' is of shape \(2, 4\), and the batch gives \(1, 3\).*pad"
+        ):
+            embgrad.gradients(model.run, [[1, 2, 3]], TOTAL)
+
+    def test_a_mode_that_the_model_was_not_saved_for(self, tmp_path: Any) -> None:
+        class Moded(tf.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.rows = tf.Variable(tf.ones((12, 4)))
+
+            @tf.function
+            def __call__(self, ids: Any, training: bool = False) -> Any:
+                return tf.reduce_sum(tf.gather(self.rows, ids), [1, 2])
+
+        model = Moded()
+        model.__call__.get_concrete_function(tf.TensorSpec([None, None], tf.int32), training=False)
+        model = saved(model, tmp_path)
+        np.testing.assert_array_equal(embgrad.gradients(model, SMALL, TOTAL).values, np.ones((2, 4, 4)))
+        with pytest.raises(embgrad.UnsupportedError, match=r"saved for training=False alone.*training=True"):
+            embgrad.gradients(model, SMALL, TOTAL, training=True)
+
+    def test_text(self) -> None:
+        import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
+
+        with pytest.raises(embgrad.BatchError, match=r"declares its input .* as text, and the batch is token ids"):
+            embgrad.gradients(hub.load(str(PREPROCESS)), BATCH, TOTAL)
+
+    def test_nothing_to_call(self, tmp_path: Any) -> None:
+        class Named(tf.Module):
+            @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
+            def encode(self, ids: Any) -> Any:
+                return tf.cast(ids, tf.float32)
+
+        model = saved(Named(), tmp_path)
+        model.signatures = {}
+        with pytest.raises(embgrad.UnsupportedError, match=r"cannot be called.*its functions are 'encode'.*call="):
+            embgrad.gradients(model, SMALL, TOTAL)
+
+    def test_a_function_without_inputs(self, tmp_path: Any) -> None:
+        class Constant(tf.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.rows = tf.Variable(tf.ones((12, 4)))
+
+            @tf.function(input_signature=[])
+            def __call__(self) -> Any:
+                return tf.reduce_sum(self.rows, 1)
+
+        model = saved(Constant(), tmp_path)
+        message = r"the saved function '\w+' takes no tensors: expected one that takes token ids"
+        with pytest.raises(embgrad.UnsupportedError, match=message):
+            embgrad.gradients(model, SMALL, TOTAL)
+
+    def test_an_input_that_is_no_array(self, tmp_path: Any) -> None:
+        class Ragged(tf.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.rows = tf.Variable(tf.ones((12, 4)))
+
+            @tf.function(input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)])
+            def __call__(self, ids: Any) -> Any:
+                return tf.reduce_sum(tf.reduce_sum(tf.gather(self.rows, ids), 2), 1)
+
+        model = saved(Ragged(), tmp_path)
+        with pytest.raises(embgrad.UnsupportedError, match=r"declared as a RaggedTensorSpec.*call="):
+            embgrad.gradients(model, SMALL, embgrad.Sum())
+        by_call = embgrad.gradients(
+            model, SMALL, embgrad.Sum(), call=lambda m, ids: m(tf.RaggedTensor.from_tensor(ids))
+        )
+        np.testing.assert_array_equal(by_call.values, np.ones((2, 4, 4)))
+
+    def test_several_signatures(self, tmp_path: Any) -> None:
+        holder = tf.Module()
+        holder.model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)))
+        function = holder.model.run.get_concrete_function()
+        loaded = saved(holder, tmp_path, signatures={"one": function, "two": function})
+        with pytest.raises(embgrad.UnsupportedError, match=r"2 signatures, 'one', 'two'.*'serving_default'.*call="):
+            embgrad.gradients(loaded, SMALL, TOTAL)
+
+    def test_an_input_that_the_batch_does_not_have(self, tiny: Any) -> None:
+        with pytest.raises(embgrad.BatchError, match="needs 'masked_lm_positions'"):
+            embgrad.gradients(tiny.mlm, BATCH, TOTAL)
+
+
+class Counting(tf.Module):
+    """Writes to a variable in its forward pass, in either mode; and computes what nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = tf.Variable(tf.ones((12, 4)), name="rows")
+        self.calls = tf.Variable(0.0, name="calls")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    def __call__(self, ids: Any) -> Any:
+        before = self.calls.read_value()
+        self.calls.assign_add(1.0)
+        tf.gather(self.rows, ids + 1000)
+        return before * tf.reduce_sum(tf.gather(self.rows, ids), [1, 2]) + self.calls
+
+
+class TestState:
+    def test_variables_and_traces(self, tiny: Any) -> None:
+        model = hub.load(str(TINY))
+        weights = [one.numpy().tobytes() for one in model.variables]
+        for length in (3, 4, 6):
+            embgrad.gradients(
+                model, BATCH.replace(ids=IDS[:, :length], mask=None, types=None), POOLED, training=length == 4
+            )
+        assert [one.numpy().tobytes() for one in model.variables] == weights
+        assert model.__call__.experimental_get_tracing_count() == 0
+
+    @pytest.mark.parametrize("form", ["object", "signature"])
+    @pytest.mark.parametrize("training", [True, False])
+    def test_a_model_that_writes(self, form: str, training: bool, tmp_path: Any) -> None:
+        model = saved(Counting(), tmp_path)
+        model(tf.constant(SMALL))
+        model(tf.constant(SMALL))
+        used = model if form == "object" else model.signatures["serving_default"]
+        for _ in range(2):
+            result = embgrad.gradients(used, SMALL, embgrad.Sum(), training=training)
+            np.testing.assert_array_equal(result.values, np.full((2, 4, 4), 2.0))
+            np.testing.assert_array_equal(
+                result.objective, [2 * 16 + 3.0] * 2
+            )  # the read comes before the write, and after it
+            assert model.calls.numpy() == 2
+        assert [point.lookup.path for point in lookups(used, SMALL)] == ["rows"]
+
+    def test_errors_on_the_way(self, tiny: Any) -> None:
+        class Mine(Exception):
+            pass
+
+        def fails(_: Any) -> Any:
+            raise Mine("as it was")
+
+        with pytest.raises(Mine, match=r"^as it was$"):
+            embgrad.gradients(tiny, BATCH, fails)
+
+        def call(model: Any, inputs: Any) -> Any:
+            model(inputs, training=False)
+            raise Mine("inside")
+
+        with pytest.raises(Mine, match=r"^inside$"):
+            embgrad.gradients(tiny, BATCH.replace(convention="tfhub"), POOLED, call=call)
+
+    def test_a_tape_of_the_users_own(self, tiny: Any, expected: Any) -> None:
+        with tf.GradientTape() as tape:
+            result = embgrad.gradients(tiny, BATCH, POOLED)
+            total = tf.reduce_sum(tiny(hub_inputs(), training=False)["pooled_output"] * VECTOR)
+        close(result.values, expected)
+        close(tape.gradient(total, tiny.variables[0]).values.numpy().reshape(expected.shape), expected)
+
+    def test_two_threads(self, tiny: Any, expected: Any) -> None:
+        """One asks for gradients, the other runs the model as compiled meanwhile."""
+        results, outputs, errors = [], [], []
+        want = tiny(hub_inputs(), training=False)["pooled_output"].numpy()
+
+        def guarded(work: Any, kept: list[Any]) -> Any:
+            def run() -> None:
+                try:
+                    kept.extend(work() for _ in range(5))
+                except BaseException as error:
+                    errors.append(error)
+
+            return run
+
+        threads = [
+            threading.Thread(target=guarded(lambda: embgrad.gradients(tiny, BATCH, POOLED).values, results)),
+            threading.Thread(target=guarded(lambda: embgrad.gradients(tiny, BATCH, POOLED).values, results)),
+            threading.Thread(
+                target=guarded(lambda: tiny(hub_inputs(), training=False)["pooled_output"].numpy(), outputs)
+            ),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        for one in results:
+            close(one, expected)
+        for one in outputs:
+            close(one, want)
+
+    def test_other_threads_pass_through(self, tiny: Any) -> None:
+        ran: list[Any] = []
+        with opened(opening_of(ran)):
+            thread = threading.Thread(target=lambda: tiny(hub_inputs(), training=False))
+            thread.start()
+            thread.join()
+            assert not ran
+            tiny(hub_inputs(), training=False)
+            assert ran

@@ -1,0 +1,201 @@
+"""A SavedModel is a graph already: it runs as one, cut at the points, which is kept; and each call gives the same bits."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from embgrad_tensorflow import graphs
+from embgrad_tensorflow import run as running
+
+import embgrad
+from embgrad.backend import Request
+from tests.frameworks.tensorflow.savedmodels import (
+    SMALL,
+    TINY,
+    TOTAL,
+    Net,
+    close,
+    saved,
+    slices,
+    weighed,
+    weighed_gradient,
+)
+
+IDS = {
+    "input_word_ids": np.array([[51, 7, 9, 52], [51, 8, 52, 0]], np.int32),
+    "input_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]], np.int32),
+    "input_type_ids": np.zeros((2, 4), np.int32),
+}
+
+
+@pytest.fixture
+def made(monkeypatch: Any) -> list[Any]:
+    """The graphs that are made meanwhile."""
+    graphs_made: list[Any] = []
+    flattened = graphs.flattened
+
+    def counted(function: Any) -> Any:
+        graphs_made.append(function)
+        return flattened(function)
+
+    monkeypatch.setattr(graphs, "flattened", counted)
+    return graphs_made
+
+
+def by_slices(model: Any, ids: Any) -> Any:
+    return slices(model.rows, lambda: tf.reduce_sum(model(tf.constant(ids))), ids)
+
+
+def test_each_call_runs_one_graph(made: list[Any]) -> None:
+    model = tf.saved_model.load(str(TINY))
+    objective = embgrad.Sum(output="pooled")
+    longer = {name: np.pad(one, [(0, 1), (0, 3)]) for name, one in IDS.items()}
+
+    def own(inputs: Any) -> Any:
+        given = {name: tf.constant(value) for name, value in inputs.items()}
+        total = lambda: tf.reduce_sum(model(given, training=False)["pooled_output"])  # noqa: E731
+        return slices(model.variables[0], total, inputs["input_word_ids"])
+
+    first = embgrad.gradients(model, IDS, objective)
+    for _ in range(3):
+        found = embgrad.gradients(model, IDS, objective)
+        np.testing.assert_array_equal(found.values, first.values)
+        np.testing.assert_array_equal(found.objective, first.objective)
+        close(found.values, own(IDS))
+        assert "compiled" not in found.provenance
+    close(embgrad.gradients(model, longer, objective).values, own(longer))
+    assert len(made) == 1
+
+
+class Gated(tf.Module):
+    """The slope (1 + x)·eˣ of what the other branch hides is infinite before eˣ is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 4)), dtype=tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int32, name="input_word_ids")])
+    def __call__(self, ids: Any) -> Any:
+        rows = tf.gather(self.table, ids)
+        return {"sequence_output": tf.where(rows > 0, rows, rows * tf.exp(rows))}
+
+
+def test_a_slope_that_overflows_in_the_other_branch(tmp_path: Any) -> None:
+    model, ids = saved(Gated(), tmp_path), np.array([[1, 2, 3], [4, 5, 6]])
+    model.table.assign(tf.tensor_scatter_nd_update(model.table, [[3, 0]], [86.0]))
+    called: list[None] = []
+
+    def nothing(value: np.ndarray) -> np.ndarray:
+        called.append(None)
+        return np.zeros_like(value)
+
+    found = embgrad.gradients(model, ids, embgrad.Sum(), add={"word": nothing})
+    rows = np.asarray(model.table.numpy()[ids], np.float64)
+    with np.errstate(over="ignore"):
+        close(found.values, np.where(rows > 0, 1, (1 + rows) * np.exp(rows)))
+    assert len(called) == 1  # as whoever counts or draws expects
+
+
+def test_points_and_changes(made: list[Any]) -> None:
+    model = tf.saved_model.load(str(TINY))
+    objective = embgrad.Sum(output="pooled")
+    names = ["word", "layer.0", "layer.-1"]
+    table = model.variables[0].numpy()
+    for factor in (0.5, 2.0, -3.0):
+        found = embgrad.gradients(model, IDS, objective, at=names, add={"word": lambda value, f=factor: f * value})
+        rows = (1 + factor) * table[IDS["input_word_ids"]]
+        close(found["word"].activations, rows)
+        same = embgrad.gradients(model, IDS, objective, at=names, override={"word": rows})
+        alone = embgrad.gradients(
+            model, IDS, objective, override={"layer.0": found["layer.0"].activations}, at="layer.0"
+        )
+        for name in names:
+            close(found[name].values, same[name].values)
+            close(found[name].activations, same[name].activations)
+        close(alone.values, found["layer.0"].values)
+    assert len(made) == 1
+
+
+def test_its_weights_may_change(tmp_path: Any, made: list[Any]) -> None:
+    model = Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path)
+    embgrad.gradients(model, SMALL, TOTAL)
+    model.rows.assign(2 * model.rows)
+    close(embgrad.gradients(model, SMALL, TOTAL).values, weighed_gradient(model.rows.numpy()[SMALL]))
+    assert len(made) == 1
+
+
+def test_ids_outside_the_table(tmp_path: Any) -> None:
+    model = Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path)
+    for _ in range(2):
+        embgrad.gradients(model, SMALL, TOTAL)
+        with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 0 is outside"):
+            embgrad.gradients(model, SMALL + 7, TOTAL)
+
+
+def test_an_assertion_on_the_ids(tmp_path: Any) -> None:
+    """The lookup tells of the id, before the assertion fails."""
+
+    def forward(rows: Any, ids: Any) -> Any:
+        tf.debugging.assert_less(ids, 12)
+        return weighed(tf.gather(rows, ids))
+
+    model = Net(forward).saved(tmp_path)
+    close(embgrad.gradients(model, SMALL, TOTAL).values, weighed_gradient(model.rows.numpy()[SMALL]))
+    with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 0 is outside"):
+        embgrad.gradients(model, SMALL + 7, TOTAL)
+
+
+def test_choices_and_loops(tmp_path: Any, made: list[Any]) -> None:
+    def forward(table: Any, ids: Any) -> Any:
+        rows = tf.gather(table, ids)
+        rows = tf.cond(tf.reduce_sum(ids) > 40, lambda: 3 * rows, lambda: tf.tanh(rows))
+        _, rows = tf.while_loop(lambda n, _: n < tf.reduce_max(ids), lambda n, rows: (n + 3, rows * rows), (0, rows))
+        return weighed(rows)
+
+    model = Net(forward).saved(tmp_path)
+    for ids in (SMALL, SMALL // 3, SMALL, SMALL // 3):
+        close(embgrad.gradients(model, ids, TOTAL).values, by_slices(model, ids))
+    assert len(made) == 1
+
+
+def test_concatenations(tmp_path: Any) -> None:
+    def forward(table: Any, ids: Any) -> Any:
+        rows = tf.gather(table, ids)
+        _, rows = tf.while_loop(
+            lambda n, _: n < 2, lambda n, rows: (n + 1, tf.concat([rows[:, 1:], rows[:, :1]], 1)), (0, rows)
+        )
+        return weighed(tf.concat([tf.tanh(rows[..., :1]), rows[..., 1:]], -1))
+
+    model = Net(forward).saved(tmp_path)
+    for ids in (SMALL, SMALL + 1, SMALL // 2):
+        close(embgrad.gradients(model, ids, TOTAL).values, by_slices(model, ids))
+
+
+def test_it_is_not_kept_alive(tmp_path: Any) -> None:
+    def ask(model: Any) -> weakref.ref[Any]:
+        for _ in range(3):
+            embgrad.gradients(model, SMALL, TOTAL)
+        return weakref.ref(model)
+
+    alive = ask(Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path))
+    gc.collect()
+    assert alive() is None
+
+
+def test_values_alone() -> None:
+    """A request without cotangents, as bisection makes it."""
+    model = tf.saved_model.load(str(TINY))
+    batch = embgrad.TokenBatch(IDS["input_word_ids"], IDS["input_mask"], convention="tfhub")
+    seen: list[Any] = []
+    request = Request(("word",), lambda outputs: seen.append(outputs["pooled"]) or [], ("pooled",))  # type: ignore[func-returns-value]
+    for _ in range(2):
+        found = running.run(model, batch, request)
+        assert found.points["word"].gradients == ()
+    expected = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
+    close(found.points["word"].activation.reshape(expected.shape), expected.activations)
+    close(seen[-1].sum(1), expected.objective)

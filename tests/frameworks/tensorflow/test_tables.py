@@ -1,0 +1,155 @@
+"""The ledger of a table: lookups and head apart, against the tape's own gradient of the whole table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras as keras3
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_hub as hub
+import tf_keras as keras2
+import transformers
+
+import embgrad
+from tests.frameworks.tensorflow.helpers import own_table_gradient, policy
+from tests.frameworks.tensorflow.savedmodels import Net
+from tests.frameworks.tensorflow.transformers_by_hand import IDS
+
+VECTOR = np.cos(np.arange(12))
+OBJECTIVE = embgrad.Projection(VECTOR)
+BERT = {"vocab_size": 12, "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 6}
+TIED = {
+    "TFBertForMaskedLM": lambda: transformers.BertConfig(**BERT, initializer_range=0.5),
+    "TFGPT2LMHeadModel": lambda: transformers.GPT2Config(
+        vocab_size=12, n_embd=4, n_layer=2, n_head=2, n_positions=12, initializer_range=0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", TIED)
+def test_a_tied_head_of_hugging_face(name: str, frozen: bool) -> None:
+    with policy(keras2, "float64"):
+        model = getattr(transformers, name)(TIED[name]())
+        model(tf.constant(IDS, tf.int32))
+        table = next(one for one in model.variables if tuple(one.shape) == (12, 4))
+        own = own_table_gradient(table, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)).logits * VECTOR))
+        model.trainable = not frozen
+        found = embgrad.table_gradients(model, {"input_ids": IDS}, OBJECTIVE)
+        lookup = embgrad.gradients(model, {"input_ids": IDS}, OBJECTIVE).table().to_dense()
+    np.testing.assert_allclose(found.total, own, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found.lookup, lookup, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found.head, own - lookup, rtol=1e-8, atol=1e-10)
+    assert found.head[11].any()  # an id that is not in the batch
+    assert not found.lookup[11].any()
+    assert found.names == (table.name,)
+    assert (found.own is None) == frozen
+    assert frozen or found.apart < 1e-12
+
+
+def test_a_tied_head_of_keras_hub() -> None:
+    with policy(keras3, "float64"):
+        model = keras_hub.models.BertBackbone(
+            vocabulary_size=12, num_layers=1, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
+        )
+        ids = keras3.Input((None,), dtype="int32", name="token_ids")
+        inputs = {"token_ids": ids, "segment_ids": ids * 0, "padding_mask": ids * 0 + 1}
+        logits = model.token_embedding(model(inputs)["sequence_output"], reverse=True)
+        tied = keras3.Model(ids, logits)
+    table = model.token_embedding.embeddings
+    own = own_table_gradient(table, lambda: tf.reduce_sum(tied(tf.constant(IDS, tf.int32)) * VECTOR))
+    found = embgrad.table_gradients(tied, IDS, OBJECTIVE)
+    np.testing.assert_allclose(found.total, own, rtol=1e-10, atol=1e-12)
+    assert found.head[11].any()
+    assert found.apart < 1e-12
+
+
+def test_several_lookups_and_a_penalty(keras: Any) -> None:
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = keras.layers.Embedding(12, 4, dtype="float64", mask_zero=True)
+
+        def call(self, ids: Any) -> Any:
+            both = tf.reduce_sum(self.words(ids) * tf.tanh(self.words(ids)), (1, 2))
+            return both[:, None] + tf.reduce_sum(tf.convert_to_tensor(self.words.embeddings) ** 2)
+
+    model = Net()
+    own = None
+    found = embgrad.table_gradients(model, IDS, embgrad.Sum())
+    own = own_table_gradient(model.words.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))))
+    rows = model.words.embeddings.numpy()
+    np.testing.assert_allclose(found.head, 2 * 2 * rows, rtol=1e-12)
+    np.testing.assert_allclose(found.total, own, rtol=1e-10)
+    assert (found.lookups, found.padding) == (2, 0)
+
+
+def test_no_head() -> None:
+    model = keras2.Sequential([keras2.layers.Embedding(12, 12, dtype="float64")])
+    model(tf.constant(IDS, tf.int32))
+    found = embgrad.table_gradients(model, IDS, OBJECTIVE)
+    assert not found.head.any()
+    np.testing.assert_allclose(found.lookup, np.bincount(IDS.ravel(), minlength=12)[:, None] * VECTOR)
+
+
+def test_a_computed_table_is_no_parameter() -> None:
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(np.ones((12, 12)))
+
+        def __call__(self, ids: Any) -> Any:
+            return tf.gather(self.table * 2, ids)
+
+    with pytest.raises(embgrad.PointError, match="is no parameter of the model"):
+        embgrad.table_gradients(Net(), IDS, OBJECTIVE)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_a_layer_of_tf_hub_around_a_module_that_lists_no_variables(tmp_path: Any, trainable: bool) -> None:
+    model = Net(lambda rows, ids: tf.reduce_sum(tf.tanh(tf.gather(rows, ids)), 1))
+    plain, objective = model.saved(tmp_path), embgrad.Projection(np.cos(np.arange(4)))
+    layer = hub.KerasLayer(str(tmp_path), trainable=trainable)
+    assert not layer.variables
+    batch = embgrad.TokenBatch(IDS, mask=np.not_equal(IDS, IDS[0, 0]))
+    expected = embgrad.table_gradients(plain, batch.ids, objective)
+    found = embgrad.table_gradients(layer, batch.ids, objective)
+    np.testing.assert_array_equal(found.total, expected.total)
+    assert found.names == expected.names == ("rows:0",)
+    assert found.own is None  # the layer trains nothing
+    assert embgrad.gradients(layer, batch.ids, objective, check=True).certificate is not None
+    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
+        assert embgrad.padding_report(layer, batch, objective).pad_id == IDS[0, 0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gradient_of_the_authors_own_makes_another_table(compiled: bool) -> None:
+    """What is looked up in is no variable then, whatever its values are: of that the tape says something else."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def halved(table: Any) -> Any:
+        return tf.identity(table), lambda gradient: 0.5 * tf.convert_to_tensor(gradient)
+
+    class Halved(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            random = np.random.default_rng(0)
+            self.table = tf.Variable(random.normal(size=(12, 4)))
+            self.top = tf.Variable(random.normal(size=(4, 12)))
+
+        def __call__(self, input_ids: Any) -> Any:
+            rows = tf.gather(halved(tf.convert_to_tensor(self.table)), input_ids)
+            return tf.reduce_mean(tf.tanh(rows), 1) @ self.top
+
+    model, batch = Halved(), {"input_ids": IDS}
+    own = own_table_gradient(model.table, lambda: tf.reduce_sum(model(tf.constant(IDS)) * VECTOR))
+    found = embgrad.gradients(model, batch, OBJECTIVE, compile=compiled)
+    assert found.provenance["path"] == "lookup#0"
+    np.testing.assert_allclose(0.5 * found.table().to_dense(), own, rtol=1e-12)
+    with pytest.raises(embgrad.PointError, match="is no parameter of the model: it is computed in the forward pass"):
+        embgrad.table_gradients(model, batch, OBJECTIVE)
+    (values,) = [one for one in embgrad.parameter_gradients(model, batch, OBJECTIVE).values() if one.shape == own.shape]
+    np.testing.assert_allclose(np.asarray(values), own, rtol=1e-12)

@@ -1,0 +1,119 @@
+"""The weights of TensorFlow models: Keras 2 and 3, Hugging Face's, tf.Modules, SavedModels, under the user's tape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_hub as hub
+import tf_keras as keras2
+from transformers import BertConfig, TFBertForSequenceClassification
+
+import embgrad
+from embgrad.checkpoints.load_bert import bert_names
+from embgrad.engine.weights import depth_of, substituted, weights_of
+
+IDS = [[3, 5, 7, 2], [4, 1, 6, 8]]
+SAVED = Path(__file__).parents[2] / "data" / "tfhub_bert_tiny"
+
+
+def net(keras: Any) -> Any:
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Embedding(20, 6), layers.GlobalAveragePooling1D(), layers.BatchNormalization(), layers.Dropout(0.1)]
+    )
+    model.add(layers.Dense(3, name="head"))
+    model(np.array(IDS))
+    model.compile(optimizer="adam", loss="mse", metrics=["mae"])
+    model.fit(np.array(IDS), np.zeros((2, 3)), verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("keras", [keras2, keras3], ids=["keras2", "keras3"])
+def test_variables_without_the_optimisers_and_the_metrics(keras: Any) -> None:
+    model = net(keras)
+    found = weights_of(model)
+    assert len(found) == 7  # table, gamma, beta, two averages, kernel, bias
+    assert [one.module for one in found if one.shape == (6, 3)] == ["head"]
+    assert depth_of(model) == 2
+    (head,) = (one for one in found if one.shape == (6, 3))
+    kernel = next(layer for layer in model.layers if layer.name == "head").kernel
+    before = np.array(kernel)
+    with tf.GradientTape() as tape, substituted(model, {head.name: np.ones((6, 3))}):
+        with tape.stop_recording():  # what the test itself reads
+            np.testing.assert_array_equal(np.array(kernel), 1)
+        assert (embgrad.gradients(model, IDS, embgrad.Sum()).values != 0).any()
+    assert tape.watched_variables() == ()
+    assert np.array(kernel).tobytes() == before.tobytes()
+
+
+def test_a_module_with_a_traced_function_sees_it() -> None:
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(tf.random.normal((20, 6)), name="table")
+            self.factor = tf.Variable(2.0, trainable=False, name="factor")
+
+        @tf.function
+        def __call__(self, ids: Any) -> Any:
+            return tf.reduce_sum(tf.gather(self.table, ids), 1) * self.factor
+
+    model = Net()
+    before = embgrad.gradients(model, IDS, embgrad.Sum()).values
+    assert {one.name: one.shape for one in weights_of(model)} == {"table:0": (20, 6), "factor:0": ()}
+    with substituted(model, {"factor:0": 6.0}):
+        np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Sum()).values, 3 * before)
+    np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, before)
+
+
+@pytest.mark.parametrize("load", [tf.saved_model.load, hub.KerasLayer], ids=["saved_model", "hub"])
+def test_a_saved_model(load: Any) -> None:
+    model = load(str(SAVED))
+    batch = embgrad.TokenBatch([[2, 7, 8, 3]], convention="tfhub")
+    before = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
+    found = {one.name: one for one in weights_of(model)}
+    name = "transformer/layer_1/self_attention/query/kernel:0"
+    assert found[name].module == name.rpartition("/")[0]
+    scopes = [point.path for point in embgrad.points(model, batch)]
+    assert any(scope.endswith(f"/{found[name].module}") for scope in scopes)
+    with substituted(model, {name: found[name].get() * 3}):
+        meanwhile = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
+    assert embgrad.common.metrics.figures_of(before.values, meanwhile.values).relative_l2 > 1e-3
+    after = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
+    np.testing.assert_array_equal(after.values, before.values)
+
+
+def test_a_bert_has_the_checkpoints_names() -> None:
+    config = BertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12, num_labels=3
+    )
+    model = TFBertForSequenceClassification(config)
+    model(np.array(IDS))
+    found = weights_of(model)
+    assert sorted(one.canonical for one in found if one.canonical) == sorted(bert_names(2))
+    assert [one.module for one in found if not one.canonical] == ["classifier"] * 2
+    (query,) = (one for one in found if one.canonical == "encoder.layer.1.attention.self.query.weight")
+    assert query.transposed
+    assert query.module == "bert.encoder.layer.1.attention.self_attention.query"
+
+
+def test_half_precision_keeps_its_dtype() -> None:
+    table = tf.Variable(tf.cast(tf.random.normal((20, 6)), tf.bfloat16), name="table")
+
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+    (weight,) = weights_of(Net())
+    before = table.numpy().tobytes()
+    assert weight.dtype == "bfloat16"
+    assert weight.get().dtype == np.float32
+    with substituted((model := Net()), {weight.name: weight.get() + 1}):
+        assert table.numpy().tobytes() != before
+    assert table.numpy().tobytes() == before
+    assert model.table.dtype == tf.bfloat16

@@ -1,0 +1,708 @@
+"""Capture inside PyTorch training loops: the gradients against PyTorch's own, and the loop bit for bit as without it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import embgrad
+from tests.frameworks.torch.architectures import ARCHITECTURES, native
+from tests.frameworks.torch.checks import VOCAB
+
+RANDOM = np.random.default_rng(0)
+IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
+BATCHES = [torch.tensor(RANDOM.integers(0, VOCAB, (2, length))) for length in (4, 3, 4, 5)]
+LABELS = torch.tensor([0, 2])
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.dropout = nn.Linear(4, 4), nn.Dropout(0.3)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.dropout(self.inner(x).tanh()), x
+
+
+class Net(nn.Module):
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.layers = nn.ModuleList([Layer() for _ in range(3)])
+        self.head = nn.Linear(4, 3)
+        self.reentrant = reentrant
+
+    def forward(self, input_ids: Any) -> Any:
+        hidden = self.norm(self.table(input_ids).transpose(1, 2)).transpose(1, 2)
+        for layer in self.layers:
+            call = layer if self.reentrant is None else partial(checkpoint, layer, use_reentrant=self.reentrant)
+            hidden = call(hidden)[0]
+        return self.head(hidden.mean(1))
+
+
+def net(kind: Callable[..., Any] = Net, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(**options).train()
+
+
+Expected = list[dict[str, np.ndarray]]
+
+
+@contextlib.contextmanager
+def by_hand(model: Any) -> Iterator[dict[str, list[Any]]]:
+    """What register_hook on the outputs hears, by module, written by hand; nothing of it is used with a capture."""
+    heard: dict[str, list[Any]] = {"word": [], "layer.1": []}
+
+    def listen(name: str) -> Any:
+        def hook(module: Any, given: Any, gave: Any) -> None:
+            one = gave if isinstance(gave, torch.Tensor) else gave[0]
+            if one.requires_grad:
+                one.register_hook(lambda grad: heard[name].append(grad.float().numpy().copy()))
+
+        return hook
+
+    handles = [
+        model.table.register_forward_hook(listen("word")),
+        model.layers[1].register_forward_hook(listen("layer.1")),
+    ]
+    yield heard
+    for handle in handles:
+        handle.remove()
+
+
+def plain_loop(model: Any) -> None:
+    optimiser = torch.optim.AdamW(model.parameters(), 0.05)
+    for ids in BATCHES:
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(ids), LABELS).backward()
+        optimiser.step()
+
+
+def accumulating_loop(model: Any) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for number, ids in enumerate(BATCHES):
+        (nn.functional.cross_entropy(model(input_ids=ids), LABELS) / 2).backward()
+        if number % 2:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+            optimiser.zero_grad()
+
+
+def autocast_loop(model: Any) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), 0.05)
+    for ids in BATCHES:
+        optimiser.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(ids), LABELS)
+        loss.backward()
+        optimiser.step()
+
+
+def evaluating_loop(model: Any) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), 0.05)
+    for ids in BATCHES:
+        model.eval()
+        with torch.no_grad():
+            model(ids)
+        with torch.inference_mode():
+            model(ids)
+        model.train()
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(ids), LABELS).backward()
+        optimiser.step()
+
+
+LOOPS = (plain_loop, accumulating_loop, autocast_loop, evaluating_loop)
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def expect_same_weights(one: Any, other: Any) -> None:
+    for name, value in weights(one).items():
+        assert torch.equal(value, weights(other)[name]), name
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize("at", ["word", "layer.1", "layers.1:input"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_loop_is_the_same_and_each_step_is_heard(loop: Any, at: str, reentrant: bool | None) -> None:
+    alone, listened, captured = (net(reentrant=reentrant) for _ in range(3))
+    torch.manual_seed(5)
+    loop(alone)
+    random = torch.get_rng_state()
+    torch.manual_seed(5)
+    with by_hand(listened) as heard:
+        loop(listened)
+    torch.manual_seed(5)
+    with embgrad.capture(captured, at=at) as tap:
+        loop(captured)
+    assert torch.equal(torch.get_rng_state(), random)
+    expect_same_weights(captured, alone)
+    expect_same_weights(captured, listened)
+    assert tap.count == len(BATCHES)
+    if at in heard:
+        for step, expected, ids in zip(tap.steps, heard[at], BATCHES, strict=True):
+            np.testing.assert_array_equal(step.values, expected)
+            np.testing.assert_array_equal(step.ids, ids.numpy())
+    if at == "word":
+        total = np.zeros((VOCAB, 4))
+        for ids, gradient in zip(BATCHES, heard["word"], strict=True):
+            np.add.at(total, ids.numpy(), gradient)
+        np.testing.assert_allclose(tap.sum().to_dense(), total, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(tap.mean().to_dense(), total / 4, rtol=1e-5, atol=1e-7)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in captured.modules())
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+@pytest.mark.parametrize("at", ["word", "layer.1"])
+@pytest.mark.parametrize("automatic", [False, True])
+def test_the_dtype_in_which_the_model_computes(at: str, automatic: bool) -> None:
+    model = net() if automatic else net().to(torch.bfloat16)
+    ids = BATCHES[0]
+    with embgrad.capture(model, at=at) as tap:
+        with torch.autocast("cpu", torch.bfloat16, enabled=automatic):
+            halves = model(ids)
+        halves.float().sum().backward()
+        wholes = model.float()(ids)
+        with torch.autocast("cpu", torch.bfloat16, enabled=automatic):
+            others = model(ids)
+        (wholes.sum() + others.float().sum()).backward()
+        model(ids).sum().backward()
+    both = "bfloat16" if automatic else "float32"
+    assert [step.provenance["compute_dtype"] for step in tap.steps] == ["bfloat16", both, "float32"]
+    assert tap.steps[0].values.dtype == np.float32
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_several_passes_behind_one_loss_are_one_step(reentrant: bool | None) -> None:
+    alone, captured = net(reentrant=reentrant), net(reentrant=reentrant)
+
+    def loop(model: Any) -> None:
+        for first, second in (BATCHES[:2], BATCHES[2:]):
+            loss = (model(first) * model(second).detach()).sum() + model(second).square().sum()
+            loss.backward()
+
+    torch.manual_seed(1)
+    loop(alone)
+    torch.manual_seed(1)
+    with embgrad.capture(captured) as words, embgrad.capture(captured, at="layer.1") as layers:
+        loop(captured)
+    assert words.count == layers.count == 2
+    assert words.passes == 6
+    assert words.steps[0].values.shape == (4, 4, 4)
+    table = captured.table.weight.grad.numpy()
+    np.testing.assert_allclose(words.sum().to_dense(), table, rtol=1e-4, atol=1e-6)
+    for one, other in zip(captured.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("at", ["word", "layer.1"])
+@pytest.mark.parametrize("reentrant", [None, False])
+def test_a_graph_that_is_gone_through_twice_makes_two_steps(at: str, reentrant: bool | None) -> None:
+    model = net(reentrant=reentrant)
+    with embgrad.capture(model, at=at) as tap:
+        loss = model(BATCHES[0]).square().sum()
+        loss.backward(retain_graph=True)
+        (3 * loss).backward()
+    assert tap.count == 2
+    np.testing.assert_allclose(tap.steps[1].values, 3 * tap.steps[0].values, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("at", ["word", "embeddings", "layer.0"])
+@pytest.mark.parametrize("reentrant", [None, False])
+def test_a_frozen_table_and_frozen_layers(at: str, reentrant: bool | None) -> None:
+    alone, captured, whole = (net(reentrant=reentrant) for _ in range(3))
+    for one in (alone, captured):
+        one.table.requires_grad_(False)
+        one.norm.requires_grad_(False)
+        one.layers[0].requires_grad_(False)
+    at = "norm" if at == "embeddings" else at
+
+    def loop(model: Any) -> None:
+        optimiser = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.05)
+        torch.manual_seed(4)
+        for ids in BATCHES:
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(ids), LABELS).backward()
+            optimiser.step()
+
+    loop(alone)
+    with embgrad.capture(captured, at=at) as tap:
+        loop(captured)
+    expect_same_weights(captured, alone)
+    assert captured.table.weight.grad is None
+    torch.manual_seed(4)
+    with embgrad.capture(whole, at=at) as first:
+        nn.functional.cross_entropy(whole(BATCHES[0]), LABELS).backward()
+    np.testing.assert_allclose(tap.steps[0].values, first.steps[0].values, rtol=1e-4, atol=1e-7)
+
+
+def test_steps_are_copies_and_memory_is_bounded() -> None:
+    model = net()
+    graphs: list[Any] = []
+    model.layers[1].register_forward_hook(lambda module, given, gave: graphs.append(weakref.ref(gave[0])))
+    gc.collect()
+    gc.disable()
+    try:
+        with embgrad.capture(model, at="layer.1", keep="mean") as tap:
+            for ids in BATCHES:
+                logits = model(ids)
+                logits.square().sum().backward()
+                del logits
+                with torch.no_grad():
+                    model(ids)
+            assert len(graphs) == 9  # one of them by the pass that finds the point
+            assert not any(graph() is not None for graph in graphs)  # without the collector of cycles
+            assert not tap.steps
+            passes = [one for one in gc.get_objects() if type(one).__name__ == "_Passing"]
+            assert not passes
+    finally:
+        gc.enable()
+    model.zero_grad()
+    with embgrad.capture(model) as tap:
+        model(BATCHES[0]).square().sum().backward()
+        kept = tap.steps[0].values.copy()
+        model.zero_grad(set_to_none=False)
+        model(BATCHES[0] * 0).square().sum().backward()
+    np.testing.assert_array_equal(tap.steps[0].values, kept)
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["forward", "lookup", "backward", "loop"])
+@pytest.mark.parametrize("at", ["word", "layer.1"])
+def test_exceptions_leave_no_trace_and_the_loop_can_go_on(at: str, where: str, kind: type[BaseException]) -> None:
+    model = net()
+    breaking = [False]
+
+    def broken(*_: Any) -> None:
+        if breaking[0]:
+            raise kind("broke")
+
+    handles: list[Any] = []
+    if where == "forward":
+        handles.append(model.layers[2].register_forward_hook(broken))
+    elif where == "lookup":
+        handles.append(model.table.register_forward_pre_hook(broken))
+    elif where == "backward":
+        handles.append(model.norm.register_forward_hook(lambda m, given, gave: gave.register_hook(broken) and None))
+    with embgrad.capture(model, at=at) as tap:
+        for number, ids in enumerate(BATCHES):
+            breaking[0] = number == 1
+            try:
+                model(ids).square().sum().backward()
+                if breaking[0] and where == "loop":
+                    raise kind("broke")
+            except kind as raised:
+                assert str(raised) == "broke"  # noqa: PT017
+        assert tap.count == 4 if where == "loop" else 3
+        assert [one.values.shape[1] for one in tap.steps] == ([4, 3, 4, 5] if where == "loop" else [4, 4, 5])
+    for handle in handles:
+        handle.remove()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not torch.overrides._get_current_function_mode_stack()
+    with pytest.raises(kind), embgrad.capture(model, at=at):  # noqa: PT012
+        model(BATCHES[0]).square().sum().backward()
+        raise kind("broke")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_model_that_calls_itself_is_refused(times: int) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(VOCAB, 4)
+
+        def forward(self, x: torch.Tensor, inner: bool = False) -> torch.Tensor:
+            return self.table(x) if inner else sum(self(x, inner=True) for _ in range(times))
+
+    model = Twice()
+    with embgrad.capture(model) as tap:
+        with pytest.raises(embgrad.UnsupportedError, match="Twice calls itself"):
+            model(BATCHES[0])
+        model(BATCHES[0], inner=True).square().sum().backward()
+    assert tap.count == 1
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+def test_a_graph_that_outlives_the_capture_is_not_heard() -> None:
+    model = net()
+    with embgrad.capture(model) as tap:
+        late = model(BATCHES[0]).square().sum()
+        model(BATCHES[1]).square().sum().backward()
+    late.backward()
+    assert tap.count == 1
+    with (
+        pytest.raises(embgrad.NoGradientError, match=r"called 1 time\(s\), and no gradient reached 'word'"),
+        embgrad.capture(model),
+        torch.no_grad(),
+    ):
+        model(BATCHES[0])
+
+
+def test_only_this_model_in_this_thread_is_heard() -> None:
+    model = net()
+    with embgrad.capture(model) as tap:
+        thread = threading.Thread(target=lambda: model(BATCHES[1]).sum().backward())
+        thread.start()
+        thread.join()
+        other = copy.deepcopy(model)
+        other(BATCHES[1]).sum().backward()
+        torch.save(model, io.BytesIO())
+        model.layers[1](torch.zeros(1, 2, 4))[0].sum().backward()  # no call of the model's own
+        embgrad.gradients(model, BATCHES[0], embgrad.Logit(0))
+        embgrad.gradients(model, BATCHES[0], lambda logits: (logits + model(BATCHES[0]))[:, 0], at="table#0")
+        model(BATCHES[0]).sum().backward()
+    assert (tap.count, tap.passes) == (1, 1)
+    assert not other._forward_hooks or other(BATCHES[1]) is not None
+    with embgrad.capture(other) as again:
+        other(BATCHES[1]).sum().backward()
+    assert again.count == 1
+
+
+def test_autograd_grad_is_a_backward_pass_too() -> None:
+    model = net()
+    with embgrad.capture(model) as tap:
+        loss = model(BATCHES[0]).square().sum()
+        torch.autograd.grad(loss, list(model.head.parameters()), retain_graph=True)
+        assert tap.count == 0  # the lookup is not on the way to the head
+        (gradient,) = torch.autograd.grad(loss, [model.table.weight], create_graph=True)
+        assert tap.count == 1
+    np.testing.assert_allclose(tap.sum().to_dense(), gradient.detach().numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_compiled_models_say_what_to_do() -> None:
+    model = net()
+    inner = net()
+    inner.layers[1] = torch.compile(inner.layers[1], backend="eager")
+    own = net()
+    own.compile(backend="eager")
+    function = net()
+    function.head.forward = torch.compile(function.head.forward, backend="eager")
+    for one in (torch.compile(model, backend="eager"), inner, own, function):
+        with pytest.raises(embgrad.UnsupportedError, match=r"is compiled by torch.compile.*train the plain"):  # noqa: SIM117
+            with embgrad.capture(one):
+                pass
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("whole", [True, False])
+def test_models_of_torchscript_are_refused(whole: bool) -> None:
+    class Plain(nn.Sequential):
+        pass
+
+    model = Plain(nn.Embedding(VOCAB, 4), nn.Linear(4, 3))
+    if whole:
+        scripted = torch.jit.trace(model, BATCHES[0])
+    else:
+        scripted, model[1] = model, torch.jit.script(model[1])
+    named = "'TopLevelTracedModule'" if whole else "'1'"
+    message = (
+        rf"^{named} is a TorchScript module, whose calls cannot be listened to: give the torch\.nn\.Module that it was"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(scripted):
+        raise AssertionError("it is not opened")
+
+
+def test_replicas_on_several_devices_are_refused() -> None:
+    """On this machine there may be none: what it would be told of two."""
+    replicated = nn.DataParallel(net())
+    replicated.device_ids = [0, 1]
+    message = (
+        "the model is replicated on 2 devices by DataParallel, and its replicas run in other threads: expected one device; "
+        r"capture model\.module"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(replicated):
+        raise AssertionError("it is not opened")
+    with embgrad.capture(replicated.module) as tap:
+        replicated.module(BATCHES[0]).sum().backward()
+    assert tap.count == 1
+
+
+def test_reentrant_checkpoints_whose_gradients_cannot_be_told() -> None:
+    class Held:
+        """No tensor is looked for in it."""
+
+        def __init__(self, logits: Any) -> None:
+            self.logits = logits
+
+    class Holding(Net):
+        def forward(self, input_ids: Any) -> Any:
+            return Held(super().forward(input_ids))
+
+    model = net(Holding, reentrant=True)
+    message = (
+        r"the points \['layers\.1:output#0'\] lie in a gradient checkpoint with use_reentrant=True, and the model returned no "
+        "tensor whose gradient would tell of the backward pass: expected use_reentrant=False"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
+        model(BATCHES[0])
+    model.reentrant = False
+    with embgrad.capture(model, at="layer.1") as tap:
+        model(BATCHES[0]).logits.sum().backward()
+    assert tap.count == 1
+
+    model = net(reentrant=True).eval()
+    message = (
+        r"a gradient checkpoint with use_reentrant=True runs Layer again, and 2 forward passes gave it the same values, so that "
+        "its gradient cannot be told among them: expected use_reentrant=False"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
+        (model(BATCHES[0]).sum() + model(BATCHES[0]).square().sum()).backward()
+
+
+def compiled_by(runs: list[int]) -> Any:
+    def backend(graph: Any, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            runs.append(1)
+            return graph(*args)
+
+        return run
+
+    return lambda function: torch.compile(function, backend=backend)
+
+
+def test_compiled_functions_inside_a_model_stay_compiled_or_are_refused() -> None:
+    runs: list[int] = []
+    bend = compiled_by(runs)(lambda hidden: hidden.tanh() * 2)
+    whole = compiled_by(runs)(lambda net, ids: net.head(net.table(ids).mean(1)))
+
+    class Part(Net):
+        def forward(self, input_ids: Any) -> Any:
+            return self.head(bend(self.table(input_ids)).mean(1))
+
+    class Whole(Net):
+        def forward(self, input_ids: Any) -> Any:
+            return whole(self, input_ids)
+
+    for at in ("word", "head"):
+        model, runs[:] = net(Part), []
+        with embgrad.capture(model, at=at) as tap:
+            model(BATCHES[0]).sum().backward()
+        assert tap.count == 1
+        assert len(runs) == int(at == "head" or not IS_OLD)  # PyTorch 2.6 compiles nothing while functions are watched
+        model = net(Whole)
+        with pytest.raises(embgrad.UnsupportedError, match=r"inside a function that torch.compile compiles"):  # noqa: SIM117
+            with embgrad.capture(model, at=at):
+                model(BATCHES[0])
+        assert not torch.overrides._get_current_function_mode_stack()
+    step = compiled_by(runs)(lambda net, ids: net(ids).sum())
+    model = net()
+    with pytest.raises(embgrad.UnsupportedError, match=r"inside a function that torch.compile compiles"):  # noqa: SIM117
+        with embgrad.capture(model):
+            step(model, BATCHES[0])
+
+
+def test_bags_and_views_that_cannot_be_heard() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.EmbeddingBag(VOCAB, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.table(x))
+
+    model = net(Bag)
+    with pytest.raises(embgrad.UnsupportedError, match=r"so that there is no gradient at each position"):  # noqa: SIM117
+        with embgrad.capture(model):
+            model(BATCHES[0])
+    with embgrad.capture(model, at="head") as tap:
+        model(BATCHES[0]).sum().backward()
+    assert tap.count == 1
+    assert not torch.overrides._get_current_function_mode_stack()
+
+    class View(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat = nn.Flatten(0, 1)
+
+        def forward(self, input_ids: Any) -> Any:
+            flat = self.flat(self.table(input_ids))
+            flat *= 2
+            return self.head(flat)
+
+    model = net(View)
+    with (
+        pytest.raises(embgrad.UnsupportedError, match=r"'flat:output#0' shares its memory with another"),
+        embgrad.capture(model, at="flat"),
+    ):
+        model(BATCHES[0]).sum().backward()
+    model.zero_grad()
+    with embgrad.capture(model) as tap:
+        model(BATCHES[0]).sum().backward()
+    np.testing.assert_allclose(tap.sum().to_dense(), model.table.weight.grad.numpy(), rtol=1e-6)
+
+
+def test_a_part_that_gives_what_it_was_given_has_its_own_share() -> None:
+    class Passing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.inner, self.same = nn.Embedding(VOCAB, 4), nn.Linear(4, 4), nn.Identity()
+
+        def forward(self, x: Any) -> Any:
+            hidden = self.inner(self.table(x))
+            return hidden + 2 * self.same(hidden)
+
+    for at, factor in (("inner", 3), ("same", 2), ("same:input", 2)):
+        model, alone = net(Passing), net(Passing)
+        alone(BATCHES[0]).sum().backward()
+        with embgrad.capture(model, at=at) as tap:
+            model(BATCHES[0]).sum().backward()
+        np.testing.assert_array_equal(tap.steps[0].values, factor)
+        for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+
+
+def test_lookups_inside_checkpoints() -> None:
+    class Inside(Net):
+        def forward(self, input_ids: Any) -> Any:
+            lever = torch.zeros(1).requires_grad_()
+            return self.head(
+                checkpoint(lambda x, y: self.table(x) + y, input_ids, lever, use_reentrant=self.reentrant).mean(1)
+            )
+
+    model = net(Inside, reentrant=False)
+    model.zero_grad()
+    with embgrad.capture(model) as tap:
+        model(BATCHES[0]).sum().backward()
+    np.testing.assert_allclose(tap.sum().to_dense(), model.table.weight.grad.numpy(), rtol=1e-6)
+    model.table.requires_grad_(False)
+    with (
+        pytest.raises(embgrad.UnsupportedError, match="in a frozen table is made inside a gradient checkpoint"),
+        embgrad.capture(model),
+    ):
+        model(BATCHES[0])
+    model.reentrant = True
+    with (
+        pytest.raises(embgrad.UnsupportedError, match=r"use_reentrant=True.*expected use_reentrant=False"),
+        embgrad.capture(model),
+    ):
+        model(BATCHES[0])
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_a_model_in_a_checkpoint_of_the_users(around: bool) -> None:
+    model, alone = net(), net()
+    results = []
+    for one in (alone, model):
+        torch.manual_seed(3)
+        with contextlib.ExitStack() as stack:
+            tap = stack.enter_context(embgrad.capture(one, at="layer.1")) if one is model else None
+            for ids in BATCHES:
+                loss = checkpoint(one, ids, use_reentrant=False).square().sum() if around else one(ids).square().sum()
+                loss.backward()
+        results.append(tap)
+    assert results[1] is not None
+    assert results[1].count == 4
+    for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "Llama"])
+def test_training_models_of_transformers(name: str, reentrant: bool | None) -> None:
+    one = ARCHITECTURES[name]
+    heard: dict[str, Any] = {}
+    models = []
+    for captured in (False, True):
+        model = one.build().train()
+        if reentrant is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        optimiser = torch.optim.SGD(model.parameters(), 0.01)
+        torch.manual_seed(7)
+        with contextlib.ExitStack() as stack:
+            if captured:
+                heard = {
+                    at: stack.enter_context(embgrad.capture(model, at=at)) for at in ("word", "layer.0", "layer.-1")
+                }
+            for _ in range(2):
+                optimiser.zero_grad()
+                model(**native(one.batch())).last_hidden_state.square().mean().backward()
+                own = model.get_input_embeddings().weight.grad.numpy().copy()
+                optimiser.step()
+        models.append(model)
+    expect_same_weights(*models)
+    assert [tap.count for tap in heard.values()] == [2, 2, 2]
+    kept = np.arange(40) != (model.get_input_embeddings().padding_idx or 0)
+    last = heard["word"].steps[1].table().to_dense()
+    np.testing.assert_allclose(last[kept], own[kept], rtol=1e-9, atol=1e-12)
+    assert heard["word"].steps[0].mask is not None
+    assert heard["layer.-1"].steps[0].values.any()
+
+
+def test_wrong_names_are_told_on_entry() -> None:
+    with pytest.raises(embgrad.UnknownPointError, match=r"Did you mean 'layers\.1'"):
+        embgrad.capture(net(), at="layrs.1")
+    model = net()
+    with pytest.raises(embgrad.UnknownPointError, match="has 3 layers"), embgrad.capture(model, at="layer.7"):
+        model(BATCHES[0])
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Wrapper(nn.Module):
+    """As a LightningModule: `training_step` calls a child, and `forward` is for who predicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = net()
+
+    def forward(self, input_ids: Any) -> Any:
+        return self.model(input_ids)
+
+    def training_step(self, input_ids: Any) -> Any:
+        return self.model(input_ids).square().sum()
+
+
+WRAPPED = (
+    "the forward of Wrapper was never called while the capture was open, and that of its child 'model' was: capture that child, "
+    "as in embgrad.capture(model.model)"
+)
+
+
+def test_a_wrapper_whose_forward_is_not_called_is_named_with_the_child_that_was() -> None:
+    wrapper = Wrapper()
+    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(wrapper):
+        wrapper.training_step(BATCHES[0]).backward()
+    assert caught.value.message == WRAPPED
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in wrapper.modules())
+    with embgrad.capture(wrapper.model) as tap:
+        wrapper.training_step(BATCHES[0]).backward()
+    assert tap.count == 1
+    with embgrad.capture(wrapper) as tap, torch.no_grad():  # no gradient was computed
+        wrapper.training_step(BATCHES[0])
+    assert tap.count == 0
+
+
+@pytest.mark.skipif(IS_OLD, reason="this version of PyTorch does not tell of compiled calls")
+def test_a_wrappers_child_is_named_where_something_else_is_compiled() -> None:
+    wrapper = Wrapper()
+    doubled = torch.compile(lambda x: x * 2, backend="eager")
+    doubled(torch.ones(2))
+    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(wrapper):
+        doubled(wrapper.training_step(BATCHES[0])).backward()
+    assert caught.value.message == WRAPPED
+
+
+def test_a_wrapper_that_is_called_is_captured() -> None:
+    wrapper = Wrapper()
+    with embgrad.capture(wrapper) as tap:
+        wrapper.training_step(BATCHES[0]).backward()
+        wrapper(BATCHES[0]).sum().backward()
+    assert tap.count == 1

@@ -1,0 +1,457 @@
+"""Any model of the user's: the gradient at the lookup against float64 finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import embgrad
+from tests.frameworks.torch.checks import IDS, VOCAB, finite_differences, own_gradient, tensor
+
+
+class Net(nn.Module):
+    """Embedding, something, mean, linear."""
+
+    def __init__(self, between: Callable[[Any, Any], Any] | None = None, **embedding: Any) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4, **embedding)
+        self.inner = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+        self.between = between or (lambda net, rows: net.inner(rows).tanh())
+
+    def look_up(self, x: Any) -> Any:
+        return self.table(x)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.between(self, self.look_up(x)).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: str, *, time_major: bool = False, packed: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4)
+        self.recurrent = getattr(nn, kind)(
+            4, 3, num_layers=2, bidirectional=True, batch_first=not time_major, dropout=0.3
+        )
+        self.head = nn.Linear(6, 3)
+        self.time_major, self.packed = time_major, packed
+
+    def forward(self, x: Any, lengths: Any) -> Any:
+        rows = self.table(x.T if self.time_major else x)
+        if self.packed:
+            rows = nn.utils.rnn.pack_padded_sequence(rows, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            states = nn.utils.rnn.pad_packed_sequence(self.recurrent(rows)[0], batch_first=True)[0]
+        else:
+            states = self.recurrent(rows)[0]
+        return self.head(states.amax(0 if self.time_major else 1))
+
+
+class Convolutional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"words": nn.Embedding(VOCAB, 4), "conv": nn.Conv1d(4, 5, 2)})
+        self.norm = nn.BatchNorm1d(5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, tokens: Any) -> Any:
+        rows = self.body["words"](tokens).transpose(1, 2)
+        return self.head(self.norm(self.body["conv"](rows)).relu().amax(2))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.place = nn.Embedding(VOCAB, 4), nn.Parameter(torch.randn(8, 4))
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
+        rows = self.word(input_ids) * 2 + self.place[torch.arange(input_ids.shape[1])]
+        hidden = None if attention_mask is None else attention_mask == 0
+        return self.head(self.encoder(rows, src_key_padding_mask=hidden)[:, 0])
+
+
+class Bare(nn.Module):
+    """A bare parameter and a functional call."""
+
+    def __init__(self, look_up: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.words = nn.Parameter(torch.randn(VOCAB, 4))
+        self.head = nn.Linear(4, 3)
+        self.look_up = look_up
+
+    def forward(self, ids: Any) -> Any:
+        return self.head(self.look_up(self.words, ids).tanh().mean(1))
+
+
+class Bag(nn.Module):
+    def __init__(self, *, flat: bool = False, weighted: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(VOCAB, 4, **options)
+        self.head = nn.Linear(4, 3)
+        self.flat, self.weighted = flat, weighted
+
+    def forward(self, x: Any) -> Any:
+        if self.weighted:
+            return self.head(
+                self.bag(x, per_sample_weights=torch.linspace(-1, 2, x.numel()).view_as(x).double()).tanh()
+            )
+        if self.flat:
+            return self.head(self.bag(x.flatten(), torch.arange(0, x.numel(), x.shape[1])).tanh())
+        return self.head(self.bag(x).tanh())
+
+
+def in_place(net: Any, rows: Any) -> Any:
+    rows *= 3
+    rows[:, 0] += 1
+    return net.inner(rows).tanh()
+
+
+def without_gradient(net: Any, x: Any) -> Any:
+    with torch.no_grad():
+        return net.table(x)
+
+
+def under_inference(net: Any, x: Any) -> Any:
+    with torch.inference_mode():
+        return net.table(x)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "lstm": (lambda: Recurrent("LSTM"), "table"),
+    "gru, time-major": (lambda: Recurrent("GRU", time_major=True), "table"),
+    "rnn, packed": (lambda: Recurrent("RNN", packed=True), "table"),
+    "convolution": (Convolutional, "body.words"),
+    "transformer": (Transformer, "word"),
+    "written in place": (lambda: Net(in_place), "table"),
+    "padding_idx": (lambda: Net(padding_idx=4), "table"),
+    "sparse": (lambda: Net(sparse=True), "table"),
+    "scale_grad_by_freq": (lambda: Net(scale_grad_by_freq=True), "table"),
+    "functional": (lambda: Bare(lambda w, ids: functional.embedding(ids, w)), "words"),
+    "torch.embedding": (lambda: Bare(torch.embedding), "words"),
+    "aten": (lambda: Bare(torch.ops.aten.embedding.default), "words"),
+    "indexed": (lambda: Bare(lambda w, ids: w[ids]), "words"),
+    "indexed with more axes": (lambda: Bare(lambda w, ids: w[ids, :]), "words"),
+    "index_select": (lambda: Bare(lambda w, ids: w.index_select(0, ids.flatten()).view(*ids.shape, -1)), "words"),
+    "a function's index_select": (
+        lambda: Bare(lambda w, ids: torch.index_select(w, 0, ids.flatten()).view(2, 4, 4)),
+        "words",
+    ),
+    "the parameter's data": (lambda: Bare(lambda w, ids: w.data[ids]), "words"),
+    "flattened": (lambda: Bare(lambda w, ids: functional.embedding(ids.reshape(-1), w).view(*ids.shape, -1)), "words"),
+    "a bag, summed": (lambda: Bag(mode="sum"), "bag"),
+    "a bag, averaged, without padding": (lambda: Bag(mode="mean", padding_idx=15), "bag"),
+    "a bag, maximum": (lambda: Bag(mode="max", padding_idx=-VOCAB), "bag"),
+    "a bag, flat": (lambda: Bag(mode="mean", flat=True), "bag"),
+    "a bag, weighted": (lambda: Bag(mode="sum", weighted=True, padding_idx=6, sparse=True), "bag"),
+    "sequential": (lambda: nn.Sequential(nn.Embedding(VOCAB, 3), nn.Tanh(), nn.Flatten(1), nn.Linear(12, 3)), "0"),
+    "wrapped": (lambda: Wrapper(Wrapper(Convolutional())), "inner.inner.body.words"),
+    "data parallel": (lambda: nn.DataParallel(Net()), "module.table"),
+}
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+def test_a_wrapper_that_takes_names_alone() -> None:
+    class Named(Wrapper):
+        def forward(self, **kwargs: Any) -> Any:
+            return self.inner(**kwargs)
+
+    model = Transformer().double().eval()
+    for batch in (
+        IDS,
+        {"input_ids": IDS, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]]), "token_type_ids": IDS},
+    ):
+        expected = embgrad.gradients(model, batch, embgrad.Logit(1))
+        result = embgrad.gradients(Named(Named(model)), batch, embgrad.Logit(1))
+        np.testing.assert_array_equal(result.values, expected.values)
+        assert result.provenance["path"] == "inner.inner.word#0"
+        assert result.provenance["unused"] == expected.provenance["unused"]
+
+
+def test_a_wrapper_that_takes_no_names() -> None:
+    class Placed(Wrapper):
+        def forward(self, *args: Any) -> Any:
+            return self.inner(*args)
+
+    class Typed(Transformer):
+        def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+            return super().forward(input_ids, attention_mask) * token_type_ids.sum(1, keepdim=True)
+
+    model, types = Typed().double().eval(), np.array([[0, 0, 1, 1], [0, 1, 1, 1]])
+    for batch in (
+        {"input_ids": IDS, "token_type_ids": types},
+        {"input_ids": IDS, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]]), "token_type_ids": types},
+    ):
+        expected = embgrad.gradients(model, batch, embgrad.Logit(1))
+        result = embgrad.gradients(Placed(Placed(model)), batch, embgrad.Logit(1))
+        np.testing.assert_array_equal(result.values, expected.values)
+        assert result.provenance["unused"] == expected.provenance["unused"]
+
+
+def test_a_bag_that_scales_its_table() -> None:
+    torch.manual_seed(0)
+    model = Bag(mode="mean", max_norm=1.0).double()
+    before, version = model.bag.weight.detach().clone(), model.bag.weight._version
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+    assert [point.name for point in embgrad.points(model, IDS) if point.lookup] == ["bag#0"]
+    assert torch.equal(model.bag.weight, before)
+    assert model.bag.weight._version == version
+    assert np.linalg.norm(before.numpy()[IDS], axis=-1).max() > 1.1
+    assert np.linalg.norm(result.activations, axis=-1).max() <= 1
+    model(tensor())  # PyTorch's own call scales it, for good
+    model.bag.max_norm = None
+    expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.bag.weight)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gradient_at_the_lookup(name: str) -> None:
+    torch.manual_seed(0)
+    build, path = MODELS[name]
+    model = build().double().eval()
+    table = model.get_parameter(path if hasattr(model, "words") else f"{path}.weight")
+    kwargs = {"lengths": torch.full((2,), 4)} if isinstance(model, Recurrent) else {}
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+    expected = finite_differences(lambda: model(tensor(), **kwargs)[:, 1].sum(), table)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_array_equal(result.activations, table.detach().numpy()[IDS])
+    assert result.provenance["path"] == f"{path}#0"
+    assert np.abs(result.values).max() > 1e-3
+
+
+@pytest.mark.parametrize("look_up", [without_gradient, under_inference])
+def test_a_lookup_made_without_gradients_inside_the_model(look_up: Any) -> None:
+    torch.manual_seed(0)
+    model = Net(sparse=True).double().eval()
+    expected = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    model.look_up = lambda x: look_up(model, x)
+    np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Logit(1)).values, expected)
+
+
+class Tuple(NamedTuple):
+    hidden: Any
+    logits: Any
+
+
+@dataclass
+class Data:
+    logits: Any
+    hidden: Any
+
+
+@pytest.mark.parametrize(
+    ("wrap", "output"),
+    [
+        (lambda hidden, logits: {"logits": logits, "hidden": hidden}, None),
+        (lambda hidden, logits: Tuple(hidden, logits), None),
+        (lambda hidden, logits: Data(logits, hidden), "logits"),
+        (lambda hidden, logits: (hidden, logits), "1"),
+        (lambda hidden, logits: {"all": [hidden, {"last": logits}]}, "all.1.last"),
+    ],
+)
+def test_what_a_model_returns(wrap: Any, output: str | None) -> None:
+    class Returning(Net):
+        def forward(self, x: Any) -> Any:
+            hidden = self.inner(self.table(x)).tanh()
+            return wrap(hidden, self.head(hidden.mean(1)))
+
+    torch.manual_seed(0)
+    model = Returning().double()
+    plain = Net().double()
+    plain.load_state_dict(model.state_dict())
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1, output=output))
+    np.testing.assert_array_equal(result.values, embgrad.gradients(plain, IDS, embgrad.Logit(1)).values)
+
+
+class Siamese(nn.Module):
+    """One encoder over two sentences; the second's ids are an input of another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Net().double()
+
+    def forward(self, input_ids: Any, other_ids: Any) -> Any:
+        return (self.encoder(input_ids) * self.encoder(other_ids)).sum(1)
+
+
+def test_siamese_twins_share_a_table() -> None:
+    torch.manual_seed(0)
+    model = Siamese()
+    others = torch.tensor([[7, 8, 10, 11], [12, 13, 14, 16]])
+    batch = {"input_ids": IDS, "other_ids": others}
+    expected = finite_differences(lambda: model(tensor(), others).sum(), model.encoder.table.weight)
+    np.testing.assert_allclose(embgrad.gradients(model, batch, embgrad.Sum()).values, expected, rtol=1e-6, atol=1e-8)
+    both = embgrad.gradients(model, batch, embgrad.Sum(), at=["word", "encoder.table#1"])
+    np.testing.assert_allclose(both["word"].values, expected, rtol=1e-6, atol=1e-8)
+    second = finite_differences(lambda: model(tensor(), others).sum(), model.encoder.table.weight, others.numpy())
+    np.testing.assert_allclose(both["encoder.table#1"].values, second, rtol=1e-6, atol=1e-8)
+
+
+class TwoTables(nn.Module):
+    """Two tables for the ids, as where one of them is frozen."""
+
+    def __init__(self, *, shared: bool) -> None:
+        super().__init__()
+        self.learned, self.fixed = nn.Embedding(VOCAB, 4), nn.Embedding(VOCAB, 4)
+        if shared:
+            self.fixed.weight = self.learned.weight
+        self.fixed.requires_grad_(False)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.learned(x).mean(1) + self.fixed(x).tanh().mean(1))
+
+
+def test_two_tables_each_have_their_own_gradient() -> None:
+    torch.manual_seed(0)
+    model = TwoTables(shared=False).double()
+    with pytest.raises(embgrad.AmbiguousPointError, match=r"word#0 = learned#0 .*word#1 = fixed#0"):
+        embgrad.gradients(model, IDS, embgrad.Logit(1))
+    results = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["learned", "fixed"])
+    for name, table in (("learned", model.learned), ("fixed", model.fixed)):
+        expected = finite_differences(lambda: model(tensor())[:, 1].sum(), table.weight)
+        np.testing.assert_allclose(results[name].values, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_table_that_two_modules_share_has_two_occurrences() -> None:
+    torch.manual_seed(0)
+    model = TwoTables(shared=True).double()
+    results = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["learned#0", "learned#1"])
+    total = finite_differences(lambda: model(tensor())[:, 1].sum(), model.learned.weight)
+    assert not np.allclose(results["learned#0"].values, results["learned#1"].values)
+    np.testing.assert_allclose(sum(result.values for result in results.values()), total, rtol=1e-6, atol=1e-8)
+
+
+class Tied(Net):
+    """The table is also the head."""
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(self.table(x)).tanh().mean(1) @ self.table.weight.T
+
+
+def test_a_tied_head_is_no_part_of_the_gradient() -> None:
+    torch.manual_seed(0)
+    model = Tied().double()
+    head = model.table.weight.detach().clone()
+    expected = finite_differences(
+        lambda: (model.inner(model.table(tensor())).tanh().mean(1) @ head.T)[:, 1].sum(), model.table.weight
+    )
+    np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Logit(1)).values, expected, rtol=1e-6, atol=1e-8)
+
+
+class Projected(Net):
+    """The table is computed from another, smaller one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.up = nn.Embedding(VOCAB, 2), nn.Linear(2, 4)
+
+    def look_up(self, x: Any) -> Any:
+        return functional.embedding(x, self.up(self.small(torch.arange(VOCAB))))
+
+
+def test_a_computed_table_hides_no_lookup_below_it() -> None:
+    torch.manual_seed(0)
+    model = Projected().double()
+    with torch.no_grad():
+        computed = nn.Parameter(model.up(model.small.weight))
+    plain = Net().double()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    plain.table.weight = computed
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+    assert result.provenance["path"] == "lookup#0"
+    np.testing.assert_allclose(
+        result.values, finite_differences(lambda: plain(tensor())[:, 1].sum(), computed), atol=1e-8
+    )
+    points = embgrad.points(model, IDS)
+    assert [point.name for point in points if point.lookup] == ["small#0", "lookup#0"]
+    request = embgrad.Request(("small#0", "word"), lambda outputs: [{None: np.ones_like(outputs[None])}], (None,))
+    run = embgrad.list_backends()["torch"].run(model, embgrad.TokenBatch(IDS), request)
+    below = own_gradient(lambda: model(tensor()).sum(), model.small.weight, np.arange(VOCAB)[:, None])[:, 0]
+    np.testing.assert_allclose(run.points["small#0"].gradients[0], below, atol=1e-12)
+    assert run.points["word"].gradients[0] is not None
+
+
+def test_rows_picked_out_of_activations_are_no_lookup() -> None:
+    class Picking(Net):
+        def forward(self, x: Any) -> Any:
+            states = self.inner(self.table(x)).tanh().reshape(-1, 4)
+            return self.head(states[torch.tensor([-1, 0])])
+
+    torch.manual_seed(0)
+    model = Picking().double()
+    assert [point.name for point in embgrad.points(model, IDS) if point.lookup] == ["table#0"]
+    expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    request = embgrad.Request(("word",), embgrad.NativeObjective(lambda logits: logits[:, 1], scalar=False))
+    run = embgrad.list_backends()["torch"].run(model, embgrad.TokenBatch(IDS), request)
+    np.testing.assert_allclose(run.points["word"].gradients[0], expected, rtol=1e-6, atol=1e-8)
+
+
+def test_indices_of_a_bare_table_may_count_from_the_end() -> None:
+    class FromTheEnd(Bare):
+        def __init__(self) -> None:
+            super().__init__(lambda w, ids: w[ids])
+            self.places = nn.Parameter(torch.randn(6, 4))
+
+        def forward(self, ids: Any) -> Any:
+            return self.head((self.words[ids] + self.places[torch.arange(-ids.shape[1], 0)]).tanh().mean(1))
+
+    model = FromTheEnd().double()
+    places = [point for point in embgrad.points(model, IDS) if point.lookup and "word" not in point.roles]
+    assert [point.name for point in places] == ["places#0"]
+    np.testing.assert_array_equal(places[0].lookup.indices, [2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("kind", ["parts", "odd call"])
+def test_a_model_that_the_user_calls(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Net().double()
+    if kind == "parts":
+        result = embgrad.gradients(
+            [model.table, nn.Sequential(model.inner, nn.Tanh()), model.head],
+            IDS,
+            embgrad.Logit(1),
+            call=lambda parts, ids: parts[2](parts[1](parts[0](ids)).mean(1)),
+        )
+        assert result.provenance["path"] == "0#0"
+    else:
+        seen = {}
+
+        def call(net: Any, inputs: Any) -> Any:
+            seen.update(inputs)
+            return net(inputs["input_word_ids"] * 1)
+
+        result = embgrad.gradients(model, {"input_word_ids": IDS}, embgrad.Logit(1), call=call)
+        assert seen["input_word_ids"].dtype == torch.int32
+        assert list(seen) == ["input_word_ids"]
+    expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-8)
+
+
+class Indexed(Net):
+    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+        rows = self.inner(self.table(input_ids)).tanh()
+        return self.head(torch.stack([one[real].mean(0) for one, real in zip(rows, attention_mask, strict=True)]))
+
+
+def test_a_mask_of_booleans_stays_one() -> None:
+    model, mask = Indexed().double(), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]) == 1
+    result = embgrad.gradients(model, {"input_ids": tensor(), "attention_mask": mask}, embgrad.Sum())
+    expected = finite_differences(lambda: model(tensor(), mask).sum(), model.table.weight)
+    np.testing.assert_allclose(result.values, expected, atol=1e-8)
+    assert result.pad_leak == 0

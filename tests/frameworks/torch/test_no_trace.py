@@ -1,0 +1,352 @@
+"""No public function leaves a trace in nets with everything that has a state, nor keeps the user's own hooks from their calls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import embgrad
+from embgrad.testing.calls import CALLS, Asked
+from embgrad.testing.examples import EXAMPLES, VOCAB, example_batch
+from embgrad.testing.leaving import Trial
+from embgrad.testing.snapshot import different
+from tests.contract.conformance.harness_torch import Harness, Telling
+
+LABELS = np.array([2, 0, 1])
+WIDTH = 8
+
+
+class Layer(nn.Module):
+    """A layer that writes to its buffers, lists, dicts and attributes at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.recurrent = nn.GRU(WIDTH, WIDTH, batch_first=True, bidirectional=False)
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("cache", torch.zeros(EXAMPLES, WIDTH), persistent=False)
+        self.seen: list[Any] = []
+        self.kept: dict[str, Any] = {"a list": [1, 2]}
+        self.last: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.cache[: len(x)] = x.detach().mean(1)
+        self.seen.append(x)
+        self.kept["x"], self.last = x, x
+        states = self.recurrent(self.norm(x.transpose(1, 2)).transpose(1, 2))[0]
+        return x + self.dropout(states.tanh())
+
+
+class Net(nn.Module):
+    """A table that scales its rows, layers, a frozen part, a head whose weight is normed by a parametrization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, WIDTH, max_norm=1.5)
+        self.layers = nn.ModuleList([Layer() for _ in range(3)])
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.head = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 3))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.table(input_ids)
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden)
+            if number == 0:
+                hidden = Telling.apply(hidden)
+        return self.head(self.frozen(hidden).mean(1))
+
+
+def everything() -> nn.Module:
+    return in_use(Net().double())
+
+
+def bert() -> nn.Module:
+    """Hugging Face's, interrupted by a hook of the user's."""
+    config = transformers.BertConfig(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=3,
+    )
+    model = transformers.BertForSequenceClassification(config)
+
+    def telling(module: Any, given: Any) -> Any:
+        return (Telling.apply(given[0]), *given[1:])
+
+    model.bert.encoder.layer[1].register_forward_pre_hook(telling)
+    return in_use(model)
+
+
+def nothing(*_: Any) -> None:
+    """A hook that does nothing."""
+
+
+def in_use(model: nn.Module) -> nn.Module:
+    """In both modes at once, with gradients in some buffers, and hooks of every kind."""
+    model.eval()
+    modules, parameters = list(model.modules()), list(model.parameters())
+    modules[-1].train()
+    for number, parameter in enumerate(parameters):
+        if parameter.requires_grad and number % 2 == 0:
+            parameter.grad = torch.full_like(parameter, 0.5)
+        if parameter.requires_grad and number % 3 == 0:
+            parameter.register_hook(nothing)
+            parameter.register_post_accumulate_grad_hook(nothing)
+    for module in modules[1::2]:
+        module.register_forward_pre_hook(nothing)
+        module.register_forward_hook(nothing, always_call=True)
+        module.register_full_backward_pre_hook(nothing)
+        module.register_full_backward_hook(nothing)
+    model.register_state_dict_post_hook(nothing)
+    return model
+
+
+def logits_of(outputs: Any) -> torch.Tensor:
+    return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+
+
+def step(model: nn.Module, ids: np.ndarray, labels: np.ndarray) -> None:
+    """One that changes no weight."""
+    optimiser = torch.optim.SGD(model.parameters(), 0.0)
+    optimiser.zero_grad()
+    nn.functional.cross_entropy(logits_of(model(torch.tensor(ids))), torch.tensor(labels)).backward()
+    optimiser.step()
+
+
+def trial(model: nn.Module, around: Callable[[], Any] = nullcontext) -> Trial:
+    asked = Asked(model, example_batch(), LABELS, lambda outputs: logits_of(outputs)[:, 1], step)
+    return Trial(asked, partial(Harness().state, model), Harness(), around)
+
+
+@pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # that a model with hooks runs without a trace
+@pytest.mark.parametrize("name", CALLS)
+def test_no_trace_of_a_call(name: str) -> None:
+    assert everything_left(trial(everything()), name) == []
+
+
+@pytest.mark.parametrize("name", ["gradients at points, with changes", "capture"])
+def test_no_trace_in_a_bert_of_hugging_faces(name: str) -> None:
+    assert everything_left(trial(bert()), name) == []
+
+
+def everything_left(tried: Trial, name: str) -> list[str]:
+    return [*tried.traces(CALLS[name]), *tried.traces_of_mistakes(CALLS[name])]
+
+
+AROUND: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "saved on the disk": lambda: torch.autograd.graph.save_on_cpu(),
+    "a device": lambda: torch.device("cpu"),
+    "a function mode": lambda: torch.overrides.BaseTorchFunctionMode(),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_no_trace_inside_of_the_users_own_contexts(around: str) -> None:
+    tried = trial(everything(), AROUND[around])
+    for name in ("gradients", "points"):
+        assert tried.traces(CALLS[name]) == []
+
+
+def test_no_trace_in_a_compiled_model() -> None:
+    tried = trial(torch.compile(everything(), backend="eager"))
+    for name in ("gradients", "gradients of a native objective", "points"):
+        assert tried.traces(CALLS[name]) == []
+
+
+Log = list[tuple[str, str]]
+
+#: Hooks of a module, by what registers them.
+OF_A_MODULE = (
+    "register_forward_pre_hook",
+    "register_forward_hook",
+    "register_full_backward_pre_hook",
+    "register_full_backward_hook",
+)
+#: Hooks of a parameter.
+OF_A_PARAMETER = ("register_hook", "register_post_accumulate_grad_hook")
+
+
+def told(model: nn.Module) -> Log:
+    """Which hooks are called from now on, on what: of every kind, on every module and trainable parameter."""
+    log: Log = []
+
+    def noting(kind: str, name: str) -> Callable[..., None]:
+        return lambda *_: log.append((kind, name))
+
+    for name, module in model.named_modules():
+        for kind in OF_A_MODULE:
+            getattr(module, kind)(noting(kind, name))
+    for name, parameter in model.named_parameters():
+        for kind in OF_A_PARAMETER if parameter.requires_grad else ():
+            getattr(parameter, kind)(noting(kind, name))
+    return log
+
+
+def taken(log: Log) -> Log:
+    """What was noted, which is noted no longer."""
+    noted = list(log)
+    log.clear()
+    return noted
+
+
+class Plain(nn.Module):
+    """Layers each of whose hooks is called in a backward pass, since each has an input that requires gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, WIDTH)
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True) for _ in range(3)])
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.table(input_ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden.mean(1))
+
+
+@pytest.fixture
+def hooked() -> tuple[nn.Module, Log, Callable[[], Log]]:
+    """A model with hooks, what they note, and what they note in the user's own pass."""
+    model = Plain().eval()
+    log = told(model)
+
+    def own() -> Log:
+        step(model, example_batch().ids, LABELS)
+        return taken(log)
+
+    return model, log, own
+
+
+def without(log: Log, *kinds: str) -> Log:
+    return [one for one in log if one[0] not in kinds]
+
+
+@pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
+@pytest.mark.parametrize("options", [{}, {"compile": True}, {"training": True}], ids=str)
+def test_hooks_are_called_as_in_the_users_own_pass(hooked: Any, options: dict[str, Any]) -> None:
+    """But those of parameters, whose gradients are not computed."""
+    model, log, own = hooked
+    expected = own()
+    assert {kind for kind, _ in expected} == {*OF_A_MODULE, *OF_A_PARAMETER}
+    embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS), **options)
+    assert taken(log) == without(expected, *OF_A_PARAMETER)
+    assert own() == expected
+
+
+def test_hooks_of_parameters_are_called_where_their_gradients_are_asked_for(hooked: Any) -> None:
+    model, log, own = hooked
+    expected = own()
+    embgrad.parameter_gradients(model, example_batch(), embgrad.CrossEntropy(LABELS))
+    assert taken(log) == without(expected, "register_post_accumulate_grad_hook")  # nothing is accumulated
+    assert own() == expected
+
+
+def test_hooks_in_a_captured_step(hooked: Any) -> None:
+    model, _, own = hooked
+    expected = own()
+    with embgrad.capture(model):
+        assert own() == expected
+    assert own() == expected
+
+
+def test_hooks_behind_a_point_are_called(hooked: Any) -> None:
+    model, log, own = hooked
+    expected = own()
+    embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS), at="layer.1")
+    found = taken(log)
+    found = [one for one in found if "backward" in one[0]]  # it looks for the point in a pass of its own
+    way = [one for one in expected if "backward" in one[0]]
+    assert way[: len(found)] == found
+    assert found[-1] == ("register_full_backward_pre_hook", "layers.1")
+    assert own() == expected
+
+
+@pytest.mark.parametrize("kind", OF_A_MODULE)
+def test_hooks_that_raise_are_called_no_further(hooked: Any, kind: str) -> None:
+    model, _, own = hooked
+    expected = own()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt("on purpose")
+
+    before = Harness().state(model)
+    hook = getattr(model.layers[1], kind)(interrupted)
+    with pytest.raises(KeyboardInterrupt, match="on purpose"):
+        embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS))
+    hook.remove()
+    assert different("", before, Harness().state(model)) == {}
+    assert own()[-1] == expected[-1]
+
+
+def test_a_graph_of_the_users_that_saved_a_buffer_is_still_good() -> None:
+    """The model wrote to the buffer again, and its numbers are what they were."""
+
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(VOCAB, WIDTH)
+            self.register_buffer("scale", torch.ones(WIDTH))
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            rows = self.table(input_ids)
+            self.scale.copy_(rows.detach().abs().mean((0, 1)))
+            return (rows * self.scale).sum(1)
+
+    model = Caching()
+    loss = model(torch.tensor(example_batch().ids)).sum()
+    embgrad.gradients(model, example_batch().ids + 1 - 2 * (example_batch().ids == VOCAB - 1), embgrad.Sum())
+    loss.backward()
+    expected = model.scale.detach().numpy()
+    np.testing.assert_array_equal(model.table.weight.grad[int(example_batch().ids[0, 0])], expected)
+
+
+def test_no_bert_is_imported_for_a_model_that_is_none() -> None:
+    """With transformers imported, asking it for a class would import the class's module, and with it TensorFlow."""
+    code = """
+import sys, torch, transformers, embgrad
+model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(8, 2))
+before = set(sys.modules)
+embgrad.gradients(model, [[1, 2]], embgrad.Sum())
+embgrad.parameter_gradients(model, [[1, 2]], embgrad.Sum())
+print(sorted({name.partition(".")[0] for name in set(sys.modules) - before} & {"transformers", "tensorflow", "mxnet", "scipy"}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_what_a_streams_source_draws_meanwhile_is_drawn() -> None:
+    """The source is read in another thread, and PyTorch has one generator for all threads."""
+
+    def source() -> Any:
+        for _ in range(150):
+            drawn.append(int(torch.randint(0, 2**40, (1,))))
+            yield example_batch()
+
+    model, expected = Net(), []
+    torch.manual_seed(0)
+    for _ in range(150):
+        expected.append(int(torch.randint(0, 2**40, (1,))))
+    drawn: list[int] = []
+    torch.manual_seed(0)
+    for _ in embgrad.stream(model, source(), embgrad.Sum(), ahead=2):
+        pass
+    assert drawn == expected

@@ -1,0 +1,180 @@
+"""Objects that people have in PyTorch: pipelines, encodings, nets that take one dict, and what `call=` is given."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, pipeline
+
+import embgrad
+from tests.frameworks.torch.checks import IDS, own_gradient
+
+TEXTS = ["a gripping film", "the plot is thin but gripping"]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.train_from_iterator(
+        TEXTS, trainers.WordPieceTrainer(vocab_size=40, special_tokens=SPECIAL, show_progress=False)
+    )
+    built.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=built, **names)
+
+
+@pytest.fixture
+def bert() -> Any:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    return BertForSequenceClassification(BertConfig(vocab_size=40, **sizes)).eval()
+
+
+# Pipelines
+
+
+@pytest.mark.parametrize("kind", ["text-classification", "feature-extraction"])
+def test_a_pipeline_is_its_model_with_its_tokenizer(bert: Any, tokenizer: PreTrainedTokenizerFast, kind: str) -> None:
+    pipe = pipeline(kind, model=bert, tokenizer=tokenizer, device="cpu")
+    result = embgrad.gradients(pipe, TEXTS, embgrad.CrossEntropy([0, 1]))
+    plain = embgrad.gradients(bert, TEXTS, embgrad.CrossEntropy([0, 1]), tokenizer=tokenizer)
+    np.testing.assert_array_equal(result.values, plain.values)
+    assert result.tokens == plain.tokens
+    assert result.provenance["model"] == plain.provenance["model"]
+    table = embgrad.table_gradients(pipe, TEXTS, embgrad.Logit(0))
+    np.testing.assert_array_equal(
+        table.total, embgrad.table_gradients(bert, plain_batch(tokenizer), embgrad.Logit(0)).total
+    )
+
+
+def plain_batch(tokenizer: PreTrainedTokenizerFast) -> embgrad.TokenBatch:
+    return embgrad.encode(TEXTS, tokenizer)
+
+
+# Encodings
+
+
+def test_an_encoding_keeps_its_tokens_and_words(bert: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    encoding = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    before = copy.deepcopy(dict(encoding))
+    result = embgrad.gradients(bert, encoding, embgrad.Logit(0))
+    assert result.tokens is not None
+    for number, tokens in enumerate(result.tokens):
+        assert list(tokens) == encoding.tokens(number)
+    texts = embgrad.gradients(bert, TEXTS, embgrad.Logit(0), tokenizer=tokenizer)
+    assert [word.text for word in result.words()[0]] == [word.text for word in texts.words()[0]]
+    np.testing.assert_array_equal(result.values, texts.values)
+    assert all(torch.equal(encoding[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("form", [dict, lambda encoding: encoding["input_ids"], lambda encoding: encoding])
+def test_a_tokenizer_beside_ids_names_them(bert: Any, tokenizer: PreTrainedTokenizerFast, form: Any) -> None:
+    encoding = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    result = embgrad.gradients(bert, form(encoding), embgrad.Logit(0), tokenizer=tokenizer)
+    assert result.tokens is not None
+    assert list(result.tokens[0]) == encoding.tokens(0)
+    plain = embgrad.gradients(bert, form(encoding), embgrad.Logit(0))
+    np.testing.assert_array_equal(result.values, plain.values)
+
+
+def test_a_tokenizer_that_has_no_such_id(bert: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    other = len(tokenizer)
+    bert.resize_token_embeddings(other + 8)  # a table is often longer than the vocabulary
+    message = f"the tokenizer, a {type(tokenizer).__name__}, has no token for the id {other}: expected the tokenizer that made"
+    with pytest.raises(embgrad.BatchError, match=message):
+        embgrad.gradients(bert, [[2, other]], embgrad.Logit(0), tokenizer=tokenizer)
+
+
+# Nets that take one dict
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(20, 6)
+        self.head = torch.nn.Linear(6, 3)
+        self.double().eval()
+
+    def read(self, features: dict[str, Any]) -> dict[str, Any]:
+        mask = features.get("attention_mask", torch.ones_like(features["input_ids"]))[..., None]
+        features["hidden"] = self.table(features["input_ids"]).tanh() * mask  # as sentence encoders do
+        features["logits"] = self.head(features["hidden"].sum(1))
+        return features
+
+
+class Annotated(Net):
+    def forward(self, input: dict[str, torch.Tensor], **kwargs: Any) -> dict[str, Any]:
+        return self.read(input)
+
+
+class Named(Net):
+    def forward(self, batch):  # type: ignore[no-untyped-def]
+        return self.read(batch)
+
+
+class Chained(torch.nn.Sequential):
+    """As a sentence encoder was before it had a `forward` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(Annotated())
+
+    @property
+    def table(self) -> Any:
+        return self[0].table
+
+
+@pytest.mark.parametrize("cls", [Annotated, Named, Chained])
+@pytest.mark.parametrize("wrap", [lambda net: net, torch.nn.DataParallel, lambda net: torch.nn.Sequential(net)])
+def test_a_net_that_takes_one_dict(cls: Any, wrap: Any) -> None:
+    net = cls()
+    native = {"input_ids": torch.tensor(IDS), "attention_mask": torch.tensor(MASK)}
+    loss = lambda: net(dict(native))["logits"][:, 1].sum()  # noqa: E731
+    result = embgrad.gradients(wrap(net), native, embgrad.Logit(1), check=True)
+    np.testing.assert_allclose(result.values, own_gradient(loss, net.table.weight, IDS), rtol=1e-12, atol=1e-15)
+    assert list(native) == ["input_ids", "attention_mask"]
+    assert result.provenance["unused"] == []
+
+
+def test_a_compiled_call_of_a_net_that_takes_one_dict(graphs: list[Any]) -> None:
+    net = Annotated()
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    plain = embgrad.gradients(net, batch, embgrad.Logit(1))
+    for _ in range(2):
+        kept = embgrad.gradients(net, batch, embgrad.Logit(1), compile=True)
+        np.testing.assert_allclose(kept.values, plain.values, rtol=1e-12)
+
+
+# What call= is given
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"input_ids": IDS},
+        {"input_ids": IDS, "attention_mask": MASK},
+        {"input_word_ids": IDS},
+        {"input_word_ids": IDS, "input_mask": MASK},
+        {"token_ids": IDS, "padding_mask": MASK},
+        {"token_ids": IDS, "position_ids": IDS},
+    ],
+)
+def test_call_gets_the_keys_that_were_given(batch: dict[str, Any]) -> None:
+    net, seen = Net(), []
+
+    def call(model: Any, inputs: Any) -> Any:
+        seen.append(dict(inputs))
+        return model.read({"input_ids": next(iter(inputs.values())).long()})["logits"]
+
+    embgrad.gradients(net, batch, embgrad.Logit(1), call=call)
+    assert all(list(inputs) == list(batch) for inputs in seen)
+    for name, value in batch.items():
+        np.testing.assert_array_equal(seen[0][name].numpy(), value)

@@ -1,0 +1,502 @@
+"""Weights that require gradients cost no memory for gradients that nobody asks for, and nothing in the model shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import embgrad
+from tests.frameworks.torch.checks import IDS, VOCAB, finite_differences, own_gradient, tensor
+
+OBJECTIVE = embgrad.Logit(1)
+
+
+class Net(nn.Module):
+    """Embedding, something, mean, linear; `between` sees the net and the rows."""
+
+    def __init__(self, between: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4)
+        self.inner = nn.Linear(4, 4)
+        self.other = nn.Parameter(torch.randn(4, 4))
+        self.scale = nn.Parameter(torch.rand(4) + 0.5)
+        self.norm = nn.LayerNorm(4)
+        self.recurrent = nn.LSTM(4, 4, batch_first=True, num_layers=2, bidirectional=True)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+        self.between = between
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.between(self, self.table(x)).mean(1))
+
+
+def net(between: Callable[[Any, Any], Any]) -> Net:
+    torch.manual_seed(0)
+    return Net(between).double().eval()
+
+
+def loss(model: nn.Module) -> Any:
+    return model(tensor())[:, 1].sum()
+
+
+def kept(run: Callable[[], Any]) -> int:
+    """How many bytes the graphs made meanwhile keep, each memory once."""
+    found: dict[int, int] = {}
+
+    def pack(one: Any) -> Any:
+        memory = one.untyped_storage()
+        found[memory.data_ptr()] = memory.nbytes()
+        held.append(one)  # so that no other memory gets the same place
+        return one
+
+    held: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+        run()
+    return sum(found.values())
+
+
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "linear": lambda net, rows: functional.linear(net.inner(rows).tanh(), net.other),
+    "norm": lambda net, rows: net.norm(rows) * net.scale,
+    "matmul": lambda net, rows: (net.scale * (rows @ net.other)) @ net.other,
+    "einsum": lambda net, rows: torch.einsum("bpd,de->bpe", rows, net.other).tanh(),
+    "addmm": lambda net, rows: torch.addmm(net.scale, rows.reshape(-1, 4), net.other).reshape(rows.shape).tanh(),
+    "recurrent": lambda net, rows: net.recurrent(rows)[0][..., :4],
+    "attention": lambda net, rows: net.attention(rows, rows, rows)[0],
+    "convolution": lambda net, rows: (
+        functional.conv1d(rows.transpose(1, 2), net.other[..., None]).transpose(1, 2).tanh()
+    ),
+    "view": lambda net, rows: (rows @ net.other.T).tanh(),
+    "checkpoint": lambda net, rows: checkpoint(lambda one: net.norm(net.inner(one).tanh()), rows, use_reentrant=False),
+    "reentrant": lambda net, rows: checkpoint(lambda one: net.norm(net.inner(one).tanh()), rows, use_reentrant=True),
+    "shared": lambda net, rows: net.inner(net.inner(rows).tanh()) + functional.linear(rows, net.inner.weight),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_exact(way: str) -> None:
+    model = net(WAYS[way])
+    given = embgrad.gradients(model, IDS, OBJECTIVE)
+    np.testing.assert_allclose(given.values, finite_differences(lambda: loss(model), model.table.weight), atol=1e-8)
+    if way != "reentrant":  # which the reference cannot do
+        own = own_gradient(lambda: loss(model), model.table.weight)
+        np.testing.assert_allclose(given.values, own, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("way", ["linear", "norm", "matmul", "einsum", "addmm", "shared"])
+def test_no_more_is_kept_than_with_frozen_weights(way: str) -> None:
+    model = net(WAYS[way])
+    trainable = kept(lambda: embgrad.gradients(model, IDS, OBJECTIVE))
+    by_hand = kept(lambda: loss(model))
+    model.requires_grad_(False)
+    assert trainable == kept(lambda: embgrad.gradients(model, IDS, OBJECTIVE))
+    assert by_hand > trainable
+
+
+def test_parameters_are_differentiated_where_they_are_asked_for() -> None:
+    model = net(WAYS["linear"])
+    asked = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    for name, gradient in zip(
+        ("inner.weight", "other", "head.bias"),
+        torch.autograd.grad(loss(model), (model.inner.weight, model.other, model.head.bias)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(asked[name], gradient.numpy(), rtol=1e-12)
+
+
+class Recomputed(torch.autograd.Function):
+    """A segment that is run again in the backward pass, as before there were checkpoints; it takes all gradients at once."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, weight: Any, swallowing: bool) -> Any:
+        ctx.save_for_backward(rows, weight)
+        ctx.swallowing = swallowing
+        return functional.linear(rows, weight).tanh()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        rows, weight = ctx.saved_tensors
+        with torch.enable_grad():
+            rows = rows.detach().requires_grad_()
+            again = functional.linear(rows, weight).tanh()
+            try:
+                return (*torch.autograd.grad(again, (rows, weight), gradient), None)
+            except:  # noqa: E722
+                if not ctx.swallowing:
+                    raise
+                return None, None, None
+
+
+@pytest.mark.parametrize("swallowing", [False, True])
+def test_a_function_that_differentiates_by_weights_in_its_backward_pass(swallowing: bool) -> None:
+    model = net(lambda model, rows: Recomputed.apply(rows, model.other, swallowing))
+    calls = []
+
+    def objective(logits: Any) -> Any:
+        calls.append(1)
+        return logits[:, 1]
+
+    own = own_gradient(lambda: loss(model), model.table.weight)
+    for asked in (OBJECTIVE, objective):
+        given = embgrad.gradients(model, IDS, asked)
+        np.testing.assert_allclose(given.values, own, rtol=1e-12, atol=1e-15)
+    assert len(calls) <= 2
+    np.testing.assert_allclose(own, finite_differences(lambda: loss(model), model.table.weight), atol=1e-8)
+
+
+class Tied(nn.Module):
+    """The head is the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4)
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return functional.linear(self.inner(self.table(x)).tanh().mean(1), self.table.weight)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_tied_table_gets_all_of_its_gradient(frozen: bool) -> None:
+    torch.manual_seed(0)
+    model = Tied().double()
+    (whole,) = torch.autograd.grad(loss(model), (model.table.weight,))
+    model.table.weight.requires_grad_(not frozen)
+    ledger = embgrad.table_gradients(model, IDS, OBJECTIVE)
+    np.testing.assert_allclose(ledger.total, whole.numpy(), rtol=1e-12)
+    assert model.table.weight.requires_grad is not frozen
+
+
+def _swallowed(model: Any, rows: Any) -> Any:
+    states = model.inner(rows).tanh()
+    try:
+        (inner,) = torch.autograd.grad(states.sum(), model.inner.weight, create_graph=True)
+    except:  # noqa: E722 - as such models do
+        inner = rows.new_zeros(4, 4)
+    return functional.linear(states, inner)
+
+
+def _missed(model: Any, rows: Any) -> Any:
+    states = model.inner(rows).tanh()
+    try:
+        (inner,) = torch.autograd.grad(states.sum(), model.inner.weight, create_graph=True)
+    except:  # noqa: E722
+        return None  # which no model can go on with
+    return functional.linear(states, inner)
+
+
+def _accumulated(model: Any, rows: Any) -> Any:
+    states = model.inner(rows).tanh()
+    states.sum().backward(create_graph=True, inputs=[model.inner.weight])
+    return functional.linear(states, model.inner.weight.grad)
+
+
+def _differentiated(model: Any, rows: Any) -> Any:
+    states = model.inner(rows).tanh()
+    (inner,) = torch.autograd.grad(states.sum(), [model.inner.weight], create_graph=True, allow_unused=True)
+    return states if inner is None else functional.linear(states, inner)
+
+
+@pytest.mark.parametrize("between", [_differentiated, _swallowed, _missed, _accumulated])
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_a_model_that_differentiates_by_its_weights_in_its_forward_pass(between: Callable[[Any, Any], Any]) -> None:
+    model = net(between)
+    given = embgrad.gradients(model, IDS, OBJECTIVE)
+    model.zero_grad()
+    own = own_gradient(lambda: loss(model), model.table.weight)
+    model.zero_grad()
+    np.testing.assert_allclose(given.values, own, rtol=1e-10, atol=1e-14)
+    hidden = embgrad.gradients(model, IDS, OBJECTIVE, at="table")
+    np.testing.assert_array_equal(hidden.values, given.values)
+    called = []
+    change = {"word": lambda value: called.append(value) or value}
+    np.testing.assert_array_equal(embgrad.gradients(model, IDS, OBJECTIVE, override=change).values, given.values)
+    assert len(called) == 1  # the forward pass is made twice
+
+
+def test_a_model_that_differentiates_by_its_activations() -> None:
+    def between(model: Any, rows: Any) -> Any:
+        states = model.inner(rows).tanh()
+        (inner,) = torch.autograd.grad(states.sum(), rows, create_graph=True)
+        return states * inner
+
+    model = net(between)
+    given = embgrad.gradients(model, IDS, OBJECTIVE)
+    np.testing.assert_allclose(
+        given.values, own_gradient(lambda: loss(model), model.table.weight), rtol=1e-10, atol=1e-14
+    )
+
+
+def test_the_model_sees_its_own_weights_frozen() -> None:
+    seen: list[Any] = []
+
+    def between(model: Any, rows: Any) -> Any:
+        weight = model.inner.weight
+        given = model.inner(rows)
+        seen.append((weight is kept_weight, weight.requires_grad, weight.is_leaf, given.requires_grad))
+        return given.tanh()
+
+    model = net(between)
+    kept_weight = model.inner.weight
+    embgrad.gradients(model, IDS, OBJECTIVE)
+    embgrad.gradients(model, IDS, lambda logits: logits[:, 1])
+    assert seen == [(True, False, True, True), (True, True, True, True)]
+
+
+def _nested(model: Any) -> Callable[[Any], Any]:
+    def change(values: Any) -> Any:
+        assert all(one.requires_grad for one in model.parameters())
+        found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+        assert np.abs(found["inner.weight"]).max() > 0
+        assert all(one.requires_grad for one in model.parameters())
+        return values
+
+    return change
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+def test_functions_of_the_users_find_the_weights_trainable(option: str) -> None:
+    model = net(WAYS["checkpoint"])
+    embgrad.gradients(model, IDS, OBJECTIVE, **{option: {"word": _nested(model)}})
+    assert all(one.requires_grad for one in model.parameters())
+
+
+@pytest.mark.parametrize("raising", [False, True])
+def test_what_hangs_on_a_frozen_weight_stays(raising: bool) -> None:
+    """Hooks, the node at which its gradient arrives, and a graph of the user's own."""
+
+    def between(model: Any, rows: Any) -> Any:
+        if raising and model.raising:
+            raise ValueError("on purpose")
+        return model.inner(rows).tanh()
+
+    model = net(between)
+    heard: list[str] = []
+    model.inner.weight.register_hook(lambda gradient: heard.append("hook"))
+    model.inner.weight.register_post_accumulate_grad_hook(lambda weight: heard.append("accumulated"))
+    model.other.requires_grad_(False)
+    edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
+    model.raising = False
+    value = loss(model)
+    model.raising = True
+    with pytest.raises(ValueError, match="on purpose") if raising else contextlib.nullcontext():
+        embgrad.gradients(model, IDS, OBJECTIVE)
+    assert [name for name, one in model.named_parameters() if not one.requires_grad] == ["other"]
+    assert torch.autograd.graph.get_gradient_edge(model.inner.weight) == edge
+    assert not heard
+    value.backward()
+    assert heard == ["hook", "accumulated"]
+    assert model.inner.weight.grad is not None
+
+
+def test_two_models_that_share_parameters_in_two_threads() -> None:
+    first, second = net(WAYS["linear"]), net(WAYS["linear"])
+    second.inner.weight, second.table.weight = first.inner.weight, first.table.weight
+    expected = [embgrad.gradients(one, IDS, OBJECTIVE).values for one in (first, second)]
+    weights = embgrad.parameter_gradients(second, IDS, OBJECTIVE)["inner.weight"]
+    failures: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(30):
+            found = embgrad.gradients((first, second)[number], IDS, OBJECTIVE).values
+            asked = embgrad.parameter_gradients(second, IDS, OBJECTIVE)
+            if not (np.array_equal(found, expected[number]) and np.array_equal(asked["inner.weight"], weights)):
+                failures.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert all(one.requires_grad for one in (*first.parameters(), *second.parameters()))
+
+
+def test_parametrized_weights() -> None:
+    model = net(WAYS["linear"])
+    torch.nn.utils.parametrizations.weight_norm(model.inner)
+    given = embgrad.gradients(model, IDS, OBJECTIVE)
+    np.testing.assert_allclose(
+        given.values, own_gradient(lambda: loss(model), model.table.weight), rtol=1e-12, atol=1e-15
+    )
+
+
+def test_the_users_own_pass_keeps_its_weights() -> None:
+    model = net(WAYS["linear"])
+    with embgrad.capture(model, at="word") as tap:
+        loss(model).backward()
+    captured = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad()
+    loss(model).backward()
+    assert len(tap.steps) == 1
+    assert captured.keys() >= {"inner.weight", "other", "head.weight", "table.weight"}
+    for name, one in model.named_parameters():
+        if one.grad is not None:
+            assert torch.equal(captured[name], one.grad), name
+
+
+def _layers(model: Any) -> list[Any]:
+    return [*model.inner.parameters(), *model.head.parameters()]
+
+
+def _by_grad(model: Any, logits: Any) -> Any:
+    return torch.autograd.grad(logits.sin().sum(), _layers(model), create_graph=True)
+
+
+def _by_grad_of_some(model: Any, logits: Any) -> Any:
+    inputs = {"inner": model.inner.weight, "other": model.other}
+    found = torch.autograd.grad(logits.sin().sum(), inputs, create_graph=True, allow_unused=True)
+    return [one for one in found.values() if one is not None]
+
+
+def _by_grad_swallowed(model: Any, logits: Any) -> Any:
+    try:
+        return torch.autograd.grad(logits.sin().sum(), model.inner.weight, create_graph=True)
+    except:  # noqa: E722 - as such objectives do
+        return []
+
+
+def _by_edge(model: Any, logits: Any) -> Any:
+    edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
+    return torch.autograd.grad(logits.sin().sum(), edge, create_graph=True, allow_unused=True)
+
+
+def _by_edges_alone(model: Any, logits: Any) -> Any:
+    edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
+    output = torch.autograd.graph.get_gradient_edge(logits)
+    cotangent = torch.ones_like(logits)
+    found = torch.autograd.grad([output], [edge], [cotangent], create_graph=True, allow_unused=True)
+    return [one for one in found if one is not None]
+
+
+def _by_backward(model: Any, logits: Any) -> Any:
+    torch.autograd.backward(logits.sin().sum(), inputs=_layers(model), create_graph=True)
+    return [one.grad for one in _layers(model)]
+
+
+def _by_backward_of_a_tensor(model: Any, logits: Any) -> Any:
+    logits.sin().sum().backward(
+        create_graph=True, inputs=model.inner.parameters()
+    )  # which can be gone through but once
+    return [one.grad for one in model.inner.parameters() if one.grad is not None]
+
+
+def _by_backward_to_all(model: Any, logits: Any) -> Any:
+    logits.sin().sum().backward(create_graph=True)
+    return [model.inner.weight.grad]
+
+
+TAKING = (
+    *(_by_grad, _by_grad_of_some, _by_grad_swallowed, _by_edge, _by_edges_alone),
+    *(_by_backward, _by_backward_of_a_tensor, _by_backward_to_all),
+)
+
+
+@pytest.mark.parametrize("option", ["", "edit", "add", "override"])
+@pytest.mark.parametrize("taken", TAKING, ids=lambda one: one.__name__)
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_an_objective_that_differentiates_by_weights(taken: Callable[[Any, Any], Any], option: str) -> None:
+    model = net(WAYS["linear"])
+
+    def penalised(logits: Any) -> Any:
+        model.zero_grad()
+        return logits.sum() + sum((one**2).sum() for one in taken(model, logits) if one is not None)
+
+    def by_hand() -> Any:
+        value: Any = penalised(model(tensor()))
+        return value
+
+    value = by_hand().item()
+    model.zero_grad()
+    options = {option: {"word": lambda values: values * (option != "add")}} if option else {}
+    given = embgrad.gradients(model, IDS, embgrad.Scalar(penalised), **options)
+    assert all(one.grad is None for one in model.parameters())
+    np.testing.assert_allclose(float(given.objective), value, rtol=1e-12)
+    (own,) = torch.autograd.grad(by_hand(), model.table.weight)
+    np.testing.assert_allclose(given.values, own.numpy()[IDS], rtol=1e-9, atol=1e-13)
+
+
+def _penalty_by_grad(model: Any, value: Any) -> Any:
+    weights = [one for one in model.parameters() if one.requires_grad]
+    found = torch.autograd.grad(value, weights, create_graph=True, allow_unused=True)
+    return sum((one**2).sum() for one in found if one is not None)
+
+
+def _penalty_by_backward(model: Any, value: Any) -> Any:
+    model.zero_grad()
+    value.backward(create_graph=True)
+    return sum((one.grad**2).sum() for one in model.parameters() if one.grad is not None)
+
+
+@pytest.mark.parametrize("penalty", [_penalty_by_grad, _penalty_by_backward])
+@pytest.mark.parametrize("of", ["objective", "model"])
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_gradients_of_all_weights_are_the_tables_too(penalty: Callable[[Any, Any], Any], of: str) -> None:
+    def between(model: Any, rows: Any) -> Any:
+        states = model.inner(rows).tanh()
+        return states * penalty(model, states.sin().sum()) if of == "model" else states
+
+    model = net(between)
+
+    def objective(logits: Any) -> Any:
+        value = logits.sin().sum()
+        return value + penalty(model, value) if of == "objective" else value
+
+    def value() -> Any:
+        return objective(model(tensor()))
+
+    given = embgrad.gradients(model, IDS, embgrad.Scalar(objective)).values
+    assert all(one.grad is None for one in model.parameters())
+    (own,) = torch.autograd.grad(value(), model.table.weight)
+    np.testing.assert_allclose(given, own.numpy()[IDS], rtol=1e-9, atol=1e-13)
+    before = embgrad.gradients(model, IDS, embgrad.Scalar(objective), edit={"word": lambda gradient: gradient * 2})
+    np.testing.assert_allclose(before.before, given, rtol=1e-12)
+    model.table.weight.requires_grad_(False)
+    without = embgrad.gradients(model, IDS, embgrad.Scalar(objective)).values
+    assert not np.allclose(without, given)
+
+
+def test_an_objective_that_takes_other_gradients_needs_no_weights() -> None:
+    model = net(WAYS["linear"])
+    calls = []
+
+    def objective(logits: Any) -> Any:
+        calls.append(1)
+        (slope,) = torch.autograd.grad(logits.sin().sum(), logits, create_graph=True)
+        free = torch.func.grad(lambda one: functional.linear(one, model.head.weight.T).sum())(logits.detach())
+        return logits.sum() + (slope**2).sum() + free.sum()
+
+    given = embgrad.gradients(model, IDS, embgrad.Scalar(objective))
+    assert calls == [1]
+    own = own_gradient(lambda: objective(model(tensor())), model.table.weight)
+    np.testing.assert_allclose(given.values, own, rtol=1e-10, atol=1e-14)
+
+
+def _by_the_edge(model: Any, rows: Any) -> Any:
+    edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
+    (inner,) = torch.autograd.grad((model.inner(rows) ** 2).sum(), [edge], create_graph=True)
+    return functional.linear(rows, model.inner.weight - inner / 10).tanh()
+
+
+def _by_an_edge_of_before(model: Any, rows: Any) -> Any:
+    found = torch.autograd.grad((model.inner(rows) ** 2).sum(), [model.edge], create_graph=True, allow_unused=True)
+    return functional.linear(rows, model.inner.weight - (0 if found[0] is None else found[0] / 10)).tanh()
+
+
+@pytest.mark.parametrize("between", [_by_the_edge, _by_an_edge_of_before])
+def test_a_model_that_differentiates_by_where_a_weights_gradient_arrives(between: Callable[[Any, Any], Any]) -> None:
+    model = net(between)
+    model.edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
+    given = embgrad.gradients(model, IDS, OBJECTIVE)
+    own = own_gradient(lambda: loss(model), model.table.weight)
+    np.testing.assert_allclose(given.values, own, rtol=1e-10, atol=1e-14)

@@ -1,0 +1,61 @@
+"""What tells PyTorch's tensors from others when a stream is gone on with: also such as NumPy has no type for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import embgrad
+from embgrad.streaming.digest import digest_of, function_digest
+from tests.unit.streams import model, texts, tokenizer
+
+#: By what they are, tensors that hold a number, and others of another one.
+KINDS: dict[str, Callable[[int], Any]] = {
+    "bfloat16": lambda n: torch.tensor([n], dtype=torch.bfloat16),
+    "a number in bfloat16": lambda n: torch.tensor(n, dtype=torch.bfloat16),
+    "float8": lambda n: torch.tensor([float(n)]).to(torch.float8_e4m3fn),
+    "half complex numbers": lambda n: torch.tensor([complex(n)]).to(torch.complex32),
+    "sparse by coordinates": lambda n: (n * torch.eye(3)).to_sparse(),
+    "sparse by rows": lambda n: (n * torch.eye(3)).to_sparse_csr(),
+    "a conjugate view": lambda n: torch.tensor([1 + n * 1j]).conj(),
+    "a negative view": lambda n: torch.tensor([1 + n * 1j]).conj().imag,
+    "quantized": lambda n: torch.quantize_per_tensor(torch.tensor([float(n)]), 0.5, 0, torch.qint8),
+    "lengths in one tensor": lambda n: torch.nested.nested_tensor([torch.tensor([1.0, n]), torch.tensor([2.0])]),
+    "without values": lambda n: torch.empty(n, device="meta"),
+    "a tensor in a dict": lambda n: {"a": torch.tensor([n], dtype=torch.bfloat16)},
+    "a layer": lambda n: torch.nn.ReLU() if n == 1 else torch.nn.GELU(),
+    "a random generator": lambda n: torch.Generator().manual_seed(n),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, on kinds that are not finished
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_tensors_are_told_by_their_values(make: Callable[[int], Any]) -> None:
+    assert digest_of(make(1)) == digest_of(make(1))
+    assert digest_of(make(1)) != digest_of(make(2))
+
+
+def test_functions_are_told_by_tensors_in_bfloat16() -> None:
+    def closing_over(tensor: torch.Tensor) -> Callable[..., Any]:
+        return lambda labels: tensor[0]
+
+    one, same, other = (function_digest(closing_over(KINDS["bfloat16"](number))) for number in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_another_source_of_labels_in_bfloat16_is_refused(tmp_path: Path) -> None:
+    def labelled(label: int) -> embgrad.Stream:
+        source = [(text, torch.tensor(label, dtype=torch.bfloat16)) for text in texts(7)]
+        made = embgrad.Labelled(lambda labels: embgrad.Logit(0))
+        return embgrad.stream(model(), source, made, tokenizer=tokenizer, batch_size=2, to=tmp_path)
+
+    with labelled(1) as parts:
+        next(parts)
+    with pytest.raises(embgrad.FileFormatError, match="the source is not the one of the results in the folder"):
+        labelled(2).finish()
+    assert labelled(1).finish().complete

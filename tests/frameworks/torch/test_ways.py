@@ -1,0 +1,454 @@
+"""Ways in which a model is run: grad modes, frozen, compiled, exported, checkpointed, in half precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint
+
+import embgrad
+from tests.frameworks.torch.checks import IDS, VOCAB, finite_differences, own_gradient, tensor
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4)
+        self.inner = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+        self.recurrent = nn.LSTM(4, 3, batch_first=True)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.recurrent(self.inner(self.table(x)))[0].mean(1))
+
+
+def net(kind: type[nn.Module] = Net) -> Any:
+    torch.manual_seed(0)
+    return kind().double().eval()
+
+
+@pytest.fixture
+def expected() -> np.ndarray:
+    model = net()
+    return finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+
+
+def check(model: Any, expected: np.ndarray, **options: Any) -> None:
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), **options)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_inside_no_grad(expected: np.ndarray) -> None:
+    with torch.no_grad():
+        check(net(), expected)
+        assert not torch.is_grad_enabled()
+
+
+def test_inside_inference_mode(expected: np.ndarray) -> None:
+    model = net()
+    with torch.inference_mode():
+        check(model, expected)
+        np.testing.assert_allclose(
+            embgrad.gradients(model, {"input_ids": tensor()}, lambda logits: logits[:, 1]).values, expected, atol=1e-9
+        )
+        assert torch.is_inference_mode_enabled()
+
+
+def test_a_model_made_under_inference_mode(expected: np.ndarray) -> None:
+    with torch.inference_mode():
+        model = net()
+        check(model, expected)
+    weights = dict(model.named_parameters())
+    check(model, expected)
+    assert all(weight.is_inference() for weight in model.parameters())
+    assert all(weights[name] is weight for name, weight in model.named_parameters())
+    assert model.recurrent._flat_weights[0] is model.recurrent.weight_ih_l0
+
+
+def test_inputs_made_under_inference_mode() -> None:
+    class Weighted(Net):
+        def forward(self, x: Any, weights: Any) -> Any:
+            return self.head(self.recurrent(self.inner(self.table(x) * weights[..., None]))[0].mean(1))
+
+    model = net(Weighted)
+    with torch.inference_mode():
+        weights = torch.linspace(-1, 1, 8).view(2, 4).double()
+    result = embgrad.gradients(model, {"input_ids": IDS, "weights": weights}, embgrad.Logit(1))
+    expected = finite_differences(lambda: model(tensor(), weights)[:, 1].sum(), model.table.weight)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_max_norm_under_inference_mode() -> None:
+    with torch.inference_mode():
+        model = net()
+        model.table.max_norm = 1.0
+        before = model.table.weight.clone()
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+    assert torch.equal(model.table.weight, before)
+    assert np.linalg.norm(result.activations, axis=-1).max() <= 1.0
+
+
+def test_frozen(expected: np.ndarray) -> None:
+    model = net().requires_grad_(False)
+    check(model, expected)
+    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in model.parameters())
+
+
+def test_no_weight_gradient_is_computed() -> None:
+    model = net()
+    seen: list[str] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(lambda grad, name=name: seen.append(name))
+    embgrad.gradients(model, IDS, embgrad.Logit(1))
+    assert seen == []
+
+
+def test_replicas_in_other_threads_are_not_made(expected: np.ndarray) -> None:
+    class Replicating(nn.DataParallel):
+        def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+            raise AssertionError("lookups in other threads cannot be seen")
+
+    check(Replicating(net()), expected)
+
+
+def test_recurrent_layers_on_a_gpu_do_without_cudnn_in_evaluation_mode() -> None:
+    from embgrad_torch.state import as_found
+    from embgrad_torch.walk import Structure as structure
+
+    device, found = torch.device("cuda"), structure([net()])
+    with as_found(found, device, training=False):
+        assert not torch.backends.cudnn.enabled
+        with as_found(found, device, training=False):
+            assert not torch.backends.cudnn.enabled
+        assert not torch.backends.cudnn.enabled
+    assert torch.backends.cudnn.enabled
+    for model, training in ((net(), True), (nn.Linear(2, 2), False)):
+        with as_found(structure([model]), device, training=training):
+            assert torch.backends.cudnn.enabled
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled(expected: np.ndarray, warm: bool, fullgraph: bool) -> None:
+    runs: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            runs.append(1)
+            return graph(*args)
+
+        return run
+
+    plain = net()
+    del plain.recurrent
+    plain.recurrent = nn.Identity()  # recurrent layers do not compile
+    plain.head = nn.Linear(4, 3).double()
+    plain.forward = lambda x: plain.head(plain.inner(plain.table(x)).mean(1))
+    model = torch.compile(plain, backend=backend, fullgraph=fullgraph)
+    if warm:
+        model(tensor())
+    before = len(runs)
+    check(model, finite_differences(lambda: plain(tensor())[:, 1].sum(), plain.table.weight))
+    assert len(runs) == before
+    assert embgrad.points(model, IDS)[0].name == "table#0"
+    model(tensor())
+    assert len(runs) > before  # it is compiled again, or still
+
+
+def test_compiled_in_place_and_in_parts(expected: np.ndarray) -> None:
+    model = net()
+    model.inner = torch.compile(model.inner, backend="eager")
+    model.table.compile(backend="eager")
+    check(model, expected)
+    model.compile(backend="eager")
+    check(model, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+@pytest.mark.parametrize("places", [0, 1, 2])
+def test_exported_with_arguments_by_name(places: int) -> None:
+    class Masked(Net):
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return self.head(self.inner(self.table(input_ids) * attention_mask[..., None])[..., :3].mean(1))
+
+    model, batch = net(Masked), {"input_ids": IDS, "attention_mask": IDS % 2}
+    native = [torch.tensor(one) for one in batch.values()]
+    by_name = dict(zip([*batch][places:], native[places:], strict=True))
+    exported = torch.export.export(model, tuple(native[:places]), by_name).module()
+    result, expected = (embgrad.gradients(one, batch, embgrad.Logit(1)) for one in (exported, model))
+    np.testing.assert_allclose(result.values, expected.values, rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+def test_exported(expected: np.ndarray) -> None:
+    class Bare(Net):
+        def forward(self, x: Any) -> Any:
+            with torch.no_grad():
+                rows = self.table.weight[x]
+            return self.head(self.recurrent(self.inner(rows))[0].mean(1))
+
+    for kind in (Net, Bare):
+        model = torch.export.export(net(kind), (tensor(),)).module()
+        check(model, expected)
+        with pytest.raises(embgrad.UnsupportedError, match=r"training mode, .* the mode in which it was exported"):
+            embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
+
+
+@pytest.mark.parametrize("kind", ["trace", "script"])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_torchscript_cannot_be_seen_and_says_so(kind: str, inside: bool) -> None:
+    model = net()
+    script = torch.jit.trace(model, (tensor(),)) if kind == "trace" else torch.jit.script(model)
+    model = nn.Sequential(script) if inside else script
+    message = r"lookups seen: none\. .* is a TorchScript module .*give the torch\.nn\.Module that it was made from"
+    with pytest.raises(embgrad.PointNotReachedError, match=message):
+        embgrad.gradients(model, IDS, embgrad.Logit(1))
+
+
+def segment(net: Any, part: str, x: Any, *, reentrant: bool) -> Any:
+    if part == "above":
+        rows = checkpoint(net.inner, net.table(x), use_reentrant=reentrant)
+    elif part == "with the lookup":
+        rows = checkpoint(lambda x: net.inner(net.table(x)), x, use_reentrant=reentrant)
+    else:  # whose input has a gradient, as reentrant checkpoints need
+        rows = checkpoint(
+            lambda x, y: net.inner(net.table(x)) + y, x, torch.zeros(1).requires_grad_(), use_reentrant=reentrant
+        )
+    return net.head(net.recurrent(rows)[0].mean(1))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    ("part", "reentrant"),
+    [
+        ("above", False),
+        ("above", True),
+        ("with the lookup", False),
+        ("with another input", False),
+        ("with another input", True),
+    ],
+)
+def test_checkpointed(expected: np.ndarray, part: str, reentrant: bool, frozen: bool, training: bool) -> None:
+    class Checkpointed(Net):
+        def forward(self, x: Any) -> Any:
+            return segment(self, part, x, reentrant=reentrant)
+
+    model = net(Checkpointed).requires_grad_(not frozen)
+    mark = torch.ones_like(model.head.weight)
+    model.head.weight.grad = mark
+    check(model, expected, training=training)
+    assert model.head.weight.grad is mark
+    assert torch.equal(mark, torch.ones_like(mark))
+    assert [p.grad is None for p in model.parameters()].count(False) == 1
+    assert all(p.requires_grad is not frozen for p in model.parameters())
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), split=True, training=training)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_a_checkpointed_segment_computes_no_weight_gradient() -> None:
+    class Checkpointed(Net):
+        def forward(self, x: Any) -> Any:
+            return segment(self, "above", x, reentrant=True)
+
+    model = net(Checkpointed)
+    seen: list[str] = []
+    for name, parameter in model.inner.named_parameters():
+        parameter.register_hook(lambda grad, name=name: seen.append(name))
+    embgrad.gradients(model, IDS, embgrad.Logit(1))
+    assert seen == []
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_of_transformers(reentrant: bool) -> None:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=VOCAB, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BertModel(config).double().eval()
+    expected = own_gradient(lambda: model(tensor()).pooler_output.sum(), model.embeddings.word_embeddings.weight)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    for training in (False, True):
+        result = embgrad.gradients(model, IDS, embgrad.Sum(output="pooled"), training=training)
+        np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    class Plain(Net):
+        def forward(self, x: Any) -> Any:
+            return self.head(self.inner(self.table(x))[..., :3].mean(1))
+
+    model = net(Plain).to(dtype)
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+    own = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    assert result.values.dtype == np.float32
+    assert result.provenance["compute_dtype"] == str(dtype).removeprefix("torch.")
+    np.testing.assert_array_equal(result.values, own.astype(np.float32))
+
+
+def test_under_autocast() -> None:
+    model = net().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+        own = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    assert result.provenance["compute_dtype"] == "bfloat16"
+    np.testing.assert_allclose(result.values, own, rtol=1e-6)
+
+
+@pytest.mark.parametrize("by", [1.0, -1.0])
+def test_a_choice_that_pytorch_compiles(by: float) -> None:
+    """Functions that give a tensor alone, and that use weights and modules."""
+
+    class Choosing(Net):
+        def forward(self, x: Any) -> Any:
+            rows = self.table(x)
+            bent = torch.cond(self.by > 0, lambda rows: self.inner(rows), lambda rows: rows.sin(), (rows,))
+            return self.head(self.recurrent(bent)[0].mean(1))
+
+    model = net(Choosing)
+    model.register_buffer("by", torch.tensor(by))
+    own = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    check(model, own)
+    assert embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))["inner.0.weight"].any() == (by > 0)
+    assert ("inner.0#0" in [point.name for point in embgrad.points(model, IDS)]) == (by > 0)
+
+
+class CastingItself(Net):
+    @torch.autocast("cpu", torch.bfloat16)
+    def forward(self, x: Any) -> Any:
+        return super().forward(x)
+
+
+class Checkpointing(Net):
+    def forward(self, x: Any) -> Any:
+        return self.head(checkpoint(self.inner, self.table(x), use_reentrant=False)[..., :3].mean(1))
+
+
+@pytest.mark.parametrize("kind", [Net, CastingItself])
+@pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
+def test_weights_that_change_in_a_block_of_autocast(call: Any, kind: type[Net]) -> None:
+    """A cast that PyTorch keeps to the block's end is neither taken nor left."""
+    model, changed = net(kind).float(), net(kind).float()
+    with torch.no_grad():
+        changed.head.weight.mul_(-2)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        call(model, IDS, embgrad.Logit(1))
+        model.head.weight.mul_(-2)
+        own = model(tensor())
+        result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+        assert torch.is_autocast_cache_enabled()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(own, changed(tensor()))
+        expected = embgrad.gradients(changed, IDS, embgrad.Logit(1))
+    np.testing.assert_array_equal(result.values, expected.values)
+
+
+@pytest.mark.parametrize("kind", [Net, Checkpointing])
+def test_gradients_that_add_up_in_a_block_of_autocast(kind: type[Net]) -> None:
+    """Those of one cast are added up in its precision: a call drops no cast of the user's."""
+
+    def own(meanwhile: Any) -> list[Any]:
+        model = net(kind).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            first = model(tensor())
+            meanwhile(model)
+            (first + 3 * model(tensor().flip(1))).pow(2).sum().backward()
+        return [one.grad for one in model.parameters() if one.grad is not None]
+
+    expected = own(lambda model: None)
+    for call in (embgrad.gradients, embgrad.parameter_gradients):
+        found = own(lambda model, call=call: call(model, IDS, embgrad.Logit(1)))
+        assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
+def test_weights_that_are_computed_once_in_a_block(call: Any, before: bool) -> None:
+    """A weight that PyTorch keeps to the block's end, with its graph, is neither taken nor left."""
+    model = net()
+    parametrizations.weight_norm(model.head)
+    expected = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    with parametrize.cached():
+        kept = model.head.weight if before else None
+        result = call(model, IDS, embgrad.Logit(1))
+        assert kept is None or model.head.weight is kept
+        own = model(tensor())[:, 1].sum()
+    own.backward()
+    if call is embgrad.gradients:
+        np.testing.assert_allclose(result.values, expected, rtol=1e-9)
+    assert not parametrize._cache
+
+
+def test_split_pulls_each_example_back_through_one_forward_pass() -> None:
+    class Meeting(Net):
+        def forward(self, x: Any) -> Any:
+            calls.append(1)
+            rows = self.table(x)
+            return self.head(self.inner(rows - rows.mean(0))[..., :3].mean(1))
+
+    calls: list[int] = []
+    model = net(Meeting)
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), split=True)
+    assert calls == [1]
+    for example, table in enumerate(result.per_example()):
+        loss = lambda: model(tensor())[example, 1]  # noqa: E731, B023
+        expected = finite_differences(loss, model.table.weight)
+        np.testing.assert_allclose(table.to_dense()[IDS], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_inputs_are_copies_and_writable() -> None:
+    class Writing(Net):
+        def forward(self, x: Any, weights: Any = None) -> Any:
+            x += 1
+            weights *= 2
+            return super().forward(x) * weights.sum()
+
+    model = net(Writing)
+    weights = np.ones((2, 4))
+    weights.flags.writeable = False
+    with pytest.raises(
+        embgrad.PointNotReachedError, match=r"table#0 .*if it changes them first, give it the changed ones"
+    ):
+        embgrad.gradients(model, {"input_ids": IDS, "weights": weights}, embgrad.Logit(1))
+    assert weights.sum() == 8
+    assert IDS[0, 0] == 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_warns(expected: np.ndarray) -> None:
+    check(net(), expected)
+    np.testing.assert_allclose(
+        embgrad.gradients(net(), IDS.astype(np.float32), embgrad.Logit(1)).values, expected, atol=1e-9
+    )
+
+
+def test_structures_of_inputs() -> None:
+    from embgrad_torch.inputs import to_tensors
+
+    given = {
+        "a": np.arange(2, dtype=np.int32),
+        "b": [[1.5, 2.5], [3.5, 4.5]],
+        "c": (torch.ones(2), None, "text"),
+        "d": [1, 2, 3],
+        "e": {"deep": [torch.zeros(1), np.True_]},
+        "f": [[1], [2, 3]],
+    }
+    got = to_tensors(given, torch.device("cpu"), examples=2)
+    assert got["a"].dtype == torch.int32
+    assert got["b"].shape == (2, 2)
+    assert isinstance(got["c"], tuple)
+    assert got["c"][1:] == (None, "text")
+    assert got["d"] == [1, 2, 3]
+    assert got["f"] == [[1], [2, 3]]
+    assert got["e"]["deep"][1] is np.True_

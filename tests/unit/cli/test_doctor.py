@@ -1,0 +1,183 @@
+"""The doctor: what works, what is broken, what does not go together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from embgrad.backend import registry
+from embgrad.cli import health
+from embgrad.cli.supported import SUPPORTED
+from tests.unit.cli.commands import child
+
+
+def test_doctor_in_a_process_of_its_own() -> None:
+    done = child("doctor", "--json", "--timeout", "5")
+    found = json.loads(done.out)
+    assert set(found["backends"]) >= {"torch", "tensorflow", "gluon"}
+    assert found["works"] == any(one["works"] for one in found["backends"].values())
+    assert done.code == (0 if found["works"] else 1)
+    for one in found["backends"].values():
+        assert one["works"] or one["error"]
+        assert one["install"].startswith("pip install 'embgrad[")
+
+
+def backend(name: str, package: str = "numpy") -> Any:
+    members = {
+        "extra": None,
+        "supports": frozenset(),
+        "owns": lambda part: False,
+        "versions": dict,
+        "points": None,
+        "run": None,
+    }
+    return SimpleNamespace(name=name, package=package, **members)
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def put(found: dict[str, Any], failures: dict[str, str]) -> None:
+        monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery(found, failures))
+
+    return put
+
+
+def test_doctor_shows_what_is_broken_and_what_is_not_installed(command: Any, backends: Any) -> None:
+    backends({"absent": backend("absent", "no_such_package")}, {"bad": "bad 1.0 (bad:Backend) raised ImportError: oh"})
+    done = command("doctor")
+    assert done.code == 1
+    assert "no_such_package is not installed" in done.out
+    assert "pip install no_such_package" in done.out
+    assert "bad: broken" in done.out
+    assert "raised ImportError: oh" in done.out
+    assert "embgrad works with no framework here" in done.out
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import os; os.abort()", "was terminated by SIGABRT"),
+        ("import sys; print('why', file=sys.stderr); sys.exit(3)", "exited with code 3: why"),
+        ("import time; time.sleep(60)", "took longer than 1 s"),
+    ],
+)
+def test_doctor_survives_what_a_framework_does(
+    command: Any, backends: Any, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    backends({"wild": backend("wild")}, {})
+    monkeypatch.setattr("embgrad.cli.health._SCRIPT", script)
+    done = command("doctor", "--timeout", "1")
+    assert done.code == 1
+    assert said in done.out
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let there be these versions by pip's names, and no others."""
+
+    def put(**versions: str) -> None:
+        found = {name.replace("_", "-"): version for name, version in versions.items()}
+        monkeypatch.setattr(
+            health, "_version", lambda names: next(((n, found[n]) for n in names if n in found), ("", ""))
+        )
+        monkeypatch.setattr(health, "_is_installed", lambda module: module != "pkg_resources")
+
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    return put
+
+
+def troubles(name: str) -> dict[str, str]:
+    return {part.name: part.trouble for part in health._parts(name) if part.trouble}
+
+
+def test_doctor_names_what_does_not_go_together(installed: Any) -> None:
+    installed(
+        numpy="2.2.6",
+        tensorflow="2.21.0",
+        keras="3.15.1",
+        tf_keras="2.18.0",
+        transformers="5.1.0",
+        torch="2.1.0+cpu",
+        setuptools="82.0.0",
+        tensorflow_hub="0.16.1",
+        mxnet="1.9.1",
+    )
+    assert troubles("torch") == {"torch": "older than 2.6, the oldest that embgrad is tested with"}
+    assert troubles("tensorflow") == {
+        "transformers": "expected a version below 5: transformers 5 has no TensorFlow classes any more",
+        "tensorflow-text": "not installed",
+        "setuptools": "expected a version below 81: it has no pkg_resources any more",
+        "tf-keras and tensorflow": "do not match",
+        "TF_USE_LEGACY_KERAS": "not 1",
+    }
+    found = troubles("gluon")
+    assert found["numpy"].startswith("expected a version below 2: while it is imported, MXNet reads names")
+    assert "np.PZERO" in found["numpy"]
+    assert found["setuptools"] == "expected a version below 81: it has no pkg_resources any more"
+    mends = [part.mend for part in health._parts("gluon") if part.trouble]
+    assert {"pip install 'numpy>=1.24,<2'", "pip install 'setuptools<81'"} <= {*mends}
+
+
+def test_doctor_mends_a_package_under_the_name_that_it_has(installed: Any) -> None:
+    installed(tensorflow_cpu="2.15.1", mxnet_mkl="1.6.0")
+    assert health._parts("tensorflow")[0].mend.startswith("pip install 'tensorflow-cpu>=")
+    assert health._parts("gluon")[0].mend == "pip install 'mxnet==1.9.1'"  # which is not called mxnet-mkl any more
+
+
+def test_doctor_knows_what_it_was_never_tested_with(installed: Any) -> None:
+    installed(torch="2.99.0", transformers="4.57.6")
+    torch, transformers = health._parts("torch")
+    assert (torch.trouble, transformers.trouble, transformers.note) == ("", "", "")
+    newest = SUPPORTED["torch"]["torch"].newest
+    assert torch.note == f"newer than {newest}, the newest that embgrad is tested with"
+    assert torch.mend == f"it may work; if it does not, pip install 'torch=={newest}.*'"
+
+
+@pytest.mark.parametrize(
+    ("python", "core", "gluon"),
+    [
+        ("3.11.7", "", ""),
+        ("3.9.18", "older than 3.10", "older than 3.10"),
+        ("3.13.0", "", "expected a version below 3.13: no NumPy below 2"),
+    ],
+)
+def test_doctor_knows_the_pythons(
+    installed: Any, monkeypatch: pytest.MonkeyPatch, python: str, core: str, gluon: str
+) -> None:
+    installed(numpy="1.26.4", safetensors="0.8.0", mxnet="1.9.1", gluonnlp="0.10.0", setuptools="80.9.0")
+    monkeypatch.setattr("platform.python_version", lambda: python)
+    own = {part.name: part for part in health.core_parts()}
+    assert [*own] == ["python", "numpy", "safetensors"]
+    assert own["python"].trouble.startswith(core)
+    assert bool(own["python"].trouble) == bool(core)
+    assert troubles("gluon").get("python", "").startswith(gluon)
+    assert ("python" in troubles("gluon")) == bool(gluon)
+
+
+def test_doctor_shows_where_versions_stand(
+    command: Any, backends: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is too old or new, and what nobody has tried, of a framework itself and of embgrad too; what is sound, in short."""
+    installed(numpy="1.20.0", safetensors="0.99", typer="0.16.0", torch="2.3.1", transformers="5.99.0")
+    backends({"torch": backend("torch")}, {})
+    tried = {"works": True, "tried": True, "error": "", "versions": {}, "classes": {}, "seconds": 1.0}
+    monkeypatch.setattr(health, "_run_trial", lambda name, limit: tried)
+    done = command("doctor")
+    told = " ".join(done.out.split())
+    assert done.code == 0
+    for line in (
+        "✗ numpy 1.20.0: older than 1.24, the oldest that embgrad is tested with (arrays); pip install 'numpy>=1.24'",
+        "✓ safetensors 0.99: newer than 0.8, the newest that embgrad is tested with; it may work; if it does not, "
+        "pip install 'safetensors==0.8.*'",
+        "✗ torch 2.3.1: older than 2.6, the oldest that embgrad is tested with (the framework); pip install 'torch>=2.6'",
+        "✓ transformers 5.99.0: newer than",
+    ):
+        assert line in told
+    assert "typer" not in told
+    found = json.loads(command("doctor", "--json").out)
+    assert [part["name"] for part in found["core"]] == ["python", "numpy", "safetensors", "typer"]
+    assert found["backends"]["torch"]["parts"][1]["note"].startswith("newer than")

@@ -1,0 +1,62 @@
+"""Checkpoints and tokenizers that a framework or transformers cannot load: run in the framework's environment."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embgrad.cli.errors import UsageError
+from embgrad.cli.tokenizer import tokenizer_of
+from tests.unit.cli.commands import Command, configured, said
+
+
+@pytest.mark.framework("torch")
+def test_a_checkpoint_that_transformers_cannot_load(command: Command, place: Path) -> None:
+    """Its weights are no safetensors, or its configuration is of no architecture."""
+    folder = place / configured(place, model_type="gpt2", n_embd=8, n_head=2, n_layer=1, vocab_size=30)
+    (folder / "model.safetensors").write_bytes(b"\0" * 100)
+    assert "error: m cannot be loaded as a AutoModel: Error while des" in said(command, "m", "--framework", "torch")
+    (folder / "config.json").write_text(json.dumps({"model_type": "no such type"}))
+    found = said(command, "m", "--framework", "torch")
+    assert re.search("error: m cannot be loaded as a AutoModel: .*model type `no such type`", found)
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"attn_implementation": "kernels-community/flash-attn"}, "'kernels-community/flash-attn'"),
+        ({"text_config": {"_attn_implementation": {"": "a/b"}}}, "'a/b'"),
+    ],
+)
+def test_a_checkpoint_that_names_code_elsewhere(command: Command, place: Path, config: Any, name: str) -> None:
+    folder = configured(place, model_type="gpt2", **config)
+    found = said(command, folder, "--framework", "torch")
+    assert (
+        f" {name}, which is code from another repository: expected a name that transformers has, such as 'eager'"
+        in found
+    )
+
+
+@pytest.mark.framework("tensorflow")
+def test_a_saved_model_that_tensorflow_cannot_load(command: Command, place: Path) -> None:
+    (place / "saved").mkdir()
+    (place / "saved" / "saved_model.pb").write_bytes(b"no protocol buffer")
+    assert "error: saved cannot be loaded as a SavedModel: " in said(command, "saved")
+
+
+@pytest.mark.framework("torch")
+def test_a_tokenizer_that_transformers_cannot_load(place: Path) -> None:
+    """Byte-pair encoding, of whose two files one is not there."""
+    folder = place / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    (folder / "vocab.json").write_text('{"a": 0}')
+    with pytest.raises(
+        UsageError, match=r"gpt2 holds no tokenizer that transformers can load: .*; name one with --tokenizer"
+    ):
+        tokenizer_of(folder)

@@ -1,0 +1,56 @@
+"""Which model a folder holds, what of it cannot be loaded, and by what framework."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embgrad
+from embgrad.cli import huggingface, models
+from tests.unit.cli.commands import Command, configured, said
+
+
+def test_a_saved_model_is_tensorflows(command: Command, place: Path) -> None:
+    (place / "saved").mkdir()
+    (place / "saved" / "saved_model.pb").touch()
+    message = "saved is a TensorFlow SavedModel: expected --framework tensorflow, not torch"
+    assert message in said(command, "saved", "--framework", "torch")
+    message = "--ignore applies only to a checkpoint of a BERT, and saved is a TensorFlow SavedModel: remove it"
+    assert message in said(command, "saved", "--ignore", "cls.*")
+
+
+def test_weights_are_ignored_of_a_bert_alone(command: Command, place: Path) -> None:
+    folder = configured(place, model_type="gpt2")
+    message = "--ignore applies only to a BERT, and m has the model_type 'gpt2': remove it"
+    assert message in said(command, folder, "--ignore", "lm_head.*", "--framework", "reference")
+
+
+@pytest.mark.parametrize("architectures", ["BertModel", [3], {"torch": "BertModel"}])
+def test_architectures_are_a_list_of_names(command: Command, place: Path, architectures: Any) -> None:
+    folder = configured(place, model_type="bert", architectures=architectures)
+    found = said(command, folder, "--framework", "reference")
+    assert f"config.json says architectures {architectures!r}: expected a list with a class's name" in found
+
+
+def test_no_framework_for_a_checkpoint(command: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise embgrad.BackendError(f"the backend {name!r} needs the package {name!r}")
+
+    monkeypatch.setattr(models, "backend_named", missing)
+    message = (
+        "no framework is installed that can load a checkpoint: pip install 'embgrad[torch]', 'embgrad[tensorflow]' or "
+        "'embgrad[mxnet]'. Run embgrad doctor for details"
+    )
+    assert message in said(command, configured(place, model_type="bert"))
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_without_transformers(place: Path, monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    folder = place / configured(place, model_type="gpt2")
+    message = rf"m needs the package 'transformers': pip install 'embgrad\[{framework}\]'"
+    with pytest.raises(embgrad.BackendError, match=message):
+        huggingface.from_transformers(folder, framework, "GPT2LMHeadModel")

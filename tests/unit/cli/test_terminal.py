@@ -1,0 +1,307 @@
+"""What goes where: colours, narrow and plain terminals, pipes, chatter, interruption, progress."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rich.text
+
+import embgrad
+from embgrad.cli import main
+from embgrad.cli.token_colours import painted, pieces
+from embgrad.errors import EmbgradError
+from embgrad.testing.reference import ReferenceModel, lookup
+from tests.unit.cli.commands import ASK, TEXTS, child, expected
+
+
+@pytest.fixture
+def saved(command: Any) -> Path:
+    done = command("gradients", *TEXTS, "-t", "a gripping film <script>", "-t", "never", "-o", "g.safetensors")
+    assert done.code == 0, done.err
+    return Path("g.safetensors")
+
+
+def test_tokens_with_figures(saved: Path, command: Any) -> None:
+    done = command("show", str(saved))
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert re.fullmatch(r"\[CLS\] a\(\d\) grip\(\d\)ping\(\d\) film\(\d\) .*\[SEP\]", lines[1])
+    assert "(9)" in lines[1]
+    assert re.fullmatch(r"\[CLS\] never\(9\) \[SEP\]", lines[2])
+    assert "\x1b" not in done.out
+    merged = command("show", str(saved), "--words", "--kind", "dot")
+    assert re.search(r"gripping\([-+]?\d\)", merged.out)
+    assert re.search(r"\([-+]9\)", merged.out)
+    assert command("show", str(saved), "--at", "wrod").code == 2
+
+
+def test_tokens_in_colours(saved: Path) -> None:
+    done = child("show", str(saved), FORCE_COLOR="1", COLORTERM="truecolor")
+    assert b"\x1b[30;48;2;255;64;64m" in done.out  # the strongest
+    assert b"(9)" not in done.out
+    plainly = child("show", str(saved), FORCE_COLOR="1", COLORTERM="truecolor", NO_COLOR="1")
+    assert b"\x1b[30" not in plainly.out
+    assert b"(9)" in plainly.out
+
+
+@pytest.mark.parametrize("settings", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"TERM": "xterm", "FORCE_COLOR": "1"}])
+def test_few_colours_or_none_still_tell(saved: Path, settings: dict[str, str]) -> None:
+    assert b"(9)" in child("show", str(saved), **settings).out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["show", "g.safetensors"], ["compare", "g.safetensors", "g.safetensors"], ["show", "--words", "g.safetensors"]],
+)
+def test_a_narrow_terminal(saved: Path, arguments: list[str]) -> None:
+    done = child(*arguments, COLUMNS="30")
+    assert done.code == 0, done.err
+    assert max(map(len, done.out.decode().splitlines())) <= 30
+
+
+@pytest.mark.parametrize("columns", ["1", "0", "-5", "wide", ""])
+def test_odd_widths(saved: Path, columns: str) -> None:
+    assert child("show", str(saved), COLUMNS=columns).code == 0
+
+
+def test_a_terminal_that_has_ascii_alone(place: Path) -> None:
+    for arguments in (
+        ["gradients", *TEXTS, "-t", "é never \U0001f600", "-o", "g.safetensors"],
+        ["show", "g.safetensors"],
+    ):
+        done = child(*arguments, PYTHONIOENCODING="ascii")
+        assert done.code == 0, done.err
+        done.out.decode("ascii")
+    words = child("gradients", *TEXTS, "-t", "never", PYTHONIOENCODING="ascii").out
+    assert b"1 x 3 x 4 float32" in words
+
+
+def result_of(texts: list[str], values: Any, mask: Any = None) -> embgrad.EmbeddingGradients:
+    ids = np.arange(len(texts))[None]
+    array = np.asarray(values, np.float32).reshape(1, len(texts), 1)
+    return embgrad.EmbeddingGradients(
+        array, np.ones_like(array), np.zeros(1), ids, mask, None, (tuple(texts),), None, 100, 0.0, {"point": "word"}
+    )
+
+
+def test_what_a_token_may_hold_does_not_run_the_terminal() -> None:
+    result = result_of(["\x1b[31mred", "[bold]", "\u202ereversed", "\x07", ""], [1, 2, 3, 4, 5])
+    line = painted(pieces(result, 0), "norm", coloured=True)
+    assert isinstance(line, rich.text.Text)
+    assert "\x1b" not in line.plain
+    assert "\\x1b[31mred" in line.plain
+    assert "[bold]" in line.plain
+    assert "\u202e" not in line.plain
+
+
+def test_pieces_of_words() -> None:
+    result = result_of(["<s>", "Ġa", "Ġgrip", "ping", "</s>"], [9, 1, -2, 3, 9])
+    shown = pieces(result, 0, "dot")
+    assert [(one.text, one.joined, one.special) for one in shown] == [
+        ("<s>", False, True),
+        ("a", False, False),
+        ("grip", False, False),
+        ("ping", True, False),
+        ("</s>", False, True),
+    ]
+    assert [round(one.share, 3) for one in shown[1:4]] == [0.333, -0.667, 1.0]
+    assert painted(shown, "dot", coloured=False).plain == "<s> a(+3) grip(-6)ping(+9) </s>"
+
+
+@pytest.mark.parametrize("values", [[0, 0], [np.nan, 1], [np.inf, 1]])
+def test_scales_without_an_end(values: list[float]) -> None:
+    with np.errstate(invalid="ignore"):
+        shown = pieces(result_of(["a", "b"], values), 0)
+    assert all(-1 <= one.share <= 1 or np.isnan(one.share) for one in shown)
+    assert painted(shown, "norm", coloured=False).plain
+    assert painted(shown, "norm", coloured=True).plain.startswith("a")
+
+
+def test_padding_is_left_out_and_ids_stand_for_unknown_tokens() -> None:
+    result = result_of(["a", "b"], [1, 2], np.array([[1, 0]]))
+    assert [one.text for one in pieces(result, 0)] == ["a"]
+    nameless = embgrad.EmbeddingGradients(**{**vars(result), "tokens": None})
+    assert [one.text for one in pieces(nameless, 0)] == ["0"]
+
+
+def test_the_file_on_stdout_and_nothing_else(place: Path) -> None:
+    done = child("gradients", "-m", "models.py:talks", "--ids", "ids.json", "--labels", "0,2", "-o", "-")
+    assert done.code == 0, done.err
+    (place / "g.safetensors").write_bytes(done.out)
+    np.testing.assert_array_equal(embgrad.load("g.safetensors").values, expected().values)
+    assert "said in Python" in done.err
+    assert "said in C" in done.err
+    assert "warning: mind the gap" in done.err
+    assert "old" not in done.err
+
+
+def test_json_is_not_mixed_with_what_models_say() -> None:
+    done = child("gradients", "-m", "models.py:talks", "--ids", "ids.json", "--json")
+    assert json.loads(done.out)["framework"] == "reference"
+
+
+def test_stdout_is_the_processs_own_again(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["gradients", "-m", "models.py:talks", "--ids", "ids.json", "--json"]) == 0
+    print("after")
+    out, err = capfd.readouterr()
+    assert out.endswith("}\nafter\n")
+    assert "said in Python" in err
+
+
+def test_from_a_pipe_into_a_pipe() -> None:
+    line = f"{sys.executable} -m embgrad gradients {' '.join(TEXTS)} -o - | {sys.executable} -m embgrad show -"
+    done = subprocess.run(["sh", "-c", line], input=b"never again", capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rb"\[CLS\] never\(\d\) again\(\d\) \[SEP\]", done.stdout)
+
+
+@pytest.mark.parametrize("options", [("--json",), (), ("-o", "-")])
+def test_a_reader_that_leaves_early_is_no_error_to_tell(place: Path, options: tuple[str, ...]) -> None:
+    (place / "many.json").write_text(json.dumps([[1, 2, 3, 4, 5, 6, 7, 8]] * 3000))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "embgrad", "gradients", "-m", "models.py:build", "--ids", "many.json", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    said = process.stderr.read().decode()
+    assert process.wait(60) == 141
+    assert "Traceback" not in said
+    assert "Broken" not in said
+    assert "Exception ignored" not in said
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&-", "1>&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    line = f"{sys.executable} -m embgrad gradients {' '.join(ASK)} -o g.safetensors {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Path("g.safetensors").exists()
+    assert b"Traceback" not in done.stderr
+
+
+def test_an_error_in_the_model_is_a_line_and_its_traceback_with_debug(command: Any) -> None:
+    ask = ("gradients", "-m", "models.py:raises", "--ids", "ids.json")
+    done = command(*ask)
+    assert done.code == 2
+    assert done.err.splitlines()[-1] == "error: RuntimeError: the model broke (--debug shows where)"
+    done = command(*ask, "--debug")
+    assert done.code == 2
+    assert "Traceback" in done.err
+    assert "models.py" in done.err
+
+
+def test_a_model_that_leaves_the_process_gives_no_answer(command: Any) -> None:
+    done = command("compare", *ASK, "--against", "models.py:leaves")
+    assert done.code == 2
+    assert "sys.exit(0)" in done.err
+
+
+def test_interrupted(command: Any) -> None:
+    done = command("gradients", "-m", "models.py:stops", "--ids", "ids.json")
+    assert (done.code, done.out) == (130, "")
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
+def test_interrupted_by_the_keyboard(place: Path) -> None:
+    (place / "slow.py").write_text(
+        "import time, models\ndef build():\n    open('begun', 'w').close()\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "embgrad", "gradients", "-m", "slow.py:build", "--ids", "ids.json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 30
+    while not (place / "begun").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, b"")
+    assert err == b"error: interrupted\n"
+
+
+def test_progress_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[tuple[int, int]] = []
+    model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.ones((9, 2))})
+    ids = np.ones((5, 3), int)
+    embgrad.gradients(model, ids, embgrad.Sum(), batch_size=2, progress=lambda done, total: told.append((done, total)))
+    assert told == [(0, 5), (2, 5), (4, 5), (5, 5)]
+    for progress in (True, np.True_):
+        embgrad.gradients(model, ids, embgrad.Sum(), batch_size=2, progress=progress)  # stderr is no terminal here
+    assert capsys.readouterr().err == ""
+    with pytest.raises(EmbgradError, match=r"progress is 3: expected True, or a function that takes \(done, total\)"):
+        embgrad.gradients(model, ids, embgrad.Sum(), progress=3)  # type: ignore[call-overload]
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("rich_there", [True, False])
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, rich_there: bool) -> None:
+    from embgrad.common.progress import bar
+
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    if not rich_there:
+        monkeypatch.setitem(sys.modules, "rich.progress", None)
+    with bar("examples") as report:
+        report(0, 5)
+        report(5, 5)
+    assert "examples" in screen.getvalue()
+    assert "5/5" in screen.getvalue() if rich_there else "examples: 5 of 5" in screen.getvalue()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a pseudo-terminal is POSIX's")
+def test_on_a_terminal_progress_is_drawn_and_stays_off_stdout(place: Path) -> None:
+    (place / "many.json").write_text(json.dumps([[1, 2, 3]] * 40))
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "embgrad", "gradients", *ASK[:2], "--ids", "many.json", "--batch-size", "2", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        stdin=theirs,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    assert process.stdout is not None
+    answer = process.stdout.read()
+    drawn = b""
+    try:
+        while piece := os.read(ours, 65536):
+            drawn += piece
+    except OSError:  # how Linux says that the other side has closed
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait(60) == 0
+    assert json.loads(answer)["results"]["word"]["shape"] == [40, 3, 4]
+    assert b"gradients in reference" in drawn
+    assert b"40/40" in drawn
+
+
+def test_a_binary_file_is_not_thrown_at_a_terminal(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    done = command("gradients", *ASK, "-o", "-")
+    assert done.code == 2
+    assert "stdout is a terminal" in done.err

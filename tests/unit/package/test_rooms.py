@@ -1,0 +1,138 @@
+"""The rooms of `embgrad`: a room imports only rooms to its left, no file leads back to itself, chains of imports are short."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.moved import MOVED
+from embgrad.objectives.objectives import CrossEntropy
+from embgrad.streaming.code_digest import read
+from embgrad.streaming.digest import digest_of
+from tests.unit.backend_files import circles
+from tests.unit.streams import model
+
+ROOT = Path(embgrad.__file__).parent
+
+#: The rooms from left to right; those of one line do not import each other.
+ROOMS = (
+    {"common", "errors", "version", "moved"},
+    {"inputs"},
+    {"forward", "objectives"},
+    {"results", "backend"},
+    {"checkpoints"},
+    {"engine"},
+    {"comparison", "streaming"},
+    {"ray", "report"},
+    {"cli", "testing", "pytest_plugin"},
+)
+#: The files of the package itself, which bring the rooms together.
+ENTRIES = {"__init__", "__main__"}
+
+#: The most files that may import one another in a chain, from a command down to `embgrad.common.text`.
+LONGEST = 29
+
+
+def modules() -> dict[str, Path]:
+    """Return the files of the package by the names of their modules inside of it."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports() -> dict[str, set[str]]:
+    """Return what each module imports of the package, at its top or in a function."""
+    known = modules()
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        graph[name] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [one.name for one in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                names = [f"{node.module}.{one.name}" for one in node.names]
+            else:
+                continue
+            for full in names:
+                parts = full.split(".")[1:] if full.split(".")[0] == "embgrad" else None
+                if parts is not None:
+                    held = [".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in known]
+                    graph[name].add(held[0] if held else "__init__")
+        graph[name].discard(name)
+    return graph
+
+
+GRAPH = imports()
+RANKS = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
+
+
+def room(module: str) -> str:
+    """Return the room of a module."""
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("name", sorted({room(module) for module in GRAPH} - ENTRIES))
+def test_a_room_imports_only_rooms_to_its_left(name: str) -> None:
+    assert name in RANKS, (
+        f"{name} is no room: find the room of its files, or give it a place in ROOMS and CONTRIBUTING.md"
+    )
+    whole = name in ("cli", "testing")  # which use the package as its users do
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in GRAPH.items()
+        for other in others
+        if room(module) == name != room(other)
+        and not (whole and other == "__init__")
+        and not (RANKS.get(room(other), len(ROOMS)) < RANKS[name] or (RANKS[name] == 0 == RANKS.get(room(other))))
+    ]
+    assert wrong == []
+
+
+def test_no_file_leads_back_to_itself() -> None:
+    assert circles(GRAPH) == []
+
+
+def test_chains_of_imports_are_short() -> None:
+    lengths: dict[str, int] = {}
+
+    def longest(module: str) -> int:
+        if module not in lengths:
+            lengths[module] = 1 + max(map(longest, GRAPH[module]), default=0)
+        return lengths[module]
+
+    assert max(map(longest, GRAPH)) <= LONGEST
+
+
+@pytest.mark.parametrize("former", MOVED)
+def test_a_module_can_be_imported_by_its_former_name(former: str) -> None:
+    assert importlib.import_module(f"embgrad.{former}") is importlib.import_module(f"embgrad.{MOVED[former]}")
+
+
+def test_a_function_with_the_former_name_of_a_module_stays() -> None:
+    code = "import embgrad.points, embgrad; assert callable(embgrad.points) and callable(embgrad.capture)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_pickle_of_the_version_before_is_read() -> None:
+    result = embgrad.gradients(model(), [[3, 1]], embgrad.Logit(0))
+    written = pickle.dumps(result, protocol=0)
+    before = written.replace(b"embgrad.results.gradients", b"embgrad.result")
+    assert before != written
+    np.testing.assert_array_equal(pickle.loads(before).values, result.values)
+
+
+def test_a_run_of_a_stream_goes_by_the_former_names_of_classes() -> None:
+    """So that a folder that the version before has begun can be finished."""
+    told = read([CrossEntropy, sys.modules["embgrad.inputs.batch"]], digest_of)
+    assert "embgrad.objective.CrossEntropy" in str(told)
+    assert "embgrad.inputs" not in str(told[1])

@@ -1,0 +1,44 @@
+"""A local Ray with two CPUs, for the tests here and for `python -m tests.unit.ray.demo`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# Ray reads both as it is imported.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+
+ROOT = Path(__file__).parents[3]
+
+
+@contextmanager
+def local_ray(logging_level: int = logging.ERROR) -> Iterator[None]:
+    """Two CPUs of this machine for as long as it is open, in whose actors `tests.unit.ray.models` can be imported."""
+    import ray
+    import ray.data
+
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([path] if path else [])])
+    try:
+        ray.init(
+            address="local",
+            num_cpus=2,
+            object_store_memory=200_000_000,
+            include_dashboard=False,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"USE_TF": "0"}},  # or transformers imports TensorFlow, too, in each actor
+            logging_level=logging_level,
+        )
+        logging.getLogger("ray.data").setLevel(logging_level)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        yield
+    finally:
+        ray.shutdown()
+        if path is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = path

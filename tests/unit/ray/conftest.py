@@ -1,0 +1,53 @@
+"""One local Ray with two CPUs for all tests here, which is gone when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.ray.cluster import local_ray
+from tests.unit.ray.models import VOCAB, WORDS, Observed, kill_one
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cluster() -> Iterator[None]:
+    with local_ray():
+        yield
+
+
+@pytest.fixture
+def items() -> Callable[..., list[dict[str, Any]]]:
+    """Rows of ids of different lengths, their text, a label and a key."""
+
+    def make(count: int, shortest: int = 2, longest: int = 9) -> list[dict[str, Any]]:
+        random = np.random.default_rng(5)
+        rows = []
+        for number in range(count):
+            words = random.integers(4, VOCAB, random.integers(shortest, longest + 1) - 2)
+            ids = [2, *(int(one) for one in words), 3]
+            text = " ".join(WORDS[one] for one in ids[1:-1])
+            rows.append(
+                {"key": number, "ids_": ids, "text": text, "label": int(random.integers(3)), "kept": f"k{number}"}
+            )
+        return rows
+
+    return make
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> Callable[..., Observed]:
+    def make(**options: Any) -> Observed:
+        folder = tmp_path / "observed"
+        folder.mkdir()
+        return Observed(folder, **options)
+
+    return make
+
+
+@pytest.fixture
+def killing() -> Callable[[Observed], list[int]]:
+    return kill_one

@@ -1,0 +1,256 @@
+"""Whole runs on a local Ray with two workers, on models of each framework, with an actor killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import ray
+import ray.data
+
+import embgrad
+import embgrad.ray
+from embgrad.ray.imports import MissingPackageError, expect_ray
+from tests.unit.ray import models
+from tests.unit.ray.models import Observed, labelled
+
+Items = Callable[..., list[dict[str, Any]]]
+#: Two more rounding errors than one process makes: rows share other batches, and sums come in another order.
+CLOSE = {"float32": 2e-6, "float64": 1e-12}
+
+
+def of_one_process(
+    built: Any, rows: list[dict[str, Any]], objective: Any = None, **batch: Any
+) -> embgrad.EmbeddingGradients:
+    """What `embgrad.gradients` gives for all rows at once."""
+    model, tokenizer = built if isinstance(built, tuple) else (built, None)
+    found = embgrad.gradients(
+        model,
+        embgrad.encode([row["text"] for row in rows], tokenizer) if tokenizer is not None else _padded(rows),
+        objective or embgrad.CrossEntropy([row["label"] for row in rows]),
+    )
+    assert isinstance(found, embgrad.EmbeddingGradients)
+    return found
+
+
+def _padded(rows: list[dict[str, Any]]) -> embgrad.TokenBatch:
+    longest = max(len(row["ids_"]) for row in rows)
+    gaps = [longest - len(row["ids_"]) for row in rows]
+    return embgrad.TokenBatch(
+        [row["ids_"] + [0] * gap for row, gap in zip(rows, gaps, strict=True)],
+        [[1] * (longest - gap) + [0] * gap for gap in gaps],
+    )
+
+
+def close(found: Any, expected: np.ndarray, dtype: str = "float64") -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE[dtype] * np.abs(expected).max())
+
+
+def assert_killed_in_the_middle(killed: list[int], seen: Observed) -> None:
+    """One had begun its second batch at least, and the others have gone on."""
+    assert len(killed) == 1
+    assert seen.begun(killed[0]) >= 2
+    others = seen.builders() - set(killed)
+    assert max(seen.last(one) for one in others) > seen.last(killed[0])
+
+
+def written(rows: list[dict[str, Any]], path: Path, files: int = 3) -> list[str]:
+    """Parquet, or JSON lines, in several files."""
+    names = []
+    for number in range(files):
+        part = rows[number::files]
+        name = path.with_name(f"{path.stem}{number}{path.suffix}")
+        if path.suffix == ".parquet":
+            pa.parquet.write_table(pa.Table.from_pylist(part), name)
+        else:
+            name.write_text("".join(json.dumps(row) + "\n" for row in part))
+        names.append(str(name))
+    return names
+
+
+def test_parquet_to_parquet_with_an_actor_killed(
+    items: Items, observed: Callable[..., Observed], killing: Callable[[Observed], list[int]], tmp_path: Path
+) -> None:
+    rows, seen = items(150), observed()
+    killed = killing(seen)
+    out = tmp_path / "out"
+    report = embgrad.ray.write(
+        written(rows, tmp_path / "in.parquet"), seen, seen.objective, out, ids="ids_", key="key", batch_size=4
+    )
+    assert (report.rows_in, report.rows_out) == (150, 150)
+    assert_killed_in_the_middle(killed, seen)
+    found = sorted(pa.parquet.read_table(out).to_pylist(), key=lambda row: row["key"])
+    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    expected = of_one_process(models.reference(), rows)
+    for number, row in enumerate(found):
+        own = len(row["ids_"])
+        close(row["saliency"], expected.saliency()[number, :own])
+        close(row["objective"], expected.objective[number])
+    said = json.loads((out / "_embgrad.json").read_text())
+    assert (said["rows"], said["output"], said["inputs"]["ids"]) == (150, "saliency", "ids_")
+    with pytest.raises(embgrad.FileFormatError, match=r"expected a new or empty folder"):
+        embgrad.ray.write(out, models.reference, labelled, out, ids="ids_")
+
+
+@pytest.mark.slow
+def test_the_mean_table_from_json_lines_with_an_actor_killed(
+    items: Items, observed: Callable[..., Observed], killing: Callable[[Observed], list[int]], tmp_path: Path
+) -> None:
+    rows, seen = items(200), observed(build=models.reference_float32, seconds=0.05)
+    killed = killing(seen)
+    found = embgrad.ray.table(
+        written(rows, tmp_path / "in.jsonl"), seen, seen.objective, reduce="mean", ids="ids_", batch_size=2
+    )
+    assert_killed_in_the_middle(killed, seen)
+    expected = of_one_process(models.reference_float32(), rows).table()
+    assert found.shape == expected.shape
+    assert 0 not in found.rows  # what fills up the shorter rows counts for nothing
+    assert found.values.dtype == np.float32
+    close(found.to_dense(), expected.to_dense() / len(rows), "float32")
+
+
+def test_a_lazy_dataset_goes_on_in_ray(items: Items) -> None:
+    rows = items(40)
+    dataset = embgrad.ray.gradients(
+        ray.data.from_items(rows), models.reference, labelled, output="values", length=9, ids="ids_", batch_size=4
+    )
+    expected = of_one_process(models.reference(), rows).values
+    found = {row["key"]: row for row in dataset.filter(lambda row: row["key"] < 30).take_all()}
+    assert sorted(found) == list(range(30))
+    for key, row in found.items():
+        assert row["values"].shape == (9, models.DIM)
+        own = len(row["ids_"])
+        close(row["values"][:own], expected[key, :own])
+
+
+def test_the_row_is_named_and_no_wall_of_text(items: Items) -> None:
+    rows = items(20)
+    rows[17]["ids_"] = [3, 99]
+    with pytest.raises(embgrad.BatchError, match=r"^the row with key=17: id 99 at .* is outside the table") as caught:
+        embgrad.ray.table(ray.data.from_items(rows), models.reference, labelled, ids="ids_", key="key", verify=False)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_dataset_that_is_another_each_time_is_refused(items: Items) -> None:
+    rows = ray.data.from_items(items(60)).map(
+        lambda row: {**row, "ids_": [*row["ids_"], int(np.random.default_rng().integers(30))]}
+    )
+    with pytest.raises(embgrad.EmbgradError, match=r"60 rows went in and as many came out, but they are not the same"):
+        embgrad.ray.table(rows, models.reference, labelled, ids="ids_")
+
+
+def test_an_empty_dataset_has_no_table() -> None:
+    nothing = ray.data.from_arrow(pa.table({"ids_": pa.array([], pa.list_(pa.int64()))}))
+    with pytest.raises(embgrad.BatchError, match=r"the dataset holds no row"):
+        embgrad.ray.table(nothing, models.reference, embgrad.Sum(), ids="ids_", verify=False)
+
+
+def test_a_process_that_always_dies_ends_the_run(items: Items) -> None:
+    def dies(rows: Any) -> embgrad.Objective:
+        os._exit(1)
+
+    limits = {"max_restarts": 1, "max_task_retries": 1}
+    with pytest.raises(Exception, match=r"(?i)actor") as caught:
+        embgrad.ray.table(
+            ray.data.from_items(items(4)), models.reference, dies, ids="ids_", verify=False, actor_options=limits
+        )
+    assert isinstance(caught.value, ray.exceptions.RayError)
+
+
+@pytest.mark.framework("torch")
+def test_saliencies_of_texts_in_torch(items: Items) -> None:
+    rows = items(24)
+    dataset = embgrad.ray.gradients(ray.data.from_items(rows), models.torch_bert, labelled, kind="dot", batch_size=4)
+    expected = of_one_process(models.torch_bert(), rows)
+    found = dataset.take_all()
+    assert sorted(row["key"] for row in found) == list(range(24))
+    scale = np.abs(expected.saliency("dot")).max()
+    for row in found:
+        own = len(row["ids_"])
+        assert list(row["tokens"]) == ["[CLS]", *row["text"].split(), "[SEP]"]
+        difference = np.abs(row["saliency"] - expected.saliency("dot")[row["key"], :own]).max()
+        assert difference < CLOSE["float32"] * scale
+
+
+@pytest.mark.slow
+@pytest.mark.framework("tensorflow")
+def test_the_sum_in_keras(items: Items) -> None:
+    """The net takes no mask, and its mean is over all positions."""
+    rows = items(24)
+    found = embgrad.ray.table(
+        ray.data.from_items(rows), models.keras_net, labelled, ids="ids_", convention="ids", batch_size=4, verify=False
+    )
+    net = models.keras_net()
+    each = [
+        embgrad.gradients(net, np.array([row["ids_"]]), embgrad.CrossEntropy([row["label"]])).table().to_dense()
+        for row in rows
+    ]
+    close(found.to_dense(), np.sum(each, axis=0), "float32")
+
+
+@pytest.mark.slow
+@pytest.mark.framework("gluon")
+def test_tables_of_each_row_in_gluon(items: Items) -> None:
+    rows = items(24)
+    objective = embgrad.Projection(np.linspace(-1, 1, 16), output="pooled")
+    dataset = embgrad.ray.gradients(
+        ray.data.from_items(rows), models.gluon_bert, objective, output="tables", convention="gluonnlp", batch_size=4
+    )
+    net, tokenizer = models.gluon_bert()
+    batch = embgrad.encode([row["text"] for row in rows], tokenizer).replace(convention="gluonnlp")
+    expected = embgrad.gradients(net, batch, objective).per_example()
+    scale = max(np.abs(one.values).max() for one in expected)
+    found = dataset.take_all()
+    assert sorted(row["key"] for row in found) == list(range(24))
+    for row in found:
+        table = embgrad.RowSparse(np.array(row["rows"]), np.array(row["values"]), (row["vocab"], 16))
+        assert np.abs(table.to_dense() - expected[row["key"]].to_dense()).max() < CLOSE["float32"] * scale
+
+
+class Scaled(embgrad.Sum):
+    """An objective of the user's, with an argument that is no number of Python's."""
+
+    def __init__(self, scale: Any) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "scale": self.scale}
+
+
+@pytest.mark.slow
+def test_what_was_asked_is_written_down_whatever_it_is_of(items: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    embgrad.ray.write(
+        ray.data.from_items(items(3)), models.reference, Scaled(np.float32(2)), out, ids="ids_", batch_size=4
+    )
+    assert json.loads((out / "_embgrad.json").read_text())["objective"] == {"class": "Scaled", "scale": 2.0}
+
+
+@pytest.mark.parametrize("name", ["ray.data", "pyarrow"])
+def test_what_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    message = r"^embgrad\.ray needs Ray Data, which cannot be imported \(.*\): pip install 'embgrad\[ray\]'"
+    with pytest.raises(MissingPackageError, match=message):
+        expect_ray()
+
+
+def test_without_ray_it_says_how_to_get_it(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "import embgrad\n"
+        "try: import embgrad.ray\n"
+        "except ImportError as error: print(isinstance(error, embgrad.EmbgradError), error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("True embgrad.ray needs Ray Data, which cannot be imported")
+    assert "pip install 'embgrad[ray]'" in done.stdout

@@ -1,0 +1,474 @@
+"""The page: what it shows, that it shows no more than the results hold, and that what it shows is never run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.report import render_page, write_page
+from embgrad.report.verdicts import figure
+from tests.unit.pages import SENTENCE, Reader, read, result, times
+
+# Figures
+
+
+def test_every_figure_is_the_results_own() -> None:
+    one = result(
+        [["[CLS]", "un", "##kind", "[SEP]"], ["[CLS]", "kind", "[SEP]", "[PAD]"]], mask=[[1] * 4, [1, 1, 1, 0]]
+    )
+    page = read(one)
+    assert [panel.legend for panel in page.panels] == ["Magnitude", "Signed"] * 2
+    for number, panel in enumerate(page.panels):
+        example = number // 2
+        for position, token in enumerate(panel.tokens):
+            assert token.figures == " · ".join(
+                [
+                    one.tokens[example][position],
+                    f"position {position}",
+                    f"id {one.ids[example, position]}",
+                    f"magnitude {one.saliency('norm')[example, position]:.4g}",
+                    f"signed {one.saliency('dot')[example, position]:.4g}",
+                ]
+            )
+    assert [len(panel.tokens) for panel in page.panels] == [4, 4, 3, 3], "padding is not shown"
+    assert "objective 0.25" in page.seen
+    assert "1 padded positions not shown" in page.seen
+
+
+def test_results_side_by_side_with_the_difference_of_each_token() -> None:
+    first = result(SENTENCE)
+    second = replace(first, values=first.values.copy())
+    second.values[0, 4] *= 2
+    comparison = embgrad.compare(first, second)
+    page = read({"ours": first, "theirs": second}, {"theirs": comparison})
+    assert [panel.legend for panel in page.panels] == [
+        f"{kind}, {name}" for kind in ("Magnitude", "Signed") for name in ("ours", "theirs")
+    ]
+    told = [token.figures.rpartition(" · ")[2] for token in page.panels[1].tokens]
+    assert told == ["differs from ours by 0.0e+00"] * 4 + [
+        "differs from ours by 1.0e+00",
+        "differs from ours by 0.0e+00",
+    ]
+    assert "differs" not in page.panels[0].tokens[4].figures
+    figures = comparison.figures
+    row = next(row for row in page.rows if row[0].endswith("word"))
+    assert row[1:] == [figure(figures.relative_l2), figure(figures.largest), f"{figures.cosine:.8f}"]
+
+
+def test_examples_in_another_order_stand_beside_each_other() -> None:
+    tokens = [["a", "b"], ["c", "d"], ["e", "f"]]
+    first = result(tokens)
+    turned = [2, 0, 1]
+    second = replace(
+        first,
+        values=first.values[turned] * np.float32(1 + 1e-3),
+        ids=first.ids[turned],
+        tokens=tuple(first.tokens[i] for i in turned),
+        objective=first.objective[turned],
+    )
+    page = read({"ours": first, "theirs": second})
+    for example in range(3):
+        ours, theirs = page.panels[4 * example : 4 * example + 2]
+        assert [token.text for token in ours.tokens] == [token.text for token in theirs.tokens] == tokens[example]
+        for token in theirs.tokens:
+            assert token.figures.endswith("differs from ours by 1.0e-03")
+    assert "objective 1.25 in ours, 1.25 in theirs" in page.seen
+
+
+def test_a_result_of_other_texts_is_said_to_be() -> None:
+    first = result([["a", "b"], ["c", "d"]])
+    part = replace(
+        first, **{name: getattr(first, name)[:1] for name in ("values", "activations", "ids", "tokens", "objective")}
+    )
+    page = read({"whole": first, "part": part}, {})
+    assert "part does not hold this text" in page.seen
+    assert [len(panel.tokens) for panel in page.panels] == [2, 2, 2, 2, 2, 0, 2, 0]
+    page = read({"part": part, "whole": first}, {})
+    assert "1 of the examples of whole are not in part and are not shown" in page.seen
+    other = result([["x", "y", "z"]], ids=[[71, 72, 73]])
+    assert "other does not hold this text" in read({"whole": first, "other": other}, {}).seen
+
+
+def test_an_extra_token_has_no_difference() -> None:
+    first = result([["a", "b", "c"]], ids=[[1, 2, 3]])
+    longer = result([["a", "b", "c", "</s>"]], ids=[[1, 2, 3, 9]])
+    longer.values[:, :3] = first.values
+    page = read({"ours": first, "theirs": longer})
+    assert [token.figures.rpartition(" · ")[2] for token in page.panels[1].tokens] == [
+        *["differs from ours by 0.0e+00"] * 3,
+        "not in ours",
+    ]
+
+
+# Verdicts
+
+
+def verdict_of(page: Reader) -> str:
+    return re.sub(r"\s+", " ", page.seen)
+
+
+def test_agreement_and_difference_in_words() -> None:
+    one = result(SENTENCE)
+    page = verdict_of(read({"ours": one, "theirs": replace(one)}))
+    assert "✓ theirs agrees with ours: relative L2 0 (tolerance" in page
+    apart = embgrad.compare(one, times(one, -1))
+    page = verdict_of(read({"ours": one, "theirs": times(one, -1)}, {"theirs": apart}))
+    assert "✗ theirs differs from ours: relative L2 2 (tolerance" in page
+    for finding in apart.findings:
+        assert str(finding) in page
+    assert "a is ours, reference some.Model at 'word'; b is theirs" in page
+
+
+def test_findings_notes_and_advice_stand_above_the_sentences() -> None:
+    one = result(SENTENCE)
+    found = (embgrad.Finding(("sign",), "a change of sign", 0.987, 0.01),)
+    comparison = replace(
+        embgrad.compare(one, times(one, -1)), findings=found, notes=("padded otherwise",), advice="try bisect"
+    )
+    page = verdict_of(read({"a": one, "b": times(one, -1)}, {"b": comparison}))
+    where = [
+        page.index(text)
+        for text in ("98.7 % of the difference is a change of sign", "try bisect", "padded otherwise", "Example 0")
+    ]
+    assert where == sorted(where)
+
+
+def test_several_points() -> None:
+    one = result(SENTENCE)
+    ours = {"layer.0": one, "word": times(one, 3), "layer.1": one}
+    theirs = {"layer.0": one, "word": times(one, 3), "layer.1": times(one, 1.5)}
+    page = read({"ours": ours, "theirs": theirs})
+    text = verdict_of(page)
+    assert "✗ theirs differs from ours at 1 of 3 points (layer.1): relative L2 0.5 at most" in text
+    assert [row[0] for row in page.rows if row[0][:1] in "✓✗"] == [
+        "✓ agrees layer.0",
+        "✓ agrees word",
+        "✗ differs layer.1",
+    ]
+    assert "The gradient at word, token by token" in text, "the lookup's sentences, wherever it stands"
+    assert next(attributes.get("role") for tag, attributes in page.tags if tag == "svg") == "img"
+    assert "theirs from 0 at layer.0 to 0.5 at layer.1. The tables hold every figure." in text
+    assert "theirs, layer.1: relative L2 0.5" in text
+
+    page = read({"ours": ours, "theirs": theirs}, layers=["layer.1", "layer.0"])
+    text = verdict_of(page)
+    assert "at 1 of 2 points" in text
+    assert "The gradient at layer.1, token by token" in text
+    assert "svg" not in [tag for tag, _ in read({"ours": ours, "theirs": theirs}, layers=["word"]).tags]
+
+
+def test_findings_say_where() -> None:
+    one = result(SENTENCE)
+    sign, factor = (embgrad.Finding((name,), name, 0.99, 0.1) for name in ("sign", "constant-factor"))
+    whole = embgrad.compare(one, times(one, -1))
+    given = embgrad.Comparisons(
+        {
+            "word": replace(whole, findings=(sign, factor), notes=("n",)),
+            "layer.0": replace(whole, findings=(sign,), notes=("n", "m")),
+            "layer.1": embgrad.compare(one, one),
+        }
+    )
+    text = verdict_of(read({"a": one, "b": times(one, -1)}, {"b": given}))
+    assert "> 99 % of the difference is sign".replace("> ", " ") in text
+    assert "at word: 99 % of the difference is constant-factor" in text
+    assert "at word, layer.0: n" in text
+    assert "at layer.0: m" in text
+
+
+def test_findings_that_say_other_things_are_told_apart() -> None:
+    one = result(SENTENCE)
+    whole = embgrad.compare(one, times(one, -1))
+    texts = [f"a factor {number}" for number in range(12)]
+    given = {
+        f"layer.{number}": replace(whole, findings=(embgrad.Finding(("constant-factor",), text, 0.9, 0.1),))
+        for number, text in enumerate(texts)
+    }
+    text = verdict_of(read({"a": dict.fromkeys(given, one), "b": dict.fromkeys(given, one)}, {"b": given}))
+    for number in range(8):
+        assert f"at layer.{number}: 90 % of the difference is a factor {number}" in text
+    assert "a factor 8" not in text
+    assert "4 more findings, each at other points, are not listed" in text
+
+
+def test_examples_are_of_the_point_that_is_named() -> None:
+    one = result([["a", "b"], ["c", "d"]])
+    given = {"layer.1": embgrad.compare(one, times(one, 2)), "layer.0": embgrad.compare(one, times(one, 3))}
+    held = {"word": one, "layer.0": one, "layer.1": one}
+    page = read({"a": held, "b": held}, {"b": given})
+    assert "by example, at layer.1" in verdict_of(page)
+    assert [row[1] for row in page.rows if row[0].startswith("example ")] == ["1", "1"]
+
+
+def test_examples_are_numbered_as_in_the_first() -> None:
+    first = result([["a", "b"], ["c", "d"], ["e", "f"]])
+    part = replace(
+        first, **{name: getattr(first, name)[1:] for name in ("values", "activations", "ids", "tokens", "objective")}
+    )
+    page = read({"first": first, "part": part})
+    assert [row[0] for row in page.rows if row[0].startswith("example ")] == ["example 1", "example 2"]
+
+
+def test_many_examples_are_listed_in_part() -> None:
+    tokens = [[f"t{number}"] for number in range(80)]
+    one = result(tokens)
+    page = read({"a": one, "b": one})
+    assert sum(row[0].startswith("example ") for row in page.rows) == 50
+    assert "30 more examples not listed" in page.seen
+
+
+# Size
+
+
+def test_a_large_result_is_cut_and_says_so() -> None:
+    tokens = [[f"word{position}" for position in range(128)]] * 200
+    one = result(tokens, ids=np.tile(np.arange(128), (200, 1)) + np.arange(200)[:, None] * 128)
+    page = render_page({"a": one, "b": times(one, 1)})
+    assert len(page) < 6e6
+    reader = Reader(page)
+    assert "the last 181 of 200 examples are not shown" in reader.seen
+    assert len(reader.panels) == 4 * 19
+    # Less in all than the limit, and one example more would be above it.
+    assert 19 * 4 * 128 <= 10_000 < 20 * 4 * 128
+
+
+def test_a_long_example_is_cut_and_says_so() -> None:
+    page = read(result([[f"w{position}" for position in range(3000)]]))
+    assert "the first 512 of 3000 tokens" in page.seen
+    assert [len(panel.tokens) for panel in page.panels] == [512, 512]
+
+
+def test_the_smallest_result() -> None:
+    page = read(result([["x"]], np.zeros((1, 1, 1))))
+    assert page.texts() == ["x"]
+    assert "zero at every token" in page.seen
+
+
+def test_an_example_without_a_real_position() -> None:
+    page = read(result([["[PAD]"], ["a"]], mask=[[0], [1]]))
+    assert "no tokens" in page.seen
+    assert page.texts(2) == ["a"]
+
+
+def test_points_with_axes_of_their_own_have_no_sentences() -> None:
+    one = result([["a", "b"]], np.ones((1, 4)), provenance={"point": "pooler", "backend": "torch"})
+    page = read(one)
+    assert "has no sentences here: its gradient has the shape (1, 4)" in page.seen
+    assert page.panels == []
+    assert "of shape" in Reader(one._repr_html_()).seen or "the shape (1, 4)" in Reader(one._repr_html_()).seen
+
+
+# The file
+
+
+def test_the_page_asks_nothing_of_anyone_and_runs_nothing() -> None:
+    page = render_page({"a": result(SENTENCE), "b": result(SENTENCE)})
+    reader = Reader(page)
+    policy = next(tag["content"] for name, tag in reader.tags if name == "meta" and "http-equiv" in tag)
+    style = page.split("<style>")[1].split("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "://" not in page
+    assert "<script" not in page
+
+
+def test_the_pages_structure() -> None:
+    page = read({"a": result(SENTENCE), "b": result(SENTENCE)}, title="A title")
+    kinds = [tag for tag, _ in page.tags]
+    for landmark in ("header", "main", "footer", "h1", "title"):
+        assert kinds.count(landmark) == 1
+    assert page.attributes("lang") == ["en"]
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    assert set(page.attributes("aria-labelledby")) <= set(ids)
+    for tag, attributes in page.tags:
+        if tag == "th":
+            assert attributes.get("scope") in ("row", "col")
+    assert kinds.count("table") == kinds.count("caption") == 3
+    headings = [int(tag[1]) for tag in kinds if re.fullmatch(r"h\d", tag)]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(headings))
+    groups: dict[str, int] = {}
+    for name in page.attributes("name"):
+        groups[str(name)] = groups.get(str(name), 0) + 1
+    assert sum(count == 6 for count in groups.values()) == 4, "one group of tokens a panel"
+
+
+def test_provenance_is_at_the_foot() -> None:
+    certificate = embgrad.Certificate(
+        (embgrad.Slope("gradient", 1.0, 1.0, 0.0, 1e-3), embgrad.Slope("random 1", 1.0, 2.0, 0.0, 1e-3))
+    )
+    page = read(result(SENTENCE, mask=np.ones((1, 6), np.int64), pad_leak=1e-9, certificate=certificate))
+    rows = dict(row for row in page.rows if len(row) == 2)
+    assert rows["gradient"] == "1 × 6 × 4, float32"
+    assert rows["versions, numpy"] == "1.2.3"
+    assert rows["objective, class"] == "Sum"
+    assert rows["compute dtype"] == "float32"
+    assert rows["largest at padding"] == "1.00e-09"
+    assert rows["certificate"] == "1 of 2 slopes by finite differences hold"
+
+
+def test_the_same_page_twice() -> None:
+    assert render_page(result(SENTENCE)) == render_page(result(SENTENCE))
+
+
+def test_the_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "page.html"
+    write_page(target, result([["\ud800"]]))
+    assert Reader(target.read_text(encoding="utf-8")).texts() == ["\\ud800"]
+    before = target.read_bytes()
+
+    def broken(*_: Any) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match="no room"):
+        write_page(str(target), result(SENTENCE))
+    assert target.read_bytes() == before
+    assert os.listdir(tmp_path) == ["page.html"]
+
+
+def test_the_installed_package_has_its_templates(tmp_path: Path) -> None:
+    script = (
+        "import embgrad, sys, numpy as np\n"
+        "from embgrad.testing.reference import ReferenceModel, lookup\n"
+        "from embgrad.report import write_page\n"
+        "assert 'jinja2' not in sys.modules\n"
+        "model = ReferenceModel(lambda model, input_ids: lookup(model['E'], input_ids).tanh().mean(1), {'E': np.eye(4)})\n"
+        "write_page('page.html', embgrad.gradients(model, [[1, 2]], embgrad.Sum()))\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", script], cwd=tmp_path, check=True, timeout=120)
+    assert Reader((tmp_path / "page.html").read_text(encoding="utf-8")).texts() == ["1", "2"]
+
+
+# What cannot be shown
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ({}, "results is of type dict, empty: expected a result of embgrad.gradients, or a mapping"),
+        (None, "results is of type NoneType"),
+        ([1], "results is of type list"),
+        ({"a": 3}, r"results\['a'\] is of type int: expected a result"),
+        ({"a": {}}, r"results\['a'\] is of type dict, empty"),
+        ({"a": {"word": 3}}, r"results\['a'\] is a mapping with values of type 'int'"),
+    ],
+)
+def test_results_of_other_kinds(results: Any, message: str) -> None:
+    with pytest.raises(embgrad.EmbgradError, match=message):
+        render_page(results)
+
+
+@pytest.mark.parametrize(
+    ("comparisons", "message"),
+    [
+        (3, "comparisons is of type int: expected a mapping"),
+        ({"theirz": None}, r"comparisons names 'theirz': .* \('ours'\): 'theirs'. Did you mean 'theirs'\?"),
+        ({"ours": None}, r"comparisons names 'ours': expected some of the results beside the first"),
+        ({"theirs": 3}, r"comparisons\['theirs'\] is of type int: expected what embgrad.compare gives"),
+        ({"theirs": {"word": 3}}, r"comparisons\['theirs'\] is a mapping with values of type 'int'"),
+    ],
+)
+def test_comparisons_of_other_kinds(comparisons: Any, message: str) -> None:
+    with pytest.raises(embgrad.EmbgradError, match=message):
+        render_page({"ours": result(SENTENCE), "theirs": result(SENTENCE)}, comparisons)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (
+            ["wrod"],
+            r"layers names 'wrod', which not all results hold: expected some of 'word', 'layer.0'. Did you mean 'word'\?",
+        ),
+        (["layer.1"], "layers names 'layer.1'"),
+        ([], "layers is empty"),
+    ],
+)
+def test_layers_that_are_not_there(layers: list[str], message: str) -> None:
+    one = result(SENTENCE)
+    held = {"word": one, "layer.0": one}
+    with pytest.raises(embgrad.PointError, match=message):
+        render_page({"a": {**held, "layer.1": one}, "b": held}, layers=layers)
+
+
+def test_results_without_a_common_point() -> None:
+    one = result(SENTENCE)
+    with pytest.raises(
+        embgrad.PointError, match=r"a holds 'word'; b holds 'layer\.0'; expected results at the same points"
+    ):
+        render_page({"a": {"word": one}, "b": {"layer.0": one}})
+
+
+def test_results_of_other_texts_cannot_be_compared_here() -> None:
+    with pytest.raises(embgrad.BatchError):
+        render_page({"a": result([["x", "y"]]), "b": result([["x", "y", "z"]], ids=[[7, 8, 9]])})
+
+
+# Notebooks
+
+
+def test_notebooks_show_sentences() -> None:
+    one = result(SENTENCE)
+    fragment = one._repr_html_()
+    assert fragment is not None
+    page = Reader(fragment)
+    assert "EmbeddingGradients 1 × 6 × 4, float32 at word; Model, reference 1.2.3" in verdict_of(page)
+    titles = page.attributes("title")
+    assert len(titles) == 12
+    assert (
+        titles[3]
+        == f"##ping · position 3 · id 3 · magnitude {one.saliency('norm')[0, 3]:.4g} · signed {one.saliency('dot')[0, 3]:.4g}"
+    )
+    assert "style" not in [tag for tag, _ in page.tags]
+    assert not page.attributes("id")
+    # The text keeps the notebook's colour: no style sets one.
+    assert not [style for style in page.attributes("style") if re.search(r"(^|;)\s*color:", style or "")]
+
+
+def test_notebooks_show_comparisons() -> None:
+    one = result(SENTENCE)
+    comparison = embgrad.compare(one, times(one, 2))
+    page = Reader(comparison._repr_html_() or "")
+    assert "✗ b differs from a: relative L2 1" in verdict_of(page)
+    assert [row[0].strip() for row in page.rows] == ["", "✗ all", "example 0"]
+    assert page.rows[1][1:] == [figure(1.0), figure(comparison.figures.largest), "1.00000000"]
+    several = embgrad.compare({"word": one, "layer.0": one}, {"word": one, "layer.0": times(one, 2)})
+    page = Reader(several._repr_html_() or "")
+    assert [row[0].strip() for row in page.rows] == ["point", "✓ word", "✗ layer.0"]
+    assert [tag for tag, _ in page.tags].count("svg") == 1
+    assert embgrad.Comparisons({})._repr_html_() is not None
+
+
+def test_a_large_result_in_a_notebook_is_cut() -> None:
+    one = result([[f"w{position}" for position in range(300)]] * 20, ids=np.arange(6000).reshape(20, 300))
+    fragment = one._repr_html_()
+    assert fragment is not None
+    assert len(fragment) < 3e5
+    assert "the last 16 of 20 examples are not shown" in fragment
+    assert "the first 100 of 300 tokens" in fragment
+
+
+def test_without_jinja2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one = result(SENTENCE)
+    comparison = embgrad.compare(one, one)
+    shown = [one, comparison, embgrad.Comparisons({"word": comparison})]
+    assert all(each._repr_html_() is not None for each in shown)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert [each._repr_html_() for each in shown] == [None] * 3
+    with pytest.raises(embgrad.EmbgradError, match=r"needs the package 'jinja2'.*: pip install 'embgrad\[report\]'"):
+        write_page(tmp_path / "page.html", one)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,293 @@
+"""Results in files: what is written comes back bit for bit, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, lookup
+from tests.unit.stored import (
+    CERTIFICATE,
+    IDS,
+    TABLES,
+    expect_same_bits,
+    result,
+    through_a_file,
+)
+
+# One result
+
+OPTIONAL = st.fixed_dictionaries(
+    {},
+    optional={
+        "mask": st.none(),
+        "types": st.none(),
+        "tokens": st.one_of(
+            st.none(),
+            st.just((("\ud800", "\x00", '"\\'), ("電影", "", "🎬"))),
+            st.tuples(*[st.tuples(*[st.text()] * 3)] * 2),
+        ),
+        "words_of": st.none(),
+        "objective": st.just(np.array([np.pi, 1e-300])),
+        "pad_leak": st.floats(0, 1e30),
+        "tables": st.just(TABLES),
+        "before": st.just(np.full((2, 3, 4), 3.0, np.float32)),
+        "certificate": st.just(CERTIFICATE),
+        "provenance": st.dictionaries(
+            st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
+        ).filter(lambda one: not set(one) & {"backend", "model", "point", "path", "objective", "versions", "captured"}),
+    },
+)
+
+
+@given(OPTIONAL)
+def test_a_file_gives_the_result_back_bit_for_bit(changes: dict[str, Any]) -> None:
+    one = result(**changes)
+    expect_same_bits(one, through_a_file(one))
+
+
+def test_results_in_float64_come_back() -> None:
+    one = result(np.float64, objective=np.array(0.1))
+    expect_same_bits(one, through_a_file(one))
+
+
+def test_a_string_and_a_path_name_a_file(tmp_path: Path) -> None:
+    result().save(str(tmp_path / "gradients élève.safetensors"))
+    expect_same_bits(result(), embgrad.load(tmp_path / "gradients élève.safetensors"))
+    embgrad.save(result(), str(tmp_path / "g.safetensors"))
+    assert (tmp_path / "g.safetensors").read_bytes() == (tmp_path / "gradients élève.safetensors").read_bytes()
+
+
+def test_special_values_come_back() -> None:
+    values = np.array([[[np.nan, -0.0, np.inf, 5e-324]]])
+    absent = dict.fromkeys(("mask", "types", "tokens", "words_of"))
+    one = result(values=values, activations=values, objective=np.zeros(1), ids=IDS[:1, :1], **absent)
+    expect_same_bits(one, through_a_file(one))
+
+
+def test_strided_arrays_come_back() -> None:
+    values = np.asfortranarray(result().values)
+    other = through_a_file(result(values=values, ids=IDS[:, ::-1][:, ::-1]))
+    np.testing.assert_array_equal(other.values, values)
+
+
+def test_provenance_that_json_cannot_hold() -> None:
+    provenance = {"objective": {"class": "Mine", "factor": np.float32(0.5), "weights": np.arange(2), "other": object}}
+    kept = through_a_file(result(provenance=provenance)).provenance["objective"]
+    assert (kept["factor"], kept["weights"]) == (0.5, [0, 1])
+    assert "object" in kept["other"]
+
+
+def test_a_file_is_any_safetensors_reader_s(tmp_path: Path) -> None:
+    result().save(tmp_path / "g.safetensors")
+    tensors = safetensors.numpy.load_file(tmp_path / "g.safetensors")
+    np.testing.assert_array_equal(tensors["values"], result().values)
+    assert set(tensors) == {"values", "activations", "objective", "ids", "mask", "types", "words"}
+
+
+def test_a_single_result_is_of_the_first_format_which_every_embgrad_reads(tmp_path: Path) -> None:
+    result().save(tmp_path / "g.safetensors")
+    with safetensors.safe_open(str(tmp_path / "g.safetensors"), "numpy") as file:
+        assert json.loads(file.metadata()["embgrad"])["format"] == 1
+
+
+@pytest.mark.parametrize("path", [3, None, [], b"bytes"])
+def test_a_path_that_is_none(path: Any) -> None:
+    with pytest.raises(embgrad.EmbgradError, match=r"path is .*: expected the path of a file or folder"):
+        embgrad.load(path)
+    with pytest.raises(embgrad.EmbgradError, match=r"path is .*: expected the path of a file or folder"):
+        embgrad.save(result(), path)
+    with pytest.raises(embgrad.EmbgradError, match=r"folder is .*: expected the path"):
+        embgrad.open_stream(path)
+    with pytest.raises(embgrad.EmbgradError, match=r"folder is .*: expected the path"):
+        embgrad.load_bert(path, "reference")
+
+
+def test_the_arguments_of_save_in_the_wrong_order() -> None:
+    with pytest.raises(embgrad.EmbgradError, match=r"the path comes second, embgrad\.save\(results, path\)"):
+        embgrad.save("g.safetensors", result())  # type: ignore[arg-type]
+
+
+def model() -> ReferenceModel:
+    return ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
+
+
+@pytest.mark.parametrize("objective", [embgrad.Sum(), embgrad.Scalar(lambda output: output.column(0).sum(0))])
+def test_a_result_from_a_run_comes_back(objective: Any) -> None:
+    one = embgrad.gradients(model(), [[0, 1], [2, 3]], objective)
+    expect_same_bits(one, through_a_file(one))
+
+
+def test_split_and_certified_results_come_back() -> None:
+    one = embgrad.gradients(model(), [[0, 1], [2, 3]], embgrad.Sum(), split=True, check=True)
+    assert one.tables is not None
+    assert one.certificate is not None
+    expect_same_bits(one, through_a_file(one))
+    assert replace(one).tables is one.tables
+
+
+def test_captured_results_come_back() -> None:
+    reference = model()
+    with embgrad.capture(reference) as tap:
+        from embgrad.testing.reference import pull_back
+
+        output = reference(np.array([[0, 1], [2, 3]]))
+        pull_back([(output, np.ones_like(output.value))], list(reference.parameters.values()))
+    assert tap.steps[0].objective is None
+    expect_same_bits(tap.steps[0], through_a_file(tap.steps[0]))
+
+
+def test_a_table_that_all_examples_share_comes_back() -> None:
+    """Its values have no example axis, and the objective has: as of position embeddings that are looked up once."""
+
+    def forward(model: Any, input_ids: np.ndarray) -> Any:
+        return lookup(model["E"], input_ids).mean(1) + lookup(model["P"], np.array([[0, 1]])).mean(1)
+
+    shared = ReferenceModel(forward, {"E": np.eye(4), "P": np.ones((2, 4))})
+    one = embgrad.gradients(shared, [[0, 1], [2, 3], [3, 3]], embgrad.Sum(), at="P")
+    assert (one.shape[0], one.objective.shape) == (1, (3,))
+    expect_same_bits(one, through_a_file(one))
+
+
+# Several results
+
+NAMES = st.lists(st.text(max_size=20), unique=True, min_size=1, max_size=4)
+
+
+@given(NAMES)
+@example(["layer.-1", "a/b", "", "word#1", "élève", "\ud800", "\x00", '"', "0", "0.values", "name", "../../x"])
+def test_several_results_come_back_by_any_name_in_order(names: list[str]) -> None:
+    results = {
+        name: result(values=np.full((2, 3, 4), number, np.float32), tables=TABLES if number % 2 else None)
+        for number, name in enumerate(names)
+    }
+    again = through_a_file(results)
+    assert list(again) == names
+    for name, one in results.items():
+        expect_same_bits(one, again[name])
+
+
+def test_results_of_one_call_come_back(tmp_path: Path) -> None:
+    results = embgrad.gradients(model(), [[0, 1], [2, 3]], embgrad.Sum(), at=["word", "E"])
+    again = through_a_file(results)
+    assert isinstance(again, dict)
+    for name in ("word", "E"):
+        expect_same_bits(results[name], again[name])
+
+
+def test_a_mapping_of_one_comes_back_as_a_mapping() -> None:
+    assert list(through_a_file({"word": result()})) == ["word"]
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ({}, "results is empty: expected a result of embgrad.gradients, or a mapping of names to results, of one"),
+        (3, "results is of type int: expected a result of embgrad.gradients, or a mapping"),
+        ([1], "results is of type list"),
+        ({"a": 3}, "results holds 'a': int: expected a result"),
+        ({1: result()}, "results holds 1: EmbeddingGradients: expected .* names"),
+        ("g.safetensors", "results is 'g.safetensors': .* the path comes second"),
+    ],
+)
+def test_what_is_no_result_is_not_saved(tmp_path: Path, results: Any, message: str) -> None:
+    with pytest.raises(embgrad.EmbgradError, match=message):
+        embgrad.save(results, tmp_path / "g.safetensors")
+    assert not os.listdir(tmp_path)
+
+
+LOOP: dict[str, Any] = {}
+LOOP["itself"] = LOOP
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"values": np.ones((2, 3, 4), np.float16)},
+            "since it holds values of dtype float16: expected float32 or float64",
+        ),
+        ({"activations": np.ones((2, 3, 4))}, "activations of dtype float64: expected float32"),
+        ({"ids": IDS.astype(np.int32)}, "ids of dtype int32: expected int64"),
+        ({"tokens": (("a",), ("b",))}, "tokens that are not one for each of the ids"),
+        ({"vocab": 7}, "holds the id 7: expected rows of its table of 7"),
+        ({"pad_leak": float("nan")}, "a pad_leak of nan"),
+        ({"provenance": LOOP}, "its provenance cannot be stored as JSON"),
+        ({"provenance": {(1, 2): 3}}, "its provenance cannot be stored as JSON"),
+        ({"provenance": {"model": 3}}, r"3 as provenance\['model'\]: expected text"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    for results in (result(**changes), {"fine": result(), "not": result(**changes)}):
+        with pytest.raises(embgrad.EmbgradError, match=message):
+            embgrad.save(results, tmp_path / "g.safetensors")
+    assert not os.listdir(tmp_path)
+
+
+# Whole or not at all
+
+
+def test_saving_replaces_the_old_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "g.safetensors"
+    result().save(path)
+    result(values=np.zeros((2, 3, 4), np.float32)).save(path)
+    assert not embgrad.load(path).values.any()
+    assert os.listdir(tmp_path) == ["g.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["replace", "open", "fdopen"])
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path = tmp_path / "g.safetensors"
+    result().save(path)
+    before = path.read_bytes()
+
+    def broken(*args: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(f"embgrad.common.files.os.{name}", broken)
+    with pytest.raises(OSError, match="disk full"):
+        result(objective=np.zeros(2)).save(path)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["g.safetensors"]
+
+
+def test_a_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
+    result().save(tmp_path / "g.safetensors")
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "g.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    for path, said in {tmp_path / "nowhere" / "g.safetensors": "No such file", tmp_path: "Is a directory"}.items():
+        with pytest.raises(OSError, match=said) as raised:
+            result().save(path)
+        assert raised.value.filename == str(path), "and not the temporary file's name"
+    with pytest.raises(FileNotFoundError, match="does not exist: expected a safetensors file"):
+        embgrad.load(tmp_path / "nothing.safetensors")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    """A file in the place of /dev/null would be the end of many a program."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        small = result(values=np.zeros((2, 3, 4), np.float32))
+        small.save(path)
+        (tmp_path / "g.safetensors").write_bytes(os.read(reader, 1 << 16))
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
+    assert not embgrad.load(tmp_path / "g.safetensors").values.any()  # type: ignore[union-attr]

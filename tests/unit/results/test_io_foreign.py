@@ -1,0 +1,422 @@
+"""Files that are not whole, or that embgrad has not written: reading them is refused, or gives a sound result."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import embgrad
+from embgrad.results.file_format import FORMAT
+from embgrad.results.row_sparse import RowSparse
+from tests.unit.stored import (
+    IDS,
+    TABLES,
+    everything,
+    expect_refused_or_sound,
+    expect_same_bits,
+    result,
+    saved_bytes,
+)
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a file of tensors", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 64, b"\x80\x04N.", POINTER]
+)
+def test_foreign_files(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"g\.safetensors is not a complete safetensors file: .*write or fetch"
+    ):
+        embgrad.load(path)
+
+
+def test_folders_and_pipes_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(embgrad.FileFormatError, match="not a complete safetensors file: it is not a regular file"):
+        embgrad.load(tmp_path)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(embgrad.FileFormatError, match="not a regular file"):
+            embgrad.load(tmp_path / "pipe")
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], "dict[str, str] | None"]
+
+
+def rewritten(folder: Path, change: Change, results: Any = None) -> Path:
+    """A saved result whose arrays and description were changed by hand."""
+    path = folder / "g.safetensors"
+    embgrad.save(result() if results is None else results, path)
+    arrays = safetensors.numpy.load_file(path)
+    with safetensors.safe_open(str(path), "numpy") as file:
+        description = json.loads(file.metadata()["embgrad"])
+    metadata = change(arrays, description)
+    path.write_bytes(packed(arrays, metadata or {"embgrad": json.dumps(description)}))
+    return path
+
+
+def setting(which: str, name: str, value: Any) -> Change:
+    def change(arrays: dict[str, Any], description: dict[str, Any]) -> None:
+        {"arrays": arrays, "description": description}[which][name] = value
+
+    return change
+
+
+def removing(which: str, name: str) -> Change:
+    def change(arrays: dict[str, Any], description: dict[str, Any]) -> None:
+        del {"arrays": arrays, "description": description}[which][name]
+
+    return change
+
+
+def metadata(text: str) -> Change:
+    return lambda arrays, description: {"embgrad": text}
+
+
+def array(name: str, value: Any) -> Change:
+    return setting("arrays", name, np.asarray(value))
+
+
+def field(name: str, value: Any) -> Change:
+    return setting("description", name, value)
+
+
+#: What safetensors calls NumPy's types.
+NAMES = {"float32": "F32", "float64": "F64", "int64": "I64", "int32": "I32", "float16": "F16"}
+NAMES |= {"bool": "BOOL", "uint8": "U8", "complex64": "C64"}
+
+SLOPE = {"direction": "gradient", "expected": 1.0, "found": 1.0, "uncertainty": 0.0, "tolerance": 1.0}
+FOREIGN = "not one of embgrad's: expected what embgrad.save writes"
+DEEP = '{"format": 1, "provenance": ' + '{"a":' * 100_000 + "1" + "}" * 100_001
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays, description: {"other": "x"}, FOREIGN),
+        (metadata("{"), FOREIGN),
+        (metadata("[1]"), FOREIGN),
+        (metadata('{"format": "x"}'), FOREIGN),
+        (metadata('{"format": Infinity}'), FOREIGN),
+        (metadata('{"format": true}'), FOREIGN),
+        (metadata('{"format": 0}'), FOREIGN),
+        (metadata('{"format": ' + "9" * 5000 + "}"), FOREIGN),
+        (metadata('{"format": 1, "format": 1}'), FOREIGN),
+        (metadata(DEEP), FOREIGN),
+        (metadata("[" * 100_000), FOREIGN),
+        (
+            field("format", FORMAT + 1),
+            f"has format {FORMAT + 1}, and this embgrad reads up to {FORMAT}: install a newer",
+        ),
+        (removing("arrays", "activations"), r"lacks the arrays \['activations'\]: expected what"),
+        (removing("arrays", "objective"), r"lacks the arrays \['objective'\]"),
+        (removing("description", "tokens"), r"lacks the fields \['tokens'\]"),
+        (removing("description", "provenance"), r"lacks the fields \['provenance'\]"),
+        (field("further", 1), r"holds the fields \['further'\]: expected what embgrad.save writes, of"),
+        (array("maks", IDS), r"holds the arrays \['maks'\]"),
+        (array("values", np.zeros((2, 3), np.float32)), r"activations of shape \(2, 3, 4\): expected \(2, 3\)"),
+        (array("values", np.zeros((2, 3, 4), np.float16)), "'values' of the type F16: expected F32 or F64 or I64"),
+        (array("values", np.zeros((2, 3, 4), np.complex64)), "'values' of the type C64"),
+        (array("values", np.zeros((2, 3, 4), np.int64)), "values of dtype int64: expected float32 or float64"),
+        (array("ids", IDS.astype(np.int32)), "'ids' of the type I32"),
+        (array("ids", IDS.astype(np.float32)), "ids of dtype float32: expected int64"),
+        (array("ids", -IDS), "holds -7 in ids: expected no number below 0"),
+        (array("ids", IDS + 7), "holds the id 14: expected rows of its table of 10"),
+        (array("ids", IDS.ravel()), r"mask of shape \(2, 3\): expected \(6,\), as the ids"),
+        (array("mask", np.zeros((3, 2), np.int64)), r"mask of shape \(3, 2\): expected \(2, 3\), as the ids"),
+        (array("mask", np.full((2, 3), 2)), "holds 2 in mask: expected 1 at real positions"),
+        (array("mask", np.ones((2, 3), bool)), "'mask' of the type BOOL"),
+        (array("types", np.full((2, 3), -1)), "holds -1 in types: expected no number below 0"),
+        (array("words", np.full((2, 3), -2)), "holds -2 in words: expected no number below -1"),
+        (
+            array("activations", np.zeros((2, 3, 5), np.float32)),
+            r"activations of shape \(2, 3, 5\): expected \(2, 3, 4\)",
+        ),
+        (array("activations", np.zeros((2, 3, 4))), "activations of dtype float64: expected float32"),
+        (array("before", np.zeros((2, 3), np.float32)), r"before of shape \(2, 3\)"),
+        (array("objective", np.zeros((2, 3))), r"an objective of shape \(2, 3\): expected \(example,\)"),
+        (array("objective", np.zeros(2, np.float32)), "objective of dtype float32: expected float64"),
+        (field("vocab", "many"), "a vocab of 'many'"),
+        (field("vocab", float("inf")), "a vocab of inf"),
+        (field("vocab", 10.0), "a vocab of 10.0"),
+        (field("vocab", True), "a vocab of True"),
+        (field("vocab", 0), "a vocab of 0"),
+        (field("vocab", 10**30), "a vocab of 10+: expected the number of the table's rows"),
+        (field("pad_leak", None), "a pad_leak of None"),
+        (field("pad_leak", "0"), "a pad_leak of '0': expected a finite number"),
+        (field("pad_leak", -1.0), "a pad_leak of -1.0"),
+        (field("pad_leak", float("nan")), "a pad_leak of nan"),
+        (field("pad_leak", float("inf")), "a pad_leak of inf"),
+        (field("pad_leak", 10**400), "a pad_leak of 1"),
+        (field("tokens", [["a"], ["b"]]), r"tokens that are not one for each of the ids, whose shape is \(2, 3\)"),
+        (field("tokens", ["abc", "abc"]), "tokens that are not one"),
+        (field("tokens", [["a", "b", "c"], "abc"]), "tokens that are not one"),
+        (field("tokens", {"a": 1, "b": 2}), "tokens that are not one"),
+        (field("tokens", 3), "tokens that are not one"),
+        (field("tokens", [["a", "b", "c"], ["a", "b", 3]]), "holds the token 3: expected text"),
+        (field("provenance", 3), "holds 3 as provenance: expected an object"),
+        (field("provenance", None), "holds None as provenance"),
+        (field("provenance", {"point": 3}), r"3 as provenance\['point'\]: expected text"),
+        (field("provenance", {"objective": "Sum"}), r"'Sum' as provenance\['objective'\]"),
+        (field("provenance", {"objective": {"class": ["Sum"]}}), r"as provenance\['objective'\]"),
+        (field("provenance", {"versions": {"torch": 2}}), r"as provenance\['versions'\]: expected text by library"),
+        (field("certificate", 3), "an invalid certificate"),
+        (field("certificate", {"slopes": [3], "scatter": None, "independence": None}), "an invalid certificate"),
+        (
+            field("certificate", {"slopes": [{**SLOPE, "found": "1"}], "scatter": None, "independence": None}),
+            "an invalid certificate",
+        ),
+        (
+            field("certificate", {"slopes": [{**SLOPE, "more": 1}], "scatter": None, "independence": None}),
+            "an invalid certificate",
+        ),
+        (field("certificate", {"slopes": [SLOPE], "scatter": "1", "independence": None}), "an invalid certificate"),
+        (field("format", 2), "lists no results"),
+    ],
+)
+def test_files_changed_by_hand(tmp_path: Path, change: Change, message: str) -> None:
+    path = rewritten(tmp_path, change)
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        embgrad.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (removing("arrays", "table.1.rows"), "expected rows and values of each table from 0 on"),
+        (array("table.2.rows", [1]), "expected rows and values of each table from 0 on"),
+        (array("table.x.rows", [1]), "expected rows and values of each table from 0 on"),
+        (array("table.0.rows", [5, 3]), r"\[5, 3\] as table\.0\.rows: expected rows of a table of 10, ascending"),
+        (array("table.0.rows", [3, 3]), "ascending"),
+        (array("table.0.rows", [3, 10]), "expected rows of a table of 10"),
+        (array("table.0.rows", [-3, 1]), "expected rows of a table of 10"),
+        (array("table.0.rows", [[3, 5]]), "expected rows of a table of 10"),
+        (array("table.0.rows", [3.0, 5.0]), r"table\.0\.rows of dtype float64: expected int64"),
+        (
+            array("table.0.values", np.ones((2, 3), np.float32)),
+            r"table\.0\.values of shape \(2, 3\): expected \(2, 4\)",
+        ),
+        (array("table.0.values", np.ones((2, 4))), r"table\.0\.values of dtype float64: expected float32"),
+        (array("objective", np.zeros(3)), "holds 2 tables, of 10 rows, for 3 examples"),
+        (field("vocab", None), "holds 2 tables, of None rows"),
+    ],
+)
+def test_tables_changed_by_hand(tmp_path: Path, change: Change, message: str) -> None:
+    path = rewritten(tmp_path, change, result(tables=TABLES))
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        embgrad.load(path)
+
+
+def entries(change: Callable[[list[Any]], Any]) -> Change:
+    def changed(arrays: dict[str, Any], description: dict[str, Any]) -> None:
+        change(description["results"])
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (field("results", []), "lists no results"),
+        (field("results", {"a": {}}), "lists no results"),
+        (field("results", [3, 4]), "names a result None: expected names that are text"),
+        (field("more", 1), "lists no results"),
+        (entries(lambda each: each.pop()), r"holds the array '1\.\w+', which belongs to none of its 1 results"),
+        (entries(lambda each: each.append(dict(each[0], name="c"))), r"at 'c' lacks the arrays \['values'"),
+        (entries(lambda each: each[1].update(name="word")), "names a result 'word': expected .* each once"),
+        (entries(lambda each: each[1].update(name=3)), "names a result 3: expected names that are text"),
+        (entries(lambda each: each[1].pop("name")), "names a result None"),
+        (entries(lambda each: each[1].update(vocab=-1)), "at 'a/b' holds a vocab of -1"),
+        (array("1.ids", -IDS), "at 'a/b' holds -7 in ids"),
+        (array("x.ids", IDS), "the array 'x.ids', which belongs to none of its 2 results"),
+        (array("ids", IDS), "the array 'ids', which belongs to none"),
+        (removing("arrays", "0.values"), "at 'word' lacks"),
+    ],
+)
+def test_files_of_several_results_changed_by_hand(tmp_path: Path, change: Change, message: str) -> None:
+    path = rewritten(tmp_path, change, {"word": result(), "a/b": result()})
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        embgrad.load(path)
+
+
+def test_a_file_of_before_certificates_loads(tmp_path: Path) -> None:
+    path = rewritten(tmp_path, removing("description", "certificate"))
+    expect_same_bits(result(), embgrad.load(path))
+
+
+# Files whose bytes were changed
+
+
+def with_header(header: str, data: bytes = b"") -> bytes:
+    encoded = header.encode()
+    return struct.pack("<Q", len(encoded)) + encoded + data
+
+
+def packed(arrays: dict[str, Any], metadata: dict[str, str]) -> bytes:
+    """A safetensors file, put together by hand: the oldest safetensors writes no complex numbers."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    data = b""
+    for name, value in arrays.items():
+        end = len(data) + value.nbytes
+        header[name] = {"dtype": NAMES[value.dtype.name], "shape": value.shape, "data_offsets": [len(data), end]}
+        data += value.tobytes()
+    return with_header(json.dumps(header), data)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"values":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}',
+        '{"values":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}',
+        '{"values":{"dtype":"F32","shape":[18446744073709551615,18446744073709551615],"data_offsets":[0,4]}}',
+        '{"values":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}',
+        '{"values":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
+        '"values":{"dtype":"I32","shape":[1],"data_offsets":[0,4]}}',
+        '{"__metadata__":{"embgrad":"1","embgrad":"2"},"values":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        "[" * 10_000,
+        '{"a":' * 10_000,
+    ],
+)
+def test_headers_that_claim_what_is_not_there(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(with_header(header, b"1234"))
+    with pytest.raises(embgrad.FileFormatError):
+        embgrad.load(path)
+
+
+@pytest.mark.parametrize("size", [2**40, 2**63, 2**64 - 1])
+def test_a_header_longer_than_the_file(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(struct.pack("<Q", size) + b"{}")
+    with pytest.raises(embgrad.FileFormatError):
+        embgrad.load(path)
+
+
+def test_empty_arrays_of_huge_shapes_take_no_memory(tmp_path: Path) -> None:
+    """No entry at all in 2**40 rows, each with a token as it is claimed."""
+    shape, none = f"[{2**40},0]", '"data_offsets":[0,0]'
+    arrays = {"values": ("F32", f"[{2**40},0,4]"), "activations": ("F32", f"[{2**40},0,4]"), "ids": ("I64", shape)}
+    arrays["objective"] = ("F64", "[0]")
+    described = {"format": 1, "tokens": [], "vocab": None, "pad_leak": 0.0, "provenance": {}}
+    told = ",".join(f'"{name}":{{"dtype":"{kind}","shape":{one},{none}}}' for name, (kind, one) in arrays.items())
+    header = f'{{"__metadata__":{{"embgrad":{json.dumps(json.dumps(described))}}},{told}}}'
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(with_header(header))
+    tracemalloc.start()
+    try:
+        with pytest.raises(embgrad.FileFormatError, match="with one of each at least"):
+            embgrad.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+WHOLE = saved_bytes({"word": everything(), "layer.-1": result(vocab=None)})
+HEADER = struct.unpack("<Q", WHOLE[:8])[0] + 8
+
+
+@given(st.integers(0, len(WHOLE) - 1))
+@settings(max_examples=60)
+def test_truncated_files(size: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "g.safetensors"
+        path.write_bytes(WHOLE[:size])
+        with pytest.raises(embgrad.FileFormatError):
+            embgrad.load(path)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+@settings(max_examples=200)
+def test_flipped_bytes(flips: list[tuple[int, int]]) -> None:
+    data = bytearray(WHOLE)
+    for place, bits in flips:
+        data[place] ^= bits
+    expect_refused_or_sound(bytes(data))
+
+
+TEXT = WHOLE[8:HEADER].decode()
+PIECES = [
+    b"-",
+    b"9",
+    b"0",
+    b"null",
+    b"[]",
+    b"{}",
+    b'"',
+    b'\\"',
+    b",",
+    b"NaN",
+    b"Infinity",
+    b"1e999",
+    b"true",
+    b"9" * 400,
+    b"",
+]
+
+
+@given(st.integers(8, HEADER - 1), st.integers(0, 12), st.sampled_from(PIECES))
+@settings(max_examples=400)
+def test_edited_headers(start: int, length: int, piece: bytes) -> None:
+    """The header's own length is put right, so that what lies behind it is what it was."""
+    header = WHOLE[8:start] + piece + WHOLE[start + length : HEADER]
+    expect_refused_or_sound(struct.pack("<Q", len(header)) + header + WHOLE[HEADER:])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(["format", "tokens", "vocab", "pad_leak", "provenance", "certificate"]), JSON)
+@settings(max_examples=200)
+def test_any_json_in_a_fields_place(name: str, value: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = rewritten(Path(folder), field(name, value), everything())
+        expect_refused_or_sound(path.read_bytes())
+
+
+KINDS = (np.float32, np.float64, np.int64, np.int32, np.float16, np.bool_, np.uint8, np.complex64)
+
+
+@given(
+    st.sampled_from(
+        ["values", "ids", "objective", "mask", "words", "before", "table.0.rows", "table.1.values", "other"]
+    ),
+    st.lists(st.integers(0, 4), max_size=4),
+    st.sampled_from(KINDS),
+    st.integers(-2, 12),
+)
+@settings(max_examples=200)
+def test_any_array_in_an_arrays_place(name: str, shape: list[int], kind: Any, value: int) -> None:
+    filled = np.full(shape, value % 3 if kind in (np.bool_, np.uint8) else value, kind)
+    with tempfile.TemporaryDirectory() as folder:
+        path = rewritten(Path(folder), array(name, filled), everything())
+        expect_refused_or_sound(path.read_bytes())
+
+
+def test_the_property_is_of_something(tmp_path: Path) -> None:
+    """The file that the properties begin with is sound, and holds every kind of thing."""
+    expect_refused_or_sound(WHOLE)
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(WHOLE)
+    found = embgrad.load(path)
+    assert isinstance(found, dict)
+    expect_same_bits(everything(), found["word"])
+    assert isinstance((found["word"].tables or ())[0], RowSparse)
+    assert '"certificate\\"' in TEXT

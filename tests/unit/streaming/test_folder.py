@@ -1,0 +1,767 @@
+"""Folders of results: interrupted and gone on with to the same bytes, read back bit for bit, never half a shard."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+
+import embgrad
+from embgrad.streaming import folder as reading
+from embgrad.streaming import writer as writing
+from embgrad.streaming.totals import Total
+from embgrad.testing.reference import ReferenceModel
+from tests.unit.streaming.test_digests import closing_over
+from tests.unit.streams import (
+    COUNT,
+    LABELLED,
+    LETTERS,
+    by_hand,
+    expect_same_bits,
+    forward,
+    labels,
+    model,
+    rows,
+    run,
+    texts,
+    tokenizer,
+)
+
+pytestmark = pytest.mark.usefixtures("small_shards")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".lock"}
+
+
+def counted() -> tuple[ReferenceModel, list[int]]:
+    runs: list[int] = []
+
+    def counting(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+        runs.append(len(input_ids))
+        return forward(self, input_ids, attention_mask)
+
+    return ReferenceModel(counting, {name: one.value for name, one in model().parameters.items()}), runs
+
+
+def expect_same(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            expect_same(one[name], other[name])
+    elif isinstance(one, embgrad.Saliencies):
+        for name in ("norm", "dot", "objective", "ids", "mask"):
+            first, second = getattr(one, name), getattr(other, name)
+            assert (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
+        assert (one.tokens, dict(one.provenance)) == (other.tokens, dict(other.provenance))
+    else:
+        expect_same_bits(one, other)
+
+
+# Written and read
+
+
+def test_what_is_written_is_what_was_given(tmp_path: Path) -> None:
+    given = list(run(tmp_path / "run"))
+    found = embgrad.open_stream(tmp_path / "run")
+    assert (len(found), found.examples, found.complete, found.keep) == (12, COUNT, True, "all")
+    assert repr(found).endswith("12 results of 23 examples, keep='all', complete)")
+    for one, other, third in zip(given, found, by_hand(COUNT, 2), strict=True):
+        expect_same_bits(one, other)
+        expect_same_bits(one, third)
+    expect_same_bits(found[7], given[7])
+    expect_same_bits(found[-1], given[-1])
+    with pytest.raises(IndexError):
+        found[12]
+
+
+def test_results_are_taken_by_number_and_by_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list(run(tmp_path / "run"))
+    found = embgrad.open_stream(tmp_path / "run")
+    for part in (slice(3), slice(2, 11, 4), slice(None, None, -1), slice(-2, None), slice(20, 30), slice(None)):
+        taken = found[part]
+        assert isinstance(taken, list)
+        for one, other in zip(given[part], taken, strict=True):
+            expect_same_bits(one, other)
+    expect_same_bits(found[np.int64(-12)], given[0])
+    for wrong in ("3", 1.0, None, (1, 2), slice(None, None, 0), slice("a")):
+        with pytest.raises(
+            embgrad.EmbgradError, match=r"the number of a result is .*: expected a whole number, .*or a slice"
+        ):
+            found[wrong]
+    reads: list[Any] = []
+    read = reading.read_shard
+    monkeypatch.setattr(reading, "read_shard", lambda *given: [reads.append(given), read(*given)][1])
+    embgrad.open_stream(tmp_path / "run")[:]
+    assert len(reads) == len(list((tmp_path / "run").glob("shard-*"))) > 1
+
+
+@pytest.mark.parametrize("options", [{"at": ["word", "block"]}, {"split": True}, {"keep": "saliency"}, {"window": 8}])
+def test_options_that_change_what_is_written(tmp_path: Path, options: dict[str, Any]) -> None:
+    given = list(run(tmp_path, **options))
+    for one, other in zip(given, embgrad.open_stream(tmp_path), strict=True):
+        expect_same(one, other)
+
+
+def test_the_sum_of_a_folder(tmp_path: Path) -> None:
+    plain = run(tmp_path / "all").table()
+    kept = run(tmp_path / "table", keep="table").table()
+    both = run(tmp_path / "both", keep="table", at=["word"]).table()
+    in_memory = embgrad.stream(model(), rows(COUNT), LABELLED, tokenizer=tokenizer, batch_size=2).table()
+    for other in (kept, both["word"], in_memory, embgrad.open_stream(tmp_path / "all").table()):
+        np.testing.assert_array_equal(other.rows, plain.rows)
+        np.testing.assert_array_equal(other.values, plain.values)
+    assert [name for name in files(tmp_path / "table") if name.startswith("shard")] == [
+        "shard-00000000-000012.safetensors"
+    ]
+    with pytest.raises(embgrad.EmbgradError, match=r"call \.table\(\)"):
+        list(embgrad.open_stream(tmp_path / "table"))
+    run(tmp_path / "saliency", keep="saliency").finish()
+    with pytest.raises(embgrad.EmbgradError, match="keeps saliencies alone"):
+        embgrad.open_stream(tmp_path / "saliency").table()
+
+
+# Interrupted
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"keep": "saliency"}, {"keep": "table"}, {"window": 7}, {"at": ["word", "block"]}]
+)
+@pytest.mark.parametrize("stops", [[1], [3], [5, 1, 4], [12]])
+def test_a_run_that_is_interrupted_ends_in_the_same_bytes(
+    tmp_path: Path, options: dict[str, Any], stops: list[int]
+) -> None:
+    whole = run(tmp_path / "whole", **options)
+    whole.finish()
+    for stop in stops:
+        with run(tmp_path / "parts", **options) as parts:
+            for _ in range(stop):
+                parts._next()
+    given, runs = counted()
+    last = run(tmp_path / "parts", given, **options)
+    if options.get("keep") == "table":
+        last.finish()
+    else:
+        expected = list(run(tmp_path / "another", **options))
+        for one, other in zip(expected, last, strict=True):
+            expect_same(one, other)
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    if options == {} and stops == [3]:
+        assert sum(runs) == COUNT - 6  # what was finished is not run again
+
+
+def test_finish_reads_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run(tmp_path) as parts:
+        for _ in range(6):
+            next(parts)
+    shard = tmp_path / "shard-00000000-000003.safetensors"
+    kept = shard.read_bytes()
+    shard.write_bytes(b"")
+    found = run(tmp_path).finish()
+    shard.write_bytes(kept)
+    assert len(list(found)) == 12
+
+
+def test_a_complete_run_runs_nothing(tmp_path: Path) -> None:
+    run(tmp_path).finish()
+    before = files(tmp_path)
+    given, runs = counted()
+    assert len(list(run(tmp_path, given))) == 12
+    assert runs == []
+    assert files(tmp_path) == before
+
+
+class _Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError, _Stop])
+def test_whatever_stops_the_model_what_was_finished_stays(tmp_path: Path, stop: type[BaseException]) -> None:
+    calls = itertools.count()
+
+    def stopping(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+        if next(calls) == 7:
+            raise stop
+        return forward(self, input_ids, attention_mask)
+
+    broken = ReferenceModel(stopping, {name: one.value for name, one in model().parameters.items()})
+    with pytest.raises(stop):
+        run(tmp_path / "parts", broken).finish()
+    assert len(embgrad.open_stream(tmp_path / "parts")) == 7
+    assert not embgrad.open_stream(tmp_path / "parts").complete
+    run(tmp_path / "parts").finish()
+    run(tmp_path / "whole").finish()
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moment", ["before the shard", "before the manifest", "after the manifest"])
+def test_a_process_that_dies_at_any_moment_of_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """As if by a kill: nothing is tidied up. What the manifest does not name is not read."""
+    parts = run(tmp_path / "parts")
+    write, name = writing.write_manifest, "shard-00000003-000003.safetensors"
+
+    def dying(folder: Path, manifest: Any) -> None:
+        if len(manifest.shards) == 2:
+            if moment == "after the manifest":
+                write(folder, manifest)
+            raise _Stop
+        write(folder, manifest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writing, "write_manifest", dying)
+        if moment == "before the shard":
+            save = writing.save
+            patched.setattr(
+                writing, "save", lambda named, path, **how: _die() if path.name == name else save(named, path)
+            )
+        parts._state.writer.flush = lambda **_: None  # type: ignore[method-assign, union-attr]
+        with pytest.raises(_Stop):
+            parts.finish()
+    (tmp_path / "parts" / ".shard-00000003-000003.safetensors.abc.part").write_bytes(b"half")
+    assert len(embgrad.open_stream(tmp_path / "parts")) == (6 if moment == "after the manifest" else 3)
+    assert len(list(embgrad.open_stream(tmp_path / "parts"))) in (3, 6)
+    run(tmp_path / "parts").finish()
+    run(tmp_path / "whole").finish()
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
+def _die() -> None:
+    raise _Stop
+
+
+MOMENTS = {
+    "before the shard": (writing, "file_digest", True),
+    "after the shard": (writing, "file_digest", False),
+    "before the manifest": (writing, "write_manifest", True),
+    "after the manifest": (writing, "write_manifest", False),
+    "at the shard before": (Path, "unlink", True),
+    "after a sum": (Total, "add", False),
+}
+
+
+@pytest.mark.parametrize("keep", ["all", "saliency", "table"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interruption_at_any_moment_counts_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, keep: str
+) -> None:
+    """As by Ctrl-C or a full disk: the stream is closed, and what it holds is written."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    run(tmp_path / "whole", keep=keep).finish()
+    place, name, before = MOMENTS[moment]
+    step = getattr(place, name)
+    for stop in (1, 2, 4):
+        calls = itertools.count(1)
+
+        def stopping(*given: Any, stop: int = stop, calls: Iterator[int] = calls, **options: Any) -> Any:
+            number = next(calls)
+            if number == stop and before:
+                raise KeyboardInterrupt
+            found = step(*given, **options)
+            if number == stop:
+                raise KeyboardInterrupt
+            return found
+
+        parts = tmp_path / f"parts {stop}"
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, stopping)
+            with contextlib.suppress(KeyboardInterrupt):
+                run(parts, keep=keep).finish()
+        run(parts, keep=keep).finish()
+        assert files(parts) == files(tmp_path / "whole")
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+import embgrad
+from embgrad.streaming import folder as reading
+from embgrad.streaming import writer as writing
+from tests.unit.streams import model, rows, tokenizer
+writing.MOST_RESULTS = 3
+def slowly():
+    for number, row in enumerate(rows(400)):
+        time.sleep(0.002)
+        yield row
+labelled = embgrad.Labelled(embgrad.CrossEntropy)
+embgrad.stream(model(), slowly(), labelled, tokenizer=tokenizer, batch_size=2, to=sys.argv[1]).finish()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+def test_a_killed_process_goes_on(tmp_path: Path) -> None:
+    for results in (6, 30):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "parts")]
+        child = subprocess.Popen(command, cwd=Path(__file__).parents[3])
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and _finished(tmp_path / "parts") < results:
+            assert child.poll() is None
+            time.sleep(0.005)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert results <= _finished(tmp_path / "parts") < 200
+    assert not embgrad.open_stream(tmp_path / "parts").complete
+    given, runs = counted()
+    run(tmp_path / "parts", given, rows(400)).finish()
+    assert sum(runs) <= 400 - 60
+    run(tmp_path / "whole", source=rows(400)).finish()
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
+LEFT = """
+import os, sys
+import embgrad
+from tests.unit.streams import model, rows, tokenizer
+labelled = embgrad.Labelled(embgrad.CrossEntropy)
+results = embgrad.stream(model(), rows(23), labelled, tokenizer=tokenizer, batch_size=2, to=sys.argv[1], keep=sys.argv[2])
+for number in range(7):
+    results._next()
+if sys.argv[3] == "interrupted":
+    raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize("end", ["ended", "interrupted"])
+@pytest.mark.parametrize("keep", ["all", "table"])
+def test_a_process_that_ends_amid_a_stream_loses_nothing(tmp_path: Path, keep: str, end: str) -> None:
+    command = [sys.executable, "-c", LEFT, str(tmp_path), keep, end]
+    found = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    assert "Exception ignored" not in found.stderr
+    assert _finished(tmp_path) == 7
+
+
+def test_a_fork_s_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = run(tmp_path)
+    next(parts)
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(
+            embgrad.EmbgradError, match="belongs to the process from which this one was forked, which continues it"
+        ):
+            next(parts)
+        parts.close()
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("written", [False, True])
+def test_a_fork_s_copy_gives_nothing(tmp_path: Path, ahead: int, written: bool) -> None:
+    """It would wait for ever for a thread that it does not have, or write beside who has the folder."""
+    parts = run(tmp_path / "run" if written else None, ahead=ahead)
+    next(parts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
+        child = os.fork()
+    if not child:
+        signal.alarm(20)
+        try:
+            next(parts)
+        except embgrad.EmbgradError as error:
+            os._exit(3 if "create a new stream in this process" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert len(list(parts)) == len(by_hand(COUNT, 2)) - 1
+
+
+def _finished(folder: Path) -> int:
+    return len(embgrad.open_stream(folder)) if (folder / "manifest.json").exists() else 0
+
+
+# Another run
+
+
+def other_forward(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+    return forward(self, input_ids, attention_mask)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"given": model(1)},
+            r"holds the results of another run: weights was '3: [0-9a-f]+' and is '3: [0-9a-f]+'\. Pass the same",
+        ),
+        ({"pads": "zero"}, "another run: pads was 'keep' and is 'zero'. Pass the same"),
+        ({"batch_size": 3}, "another run: batch_size was 2 and is 3"),
+        ({"window": 8, "split": True}, None),
+        ({"window": 8}, "another run: window was None and is 8"),
+        ({"keep": "saliency"}, "another run: keep was 'all' and is 'saliency'"),
+        ({"at": ["word"]}, "another run: at was"),
+        ({"at": "block"}, r"another run: at was \['word'\] and is \['block'\]"),
+        ({"tokenizer": lambda text: [1, 2]}, "another run: tokenizer was"),
+        ({"add": {"word": np.ones(4)}}, "another run: add was None and is '[0-9a-f]+'"),
+        ({"edit": {"word": lambda grad: grad}}, "another run: edit was None"),
+        ({"call": lambda model, inputs: model(**inputs)}, "another run: call was None"),
+    ],
+)
+def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
+    with run(tmp_path) as parts:
+        next(parts)
+    before = files(tmp_path)
+    with pytest.raises(embgrad.FileFormatError if message else embgrad.UnsupportedError, match=message or "split"):
+        run(tmp_path, **options)
+    assert files(tmp_path) == before
+    run(tmp_path).finish()
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        embgrad.Labelled(lambda given: embgrad.CrossEntropy(given)),
+        embgrad.CrossEntropy(labels(COUNT)),
+        embgrad.Sum(),
+        lambda output: output.sum(1),
+    ],
+)
+def test_another_objective_is_refused(tmp_path: Path, objective: Any) -> None:
+    with run(tmp_path) as parts:
+        next(parts)
+    with pytest.raises(
+        embgrad.FileFormatError,
+        match=r"another run: objective was 'Labelled embgrad.objective.CrossEntropy'",
+    ):
+        embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
+
+
+def test_other_labels_are_another_objective(tmp_path: Path) -> None:
+    def with_labels(given: list[int]) -> embgrad.Stream:
+        objective = embgrad.CrossEntropy(given)
+        return embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
+
+    with with_labels(labels(COUNT)) as parts:
+        next(parts)
+    changed = [*labels(COUNT)[:-1], (labels(COUNT)[-1] + 1) % 3]
+    with pytest.raises(embgrad.FileFormatError, match="objective was"):
+        with_labels(changed)
+    assert len(list(with_labels(labels(COUNT)))) == 12
+
+
+def test_functions_are_told_by_what_they_have_closed_over(tmp_path: Path) -> None:
+    with run(tmp_path, edit={"word": closing_over(2)}) as parts:
+        next(parts)
+    with pytest.raises(embgrad.FileFormatError, match="edit was"):
+        run(tmp_path, edit={"word": closing_over(3)})
+    run(tmp_path, edit={"word": closing_over(2)}).finish()
+
+
+@pytest.mark.parametrize("changed", [0, 3, 5])
+def test_another_source_is_refused_before_anything_is_written(tmp_path: Path, changed: int) -> None:
+    with run(tmp_path) as parts:
+        for _ in range(4):
+            next(parts)
+    before = files(tmp_path)
+    for new in (("zz", 0), (texts(COUNT)[changed], (labels(COUNT)[changed] + 1) % 3)):
+        items = list(rows(COUNT))
+        items[changed] = new
+        with pytest.raises(
+            embgrad.FileFormatError, match=r"the source is not the one of the results in the folder.*example"
+        ):
+            run(tmp_path, source=items).finish()
+        assert files(tmp_path) == before
+    with pytest.raises(
+        embgrad.FileFormatError, match="the source ended after 3 examples, but the folder holds the results of 8"
+    ):
+        run(tmp_path, source=list(rows(COUNT))[:3]).finish()
+    assert files(tmp_path) == before
+    run(tmp_path).finish()
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"not the one of the results in the folder|complete run of 23 examples"
+    ):
+        run(tmp_path, source=[*rows(COUNT), ("a", 0)]).finish()
+
+
+def test_a_longer_source_after_whole_batches_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, source=list(rows(COUNT))[:6]).finish()
+    with pytest.raises(embgrad.FileFormatError, match="complete run of 6 examples, but the source now has more"):
+        run(tmp_path).finish()
+
+
+def test_a_model_whose_weights_come_with_the_first_batch(tmp_path: Path) -> None:
+    def late() -> ReferenceModel:
+        def building(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+            self.parameters.update(model().parameters)
+            return forward(self, input_ids, attention_mask)
+
+        return ReferenceModel(building, {})
+
+    run(tmp_path, late()).finish()
+    assert run(tmp_path).finish().complete  # of the same weights, all there from the beginning
+
+
+# Two writers, foreign folders
+
+
+def test_two_writers_are_refused(tmp_path: Path) -> None:
+    with run(tmp_path) as parts:
+        next(parts)
+        with pytest.raises(embgrad.EmbgradError, match=r"is being written to by another stream .* expected one writer"):
+            run(tmp_path)
+        assert len(embgrad.open_stream(tmp_path)) == 0 if (tmp_path / "manifest.json").exists() else True
+    run(tmp_path).finish()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("all of it")
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"holds 'thesis\.txt' and no manifest\.json: expected an empty folder"
+    ):
+        run(tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "all of it"
+
+
+@pytest.mark.parametrize("name", ["shard-00001-of-00002.safetensors", "shard-00000003-000003.safetensors"])
+def test_shards_whose_manifest_is_not_there_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"weights")
+    with pytest.raises(embgrad.FileFormatError, match=rf"holds '{name}' and no manifest\.json"):
+        run(tmp_path)
+    (tmp_path / name).rename(tmp_path / "aside")
+    (tmp_path / "aside").rename(tmp_path.parent / name)
+    run(tmp_path).finish()
+    (tmp_path.parent / name).rename(tmp_path / "shard-of-mine.safetensors")
+    run(tmp_path).finish()
+    assert (tmp_path / "shard-of-mine.safetensors").read_bytes() == b"weights"
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"is no folder: expected what embgrad.stream"):
+        embgrad.open_stream(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"holds no manifest\.json"):
+        embgrad.open_stream(tmp_path)
+
+
+def test_a_stream_that_was_closed_before_its_end_has_no_sum(tmp_path: Path) -> None:
+    """It would be that of a part; another stream goes on."""
+
+    def stop(done: int, count: int | None) -> None:
+        if done == 6:
+            raise KeyboardInterrupt
+
+    parts = run(tmp_path, keep="table", progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        parts.table()
+    for ask in (parts.table, parts.finish):
+        with pytest.raises(
+            embgrad.EmbgradError,
+            match=r"the stream was closed or failed before the end of its source.* holds 3 results",
+        ):
+            ask()
+    found = run(tmp_path, keep="table").table()
+    expected = run(tmp_path / "whole", keep="table").table()
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.values, expected.values)
+
+
+class Shifted:
+    """A tokenizer that is called."""
+
+    def __init__(self, shift: int) -> None:
+        self.shift = shift
+
+    def __call__(self, text: str) -> list[int]:
+        return [1 + (one + self.shift) % 30 for one in tokenizer(text)]
+
+
+class Pieces(Shifted):
+    """One that is asked for pieces, and for their numbers."""
+
+    __call__ = None  # type: ignore[assignment]
+
+    def tokenize(self, text: str) -> list[str]:
+        return list(text)
+
+    def convert_tokens_to_ids(self, pieces: list[str]) -> list[int]:
+        return [1 + (len(piece) + self.shift) % 30 for piece in pieces]
+
+
+@pytest.mark.parametrize("make", [Shifted, Pieces, lambda shift: functools.partial(Shifted.__call__, Shifted(shift))])
+def test_another_tokenizer_is_another_run(tmp_path: Path, make: Any) -> None:
+    with run(tmp_path, tokenizer=make(0)) as parts:
+        next(parts)
+    with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
+        run(tmp_path, tokenizer=make(1))
+    run(tmp_path, tokenizer=make(0)).finish()
+
+
+def _trained() -> tokenizers.Tokenizer:
+    vocabulary = {token: number for number, token in enumerate(["[UNK]", "[SEP]", *LETTERS])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    made.add_special_tokens(["[SEP]"])
+    return made
+
+
+def _cutting(made: tokenizers.Tokenizer) -> None:
+    made.enable_truncation(3)
+
+
+def _cutting_elsewhere(made: tokenizers.Tokenizer) -> None:
+    made.enable_truncation(8, direction="left")
+
+
+def _spelling(made: tokenizers.Tokenizer) -> None:
+    made.encode_special_tokens = True
+
+
+@pytest.mark.parametrize("other", [_cutting, _cutting_elsewhere, _spelling])
+def test_a_tokenizer_that_is_set_up_otherwise_is_another_run(tmp_path: Path, other: Any) -> None:
+    with run(tmp_path, tokenizer=_trained()) as parts:
+        next(parts)
+    changed = _trained()
+    other(changed)
+    with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
+        run(tmp_path, tokenizer=changed)
+    run(tmp_path, tokenizer=_trained()).finish()
+
+
+def test_a_stream_has_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+    """What is set up anew while it runs counts for the next one."""
+    shared = _trained()
+    with run(tmp_path, tokenizer=shared, ahead=0) as parts:
+        next(parts)
+        shared.enable_truncation(2)
+        found = [result.ids.shape[1] for result in parts]
+    assert max(found) > 2
+    assert shared.truncation is not None
+
+
+@pytest.mark.parametrize("keep", ["all", "saliency"])
+def test_what_is_done_to_a_result_is_not_what_is_written(tmp_path: Path, keep: str) -> None:
+    def changed(result: Any) -> None:
+        for name in ("values", "activations", "objective", "norm", "dot", "ids"):
+            if getattr(result, name, None) is not None:
+                getattr(result, name)[...] = 0
+
+    expected = list(run(tmp_path / "one", keep=keep))
+    for result in run(tmp_path / "other", keep=keep):
+        changed(result)
+    assert files(tmp_path / "one") == files(tmp_path / "other")
+    folder = embgrad.open_stream(tmp_path / "other")
+    for _ in range(2):
+        found = folder[3]
+        np.testing.assert_array_equal(found.objective, expected[3].objective)
+        np.testing.assert_array_equal(found.ids, expected[3].ids)
+        changed(found)
+
+
+@pytest.mark.parametrize("keep", ["all", "saliency", "table"])
+def test_weights_that_change_meanwhile_make_no_folder(tmp_path: Path, keep: str) -> None:
+    """The results so far are of the first ones, and go on with these."""
+    given = model()
+    original = given.parameters["U"].value.copy()
+
+    def trained(done: int, total: int | None) -> None:
+        if done == 10:
+            given.parameters["U"].value[0, 0] += 1e-6
+
+    stopped = r"the model's weights have changed since the stream began \('U'\), and .* holds results of the former"
+    with pytest.raises(embgrad.EmbgradError, match=stopped):
+        run(tmp_path / "one", given, keep=keep, progress=trained).finish()
+    given.parameters["U"].value = original
+    run(tmp_path / "one", given, keep=keep).finish()
+    run(tmp_path / "other", keep=keep).finish()
+    assert files(tmp_path / "one") == files(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [np.flipud, np.negative, lambda table: table * 2],
+    ids=["rows that changed places", "other signs", "doubled"],
+)
+def test_weights_that_change_and_add_up_to_the_same_make_no_folder(
+    tmp_path: Path, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Read as whole numbers, 4,096 floats of 64 bits that are doubled or change their signs have the sum that they had."""
+    given = model(dtype="float64")
+    table = given.parameters["E"].value = np.random.default_rng(0).normal(size=(1024, 4))
+
+    def trained(done: int, total: int | None) -> None:
+        if done == 10:
+            table[...] = change(table)
+
+    with pytest.raises(embgrad.EmbgradError, match=r"have changed since the stream began \('E'\)"):
+        run(tmp_path, given, progress=trained).finish()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_weights_count_as_they_are_at_the_first_result(tmp_path: Path, resumed: bool) -> None:
+    if resumed:
+        with run(tmp_path) as parts:
+            for _ in range(5):
+                next(parts)
+    given = model()
+    parts = run(tmp_path, given)
+    given.parameters["U"].value[...] *= 2
+    if resumed:
+        with pytest.raises(embgrad.EmbgradError, match="weights have changed since the stream began"):
+            parts.finish()
+        run(tmp_path).finish()
+        return
+    parts.finish()
+    with pytest.raises(embgrad.FileFormatError, match="another run: weights was"):
+        run(tmp_path)
+    run(tmp_path, given).finish()
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_hold_the_folder(tmp_path: Path) -> None:
+    """As a data loader's, which has all that was open when it was begun."""
+    parts = run(tmp_path)
+    next(parts)
+    waiting = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    waiting.start()
+    try:
+        with pytest.raises(embgrad.EmbgradError, match="is being written to by another stream"):
+            run(tmp_path)
+        parts.close()
+        run(tmp_path).finish()
+    finally:
+        waiting.kill()
+        waiting.join()
+
+
+@pytest.mark.parametrize("inside", ["", "run", "run/deep"])
+def test_a_file_in_the_folders_place_is_left_alone(tmp_path: Path, inside: str) -> None:
+    file = tmp_path / "thesis.txt"
+    file.write_text("chapter 1")
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"cannot be made, as \S+thesis\.txt is a file: expected an empty folder"
+    ):
+        run(file / inside)
+    assert file.read_text() == "chapter 1"
+
+
+def test_a_folder_is_where_it_was_when_the_stream_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    parts = run(Path("run"))
+    next(parts)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(parts.finish()) == 12
+    assert (tmp_path / "run").is_dir()
+
+
+def test_the_numbers_of_objectives_count_for_the_size_of_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stand in each result's header, and a header has a largest size."""
+    monkeypatch.setattr(writing, "MOST_RESULTS", 1000)
+    monkeypatch.setattr(writing, "MOST_TEXT", 50_000)
+    source = (embgrad.TokenBatch([[1, 2, 3]]) for _ in range(12))
+    monkeypatch.setattr(embgrad.Projection, "describe", lambda self: {"class": "Projection", "v": [0.1] * 3000})
+    stream = embgrad.stream(model(), source, embgrad.Projection([1.0, 2.0, 3.0]), to=tmp_path)
+    assert len(stream.finish()) == 12
+    assert len(list(tmp_path.glob("shard-*"))) == 3
