@@ -1,4 +1,4 @@
-"""The confusion table: `python -m tests.cross.diagnosis.confusion` injects every fault and writes what was named into the docs."""
+"""The confusion table: `python -m tests.cross.diagnosis.confusion` injects every fault and writes the causes into the docs."""
 
 from __future__ import annotations
 
