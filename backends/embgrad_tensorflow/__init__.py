@@ -38,7 +38,7 @@ class TensorFlowBackend:
     )
 
     def owns(self, part: object) -> bool:
-        """Whether the object is a Keras model or layer on TensorFlow, a `tf.Module` or a `tf.function`."""
+        """Return whether the object is a Keras model or layer on TensorFlow, a `tf.Module` or a `tf.function`."""
         bases = ((base.__module__.partition(".")[0], base.__qualname__) for base in type(part).__mro__)
         return any(root == "tensorflow" and name in FOUNDATIONS for root, name in bases)
 

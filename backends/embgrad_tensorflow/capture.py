@@ -113,7 +113,7 @@ class _Point:
     table: Any
 
     def leads_to(self, handles: Collection[int]) -> bool:
-        """Whether a pullback to these variables goes by it: beyond a lookup there is only its table."""
+        """Return whether a pullback to these variables passes the point: only its table lies beyond a lookup."""
         return self.table is None or id(self.table) in handles
 
 

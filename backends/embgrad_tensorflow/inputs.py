@@ -26,7 +26,7 @@ __all__ = ["Plan", "TensorFlowTensors", "as_dtype", "integers", "is_symbolic", "
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is to be called.
+    """The call of a model: its arguments and what it leaves unused.
 
     Attributes:
         invoke: calls it with the arguments, or with others in their places.
@@ -55,7 +55,7 @@ def _stays(value: Any) -> bool:
 
 
 def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:
-    """How to call the model on the batch.
+    """Return how the model is called on the batch.
 
     A functional or sequential model gets its declared inputs, in the structure in which it declares them. A model that
     was built or called with one dict gets a dict with the same keys. Any other gets arguments by its signature: ids
@@ -165,7 +165,7 @@ def as_dtype(name: str, value: Any, dtype: Any) -> Any:
 
 
 class TensorFlowTensors:
-    """How TensorFlow's tensors are looked at."""
+    """The properties of TensorFlow's tensors that the core reads."""
 
     kind = "a tf.Tensor"
     scalars: tuple[tuple[int, ...], ...] = ((),)

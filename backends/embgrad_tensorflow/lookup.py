@@ -56,7 +56,7 @@ _recorded: Final = Interception(lambda: record, "record_operation")
 
 
 class _Operations(dict[Any, tuple[str, bool, bool]]):
-    """By an operation's type as TensorFlow gives it its name, whether it runs a graph, and whether it may write to a variable."""
+    """The properties of operations by type: the name, whether it runs a graph, and whether it may write to a variable."""
 
     def __missing__(self, kind: Any) -> tuple[str, bool, bool]:
         name = kind if type(kind) is str else kind.decode()
@@ -82,7 +82,7 @@ def writes_of(kind: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 class Points(Protocol):
-    """What is done at the lookups that are asked for.
+    """The changes at the lookups of a request.
 
     Attributes:
         working: whether what is computed just now is not the model's.

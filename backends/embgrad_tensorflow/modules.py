@@ -1,4 +1,4 @@
-"""Tells of the calls of a model's modules: Keras 2 and 3 layers, and `tf.Module`s by their classes' `__call__`."""
+"""Record the calls of a model's modules: Keras 2 and 3 layers, and `tf.Module`s by their classes' `__call__`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _is_layer_class(cls: type) -> bool:
 
 
 class Calls:
-    """Takes down in one forward pass the calls of modules that are watched, and hands on the tensors that are asked for.
+    """The recorder of module calls in one forward pass, which replaces tensors at the points of a request.
 
     Args:
         watch: what takes the pass down.
@@ -162,17 +162,17 @@ def _interception(cls: type) -> Interception:
 
 
 def _method(original: Any) -> Callable[..., Any]:
-    """What was found in a class as a function of the module: a `tf.function` keeps its traces by the module."""
+    """Return a class's attribute as a function of the module, since a `tf.function` keeps its traces by the module."""
     if not hasattr(original, "python_function"):
         return original  # type: ignore[no-any-return]
     return lambda module, *args, **kwargs: original.__get__(module, type(module))(*args, **kwargs)
 
 
 def is_floating(value: object) -> bool:
-    """Whether it is a tensor with values, of floating point."""
+    """Return whether the value is a floating-point tensor with values."""
     return isinstance(value, tf.Tensor) and hasattr(value, "numpy") and value.dtype.is_floating
 
 
 def is_symbolic(value: object) -> bool:
-    """Whether it is a tensor of floating point in a graph that is being traced."""
+    """Return whether the value is a floating-point tensor in a graph that is being traced."""
     return isinstance(value, tf.Tensor) and value.dtype.is_floating

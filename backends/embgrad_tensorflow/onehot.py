@@ -36,7 +36,7 @@ Known = TypeVar("Known")
 
 
 class ByTensor(Generic[Known]):
-    """What is known of each of some tensors. A tensor that takes the place in memory of one that is gone is another."""
+    """A mapping by tensor. A tensor that takes the memory of a freed one is another key."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], Known]] = {}
@@ -45,7 +45,7 @@ class ByTensor(Generic[Known]):
         self._known[id(tensor)] = (weakref.ref(tensor), known)
 
     def get(self, tensor: Any) -> Known | None:
-        """What is known of it; None where nothing is."""
+        """Return the value of a tensor; None where there is none."""
         found = self._known.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
@@ -131,13 +131,13 @@ def _are(tensor: Any, value: int) -> bool:
 
 
 def is_identity(table: Any) -> bool:
-    """Whether a matrix is the identity, whose rows are one-hot."""
+    """Return whether a matrix is the identity, whose rows are one-hot."""
     rows, columns = table.shape
     return bool(rows == columns > 1 and np.array_equal(np.asarray(table), np.eye(rows)))
 
 
 def _einsum(equation: Any) -> bool | None:
-    """Whether the table comes first in a product of rows and a table; None where it is another one."""
+    """Return whether the table comes first in a product of rows and a table; None for another product."""
     text = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
     for swapped, pattern in EINSUMS.items():
         match = pattern.fullmatch(text)

@@ -68,7 +68,7 @@ class Parameters:
 
 
 def is_hub_layer(module: Any) -> bool:
-    """Whether it is a `hub.KerasLayer`."""
+    """Return whether the layer is a `hub.KerasLayer`."""
     return any(base.__module__.startswith("tensorflow_hub") for base in type(module).__mro__)
 
 
@@ -163,7 +163,7 @@ def alone(model: Any) -> AbstractContextManager[None]:
 
 
 def putter(variable: Any) -> Callable[[np.ndarray], None]:
-    """What takes values into a variable."""
+    """Return a function that writes values into a variable."""
     native = native_variable(variable)
 
     def put(value: np.ndarray) -> None:
@@ -175,7 +175,7 @@ def putter(variable: Any) -> Callable[[np.ndarray], None]:
 
 
 def checkpoint_name(name: str) -> tuple[str, bool]:
-    """What a checkpoint calls a variable of a BERT, and whether it is held transposed.
+    """Return the checkpoint's name of a BERT's variable, and whether the variable is its transpose.
 
     `.../bert/encoder/layer_._0/output/dense/kernel:0` is `encoder.layer.0.output.dense.weight`, transposed.
     """
@@ -208,12 +208,12 @@ def _has_value(native: Any) -> bool:
 
 
 def _is_metric(owner: Any) -> bool:
-    """Whether it counts what a training loop reports, which is no part of the forward pass."""
+    """Return whether the object is a metric of a training loop, which is no part of the forward pass."""
     return any(base.__qualname__ == "Metric" for base in type(owner).__mro__)
 
 
 def _canonical(nodes: Iterable[Node]) -> dict[int, tuple[str, bool]]:
-    """By an encoder's variable's handle what a checkpoint calls it, where the model holds one BERT."""
+    """Return the checkpoint's names of an encoder's variables by their handles, where the model holds one BERT."""
     encoders = [node.value for node in nodes if node.kind == "module" and _is_bert(node.value)]
     if len(encoders) != 1:
         return {}

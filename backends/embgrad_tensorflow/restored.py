@@ -32,7 +32,7 @@ LAYERS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class _Target:
-    """What is called: `invoke(args, kwargs)` ends in one of the functions, whichever fits the arguments.
+    """The functions behind a call: `invoke(args, kwargs)` runs the one that fits the arguments.
 
     Attributes:
         graph: see `Plan`.
@@ -44,7 +44,7 @@ class _Target:
 
 
 def plan_restored(part: Any, batch: TokenBatch, training: bool) -> Plan | None:
-    """How to call a saved object, a layer around one, or a compiled function; None for anything else.
+    """Return how to call a saved object, a layer around one, or a compiled function; None for anything else.
 
     Raises:
         BatchError: no function takes what the batch holds.
@@ -86,7 +86,7 @@ def _target(part: Any, training: bool) -> _Target | None:
 
 
 def _says_mode(part: Any) -> bool:
-    """Whether it is a `hub.KerasLayer`, which decides on the mode by itself."""
+    """Return whether the object is a `hub.KerasLayer`, which decides on the mode by itself."""
     return any(
         base.__qualname__ == "KerasLayer" and base.__module__.startswith("tensorflow_hub")
         for base in type(part).__mro__
@@ -173,7 +173,7 @@ def _leaves(name: str, declared: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _like(name: str, declared: Any, tensors: Mapping[str, Any]) -> Any:
-    """What is declared, with tensors in the places of their descriptions; anything else stands as it was saved."""
+    """Return the declared structure with tensors in place of their descriptions; other values stay as they were saved."""
     if isinstance(declared, Mapping):
         return {key: _like(str(key), one, tensors) for key, one in declared.items()}
     if isinstance(declared, (list, tuple)):

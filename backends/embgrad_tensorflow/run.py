@@ -187,7 +187,7 @@ def _working(model: Any) -> Iterator[None]:
 
 
 def _watch_variables(tape: Any, model: Any, tables: Tables, request: Request) -> None:
-    """Those that are frozen, or not yet made, TensorFlow does not watch by itself, or only when they are made."""
+    """Watch the variables that are frozen or do not exist yet, which TensorFlow does not watch by itself."""
     if request.parameters:
         tape.watch([native_variable(one) for one in Parameters(as_parts(model)).trainable.values()])
     if request.tables:
@@ -202,7 +202,7 @@ def _planned(model: Any, batch: TokenBatch, training: bool, call: Call | None) -
 
 
 def closed_graphs(watcher: Watcher) -> str:
-    """What is said where compiled functions ran into which nobody could see; empty where none did."""
+    """Return the message about compiled functions whose operations were not seen; empty where there were none."""
     if not watcher.graphs:
         return ""
     why = f" ({watcher.closed[0]})" if watcher.closed else ""
@@ -245,7 +245,7 @@ def _answers_anywhere(request: Request) -> bool:
 
 @contextlib.contextmanager
 def _run_again(one: _Pass, model: Any, batch: TokenBatch, request: Request) -> Iterator[None]:
-    """Where the pullback runs parts of the model once more, as they were run before."""
+    """Prepare the model for a pullback that recomputes modules, so that they run as before."""
     if not one.watcher.recomputed:
         yield
         return

@@ -101,7 +101,7 @@ def expect_eager() -> None:
 
 @contextlib.contextmanager
 def on_our_own() -> Iterator[None]:
-    """What is called meanwhile in this thread is not the user's own loop."""
+    """Mark this thread's calls as embgrad's own, and not the user's loop."""
     token = _depth.set(_depth.get() + 1)
     try:
         yield
@@ -110,7 +110,7 @@ def on_our_own() -> Iterator[None]:
 
 
 def depth() -> int:
-    """How many passes of embgrad's own are under way in this thread, one inside the other; 0 in the user's own loop."""
+    """Return how many passes of embgrad run in this thread, one inside the other; 0 in the user's own loop."""
     return _depth.get()
 
 
@@ -326,7 +326,7 @@ def written_out() -> Iterator[None]:
 
 
 def wants_eager() -> bool:
-    """Whether the user has told TensorFlow to run functions eagerly; `eagerly` tells it so for all threads."""
+    """Return whether the user has set TensorFlow to run functions eagerly, which `eagerly` sets for all threads."""
     with _setting:
         return _found[0] if _found else bool(tf.config.functions_run_eagerly())
 

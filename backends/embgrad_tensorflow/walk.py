@@ -131,7 +131,7 @@ def bookkeeping() -> Mapping[str, type]:
 
 
 def kind_of(cls: type) -> str | None:
-    """Whether objects of a class are a "variable", a "module", a "list", a "dict", a "function" or of the user's own class.
+    """Return whether objects of a class are a "variable", a "module", a "list", a "dict", a "function" or the user's own.
 
     The last are an "object"; None is for anything else.
     """
@@ -154,7 +154,7 @@ def kind_of(cls: type) -> str | None:
 
 
 def is_the_users(function: Any) -> bool:
-    """Whether a function is not a library's; one made by `tf.function` is the user's."""
+    """Return whether a function is the user's, as one made by `tf.function` is, and not a library's."""
     if not isinstance(function, types.FunctionType):
         return True
     root = (function.__module__ or "").partition(".")[0]
@@ -162,7 +162,7 @@ def is_the_users(function: Any) -> bool:
 
 
 def is_saved(part: Any) -> bool:
-    """Whether it was restored from a SavedModel without its Python; one of TensorFlow 1 shows it by its signatures alone."""
+    """Return whether the object was restored from a SavedModel without its Python; TensorFlow 1's have signatures alone."""
     classes = (*type(part).__mro__, *type(getattr(part, "signatures", None)).__mro__)
     return any(base.__module__.startswith("tensorflow.python.saved_model") for base in classes)
 
@@ -196,7 +196,7 @@ def on_devices(variable: Any) -> Sequence[Any]:
 
 
 def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
-    """What an object of that kind holds, each with its name."""
+    """Return the objects that an object of that kind holds, each with its name."""
     if any(base.__qualname__ == "ConcreteFunction" for base in type(value).__mro__):
         return ((variable.name.removesuffix(":0"), variable) for variable in value.variables)
     if kind == "list":
@@ -211,7 +211,7 @@ def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
 
 
 def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function reaches by itself: the object that it is bound to, its closure, the globals that it names."""
+    """Yield what a function reaches: the object that it is bound to, its closure, the globals that it names."""
     function = getattr(function, "python_function", function)  # of a `tf.function`
     bound = getattr(function, "__wrapped__", function)  # TensorFlow wraps its bound methods
     if isinstance(bound, types.MethodType):
@@ -247,7 +247,7 @@ def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_graph_of_layers(module: Any) -> bool:
-    """Whether it is a functional or sequential model, whose layers go by their names."""
+    """Return whether the model is functional or sequential, so that its layers are known by their names."""
     return not {"Functional", "Sequential"}.isdisjoint(keras_bases(type(module)))
 
 

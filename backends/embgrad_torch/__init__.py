@@ -35,7 +35,7 @@ class TorchBackend:
     )
 
     def owns(self, part: object) -> bool:
-        """Whether it is a `torch.nn.Module`, told by its type, without importing PyTorch."""
+        """Return whether the object is a `torch.nn.Module`, by its type, without importing PyTorch."""
         for base in type(part).__mro__:  # noqa: SIM110  # at each call, and a generator takes longer than the rest
             if base.__qualname__ == "Module" and base.__module__ == "torch.nn.modules.module":
                 return True
@@ -46,7 +46,7 @@ class TorchBackend:
         return dict(_versions(tuple([name for name in ("torch", "transformers") if name in sys.modules])))
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """What a forward pass on the batch reaches: lookups and modules, in order."""
+        """Return the points that a forward pass on the batch reaches: lookups and modules, in order."""
         from embgrad_torch.run import points
 
         return points(model, batch, call)
@@ -88,7 +88,7 @@ class TorchBackend:
         return bert(config)
 
     def bert_targets(self, model: Any) -> list[WeightTarget] | None:
-        """Where each weight of a checkpoint belongs in an existing model; None where it is no plain BERT."""
+        """Return where each weight of a checkpoint belongs in an existing model; None for a model that is not a plain BERT."""
         from embgrad_torch.bert import bert_targets
 
         return bert_targets(model)

@@ -50,7 +50,7 @@ def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
 
 
 def bert_targets(model: Any) -> list[WeightTarget] | None:
-    """Where each weight of a checkpoint belongs in an existing model; None where it is no plain `transformers.BertModel`."""
+    """Return where each weight of a checkpoint belongs; None for a model other than a plain `transformers.BertModel`."""
     kind = getattr(sys.modules.get("transformers.models.bert.modeling_bert"), "BertModel", None)
     if kind is None or not isinstance(model, kind):
         return None

@@ -244,7 +244,7 @@ class _Capture:
         return None if passing is None else passing.modules.after(module, returned)
 
     def _is_again(self) -> bool:
-        """Whether a call is made by a backward pass: a checkpointed segment that runs again, maybe in the engine's thread."""
+        """Return whether a backward pass makes the call: a checkpointed segment that runs again, maybe in the engine's thread."""
         return not self._closed and torch._C._current_graph_task_id() != -1 and not is_running()
 
     # The backward passes
@@ -289,14 +289,14 @@ def expect_untransformed() -> None:
 
 @dataclass
 class Calls:
-    """Whether there were any."""
+    """The record of whether compiled code was called."""
 
     ran: bool = False
 
 
 @contextlib.contextmanager
 def compiled_calls() -> Iterator[Calls]:
-    """Tells, while it is open, whether this thread calls what `torch.compile` had made: none of our hooks may run in it."""
+    """Record whether this thread calls code that `torch.compile` has made, in which no hook of embgrad runs."""
     found = Calls()
 
     def tell(original: Callable[..., Any], *given: Any) -> Any:
@@ -361,6 +361,6 @@ def _expect_audible(model: Any) -> None:
 
 
 def _is_compiled(module: Any) -> bool:
-    """Whether its own `forward`, or a function that it holds, was given to `torch.compile`."""
+    """Return whether the module's own `forward`, or a function that it holds, was given to `torch.compile`."""
     functions = [type(module).forward, *(value for value in vars(module).values() if callable(value))]
     return any(hasattr(one, "_torchdynamo_orig_callable") for one in functions if not isinstance(one, torch.nn.Module))

@@ -1,4 +1,4 @@
-"""How a model is called: the batch as tensors of the model's device, under the names that its `forward` has."""
+"""The call of a model: the batch as tensors on the model's device, under the names of `forward`'s parameters."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _exported_by_name(module: Any) -> frozenset[str]:
 
 
 def to_tensors(value: Any, device: Any, examples: int) -> Any:
-    """The same structure with tensors on the device in place of arrays.
+    """Return the structure with tensors on the device in place of arrays.
 
     Arrays, tensors and objects, such as a cache, are copied, never shared: models write into what they are given. A list counts
     as an array where its first axis is the examples.
@@ -238,7 +238,7 @@ def like(values: np.ndarray, tensor: Any) -> Any:
 
 
 def device_of(modules: Iterable[Any]) -> Any:
-    """Where the inputs go: the device of the first parameter or buffer of the modules that holds values."""
+    """Return the device of the inputs: that of the modules' first parameter or buffer with values."""
     for module in modules:
         for tensor in itertools.chain(module._parameters.values(), module._buffers.values()):
             if tensor is None or tensor.is_meta:
@@ -289,13 +289,13 @@ def is_floating(value: object) -> bool:
 
 
 class TorchTensors:
-    """How PyTorch's tensors are looked at."""
+    """The properties of PyTorch's tensors that the core reads."""
 
     kind = "a torch.Tensor"
     scalars: tuple[tuple[int, ...], ...] = ((),)
 
     def is_tensor(self, value: object) -> bool:
-        """Whether it is a `torch.Tensor`."""
+        """Return whether the value is a `torch.Tensor`."""
         return isinstance(value, torch.Tensor)
 
     def dtype(self, tensor: Any) -> str:

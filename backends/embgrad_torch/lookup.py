@@ -242,7 +242,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             )
 
     def _scale(self, read: Read) -> None:
-        """What `max_norm` asks for, by a way that can be undone and that the versions in other graphs do not show."""
+        """Scale rows as `max_norm` does, so that it can be undone and other graphs' tensor versions do not change."""
         if read.max_norm is not None and not self.at.plain:
             table, rows = read.table.data, read.indices.unique()
             self._scaled.append((table, rows, table[rows]))

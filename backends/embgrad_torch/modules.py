@@ -40,7 +40,7 @@ class _Called:
 
 
 class ModuleWatch:
-    """Tells the watch of the calls of modules, and puts what goes on at points in the place of what they are given and give.
+    """The hooks that record calls of modules, and replace tensors at the points of a request.
 
     Args:
         watch: what takes the calls down.
@@ -67,7 +67,7 @@ class ModuleWatch:
         return hooked_all(told, self.before, self.after) if told else contextlib.nullcontext()
 
     def of(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> list[Any]:
-        """Those of the modules that the watch is to be told of; from now on they are known."""
+        """Return the modules whose calls are recorded, and remember them."""
         named = self._watch.modules | self._watch.counted
         wanted = [
             (spelled(path), module)
@@ -80,7 +80,7 @@ class ModuleWatch:
         return [module for _, module in wanted]
 
     def made(self, module: Any, args: Any, kwargs: Any) -> bool:
-        """Whether a call may be one of the pass's that is made again."""
+        """Return whether a call may repeat a call of the pass."""
         path, *_ = self._names.get(id(module), ("",))
         given = first((args, kwargs), is_floating)
         return any(call.path == path and _may_be(call, given) for call in self._called)
@@ -120,7 +120,7 @@ class ModuleWatch:
         return None if key is None else self._put(key, returned, gave, again, aliased=aliased)
 
     def _is_told(self, module: Any) -> bool:
-        """Whether the watch is told of the module's calls, and not only how many there are."""
+        """Return whether the module's calls are recorded, and not only counted."""
         return self._watch.everything or self._names[id(module)][0] in self._watch.modules
 
     def _enter(self, module: Any, given: Any) -> _Called | None:
@@ -161,7 +161,7 @@ class ModuleWatch:
 
 
 def _may_be(call: _Called, given: Any) -> bool:
-    """Whether the call was given the same values, as far as they are still there to be compared."""
+    """Return whether a call has the same arguments, as far as they still exist."""
     if given is None or call.given is None:
         return (given is None) is (call.given is None)
     if call.given.shape != given.shape:
@@ -206,7 +206,7 @@ class _Before(_Hook):
 
 class _After(_Hook):
     def __call__(self, module: Any, *given: Any) -> Any:
-        """What takes the place of what a call returned, or None."""
+        """Return the value that replaces a call's result; None to keep it."""
         return None if self._ask is None else self._ask(module, given[-1])
 
 

@@ -31,7 +31,7 @@ def trainable(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def parameter_values(
     parameters: Mapping[str, Any], gradients: Sequence[np.ndarray | None]
 ) -> dict[str, ParameterValues]:
-    """What a request for parameters is answered."""
+    """Return the gradients of the parameters as the core takes them."""
     return {
         name: ParameterValues(tuple(one.shape), gradient, dtype_name(one.dtype))
         for (name, one), gradient in zip(parameters.items(), gradients, strict=True)
@@ -73,7 +73,7 @@ class Tables:
                 one.requires_grad_(False)
 
     def rests(self, paths: Mapping[str, str], gradients: Sequence[np.ndarray | None]) -> dict[str, TableRest]:
-        """By the keys of lookups what reaches their tables by other ways.
+        """Return by the keys of lookups the gradient that reaches their tables by other ways.
 
         Args:
             paths: by key the table's path.
@@ -102,7 +102,7 @@ def _by_table_path(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _names(parts: Sequence[Any], walked: Sequence[tuple[str, Any]], shared: Mapping[int, Any]) -> dict[int, list[str]]:
-    """By the parameter's identity all its names, first the one that it goes by."""
+    """Return by identity all names of each parameter, the first name first."""
     found: dict[int, list[str]] = {}
     if not shared:
         return found
@@ -158,7 +158,7 @@ def alone(model: Any) -> AbstractContextManager[None]:
 
 
 def putter(tensor: Any) -> Callable[[np.ndarray], None]:
-    """What takes values into a tensor's own memory."""
+    """Return a function that writes values into a tensor's memory."""
 
     def put(value: np.ndarray) -> None:
         # By `data`, since a graph that the user holds would else take its saved tensors for overwritten.
@@ -185,7 +185,7 @@ def _has_values(tensor: Any) -> bool:
 
 
 def _canonical(walked: Iterable[tuple[str, Any]]) -> dict[int, str]:
-    """By the identity of an encoder's parameter the checkpoint's name of it, where the model holds one BERT."""
+    """Return by identity the checkpoint's names of an encoder's parameters, where the model holds one BERT."""
     # Where nobody has a BERT, asking transformers for the class would import it, and TensorFlow with it.
     kind = getattr(sys.modules.get("transformers.models.bert.modeling_bert"), "BertModel", None)
     encoders: Sequence[Any] = [module for _, module in walked if kind is not None and isinstance(module, kind)]

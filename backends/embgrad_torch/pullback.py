@@ -20,7 +20,7 @@ __all__ = ["Pulled", "counted", "pull_back"]
 
 @dataclass(frozen=True)
 class Pulled:
-    """What one set of cotangents gave.
+    """The gradients of one set of cotangents.
 
     Attributes:
         points: by key the gradients as they went on up; None where the graph has no way.
@@ -86,7 +86,7 @@ def pull_back(
 def _accumulate(
     pairs: Sequence[tuple[Any, Any]], marks: Sequence[Any], parameters: Sequence[Any], more: bool, others: Sequence[Any]
 ) -> Sequence[Any]:
-    """The same by way of `grad`, which reentrant checkpointing insists on; the other leaves neither get nor lose theirs."""
+    """Pull back by way of `grad`, as reentrant checkpointing needs; other leaves' gradients stay as they are."""
     own = {id(leaf) for leaf in (*marks, *parameters)}
     with _aside(parameters, trainable=True), _aside([leaf for leaf in others if id(leaf) not in own], trainable=False):
         _run_engine(pairs, more, (), accumulate=True)
@@ -128,7 +128,7 @@ def _aside(leaves: Sequence[Any], *, trainable: bool) -> Iterator[None]:
 
 
 class _Graph:
-    """What there is in a graph.
+    """The nodes of a graph that decide how it is pulled back.
 
     Args:
         outputs: where it begins.

@@ -57,7 +57,7 @@ class _Pass:
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
-    """What a forward pass reaches."""
+    """Return the points that a forward pass reaches."""
 
     def reached(frozen: bool) -> list[Point]:
         watch = PointWatch(batch, None)
@@ -79,7 +79,7 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 
 def _frozen_if_can_be(make: Callable[[bool], Made]) -> Made:
-    """What a pass gives whose weights are frozen, or trainable where the model takes gradients by them itself."""
+    """Return the result of a pass with frozen weights, or trainable ones where the model differentiates by them itself."""
     try:
         return make(True)
     except Differentiated:
@@ -173,7 +173,7 @@ def _compiled(this: _Pass, *, frozen: bool) -> Iterator[Any]:
 
 
 def _forward(model: Any, batch: TokenBatch, call: Call | None, this: _Pass) -> tuple[Any, tuple[str, ...]]:
-    """What the model returns, and what of the batch it was not given."""
+    """Return the model's return value, and the inputs of the batch that it does not take."""
     make, unused = inputs.plan(model, batch, call, this.device)
     with this.mode:
         try:
@@ -201,7 +201,7 @@ def _answered_by(returned: Any, batch: TokenBatch, this: _Pass) -> Answer:
 
 
 def _unseen(known: Structure) -> str:
-    """What cannot be watched in this model, for the message where a lookup was not found."""
+    """Return the reason why lookups of this model may not be seen, for the message; empty where there is none."""
     found = [path or type(one).__name__ for path, one in known.walked if isinstance(one, torch.jit.ScriptModule)]
     if not found:
         return ""

@@ -228,7 +228,7 @@ def _set_mode(model: Structure, training: bool, stack: contextlib.ExitStack) -> 
 
 
 def _mode(module: Any) -> bool:
-    """Whether it is in training mode. Frozen TorchScript modules are in none."""
+    """Return whether a module is in training mode; False for frozen TorchScript modules, which have no mode."""
     mode: bool = getattr(module, "training", False)
     return mode
 
@@ -250,7 +250,7 @@ def _train(part: Any) -> None:
 
 
 def _contents(tensors: Sequence[Any], buffers: Sequence[Any], training: bool) -> Callable[[], None]:
-    """What makes buffers, and tensors in plain attributes, that were written to or hung on a graph what they were."""
+    """Return a function that restores buffers and plain attributes' tensors that a pass has written to or put on a graph."""
     small = [one for one in buffers if not one.is_meta and (training or one.numel() <= LARGEST_COPIED)]
     large = [(one, one._version) for one in buffers if one.numel() > LARGEST_COPIED and not training]
     copied = [(one, one.detach().clone()) for one in (*small, *filter(_is_copied, tensors))]
@@ -275,7 +275,7 @@ def _contents(tensors: Sequence[Any], buffers: Sequence[Any], training: bool) ->
 
 
 def _is_copied(tensor: Any) -> bool:
-    """Whether it has contents that can be put back; a view cannot be cut off a graph by itself."""
+    """Return whether a tensor's contents can be restored; a view cannot be cut off a graph by itself."""
     in_memory = tensor.layout is torch.strided and tensor.device.type != "meta" and not tensor.is_quantized
     return in_memory and tensor.numel() <= LARGEST_COPIED and not (tensor._is_view() or tensor.is_inference())
 

@@ -1,4 +1,4 @@
-"""What happens at a point: its value overridden, added to and copied, its gradient received by a hook and edited.
+"""Points of a pass: values overridden, added to and copied, gradients received by a hook and edited.
 
 `Taps` for a pass that is asked for, `Listening` for the user's own.
 """
@@ -42,7 +42,7 @@ _callback: Callable[[], Any] = getattr(eval_frame, "get_eval_frame_callback", la
 
 
 class At(Protocol):
-    """What happens at the points of a forward pass.
+    """The interface of points in a forward pass.
 
     Attributes:
         plain: every lookup must be made as the model makes it, by the same function of PyTorch.
@@ -79,7 +79,7 @@ class At(Protocol):
 
 
 class Taps:
-    """What a request asks for at each point.
+    """The points of one request.
 
     Attributes:
         plain: see `At`.
@@ -117,7 +117,7 @@ class Taps:
     def lookup(
         self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
     ) -> Any:
-        """Where it is asked for, cut off the table, so that nothing below it is differentiated, unless rows stay attached.
+        """Return the rows; at a point of the request cut off the table, unless rows stay attached.
 
         A computed table stays on the graph, as another point may lie below it, but for a mere view of a parameter, whose own
         gradient is then what reaches it by other ways. The rows of the ids require gradients also where nobody asks for them:
@@ -160,7 +160,7 @@ class Taps:
 
     @property
     def before(self) -> dict[str, np.ndarray]:
-        """By key the gradients that were edited, as they came."""
+        """The gradients before their edit, by key."""
         return self._changes.before
 
     def hear(self) -> None:
@@ -170,7 +170,7 @@ class Taps:
         self._hears_all = True
 
     def came(self, gradients: Sequence[Any]) -> None:
-        """What the pullback itself gave of each mark; of those that hooks hear of they have received it."""
+        """Take the gradients that the pullback returned for the marks without hooks."""
         found = dict(zip(self.marks, gradients, strict=True))
         for key in self._unheard():
             self._came(key, found[key])
@@ -183,11 +183,11 @@ class Taps:
         mark.register_hook(lambda grad: self._came(key, grad))
 
     def start(self) -> None:
-        """A pullback begins."""
+        """Begin a pullback."""
         self.gradients, self._changes.before, self.pulling = {}, {}, True
 
     def stop(self) -> None:
-        """It ended."""
+        """End a pullback."""
         self.pulling = False
 
     def _came(self, key: str, grad: Any) -> Any:

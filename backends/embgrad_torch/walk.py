@@ -95,7 +95,7 @@ def _each_once(holders: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 
 def further_paths(parts: Sequence[Any], walked: Sequence[tuple[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """By the identity of a module that several others hold, or that lies in such a one, its paths but the first."""
+    """Return by identity the further paths of modules that several modules hold, directly or not."""
     first = {id(module): spelled(path) for path, module in walked}
     held = sum(len(_children(module)) for _, module in walked)
     if held + len(parts) == len(walked):  # a tree: each is held once
@@ -129,7 +129,7 @@ def spelled(path: str) -> str:
 
 
 def is_compiled_wrapper(module: Any) -> bool:
-    """Whether it is what `torch.compile` makes of a module: it calls that module, which has the same path."""
+    """Return whether a module is the wrapper that `torch.compile` makes of another, which has the same path."""
     return ORIGINAL in module._modules
 
 
@@ -159,7 +159,7 @@ def tables(walked: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def by_identity(found: Iterable[tuple[str, Any]]) -> dict[int, str]:
-    """By the identity of a table its path, of several the first."""
+    """Return the first path of each table, by identity."""
     paths: dict[int, str] = {}
     for path, tensor in found:
         paths.setdefault(id(tensor), path)
@@ -193,7 +193,7 @@ def _table_path(module: str, name: str) -> str:
 
 
 def place_of(tensor: Any) -> Any:
-    """What tells that two tensors, such as a parameter and its `.data`, are the same memory."""
+    """Return a key that tensors of the same memory share, such as a parameter and its `.data`."""
     with contextlib.suppress(RuntimeError):  # a subclass without memory of its own
         if (place := tensor.data_ptr()) != 0:  # 0 is what the tensors have that a trace is made with
             return (place, tensor.shape, tensor.stride(), tensor.device)
