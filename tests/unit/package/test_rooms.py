@@ -33,6 +33,7 @@ ROOMS = (
     {"comparison", "streaming"},
     {"ray", "report"},
     {"cli", "testing", "pytest_plugin"},
+    {"demo"},
 )
 #: The files of the package itself, which bring the rooms together.
 ENTRIES = {"__init__", "__main__"}
