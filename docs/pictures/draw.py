@@ -145,7 +145,7 @@ def padding() -> str:
 
 
 def tied() -> str:
-    """A tied table's two doors."""
+    """The two ways in which a tied table receives gradients."""
     parts = [
         box(40, 110, 130, 60, "table"),
         box(290, 44, 120, 36, "lookup"),
@@ -163,7 +163,7 @@ def tied() -> str:
         text(300, 230, "every row", colour=GREY),
         text(40, 276, "table_gradients(): total = lookup, which is table(), + head", anchor="start", colour=COMES),
     ]
-    return picture(760, 296, "A tied table gets gradient by two doors: the lookup, and the head that shares it", parts)
+    return picture(760, 296, "A tied table receives gradients in two ways: through the lookup, and through the head that shares it", parts)
 
 
 def quickstart() -> str:
