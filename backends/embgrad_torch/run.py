@@ -12,7 +12,7 @@ import torch
 from embgrad.backend import Call, NativeObjective, Point, Request, Run
 from embgrad.backend.cotangents import Answer, answered, values_at
 from embgrad.backend.objective_callback import Respond
-from embgrad.backend.replay import Tries, wrapped
+from embgrad.backend.replay import Retries, wrapped
 from embgrad.backend.signature import as_parts
 from embgrad.forward.points import Lookup
 from embgrad.forward.recorder import PointWatch
@@ -74,7 +74,7 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     native = isinstance(request.respond, NativeObjective) and not request.compiled
     if request.parameters or request.training or native:
         return _run(model, batch, request, frozen=False)
-    tries = Tries(request)
+    tries = Retries(request)
     return _frozen_if_can_be(lambda frozen: _run(model, batch, tries.next(), frozen=frozen))
 
 

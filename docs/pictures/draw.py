@@ -163,7 +163,12 @@ def tied() -> str:
         text(300, 230, "every row", colour=GREY),
         text(40, 276, "table_gradients(): total = lookup, which is table(), + head", anchor="start", colour=COMES),
     ]
-    return picture(760, 296, "A tied table receives gradients in two ways: through the lookup, and through the head that shares it", parts)
+    return picture(
+        760,
+        296,
+        "A tied table receives gradients in two ways: through the lookup, and through the head that shares it",
+        parts,
+    )
 
 
 def quickstart() -> str:

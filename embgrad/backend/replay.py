@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.backend.protocol import Change, Request
 from embgrad.objectives.native import NativeObjective
 
-__all__ = ["Gave", "Tries", "agreeing", "differ", "with_functions", "wrapped"]
+__all__ = ["CallbackMemo", "Retries", "agreeing", "differ", "with_functions", "wrapped"]
 
 #: The largest relative difference allowed between the results of a trace and of the model, by the coarsest dtype in the trace.
 AGREEING: Final[Mapping[str, float]] = {"float64": 1e-8, "float32": 1e-4, "float16": 5e-2, "bfloat16": 1e-1}
@@ -60,8 +60,8 @@ def wrapped(request: Request, around: Callable[[Callable[[Any], Any]], Callable[
     return with_functions(request, lambda option, key, change: around(change), respond=respond)
 
 
-class Gave:
-    """The recorded results of one user function in one user call, replayed when the pass is tried again ("what it gave").
+class CallbackMemo:
+    """The recorded results of one user function in one user call, replayed when the pass is tried again.
 
     The function may count its calls or draw random numbers, so it must run once for each time that the pass reaches its point, no
     matter how many tries the pass takes. The first try calls the function and records its results in order. A later try that
@@ -75,17 +75,21 @@ class Gave:
     def __init__(self) -> None:
         self.calls: list[tuple[_Glimpse, np.ndarray]] = []
 
-    def again(self, change: Change) -> Again:
+    def again(self, change: Change) -> MemoizedCallback:
         """Return the function for another try.
 
         Args:
             change: the user's function. If it is already a function for a try, its existing record is used, so that there is one
                 record even when tries are nested.
         """
-        return Again(change.record, change.change) if isinstance(change, Again) else Again(self, change)
+        return (
+            MemoizedCallback(change.record, change.change)
+            if isinstance(change, MemoizedCallback)
+            else MemoizedCallback(self, change)
+        )
 
 
-class Again:
+class MemoizedCallback:
     """The function of one point for one try: it returns recorded results, and calls the user's function for new values.
 
     Args:
@@ -93,7 +97,7 @@ class Again:
         change: the user's function.
     """
 
-    def __init__(self, record: Gave, change: Change) -> None:
+    def __init__(self, record: CallbackMemo, change: Change) -> None:
         self.record = record
         self.change = change
         self._position = 0
@@ -136,10 +140,10 @@ class _Glimpse:
         return self._summary != other._summary or differ(self._sums, other._sums, tolerance, 0)
 
 
-class Tries:
+class Retries:
     """The tries of one request, which may run more than once, such as when a trace turns out not to fit the batch.
 
-    Each of the user's functions at the request's points has one record of results for all tries, see `Gave`.
+    Each of the user's functions at the request's points has one record of results for all tries, see `CallbackMemo`.
 
     Args:
         request: the request.
@@ -147,7 +151,7 @@ class Tries:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._records: defaultdict[tuple[str, str], Gave] = defaultdict(Gave)
+        self._records: defaultdict[tuple[str, str], CallbackMemo] = defaultdict(CallbackMemo)
 
     def next(self) -> Request:
         """Return the request for another try."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from embgrad.backend.protocol import Request, Run
-from embgrad.backend.replay import Tries, agreeing
+from embgrad.backend.replay import Retries, agreeing
 from embgrad.backend.trace_check import Trial, UntraceableError
 from embgrad.common.lru import Bounded
 from embgrad.objectives.native import NativeObjective
@@ -206,7 +206,7 @@ class _Call(Generic[Trace]):
         self._lengths = lengths
         self._request = request
         self._maker = maker
-        self._tries = Tries(request)
+        self._tries = Retries(request)
         native = request.respond if isinstance(request.respond, NativeObjective) else None
         code: Any = None if native is None else getattr(native.function, "__code__", None) or type(native.function)
         self._objective: Hashable = code

@@ -10,6 +10,7 @@ import numpy as np
 
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import backend_for
+from embgrad.common.finite import not_finite
 from embgrad.common.metrics import figures_of, lengths, position_figures
 from embgrad.common.tolerance import checked_tolerance, tolerance_of, unit_roundoff
 from embgrad.comparison.align import Alignment, aligned
@@ -167,11 +168,10 @@ def _has_positions(result: EmbeddingGradients) -> bool:
 
 
 def _expect_finite(result: EmbeddingGradients, name: str) -> None:
-    wrong = np.argwhere(~np.isfinite(result.values))
-    if wrong.size:
-        index = tuple(int(i) for i in wrong[0])
+    wrong = not_finite(result.values)
+    if wrong is not None:
         raise EmbgradError(
-            f"{name} holds {result.values[index]} at {index}, and {len(wrong)} of its {result.values.size} numbers are not "
+            f"{name} holds {wrong.value} at {wrong.index}, and {wrong.count} of its {wrong.size} numbers are not "
             "finite: expected finite ones, as embgrad.gradients gives them"
         )
 

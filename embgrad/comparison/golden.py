@@ -12,6 +12,7 @@ import numpy as np
 
 from embgrad.backend.protocol import Call
 from embgrad.common.files import checked_path
+from embgrad.common.finite import not_finite
 from embgrad.common.metrics import length, lengths
 from embgrad.comparison.compare import compare
 from embgrad.comparison.result import Comparison, Comparisons
@@ -226,8 +227,8 @@ def _moves(comparison: Comparison) -> list[str]:
 
 
 def _not_finite(result: EmbeddingGradients) -> str:
-    wrong = np.argwhere(~np.isfinite(result.values))
-    return f"the gradient holds {result.values[tuple(wrong[0])]} at {tuple(wrong[0].tolist())}" if wrong.size else ""
+    wrong = not_finite(result.values)
+    return "" if wrong is None else f"the gradient holds {wrong.value} at {wrong.index}"
 
 
 def _other_ids(a: EmbeddingGradients, b: EmbeddingGradients) -> str:

@@ -11,7 +11,7 @@ from embgrad.common.arrays import to_numpy
 from embgrad.errors import PointError, PointNotReachedError, UnsupportedError, brief
 from embgrad.forward.axes import Arrangement
 
-__all__ = ["ForAll", "checked_changes", "prepared"]
+__all__ = ["BroadcastArray", "checked_changes", "prepared"]
 
 #: The kinds of dtypes that hold real numbers.
 REAL: Final = "biuf"
@@ -20,7 +20,7 @@ REAL: Final = "biuf"
 Change = Callable[[np.ndarray], np.ndarray]
 
 
-class ForAll(NamedTuple):
+class BroadcastArray(NamedTuple):
     """An array for every batch of a stream, which must have no example axis."""
 
     array: np.ndarray
@@ -39,7 +39,7 @@ def checked_changes(given: Any, option: str) -> dict[str, Any]:
         raise PointError(
             f"{option} is {brief(given)}: expected a dict by the names of points, {{'layer.-1': {example}}}"
         )
-    ready = {name: callable(value) or isinstance(value, ForAll) for name, value in given.items()}
+    ready = {name: callable(value) or isinstance(value, BroadcastArray) for name, value in given.items()}
     return {name: value if ready[name] else _array(value, name, option) for name, value in given.items()}
 
 
@@ -67,7 +67,7 @@ def prepared(
     Args:
         option: "override", "add" or "edit".
         name: the point's name as the user gave it.
-        change: a function or an array in the axes that the user sees; the array may be `ForAll`.
+        change: a function or an array in the axes that the user sees; the array may be `BroadcastArray`.
         place: the point's arrangement.
         examples: which examples of the whole batch are run; an array with an example axis is cut alike.
         count: how many examples the whole batch has; None where it is not cut.
@@ -77,7 +77,7 @@ def prepared(
         PointNotReachedError: the point has another shape than the arrangement says when the change is made.
         UnsupportedError: an array for many batches has an entry for each example.
     """
-    if isinstance(change, ForAll):
+    if isinstance(change, BroadcastArray):
         change = _without_examples(option, name, change.array, place)
     if not callable(change):
         fixed = _fitting(option, name, _cut(change, place, examples, count), place)

@@ -12,7 +12,7 @@ import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Change, Run
-from embgrad.backend.replay import Gave
+from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.assemble import assembled
 from embgrad.engine.locate import (
     ProbeInconclusiveError,
@@ -148,7 +148,7 @@ def _run(task: Task, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective,
             respond,
             {name: word_of(bound, lookup, batch) for name, lookup in lookups.items() if lookup is not None},
         )
-    memos: Memos = defaultdict(Gave)
+    memos: Memos = defaultdict(CallbackMemo)
     # In training mode the model is run once, whatever the run shows.
     sighting = None if options.training else locate_by_few(bound, options.named, batch)
     ready = None if sighting is None else sighting.arranged(options.changed, batch)

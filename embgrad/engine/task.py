@@ -8,7 +8,7 @@ from typing import Any
 
 from embgrad.backend.objective_callback import Respond, respond_with
 from embgrad.backend.protocol import Change, Request, reads_the_whole
-from embgrad.backend.replay import Gave
+from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.input_warnings import (
@@ -27,7 +27,7 @@ from embgrad.objectives.objectives import Objective
 __all__ = ["Memos", "Task"]
 
 #: By option and the name of a point the results of the user's function there in earlier runs of one call.
-Memos = dict[tuple[str, str], Gave]
+Memos = dict[tuple[str, str], CallbackMemo]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.common.finite import not_finite
 from embgrad.errors import ObjectiveError, listed
 from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
 
@@ -123,12 +124,11 @@ def native_values(values: np.ndarray | None) -> np.ndarray:
     """
     assert values is not None, "a backend returns the values of a native objective"
     array = np.asarray(values, np.float64)
-    wrong = np.flatnonzero(~np.isfinite(np.atleast_1d(array)))
-    if wrong.size:
-        where = f" for example {wrong[0]}" if array.ndim else ""
+    wrong = not_finite(array)
+    if wrong is not None:
+        where = f" for example {wrong.index[0]}" if wrong.index else ""
         raise ObjectiveError(
-            f"the objective is {np.atleast_1d(array)[wrong[0]]}{where}: expected finite numbers; look at the function and at "
-            "the model's outputs"
+            f"the objective is {wrong.value}{where}: expected finite numbers; look at the function and at the model's outputs"
         )
     return array
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embgrad.backend.signature import as_parts
-from embgrad.engine.interventions import ForAll
+from embgrad.engine.interventions import BroadcastArray
 from embgrad.engine.task import Task
 from embgrad.engine.weights import weights_of
 from embgrad.objectives.native import as_objective, described
@@ -61,7 +61,7 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
 
 def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes as the user gave them."""
-    return {name: change.array if isinstance(change, ForAll) else change for name, change in changes.items()}
+    return {name: change.array if isinstance(change, BroadcastArray) else change for name, change in changes.items()}
 
 
 def weights_digest(task: Task) -> str | None:

@@ -19,7 +19,7 @@ from embgrad.common.files import checked_path
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.bound_model import bind
-from embgrad.engine.interventions import ForAll
+from embgrad.engine.interventions import BroadcastArray
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.task import Task
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
@@ -342,7 +342,9 @@ def _expect_ahead(ahead: Any) -> int:
 
 def _broadcast_to_batches(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes with their arrays wrapped, whose axes are checked once the axes of the point are known."""
-    return {name: ForAll(change) if isinstance(change, np.ndarray) else change for name, change in changes.items()}
+    return {
+        name: BroadcastArray(change) if isinstance(change, np.ndarray) else change for name, change in changes.items()
+    }
 
 
 def _expect_no_example_axis(changes: Mapping[str, Mapping[str, Any]]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embgrad.backend import Request
-from embgrad.backend.replay import Gave, Tries
+from embgrad.backend.replay import CallbackMemo, Retries
 
 VALUE = np.arange(6.0).reshape(2, 3)
 
@@ -21,7 +21,7 @@ def test_a_function_is_called_once_in_several_tries() -> None:
         value += len(called)  # as a function may that is given an array to write into
         return value
 
-    tries = Tries(Request(("word",), lambda _: [], add={"word": change}))
+    tries = Retries(Request(("word",), lambda _: [], add={"word": change}))
     for _ in range(3):
         one = tries.next().add["word"]
         np.testing.assert_array_equal(one(VALUE.copy()), VALUE + 1)
@@ -42,9 +42,9 @@ def test_what_a_function_gave_is_kept_once_where_a_try_takes_several_itself() ->
         called.append(value)
         return value + len(called)
 
-    gave = Gave()
+    gave = CallbackMemo()
     for _ in range(2):
-        tries = Tries(Request(("word",), lambda _: [], add={"word": gave.again(change)}))
+        tries = Retries(Request(("word",), lambda _: [], add={"word": gave.again(change)}))
         for _ in range(2):
             np.testing.assert_array_equal(tries.next().add["word"](VALUE), VALUE + 1)
     assert len(called) == len(gave.calls) == 1
@@ -54,7 +54,7 @@ def test_what_a_function_gave_is_kept_once_where_a_try_takes_several_itself() ->
 def test_one_entry_of_many_makes_another_value(other: float) -> None:
     """Wherever it is."""
     values = np.ones((300, 100))
-    tries = Tries(Request(("word",), lambda _: [], add={"word": lambda value: value * 2}))
+    tries = Retries(Request(("word",), lambda _: [], add={"word": lambda value: value * 2}))
     np.testing.assert_array_equal(tries.next().add["word"](values), values * 2)
     for place in (1, 2, 6, 14_000, 29_999):
         changed = values.copy()
@@ -63,7 +63,7 @@ def test_one_entry_of_many_makes_another_value(other: float) -> None:
 
 
 def test_large_values_are_not_kept() -> None:
-    gave = Gave()
+    gave = CallbackMemo()
     gave.again(lambda value: value[:0])(np.ones((1000, 1000)))
     ((glimpse, _),) = gave.calls
     assert sum(one.nbytes for one in vars(glimpse).values() if isinstance(one, np.ndarray)) < 1 << 17
@@ -77,7 +77,7 @@ def test_what_a_try_raises_comes_out_and_is_not_remembered() -> None:
             raise raised.pop()
         return value
 
-    tries = Tries(Request(("word",), lambda _: [], edit={"word": change}))
+    tries = Retries(Request(("word",), lambda _: [], edit={"word": change}))
     with pytest.raises(KeyboardInterrupt):
         tries.next().edit["word"](VALUE)
     np.testing.assert_array_equal(tries.next().edit["word"](VALUE), VALUE)
@@ -85,4 +85,4 @@ def test_what_a_try_raises_comes_out_and_is_not_remembered() -> None:
 
 def test_a_request_without_functions_is_the_same_in_each_try() -> None:
     request = Request(("word",), lambda _: [])
-    assert Tries(request).next() is request
+    assert Retries(request).next() is request
