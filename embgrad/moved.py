@@ -19,6 +19,7 @@ MOVED: Final = {
     "certificate": "results.certificate",
     "checkpoint": "checkpoints.load_bert",
     "compare": "comparison.compare",
+    "diagnosis": "comparison.diagnosis",
     "diagnosis.findings": "comparison.diagnosis.findings",
     "encoding": "inputs.encode",
     "figures": "common.metrics",
@@ -41,10 +42,18 @@ MOVED: Final = {
 }
 
 #: The former names of modules, by their present names. Digests of a stream's run use the former names.
-FORMER: Final = {f"embgrad.{new}": f"embgrad.{old}" for old, new in MOVED.items()}
+FORMER: Final = {
+    **{f"embgrad.{new}": f"embgrad.{old}" for old, new in MOVED.items()},
+    "embgrad.comparison.result": "embgrad.comparison",
+    "embgrad.objectives.native": "embgrad.backend.protocol",
+}
 
 
 def alias() -> None:
     """Make each module importable under its former name; functions of `embgrad` with such a name are left unchanged."""
+    package = sys.modules["embgrad"]
     for old, new in MOVED.items():
-        sys.modules.setdefault(f"embgrad.{old}", importlib.import_module(f"embgrad.{new}"))
+        module = importlib.import_module(f"embgrad.{new}")
+        sys.modules.setdefault(f"embgrad.{old}", module)
+        if "." not in old and not hasattr(package, old):
+            setattr(package, old, module)

@@ -47,7 +47,7 @@ class BoundModel:
 
     def supports(self, *abilities: str) -> bool:
         """Return whether the backend has all of these abilities."""
-        return self.backend.supports.issuperset(abilities)
+        return all(ability in self.backend.supports for ability in abilities)
 
     def expect_ability(self, ability: str) -> None:
         """Raise UnsupportedError where the backend lacks an ability."""

@@ -15,17 +15,16 @@ from embgrad.errors import BatchError, EmbgradError, listed
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK
 
-__all__ = ["explained_errors"]
+__all__ = ["explained_decoder", "explained_errors", "explained_forward"]
 
 
 @contextlib.contextmanager
 def explained_errors(
     bound: BoundModel, batch: TokenBatch, *, sub_batches: bool = False, size: int | None = None
 ) -> Iterator[None]:
-    """Explain an error of a model's forward pass, where probes show its cause.
+    """Explain an error, where probes show that an example is longer than the model takes.
 
-    The causes: an example is longer than the model takes; an encoder-decoder has no decoder ids; the model takes all examples and
-    no sub-batch, as where a cache goes with all of them. Nothing is refused before the model raises.
+    With `sub_batches` the model may also take all examples and no sub-batch, as where a cache goes with all of them.
 
     Args:
         bound: the model.
@@ -34,35 +33,55 @@ def explained_errors(
         size: how many examples are run at once; None for one example fewer than there are.
 
     Raises:
-        BatchError: a cause was found; the model's own error is its cause.
+        BatchError: a probe shows the cause; the original error is its `__cause__`.
     """
     try:
         yield
     except Exception as failure:
-        explanation = None
-        if not isinstance(failure, EmbgradError):
-            explanation = _of_decoder(bound, batch, failure)
-            if explanation is None and sub_batches:
-                explanation = _of_sub_batch(bound, batch, size, failure)
-        elif not _may_be_of_length(failure, batch):
+        is_ours = isinstance(failure, EmbgradError)
+        if is_ours and not _may_be_of_length(failure, batch):
             raise
-        if explanation is None:
-            explanation = _of_positions(bound, batch)
+        explanation = _of_positions(bound, batch)
+        if explanation is None and sub_batches and not is_ours:
+            explanation = _of_sub_batch(bound, batch, size, failure)
         if explanation is None:
             raise
         raise BatchError(explanation) from failure
 
 
-def _of_decoder(bound: BoundModel, batch: TokenBatch, failure: Exception) -> str | None:
-    """Return the message for an encoder-decoder without decoder ids; some make decoder ids of the encoder's, as BART does."""
-    given = {IDS, "decoder_inputs_embeds", LABELS} & set(batch.extras)
-    if bound.call is not None or given or not takes_decoder(bound.model):
-        return None
-    return (
-        f"the model {type(bound.model).__name__} is an encoder-decoder, and raised {type(failure).__name__} without decoder ids: "
-        f"expected {IDS!r} in the batch's dict, of shape (example, decoder position). Give {MASK!r} beside them where they are "
-        "padded"
-    )
+@contextlib.contextmanager
+def explained_decoder(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
+    """Explain an error of an encoder-decoder that was called without decoder ids.
+
+    Nothing is refused before the call, since some encoder-decoders make decoder ids of the encoder's, as BART does.
+
+    Raises:
+        BatchError: the model takes decoder ids, and the batch has none.
+    """
+    try:
+        yield
+    except EmbgradError:
+        raise
+    except Exception as failure:
+        given = {IDS, "decoder_inputs_embeds", LABELS} & set(batch.extras)
+        if bound.call is not None or given or not takes_decoder(bound.model):
+            raise
+        raise BatchError(
+            f"the model {type(bound.model).__name__} is an encoder-decoder, and raised {type(failure).__name__} without decoder "
+            f"ids: expected {IDS!r} in the batch's dict, of shape (example, decoder position). Give {MASK!r} beside them where "
+            "they are padded"
+        ) from failure
+
+
+@contextlib.contextmanager
+def explained_forward(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
+    """Explain an error of a forward pass on the whole batch: too long an example, or no decoder ids.
+
+    Raises:
+        BatchError: a cause was found.
+    """
+    with explained_errors(bound, batch), explained_decoder(bound, batch):
+        yield
 
 
 def _of_sub_batch(bound: BoundModel, batch: TokenBatch, size: int | None, failure: Exception) -> str | None:
@@ -86,7 +105,7 @@ def _of_positions(bound: BoundModel, batch: TokenBatch) -> str | None:
     return None if most is None else _too_long(batch, most)
 
 
-def _may_be_of_length(failure: EmbgradError, batch: TokenBatch) -> bool:
+def _may_be_of_length(failure: Exception, batch: TokenBatch) -> bool:
     """Return whether the error may be about an index that the model made: not where the batch holds positions beside the ids."""
     return isinstance(failure, BatchError) and not any(
         _is_cut(value, batch.shape[1]) for value in batch.extras.values()

@@ -14,7 +14,7 @@ from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import joined
 from embgrad.engine.bound_model import bind
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
 from embgrad.engine.check import certified
 from embgrad.engine.options import GradientOptions, Keywords
 from embgrad.engine.probe import with_shared
@@ -166,16 +166,20 @@ def results_of(
         )
     done: list[dict[str, EmbeddingGradients]] = []
     by_example = count > 1 and (options.split or is_cut)
-    with explained_errors(bound, batch, sub_batches=by_example, size=batch_size), reporter(progress) as report:
-        if by_example:
+    if by_example:
+        with (
+            explained_errors(bound, batch, sub_batches=True, size=batch_size),
+            explained_decoder(bound, batch),
+        ):
             expect_examples_first(task, batch[:batch_size], batch)
+    with explained_errors(bound, batch, sub_batches=is_cut, size=batch_size), reporter(progress) as report:
         report(0, count)
         for start in range(0, count, batch_size or count):
-            examples = slice(start, start + (batch_size or count))
+            examples = slice(start, min(start + (batch_size or count), count))
             sub_batch, own = (batch[examples], task.for_examples(examples, count)) if is_cut else (batch, task)
             results = run_task(own, sub_batch)
             done.append(certified(own, sub_batch, results) if options.check else results)
-            report(min(examples.stop, count), count)
+            report(examples.stop, count)
     if options.compile:
         _warn_of_uncompiled(done)
     if len(done) == 1:
@@ -200,7 +204,7 @@ def points(
     """
     bound = bind(model, call)
     tokens = batch_of(batch, tokenizer, max_length, model)
-    with explained_errors(bound, tokens):
+    with explained_forward(bound, tokens):
         reached = bound.points(tokens)
     return [point for point in reached if point.listed]
 

@@ -16,7 +16,7 @@ from embgrad.common.finite import not_finite
 from embgrad.common.keywords import explained
 from embgrad.common.options import expect_flag
 from embgrad.engine.bound_model import bind
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.task import Task
@@ -105,7 +105,7 @@ def parameter_gradients(
     bound.expect_ability("parameters")
     canonical = canonical_names(bound.backend, bound.model) if names == "canonical" else None
     respond = task.respond(tokens)
-    with explained_errors(bound, tokens):
+    with explained_forward(bound, tokens):
         run = bound.run(tokens, replace(task.request(respond), parameters=True))
     parameters = run.parameters or {}
     unreached = [name for name, parameter in parameters.items() if parameter.gradient is None]

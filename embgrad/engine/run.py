@@ -14,6 +14,7 @@ from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Change, Run
 from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.assemble import assembled
+from embgrad.engine.call_errors import explained_decoder
 from embgrad.engine.locate import (
     ProbeInconclusiveError,
     expect_each_once,
@@ -42,7 +43,8 @@ def run_task(task: Task, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
     Raises:
         EmbgradError: as `gradients` raises.
     """
-    run, respond, located = _run(task, batch)
+    with explained_decoder(task.bound, batch):
+        run, respond, located = _run(task, batch)
     objective = objective_values(respond, run)
     task.warn(batch, run.unused, run.masked_id)
     common = provenance(task.bound, task.options, batch, run, respond)
@@ -142,12 +144,9 @@ def _run(task: Task, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective,
     options, bound = task.options, task.bound
     if _is_plain(task, batch):
         run, respond = _run_once(task, batch, None)
-        lookups = {name: run.points[name].lookup for name in options.names}
-        return (
-            run,
-            respond,
-            {name: word_of(bound, lookup, batch) for name, lookup in lookups.items() if lookup is not None},
-        )
+        lookup = run.points[WORD].lookup
+        assert lookup is not None, "'word' is a lookup"
+        return run, respond, {WORD: word_of(bound, lookup, batch)}
     memos: Memos = defaultdict(CallbackMemo)
     # In training mode the model is run once, whatever the run shows.
     sighting = None if options.training else locate_by_few(bound, options.named, batch)

@@ -16,7 +16,7 @@ from embgrad.common.keywords import explained
 from embgrad.common.metrics import length
 from embgrad.common.options import expect_flag
 from embgrad.engine.bound_model import bind
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions, expect_one_name
 from embgrad.engine.probe import word_resolved
 from embgrad.engine.provenance import provenance
@@ -134,7 +134,7 @@ def table_gradients(
     task = Task(bound, as_objective(objective), GradientOptions((at,), training=training))
     for ability in ("tables", "parameters"):
         bound.expect_ability(ability)
-    with explained_errors(bound, tokens):
+    with explained_forward(bound, tokens):
         reached = bound.points(tokens)
     points = word_resolved(bound, tokens, reached)
     words = [point for point in points if WORD in point.roles]

@@ -75,8 +75,9 @@ def _expect_no_model(value: Any) -> None:
     Raises:
         BatchError: the value is callable, as models and functions are, or is an objective.
     """
-    is_objective = type(value).__module__.startswith("embgrad.objectives")
-    if is_objective or (callable(value) and not hasattr(value, "shape")):
+    is_objective = any(base.__module__.startswith("embgrad.objectives") for base in type(value).__mro__)
+    is_array = hasattr(value, "shape") or hasattr(value, "__array__")
+    if is_objective or (callable(value) and not is_array):
         raise BatchError(
             f"the batch is a {type(value).__name__}: expected token ids there, the model first and the objective last, as in "
             "embgrad.gradients(model, batch, objective)"

@@ -87,7 +87,7 @@ class Plan:
     def run(self) -> dict[str, Any]:
         """Return the identity of the run, by option."""
         size = self.size if self.source.tokenizer is None else self.source.size
-        options = {"batch_size": size, "window": self.window, "check": self.task.options.check}
+        options = {"batch_size": size, "window": self.window, "check": bool(self.task.options.check)}
         return identity(self.task, self.source, self.objectives, options)
 
     @property

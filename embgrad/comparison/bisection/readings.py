@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Backend, Call, PointValues, Request, Weight
 from embgrad.engine.bound_model import bind
-from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import with_layout, word_resolved
 from embgrad.engine.task import Task
@@ -76,7 +76,7 @@ class Reader:
         self.call = call
         self.backend: Backend = self._bound.backend
         self._task = Task(self._bound, as_objective(objective), GradientOptions(()))
-        with explained_errors(self._bound, batch):
+        with explained_forward(self._bound, batch):
             self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
         self._arrangements: dict[str, Arrangement] = {}

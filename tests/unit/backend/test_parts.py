@@ -149,4 +149,3 @@ def test_the_compute_dtype_is_the_coarsest_that_shows() -> None:
     assert compute_dtype(["float32", "bfloat16"], iter(["float64"])) == "bfloat16"
     assert compute_dtype([], iter(["float64", "float16"])) == "float64"
     assert compute_dtype([], []) == "float32"
-    assert compute_dtype(["float32"], [], ["float16"]) == "float16"

@@ -174,3 +174,53 @@ def test_an_input_that_is_wrong_further_on_is_no_matter_of_length(given: str) ->
     batch = {"input_ids": IDS, "token_type_ids" if given == "types" else "labels": values}
     with pytest.raises(ValueError, match="it holds a 2"):
         embgrad.gradients(model(picky), batch, SUM)
+
+
+def with_decoder(
+    model: Any, input_ids: np.ndarray, attention_mask: Any = None, decoder_input_ids: Any = None
+) -> Tensor:
+    """Makes decoder ids of the encoder's where there are none, as BART does, or fails."""
+    if decoder_input_ids is None and (model.strict or input_ids.shape[1] > MOST):
+        raise RuntimeError("no decoder ids")
+    return by_table(model, input_ids)
+
+
+def encoder_decoder(*, strict: bool) -> ReferenceModel:
+    built = model(with_decoder)
+    built.strict = strict  # type: ignore[attr-defined]
+    return built
+
+
+def test_an_encoder_decoder_without_decoder_ids_is_named() -> None:
+    with pytest.raises(embgrad.BatchError, match="is an encoder-decoder, and raised RuntimeError without decoder ids"):
+        embgrad.gradients(encoder_decoder(strict=True), IDS[:, :4], SUM)
+
+
+def test_in_an_encoder_decoder_too_the_length_is_named_first() -> None:
+    with pytest.raises(embgrad.BatchError, match="example 0 has 10 tokens, and the model takes 6 positions at most"):
+        embgrad.gradients(encoder_decoder(strict=False), IDS, SUM)
+
+
+@pytest.mark.parametrize("options", [{}, {"split": True}, {"batch_size": 1}])
+def test_what_the_progress_function_raises_comes_out_as_it_is(options: Any) -> None:
+    def progress(done: int, count: int | None) -> None:
+        raise ZeroDivisionError("the user's own")
+
+    with pytest.raises(ZeroDivisionError, match="the user's own"):
+        embgrad.gradients(encoder_decoder(strict=False), IDS[:, :4], SUM, progress=progress, **options)
+
+
+def test_what_an_objective_raises_under_split_comes_out_as_it_is() -> None:
+    """Also where the model takes this number of examples and no other."""
+
+    def fixed(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+        if len(input_ids) != 3:
+            raise ValueError("three examples")
+        return by_table(model, input_ids)
+
+    class Broken(embgrad.Sum):
+        def evaluate(self, output: np.ndarray, batch: Any) -> Any:
+            raise KeyError("the user's own")
+
+    with pytest.raises(KeyError, match="the user's own"):
+        embgrad.gradients(model(fixed), IDS[:, :4], Broken(), split=True)

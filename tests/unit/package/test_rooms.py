@@ -124,6 +124,14 @@ def test_a_function_with_the_former_name_of_a_module_stays() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_attributes_and_packages_have_their_former_names_in_a_fresh_process() -> None:
+    code = (
+        "import pickle, embgrad.objective; embgrad.objective.CrossEntropy; "
+        "pickle.loads(b'cembgrad.diagnosis.findings\\nFinding\\n.'); pickle.loads(b'cembgrad.comparison\\nComparison\\n.')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_pickle_of_the_version_before_is_read() -> None:
     result = embgrad.gradients(model(), [[3, 1]], embgrad.Logit(0))
     written = pickle.dumps(result, protocol=0)
