@@ -16,7 +16,7 @@ from embgrad.engine.assemble import joined
 from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
 from embgrad.engine.check import certified
-from embgrad.engine.options import GradientOptions, Keywords
+from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.run import expect_examples_first, run_task
 from embgrad.engine.task import Task
@@ -123,7 +123,7 @@ def gradients(
         CertificationError: with `check`, the result is wrong.
         UnsupportedError: the backend cannot do this for this model.
     """
-    options = GradientOptions.checked(
+    options = checked_options(
         at,
         training=training,
         pads=pads,

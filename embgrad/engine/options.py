@@ -18,7 +18,7 @@ from embgrad.forward.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
 
-__all__ = ["GradientOptions", "Keywords", "expect_one_name", "expect_pads"]
+__all__ = ["GradientOptions", "Keywords", "checked_options", "expect_one_name", "expect_pads"]
 
 
 class Keywords(TypedDict, total=False):
@@ -63,33 +63,6 @@ class GradientOptions:
     check: bool = False
     compile: bool = False
 
-    @classmethod
-    def checked(
-        cls,
-        at: str | Sequence[str],
-        *,
-        training: bool,
-        pads: str,
-        split: bool,
-        override: Any,
-        add: Any,
-        edit: Any,
-        check: bool,
-        compile: bool,
-    ) -> GradientOptions:
-        """Return the options as the user gave them, see `gradients`.
-
-        Raises:
-            BatchError: a flag is neither True nor False, or `pads` is neither "keep" nor "zero".
-            PointError: `at` is not the name of a point or several names, or a change is neither an array nor a function.
-        """
-        names = _names(at)
-        expect_pads(pads)
-        expect_flags(training=training, split=split, check=check, compile=compile)
-        given = {"override": override, "add": add, "edit": edit}
-        changes = {option: checked_changes(value, option) for option, value in given.items() if value is not None}
-        return cls(names, isinstance(at, str), training, pads, split, changes, check, compile)
-
     @property
     def changed(self) -> tuple[str, ...]:
         """The names of the points at which a value or a gradient is changed, each once."""
@@ -121,6 +94,32 @@ class GradientOptions:
                 "split=True pulls back each example's objective by itself, and a Scalar objective has one for the whole batch: "
                 "give an embgrad objective, or a function of shape (example,)"
             )
+
+
+def checked_options(
+    at: str | Sequence[str],
+    *,
+    training: bool,
+    pads: str,
+    split: bool,
+    override: Any,
+    add: Any,
+    edit: Any,
+    check: bool,
+    compile: bool,
+) -> GradientOptions:
+    """Return the options as the user gave them, see `gradients`.
+
+    Raises:
+        BatchError: a flag is neither True nor False, or `pads` is neither "keep" nor "zero".
+        PointError: `at` is not the name of a point or several names, or a change is neither an array nor a function.
+    """
+    names = _names(at)
+    expect_pads(pads)
+    expect_flags(training=training, split=split, check=check, compile=compile)
+    given = {"override": override, "add": add, "edit": edit}
+    changes = {option: checked_changes(value, option) for option, value in given.items() if value is not None}
+    return GradientOptions(names, isinstance(at, str), training, pads, split, changes, check, compile)
 
 
 def expect_pads(pads: Any) -> None:

@@ -20,7 +20,7 @@ from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.bound_model import bind
 from embgrad.engine.interventions import BroadcastArray
-from embgrad.engine.options import GradientOptions
+from embgrad.engine.options import checked_options
 from embgrad.engine.task import Task
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
 from embgrad.forward.points import WORD
@@ -112,7 +112,7 @@ def stream(
     window, ahead = count_or_none(window, "window"), _expect_ahead(ahead)
     max_length = count_or_none(max_length, "max_length")
     size = count_or_none(batch_size, "batch_size")
-    options = GradientOptions.checked(
+    options = checked_options(
         at,
         training=training,
         pads=pads,

@@ -21,7 +21,7 @@ ELSE: Final = "all else"
 #: Steps that all frameworks take, each with the functions that are it.
 COMMON: Final[Mapping[str, tuple[str, ...]]] = {
     "the arguments and the batch checked": (
-        "embgrad.engine.options:GradientOptions.checked",
+        "embgrad.engine.gradients:checked_options",
         "embgrad.engine.gradients:batch_of",
     ),
     "the lookups' indices checked": ("embgrad.forward.recorder:PointWatch.see",),

@@ -34,7 +34,14 @@ PARTS: Final = {
         "embgrad.inputs.tfhub",
     ),
     "gluon": ("embgrad_gluon",),
-    "ray": ("embgrad.ray", "embgrad.cli.ray_run", "embgrad.cli.gradients:_expect_on_ray", "embgrad.cli.huggingface"),
+    "ray": (
+        "embgrad.ray",
+        "embgrad.cli.ray_run",
+        "embgrad.cli.gradients:_expect_on_ray",
+        "embgrad.cli.huggingface:_expect_all_used",
+        "embgrad.cli.huggingface:_expect_complete",
+        "embgrad.cli.huggingface:from_transformers UnsupportedError",
+    ),
 }
 
 
