@@ -40,6 +40,8 @@ PARTS: Final = {
         "embgrad.cli.gradients:_expect_on_ray",
         "embgrad.cli.huggingface:_expect_all_used",
         "embgrad.cli.huggingface:_expect_complete",
+        "embgrad.cli.huggingface:_expect_no_code",
+        "embgrad.cli.huggingface:from_transformers FileFormatError",
         "embgrad.cli.huggingface:from_transformers UnsupportedError",
     ),
 }
