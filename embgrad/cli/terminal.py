@@ -69,7 +69,7 @@ class Terminal:
 
     @property
     def coloured(self) -> bool:
-        """Whether tokens can be coloured by saliency; sixteen colours are too few for a scale."""
+        """Return whether tokens can be coloured by saliency; sixteen colours are too few for a scale."""
         return self.out.color_system in ("256", "truecolor") and not self.out.no_color
 
     @property

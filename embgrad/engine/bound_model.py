@@ -12,7 +12,7 @@ from embgrad.errors import UnsupportedError, listed
 from embgrad.forward.points import Point
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["BoundModel", "bind", "expect_ability"]
+__all__ = ["BoundModel", "bind"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,12 @@ class BoundModel:
 
     def expect_ability(self, ability: str) -> None:
         """Raise UnsupportedError where the backend lacks an ability."""
-        expect_ability(self.backend, ability)
+        if ability not in self.backend.supports:
+            supported = listed(sorted(self.backend.supports), 20)
+            instead = getattr(self.backend, "instead", {}).get(ability, "leave it out")
+            raise UnsupportedError(
+                f"the backend {self.backend.name!r} does not support {ability!r}: it supports {supported}; {instead}"
+            )
 
 
 def bind(model: Any, call: Call | None = None) -> BoundModel:
@@ -64,17 +69,3 @@ def bind(model: Any, call: Call | None = None) -> BoundModel:
     expect_callable(call)
     model = model_in(model)
     return BoundModel(backend_for(model), model, call)
-
-
-def expect_ability(backend: Backend, ability: str) -> None:
-    """Refuse a request that the backend cannot fulfil.
-
-    Raises:
-        UnsupportedError: the backend lacks the ability.
-    """
-    if ability not in backend.supports:
-        instead = getattr(backend, "instead", {}).get(ability, "leave it out")
-        raise UnsupportedError(
-            f"the backend {backend.name!r} does not support {ability!r}: it supports {listed(sorted(backend.supports), 20)}; "
-            f"{instead}"
-        )

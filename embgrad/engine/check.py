@@ -130,7 +130,7 @@ class _Line:
 
     @property
     def is_own(self) -> bool:
-        """Whether the direction is the gradient's own."""
+        """Return whether the direction is the gradient's own."""
         return self.slope.direction.startswith("gradient")
 
 

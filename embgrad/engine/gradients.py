@@ -173,13 +173,14 @@ def results_of(
         ):
             expect_examples_first(task, batch[:batch_size], batch)
     with explained_errors(bound, batch, sub_batches=is_cut, size=batch_size), reporter(progress) as report:
-        report(0, count)
-        for start in range(0, count, batch_size or count):
-            examples = slice(start, min(start + (batch_size or count), count))
-            sub_batch, own = (batch[examples], task.for_examples(examples, count)) if is_cut else (batch, task)
+        end = 0
+        report(end, count)
+        for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
+            start, end = end, end + len(sub_batch)
+            own = task.for_examples(slice(start, end), count) if is_cut else task
             results = run_task(own, sub_batch)
             done.append(certified(own, sub_batch, results) if options.check else results)
-            report(examples.stop, count)
+            report(end, count)
     if options.compile:
         _warn_of_uncompiled(done)
     if len(done) == 1:

@@ -118,7 +118,7 @@ def checked_options(
     expect_pads(pads)
     expect_flags(training=training, split=split, check=check, compile=compile)
     given = {"override": override, "add": add, "edit": edit}
-    changes = {option: checked_changes(value, option) for option, value in given.items() if value is not None}
+    changes = {option: checked_changes(value, option) for option, value in given.items()}
     return GradientOptions(names, isinstance(at, str), training, pads, split, changes, check, compile)
 
 

@@ -63,7 +63,7 @@ class PaddingReport:
 
     @property
     def row_is_zero(self) -> bool:
-        """Whether the table's row at padding is zero."""
+        """Return whether the table's row at padding is zero."""
         return self.row_norm == 0.0
 
     @property

@@ -76,7 +76,7 @@ class TableGradients:
 
     @property
     def tied(self) -> bool:
-        """Whether something else uses the table: another parameter that shares its memory, or a head that takes it as it is."""
+        """Return whether something else uses the table: a parameter that shares its memory, or a head that takes it as it is."""
         return len(self.names) > 1 or bool(self.head.any())
 
     @property

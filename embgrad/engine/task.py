@@ -56,7 +56,7 @@ class Task:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the objective reduces over the examples itself."""
+        """Return whether the objective reduces over the examples itself."""
         return isinstance(self.objective, NativeObjective) and self.objective.scalar
 
     def for_examples(self, examples: slice, count: int) -> Task:

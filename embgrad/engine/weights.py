@@ -14,7 +14,7 @@ import numpy as np
 from embgrad.backend.protocol import Weight
 from embgrad.backend.registry import backend_for
 from embgrad.common.arrays import to_numpy
-from embgrad.engine.bound_model import expect_ability
+from embgrad.engine.bound_model import BoundModel
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 
 __all__ = ["depth_of", "substituted", "weights_of", "weights_sums"]
@@ -35,7 +35,7 @@ def weights_of(model: Any) -> list[Weight]:
         UnsupportedError: its backend cannot do this.
     """
     backend = backend_for(model)
-    expect_ability(backend, "weights")
+    BoundModel(backend, model).expect_ability("weights")
 
     def alone(get: Callable[[], np.ndarray]) -> np.ndarray:
         with backend.alone(model):  # so that another thread's substituted values are not read
@@ -94,7 +94,7 @@ def substituted(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
         EmbgradError: there is no weight of that name, or it has another shape; then nothing is put.
     """
     backend = backend_for(model)
-    expect_ability(backend, "weights")
+    BoundModel(backend, model).expect_ability("weights")
     with backend.alone(model):
         known = {weight.name: weight for weight in backend.weights(model)}
         checked = {name: _checked(name, value, known) for name, value in values.items()}

@@ -37,10 +37,8 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
     parts = as_parts(task.bound.model)  # the weights identify these
     names = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
     changes = {
-        option: digest_of(read(_plain(values), digest_of, parts))
-        if (values := task.options.changes.get(option))
-        else None
-        for option in ("override", "add", "edit")
+        option: digest_of(read(_plain(values), digest_of, parts)) if values else None
+        for option, values in task.options.changes.items()
     }
     return {
         "model": " + ".join(names),
