@@ -14,7 +14,7 @@ import numpy as np
 
 from embgrad.backend import Listener, Point
 from embgrad.backend.patching import Interception
-from embgrad.backend.rng import generators_kept
+from embgrad.backend.rng import preserve_generators
 from embgrad.common.arrays import owned
 from embgrad.errors import NoGradientError, UnsupportedError
 from embgrad.forward.points import split_name
@@ -115,7 +115,7 @@ class _Capture:
             def call(*_: Any) -> Any:
                 return import_mxnet().gluon.Block.__call__(self.model, *args)
 
-            with generators_kept():
+            with preserve_generators():
                 return run.points(self.model, batch, call, drawing_nothing())
 
         taps = Taps(self._listener.begin(arguments_of(self.model, args), discover), run.NOTHING)

@@ -19,7 +19,7 @@ import numpy as np
 from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leaving, users_of
 from embgrad.backend.locks import process_lock
 from embgrad.backend.patching import Interception
-from embgrad.backend.rng import generators_kept
+from embgrad.backend.rng import preserve_generators
 from embgrad.common.pytree import PLAIN
 from embgrad.errors import UnsupportedError, listed
 from embgrad_gluon.importing import import_mxnet
@@ -126,7 +126,7 @@ def expect_agreement(block: Any, args: Sequence[Any]) -> None:
     if not _varies(graph):
         attributes = Attributes(blocks)
         try:
-            with generators_kept(), mx.autograd.pause(train_mode=False), unwatched(), unheard():
+            with preserve_generators(), mx.autograd.pause(train_mode=False), unwatched(), unheard():
                 _compare(block, _by_graph(block, graph, args), _by_python(block, args))
         finally:
             attributes.put_back()
@@ -444,7 +444,7 @@ class GraphPoints:
     def within(self, block: Any, args: Sequence[Any]) -> Iterator[OnValue | None]:
         """Yield, while one run of a SymbolBlock's graph is under way, what is called for each value; None where nobody asks."""
         watch = self._taps.watch
-        if not watch.hears_modules:
+        if not watch.needs_modules:
             yield None
             return
         crossings = Crossings(watch, self._taps.at, scopes(graph_of(block), _carrying(block, args)))
@@ -456,7 +456,7 @@ class GraphPoints:
             return Apart(lambda user: versions[crossings.version((node, output), user)])
 
         yield on_value
-        crossings.tell()
+        crossings.report_calls()
 
 
 def _carrying(block: Any, args: Sequence[Any]) -> list[str]:

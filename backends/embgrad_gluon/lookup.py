@@ -162,7 +162,7 @@ class Lookups:
         path, watch = self._known.path(table, shape), self._taps.watch
         key = watch.see(path, _whole(path, indices), *shape)
         rows = proceed()
-        watch.gave(rows)
+        watch.record_output(rows)
         if key is None:
             return self._as_activations(rows)
         self.tables[key] = table

@@ -12,7 +12,7 @@ from embgrad.backend.cotangents import Answer, answer, compute_dtype, native_ans
 from embgrad.backend.signature import as_parts
 from embgrad.common.pytree import every, first
 from embgrad.errors import UnsupportedError
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_gluon import bert
 from embgrad_gluon.cures import Cures, Functions
@@ -24,7 +24,7 @@ from embgrad_gluon.modules import Modules, calling, unheard
 from embgrad_gluon.normalising import LayerNorms
 from embgrad_gluon.parameters import TableParameters, array_of, tables_recorded, trainable, values_of
 from embgrad_gluon.pullback import Pullback, Pulled
-from embgrad_gluon.state import as_found
+from embgrad_gluon.state import preserved
 from embgrad_gluon.tap import Taps
 
 __all__ = ["points", "run"]
@@ -51,8 +51,8 @@ def points(
         handlers: by operators' names further handlers.
     """
     parts = as_parts(model)
-    with as_found(parts, training=False):
-        watch = PointWatch(batch, None)
+    with preserved(parts, training=False):
+        watch = PassRecorder(batch, None)
         forward = _run_forward(model, parts, batch, Taps(watch, NOTHING), NOTHING, call, handlers or {})
         _wait_for(forward.returned)
         return watch.points()
@@ -62,12 +62,12 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """Run one forward pass, and a pullback for each set of cotangents."""
     parts = as_parts(model)
     recorded = tables_recorded(parts) if request.tables else contextlib.nullcontext()
-    with as_found(parts, training=request.training), recorded:
+    with preserved(parts, training=request.training), recorded:
         return _run(model, parts, batch, request)
 
 
 def _run(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request) -> Run:
-    watch = PointWatch(batch, request.reached, request.times)
+    watch = PassRecorder(batch, request.reached, request.times)
     taps = Taps(watch, request)
     norms = LayerNorms(lambda array: any(array is kept.mark for kept in taps.kept.values()))
     try:
@@ -168,7 +168,7 @@ def _run_forward(
     cured = {**cures.handlers(), **handlers}
     # What reaches a parameter goes through the lookups, too; else nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
-    modules = calling(Modules(parts, taps)) if taps.watch.hears_modules else unheard()
+    modules = calling(Modules(parts, taps)) if taps.watch.needs_modules else unheard()
     value = None
     with mx.autograd.record(train_mode=request.training), imperatively(GraphPoints(taps).within), functions.heard():
         with watching({**lookups.handlers(), **cured}), modules:

@@ -15,7 +15,7 @@ from embgrad_gluon.lookup import Handler, Operation
 from embgrad_gluon.pullback import are_drawn_in_order
 from embgrad_gluon.walk import all_blocks, all_parameters, arrays_of, same_bits
 
-__all__ = ["DRAWING", "Attributes", "Draws", "as_found", "drawing_nothing"]
+__all__ = ["DRAWING", "Attributes", "Draws", "drawing_nothing", "preserved"]
 
 #: In evaluation mode larger arrays, in numbers, are not copied: they are frozen weights. Averages and counters are smaller.
 LARGEST_BUFFER: Final = 1 << 12
@@ -25,7 +25,7 @@ LARGEST_ATTRIBUTE: Final = 1 << 16
 
 
 @contextlib.contextmanager
-def as_found(parts: Sequence[Any], *, training: bool) -> Iterator[None]:
+def preserved(parts: Sequence[Any], *, training: bool) -> Iterator[None]:
     """Put the thread in the mode asked for, out of any graph that the user is recording, and undo afterwards what a run changes.
 
     Args:

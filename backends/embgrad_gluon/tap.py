@@ -10,7 +10,7 @@ import numpy as np
 from embgrad.backend import Request
 from embgrad.backend.point_changes import PointChanges
 from embgrad.errors import UnsupportedError
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import native_like, widened
 from embgrad_gluon.walk import same_bits
@@ -52,7 +52,7 @@ class Taps:
         changes: the changes at the points.
     """
 
-    def __init__(self, watch: PointWatch, request: Request) -> None:
+    def __init__(self, watch: PassRecorder, request: Request) -> None:
         self.watch = watch
         self.kept: dict[str, Kept] = {}
         self.changes = PointChanges[Any](request, lambda array: widened(array.asnumpy()), native_like)

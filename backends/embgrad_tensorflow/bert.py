@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.rng import generators_kept
+from embgrad.backend.rng import preserve_generators
 from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError
 from embgrad_tensorflow.parameters import checkpoint_name, putter
@@ -30,7 +30,7 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
                 "the model in PyTorch"
             )
     try:
-        with generators_kept(_keras_generator()):
+        with preserve_generators(_keras_generator()):
             configuration_class, model_class = _classes()
             model = model_class(configuration_class(**config))
             model(np.zeros((1, 1), np.int32), training=False)  # the first call makes the weights

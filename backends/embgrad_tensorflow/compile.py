@@ -22,13 +22,13 @@ from embgrad.backend.locks import process_lock
 from embgrad.backend.replay import with_functions
 from embgrad.backend.rng import drawn, states_of
 from embgrad.backend.signature import as_parts
-from embgrad.backend.trace_cache import KeptTraces, OtherUseError, UnfitError, UntraceableError
+from embgrad.backend.trace_cache import OtherUseError, TraceCache, UnfitError, UntraceableError
 from embgrad.common import pytree
 from embgrad.common.arrays import owned, taken
 from embgrad.common.pytree import PLAIN
 from embgrad.common.tolerance import coarsest
 from embgrad.forward.points import WORD, split_name
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.outputs import choose_output, name_outputs
 from embgrad_tensorflow.fingerprint import Fingerprint
@@ -37,7 +37,7 @@ from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, left_out
 from embgrad_tensorflow.lookup import table_of
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
 from embgrad_tensorflow.state import GENERATORS, depth, eagerly, in_mode, wants_eager, written_out
-from embgrad_tensorflow.tap import Taps, dense, of_the_user, snapshot_of
+from embgrad_tensorflow.tap import Taps, dense, for_user_code, snapshot_of
 from embgrad_tensorflow.tracing import Script, Tracer
 from embgrad_tensorflow.walk import Tables, handle_of, kind_of, native_variable, on_devices, walk
 
@@ -184,7 +184,7 @@ class _Maker:
 
     def run(self, trace: Trace, request: Request) -> Run:
         """Run a trace."""
-        with of_the_user(request, lambda: snapshot_of(self._model, request)) as asked:
+        with for_user_code(request, lambda: snapshot_of(self._model, request)) as asked:
             return run_trace(trace, self._planned, self._batch, asked)
 
     def dtypes(self, trace: Trace) -> Sequence[str]:
@@ -262,7 +262,7 @@ class Trace:
     computing: frozenset[str]
 
 
-_kept: Final[KeptTraces[Trace]] = KeptTraces()
+_kept: Final[TraceCache[Trace]] = TraceCache()
 
 
 def traced(
@@ -286,7 +286,7 @@ def traced(
         tf.TensorSpec([None] * one.shape.rank if relaxed else one.shape, one.dtype) for one in _placeholders(planned)
     ]
     try:
-        with process_lock, made.as_found():
+        with process_lock, made.preserved():
             function = tf.function(made.body, autograph=False).get_concrete_function(*specs)
     except Exception as error:  # the model's own Python, which may do anything that a graph cannot
         raise UntraceableError(_why(error)) from error
@@ -312,7 +312,7 @@ class _Tracing:
         self._exchange = _Exchange()
 
     @contextlib.contextmanager
-    def as_found(self) -> Iterator[None]:
+    def preserved(self) -> Iterator[None]:
         """Trace the model in its mode; afterwards it is as it was. A model that draws from Python's generators is refused."""
         snapshot = snapshot_of(self._model, self._request)
         self._seeds = {
@@ -508,7 +508,7 @@ class _Answering:
 
     def __init__(self, trace: Trace, batch: TokenBatch, request: Request) -> None:
         lookups = [name for name in request.reached if name == WORD or split_name(name).side is None]
-        self.watch = PointWatch(batch, lookups)
+        self.watch = PassRecorder(batch, lookups)
         self.sets = 1
         self.objective: np.ndarray | None = None
         self.before: defaultdict[str, list[np.ndarray]] = defaultdict(list)
@@ -518,7 +518,7 @@ class _Answering:
 
     def lookup(self, key: str) -> Any:
         """Return the lookup of that key."""
-        return self.watch.found(key)
+        return self.watch.recorded(key)
 
     def answer(self, name: str, values: Sequence[np.ndarray]) -> Sequence[Any]:
         """Return the answer to a question; that of a change is named by the option and the point's key."""

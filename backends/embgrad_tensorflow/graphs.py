@@ -143,7 +143,7 @@ class CutGraph:
                 return answered
         self._run_stretch(done, len(self.flat.nodes), values, crossings, running)
         results = [self._given(name, len(self.flat.nodes), values, crossings) for name in self.flat.results]
-        crossings.tell()
+        crossings.report_calls()
         return results
 
     def _given(self, name: str, user: int, values: Mapping[str, list[Any]], crossings: Crossings) -> Any:
@@ -653,7 +653,7 @@ class Opening:
             self.closed.append(graph)
             return original(function, tensors, captured_inputs)
         self._ran(graph)
-        crossings = Crossings(self._watch, self._passed, graph.scopes if self._watch.hears_modules else ())
+        crossings = Crossings(self._watch, self._passed, graph.scopes if self._watch.needs_modules else ())
         if self.answering is not None:
             self.answering.packed = function.function_type.pack_output
         found = graph.run([getattr(value, "handle", value) for value in tensors], crossings, self)

@@ -17,7 +17,7 @@ from embgrad.backend.signature import as_parts, parameters_of, plan_call
 from embgrad.common.arrays import owned
 from embgrad.common.pytree import copied, first
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.walk import kind_of
 
@@ -245,7 +245,7 @@ def _dtype(value: Any) -> Any:
 
 
 def left_out(
-    unused: tuple[str, ...], batch: TokenBatch, watch: PointWatch, found: Iterable[PointValues]
+    unused: tuple[str, ...], batch: TokenBatch, watch: PassRecorder, found: Iterable[PointValues]
 ) -> tuple[tuple[str, ...], int | None]:
     """Return the inputs that the model was run without, and the id at which it made a mask of its own, see `Run`.
 

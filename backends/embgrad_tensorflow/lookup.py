@@ -19,7 +19,7 @@ from tensorflow.python.ops import gen_array_ops, gen_resource_variable_ops
 from embgrad.backend.patching import Interception
 from embgrad.errors import UnsupportedError
 from embgrad.forward.points import layout_of
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, ByTensor, OneHots, is_identity
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
@@ -127,7 +127,7 @@ class Watcher:
         passed_over: what the batch's ids were looked up in that has no rows with a gradient, in words.
     """
 
-    def __init__(self, watch: PointWatch, tables: Tables, points: Points | None = None) -> None:
+    def __init__(self, watch: PassRecorder, tables: Tables, points: Points | None = None) -> None:
         self.watch = watch
         self.points = points
         self.handles: dict[str, Any] = {}
@@ -301,7 +301,7 @@ class Watcher:
         key = self.watch.see(path, indices, shape[0], shape[-1], self.tables.padding(handle))
         if rows is None:
             return
-        self.watch.gave(rows)
+        self.watch.record_output(rows)
         lookup = self.watch.lookups[-1]
         self.handles[lookup.key] = handle
         if self.watch.everything and lookup.layout is not None:

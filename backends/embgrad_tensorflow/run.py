@@ -17,7 +17,7 @@ from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import taken
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError
 from embgrad.forward.points import split_name
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.compile import run_kept
 from embgrad_tensorflow.graphs import Answered, Answering, CutGraph, Opening, opened
@@ -35,10 +35,10 @@ from embgrad_tensorflow.state import (
     on_our_own,
     operations_as_they_are,
     other_tapes_paused,
-    random_as_found,
+    preserve_random_state,
     replicas_apart,
 )
-from embgrad_tensorflow.tap import Taps, of_the_user, snapshot_of
+from embgrad_tensorflow.tap import Taps, for_user_code, snapshot_of
 from embgrad_tensorflow.walk import Tables, native_variable
 
 __all__ = ["closed_graphs", "paths", "points", "run"]
@@ -59,14 +59,14 @@ class _Pass:
     answering: Answering | None = None
     _snapshot: Snapshot
 
-    def __init__(self, model: Any, request: Request, watch: PointWatch, tape: Any) -> None:
+    def __init__(self, model: Any, request: Request, watch: PassRecorder, tape: Any) -> None:
         self.taps = Taps(tape, request)
         self.watcher = Watcher(watch, Tables(as_parts(model)), self.taps)
         self._model = model
         self._request = request
 
     @contextlib.contextmanager
-    def as_found(self, snapshot: Snapshot | None = None) -> Iterator[None]:
+    def preserved(self, snapshot: Snapshot | None = None) -> Iterator[None]:
         """Run the model in its mode, watched; afterwards it is as it was, also when it raises, and so is what `call` holds.
 
         Args:
@@ -74,12 +74,12 @@ class _Pass:
         """
         parts, call, watch = as_parts(self._model), self._request.call, self.watcher.watch
         with eagerly(), contextlib.ExitStack() as held:
-            held.enter_context(random_as_found(training=self._request.training))
+            held.enter_context(preserve_random_state(training=self._request.training))
             self._snapshot = snapshot = snapshot or snapshot_of(self._model, self._request)
             held.callback(lambda: snapshot.restore(self.watcher.written))
             if call is None:
                 self.watcher.tables.learn(snapshot.nodes, snapshot.structure.learned)
-            if watch.hears_modules:
+            if watch.needs_modules:
                 modules = Modules(parts)
                 calls = Calls(watch, modules, self.taps.passed, lambda: self.taps.working)
                 held.enter_context(calls_go_to(calls.around, modules.classes))
@@ -112,8 +112,8 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
     with _working(model):
         planned = _planned(model, batch, False, call)
         tape = tf.GradientTape(watch_accessed_variables=False)
-        one = _Pass(model, Request((), NOTHING.respond, call=call), PointWatch(batch, None), tape)
-        with tape, tape.stop_recording(), one.as_found():
+        one = _Pass(model, Request((), NOTHING.respond, call=call), PassRecorder(batch, None), tape)
+        with tape, tape.stop_recording(), one.preserved():
             planned.call()
     return one.watcher.watch.points()
 
@@ -130,16 +130,16 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
     """Run the model's Python."""
     snapshot = snapshot_of(model, request)
-    with of_the_user(request, lambda: snapshot) as asked:
+    with for_user_code(request, lambda: snapshot) as asked:
         return _passed(model, batch, asked, planned, snapshot)
 
 
 def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot) -> Run:
     tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
-    one = _Pass(model, request, PointWatch(batch, request.reached, request.times), tape)
+    one = _Pass(model, request, PassRecorder(batch, request.reached, request.times), tape)
     if planned.graph == "alone" and _answers_anywhere(request):
         one.answering = Answering(request, planned.outputs, tape.stop_recording)
-    with tape, one.as_found(snapshot):
+    with tape, one.preserved(snapshot):
         _watch_variables(tape, model, one.watcher.tables, request)
         returned = planned.call()
     chosen = _resolve(one.watcher)
@@ -250,5 +250,5 @@ def _run_again(one: _Pass, model: Any, batch: TokenBatch, request: Request) -> I
         yield
         return
     again = Request((), NOTHING.respond, training=request.training, call=request.call)
-    with _Pass(model, again, PointWatch(batch, ()), one.taps.tape).as_found():
+    with _Pass(model, again, PassRecorder(batch, ()), one.taps.tape).preserved():
         yield

@@ -37,8 +37,8 @@ __all__ = [
     "on_our_own",
     "operations_as_they_are",
     "other_tapes_paused",
+    "preserve_random_state",
     "pushes",
-    "random_as_found",
     "replicas_apart",
     "shared",
     "tapes_of_this_thread",
@@ -426,9 +426,9 @@ def _write(states: Sequence[tuple[Any, Any]]) -> None:
 _generators: Final = SharedGenerator(_read, _write)
 
 #: A function of the user's runs inside a pass, and what it draws is drawn.
-as_the_users: Final = _generators.of_the_user
+as_the_users: Final = _generators.for_user_code
 
 
-def random_as_found(*, training: bool) -> AbstractContextManager[Any]:
+def preserve_random_state(*, training: bool) -> AbstractContextManager[Any]:
     """Outside training mode, random numbers that a pass draws even so are as if they had not been drawn."""
-    return contextlib.nullcontext() if training else _generators.as_found()
+    return contextlib.nullcontext() if training else _generators.preserved()

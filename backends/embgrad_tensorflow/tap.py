@@ -21,7 +21,7 @@ from embgrad.errors import UnsupportedError
 from embgrad_tensorflow.lookup import writes_of
 from embgrad_tensorflow.state import Snapshot, as_the_users, in_mode
 
-__all__ = ["Taps", "dense", "of_the_user", "snapshot_of", "tapes_are_stopped", "with_mask"]
+__all__ = ["Taps", "dense", "for_user_code", "snapshot_of", "tapes_are_stopped", "with_mask"]
 
 
 class Taps:
@@ -160,7 +160,7 @@ def snapshot_of(model: Any, request: Request) -> Snapshot:
 
 
 @contextlib.contextmanager
-def of_the_user(request: Request, taken: Callable[[], Snapshot]) -> Iterator[Request]:
+def for_user_code(request: Request, taken: Callable[[], Snapshot]) -> Iterator[Request]:
     """The request with functions that find the model in the mode that is asked for; what they wrote is put back at the end.
 
     Args:

@@ -15,7 +15,7 @@ from tensorflow.python.framework import op_callbacks
 
 from embgrad.backend.trace_cache import UntraceableError
 from embgrad.forward.points import INPUT, OUTPUT, split_name
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad_tensorflow.flattening import CALLS
 from embgrad_tensorflow.graphs import CutGraph
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES, Replacing, is_turned, table_of
@@ -37,7 +37,7 @@ RANDOM: Final = frozenset(
 PYTHON: Final = frozenset({"EagerPyFunc", "PyFunc"})
 
 #: Reports one lookup of a run to its watch, with the values of the script's tensors.
-Report = Callable[[PointWatch, Sequence[np.ndarray]], None]
+Report = Callable[[PassRecorder, Sequence[np.ndarray]], None]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Script:
         known = tf.get_static_value(shape) if isinstance(shape, tf.Tensor) else shape
         sizes = None if known is not None else self._ask(shape)
 
-        def report(watch: PointWatch, values: Sequence[np.ndarray]) -> None:
+        def report(watch: PassRecorder, values: Sequence[np.ndarray]) -> None:
             rows, dim = values[sizes] if sizes is not None else known
             watch.see(path, values[place], int(rows), int(dim), padding)
 
@@ -87,7 +87,7 @@ class Script:
         return key if key in self._keys else None
 
     def enter(self, path: str, kind: str, given: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
-        """Record that a module's call begins; see `PointWatch.enter`."""
+        """Record that a module's call begins; see `PassRecorder.enter`."""
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise UntraceableError(f"the point {path!r} lies inside a loop or a branch of the graph")
         key = f"{path}:{INPUT}#{self._count(f'{path}:')}"
@@ -96,14 +96,14 @@ class Script:
         return key if given is not None and self.wants(key) else None
 
     def leave(self, gave: Any, shape: Any) -> str | None:
-        """Record that the innermost call ends; see `PointWatch.leave`."""
+        """Record that the innermost call ends; see `PassRecorder.leave`."""
         key = self._open.pop()
         return key if gave is not None and self.wants(key) else None
 
     def count(self, path: str) -> None:
         """See `counted`."""
 
-    def broke(self) -> None:
+    def exit_on_error(self) -> None:
         """Record that the innermost call raised."""
         self._open.pop()
 
@@ -111,7 +111,7 @@ class Script:
         """Return whether the point with this key is asked for."""
         return key in self._keys
 
-    def report(self, watch: PointWatch, values: Sequence[np.ndarray]) -> None:
+    def report(self, watch: PassRecorder, values: Sequence[np.ndarray]) -> None:
         """Report the lookups of a run to its watch.
 
         Raises:

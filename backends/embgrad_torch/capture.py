@@ -21,7 +21,7 @@ from embgrad.backend.patching import Interception
 from embgrad.backend.signature import NAMES
 from embgrad.common.pytree import every
 from embgrad.errors import UnsupportedError
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_torch.checkpoints import segments_watched
 from embgrad_torch.inputs import has_values, is_transformed, parameters, to_numpy
@@ -72,7 +72,7 @@ class _Passing:
         token: what stands for it with the listener.
     """
 
-    def __init__(self, watch: PointWatch, at: Listening) -> None:
+    def __init__(self, watch: PassRecorder, at: Listening) -> None:
         self.watch = watch
         self.at = at
         self.at.passing = weakref.ref(self)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from embgrad.errors import UnsupportedError
 from embgrad.forward.points import UNNAMED_TABLE, layout_of
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad_torch.checkpoints import Made, made_again
 from embgrad_torch.inputs import has_values, is_transformed
 from embgrad_torch.state import ACCUMULATING, is_running
@@ -72,7 +72,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         paths: the tables' attribute paths.
     """
 
-    def __init__(self, watch: PointWatch, at: At, paths: TablePaths) -> None:
+    def __init__(self, watch: PassRecorder, at: At, paths: TablePaths) -> None:
         super().__init__()
         self.watch = watch
         self.at = at
@@ -203,7 +203,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self._expect_numbers(read, path, asked=key is not None)
         self._made.append((path, indices, Made(key, torch.is_grad_enabled())))
         gone_on = self.at.lookup(key, read.table, compute, word=self.watch.lookups[-1].layout is not None)
-        self.watch.gave(gone_on)
+        self.watch.record_output(gone_on)
         return gone_on
 
     def _plain_bag(self, read: Read, compute: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from embgrad.common.pytree import every, first, with_first
 from embgrad.forward.points import INPUT, OUTPUT
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad_torch.checkpoints import Made, made_again
 from embgrad_torch.tap import At, is_floating
 from embgrad_torch.walk import is_compiled_wrapper, spelled
@@ -50,7 +50,7 @@ class ModuleWatch:
     """
 
     def __init__(
-        self, watch: PointWatch, at: At, active: Callable[[], bool], pulling: Callable[[], bool] = lambda: False
+        self, watch: PassRecorder, at: At, active: Callable[[], bool], pulling: Callable[[], bool] = lambda: False
     ) -> None:
         self._watch = watch
         self._at = at
@@ -63,7 +63,7 @@ class ModuleWatch:
 
     def on(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> AbstractContextManager[Any]:
         """Watches meanwhile those of the modules that the watch is to be told of."""
-        told = self.of(walked, also) if self._watch.hears_modules else []
+        told = self.of(walked, also) if self._watch.needs_modules else []
         return hooked_all(told, self.before, self.after) if told else contextlib.nullcontext()
 
     def of(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> list[Any]:
@@ -138,7 +138,7 @@ class ModuleWatch:
     def _break(self) -> None:
         self._open.pop()
         if not self._pulling():
-            self._watch.broke()
+            self._watch.exit_on_error()
 
     def _made_before(self, module: Any, given: Any) -> _Called | None:
         """The call of the forward pass that is made again."""

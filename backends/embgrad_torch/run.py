@@ -15,7 +15,7 @@ from embgrad.backend.objective_callback import Respond
 from embgrad.backend.replay import Retries, wrapped
 from embgrad.backend.signature import as_parts
 from embgrad.forward.points import Lookup
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_torch import inputs
 from embgrad_torch.checkpoints import segments_ended
@@ -24,7 +24,15 @@ from embgrad_torch.lookup import DIFFERENTIATING, Differentiated, LookupMode
 from embgrad_torch.modules import ModuleWatch
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import counted, pull_back
-from embgrad_torch.state import ACCUMULATING, Before, Weights, as_found, drawn_by_the_user, random_as_found, running
+from embgrad_torch.state import (
+    ACCUMULATING,
+    Before,
+    Weights,
+    drawn_by_the_user,
+    preserve_random_state,
+    preserved,
+    running,
+)
 from embgrad_torch.tap import Taps, dtype_of, expect_unwritten
 from embgrad_torch.walk import Structure, TablePaths, further_paths
 
@@ -60,7 +68,7 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
     """Return the points that a forward pass reaches."""
 
     def reached(frozen: bool) -> list[Point]:
-        watch = PointWatch(batch, None)
+        watch = PassRecorder(batch, None)
         with _prepared(Structure(as_parts(model)), watch, _NOTHING, frozen=frozen) as this:
             _forward(model, batch, call, this)
         return watch.points()
@@ -88,7 +96,7 @@ def _frozen_if_can_be(make: Callable[[bool], Made]) -> Made:
 
 def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Run:
     known = Structure(as_parts(model))
-    watch = PointWatch(batch, request.reached, request.times)
+    watch = PassRecorder(batch, request.reached, request.times)
     with _prepared(known, watch, request, frozen=frozen) as this, contextlib.ExitStack() as stack:
         request, taps, tables = this.request, this.taps, this.tables
         compiled = stack.enter_context(_compiled(this, frozen=frozen)) if request.compiled else None
@@ -105,7 +113,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
         dtype = dtype_of(request, taps, chosen, answer, returned, known.parts)
     keys = {name: chosen[name] for name in request.points}
     below = pulled[0].parameters if pulled else [None] * len(wanted)
-    found = {key: watch.found(key) for key in keys.values()}
+    found = {key: watch.recorded(key) for key in keys.values()}
     paths = {key: lookup.path for key, lookup in found.items() if isinstance(lookup, Lookup)}
     count = len(this.parameters)
     return Run(
@@ -126,12 +134,12 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
 
 
 @contextlib.contextmanager
-def _prepared(known: Structure, watch: PointWatch, request: Request, *, frozen: bool) -> Iterator[_Pass]:
+def _prepared(known: Structure, watch: PassRecorder, request: Request, *, frozen: bool) -> Iterator[_Pass]:
     device = inputs.device_of(known.modules)
     with (
         running(),
-        as_found(known, device, training=request.training) as weights,
-        random_as_found(device, training=request.training),
+        preserved(known, device, training=request.training) as weights,
+        preserve_random_state(device, training=request.training),
     ):
         walked = known.walked
         parameters = trainable(walked) if request.parameters else {}

@@ -22,8 +22,8 @@ from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure
 
 __all__ = [
-    *("ACCUMULATING", "Before", "Shared", "Weights", "as_found", "drawn_by_the_user", "is_running"),
-    *("random_as_found", "running"),
+    *("ACCUMULATING", "Before", "Shared", "Weights", "preserved", "drawn_by_the_user", "is_running"),
+    *("preserve_random_state", "running"),
 ]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
@@ -44,7 +44,7 @@ _NOTHING: Final = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Weights]:
+def preserved(model: Structure, device: Any, *, training: bool) -> Iterator[Weights]:
     """The state for one forward and backward pass, and afterwards, also after an error, the state that was.
 
     Holds the locks of all modules and parameters, as these may belong to several models. Gives the parameters.
@@ -384,14 +384,14 @@ _computed_anew: Final = Shared(_with_another_cache)
 _generator: Final = SharedGenerator(torch.default_generator.get_state, torch.default_generator.set_state)
 
 #: A function of the user's runs inside the pass: what it draws is drawn.
-drawn_by_the_user: Final = _generator.of_the_user
+drawn_by_the_user: Final = _generator.for_user_code
 
 
-def random_as_found(device: Any, *, training: bool) -> AbstractContextManager[Any]:
+def preserve_random_state(device: Any, *, training: bool) -> AbstractContextManager[Any]:
     """Outside training mode, random numbers that a pass draws even so are as if they had not been drawn."""
     if training:
         return contextlib.nullcontext()
-    return torch.random.fork_rng([device]) if device.type == "cuda" else _generator.as_found()
+    return torch.random.fork_rng([device]) if device.type == "cuda" else _generator.preserved()
 
 
 # Whose pass it is

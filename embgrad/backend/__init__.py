@@ -28,7 +28,7 @@ from embgrad.backend.signature import as_parts, expect_single, parameters_of, pl
 from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
 from embgrad.forward.points import Lookup
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder, PointWatch
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "NativeObjective",
     "ObjectState",
     "ParameterValues",
+    "PassRecorder",
     "Point",
     "PointChanges",
     "PointValues",

@@ -14,7 +14,7 @@ from embgrad.common.arrays import owned
 from embgrad.common.tolerance import coarsest
 from embgrad.errors import ObjectiveError, OutputError, listed
 from embgrad.forward.points import Lookup
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.outputs import choose_output, name_outputs
@@ -180,7 +180,7 @@ def native_answer(
 
 def values_at(
     chosen: Mapping[str, str],
-    watch: PointWatch,
+    watch: PassRecorder,
     activations: Mapping[str, np.ndarray],
     pulled: Sequence[Mapping[str, np.ndarray | None]],
     before: Sequence[Mapping[str, np.ndarray | None]] = (),
@@ -198,7 +198,7 @@ def values_at(
     """
     values = {}
     for name, key in chosen.items():
-        record = watch.found(key)
+        record = watch.recorded(key)
         values[name] = PointValues(
             activations[key],
             tuple(gradients[key] for gradients in pulled),

@@ -86,7 +86,7 @@ class Crossings:
     would not be nested.
 
     Args:
-        watch: the record of the pass, a `PointWatch` or another object with the same methods.
+        watch: the record of the pass, a `PassRecorder` or another object with the same methods.
         passed: takes the key of a point and its value, and returns the value with which the graph continues.
         scopes: the scopes of the graph.
     """
@@ -145,7 +145,7 @@ class Crossings:
             versions.append(self._enter(scope, current) if inside else self._leave(scope, current))
         return versions
 
-    def tell(self) -> None:
+    def report_calls(self) -> None:
         """Report all calls to the watch if it records everything, with inner scopes nested in outer ones."""
         if not self._watch.everything:
             return

@@ -11,7 +11,7 @@ __all__ = ["CallRecorder", "ModuleCalls"]
 
 
 class CallRecorder(Protocol):
-    """The methods of `PointWatch` that record module calls; a trace implements them separately."""
+    """The methods of `PassRecorder` that record module calls; a trace implements them separately."""
 
     everything: bool
     modules: frozenset[str]
@@ -29,7 +29,7 @@ class CallRecorder(Protocol):
         """Record that the innermost call ends, and return the key of its output if that is a requested point."""
         ...
 
-    def broke(self) -> None:
+    def exit_on_error(self) -> None:
         """Record that the innermost call raised."""
         ...
 
@@ -105,4 +105,4 @@ class ModuleCalls:
 
     def fail(self) -> None:
         """Record that the innermost call raised."""
-        self.watch.broke()
+        self.watch.exit_on_error()

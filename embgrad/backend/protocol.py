@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from embgrad.forward.points import Lookup, Point
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 
@@ -102,7 +102,7 @@ class Request:
             With False nothing runs as a graph, so that a check computes the numbers in a different way.
         times: if the points were found by another pass, the number of times that pass reached each of them, by the paths of the
             lookups' tables and by the paths of modules followed by a colon. If the counts of this pass differ, the points may be
-            different ones, and `PointWatch.resolve` raises. None to count nothing.
+            different ones, and `PassRecorder.resolve` raises. None to count nothing.
         reads: selects the rows of an output that `respond` gets in place of the whole, see `Reads`.
     """
 
@@ -240,7 +240,7 @@ class Run:
 class Listener(Protocol):
     """A listener to the user's own forward and backward passes, see `Backend.capture`."""
 
-    def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PointWatch:
+    def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PassRecorder:
         """Begin a forward pass of the model, and return the watch that records it.
 
         Args:
@@ -250,7 +250,7 @@ class Listener(Protocol):
         """
         ...
 
-    def end(self, watch: PointWatch, values: Mapping[str, np.ndarray], compute_dtype: str) -> Any:
+    def end(self, watch: PassRecorder, values: Mapping[str, np.ndarray], compute_dtype: str) -> Any:
         """End a forward pass, and return an object that identifies it, which the backend keeps no longer than the pass's graph.
 
         Args:
@@ -307,7 +307,7 @@ class Backend(Protocol):
         ...
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """Return the points that a forward pass on the batch in evaluation mode reaches, see `PointWatch.points`.
+        """Return the points that a forward pass on the batch in evaluation mode reaches, see `PassRecorder.points`.
 
         The pass takes the same path through the model as that of `run`, even if the path depends on whether gradients are taken.
         """

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Beside", "SharedGenerator", "drawn", "generators_kept", "is_generator", "states_of", "user_code_beside"]
+__all__ = ["Beside", "SharedGenerator", "drawn", "is_generator", "preserve_generators", "states_of", "user_code_beside"]
 
 #: How many times user code has started, and has ended, that may run concurrently with a pass in another thread.
 _beside: Final = [0, 0]
@@ -54,7 +54,7 @@ def drawn() -> Hashable:
 
 
 @contextlib.contextmanager
-def generators_kept(*others: random.Random | None) -> Iterator[None]:
+def preserve_generators(*others: random.Random | None) -> Iterator[None]:
     """Restore the states of Python's and NumPy's global generators on exit.
 
     Args:
@@ -108,7 +108,7 @@ class SharedGenerator:
         self.read, self.write = read, write
         self.local = threading.local()
 
-    def as_found(self) -> AbstractContextManager[Any]:
+    def preserved(self) -> AbstractContextManager[Any]:
         """Restore the generator's state on exit, unless another thread ran user code in the meantime.
 
         After such code, for example a stream's source, restoring the state would make it draw the same numbers again.
@@ -116,7 +116,7 @@ class SharedGenerator:
         return _Kept(self)
 
     @contextlib.contextmanager
-    def of_the_user(self) -> Iterator[None]:
+    def for_user_code(self) -> Iterator[None]:
         """Let a user's function inside the pass draw from the state outside, and keep its draws.
 
         Otherwise each call of the function would draw the same noise.
@@ -135,7 +135,7 @@ class SharedGenerator:
 
 
 class _Kept:
-    """Restore a shared generator on exit, see `SharedGenerator.as_found`.
+    """Restore a shared generator on exit, see `SharedGenerator.preserved`.
 
     Attributes:
         state: the state of the generator that will be restored.

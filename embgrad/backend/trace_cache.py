@@ -13,10 +13,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from embgrad.backend.protocol import Request, Run
 from embgrad.backend.replay import Retries, agreeing
 from embgrad.backend.trace_check import Trial, UntraceableError
-from embgrad.common.lru import Bounded
+from embgrad.common.lru import LRUCache
 from embgrad.objectives.native import NativeObjective
 
-__all__ = ["KeptTraces", "OtherUseError", "TraceMaker", "UnfitError", "UntraceableError"]
+__all__ = ["OtherUseError", "TraceCache", "TraceMaker", "UnfitError", "UntraceableError"]
 
 Trace = TypeVar("Trace")
 
@@ -105,20 +105,20 @@ class _Form(Generic[Trace]):
     def __init__(self, fingerprint: Any) -> None:
         self.fingerprint = fingerprint
         self.exact = False
-        self.refused: Bounded[str] = Bounded(OBJECTIVES)
+        self.refused: LRUCache[str] = LRUCache(OBJECTIVES)
         self.traces: dict[Hashable, Trace] = {}
-        self.compared: Bounded[bool] = Bounded(COMPARED)
-        self.used: Bounded[tuple[int, ...]] = Bounded(OBJECTIVES)
+        self.compared: LRUCache[bool] = LRUCache(COMPARED)
+        self.used: LRUCache[tuple[int, ...]] = LRUCache(OBJECTIVES)
 
 
 class _Model(Generic[Trace]):
     def __init__(self, references: tuple[Any, ...], limit: int) -> None:
         self.references = references
-        self.forms: Bounded[_Form[Trace]] = Bounded(limit)
+        self.forms: LRUCache[_Form[Trace]] = LRUCache(limit)
         self.unused = 0
 
 
-class KeptTraces(Generic[Trace]):
+class TraceCache(Generic[Trace]):
     """The traces of all models, dropped with their model; for each model the least recently used are dropped first.
 
     A trace must not refer to its model. One thread at a time may use a model's traces, while it holds the model's lock.

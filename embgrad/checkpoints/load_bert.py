@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from embgrad.backend.rng import generators_kept
+from embgrad.backend.rng import preserve_generators
 from embgrad.checkpoints.bert_config import LAYER_MODULES, bert_config, expect_fitting, lacking, misshapen, weight_names
 from embgrad.common.files import checked_path, read_json
 from embgrad.common.safetensors import read_shapes, read_tensors
@@ -88,7 +88,7 @@ def load_bert(folder: str | os.PathLike[str], framework: str = "torch", *, ignor
     config = bert_config(folder)
     expect_fitting(config, _without_prefix(weight_shapes(folder), folder), folder)
     weights = _without_prefix(read_weights(folder), folder)
-    with generators_kept():  # the import of a framework's BERT and the initial weights may draw random numbers
+    with preserve_generators():  # the import of a framework's BERT and the initial weights may draw random numbers
         model, targets = backend.bert(config)  # type: ignore[attr-defined]  # an ability, not part of every backend
     _check(targets, weights, patterns, folder)
     for target in targets:

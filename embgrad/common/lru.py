@@ -7,13 +7,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["Bounded"]
+__all__ = ["LRUCache"]
 
 Value = TypeVar("Value")
 Other = TypeVar("Other")
 
 
-class Bounded(Generic[Value]):
+class LRUCache(Generic[Value]):
     """A thread-safe mapping that drops its least recently used entry when it exceeds its limit.
 
     Args:
@@ -45,7 +45,7 @@ class Bounded(Generic[Value]):
             while len(self._entries) > self._limit:
                 gone.append(self._entries.popitem(last=False))
 
-    def made(self, key: Hashable, make: Callable[[], Value]) -> Value:
+    def get_or_make(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """Return the entry, or compute and store it with `make`.
 
         Concurrent threads may each compute it. If `make` raises, nothing is stored.

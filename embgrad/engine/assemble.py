@@ -73,7 +73,7 @@ def assembled(
     same = place.is_batch or values.lookup is None
     return EmbeddingGradients(
         values=_by_example(passed_on, split),
-        activations=taken(place.seen(values.activation)),
+        activations=taken(place.to_user_axes(values.activation)),
         objective=np.array(objective, np.float64),
         ids=np.array(place.ids),
         mask=_copied(batch.mask if same else mask),
@@ -110,7 +110,7 @@ def _pullbacks(
     if not present:
         raise _no_gradient(name, values, overridden)
     filled = [np.zeros_like(present[0]) if gradient is None else gradient for gradient in gradients]
-    seen = [taken(place.seen(gradient)) for gradient in filled]
+    seen = [taken(place.to_user_axes(gradient)) for gradient in filled]
     if place.shared and len(seen) > 1:  # each example's pullback is the gradient of its L alone at the shared tensor
         own = np.zeros_like(seen[0])
         for example, pullback in enumerate(seen):

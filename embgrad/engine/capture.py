@@ -32,7 +32,7 @@ from embgrad.errors import (
 from embgrad.forward.axes import Arrangement, of_lookup, of_module
 from embgrad.forward.names import LAYER_ROLE, point_of
 from embgrad.forward.points import UNNAMED_TABLE, WORD, Lookup, Point, layout_is_open, split_name
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.forward.roles import EMBEDDINGS, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch
 from embgrad.results.gradients import EmbeddingGradients
@@ -175,7 +175,7 @@ class Tap:
 
     # Called by a backend
 
-    def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PointWatch:
+    def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PassRecorder:
         """See `embgrad.Listener`."""
         batch = _batch(arguments)
         self.passes += 1
@@ -185,19 +185,19 @@ class Tap:
                     f"the model was called without token ids: its integer arguments are {listed(arguments)}; expected one that "
                     "is looked up, or name another point in at=..."
                 )
-            return PointWatch(batch, (WORD,))
+            return PassRecorder(batch, (WORD,))
         batch = TokenBatch([[0]]) if batch is None else batch
         if self._key is None:
             seen = list(discover(batch))
             words = [point for point in seen if WORD in point.roles]
             point, self._by_role = point_of(self.at, seen, words, batch)
             self._key = point.key
-        return PointWatch(batch, (self._key,))
+        return PassRecorder(batch, (self._key,))
 
-    def end(self, watch: PointWatch, values: Mapping[str, np.ndarray], compute_dtype: str) -> _Pass:
+    def end(self, watch: PassRecorder, values: Mapping[str, np.ndarray], compute_dtype: str) -> _Pass:
         """See `embgrad.Listener`."""
         key = self._resolved(watch)
-        found, batch = watch.found(key), watch.batch
+        found, batch = watch.recorded(key), watch.batch
         if isinstance(found, Lookup):
             found = self._with_layout(found, batch)
             place = of_lookup(self.at, found, batch, by_role=found.layout is not None)
@@ -221,7 +221,7 @@ class Tap:
         """See `embgrad.Listener`."""
         self._outside[path] = None
 
-    def _resolved(self, watch: PointWatch) -> str:
+    def _resolved(self, watch: PassRecorder) -> str:
         try:
             key = next(iter(watch.resolve().values()))
         except AmbiguousPointError as error:
@@ -269,12 +269,12 @@ class Tap:
 
     def _piece(self, passed: _Pass, gradient: np.ndarray) -> EmbeddingGradients:
         place, batch = passed.place, passed.batch
-        values = owned(place.seen(gradient))
+        values = owned(place.to_user_axes(gradient))
         masked = batch.mask is not None and place.is_batch and values.shape[:2] == batch.shape
         leak = float(np.abs(values[batch.mask == 0]).max()) if masked and batch.padded else 0.0
         return EmbeddingGradients(
             values=values,
-            activations=owned(place.seen(passed.activation)),
+            activations=owned(place.to_user_axes(passed.activation)),
             objective=None,
             ids=np.array(place.ids),
             mask=None if batch.mask is None or not place.is_batch else batch.mask.copy(),

@@ -276,7 +276,9 @@ def _is_rough_own(slope: Slope) -> bool:
 
 def _own(located: Located, change: np.ndarray) -> np.ndarray:
     return (
-        change[0].reshape(located.arrangement.native) if located.arrangement.shared else located.arrangement.own(change)
+        change[0].reshape(located.arrangement.native)
+        if located.arrangement.shared
+        else located.arrangement.to_native_axes(change)
     )
 
 

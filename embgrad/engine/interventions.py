@@ -90,7 +90,7 @@ def prepared(
 
     def called(value: np.ndarray) -> np.ndarray:
         _expect_shape(name, value, place)
-        given = np.array(value.reshape(place.editable) if place.shared else place.seen(value), order="C")
+        given = np.array(value.reshape(place.editable) if place.shared else place.to_user_axes(value), order="C")
         result = change(given)
         if result is None and option == "add":
             raise PointError(f"the function add[{name!r}] returned None: expected what is to be added")
@@ -167,4 +167,4 @@ def _fitting(option: str, name: str, array: np.ndarray, place: Arrangement) -> n
         raise PointError(
             f"{option}[{name!r}] has the shape {array.shape}: expected one that broadcasts to the point's, {place.editable}"
         ) from None
-    return np.ascontiguousarray(spread.reshape(place.native) if place.shared else place.own(spread))
+    return np.ascontiguousarray(spread.reshape(place.native) if place.shared else place.to_native_axes(spread))

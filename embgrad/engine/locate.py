@@ -25,7 +25,7 @@ __all__ = [
     "forget",
     "in_whole_batch",
     "locate",
-    "locate_by_few",
+    "locate_in_sub_batch",
     "word_of",
 ]
 
@@ -59,7 +59,7 @@ class Sighting:
 
         None is for points at which something is changed and whose arrangement with more examples is not known.
         """
-        arrangements = {name: point.arrangement.of_more(self.count, batch) for name, point in self.located.items()}
+        arrangements = {name: point.arrangement.for_batch(self.count, batch) for name, point in self.located.items()}
         if any(arrangements[name] is None for name in changed):
             return None
         return {
@@ -81,7 +81,7 @@ def locate(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> dict[s
     return _located(bound, names, batch, bound.points(batch))
 
 
-def locate_by_few(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> Sighting | None:
+def locate_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> Sighting | None:
     """Return the points that a forward pass of the first examples reaches, for a fraction of the whole batch's cost.
 
     "word" is remembered from call to call, since the run of all examples shows whether the lookup is still the only lookup of

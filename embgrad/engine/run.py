@@ -21,7 +21,7 @@ from embgrad.engine.locate import (
     forget,
     in_whole_batch,
     locate,
-    locate_by_few,
+    locate_in_sub_batch,
     word_of,
 )
 from embgrad.engine.located import Located
@@ -149,7 +149,7 @@ def _run(task: Task, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective,
         return run, respond, {WORD: word_of(bound, lookup, batch)}
     memos: Memos = defaultdict(CallbackMemo)
     # In training mode the model is run once, whatever the run shows.
-    sighting = None if options.training else locate_by_few(bound, options.named, batch)
+    sighting = None if options.training else locate_in_sub_batch(bound, options.named, batch)
     ready = None if sighting is None else sighting.arranged(options.changed, batch)
     if sighting is not None and ready is not None:
         _expect_each_once(task, ready)

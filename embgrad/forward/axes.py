@@ -34,7 +34,7 @@ class Arrangement:
     layout: Layout | None = None
     shared: bool = False
 
-    def seen(self, tensor: np.ndarray) -> np.ndarray:
+    def to_user_axes(self, tensor: np.ndarray) -> np.ndarray:
         """Return the tensor in the axes that users see; a shared tensor is repeated (as a broadcast view) for each example."""
         if self.shared:
             return np.broadcast_to(tensor.reshape(self.shape[1:]), self.shape)
@@ -45,14 +45,14 @@ class Arrangement:
         separate = np.reshape(tensor, (first, second, *self.shape[2:]))
         return np.swapaxes(separate, 0, 1) if self.layout.transposed else separate
 
-    def own(self, seen: np.ndarray) -> np.ndarray:
-        """Return an array of the users' axes in the tensor's own axes: the inverse of `seen`."""
+    def to_native_axes(self, array: np.ndarray) -> np.ndarray:
+        """Return an array of the users' axes in the tensor's own axes: the inverse of `to_user_axes`."""
         if self.layout is None:
-            return seen.reshape(self.native)
-        transposed = np.swapaxes(seen, 0, 1) if self.layout.transposed else seen
+            return array.reshape(self.native)
+        transposed = np.swapaxes(array, 0, 1) if self.layout.transposed else array
         return transposed.reshape(self.native)
 
-    def of_more(self, count: int, batch: TokenBatch) -> Arrangement | None:
+    def for_batch(self, count: int, batch: TokenBatch) -> Arrangement | None:
         """Return the arrangement of the same tensor with more examples; None where this arrangement does not determine it.
 
         Args:

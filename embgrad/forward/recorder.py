@@ -15,17 +15,17 @@ from embgrad.forward.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, Poin
 from embgrad.forward.roles import points_of
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["PointWatch"]
+__all__ = ["PassRecorder", "PointWatch"]
 
 #: Up to this many indices, comparing them in Python is faster than calling NumPy.
 FEW: Final = 64
 
 
-class PointWatch:
+class PassRecorder:
     """The record of one forward pass: its lookups and module calls, and which of them are requested points.
 
     A backend calls `see` at each lookup, before the lookup is computed where it can; `enter` and `leave` around each call of
-    a watched module; and `resolve` after the forward pass. Use a new `PointWatch` for each forward pass.
+    a watched module; and `resolve` after the forward pass. Use a new `PassRecorder` for each forward pass.
 
     Args:
         batch: the batch that the model is run on.
@@ -60,7 +60,7 @@ class PointWatch:
         self._tokens = _Tokens()
 
     @property
-    def hears_modules(self) -> bool:
+    def needs_modules(self) -> bool:
         """True where the backend must report or count the calls of some modules."""
         return self.everything or bool(self.modules) or bool(self.counted)
 
@@ -101,7 +101,7 @@ class PointWatch:
         self._reached.add(key)
         return key if key in self._names or (lookup.layout is not None and WORD in self._names) else None
 
-    def gave(self, tensor: Any) -> None:
+    def record_output(self, tensor: Any) -> None:
         """Record the output of the last lookup, where every point is recorded."""
         if self.everything:
             self.lookups[-1] = replace(self.lookups[-1], token=self._tokens[tensor])
@@ -127,11 +127,11 @@ class PointWatch:
         self.calls.append(call)
         return self._reach(call, INPUT, given)
 
-    def leave(self, gave: Any, shape: Sequence[int]) -> str | None:
+    def leave(self, result: Any, shape: Sequence[int]) -> str | None:
         """Record that the innermost open call ends.
 
         Args:
-            gave: the first floating tensor in the call's result; None where there is none.
+            result: the first floating tensor in the call's result; None where there is none.
             shape: that tensor's shape.
 
         Returns:
@@ -140,16 +140,16 @@ class PointWatch:
         call = self.calls[self._open.pop()]
         call.ended = self._ended
         self._ended += 1
-        if gave is not None:
+        if result is not None:
             call.token_shape = tuple(map(int, shape))
-            call.token = self._tokens[gave] if self.everything else None
-        return self._reach(call, OUTPUT, gave)
+            call.token = self._tokens[result] if self.everything else None
+        return self._reach(call, OUTPUT, result)
 
     def count(self, path: str) -> None:
         """Count a call of a module that is counted but not recorded."""
         self._count(f"{path}:")
 
-    def broke(self) -> None:
+    def exit_on_error(self) -> None:
         """Close the innermost open call after it raised an exception."""
         self._open.pop()
 
@@ -161,7 +161,7 @@ class PointWatch:
         """Return the points that the pass reached, lookups first, each in order."""
         return points_of(self.batch, self.lookups, self.calls)
 
-    def found(self, key: str) -> Lookup | ModuleCall:
+    def recorded(self, key: str) -> Lookup | ModuleCall:
         """Return the recorded lookup or call that a key identifies."""
         name = split_name(key)
         if name.side is None:
@@ -247,6 +247,13 @@ class PointWatch:
                 f"makes the same calls each time; name another point in at=...{' ' if hint else ''}{hint}"
             )
         return key
+
+    # The former names, which third-party backends call, for one release.
+    gave, broke, found, hears_modules = record_output, exit_on_error, recorded, needs_modules
+
+
+#: The former name, for one release.
+PointWatch = PassRecorder
 
 
 def not_looked_up(batch: TokenBatch, lookups: Sequence[Lookup], hint: str = "") -> str:

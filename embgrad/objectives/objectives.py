@@ -21,7 +21,7 @@ from embgrad.objectives.selection import (
     chosen_entries,
     entries,
     expect_inside,
-    expect_one_an_example,
+    expect_one_per_example,
     one_hot,
     resolve_positions,
     whole,
@@ -165,7 +165,7 @@ class Objective(ABC):
         value = getattr(self, name)
         if not isinstance(value, np.ndarray) or value.ndim == 0:
             return value
-        expect_one_an_example(value, count, name)
+        expect_one_per_example(value, count, name)
         return value[examples]
 
     def _select(self, output: np.ndarray, batch: TokenBatch) -> Rows:
@@ -258,7 +258,7 @@ class Projection(Objective):
         if self.vector.shape[-1] != classes:
             raise ObjectiveError(f"vector has shape {self.vector.shape}: the output has {classes} entries in a row")
         if self.vector.ndim == 2:
-            expect_one_an_example(self.vector, rows.count, "vector")
+            expect_one_per_example(self.vector, rows.count, "vector")
         slopes = (
             self.vector[rows.examples] if self.vector.ndim == 2 else np.broadcast_to(self.vector, rows.values.shape)
         )

@@ -16,7 +16,7 @@ __all__ = [
     "chosen_entries",
     "entries",
     "expect_inside",
-    "expect_one_an_example",
+    "expect_one_per_example",
     "one_hot",
     "resolve_positions",
     "whole",
@@ -83,7 +83,7 @@ def chosen_entries(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
         raise ObjectiveError(
             f"{name} has shape {index.shape}: expected one number for all examples, or ({rows.count},), one an example"
         )
-    expect_one_an_example(index, rows.count, name)
+    expect_one_per_example(index, rows.count, name)
     return expect_inside(index[rows.examples], rows, name)
 
 
@@ -112,7 +112,7 @@ def one_hot(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return hot
 
 
-def expect_one_an_example(argument: np.ndarray, count: int, name: str) -> None:
+def expect_one_per_example(argument: np.ndarray, count: int, name: str) -> None:
     """Raise an error if an argument's first axis does not have the number of examples."""
     if argument.shape[0] != count:
         raise ObjectiveError(f"{name} has {len(argument)} entries: expected {count}, one an example")

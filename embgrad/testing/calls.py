@@ -11,16 +11,16 @@ from typing import Any, Final
 import numpy as np
 
 import embgrad
-from embgrad.testing.faults import come_by
+from embgrad.testing.faults import obtain
 
 __all__ = ["CALLS", "WITHOUT_A_MODEL", "Asked", "PublicCall"]
 
 
 class _ReportingObjective(embgrad.CrossEntropy):
-    """An objective of a user's class, which reports its evaluation to `come_by`."""
+    """An objective of a user's class, which reports its evaluation to `obtain`."""
 
     def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:
-        come_by("objective")
+        obtain("objective")
         return super().evaluate(output, batch)
 
 
@@ -29,7 +29,7 @@ _ReportingObjective.__module__ = "user"  # embgrad would run an objective of its
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments of calls. The callbacks report each of their calls to `faults.come_by`, by the names of their options.
+    """The arguments of calls. The callbacks report each of their calls to `faults.obtain`, by the names of their options.
 
     Attributes:
         model: a model of the architecture `interrupted`.
@@ -53,13 +53,13 @@ class Asked:
 
     def native(self, outputs: Any) -> Any:
         """Return the value of a native objective."""
-        come_by("native objective")
+        obtain("native objective")
         return self.logit(outputs)
 
     def call(self, model: Any, inputs: Any) -> Any:
         """Call the model, as a user's `call=` function does."""
         returned = model(inputs["input_ids"])
-        come_by("call")
+        obtain("call")
         return returned
 
     @property
@@ -85,7 +85,7 @@ class PublicCall:
     Attributes:
         function: the function's name in `embgrad`.
         make: makes the call.
-        passes: the places that the call must reach at least, see `faults.come_by`.
+        passes: the places that the call must reach at least, see `faults.obtain`.
         takes: the names of the arguments that `Asked.instead` may replace.
         needs: the abilities that the backend needs for it.
         training: whether random generators may advance.
@@ -111,7 +111,7 @@ def _changes() -> dict[str, Any]:
 
     def reporting(name: str, result_of: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
         def function(value: np.ndarray) -> Any:
-            come_by(name)
+            obtain(name)
             return result_of(value)
 
         return function

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
-__all__ = ["UserError", "come_by", "counting", "raising"]
+__all__ = ["UserError", "counting", "obtain", "raising"]
 
 
 class UserError(Exception):
@@ -18,7 +18,7 @@ _counts: Counter[str] = Counter()
 _errors: dict[str, tuple[int, BaseException]] = {}
 
 
-def come_by(place: str) -> None:
+def obtain(place: str) -> None:
     """Report that a place was reached; models and callbacks call this wherever a test may interrupt them.
 
     Args:

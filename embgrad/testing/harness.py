@@ -36,8 +36,8 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
     "mixing": "logits = (mean(E[ids]) less its mean over the examples) @ W + b: examples meet",
     "broken": "as mean, behind an identity whose custom gradient is twice the right one",
     "raises": "makes the lookup and then raises RuntimeError('the model broke')",
-    "interrupted": "as layers, with an identity behind the first layer that calls `faults.come_by('forward')` of "
-    "`embgrad.testing`, and `come_by('backward')` in its pullback",
+    "interrupted": "as layers, with an identity behind the first layer that calls `faults.obtain('forward')` of "
+    "`embgrad.testing`, and `obtain('backward')` in its pullback",
 }
 
 

@@ -20,7 +20,7 @@ from embgrad.backend.signature import as_parts, expect_single, parameters_of, pl
 from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
 from embgrad.forward.points import UNNAMED_TABLE, Point
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad.testing.tensors import ReferenceModel, Tensor, hearing, lookup, observing, pull_back
 
@@ -44,7 +44,7 @@ class _Observer:
     def __init__(
         self,
         parts: Sequence[ReferenceModel],
-        watch: PointWatch,
+        watch: PassRecorder,
         request: Request,
         *,
         listening: bool = False,
@@ -67,7 +67,7 @@ class _Observer:
         """Return the rows with which the pass continues, detached from the table if they are a requested point."""
         key = self.watch.see(self._paths.get(id(table), UNNAMED_TABLE), indices, *table.value.shape)
         rows = compute() if self._outer is None else self._outer.at_lookup(table, indices, compute)
-        self.watch.gave(rows)
+        self.watch.record_output(rows)
         if key is None:
             return rows
         self.tables[key] = table
@@ -307,7 +307,7 @@ def _forward(
     model: Any, batch: TokenBatch, names: Sequence[str] | None, request: Request, call: Call | None
 ) -> tuple[Any, _Observer, tuple[str, ...]]:
     parts = as_parts(model)
-    observer = _Observer(parts, PointWatch(batch, names, request.times), request)
+    observer = _Observer(parts, PassRecorder(batch, names, request.times), request)
     with _observed(observer):
         if call is not None:
             return call(model, batch.inputs()), observer, ()

@@ -9,7 +9,7 @@ import numpy as np
 
 import embgrad
 from embgrad.forward.points import Point
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 
 
 class Value:
@@ -36,14 +36,14 @@ class Trace:
         self.batch = batch
         self.ids = batch.ids
         self.dim = dim
-        self.watch = PointWatch(batch, None)
+        self.watch = PassRecorder(batch, None)
 
     def lookup(self, path: str, indices: Any, dim: int | None = None, padding: int | None = None) -> Value:
         """A bare lookup."""
         indices, dim = np.asarray(indices), dim or self.dim
         self.watch.see(path, indices, 1000, dim, padding)
         rows = Value(*indices.shape, dim)
-        self.watch.gave(rows)
+        self.watch.record_output(rows)
         return rows
 
     def table(self, path: str, indices: Any, dim: int | None = None, padding: int | None = None) -> Value:

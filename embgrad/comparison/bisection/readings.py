@@ -179,5 +179,9 @@ class Reader:
         arrangement = self._arrangement(key)
         gradient = read.gradients[0] if read.gradients else None
         if gradient is not None:
-            gradient = gradient.reshape(1, *arrangement.shape[1:]) if arrangement.shared else arrangement.seen(gradient)
-        return Reading(arrangement.seen(read.activation), gradient, arrangement.is_batch, arrangement.shared)
+            gradient = (
+                gradient.reshape(1, *arrangement.shape[1:])
+                if arrangement.shared
+                else arrangement.to_user_axes(gradient)
+            )
+        return Reading(arrangement.to_user_axes(read.activation), gradient, arrangement.is_batch, arrangement.shared)

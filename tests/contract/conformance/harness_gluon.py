@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from embgrad_gluon.importing import import_mxnet
 
-from embgrad.testing.faults import come_by
+from embgrad.testing.faults import obtain
 from tests.contract.conformance.state_gluon import state
 
 mx = import_mxnet()
@@ -348,12 +348,12 @@ class Telling(mx.autograd.Function):  # type: ignore[misc]
     """An identity that may be interrupted."""
 
     def forward(self, x: Any) -> Any:
-        come_by("forward")
+        obtain("forward")
         return x * 1
 
     def backward(self, gradient: Any) -> Any:
         try:
-            come_by("backward")
+            obtain("backward")
         except BaseException as error:
             if _errors is None:
                 raise

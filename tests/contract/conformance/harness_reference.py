@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.testing.faults import come_by
+from embgrad.testing.faults import obtain
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
 from embgrad.testing.snapshot import Same
 from embgrad.testing.tensors import hearing, observing
@@ -115,11 +115,11 @@ def _layers(model: Any, input_ids: np.ndarray, between: Callable[[Tensor], Tenso
 
 def _interrupted(model: Any, input_ids: np.ndarray) -> Tensor:
     def telling(hidden: Tensor) -> Tensor:
-        come_by("forward")
+        obtain("forward")
         return Tensor(hidden.value, [(hidden, back)])
 
     def back(gradient: np.ndarray) -> np.ndarray:
-        come_by("backward")
+        obtain("backward")
         return gradient
 
     return _layers(model, input_ids, telling)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras2
 
-from embgrad.testing.faults import come_by
+from embgrad.testing.faults import obtain
 from tests.contract.conformance.state_tensorflow import state
 
 __all__ = ["Harness", "telling"]
@@ -152,10 +152,10 @@ def telling(value: Any) -> Any:
     """An identity that may be interrupted."""
 
     def back(upstream: Any) -> Any:
-        come_by("backward")
+        obtain("backward")
         return upstream
 
-    come_by("forward")
+    obtain("forward")
     return tf.identity(value), back
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from embgrad.testing.faults import come_by
+from embgrad.testing.faults import obtain
 from tests.contract.conformance.state_torch import state
 
 __all__ = ["Harness", "Telling"]
@@ -202,12 +202,12 @@ class Telling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
-        come_by("forward")
+        obtain("forward")
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        come_by("backward")
+        obtain("backward")
         return grad
 
 

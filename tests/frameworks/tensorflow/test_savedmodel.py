@@ -18,7 +18,7 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from tensorflow.python.framework import op_callbacks
 
 import embgrad
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from tests.frameworks.tensorflow.helpers import own_table_gradient
 from tests.frameworks.tensorflow.savedmodels import (
     PREPROCESS,
@@ -53,7 +53,7 @@ def hub_inputs() -> dict[str, Any]:
 def opening_of(ran: list[Any]) -> Opening:
     """Opens functions without points; lists the graphs that ran."""
     return Opening(
-        PointWatch(BATCH, ()), lambda key, tensor: tensor, lambda operation, operands, run: run(), ran.append
+        PassRecorder(BATCH, ()), lambda key, tensor: tensor, lambda operation, operands, run: run(), ran.append
     )
 
 

@@ -12,7 +12,7 @@ from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.walk import Tables
 
 import embgrad
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 from tests.frameworks.tensorflow.helpers import assert_slopes
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 0, 0], [6, 0, 0, 0]])
@@ -205,7 +205,7 @@ def test_an_error_that_the_model_swallows_is_not_lost() -> None:
 def test_a_device_that_gives_zeros_for_ids_outside(keras: Any, swallow: bool) -> None:
     """As a GPU does: the operation comes to pass, and the lookup is refused when it is seen."""
 
-    class Watch(PointWatch):
+    class Watch(PassRecorder):
         def see(self, path: str, indices: Any, rows: int, dim: int, padding: int | None = None) -> str | None:
             return super().see(path, indices, 3, dim, padding)
 

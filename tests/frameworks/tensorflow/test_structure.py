@@ -264,13 +264,13 @@ def test_only_what_is_recomputed_is_run_again(again: bool, passes: int, monkeypa
     norm.build((None, None, 4))
     block = tf.recompute_grad(lambda rows: norm(rows)) if again else norm
     made: list[int] = []
-    first = run_module._Pass.as_found
+    first = run_module._Pass.preserved
 
     def counting(*given: Any) -> Any:
         made.append(1)
         return first(*given)
 
-    monkeypatch.setattr(run_module._Pass, "as_found", counting)
+    monkeypatch.setattr(run_module._Pass, "preserved", counting)
     model = tf.Module()
     result = embgrad.gradients(model, IDS, embgrad.Logit(1), call=lambda _, ids: block(tf.gather(table, ids))[:, 0])
     assert len(made) == passes

@@ -117,18 +117,18 @@ def test_replicas_in_other_threads_are_not_made(expected: np.ndarray) -> None:
 
 
 def test_recurrent_layers_on_a_gpu_do_without_cudnn_in_evaluation_mode() -> None:
-    from embgrad_torch.state import as_found
+    from embgrad_torch.state import preserved
     from embgrad_torch.walk import Structure as structure
 
     device, found = torch.device("cuda"), structure([net()])
-    with as_found(found, device, training=False):
+    with preserved(found, device, training=False):
         assert not torch.backends.cudnn.enabled
-        with as_found(found, device, training=False):
+        with preserved(found, device, training=False):
             assert not torch.backends.cudnn.enabled
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled
     for model, training in ((net(), True), (nn.Linear(2, 2), False)):
-        with as_found(structure([model]), device, training=training):
+        with preserved(structure([model]), device, training=training):
             assert torch.backends.cudnn.enabled
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import embgrad
 from embgrad.backend.graph_scopes import Crossings, Scope, entering, leaving, users_of
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 
 #: Node 0 is outside; 1 and 2 are in "a", of which 2 is in "a/b"; 3 takes what all give.
 INPUTS = [[], [(0, 0)], [(1, 0), (0, 0)], [(0, 0), (1, 0), (2, 0)]]
@@ -32,8 +32,8 @@ def test_what_enters_and_leaves() -> None:
     assert (inner.entering, inner.leaving) == ((1, 0), (2, 0))
 
 
-def passing(names: list[str]) -> tuple[Crossings, PointWatch]:
-    watch = PointWatch(BATCH, names)
+def passing(names: list[str]) -> tuple[Crossings, PassRecorder]:
+    watch = PassRecorder(BATCH, names)
     return Crossings(watch, lambda key, value: value + 10, scopes()), watch
 
 
@@ -54,10 +54,10 @@ def test_what_leaves_is_replaced_for_all_outside() -> None:
 
 
 def test_where_all_is_recorded_each_scope_is_told_around_those_inside() -> None:
-    watch = PointWatch(BATCH, None)
+    watch = PassRecorder(BATCH, None)
     crossings = Crossings(watch, lambda key, value: value, scopes())
     tensors: list[Any] = [np.zeros(1) + number for number in range(4)]
     for number, tensor in enumerate(tensors):
         assert all(version is tensor for version in crossings.versions((number, 0), tensor))
-    crossings.tell()
+    crossings.report_calls()
     assert [(call.path, call.parent) for call in watch.calls] == [("a", None), ("a/b", 0)]

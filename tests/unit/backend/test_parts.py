@@ -17,7 +17,7 @@ from embgrad.backend.cotangents import compute_dtype
 from embgrad.backend.module_calls import ModuleCalls
 from embgrad.backend.point_changes import PointChanges
 from embgrad.backend.table_rests import table_rests
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 
 BATCH = embgrad.TokenBatch(ids=np.array([[1, 2]]))
 
@@ -27,7 +27,7 @@ def _is_array(value: object) -> bool:
 
 
 def _recorded(names: tuple[str, ...] | None, times: dict[str, int] | None = None) -> ModuleCalls:
-    return ModuleCalls(PointWatch(BATCH, names, times), _is_array, lambda key, tensor: tensor + 10)
+    return ModuleCalls(PassRecorder(BATCH, names, times), _is_array, lambda key, tensor: tensor + 10)
 
 
 def test_calls_are_recorded_with_their_nesting() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embgrad.backend import PointValues, Request, Run
-from embgrad.backend.trace_cache import KeptTraces, UnfitError, UntraceableError
+from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
 
 
 class Model:
@@ -81,7 +81,7 @@ class Maker:
 REQUEST = Request(("word",), lambda outputs: [{None: np.ones(3)}], (None,), compiled=True)
 
 
-def asked(traces: KeptTraces[float], model: Model, wrong: str = "", question: Any = 0, lengths: Any = 3) -> Any:
+def asked(traces: TraceCache[float], model: Model, wrong: str = "", question: Any = 0, lengths: Any = 3) -> Any:
     maker = Maker(model, wrong)
     run = traces.run([model], question, Print(model.factor), lengths, REQUEST, maker)
     (gradient,) = run.points["word"].gradients
@@ -90,21 +90,21 @@ def asked(traces: KeptTraces[float], model: Model, wrong: str = "", question: An
 
 
 def test_a_trace_is_compared_once_for_each_length() -> None:
-    traces, model = KeptTraces[float](), Model()
+    traces, model = TraceCache[float](), Model()
     assert asked(traces, model) == (2.0, ["plain", "make", "run"], None)
     assert asked(traces, model) == (2.0, ["run"], None)
     assert asked(traces, model, lengths=4) == (2.0, ["plain", "run"], None)
 
 
 def test_a_model_that_changes_takes_another_trace() -> None:
-    traces, model = KeptTraces[float](), Model()
+    traces, model = TraceCache[float](), Model()
     asked(traces, model)
     model.factor = 5.0
     assert asked(traces, model) == (5.0, ["plain", "make", "run"], None)
 
 
 def test_where_lengths_matter_each_has_a_trace() -> None:
-    traces, model = KeptTraces[float](), Model()
+    traces, model = TraceCache[float](), Model()
     assert asked(traces, model, "lengths")[1:] == (["plain", "make", "exact", "run"], None)
     assert asked(traces, model, "lengths", lengths=4)[1:] == (["plain", "exact", "run"], None)
     for lengths in range(5, 11):
@@ -122,7 +122,7 @@ def test_where_lengths_matter_each_has_a_trace() -> None:
     ],
 )
 def test_what_does_not_serve_is_remembered(wrong: str, why: str) -> None:
-    traces, model = KeptTraces[float](), Model()
+    traces, model = TraceCache[float](), Model()
     gradient, _, uncompiled = asked(traces, model, wrong)
     assert gradient == 2.0
     assert why in uncompiled
@@ -130,7 +130,7 @@ def test_what_does_not_serve_is_remembered(wrong: str, why: str) -> None:
 
 
 def test_questions_that_never_come_again_take_no_trace_in_the_end() -> None:
-    traces, model = KeptTraces[float](patience=3), Model()
+    traces, model = TraceCache[float](patience=3), Model()
     for question in range(3):
         assert asked(traces, model, question=question)[2] is None
     assert "the last 3 calls each made a different request" in asked(traces, model, question=3)[2]
@@ -138,7 +138,7 @@ def test_questions_that_never_come_again_take_no_trace_in_the_end() -> None:
 
 
 def test_a_bound_method_is_known_again_and_nothing_is_kept_alive() -> None:
-    traces, model = KeptTraces[float](), Model()
+    traces, model = TraceCache[float](), Model()
     for done in (["plain", "make", "run"], ["run"]):
         maker = Maker(model)
         traces.run([model.method], 0, Print(2.0), 3, REQUEST, maker)

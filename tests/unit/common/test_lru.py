@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from embgrad.common.lru import Bounded
+from embgrad.common.lru import LRUCache
 
 
 def test_the_entry_that_was_not_used_for_the_longest_goes() -> None:
-    table: Bounded[int] = Bounded(2)
+    table: LRUCache[int] = LRUCache(2)
     table.put("a", 1)
     table.put("b", 2)
     assert table.get("a", None) == 1
@@ -20,30 +20,30 @@ def test_the_entry_that_was_not_used_for_the_longest_goes() -> None:
 
 
 def test_an_entry_that_is_put_again_is_another_and_the_newest() -> None:
-    table: Bounded[int] = Bounded(2)
+    table: LRUCache[int] = LRUCache(2)
     for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
         table.put(key, value)
     assert [table.get(key, None) for key in "abc"] == [3, None, 4]
 
 
 def test_an_entry_is_made_once_also_where_it_is_none() -> None:
-    table: Bounded[int | None] = Bounded(2)
+    table: LRUCache[int | None] = LRUCache(2)
     made: list[str] = []
     for key in ("a", "a", "b", "a", "c", "a", "b"):
-        assert table.made(key, lambda key=key: made.append(key)) is None  # type: ignore[misc]
+        assert table.get_or_make(key, lambda key=key: made.append(key)) is None  # type: ignore[misc]
     assert made == ["a", "b", "c", "b"]
 
 
 def test_what_making_an_entry_raises_leaves_none_behind() -> None:
-    table: Bounded[float] = Bounded(2)
+    table: LRUCache[float] = LRUCache(2)
     with pytest.raises(ZeroDivisionError):
-        table.made("a", lambda: 1 / 0)
+        table.get_or_make("a", lambda: 1 / 0)
     assert len(table) == 0
-    assert table.made("a", lambda: 2) == 2
+    assert table.get_or_make("a", lambda: 2) == 2
 
 
 def test_a_table_that_was_cleared_is_empty() -> None:
-    table: Bounded[int] = Bounded(2)
+    table: LRUCache[int] = LRUCache(2)
     table.put("a", 1)
     table.clear()
     assert (len(table), table.get("a", "none")) == (0, "none")
@@ -51,7 +51,7 @@ def test_a_table_that_was_cleared_is_empty() -> None:
 
 @pytest.mark.parametrize("go", ["pushed out", "replaced", "cleared"])
 def test_what_runs_when_an_entry_goes_may_use_the_table(go: str) -> None:
-    table: Bounded[object] = Bounded(1)
+    table: LRUCache[object] = LRUCache(1)
     seen: list[object] = []
 
     class Noticed:

@@ -27,10 +27,10 @@ def seen_lookup(indices: Any) -> Lookup:
 def expect_inverse(place: Arrangement) -> None:
     """What is seen, put back, is the tensor itself."""
     tensor = np.arange(float(np.prod(place.native))).reshape(place.native)
-    seen = place.seen(tensor)
+    seen = place.to_user_axes(tensor)
     assert seen.shape == place.shape
     if not place.shared:
-        np.testing.assert_array_equal(place.own(seen), tensor)
+        np.testing.assert_array_equal(place.to_native_axes(seen), tensor)
 
 
 # Lookups
@@ -46,7 +46,7 @@ def test_a_lookup_of_the_ids_is_seen_by_example_and_position(indices: np.ndarray
     assert not place.shared
     expect_inverse(place)
     table = np.random.default_rng(0).normal(size=(10, DIM))
-    np.testing.assert_array_equal(place.seen(table[indices]), table[IDS])
+    np.testing.assert_array_equal(place.to_user_axes(table[indices]), table[IDS])
 
 
 @pytest.mark.parametrize("indices", [np.arange(3), np.arange(3)[None], np.arange(3)[:, None]])
@@ -57,7 +57,7 @@ def test_a_lookup_that_all_examples_share(indices: np.ndarray) -> None:
     assert (place.shape, place.editable) == ((2, 3, DIM), (3, DIM))
     np.testing.assert_array_equal(place.ids, [[0, 1, 2]] * 2)
     rows = np.random.default_rng(0).normal(size=place.native)
-    np.testing.assert_array_equal(place.seen(rows), [rows.reshape(3, DIM)] * 2)
+    np.testing.assert_array_equal(place.to_user_axes(rows), [rows.reshape(3, DIM)] * 2)
     own = of_lookup("table", seen_lookup(indices), BATCH, by_role=False)
     assert (own.shape, own.native, own.is_batch, own.shared) == ((*indices.shape, DIM), own.native, False, False)
     expect_inverse(own)
@@ -142,8 +142,8 @@ def test_modules_are_seen_alike_whichever_axis_comes_first(
     native = values.swapaxes(0, 1) if turned else values
     axis = int(turned) if examples == positions > 1 else None
     place = of_module("layer.0", native.shape, batch, axis, by_role=True)
-    np.testing.assert_array_equal(place.seen(native), values)
-    np.testing.assert_array_equal(place.own(values), native)
+    np.testing.assert_array_equal(place.to_user_axes(native), values)
+    np.testing.assert_array_equal(place.to_native_axes(values), native)
 
 
 # Through the call

@@ -10,7 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.forward.points import Lookup, ModuleCall
-from embgrad.forward.recorder import PointWatch
+from embgrad.forward.recorder import PassRecorder
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 BATCH = embgrad.TokenBatch(IDS)
@@ -21,15 +21,15 @@ class Value:
     """What stands for a tensor; weak references to it are possible."""
 
 
-def watched(*names: str) -> PointWatch:
+def watched(*names: str) -> PassRecorder:
     """A watch that has seen positions, then the ids in `table`."""
-    watch = PointWatch(BATCH, names)
+    watch = PassRecorder(BATCH, names)
     watch.see("positions", POSITIONS, 10, 4)
     watch.see("table", IDS, 10, 4)
     return watch
 
 
-def run_modules(watch: PointWatch, *calls: tuple[str, str]) -> list[tuple[str | None, str | None]]:
+def run_modules(watch: PassRecorder, *calls: tuple[str, str]) -> list[tuple[str | None, str | None]]:
     """Modules called one behind the other, each on what the one before it gave; the keys at entering and leaving."""
     value, keys = Value(), []
     for path, kind in calls:
@@ -46,7 +46,7 @@ def test_word_is_the_lookup_of_the_ids() -> None:
     watch = watched("word")
     assert watch.resolve() == {"word": "table#0"}
     assert [lookup.key for lookup in watch.lookups] == ["positions#0", "table#0"]
-    found = watch.found("table#0")
+    found = watch.recorded("table#0")
     assert isinstance(found, Lookup)
     assert found.layout is not None
     assert found.indices.dtype == np.int64
@@ -63,13 +63,13 @@ def test_word_is_the_lookup_of_the_ids() -> None:
     ],
 )
 def test_only_what_may_be_asked_for_is_kept_hold_of(names: tuple[str, ...], kept: list[str | None]) -> None:
-    watch = PointWatch(BATCH, names)
+    watch = PassRecorder(BATCH, names)
     assert [watch.see("positions", POSITIONS, 10, 4), watch.see("table", IDS, 10, 4)] == kept
     assert not watch.everything
 
 
 def test_every_lookup_of_the_ids_may_be_word() -> None:
-    watch = PointWatch(BATCH, ["word"])
+    watch = PassRecorder(BATCH, ["word"])
     assert [watch.see("a", IDS.T, 10, 4), watch.see("a", IDS.ravel(), 10, 4)] == ["a#0", "a#1"]
     with pytest.raises(embgrad.AmbiguousPointError) as caught:
         watch.resolve()
@@ -84,13 +84,13 @@ def test_keys_are_resolved_to_themselves() -> None:
 
 def test_nothing_looked_up() -> None:
     with pytest.raises(embgrad.PointNotReachedError) as caught:
-        PointWatch(BATCH, ["word"]).resolve("The hint.")
+        PassRecorder(BATCH, ["word"]).resolve("The hint.")
     for fragment in ("no lookup whose indices are the batch's ids, of shape (2, 3)", "seen: none", "at=... The hint."):
         assert fragment in str(caught.value)
 
 
 def test_other_indices_looked_up() -> None:
-    watch = PointWatch(BATCH, ["word"])
+    watch = PassRecorder(BATCH, ["word"])
     watch.see("table", IDS + 1, 10, 4)
     with pytest.raises(embgrad.PointNotReachedError, match=r"seen: table#0 \(10 rows.*changed ones, or name the table"):
         watch.resolve()
@@ -120,21 +120,21 @@ def test_an_id_outside_the_table_is_named(arrange: int, wrong: int) -> None:
     indices = arrangements(ids)[arrange]
     if wrong < 0:
         with pytest.raises(embgrad.BatchError, match=r"index -1.* is outside the table: .* 10 rows: expected 0 to 9"):
-            PointWatch(batch, ["word"]).see("table", indices, 10, 4)
+            PassRecorder(batch, ["word"]).see("table", indices, 10, 4)
         return
     expected = float(np.float32(wrong)) if indices.dtype.kind == "f" else wrong
     message = (
         rf"id {expected} at example 1, position 2 is outside the table: table 'table' has 10 rows: expected 0 to 9"
     )
     with pytest.raises(embgrad.BatchError, match=message):
-        PointWatch(batch, ["word"]).see("table", indices, 10, 4)
+        PassRecorder(batch, ["word"]).see("table", indices, 10, 4)
 
 
 def test_several_ids_outside_the_table_are_counted() -> None:
     message = r"id 4 at example 1, position 0 .*\(3 such in all\).* belongs to this"
     for names in (["word"], [], None):  # whoever asks, and whatever for
         with pytest.raises(embgrad.BatchError, match=message):
-            PointWatch(BATCH, names).see("small", IDS, 4, 2)
+            PassRecorder(BATCH, names).see("small", IDS, 4, 2)
 
 
 def test_an_index_of_the_models_own_outside_the_table() -> None:
@@ -142,9 +142,9 @@ def test_an_index_of_the_models_own_outside_the_table() -> None:
         r"index 2 \(at \(0, 2\) of indices of shape \(1, 3\)\).*table 'positions' has 2 rows.*longer than the model"
     )
     with pytest.raises(embgrad.BatchError, match=message):
-        PointWatch(BATCH, ["word"]).see("positions", POSITIONS, 2, 4)
+        PassRecorder(BATCH, ["word"]).see("positions", POSITIONS, 2, 4)
     with pytest.raises(embgrad.BatchError, match="index nan"):
-        PointWatch(BATCH, ["word"]).see("table", np.array([0.0, np.nan]), 2, 4)
+        PassRecorder(BATCH, ["word"]).see("table", np.array([0.0, np.nan]), 2, 4)
 
 
 def test_no_indices_at_all_are_no_error() -> None:
@@ -157,27 +157,27 @@ def test_no_indices_at_all_are_no_error() -> None:
 
 
 def test_the_modules_that_must_be_told_are_those_named() -> None:
-    assert PointWatch(BATCH, ["a:output#0", "b:input#2", "word", "c#0"]).modules == {"a", "b"}
-    assert PointWatch(BATCH, None).everything
-    assert not PointWatch(BATCH, []).everything
+    assert PassRecorder(BATCH, ["a:output#0", "b:input#2", "word", "c#0"]).modules == {"a", "b"}
+    assert PassRecorder(BATCH, None).everything
+    assert not PassRecorder(BATCH, []).everything
 
 
 def test_sides_and_occurrences_of_a_module() -> None:
     keys = ["block:input#0", "block:output#1"]
-    watch = PointWatch(BATCH, keys)
+    watch = PassRecorder(BATCH, keys)
     assert run_modules(watch, ("block", "Block"), ("other", "Block"), ("block", "Block")) == [
         ("block:input#0", None),
         (None, None),
         (None, "block:output#1"),
     ]
     assert watch.resolve() == {key: key for key in keys}
-    call = watch.found("block:output#1")
+    call = watch.recorded("block:output#1")
     assert isinstance(call, ModuleCall)
     assert call is watch.calls[2]
 
 
 def test_a_table_and_a_module_of_one_path_are_counted_apart() -> None:
-    watch = PointWatch(BATCH, ["emb:output#0", "emb#0"])
+    watch = PassRecorder(BATCH, ["emb:output#0", "emb#0"])
     assert watch.enter("emb", "Embedding", None, ()) is None
     assert watch.see("emb", IDS, 10, 4) == "emb#0"
     assert watch.leave(Value(), (2, 3, 4)) == "emb:output#0"
@@ -186,10 +186,10 @@ def test_a_table_and_a_module_of_one_path_are_counted_apart() -> None:
 
 def test_a_pass_that_does_not_come_by_as_often_as_an_earlier_one() -> None:
     """A backend is told how often an earlier pass came by each, where a point's key rests on it."""
-    same = PointWatch(BATCH, ("layer:output#0",), {"layer:": 2})
+    same = PassRecorder(BATCH, ("layer:output#0",), {"layer:": 2})
     run_modules(same, ("layer", "Layer"), ("layer", "Layer"))
     assert same.resolve() == {"layer:output#0": "layer:output#0"}
-    other = PointWatch(BATCH, ("layer:output#0",), {"layer:": 2})
+    other = PassRecorder(BATCH, ("layer:output#0",), {"layer:": 2})
     run_modules(other, ("layer", "Layer"))
     message = (
         r"the forward pass reached 'layer' 1 time\(s\), but an earlier pass reached it 2 time\(s\): expected a model that "
@@ -200,7 +200,7 @@ def test_a_pass_that_does_not_come_by_as_often_as_an_earlier_one() -> None:
 
 
 def test_a_side_without_a_tensor_is_not_reached() -> None:
-    watch = PointWatch(BATCH, ["block:input#0", "block:output#0"])
+    watch = PassRecorder(BATCH, ["block:input#0", "block:output#0"])
     assert watch.enter("block", "Block", None, ()) is None
     assert watch.leave(None, ()) is None
     with pytest.raises(embgrad.PointNotReachedError, match="'block:input#0'"):
@@ -208,12 +208,12 @@ def test_a_side_without_a_tensor_is_not_reached() -> None:
 
 
 def test_what_was_called_inside_what() -> None:
-    watch = PointWatch(BATCH, None)
+    watch = PassRecorder(BATCH, None)
     watch.enter("", "Model", None, ())
     watch.enter("encoder", "Encoder", None, (), also=["enc"])
     watch.see("table", IDS, 10, 4)
     watch.enter("broken", "Block", None, ())
-    watch.broke()
+    watch.exit_on_error()
     watch.leave(Value(), (2, 3, 4))
     watch.see("late", POSITIONS, 10, 4)
     watch.leave(Value(), (2, 5))
@@ -227,10 +227,10 @@ def test_what_was_called_inside_what() -> None:
 
 
 def test_one_tensor_has_one_token_and_another_tensor_another() -> None:
-    watch = PointWatch(BATCH, None)
+    watch = PassRecorder(BATCH, None)
     rows = Value()
     watch.see("table", IDS, 10, 4)
-    watch.gave(rows)
+    watch.record_output(rows)
     watch.enter("block", "Block", rows, (2, 3, 4))
     watch.leave(rows, (2, 3, 4))
     assert watch.lookups[0].token == watch.calls[0].source == watch.calls[0].token
@@ -239,7 +239,7 @@ def test_one_tensor_has_one_token_and_another_tensor_another() -> None:
 
 
 def test_tokens_keep_no_tensor_alive_and_are_not_given_again() -> None:
-    watch = PointWatch(BATCH, None)
+    watch = PassRecorder(BATCH, None)
     tokens = set()
     for _ in range(50):  # the memory of one is soon that of the next
         value = Value()
@@ -252,7 +252,7 @@ def test_tokens_keep_no_tensor_alive_and_are_not_given_again() -> None:
 
 
 def test_tensors_without_weak_references_are_told_apart_too() -> None:
-    watch = PointWatch(BATCH, None)
+    watch = PassRecorder(BATCH, None)
     tokens = set()
     for number in range(50):
         watch.enter("block", "Block", (number, number), (2, 3, 4))
@@ -262,10 +262,10 @@ def test_tensors_without_weak_references_are_told_apart_too() -> None:
 
 
 def test_points_come_with_their_names_shapes_and_further_paths() -> None:
-    watch = PointWatch(BATCH, None)
+    watch = PassRecorder(BATCH, None)
     watch.enter("", "Model", None, ())
     watch.see("table", IDS, 10, 4)
-    watch.gave(Value())
+    watch.record_output(Value())
     watch.enter("head", "Head", Value(), (2, 4), also=("classifier",))
     watch.leave(Value(), (2, 7))
     watch.leave(Value(), (2, 7))
@@ -282,7 +282,7 @@ def test_points_come_with_their_names_shapes_and_further_paths() -> None:
 
 def test_a_table_of_a_float_array_is_looked_up_by_whole_numbers() -> None:
     """Gluon's users pass indices as floats."""
-    watch = PointWatch(BATCH, ["word"])
+    watch = PassRecorder(BATCH, ["word"])
     indices: Any = IDS.astype(np.float32)
     assert watch.see("table", indices, 10, 4) == "table#0"
     assert watch.lookups[0].indices.dtype == np.int64
@@ -293,10 +293,10 @@ def test_a_pass_that_broke_off_before_any_lookup_of_a_model_without_embeddings()
     failure = RuntimeError("of the framework's")
     message = "the model raised RuntimeError before any lookup, and none of its modules, 'Net', 'Linear', is an"
     with pytest.raises(embgrad.PointNotReachedError, match=message) as caught:
-        PointWatch(batch, ("word",)).expect_some(["Net", "Linear", "Linear"], failure)
+        PassRecorder(batch, ("word",)).expect_some(["Net", "Linear", "Linear"], failure)
     assert caught.value.__cause__ is failure
-    PointWatch(batch, ("word",)).expect_some(["Net", "ScaledWordEmbedding"], failure)
-    PointWatch(batch, ("word",)).expect_some(["Net", "Linear"], embgrad.BatchError("embgrad's own"))
-    watch = PointWatch(batch, ("word",))
+    PassRecorder(batch, ("word",)).expect_some(["Net", "ScaledWordEmbedding"], failure)
+    PassRecorder(batch, ("word",)).expect_some(["Net", "Linear"], embgrad.BatchError("embgrad's own"))
+    watch = PassRecorder(batch, ("word",))
     watch.see("table", np.array([[1, 2]]), 3, 4)
     watch.expect_some(["Net", "Linear"], failure)

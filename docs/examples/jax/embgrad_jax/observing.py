@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from embgrad.backend import ModuleCalls, PointChanges, PointWatch, Request
+from embgrad.backend import ModuleCalls, PassRecorder, PointChanges, Request
 from embgrad.errors import UnsupportedError
 from embgrad_jax.graph import is_floating, modules_of, to_numpy
 
@@ -33,7 +33,7 @@ class Observer:
         gradients: the gradients in the current pullback by key; a key that it does not reach is missing.
     """
 
-    def __init__(self, watch: PointWatch, request: Request, seed: jax.Array) -> None:
+    def __init__(self, watch: PassRecorder, request: Request, seed: jax.Array) -> None:
         self.watch = watch
         self.activations: dict[str, np.ndarray] = {}
         self.dtypes: dict[str, str] = {}
@@ -57,7 +57,7 @@ class Observer:
         _expect_values(indices, f"the lookup in {path!r}")
         key = self.watch.see(path, np.asarray(indices), table.num_embeddings, table.features)
         rows = compute()
-        self.watch.gave(rows)
+        self.watch.record_output(rows)
         if key is None:
             return rows
         return self._tap(key, rows if self._request.parameters else jax.lax.stop_gradient(rows))

@@ -15,8 +15,8 @@ from embgrad.backend import (
     Call,
     Lookup,
     ParameterValues,
+    PassRecorder,
     Point,
-    PointWatch,
     Request,
     Run,
     TokenBatch,
@@ -96,7 +96,7 @@ class _Pass:
 
     def __init__(self, model: Any, batch: TokenBatch, request: Request, *, everything: bool = False) -> None:
         self._model, self._batch, self._request, self._everything = model, batch, request, everything
-        self.watch = PointWatch(batch, None if everything else request.reached, request.times)
+        self.watch = PassRecorder(batch, None if everything else request.reached, request.times)
         kept = [(module, dict(vars(module))) for module in modules_of(model).values()]
         try:
             with jax.disable_jit():
@@ -194,10 +194,10 @@ def _native(value: Any) -> Any:
     return array
 
 
-def _table_names(model: Any, watch: PointWatch, keys: Iterable[str]) -> dict[str, list[str]]:
+def _table_names(model: Any, watch: PassRecorder, keys: Iterable[str]) -> dict[str, list[str]]:
     """Return by the lookups' keys the names of their tables."""
     modules, names = modules_of(model), {id(variable): path for path, variable in variables_of(model).items()}
-    lookups = {key: point for key in keys if isinstance(point := watch.found(key), Lookup)}
+    lookups = {key: point for key in keys if isinstance(point := watch.recorded(key), Lookup)}
     return {key: [names[id(modules[lookup.path].embedding)]] for key, lookup in lookups.items()}
 
 

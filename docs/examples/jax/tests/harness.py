@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from embgrad.testing.faults import come_by
+from embgrad.testing.faults import obtain
 
 __all__ = ["Harness"]
 
@@ -30,17 +30,17 @@ _doubled.defvjp(lambda x: (x, None), lambda _, gradient: (2 * gradient,))
 
 @jax.custom_vjp
 def _telling(x: jax.Array) -> jax.Array:
-    come_by("forward")
+    obtain("forward")
     return x
 
 
 def _told(x: jax.Array) -> tuple[jax.Array, None]:
-    come_by("forward")
+    obtain("forward")
     return x, None
 
 
 def _telling_back(_: None, gradient: jax.Array) -> tuple[jax.Array]:
-    come_by("backward")
+    obtain("backward")
     return (gradient,)
 
 
