@@ -4,6 +4,19 @@ PYTEST_DONT_REWRITE: without this mark pytest would warn if this package is impo
 """
 
 import embgrad.report.fragments  # noqa: F401  it registers how notebooks show results
+from embgrad.attribution import (
+    Attribution,
+    GradientShap,
+    InputXGradient,
+    IntegratedGradients,
+    KernelShap,
+    Lime,
+    Occlusion,
+    Saliency,
+    SequentialIntegratedGradients,
+    SmoothGrad,
+    attribute,
+)
 from embgrad.backend.protocol import Backend, Listener, ParameterValues, PointValues, Request, Run, TableRest
 from embgrad.backend.registry import list_backends, refresh_backends
 from embgrad.checkpoints.load_bert import load_bert
@@ -14,6 +27,8 @@ from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.comparison.golden import Golden, golden
 from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.engine.capture import Tap, capture
+from embgrad.engine.embedding_table import embedding_table
+from embgrad.engine.evaluate import evaluate
 from embgrad.engine.gradients import gradients, points
 from embgrad.engine.padding_report import PaddingReport, padding_report
 from embgrad.engine.parameter_gradients import ParameterGradients, parameter_gradients
@@ -52,6 +67,7 @@ from embgrad.version import __version__
 
 __all__ = [
     "AmbiguousPointError",
+    "Attribution",
     "Backend",
     "BackendError",
     "BatchError",
@@ -69,7 +85,12 @@ __all__ = [
     "Finding",
     "Golden",
     "GoldenError",
+    "GradientShap",
+    "InputXGradient",
+    "IntegratedGradients",
+    "KernelShap",
     "Labelled",
+    "Lime",
     "Listener",
     "Logit",
     "Margin",
@@ -77,6 +98,7 @@ __all__ = [
     "NoGradientError",
     "Objective",
     "ObjectiveError",
+    "Occlusion",
     "OutputError",
     "PaddingReport",
     "ParameterGradients",
@@ -91,8 +113,11 @@ __all__ = [
     "RowSparse",
     "Run",
     "Saliencies",
+    "Saliency",
     "Scalar",
+    "SequentialIntegratedGradients",
     "Slope",
+    "SmoothGrad",
     "Stream",
     "StreamFolder",
     "Sum",
@@ -104,11 +129,14 @@ __all__ = [
     "UnsupportedError",
     "Word",
     "__version__",
+    "attribute",
     "bisect",
     "capture",
     "clipped_table",
     "compare",
+    "embedding_table",
     "encode",
+    "evaluate",
     "golden",
     "gradients",
     "list_backends",

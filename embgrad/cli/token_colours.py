@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from embgrad.report.text import token_text
-from embgrad.results.gradients import SPECIAL, EmbeddingGradients
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.words import SPECIAL
 
 __all__ = ["Piece", "legend", "painted", "pieces"]
 

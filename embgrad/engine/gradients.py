@@ -20,7 +20,7 @@ from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.run import expect_examples_first, run_task
 from embgrad.engine.task import Task
-from embgrad.errors import EmbgradWarning, UnsupportedError, level_of_user
+from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
@@ -159,11 +159,8 @@ def results_of(
     if batch.extras and (batch_size is not None or options.split or options.check or is_square):
         batch = with_shared(bound, batch)
     is_cut = batch_size is not None and batch_size < count
-    if is_cut and task.is_scalar:
-        raise UnsupportedError(
-            f"batch_size={batch_size} cuts the batch of {count}, and a Scalar objective reduces over the whole of it: "
-            "leave batch_size out, or give a function of shape (example,)"
-        )
+    if is_cut:
+        task.expect_cuttable(batch_size, count)
     done: list[dict[str, EmbeddingGradients]] = []
     by_example = count > 1 and (options.split or is_cut)
     if by_example:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from embgrad.common.arrays import to_numpy
 from embgrad.engine.bound_model import BoundModel
 from embgrad.errors import AmbiguousPointError, PointNotReachedError
 from embgrad.forward.axes import axis_of_examples
 from embgrad.forward.points import WORD, Lookup, Point, layout_is_open
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.extras import of_examples
 
 __all__ = [
     "could_be_positions",
@@ -149,7 +147,7 @@ def with_shared(bound: BoundModel, batch: TokenBatch) -> TokenBatch:
     """
     if len(batch) < 2 or not batch.of_each:
         return batch
-    other = batch[:2] if len(batch) > 2 else _with_first_example_repeated(batch)
+    other = batch[:2] if len(batch) > 2 else batch.take([*range(len(batch)), 0])
     for count in range(min(len(batch.of_each), MOST_SHARED) + 1):
         for names in combinations(batch.of_each, count):
             whole = {name: batch.extras[name] for name in names}
@@ -165,29 +163,6 @@ def could_be_positions(ids: np.ndarray) -> bool:
         return False
     steps = np.diff(ids, axis=1)
     return bool(((steps == 0) | (steps == 1)).all())
-
-
-def _with_first_example_repeated(batch: TokenBatch) -> TokenBatch:
-    """Return the batch with one example more, since a single example would broadcast."""
-    order = [*range(len(batch)), 0]
-
-    def array(value: Any) -> Any:
-        return to_numpy(value)[order]
-
-    def in_order(value: Any) -> Any:
-        return type(value)(value[index] for index in order)
-
-    def repeated(value: Any) -> Any:
-        return of_examples(value, len(batch), array, in_order)
-
-    return TokenBatch(
-        repeated(batch.ids),
-        None if batch.mask is None else repeated(batch.mask),
-        None if batch.types is None else repeated(batch.types),
-        extras={**batch.extras, **{name: repeated(batch.extras[name]) for name in batch.of_each}},
-        convention=batch.convention,
-        mask_is_bool=batch.mask_is_bool,
-    )
 
 
 def _with_other_ids(batch: TokenBatch, rows: int) -> TokenBatch | None:

@@ -20,6 +20,7 @@ from embgrad.engine.input_warnings import (
 from embgrad.engine.interventions import prepared
 from embgrad.engine.located import Located
 from embgrad.engine.options import GradientOptions
+from embgrad.errors import UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
@@ -40,6 +41,7 @@ class Task:
         options: the options of the call.
         examples: which examples of the whole batch are run.
         count: how many examples the whole batch has; None where it is run at once.
+        quiet: whether `warn` does nothing, as for further passes on a batch of which the user has been warned.
 
     Raises:
         UnsupportedError: the backend cannot do what the options ask for.
@@ -50,6 +52,7 @@ class Task:
     options: GradientOptions
     examples: slice = field(default_factory=lambda: slice(None))
     count: int | None = None
+    quiet: bool = False
 
     def __post_init__(self) -> None:
         self.options.expect_supported(self.bound, self.objective)
@@ -58,6 +61,14 @@ class Task:
     def is_scalar(self) -> bool:
         """Return whether the objective reduces over the examples itself."""
         return isinstance(self.objective, NativeObjective) and self.objective.scalar
+
+    def expect_cuttable(self, size: int | None, count: int) -> None:
+        """Refuse a Scalar objective where a batch of `count` examples is run in sub-batches of at most `size`."""
+        if self.is_scalar:
+            raise UnsupportedError(
+                f"batch_size={size} cuts the batch of {count}, and a Scalar objective reduces over the whole of it: "
+                "leave batch_size out, or give a function of shape (example,)"
+            )
 
     def for_examples(self, examples: slice, count: int) -> Task:
         """Return the task for some of the `count` examples."""
@@ -124,6 +135,8 @@ class Task:
             unused: see `Run.unused`.
             masked_id: see `Run.masked_id`.
         """
+        if self.quiet:
+            return
         warn_of_unused(unused, batch, masked_id)
         warn_of_empty_mask(batch)
         warn_of_labels(self.objective, self.bound.model, batch)

@@ -200,12 +200,30 @@ class TokenBatch:
         """
         if not isinstance(examples, slice):
             raise TypeError(f"a TokenBatch is cut by a slice of examples, not by {type(examples).__name__}")
-        sliced = {
-            name: None if (value := getattr(self, name)) is None else value[examples]
-            for name in ("ids", "mask", "types", "words", "tokens", "truncated")
-        }
+        return self._selected(examples)
+
+    def take(self, examples: Any) -> TokenBatch:
+        """Return the batch of the examples with these indices, in their order; an index may occur several times.
+
+        Args:
+            examples: whole numbers from 0 to the number of examples, shape (n,).
+
+        Raises:
+            BatchError: an index is not the number of an example, or there is none.
+        """
+        indices = np.asarray(examples)
+        outside = indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu"
+        if outside or indices.min() < 0 or indices.max() >= len(self):
+            raise BatchError(f"examples is {brief(examples)}: expected indices from 0 to {len(self) - 1}")
+        return self._selected(indices)
+
+    def _selected(self, examples: slice | np.ndarray) -> TokenBatch:
+        names = ("ids", "mask", "types", "words", "truncated")
+        fields = {name: None if (value := getattr(self, name)) is None else value[examples] for name in names}
+        if self.tokens is not None:
+            fields["tokens"] = tuple(self.tokens[index] for index in np.arange(len(self))[examples])
         extras = {name: cut(name, self.extras[name], len(self), examples) for name in self.of_each}
-        return self.replace(**sliced, extras={**self.extras, **extras})
+        return self.replace(**fields, extras={**self.extras, **extras})
 
     @property
     def of_each(self) -> list[str]:

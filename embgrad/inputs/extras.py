@@ -64,15 +64,21 @@ def is_of_each(value: Any, examples: int) -> bool:
     return _is_of_each(value, examples, outside=True)
 
 
-def cut(name: str, value: Any, examples: int, examples_slice: slice) -> Any:
-    """Return an input restricted to the examples of a slice.
+def cut(name: str, value: Any, count: int, examples: slice | np.ndarray) -> Any:
+    """Return an input restricted to some of its examples.
+
+    Args:
+        name: the input's name, for the message.
+        value: see `is_of_each`.
+        count: the number of examples.
+        examples: a slice, or the indices of the examples; an array of indices may repeat them.
 
     Raises:
         BatchError: the input cannot be sliced.
     """
     try:
         return of_examples(
-            value, examples, lambda array: array[examples_slice], lambda entries: entries[examples_slice]
+            value, count, lambda array: _rows(array, examples), lambda entries: _entries(entries, examples)
         )
     except TypeError as error:  # a SparseTensor, say
         raise BatchError(
@@ -80,6 +86,18 @@ def cut(name: str, value: Any, examples: int, examples_slice: slice) -> Any:
             "dense tensor where sub-batches are run (batch_size, check=True, points other than 'word'). If all examples share "
             "it, name it in TokenBatch(..., shared=[...])"
         ) from error
+
+
+def _rows(array: Any, examples: slice | np.ndarray) -> Any:
+    """Return the entries of an array, as NumPy where they are chosen by indices, which not all frameworks' tensors take."""
+    return array[examples] if isinstance(examples, slice) else to_numpy(array)[examples]
+
+
+def _entries(values: Sequence[Any], examples: slice | np.ndarray) -> Any:
+    """Return the entries of a list or tuple, in one of the same type."""
+    if isinstance(examples, slice):
+        return values[examples]
+    return type(values)(values[index] for index in examples.tolist())  # type: ignore[call-arg]
 
 
 def of_examples(

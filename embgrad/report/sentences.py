@@ -12,7 +12,8 @@ from embgrad.comparison.align import aligned
 from embgrad.errors import BatchError
 from embgrad.report.colours import LEVELS
 from embgrad.report.text import direction, token_text
-from embgrad.results.gradients import SPECIAL, EmbeddingGradients
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.words import SPECIAL
 
 __all__ = ["KINDS", "Cell", "Example", "Panel", "Row", "Sentences", "Source", "has_sentences", "sentences"]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,22 +18,9 @@ from embgrad.results.certificate import Certificate
 from embgrad.results.file_format import write_results
 from embgrad.results.rendering import rendered
 from embgrad.results.row_sparse import RowSparse, scatter, scatter_each
+from embgrad.results.words import Word, words_of_examples
 
 __all__ = ["EmbeddingGradients", "Word"]
-
-
-class Word(NamedTuple):
-    """A word of the text, or a special token, with its saliency.
-
-    Attributes:
-        text: the word without the tokenizer's marks.
-        positions: the positions of its tokens.
-        saliency: the saliency of the whole word.
-    """
-
-    text: str
-    positions: tuple[int, ...]
-    saliency: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,24 +178,8 @@ class EmbeddingGradients:
                 "the tokens of this result are not known: build the batch with embgrad.encode(texts, tokenizer), or pass "
                 "tokens=... to embgrad.TokenBatch"
             )
-        scores = self.saliency(kind).astype(np.float64)
-        real = self.real
-        return [self._words_of(example, scores[example], real[example], kind) for example in range(len(self.ids))]
-
-    def _words_of(self, example: int, scores: np.ndarray, real: np.ndarray, kind: str) -> list[Word]:
-        assert self.tokens is not None
-        tokens = self.tokens[example]
-        numbers = None if self.words_of is None else self.words_of[example]
-        groups: list[list[int]] = []
-        marked = any(token[:1] in "Ġ▁" for token in tokens if token)
-        for position in np.flatnonzero(real).tolist():
-            joined = groups and groups[-1][-1] == position - 1
-            if joined and _continues(tokens, numbers, position, marked):
-                groups[-1].append(position)
-            else:
-                groups.append([position])
         merge = length if kind == "norm" else np.sum
-        return [Word(_text(tokens, group), tuple(group), float(merge(scores[group]))) for group in groups]
+        return words_of_examples(self.tokens, self.words_of, self.real, self.saliency(kind).astype(np.float64), merge)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.
@@ -221,28 +191,6 @@ class EmbeddingGradients:
             OSError: the file cannot be written.
         """
         write_results({"": self}, path, single=True)
-
-
-#: Special tokens, each of which is a word, such as "[CLS]" and "</s>".
-SPECIAL: Final = re.compile(r"\[[A-Za-z]+\]|<[^<>]+>")
-
-
-def _continues(tokens: Sequence[str], numbers: np.ndarray | None, position: int, marked: bool) -> bool:
-    """Return whether a token continues the word of the token before it."""
-    if numbers is not None:
-        # Without a pre-tokenizer the whole text has one word number; only the marks separate words then.
-        same = numbers[position] >= 0 and numbers[position] == numbers[position - 1]
-        return bool(same and tokens[position][:1] not in ("Ġ", "▁"))
-    token, before = tokens[position], tokens[position - 1]
-    if SPECIAL.fullmatch(token) or SPECIAL.fullmatch(before):
-        return False
-    return token.startswith("##") or (marked and token[:1] not in ("Ġ", "▁", "Ċ"))
-
-
-def _text(tokens: Sequence[str], group: Sequence[int]) -> str:
-    if len(group) == 1 and SPECIAL.fullmatch(tokens[group[0]]):
-        return tokens[group[0]]
-    return "".join(tokens[position].removeprefix("##").lstrip("Ġ▁") for position in group)
 
 
 def _figures(objective: np.ndarray) -> str:

@@ -1,0 +1,23 @@
+"""Attribution: how much each position contributes to the objective, computed in NumPy from gradients and forward passes."""
+
+from embgrad.attribution.attribute import attribute
+from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
+from embgrad.attribution.method import Method
+from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
+from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
+from embgrad.results.attribution import Attribution
+
+__all__ = [
+    "Attribution",
+    "GradientShap",
+    "InputXGradient",
+    "IntegratedGradients",
+    "KernelShap",
+    "Lime",
+    "Method",
+    "Occlusion",
+    "Saliency",
+    "SequentialIntegratedGradients",
+    "SmoothGrad",
+    "attribute",
+]

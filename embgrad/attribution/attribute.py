@@ -1,0 +1,131 @@
+"""`embgrad.attribute`: how much each position contributes to the objective, by any method, in any framework."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
+from embgrad.attribution.method import Method
+from embgrad.attribution.passes import Passes
+from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
+from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
+from embgrad.backend.protocol import Call
+from embgrad.common.keywords import explained
+from embgrad.common.options import count_or_none
+from embgrad.engine.bound_model import bind
+from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.options import expect_one_name, expect_pads
+from embgrad.engine.probe import with_shared
+from embgrad.errors import EmbgradError, UnsupportedError, brief, did_you_mean, listed
+from embgrad.forward.points import WORD
+from embgrad.inputs.conventions import batch_of
+from embgrad.objectives.native import NativeObjective, as_objective
+from embgrad.results.attribution import Attribution
+
+__all__ = ["METHODS", "attribute"]
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=X)(?=Gradient)", "_", name).lower()
+
+
+#: The methods by their names in snake case.
+METHODS: Final[dict[str, type[Method]]] = {
+    _snake(cls.__name__): cls
+    for cls in (
+        Saliency,
+        InputXGradient,
+        IntegratedGradients,
+        SmoothGrad,
+        GradientShap,
+        SequentialIntegratedGradients,
+        Occlusion,
+        Lime,
+        KernelShap,
+    )
+}
+
+
+@explained
+def attribute(
+    model: Any,
+    batch: Any,
+    objective: Any,
+    method: Any,
+    *,
+    at: str = WORD,
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    call: Call | None = None,
+    pads: str = "keep",
+    batch_size: int | None = None,
+) -> Attribution:
+    """Return how much each position contributes to each example's objective.
+
+    Each method is computed in NumPy from gradients and forward passes, the same in every framework. Its steps and samples are run
+    as examples of larger batches.
+
+    Args:
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length` and `call`.
+        method: a method, such as `embgrad.IntegratedGradients(steps=50)`, or its name in snake case, which takes its defaults.
+        at: the point whose values are the inputs, with axes (example, position, dim): "word", or a hidden state like "layer.3".
+        pads: see `gradients`.
+        batch_size: how many examples or steps one pass runs at most; None for as many as have 4,096 positions. With a function as
+            objective one pass runs the whole batch at one step, since the function may know the batch's labels.
+
+    Returns:
+        An `Attribution`, whose `scores` are (example, position).
+
+    Raises:
+        EmbgradError: there is no such method; or as `gradients` raises.
+        BatchError: a baseline needs the id of the mask or the padding, and it is not known.
+        UnsupportedError: the objective is a `Scalar`, the point has other axes, or the backend cannot override its value.
+    """
+    chosen = _method(method)
+    expect_one_name(at, "make a call for each point")
+    expect_pads(pads)
+    tokens = batch_of(batch, tokenizer, max_length, model)
+    bound = bind(model, call)
+    wanted = as_objective(objective)
+    if isinstance(wanted, NativeObjective) and wanted.scalar:
+        raise UnsupportedError(
+            "a Scalar objective reduces over the batch, and an attribution is of each example's own objective: give a function "
+            "of shape (example,)"
+        )
+    if tokens.extras:
+        tokens = with_shared(bound, tokens)
+    passes = Passes(bound, tokens, wanted, at, pads, count_or_none(batch_size, "batch_size"))
+    with explained_errors(bound, tokens):
+        result = passes.result
+        made = chosen.contributions(passes, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None))
+    return Attribution(
+        values=None if made.values is None else np.array(made.values, result.values.dtype, order="C"),
+        scores=np.array(made.scores, np.float64, order="C"),
+        objective=result.objective,
+        baseline_objective=made.baseline_objective,
+        delta=made.delta,
+        ids=result.ids,
+        mask=result.mask,
+        types=result.types,
+        tokens=result.tokens,
+        words_of=result.words_of,
+        provenance={**result.provenance, "method": {**chosen.describe(), **made.notes}, "batch_size": passes.size},
+    )
+
+
+def _method(method: Any) -> Method:
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, str) and method in METHODS:
+        return METHODS[method]()
+    if isinstance(method, type) and issubclass(method, Method):
+        raise EmbgradError(
+            f"the method is the class {method.__name__}: expected an instance; write {method.__name__}(...)"
+        )
+    raise EmbgradError(
+        f"method is {brief(method)}: expected a method, such as embgrad.IntegratedGradients(), or one of {listed(METHODS)}."
+        f"{did_you_mean(str(method), list(METHODS))}"
+    )

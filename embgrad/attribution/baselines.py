@@ -1,0 +1,128 @@
+"""The values that stand for an absent input: zeros, a row of the table, or an array."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.attribution.passes import Passes
+from embgrad.backend.protocol import Request
+from embgrad.common.arrays import to_numpy
+from embgrad.engine.locate import locate
+from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
+from embgrad.results.words import SPECIAL
+
+__all__ = ["NAMES", "absent_positions", "baseline_values", "checked_baseline"]
+
+#: The names of baselines.
+NAMES: Final = ("zero", "pad", "mask")
+
+
+def checked_baseline(baseline: Any, name: str = "baseline") -> str | int | np.ndarray:
+    """Return a baseline as a name, an id or an array of real numbers.
+
+    Raises:
+        EmbgradError: it is none of these.
+    """
+    if isinstance(baseline, str):
+        if baseline not in NAMES:
+            raise EmbgradError(
+                f"{name} is {baseline!r}: expected 'zero', 'pad', 'mask', an id, or an array at the point."
+                f"{did_you_mean(baseline, NAMES)}"
+            )
+        return baseline
+    if isinstance(baseline, (int, np.integer)) and not isinstance(baseline, bool):
+        if baseline < 0:
+            raise EmbgradError(f"{name} is {baseline}: expected an id, which is not negative")
+        return int(baseline)
+    try:
+        array = to_numpy(baseline)
+    except ValueError:
+        array = np.array(None)
+    if array.dtype.kind not in "iuf" or not array.ndim or not np.isfinite(array).all():
+        raise EmbgradError(
+            f"{name} is {brief(baseline)}: expected 'zero', 'pad', 'mask', an id, or an array of finite numbers at the point"
+        )
+    return np.asarray(array, np.float64)
+
+
+def baseline_values(passes: Passes, baseline: Any, tokenizer: Any, keep_special: bool) -> np.ndarray:
+    """Return the values of a baseline at the point, float64, (example, position, dim).
+
+    A name or an id replaces every real position, with `keep_special` but for special tokens; the other positions keep their
+    values. At a hidden state an id means the hidden state of that id at these positions.
+
+    Args:
+        passes: the passes of the method.
+        baseline: "zero", "pad", "mask", an id, or an array that broadcasts to the point.
+        tokenizer: knows the ids of the padding and of the mask; None where there is none.
+        keep_special: see above.
+
+    Raises:
+        BatchError: the id of the padding or of the mask is not known, or the id lies outside the table.
+        EmbgradError: the array does not broadcast to the point.
+    """
+    own = np.asarray(passes.result.activations, np.float64)
+    baseline = checked_baseline(baseline)
+    if isinstance(baseline, np.ndarray):
+        try:
+            return np.broadcast_to(baseline, own.shape)
+        except ValueError:
+            raise EmbgradError(
+                f"baseline has the shape {baseline.shape}: expected one that broadcasts to the point's, {own.shape}"
+            ) from None
+    absent = absent_positions(passes, tokenizer, keep_special)
+    if baseline == "zero":
+        return np.where(absent[..., None], 0.0, own)
+    id_ = baseline if isinstance(baseline, int) else _id_of(baseline, passes, tokenizer)
+    values = _values_with(passes, np.where(absent, id_, passes.batch.ids))
+    return np.where(absent[..., None], values, own)
+
+
+def absent_positions(passes: Passes, tokenizer: Any, keep_special: bool) -> np.ndarray:
+    """Return a bool array, (example, position): true where a baseline replaces the value.
+
+    Raises:
+        BatchError: special tokens are to be kept, and neither tokens nor a tokenizer show which those are.
+    """
+    real = passes.batch.real
+    if not keep_special:
+        return np.asarray(real)
+    ids = getattr(tokenizer, "all_special_ids", None)
+    if ids is not None:
+        return np.asarray(real & ~np.isin(passes.batch.ids, ids))
+    if passes.batch.tokens is None:
+        raise BatchError(
+            "keep_special=True, and neither the batch's tokens nor a tokenizer show which tokens are special: build the batch "
+            "with embgrad.encode(texts, tokenizer), or give tokenizer=..."
+        )
+    special = np.array([[bool(SPECIAL.fullmatch(token)) for token in tokens] for tokens in passes.batch.tokens])
+    return np.asarray(real & ~special)
+
+
+def _values_with(passes: Passes, ids: np.ndarray) -> np.ndarray:
+    """Return the values at the point with other ids, float64."""
+    located = locate(passes.bound, (passes.at,), passes.batch)[passes.at]
+    batch = passes.batch.replace(ids=ids, tokens=None, words=None)
+    request = Request((located.key,), lambda outputs: (), call=passes.bound.call)
+    values = passes.bound.run(batch, request).points[located.key]
+    return np.asarray(located.arrangement.to_user_axes(values.activation), np.float64)
+
+
+def _id_of(name: str, passes: Passes, tokenizer: Any) -> int:
+    """Return the id of the padding or of the mask.
+
+    Raises:
+        BatchError: it is not known.
+    """
+    known = getattr(tokenizer, f"{name}_token_id", None)
+    if known is None and name == "pad":
+        padding = np.unique(passes.batch.ids[~passes.batch.real])
+        known = padding[0] if padding.size == 1 else None
+    if known is None:
+        raise BatchError(
+            f"baseline='{name}', and the id of the {'padding' if name == 'pad' else 'mask'} is not known: give tokenizer=... "
+            f"that has a {name}_token_id, or the id itself as baseline"
+        )
+    return int(known)

@@ -1,0 +1,81 @@
+"""The base of attribution methods, and the checks of their arguments."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from embgrad.attribution.passes import Passes
+from embgrad.errors import EmbgradError, did_you_mean, listed
+
+__all__ = ["Contributions", "Method", "expect_choice", "expect_count", "expect_number"]
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What a method computes for a batch.
+
+    Attributes:
+        scores: the contribution of each position, float64, (example, position).
+        values: the contribution of each dimension, (example, position, dim), or None.
+        baseline_objective: L of each example at the baseline, (example,), or None.
+        delta: the error of completeness, (example,), or None.
+        notes: what the provenance remembers beside the method's arguments.
+    """
+
+    scores: np.ndarray
+    values: np.ndarray | None = None
+    baseline_objective: np.ndarray | None = None
+    delta: np.ndarray | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Method(ABC):
+    """An attribution method: a frozen data class of its arguments, which are checked when it is made."""
+
+    @abstractmethod
+    def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
+        """Return the contributions to the objectives of a batch.
+
+        Args:
+            passes: the passes through the model.
+            tokenizer: knows the ids of special tokens; None where there is none.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """Return the class name and the arguments as JSON-compatible values."""
+        arguments = {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self)}  # type: ignore[arg-type]
+        return {"class": type(self).__name__, **arguments}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Method):
+        return value.describe()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def expect_count(value: Any, name: str, least: int = 1) -> None:
+    """Raise an error for a value that is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise EmbgradError(f"{name} is {value!r}: expected a whole number of at least {least}")
+
+
+def expect_number(value: Any, name: str) -> None:
+    """Raise an error for a value that is not a finite number of at least 0."""
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not is_number or not np.isfinite(value) or value < 0:
+        raise EmbgradError(f"{name} is {value!r}: expected a finite number of at least 0")
+
+
+def expect_choice(value: Any, name: str, choices: Any) -> None:
+    """Raise an error for a value that is not one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise EmbgradError(
+            f"{name} is {value!r}: expected one of {listed(choices)}.{did_you_mean(str(value), list(choices))}"
+        )

@@ -1,0 +1,150 @@
+"""The passes of an attribution method: gradients and objectives where the value at one point is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from embgrad.engine.bound_model import BoundModel
+from embgrad.engine.evaluate import evaluated
+from embgrad.engine.gradients import results_of
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.task import Task
+from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import Objective
+from embgrad.results.gradients import EmbeddingGradients
+
+__all__ = ["Passes", "Rows"]
+
+#: How many positions one pass runs at most where the user names no `batch_size`, but at least one example.
+MOST_POSITIONS: Final = 4096
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a batch of steps: whole batches of the user's examples, one after another, each with other values.
+
+    Attributes:
+        count: how many times the user's batch is repeated.
+        values: returns the values at the point of the rows from the first index up to the second, (row, position, dim).
+    """
+
+    count: int
+    values: Callable[[int, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A model, a batch and an objective, and what passes through them compute.
+
+    Attributes:
+        bound: the model.
+        batch: the user's batch, whose shared extras are named.
+        objective: its objective.
+        at: the name of the point.
+        pads: see `gradients`.
+        batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
+    """
+
+    bound: BoundModel
+    batch: TokenBatch
+    objective: Objective | NativeObjective
+    at: str
+    pads: str = "keep"
+    batch_size: int | None = None
+
+    @cached_property
+    def result(self) -> EmbeddingGradients:
+        """The gradient at the batch's own values.
+
+        Raises:
+            UnsupportedError: the point's axes are not (example, position, dim), or its value is one for all examples.
+        """
+        task = Task(self.bound, self.objective, GradientOptions((self.at,), pads=self.pads))
+        size = None if task.is_scalar else self.batch_size
+        result = results_of(task, self.batch, size)[self.at]
+        if result.values.ndim != 3 or result.values.shape[:2] != self.batch.shape:
+            raise UnsupportedError(
+                f"the point {self.at!r} has the shape {result.values.shape}: expected (example, position, dim), "
+                f"{self.batch.shape} first, since positions are what an attribution is of"
+            )
+        return result
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the objective is a function, which may know the labels of the whole batch, in order."""
+        return isinstance(self.objective, NativeObjective)
+
+    def of_examples(self, examples: np.ndarray) -> Passes:
+        """Return the passes of some examples of the batch, by their indices; with a function as objective of all of them."""
+        if isinstance(self.objective, NativeObjective):
+            return self
+        objective = self.objective.take(examples, len(self.batch))
+        return replace(self, batch=self.batch.take(examples), objective=objective)
+
+    @property
+    def size(self) -> int:
+        """The most rows of one pass."""
+        if self.is_native:
+            return len(self.batch)
+        return self.batch_size or max(1, MOST_POSITIONS // self.batch.shape[1])
+
+    def gradients(self, rows: Rows) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield for pieces of the rows the first index, the index after the last, and the gradients at the rows' values.
+
+        Raises:
+            NoGradientError: a gradient is not finite.
+            ObjectiveError: an objective is not finite.
+        """
+        for start, end, task, batch in self._pieces(rows, (self.at,)):
+            try:
+                yield start, end, results_of(task, batch)[self.at].values
+            except (NoGradientError, ObjectiveError) as error:
+                raise self._explained(error, start, end) from error
+
+    def objectives(self, rows: Rows) -> np.ndarray:
+        """Return the objectives at the rows' values, float64, (row,).
+
+        Raises:
+            ObjectiveError: an objective is not finite.
+        """
+        values = np.empty(rows.count * len(self.batch))
+        for start, end, task, batch in self._pieces(rows, ()):
+            try:
+                values[start:end] = evaluated(task, batch)
+            except ObjectiveError as error:
+                raise self._explained(error, start, end) from error
+        return values
+
+    def objective_at(self, values: np.ndarray) -> np.ndarray:
+        """Return the objectives at other values of the whole batch, float64, (example,)."""
+        return self.objectives(Rows(1, lambda start, end: values[start:end]))
+
+    def _pieces(self, rows: Rows, names: tuple[str, ...]) -> Iterator[tuple[int, int, Task, TokenBatch]]:
+        count = len(self.batch)
+        for start in range(0, rows.count * count, self.size):
+            end = min(start + self.size, rows.count * count)
+            examples = np.arange(start, end) % count
+            changes = {"override": {self.at: rows.values(start, end)}}
+            objective = self.objective
+            if not isinstance(objective, NativeObjective):
+                objective = objective.take(examples, count)
+            options = GradientOptions(names, pads=self.pads, changes=changes)
+            yield start, end, Task(self.bound, objective, options, quiet=True), self.batch.take(examples)
+
+    def _explained(self, error: NoGradientError | ObjectiveError, start: int, end: int) -> Exception:
+        count = len(self.batch)
+        examples = sorted({index % count for index in range(start, end)})
+        named = (
+            f"example {examples[0]}" if len(examples) == 1 else f"one of the examples {examples[0]} to {examples[-1]}"
+        )
+        return type(error)(
+            f"at values that the method puts in place of those at {self.at!r}, for {named}, numbered in the pass: "
+            f"{error.message}"
+        )

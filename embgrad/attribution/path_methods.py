@@ -1,0 +1,231 @@
+"""Attribution by gradients along paths from a baseline to the inputs."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.attribution.baselines import baseline_values, checked_baseline
+from embgrad.attribution.gradient_methods import GradientMethod
+from embgrad.attribution.method import Contributions, Method, expect_choice, expect_count, expect_number
+from embgrad.attribution.passes import Passes, Rows
+from embgrad.attribution.quadrature import RULES, nodes_and_weights
+from embgrad.errors import EmbgradError, EmbgradWarning, level_of_user
+
+__all__ = ["GradientShap", "IntegratedGradients", "SequentialIntegratedGradients"]
+
+#: With `tolerance`, steps are doubled up to this many times their first number.
+MOST_DOUBLED: Final = 32
+
+#: An error of completeness above this share of the objective's difference is warned of.
+SHARE: Final = 0.01
+
+
+@dataclass(frozen=True)
+class IntegratedGradients(GradientMethod):
+    """The gradient's integral along the straight line from a baseline to the inputs, times their difference.
+
+    The contributions sum to L at the inputs minus L at the baseline, up to the error of the rule, `delta`. Sundararajan, Taly and
+    Yan, "Axiomatic attribution for deep networks", 2017.
+
+    Args:
+        steps: the number of gradients along the line.
+        baseline: "zero", "pad" or "mask", the table's row at all real positions; an id; or an array at the point, which
+            broadcasts to (example, position, dim).
+        rule: "gausslegendre", or "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid".
+        tolerance: double the steps of each example, up to 32 times their number, until |delta| is at most this share of
+            |L - L(baseline)|; None takes the steps as they are.
+        keep_special: leave the values of special tokens as they are under a baseline that is a name or an id.
+    """
+
+    steps: int = 50
+    baseline: Any = "zero"
+    rule: str = "gausslegendre"
+    tolerance: float | None = None
+    keep_special: bool = False
+
+    def __post_init__(self) -> None:
+        expect_count(self.steps, "steps")
+        checked_baseline(self.baseline)
+        expect_choice(self.rule, "rule", RULES)
+        if self.tolerance is not None:
+            expect_number(self.tolerance, "tolerance")
+
+    def prepared(self, passes: Passes, tokenizer: Any) -> np.ndarray:
+        """Return the baseline's values at the point."""
+        return baseline_values(passes, self.baseline, tokenizer, self.keep_special)
+
+    def values_at(self, passes: Passes, inputs: np.ndarray, prepared: Any) -> np.ndarray:
+        """Return the integrals from the baseline to the inputs, times their difference."""
+        return self._integrated(passes, inputs, prepared, self.steps)
+
+    def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
+        """Return the contributions, and warn of examples whose error of completeness is more than `tolerance`, or 1 %."""
+        inputs = np.asarray(passes.result.activations, np.float64)
+        baseline = self.prepared(passes, tokenizer)
+        before = passes.objective_at(baseline)
+        difference = passes.result.objective - before
+        values, steps = self._integrated(passes, inputs, baseline, self.steps), self.steps
+        most = SHARE if self.tolerance is None else self.tolerance
+        delta = values.sum((1, 2)) - difference
+        missed = np.flatnonzero(np.abs(delta) > most * np.abs(difference))
+        while self.tolerance is not None and missed.size and steps < MOST_DOUBLED * self.steps:
+            steps *= 2
+            chosen = np.arange(len(inputs)) if passes.is_native else missed
+            values[chosen] = self._integrated(passes.of_examples(chosen), inputs[chosen], baseline[chosen], steps)
+            delta = values.sum((1, 2)) - difference
+            missed = np.flatnonzero(np.abs(delta) > most * np.abs(difference))
+        if missed.size:
+            _warn(missed, delta, difference, steps, most)
+        return Contributions(self.scores(values), values, before, delta, {"steps": steps})
+
+    def _integrated(self, passes: Passes, inputs: np.ndarray, baseline: np.ndarray, steps: int) -> np.ndarray:
+        nodes, weights = nodes_and_weights(self.rule, steps)
+        count, examples = len(inputs), len(baseline)
+
+        def values(start: int, end: int) -> np.ndarray:
+            step, row = np.divmod(np.arange(start, end), count)
+            origin = baseline[row % examples]
+            return np.asarray(origin + nodes[step, None, None] * (inputs[row] - origin))
+
+        total = np.zeros(inputs.shape)
+        for start, end, gradients in passes.gradients(Rows(steps * count // examples, values)):
+            step, row = np.divmod(np.arange(start, end), count)
+            np.add.at(total, row, weights[step, None, None] * gradients)
+        return np.asarray(total * (inputs - np.tile(baseline, (count // examples, 1, 1))))
+
+
+@dataclass(frozen=True)
+class SequentialIntegratedGradients(Method):
+    """For each position the integrated gradient along the line on which that position alone is replaced by the baseline.
+
+    A position's contributions sum to L at the inputs minus L with the baseline at that position; `delta` is the sum of the
+    errors of these. Enguehard, "Sequential integrated gradients: a simple but effective method for explaining language models",
+    2023; its division by the norm is left to the user.
+
+    Args:
+        steps: the number of gradients along each line; there is one for each position.
+        baseline: see `IntegratedGradients`; so are `rule` and `keep_special`.
+    """
+
+    steps: int = 50
+    baseline: Any = "mask"
+    rule: str = "gausslegendre"
+    keep_special: bool = False
+
+    def __post_init__(self) -> None:
+        expect_count(self.steps, "steps")
+        checked_baseline(self.baseline)
+        expect_choice(self.rule, "rule", RULES)
+
+    def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
+        """Return the contributions of all positions."""
+        inputs = np.asarray(passes.result.activations, np.float64)
+        baseline = baseline_values(passes, self.baseline, tokenizer, self.keep_special)
+        nodes, weights = nodes_and_weights(self.rule, self.steps)
+        positions = np.flatnonzero((inputs != baseline).any((0, 2)))
+        examples = len(inputs)
+
+        def replaced(start: int, end: int, fractions: np.ndarray) -> np.ndarray:
+            """Return the values of rows, one fraction after another, one position after another, all examples."""
+            line, example = np.divmod(np.arange(start, end), examples)
+            step, position = np.divmod(line, len(positions))
+            values = inputs[example].copy()
+            rows, at = np.arange(end - start), positions[position]
+            values[rows, at] = baseline[example, at] + fractions[step, None] * (
+                values[rows, at] - baseline[example, at]
+            )
+            return np.asarray(values)
+
+        total = np.zeros(inputs.shape)
+        count = len(positions)
+        if count:
+            rows = Rows(self.steps * count, lambda start, end: replaced(start, end, nodes))
+            for start, end, gradients in passes.gradients(rows):
+                line, example = np.divmod(np.arange(start, end), examples)
+                step, position = np.divmod(line, count)
+                at = positions[position]
+                np.add.at(total, (example, at), weights[step, None] * gradients[np.arange(end - start), at])
+        values = total * (inputs - baseline)
+        promised = np.zeros(examples)
+        if count:
+            without = passes.objectives(Rows(count, lambda start, end: replaced(start, end, np.zeros(1))))
+            promised = (passes.result.objective - without.reshape(count, examples)).sum(0)
+        return Contributions(values.sum(-1), values, None, values.sum((1, 2)) - promised)
+
+
+@dataclass(frozen=True)
+class GradientShap(Method):
+    """The mean of gradients at random places between random baselines and noisy inputs, times their difference.
+
+    It approximates SHAP values: in expectation the contributions sum to L minus the mean of L at the baselines. Lundberg and Lee,
+    "A unified approach to interpreting model predictions", 2017; expected gradients are from Erion et al., "Improving performance
+    of deep learning models with axiomatic attribution priors and expected gradients", 2021.
+
+    Args:
+        baselines: an array of shape (n, position, dim), or a sequence of names and ids, see `IntegratedGradients`.
+        samples: the number of samples.
+        sigma: the standard deviation of the noise added to the inputs, in the units of the values at the point.
+        seed: the seed of NumPy's default generator; one seed makes the same draws for each framework and `batch_size`.
+        keep_special: see `IntegratedGradients`.
+    """
+
+    baselines: Any = ("zero",)
+    samples: int = 25
+    sigma: float = 0.0
+    seed: int = 0
+    keep_special: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.baselines, str) or not len(self.baselines):
+            raise EmbgradError(
+                f"baselines is {self.baselines!r}: expected an array of shape (n, position, dim), or a sequence of names and ids"
+            )
+        for baseline in self.baselines:
+            checked_baseline(baseline, "baselines")
+        expect_count(self.samples, "samples")
+        expect_number(self.sigma, "sigma")
+        expect_count(self.seed, "seed", 0)
+
+    def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
+        """Return the mean over the samples."""
+        inputs = np.asarray(passes.result.activations, np.float64)
+        origins = np.stack([baseline_values(passes, one, tokenizer, self.keep_special) for one in self.baselines])
+        generator = np.random.default_rng(self.seed)
+        examples = np.arange(len(inputs))
+        total = np.zeros(inputs.shape)
+        at_once = max(1, passes.size // len(inputs))
+        for start in range(0, self.samples, at_once):
+            places, differences = [], []
+            for _ in range(min(at_once, self.samples - start)):
+                noisy = inputs + self.sigma * generator.standard_normal(inputs.shape)
+                origin = origins[generator.integers(len(origins), size=len(inputs)), examples]
+                fraction = generator.random(len(inputs))[:, None, None]
+                places.append(origin + fraction * (noisy - origin))
+                differences.append(noisy - origin)
+            at, difference = np.concatenate(places), np.concatenate(differences)
+            for first, end, gradients in passes.gradients(_rows(at, len(inputs))):
+                np.add.at(total, np.arange(first, end) % len(inputs), gradients * difference[first:end])
+        values = total / self.samples
+        before = passes.objectives(_rows(np.concatenate(origins), len(inputs))).reshape(len(origins), -1).mean(0)
+        delta = values.sum((1, 2)) - (passes.result.objective - before)
+        return Contributions(values.sum(-1), values, before, delta)
+
+
+def _rows(values: np.ndarray, examples: int) -> Rows:
+    return Rows(len(values) // examples, lambda start, end: values[start:end])
+
+
+def _warn(missed: np.ndarray, delta: np.ndarray, difference: np.ndarray, steps: int, most: float) -> None:
+    worst = missed[np.argmax(np.abs(delta[missed]) / np.maximum(np.abs(difference[missed]), np.finfo(float).tiny))]
+    named = ", ".join(map(str, missed[:10])) + (", …" if len(missed) > 10 else "")
+    warnings.warn(
+        f"with {steps} steps the contributions of example(s) {named} do not sum to L - L(baseline) within {most:.3g} of it: at "
+        f"example {worst} they miss {difference[worst]:.6g} by {delta[worst]:.2g}. Take more steps, or a tolerance that doubles "
+        "them where needed",
+        EmbgradWarning,
+        stacklevel=level_of_user() + 1,
+    )

@@ -1,0 +1,270 @@
+"""Attribution methods on models in NumPy, against their closed forms."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.attribution.quadrature import RULES, nodes_and_weights
+from embgrad.attribution.shapley import exact_values, fitted_values, sampled_coalitions
+from embgrad.testing.reference import ReferenceModel, Tensor
+from tests.unit.attribution.models import BATCH, DIM, IDS, MASK, HalfSquare, Tokenizer, curved, linear
+
+LOGIT = embgrad.Logit(0)
+#: The methods whose scores on a linear model are the inner products of the weights with the inputs.
+LINEAR = [
+    embgrad.InputXGradient(),
+    embgrad.IntegratedGradients(3),
+    embgrad.SequentialIntegratedGradients(2, baseline="zero"),
+    embgrad.GradientShap(samples=4),
+    embgrad.Occlusion("zero"),
+    embgrad.KernelShap(16, baseline="zero"),
+]
+SAMPLED = [
+    embgrad.SmoothGrad(7, 0.3),
+    embgrad.SmoothGrad(5, 0.3, reduce="variance", of=embgrad.IntegratedGradients(3)),
+    embgrad.GradientShap((4, "zero"), samples=5, sigma=0.2),
+    embgrad.Lime(40, baseline=4),
+    embgrad.KernelShap(8, baseline=4),
+]
+
+
+def name_of(method: Any) -> str:
+    return type(method).__name__
+
+
+def rows_of(model: ReferenceModel) -> np.ndarray:
+    return model["E"].value[IDS]
+
+
+@pytest.mark.parametrize("method", LINEAR, ids=name_of)
+def test_on_a_linear_model_scores_are_the_terms_of_the_sum(method: Any) -> None:
+    model = linear()
+    found = embgrad.attribute(model, BATCH, LOGIT, method)
+    terms = (rows_of(model) @ model["W"].value[:, 0]) * MASK
+    np.testing.assert_allclose(found.scores, terms, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found.objective, terms.sum(1), rtol=1e-12)
+    if found.delta is not None:
+        np.testing.assert_allclose(found.delta, 0, atol=1e-13)
+
+
+def test_saliency_is_the_gradient_and_its_scores_the_lengths() -> None:
+    found = embgrad.attribute(curved(), BATCH, LOGIT, "saliency")
+    gradient = embgrad.gradients(curved(), BATCH, LOGIT)
+    np.testing.assert_array_equal(found.values, gradient.values)
+    np.testing.assert_allclose(found.scores, np.linalg.norm(gradient.values, axis=-1), rtol=1e-12)
+    assert found.baseline_objective is None
+    assert found.delta is None
+
+
+@pytest.mark.parametrize("baseline", ["zero", 4, np.arange(DIM) / 7], ids=["zero", "id", "array"])
+@pytest.mark.parametrize("rule", RULES)
+def test_integrated_gradients_of_a_quadratic_form(rule: str, baseline: Any) -> None:
+    """The gradient along the line is linear, so that each rule's result is known."""
+    model = linear()
+    found = embgrad.attribute(
+        model, BATCH, HalfSquare(), embgrad.IntegratedGradients(2, baseline, rule, tolerance=None)
+    )
+    weights, rows = model["W"].value[:, 0], rows_of(model) * MASK[..., None]
+    origin = {"zero": np.zeros(DIM), "4": model["E"].value[4]}.get(str(baseline), baseline) * MASK[..., None]
+    end, start = (rows @ weights).sum(1), (origin @ weights).sum(1)
+    nodes, shares = nodes_and_weights(rule, 2)
+    mean = sum(share * (start + node * (end - start)) for node, share in zip(nodes, shares, strict=True))
+    np.testing.assert_allclose(found.scores, ((rows - origin) @ weights) * mean[:, None], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found.baseline_objective, start**2 / 2, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found.delta, found.scores.sum(1) - (end**2 - start**2) / 2, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_weights_of_a_rule_sum_to_one(rule: str) -> None:
+    for steps in (1, 2, 5):
+        nodes, weights = nodes_and_weights(rule, steps)
+        assert weights.sum() == pytest.approx(1)
+        assert nodes.min() >= 0
+        assert nodes.max() <= 1
+
+
+def test_integrated_gradients_are_complete_at_a_hidden_state() -> None:
+    method = embgrad.IntegratedGradients(40)
+    found = embgrad.attribute(curved(), BATCH, LOGIT, method, at="block")
+    assert found.delta is not None
+    assert np.abs(found.delta).max() < 1e-10
+    hidden = embgrad.gradients(curved(), BATCH, LOGIT, at="block").activations
+    assert found.values is not None
+    np.testing.assert_array_equal(found.values == 0, (hidden == 0) | (MASK[..., None] == 0))
+
+
+def test_an_id_as_baseline_at_a_hidden_state_is_the_hidden_state_of_that_id() -> None:
+    other = embgrad.TokenBatch(np.where(MASK, 4, IDS), MASK)
+    hidden = embgrad.gradients(curved(), other, LOGIT, at="block").activations
+    by_id, by_array = (
+        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.IntegratedGradients(4, baseline), at="block")
+        for baseline in (4, hidden)
+    )
+    np.testing.assert_array_equal(by_id.scores, by_array.scores)
+
+
+def test_a_tolerance_doubles_the_steps_until_it_holds() -> None:
+    few = embgrad.IntegratedGradients(1, rule="riemann_middle", tolerance=0.05)
+    found = embgrad.attribute(curved(), BATCH, LOGIT, few)
+    assert found.provenance["method"]["steps"] > 1
+    assert found.delta is not None
+    assert found.baseline_objective is not None
+    assert (np.abs(found.delta) <= 0.05 * np.abs(found.objective - found.baseline_objective)).all()
+
+
+def test_examples_that_miss_completeness_are_warned_of() -> None:
+    with pytest.warns(
+        embgrad.EmbgradWarning, match=r"with 1 steps the contributions of example\(s\) 0, 1 do not sum to"
+    ):
+        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.IntegratedGradients(1, rule="riemann_left"))
+    with pytest.warns(embgrad.EmbgradWarning, match=r"with 32 steps .* within 1e-09 of it"):
+        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.IntegratedGradients(1, rule="riemann_left", tolerance=1e-9))
+
+
+def test_sequential_integrated_gradients_add_up_position_by_position() -> None:
+    found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.SequentialIntegratedGradients(80, baseline=4))
+    occluded = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.Occlusion(4))
+    np.testing.assert_allclose(found.scores, occluded.scores, atol=1e-9)
+    assert found.delta is not None
+    assert np.abs(found.delta).max() < 1e-9
+
+
+def test_occlusion_is_the_difference_of_two_evaluations() -> None:
+    found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.Occlusion("mask"), tokenizer=Tokenizer())
+    whole = embgrad.evaluate(curved(), BATCH, LOGIT)
+    for position in range(IDS.shape[1]):
+        ids = IDS.copy()
+        ids[:, position] = np.where(MASK[:, position], Tokenizer.mask_token_id, ids[:, position])
+        without = embgrad.evaluate(curved(), embgrad.TokenBatch(ids, MASK), LOGIT)
+        np.testing.assert_allclose(found.scores[:, position], whole - without, atol=1e-14)
+    assert found.values is None
+    assert found.scores[0, 3] == 0
+
+
+def test_special_tokens_can_be_kept() -> None:
+    method = embgrad.Occlusion("zero", keep_special=True)
+    found = embgrad.attribute(linear(), BATCH, LOGIT, method, tokenizer=Tokenizer())
+    np.testing.assert_array_equal(found.scores == 0, np.isin(IDS, Tokenizer.all_special_ids) | (MASK == 0))
+    tokens = [["[CLS]", "a", "b", "[PAD]"], ["a", "b", "c", "</s>"]]
+    by_text = embgrad.attribute(linear(), embgrad.TokenBatch(IDS, MASK, tokens=tokens), LOGIT, method)
+    np.testing.assert_array_equal(by_text.scores == 0, [[True, False, False, True], [False, False, False, True]])
+
+
+def shapley_by_orders(values: dict[frozenset[int], float], members: int) -> np.ndarray:
+    totals, orders = np.zeros(members), list(permutations(range(members)))
+    for order in orders:
+        for number, member in enumerate(order):
+            before = frozenset(order[:number])
+            totals[member] += values[before | {member}] - values[before]
+    return totals / len(orders)
+
+
+def test_enumerated_shapley_values_are_the_mean_over_all_orders() -> None:
+    found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.KernelShap(16, baseline=4))
+    assert found.provenance["method"]["exact"] == [True, True]
+    for example, members in enumerate((3, 4)):
+        values = {}
+        for number in range(2**members):
+            present = frozenset(member for member in range(members) if number >> member & 1)
+            ids = IDS.copy()
+            ids[example, [member for member in range(members) if member not in present]] = 4
+            values[present] = embgrad.evaluate(curved(), embgrad.TokenBatch(ids, MASK), LOGIT)[example]
+        np.testing.assert_allclose(found.scores[example, :members], shapley_by_orders(values, members), atol=1e-12)
+
+
+def test_sampled_shapley_values_approach_the_exact_ones() -> None:
+    generator = np.random.default_rng(0)
+    members, weights = 10, np.random.default_rng(1).normal(size=(10, 10)) / 5
+
+    def value(rows: np.ndarray) -> np.ndarray:
+        return np.tanh(np.einsum("ci,ij,cj->c", rows, weights, rows))
+
+    whole = sampled_coalitions(members, 1024, generator)
+    drawn = sampled_coalitions(members, 900, generator)
+    assert len(whole) == 1024
+    assert len(drawn) == 900
+    exact = exact_values(whole, value(whole.astype(float)))
+    sampled = fitted_values(drawn, value(drawn.astype(float)))
+    assert np.linalg.norm(sampled - exact) < 0.1 * np.linalg.norm(exact)
+    assert sampled.sum() == pytest.approx(exact.sum())
+
+
+def test_lime_recovers_a_linear_model() -> None:
+    model = linear()
+    found = embgrad.attribute(model, BATCH, LOGIT, embgrad.Lime(60, baseline="zero", ridge=0.0))
+    np.testing.assert_allclose(found.scores, (rows_of(model) @ model["W"].value[:, 0]) * MASK, atol=1e-10)
+
+
+def test_smooth_gradients_are_means_over_the_noise_of_the_seed() -> None:
+    model, noise = curved(), np.random.default_rng(5).standard_normal((6, *IDS.shape, DIM))
+    samples = np.stack([embgrad.gradients(model, BATCH, LOGIT, add={"word": 0.2 * added}).values for added in noise])
+    expected = {"mean": samples.mean(0), "square": (samples**2).mean(0), "variance": samples.var(0)}
+    for reduce, values in expected.items():
+        found = embgrad.attribute(model, BATCH, LOGIT, embgrad.SmoothGrad(6, 0.2, seed=5, reduce=reduce))
+        np.testing.assert_allclose(found.values, values, rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(found.scores, np.linalg.norm(values, axis=-1), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", [*SAMPLED, embgrad.IntegratedGradients(5), embgrad.Occlusion(4)], ids=name_of)
+@pytest.mark.parametrize("size", [1, 3, 64])
+def test_results_do_not_depend_on_the_batch_size(method: Any, size: int) -> None:
+    whole = embgrad.attribute(curved(), BATCH, LOGIT, method)
+    cut = embgrad.attribute(curved(), BATCH, LOGIT, method, batch_size=size)
+    np.testing.assert_allclose(cut.scores, whole.scores, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("method", [*LINEAR, *SAMPLED], ids=name_of)
+def test_a_function_as_objective_has_the_same_attribution(method: Any) -> None:
+    """It may know the labels of the batch in order, so that each pass runs the whole batch."""
+
+    def function(output: Any) -> Any:
+        assert output.shape == (2, 2)
+        return (output * Tensor(np.array([1.0, 0.0]))).sum(1)
+
+    expected = embgrad.attribute(curved(), BATCH, LOGIT, method)
+    found = embgrad.attribute(curved(), BATCH, function, method)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-12, atol=1e-15)
+
+
+def test_labels_and_further_inputs_follow_their_examples() -> None:
+    def scaled(model: Any, inputs: Any) -> Any:
+        rows = model.forward(model, inputs["input_ids"], inputs["attention_mask"])
+        return rows * Tensor(np.asarray(inputs["scale"], float)[:, None])
+
+    batch = embgrad.TokenBatch(IDS, MASK, extras={"scale": np.array([1.0, -3.0])})
+    objective = embgrad.CrossEntropy([0, 1])
+    method = embgrad.IntegratedGradients(20)
+    both = embgrad.attribute(curved(), batch, objective, method, call=scaled, batch_size=7)
+    for example in (0, 1):
+        alone = embgrad.attribute(
+            curved(), batch[example : example + 1], embgrad.CrossEntropy([example]), method, call=scaled
+        )
+        np.testing.assert_allclose(both.scores[example], alone.scores[0], atol=1e-12)
+
+
+def test_words_merge_the_scores_of_their_tokens() -> None:
+    tokens = [["[CLS]", "film", "##s", "[PAD]"], ["a", "film", "##s", "!"]]
+    batch = embgrad.TokenBatch(IDS, MASK, tokens=tokens)
+    found = embgrad.attribute(curved(), batch, LOGIT, embgrad.IntegratedGradients(9))
+    words = found.words()[1]
+    assert [word.text for word in words] == ["a", "films", "!"]
+    assert words[1].saliency == pytest.approx(found.scores[1, 1] + found.scores[1, 2])
+    lengths = embgrad.attribute(curved(), batch, LOGIT, "saliency")
+    assert lengths.words()[0][1].saliency == pytest.approx(np.linalg.norm(lengths.scores[0, 1:3]))
+    with pytest.raises(embgrad.EmbgradError, match="the tokens of this attribution are not known"):
+        embgrad.attribute(curved(), BATCH, LOGIT, "saliency").words()
+
+
+def test_an_attribution_is_an_array_of_its_scores_and_names_its_method() -> None:
+    found = embgrad.attribute(curved("float32"), BATCH, LOGIT, "integrated_gradients")
+    assert np.asarray(found) is found.scores
+    assert found.scores.dtype == np.float64
+    assert found.values is not None
+    assert found.values.dtype == np.float32
+    assert repr(found).startswith("Attribution(2 × 4, IntegratedGradients at 'word' of")
+    assert found.provenance["method"]["rule"] == "gausslegendre"

@@ -1,0 +1,87 @@
+"""`evaluate` and `embedding_table` on models in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from tests.unit.attribution.models import BATCH, IDS, MASK, curved
+
+LOGIT = embgrad.Logit(0)
+
+
+def first_logit(output: Tensor) -> Tensor:
+    return (output * Tensor(np.array([1.0, 0.0]))).sum(1)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "override": {"override": {"word": np.arange(3.0)}},
+    "array": {"override": {"word": np.random.default_rng(0).normal(size=(2, 4, 3))}},
+    "function": {"add": {"block": lambda value: value**2}},
+}
+
+
+@pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(
+    ("objective", "size"), [(LOGIT, None), (LOGIT, 1), (embgrad.CrossEntropy([1, 0]), 1), (first_logit, None)]
+)
+def test_objectives_are_those_of_gradients(objective: Any, size: int | None, options: dict[str, Any]) -> None:
+    at = "block" if "override" in options else "word"
+    expected = embgrad.gradients(curved(), BATCH, objective, at=at, **options).objective
+    found = embgrad.evaluate(curved(), BATCH, objective, batch_size=size, **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
+    assert found.shape == (2,)
+    assert found.dtype == np.float64
+
+
+def test_a_scalar_objective_has_one_value_and_is_not_cut() -> None:
+    objective = embgrad.Scalar(lambda output: output.sum(1).sum(0))
+    assert embgrad.evaluate(curved(), BATCH, objective).shape == ()
+    with pytest.raises(embgrad.UnsupportedError, match="batch_size=1 cuts the batch of 2"):
+        embgrad.evaluate(curved(), BATCH, objective, batch_size=1)
+
+
+def test_progress_is_reported_by_examples() -> None:
+    seen: list[tuple[int, int | None]] = []
+    embgrad.evaluate(curved(), BATCH, LOGIT, batch_size=1, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_a_table_is_a_copy_of_the_weight() -> None:
+    model = curved("float32")
+    table = embgrad.embedding_table(model, BATCH)
+    np.testing.assert_array_equal(table, model["E"].value)
+    assert table.dtype == np.float32
+    assert not np.shares_memory(table, model["E"].value)
+
+
+def test_a_table_that_the_model_computes_is_read_by_forward_passes() -> None:
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        return lookup(model["E"] @ model["U"], input_ids).sum(1)
+
+    model = ReferenceModel(forward, {"E": np.random.default_rng(0).normal(size=(11, 3)), "U": np.diag([2.0, 1, 3])})
+    table = embgrad.embedding_table(model, IDS)
+    np.testing.assert_allclose(table, model["E"].value @ model["U"].value, rtol=1e-14)
+
+
+def test_a_hidden_state_has_no_table() -> None:
+    with pytest.raises(
+        embgrad.PointError, match="the point 'block' is 'block:output#0', a module's value: expected a lookup"
+    ):
+        embgrad.embedding_table(curved(), BATCH, at="block")
+
+
+def test_examples_are_taken_by_their_indices() -> None:
+    batch = embgrad.TokenBatch(IDS, MASK, extras={"scale": np.array([1.0, 2.0]), "names": ["a", "b"], "shared": 3})
+    taken = batch.take([1, 1, 0])
+    np.testing.assert_array_equal(taken.ids, IDS[[1, 1, 0]])
+    np.testing.assert_array_equal(taken.extras["scale"], [2, 2, 1])
+    assert taken.extras["names"] == ["b", "b", "a"]
+    assert taken.extras["shared"] == 3
+    with pytest.raises(embgrad.BatchError, match=r"examples is \[2\]: expected indices from 0 to 1"):
+        batch.take([2])
