@@ -99,10 +99,10 @@ def attribute(
         tokens = with_shared(bound, tokens)
     passes = Passes(bound, tokens, wanted, at, pads, count_or_none(batch_size, "batch_size"))
     with explained_errors(bound, tokens):
-        result = passes.result
         made = chosen.contributions(passes, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None))
+        result = passes.result if "result" in vars(passes) else passes.state
     return Attribution(
-        values=None if made.values is None else np.array(made.values, result.values.dtype, order="C"),
+        values=None if made.values is None else np.array(made.values, result.activations.dtype, order="C"),
         scores=np.array(made.scores, np.float64, order="C"),
         objective=result.objective,
         baseline_objective=made.baseline_objective,

@@ -63,7 +63,7 @@ def baseline_values(passes: Passes, baseline: Any, tokenizer: Any, keep_special:
         BatchError: the id of the padding or of the mask is not known, or the id lies outside the table.
         EmbgradError: the array does not broadcast to the point.
     """
-    own = np.asarray(passes.result.activations, np.float64)
+    own = np.asarray(passes.state.activations, np.float64)
     baseline = checked_baseline(baseline)
     if isinstance(baseline, np.ndarray):
         try:
@@ -103,11 +103,14 @@ def absent_positions(passes: Passes, tokenizer: Any, keep_special: bool) -> np.n
 
 def _values_with(passes: Passes, ids: np.ndarray) -> np.ndarray:
     """Return the values at the point with other ids, float64."""
-    located = locate(passes.bound, (passes.at,), passes.batch)[passes.at]
+    key = passes.state.provenance["path"]
     batch = passes.batch.replace(ids=ids, tokens=None, words=None)
-    request = Request((located.key,), lambda outputs: (), call=passes.bound.call)
-    values = passes.bound.run(batch, request).points[located.key]
-    return np.asarray(located.arrangement.to_user_axes(values.activation), np.float64)
+    request = Request((key,), lambda outputs: (), call=passes.bound.call)
+    values = passes.bound.run(batch, request).points[key].activation
+    examples, positions = batch.shape
+    if values.shape != passes.state.shape or examples == positions:  # its first axes may be the other way around
+        values = locate(passes.bound, (passes.at,), passes.batch)[passes.at].arrangement.to_user_axes(values)
+    return np.asarray(values, np.float64)
 
 
 def _id_of(name: str, passes: Passes, tokenizer: Any) -> int:

@@ -120,7 +120,7 @@ class SmoothGrad(Method):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the reduced contributions of the samples."""
-        own = np.asarray(passes.result.activations, np.float64)
+        own = np.asarray(passes.state.activations, np.float64)
         prepared = self.of.prepared(passes, tokenizer)
         generator = np.random.default_rng(self.seed)
         first, second = np.zeros(own.shape), np.zeros(own.shape)

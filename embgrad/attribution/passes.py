@@ -60,13 +60,21 @@ class Passes:
     batch_size: int | None = None
 
     @cached_property
-    def result(self) -> EmbeddingGradients:
-        """The gradient at the batch's own values.
+    def state(self) -> EmbeddingGradients:
+        """The batch's own values at the point and its objectives; `values` are zeros.
 
         Raises:
-            UnsupportedError: the point's axes are not (example, position, dim), or its value is one for all examples.
+            UnsupportedError: the point's axes are not (example, position, dim).
         """
-        task = Task(self.bound, self.objective, GradientOptions((self.at,), pads=self.pads))
+        return self._result(pullback=False)
+
+    @cached_property
+    def result(self) -> EmbeddingGradients:
+        """The same with the gradients."""
+        return self._result(pullback=True)
+
+    def _result(self, *, pullback: bool) -> EmbeddingGradients:
+        task = Task(self.bound, self.objective, GradientOptions((self.at,), pads=self.pads), pullback=pullback)
         size = None if task.is_scalar else self.batch_size
         result = results_of(task, self.batch, size)[self.at]
         if result.values.ndim != 3 or result.values.shape[:2] != self.batch.shape:
@@ -136,7 +144,12 @@ class Passes:
             if not isinstance(objective, NativeObjective):
                 objective = objective.take(examples, count)
             options = GradientOptions(names, pads=self.pads, changes=changes)
-            yield start, end, Task(self.bound, objective, options, quiet=True), self.batch.take(examples)
+            yield (
+                start,
+                end,
+                Task(self.bound, objective, options, pullback=bool(names), quiet=True),
+                self.batch.take(examples),
+            )
 
     def _explained(self, error: NoGradientError | ObjectiveError, start: int, end: int) -> Exception:
         count = len(self.batch)

@@ -64,10 +64,10 @@ class IntegratedGradients(GradientMethod):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the contributions, and warn of examples whose error of completeness is more than `tolerance`, or 1 %."""
-        inputs = np.asarray(passes.result.activations, np.float64)
+        inputs = np.asarray(passes.state.activations, np.float64)
         baseline = self.prepared(passes, tokenizer)
         before = passes.objective_at(baseline)
-        difference = passes.result.objective - before
+        difference = passes.state.objective - before
         values, steps = self._integrated(passes, inputs, baseline, self.steps), self.steps
         most = SHARE if self.tolerance is None else self.tolerance
         delta = values.sum((1, 2)) - difference
@@ -123,7 +123,7 @@ class SequentialIntegratedGradients(Method):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the contributions of all positions."""
-        inputs = np.asarray(passes.result.activations, np.float64)
+        inputs = np.asarray(passes.state.activations, np.float64)
         baseline = baseline_values(passes, self.baseline, tokenizer, self.keep_special)
         nodes, weights = nodes_and_weights(self.rule, self.steps)
         positions = np.flatnonzero((inputs != baseline).any((0, 2)))
@@ -153,7 +153,7 @@ class SequentialIntegratedGradients(Method):
         promised = np.zeros(examples)
         if count:
             without = passes.objectives(Rows(count, lambda start, end: replaced(start, end, np.zeros(1))))
-            promised = (passes.result.objective - without.reshape(count, examples)).sum(0)
+            promised = (passes.state.objective - without.reshape(count, examples)).sum(0)
         return Contributions(values.sum(-1), values, None, values.sum((1, 2)) - promised)
 
 
@@ -192,7 +192,7 @@ class GradientShap(Method):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the mean over the samples."""
-        inputs = np.asarray(passes.result.activations, np.float64)
+        inputs = np.asarray(passes.state.activations, np.float64)
         origins = np.stack([baseline_values(passes, one, tokenizer, self.keep_special) for one in self.baselines])
         generator = np.random.default_rng(self.seed)
         examples = np.arange(len(inputs))
@@ -211,7 +211,7 @@ class GradientShap(Method):
                 np.add.at(total, np.arange(first, end) % len(inputs), gradients * difference[first:end])
         values = total / self.samples
         before = passes.objectives(_rows(np.concatenate(origins), len(inputs))).reshape(len(origins), -1).mean(0)
-        delta = values.sum((1, 2)) - (passes.result.objective - before)
+        delta = values.sum((1, 2)) - (passes.state.objective - before)
         return Contributions(values.sum(-1), values, before, delta)
 
 

@@ -44,7 +44,7 @@ class Occlusion(Method):
         present[np.arange(len(positions)), :, positions] = False
         scores = np.zeros(features.shape)
         if len(positions):
-            scores[:, positions] = (passes.result.objective - evaluated(present)).T
+            scores[:, positions] = (passes.state.objective - evaluated(present)).T
         return Contributions(np.where(features, scores, 0.0))
 
 
@@ -145,7 +145,7 @@ class KernelShap(Method):
             exact.append(len(rows) == 2 ** int(own.sum()))
             scores[example, own] = (exact_values if exact[-1] else fitted_values)(rows, values)
         before = np.array([objectives[0, example] for example in range(len(features))])
-        delta = scores.sum(1) - (passes.result.objective - before)
+        delta = scores.sum(1) - (passes.state.objective - before)
         return Contributions(scores, None, before, delta, {"exact": exact})
 
 
@@ -155,7 +155,7 @@ def _replacing(passes: Passes, baseline: Any, tokenizer: Any, keep_special: bool
     The function takes bool arrays, (coalition, example, position), true where a position is present, and returns the objectives,
     (coalition, example).
     """
-    inputs = np.asarray(passes.result.activations, np.float64)
+    inputs = np.asarray(passes.state.activations, np.float64)
     origin = baseline_values(passes, baseline, tokenizer, keep_special)
     examples = len(inputs)
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from embgrad.backend.objective_callback import Respond, objective_values
-from embgrad.backend.protocol import Call, Run
+from embgrad.backend.protocol import Call
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.bound_model import bind
-from embgrad.engine.call_errors import explained_decoder, explained_errors
-from embgrad.engine.locate import forget, locate_in_sub_batch
-from embgrad.engine.located import Located
+from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.options import checked_options
 from embgrad.engine.probe import with_shared
-from embgrad.engine.run import located_for
+from embgrad.engine.run import objective_of
 from embgrad.engine.task import Task
-from embgrad.errors import AmbiguousPointError, PointNotReachedError, UnsupportedError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.native import NativeObjective, as_objective
+from embgrad.objectives.native import as_objective
 
 __all__ = ["evaluate", "evaluated"]
 
@@ -75,7 +70,7 @@ def evaluate(
     )
     tokens = batch_of(batch, tokenizer, max_length, model)
     size = count_or_none(batch_size, "batch_size")
-    task = Task(bind(model, call), as_objective(objective), replace(options, names=()))
+    task = Task(bind(model, call), as_objective(objective), replace(options, names=()), pullback=False)
     return evaluated(task, tokens, size, progress)
 
 
@@ -99,34 +94,6 @@ def evaluated(
         report(end, count)
         for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
             start, end = end, end + len(sub_batch)
-            done.append(_run(task.for_examples(slice(start, end), count) if is_cut else task, sub_batch))
+            done.append(objective_of(task.for_examples(slice(start, end), count) if is_cut else task, sub_batch))
             report(end, count)
     return np.concatenate(done) if is_cut else done[0]
-
-
-def _run(task: Task, batch: TokenBatch) -> np.ndarray:
-    """Return the objective's values from one forward pass on the batch."""
-    with explained_decoder(task.bound, batch):
-        run, respond = _forward(task, batch)
-    task.warn(batch, run.unused, run.masked_id)
-    return objective_values(respond, run)
-
-
-def _forward(task: Task, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective]:
-    """Return the run and the objective after it; points to change are located by a pass of a few examples if that is enough."""
-    if not task.options.changed:
-        return _request(task, batch, None)
-    sighting = None if task.options.training else locate_in_sub_batch(task.bound, task.options.changed, batch)
-    arranged = None if sighting is None else sighting.arranged(task.options.changed, batch)
-    if sighting is not None and arranged is not None:
-        with contextlib.suppress(AmbiguousPointError, PointNotReachedError, UnsupportedError):
-            return _request(task, batch, arranged, sighting.times)
-        forget(task.bound)
-    return _request(task, batch, located_for(task, batch))
-
-
-def _request(
-    task: Task, batch: TokenBatch, located: Mapping[str, Located] | None, times: Mapping[str, int] | None = None
-) -> tuple[Run, Respond | NativeObjective]:
-    respond = task.respond(batch, 0)
-    return task.bound.run(batch, task.request(respond, (), located, times=times)), respond

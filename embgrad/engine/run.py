@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
-from embgrad.backend.protocol import Change, Run
+from embgrad.backend.protocol import Change, PointValues, Run
 from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.assemble import assembled
 from embgrad.engine.call_errors import explained_decoder
@@ -34,7 +34,7 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["expect_examples_first", "located_for", "objective_with", "run_task"]
+__all__ = ["expect_examples_first", "located_for", "objective_of", "objective_with", "run_task"]
 
 
 def run_task(task: Task, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
@@ -47,6 +47,8 @@ def run_task(task: Task, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
         run, respond, located = _run(task, batch)
     objective = objective_values(respond, run)
     task.warn(batch, run.unused, run.masked_id)
+    if not task.pullback:
+        run = replace(run, points={name: _without_gradient(values) for name, values in run.points.items()})
     common = provenance(task.bound, task.options, batch, run, respond)
     overridden = task.options.changes.get("override", ())
     names_of = Counter([located[name].key for name in task.options.names])
@@ -69,6 +71,23 @@ def run_task(task: Task, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
             of_table=all(located[other].key != point.key for other in overridden),
         )
     return results
+
+
+def objective_of(task: Task, batch: TokenBatch) -> np.ndarray:
+    """Return the objective of each example from one forward pass, for a task that reads no points.
+
+    Raises:
+        EmbgradError: as `evaluate` raises.
+    """
+    with explained_decoder(task.bound, batch):
+        run, respond, _ = _run(task, batch)
+    task.warn(batch, run.unused, run.masked_id)
+    return objective_values(respond, run)
+
+
+def _without_gradient(values: PointValues) -> PointValues:
+    """Return the values of a task without a pullback, with zeros as gradient."""
+    return replace(values, gradients=(np.zeros_like(values.activation),))
 
 
 def located_for(task: Task, batch: TokenBatch) -> dict[str, Located]:
@@ -147,6 +166,8 @@ def _run(task: Task, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective,
         lookup = run.points[WORD].lookup
         assert lookup is not None, "'word' is a lookup"
         return run, respond, {WORD: word_of(bound, lookup, batch)}
+    if not options.named:
+        return *_run_once(task, batch, {}), {}
     memos: Memos = defaultdict(CallbackMemo)
     # In training mode the model is run once, whatever the run shows.
     sighting = None if options.training else locate_in_sub_batch(bound, options.named, batch)
@@ -188,7 +209,7 @@ def _run_once(
             f"all examples share one tensor at {names}, and its gradient for each of them takes a pullback for each: "
             "a Scalar objective has one for the whole batch; give a function of shape (example,)"
         )
-    sets = len(batch) if split or shared else 1
+    sets = (len(batch) if split or shared else 1) if task.pullback else 0
     respond = task.respond(batch, sets)
     points = names if located is None else tuple(dict.fromkeys(located[name].key for name in names))
     request = task.request(respond, points, located, several=sets > 1 or split, times=times, memos=memos)

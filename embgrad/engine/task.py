@@ -41,6 +41,7 @@ class Task:
         options: the options of the call.
         examples: which examples of the whole batch are run.
         count: how many examples the whole batch has; None where it is run at once.
+        pullback: whether gradients are computed; otherwise the results' `values` are zeros.
         quiet: whether `warn` does nothing, as for further passes on a batch of which the user has been warned.
 
     Raises:
@@ -52,6 +53,7 @@ class Task:
     options: GradientOptions
     examples: slice = field(default_factory=lambda: slice(None))
     count: int | None = None
+    pullback: bool = True
     quiet: bool = False
 
     def __post_init__(self) -> None:

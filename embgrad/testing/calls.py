@@ -247,6 +247,30 @@ CALLS: Final[Mapping[str, PublicCall]] = {
         frozenset({"forward", "call"}),
         frozenset({"batch"}),
     ),
+    "evaluate": PublicCall(
+        "evaluate",
+        lambda arguments: embgrad.evaluate(arguments.model, **arguments.given(call=arguments.call)),
+        frozenset({"forward", "objective", "call"}),
+        _ARGUMENTS,
+    ),
+    "embedding_table": PublicCall(
+        "embedding_table",
+        lambda arguments: embgrad.embedding_table(
+            arguments.model, arguments.instead.get("batch", arguments.batch), call=arguments.call
+        ),
+        frozenset({"forward", "call"}),
+        frozenset({"batch"}),
+    ),
+    "attribute": PublicCall(
+        "attribute",
+        lambda arguments: embgrad.attribute(
+            arguments.model,
+            **arguments.given(call=arguments.call, method=embgrad.IntegratedGradients(2, baseline=1, tolerance=0.9)),
+        ),
+        _OBJECTIVE | {"call"},
+        _ARGUMENTS | {"at"},
+        ("override",),
+    ),
     "table_gradients": PublicCall(
         "table_gradients",
         lambda arguments: embgrad.table_gradients(arguments.model, **arguments.given(call=arguments.call)),

@@ -30,7 +30,7 @@ ROOMS = (
     {"results", "backend"},
     {"checkpoints"},
     {"engine"},
-    {"comparison", "streaming"},
+    {"attribution", "comparison", "streaming"},
     {"ray", "report"},
     {"cli", "testing", "pytest_plugin"},
     {"demo"},

@@ -1,0 +1,72 @@
+"""The conformance checks of attributions: objectives without gradients, tables, and values put in place at a point."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.attribution.quadrature import nodes_and_weights
+from embgrad.testing.examples import SMOOTH, VOCAB, close, example_batch, example_weights, layers_by_hand, needs
+
+__all__ = ["AttributionChecks", "EvaluationChecks"]
+
+#: The smooth architectures with one lookup of the ids.
+PLAIN: Final = [name for name in SMOOTH if name != "two_tables"]
+
+OBJECTIVE: Final = embgrad.Projection([1.0, -2.0, 0.5])
+
+
+class EvaluationChecks:
+    """The checks of `evaluate` and `embedding_table` that every backend must pass."""
+
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # `positions` cannot take a mask
+    @pytest.mark.parametrize("architecture", PLAIN)
+    def test_evaluate_is_the_objective_of_gradients(self, model: Any, architecture: str) -> None:
+        batch = example_batch(masked=architecture in ("masked", "positions"))
+        expected = embgrad.gradients(model(architecture), batch, OBJECTIVE).objective
+        close(embgrad.evaluate(model(architecture), batch, OBJECTIVE), expected, 1e-12)
+        close(embgrad.evaluate(model(architecture), batch, OBJECTIVE, batch_size=2), expected, 1e-12)
+
+    @pytest.mark.parametrize("architecture", ["mean", "scaled", "flat", "time_major", "tied"])
+    def test_the_table_holds_the_outputs_of_the_lookup(self, model: Any, architecture: str) -> None:
+        table = embgrad.embedding_table(model(architecture), example_batch())
+        assert table.shape[0] == VOCAB
+        np.testing.assert_array_equal(table, example_weights()["E"])
+
+
+@needs("override")
+class AttributionChecks:
+    """The checks that a backend with the ability "override" must pass."""
+
+    @pytest.mark.parametrize("role", ["word", "embeddings", "layer.1"])
+    def test_integrated_gradients_by_hand(self, model: Any, role: str) -> None:
+        batch, weights = example_batch(), example_weights()
+        by_hand = layers_by_hand(weights, batch.ids, OBJECTIVE)
+        values, origin = by_hand[role][0], np.linspace(-1, 1, 5)
+        total = np.zeros_like(values)
+        for node, share in zip(*nodes_and_weights("gausslegendre", 7), strict=True):
+            place = origin + node * (values - origin)
+            total += share * layers_by_hand(weights, batch.ids, OBJECTIVE, override={role: place})[role][1]
+        before = layers_by_hand(weights, batch.ids, OBJECTIVE, override={role: np.broadcast_to(origin, values.shape)})
+        for size in (None, 5):
+            method = embgrad.IntegratedGradients(7, origin, tolerance=1e3)
+            made = embgrad.attribute(model("layers"), batch, OBJECTIVE, method, at=role, batch_size=size)
+            assert made.values is not None
+            assert made.baseline_objective is not None
+            close(made.values, total * (values - origin), 1e-12)
+            close(made.baseline_objective, before["logits"][0] @ OBJECTIVE.vector, 1e-12)
+
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # `positions` cannot take a mask
+    @pytest.mark.parametrize("architecture", PLAIN)
+    def test_occlusion_is_the_difference_to_the_batch_with_other_ids(self, model: Any, architecture: str) -> None:
+        batch = example_batch(masked=architecture in ("masked", "positions"))
+        made = embgrad.attribute(model(architecture), batch, OBJECTIVE, embgrad.Occlusion(3))
+        whole = embgrad.evaluate(model(architecture), batch, OBJECTIVE)
+        for position in range(batch.shape[1]):
+            ids = batch.ids.copy()
+            ids[batch.real[:, position], position] = 3
+            without = embgrad.evaluate(model(architecture), batch.replace(ids=ids), OBJECTIVE)
+            np.testing.assert_allclose(made.scores[:, position], whole - without, atol=1e-12)
