@@ -106,7 +106,7 @@ class SmoothGrad(Method):
     sigma: float = 0.1
     seed: int = 0
     reduce: str = "mean"
-    of: GradientMethod = Saliency()
+    of: Any = Saliency()
 
     def __post_init__(self) -> None:
         expect_count(self.samples, "samples")

@@ -36,8 +36,8 @@ class IntegratedGradients(GradientMethod):
         baseline: "zero", "pad" or "mask", the table's row at all real positions; an id; or an array at the point, which
             broadcasts to (example, position, dim).
         rule: "gausslegendre", or "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid".
-        tolerance: double the steps of each example, up to 32 times their number, until |delta| is at most this share of
-            |L - L(baseline)|; None takes the steps as they are.
+        tolerance: double the steps of each example, up to 32 times their number, until the size of `delta` is at most this
+            share of that of L - L(baseline); None takes the steps as they are.
         keep_special: leave the values of special tokens as they are under a baseline that is a name or an id.
     """
 
