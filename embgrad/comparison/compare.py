@@ -14,7 +14,6 @@ from embgrad.common.finite import not_finite
 from embgrad.common.metrics import figures_of, lengths, position_figures
 from embgrad.common.tolerance import checked_tolerance, tolerance_of, unit_roundoff
 from embgrad.comparison.align import Alignment, aligned
-from embgrad.comparison.diagnosis import diagnosed
 from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.errors import BatchError, EmbgradError, PointError, brief, did_you_mean, listed
@@ -133,6 +132,8 @@ def _compared(
         )
     findings: tuple[Finding, ...] = ()
     if not agrees and by_position:
+        from embgrad.comparison.diagnosis.diagnose import diagnosed  # with all that runs models
+
         findings, tried = diagnosed(a, b, alignment, models, tolerance, calls)
         notes += tried
     return Comparison(

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from embgrad.backend.protocol import Weight
-from embgrad.common.metrics import Figures
-from embgrad.comparison.bisection.narrow import PIECES, Region, Step
-from embgrad.comparison.bisection.pair import LAYER
-from embgrad.comparison.bisection.suspects import Suspect
+from embgrad.comparison.bisection.records import LAYER, PIECES, Region, SearchResult, Suspect
 
-__all__ = ["SearchResult", "by_weights", "describe", "module_of"]
+__all__ = ["by_weights", "describe", "module_of"]
 
 #: The most weights that a sentence names.
 MOST_NAMED = 4
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The result of a search; the fields are described in `Bisection`.
-
-    Attributes:
-        region: the smallest region that contains the difference; None if the search did not narrow it down.
-        figures: the figures of the first point that differs; None if there are none.
-        notes: further remarks for the text.
-    """
-
-    tolerance: float
-    steps: tuple[Step, ...] = ()
-    first: str | None = None
-    direction: str | None = None
-    after: str | None = None
-    region: Region | None = None
-    parameters: tuple[Suspect, ...] = ()
-    random: Mapping[str, str] = field(default_factory=dict)
-    figures: Figures | None = None
-    notes: tuple[str, ...] = ()
 
 
 def by_weights(result: SearchResult) -> SearchResult:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embgrad.comparison.bisection.narrow import Judge
+from embgrad.comparison.bisection.judge import Judge
 from embgrad.comparison.bisection.pair import Side
 from embgrad.comparison.bisection.readings import Reader, Reading
 from embgrad.inputs.batch import TokenBatch

@@ -11,18 +11,21 @@ import numpy as np
 from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import figures_of
 from embgrad.common.tolerance import HALVES, coarsest, tolerance_for
-from embgrad.comparison.bisection.messages import SearchResult, by_weights, describe, module_of
-from embgrad.comparison.bisection.narrow import Judge, Region, Step, narrowed
-from embgrad.comparison.bisection.pair import Pair, Side, uncounted
+from embgrad.comparison.bisection.judge import Judge
+from embgrad.comparison.bisection.messages import by_weights, module_of
+from embgrad.comparison.bisection.narrow import narrowed
+from embgrad.comparison.bisection.pair import Side
 from embgrad.comparison.bisection.randomness import run_difference
 from embgrad.comparison.bisection.readings import Reading
+from embgrad.comparison.bisection.records import Pair, Region, SearchResult, Step
 from embgrad.comparison.bisection.suspects import suspects
+from embgrad.comparison.weight_pairs import uncounted
 from embgrad.errors import ObjectiveError, PointError, listed
 from embgrad.forward.points import WORD
 from embgrad.forward.roles import EMBEDDINGS, LAYER, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["OBJECTIVE", "Search", "SearchResult", "describe"]
+__all__ = ["OBJECTIVE", "Search"]
 
 #: The name of the last step: the objective's values.
 OBJECTIVE: Final = "objective"

@@ -4,59 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import figures_of
 from embgrad.common.tolerance import unit_roundoff
-from embgrad.comparison.bisection.pair import Side, paired_by_order, paired_weights
+from embgrad.comparison.bisection.pair import Side
+from embgrad.comparison.bisection.records import Suspect
+from embgrad.comparison.weight_pairs import paired_by_order, paired_weights
 
-__all__ = ["Suspect", "suspects"]
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A weight in the region in which two models diverge.
-
-    Attributes:
-        a: its name in the first model; None if that has no counterpart.
-        b: its name in the second model; None if that has no counterpart.
-        relative_l2: how much b's values differ from a's, arranged as a's; infinite if they cannot be compared.
-        relation: "equal", "differs", "transposed", "swapped with …", "holds a's …", "of shape …", "only in a" or "only in b".
-        canonical: its name in a BERT checkpoint; None for others.
-        module: the path of the module in a that owns it, or in b if a has none.
-    """
-
-    a: str | None
-    b: str | None
-    relative_l2: float
-    relation: str
-    canonical: str | None = None
-    module: str = ""
-
-    @property
-    def name(self) -> str:
-        """A readable name."""
-        return self.canonical or self.a or self.b or ""
-
-    @property
-    def differs(self) -> bool:
-        """True if the two models differ in this weight."""
-        return self.relation != "equal"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields in a form that JSON can hold."""
-        relative = self.relative_l2 if np.isfinite(self.relative_l2) else None
-        return {
-            "a": self.a,
-            "b": self.b,
-            "relative_l2": relative,
-            "relation": self.relation,
-            "canonical": self.canonical,
-        }
+__all__ = ["suspects"]
 
 
 def suspects(a: Side, b: Side, weights: tuple[Sequence[Weight], Sequence[Weight]]) -> tuple[Suspect, ...]:

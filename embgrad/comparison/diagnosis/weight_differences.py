@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.backend.protocol import Weight
 from embgrad.backend.registry import backend_for
 from embgrad.common.tolerance import HALVES
-from embgrad.comparison.bisection.pair import leaf_of, paired_weights
+from embgrad.comparison.weight_pairs import leaf_of, paired_weights
 from embgrad.engine.weights import weights_of
 
 __all__ = ["Difference", "differing_weights", "is_bias", "module_of", "name_of"]

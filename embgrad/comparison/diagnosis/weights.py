@@ -11,7 +11,6 @@ from typing import ClassVar, Final
 import numpy as np
 
 from embgrad.backend.protocol import Weight
-from embgrad.comparison.bisection.pair import leaf_of
 from embgrad.comparison.diagnosis.computations import Inside
 from embgrad.comparison.diagnosis.rerun import Source, Variant
 from embgrad.comparison.diagnosis.weight_differences import (
@@ -22,6 +21,7 @@ from embgrad.comparison.diagnosis.weight_differences import (
     name_of,
     with_table,
 )
+from embgrad.comparison.weight_pairs import leaf_of
 from embgrad.engine.weights import weights_of
 from embgrad.forward.points import WORD
 
