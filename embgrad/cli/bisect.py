@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from embgrad.cli import options as o
-from embgrad.cli.compare import Models
 from embgrad.cli.errors import UsageError
+from embgrad.cli.models import Models
 from embgrad.cli.request import Inputs, Question, batch_from, call_from, note_default, with_objective
 from embgrad.cli.run import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.cli.request import Results
 from embgrad.cli.terminal import Terminal
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
 from embgrad.report.text import token_text
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["described", "has_positions", "model_of", "named", "print_summary"]
+__all__ = ["Results", "described", "has_positions", "model_of", "named", "print_summary"]
+
+#: One result, or several results by the names of their points.
+Results = EmbeddingGradients | dict[str, EmbeddingGradients]
 
 
 def named(results: Results) -> dict[str, EmbeddingGradients]:

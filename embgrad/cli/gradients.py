@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.describe import described, named, print_summary
+from embgrad.cli.describe import Results, described, named, print_summary
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_writable
 from embgrad.cli.models import expect_models, load_model
 from embgrad.cli.ray_run import OnRay, write_on_ray
-from embgrad.cli.request import Inputs, Question, Results, ask, batch_from, note_default
+from embgrad.cli.request import Inputs, Question, ask, batch_from, note_default
 from embgrad.cli.run import OK, execute, own_process
 from embgrad.cli.terminal import Terminal
 

@@ -77,7 +77,7 @@ def write_on_ray(
     """
     _expect(inputs, on)
     objective = _objective(on)
-    from embgrad.ray import write
+    from embgrad.ray.run import write
 
     _expect_file(str(inputs.file))
     expect_models([(model, framework)], ignore)

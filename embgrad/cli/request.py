@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from embgrad.cli.describe import Results
 from embgrad.cli.errors import UsageError
 from embgrad.cli.models import Loaded
 from embgrad.cli.objectives import labels_from, parsed_objective
@@ -22,12 +23,10 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
 from embgrad.objectives.objectives import Objective, Sum
-from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
     "Inputs",
     "Question",
-    "Results",
     "ask",
     "batch_from",
     "call_from",
@@ -35,9 +34,6 @@ __all__ = [
     "warn_truncated",
     "with_objective",
 ]
-
-#: One result, or several results by the names of their points.
-Results = EmbeddingGradients | dict[str, EmbeddingGradients]
 
 T = TypeVar("T")
 
