@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
 
+from embgrad.backend.signature import expect_callable
 from embgrad.common.options import count_or_none, expect_flag
+from embgrad.engine.options import GradientOptions, checked_options, expect_one_name
 from embgrad.errors import (
     BackendError,
     BatchError,
     EmbgradError,
     ObjectiveError,
-    PointError,
     UnsupportedError,
     brief,
     did_you_mean,
@@ -26,6 +27,7 @@ from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.encode import expect_id
 from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Objective, Scalar
+from embgrad.streaming.broadcast import for_all_batches
 
 if TYPE_CHECKING:
     from embgrad.backend.protocol import Call
@@ -90,8 +92,8 @@ class Options(TypedDict, total=False):
     verify: bool
 
 
-#: The options that are passed to `embgrad.gradients` unchanged.
-PASSED: Final = ("at", "call", "pads", "compile", "check", "override", "add", "edit")
+#: The options of `embgrad.gradients`, with their defaults.
+OF_GRADIENTS: Final = {"pads": "keep", "compile": False, "check": False, "override": None, "add": None, "edit": None}
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ class Job:
         objective: the objective, or a function of the rows that returns one.
         inputs: the columns of the model's inputs.
         batch_size: the largest number of rows that are run at once.
-        passed: the options of `embgrad.gradients`.
+        options: the options of `embgrad.gradients`.
+        call: the function that calls the model; None for the usual call.
         run: the identifier of the run, whose actors must have the same weights; None without that check.
     """
 
@@ -131,13 +134,14 @@ class Job:
     objective: Any
     inputs: Inputs
     batch_size: int = 32
-    passed: Mapping[str, Any] = field(default_factory=dict)
+    options: GradientOptions = field(default_factory=GradientOptions)
+    call: Call | None = None
     run: str | None = None
 
     @property
     def point(self) -> str:
         """The point's name."""
-        return str(self.passed.get("at", WORD))
+        return self.options.names[0]
 
 
 @dataclass(frozen=True)
@@ -168,14 +172,15 @@ def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[Jo
         )
     chosen = {name: value for name, value in options.items() if value is not None}
     _expect_objective(objective)
-    _expect_passed(chosen)
+    expect_callable(chosen.get("call"))
     pool = Pool(**{field.name: chosen[field.name] for field in fields(Pool) if field.name in chosen})
     job = Job(
         build,
         objective,
         _inputs(chosen),
         count_or_none(chosen.get("batch_size", 32), "batch_size") or 32,
-        {name: chosen[name] for name in PASSED if name in chosen},
+        _gradient_options(chosen),
+        chosen.get("call"),
         uuid.uuid4().hex if pool.verify is True else None,
     )
     count_or_none(pool.workers, "workers")
@@ -232,6 +237,13 @@ def _inputs(options: Mapping[str, Any]) -> Inputs:
     return Inputs(**chosen)
 
 
+def _gradient_options(options: Mapping[str, Any]) -> GradientOptions:
+    at = options.get("at", WORD)
+    expect_one_name(at, "make one run for each point")
+    chosen: dict[str, Any] = {name: options.get(name, default) for name, default in OF_GRADIENTS.items()}
+    return for_all_batches(checked_options(at, training=False, split=False, **chosen))
+
+
 def _expect_objective(objective: Any) -> None:
     """Check that the objective does not depend on how rows are batched."""
     if isinstance(objective, Scalar):
@@ -249,27 +261,3 @@ def _expect_objective(objective: Any) -> None:
             f"the objective {objective!r} has arguments of one entry an example, but Ray decides which rows share a batch: "
             'pass a function of the rows, such as objective=lambda rows: embgrad.CrossEntropy(rows["label"])'
         ) from None
-
-
-def _expect_passed(options: Mapping[str, Any]) -> None:
-    if not isinstance(options.get("at", WORD), str):
-        raise PointError(f"at is {options['at']!r}: expected the name of one point; run once for each")
-    for option in ("override", "add"):
-        changes = options.get(option) or {}
-        for name, value in changes.items() if isinstance(changes, Mapping) else ():
-            shape = _shape(value)
-            if len(shape) > 2 and shape[0] != 1:
-                raise PointError(
-                    f"{option} at {name!r} has the shape {tuple(shape)}, with an example axis, but Ray decides which rows "
-                    "share a batch: pass an array without that axis, or a function"
-                )
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    """Return the shape of an array or of nested lists; () for a function."""
-    if not isinstance(value, (list, tuple)):
-        return tuple(getattr(value, "shape", ()))
-    try:
-        return np.shape(value)
-    except ValueError:  # not an array, which `embgrad.gradients` reports
-        return ()

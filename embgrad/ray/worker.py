@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from embgrad.backend.registry import backend_for
-from embgrad.engine.gradients import gradients
+from embgrad.engine.bound_model import bind
+from embgrad.engine.gradients import results_of
+from embgrad.engine.task import Task
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -23,6 +26,7 @@ from embgrad.errors import (
     listed,
 )
 from embgrad.inputs.encode import padding_of
+from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Objective, Scalar
 from embgrad.ray.partial_sum import Partial
 from embgrad.ray.result_columns import Answer, Wanted, with_answers
@@ -173,12 +177,12 @@ class Worker:
             "do not interact (as they do by batch statistics and maxima over a batch), or pass batch_size=1"
         )
 
-    def _gradients(self, rows: pa.Table, examples: Examples, **others: Any) -> EmbeddingGradients:
+    def _gradients(self, rows: pa.Table, examples: Examples, *, check: bool = True) -> EmbeddingGradients:
         assert self._built is not None
-        passed = {**self._job.passed, **others}
-        result = gradients(self._built[0], examples.batch, _objective(self._job.objective, rows), **passed)
-        assert isinstance(result, EmbeddingGradients)  # `at` is one name
-        return result
+        job = self._job
+        options = job.options if check else replace(job.options, check=False)
+        task = Task(bind(self._built[0], job.call), as_objective(_objective(job.objective, rows)), options)
+        return results_of(task, examples.batch)[job.point]
 
     def _with_row_name(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
         """Return the error of the first row that fails when run alone, with the row's name in the message."""
@@ -293,7 +297,7 @@ def _may_read_padding(job: Job, tokenizer: Any) -> bool:
 
     A `call` may ignore the mask, and padding on the left moves the tokens to other positions.
     """
-    return "call" in job.passed or (job.inputs.ids is None and padding_of(tokenizer).side == "left")
+    return job.call is not None or (job.inputs.ids is None and padding_of(tokenizer).side == "left")
 
 
 def _as_embgrad_error(error: Exception) -> EmbgradError:
