@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from embgrad.errors import BatchError, EmbgradError, listed
-from embgrad.ray.row_columns import named_row
-from embgrad.ray.settings import Inputs
+from embgrad.ray.row_columns import Inputs, named_row
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import scatter
 

@@ -14,13 +14,32 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import as_array, checked_integers, checked_mask
 from embgrad.inputs.collate import expect_tokens
 from embgrad.inputs.encode import encode
-from embgrad.ray.settings import Inputs
 
-__all__ = ["Columns", "Examples", "NoColumnError", "examples_of", "named_row", "python_values", "rows_at"]
+__all__ = ["Columns", "Examples", "Inputs", "NoColumnError", "examples_of", "named_row", "python_values", "rows_at"]
 
 
 class NoColumnError(BatchError, KeyError):
     """The dataset has no column of that name."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The columns that become the model's inputs, and how; see `embgrad.ray.Options`."""
+
+    text: tuple[str, ...] = ("text",)
+    ids: str | None = None
+    mask: str | None = None
+    types: str | None = None
+    key: str | None = None
+    max_length: int | None = None
+    pad_id: int = 0
+    convention: str | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that identify a row."""
+        named = (self.ids, self.mask, self.types) if self.ids is not None else self.text
+        return list(dict.fromkeys(name for name in (self.key, *named) if name is not None))
 
 
 @dataclass(frozen=True)

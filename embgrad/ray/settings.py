@@ -27,12 +27,13 @@ from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.encode import expect_id
 from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Objective, Scalar
+from embgrad.ray.row_columns import Inputs
 from embgrad.streaming.broadcast import for_all_batches
 
 if TYPE_CHECKING:
     from embgrad.backend.protocol import Call
 
-__all__ = ["OUTPUTS", "Inputs", "Job", "Options", "Pool", "settings"]
+__all__ = ["OUTPUTS", "Job", "Options", "Pool", "settings"]
 
 #: The possible outputs for each row.
 OUTPUTS: Final = ("saliency", "tables", "values")
@@ -94,26 +95,6 @@ class Options(TypedDict, total=False):
 
 #: The options of `embgrad.gradients`, with their defaults.
 OF_GRADIENTS: Final = {"pads": "keep", "compile": False, "check": False, "override": None, "add": None, "edit": None}
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The columns that become the model's inputs, and how; see `Options`."""
-
-    text: tuple[str, ...] = ("text",)
-    ids: str | None = None
-    mask: str | None = None
-    types: str | None = None
-    key: str | None = None
-    max_length: int | None = None
-    pad_id: int = 0
-    convention: str | None = None
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns that identify a row."""
-        named = (self.ids, self.mask, self.types) if self.ids is not None else self.text
-        return list(dict.fromkeys(name for name in (self.key, *named) if name is not None))
 
 
 @dataclass(frozen=True)
