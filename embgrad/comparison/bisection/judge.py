@@ -63,7 +63,7 @@ class Judge:
         an amount similar to that of the later difference.
 
         Args:
-            found: the figures of the pairs, in the order of the search.
+            figures: the figures of the pairs, in the order of the search.
             scales: the magnitudes of the numbers that each pair was computed from, which determine its rounding errors; None if
                 they are not known.
         """

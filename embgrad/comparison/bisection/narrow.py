@@ -178,7 +178,7 @@ def _containing_module(a: Side, pairs: Sequence[Pair], first: int, backward: boo
     """Return the module that contains the difference, and its readable name."""
     at = a.points[pairs[first].a]
     whole = _is_whole(at.side, backward)
-    own = SIDED.fullmatch(pairs[first].name)
+    match = SIDED.fullmatch(pairs[first].name)
     known = next((named for pair in pairs[first:] if (named := _of_checkpoint(pair.name)) is not None), None)
     piece, around = None, None
     if known is not None:
@@ -196,7 +196,7 @@ def _containing_module(a: Side, pairs: Sequence[Pair], first: int, backward: boo
             inner_name.startswith(f"{around}.") for inner_name in a.known_in(at.path)
         ):
             piece = None  # for example a whole encoder, which has no name in `PIECES`
-        return (own[1] if own and holder == at.path else holder) or None, piece
+        return (match[1] if match and holder == at.path else holder) or None, piece
     parent = a.around(at.path)
     return around or a.canonical.get(parent, parent) or None, piece
 

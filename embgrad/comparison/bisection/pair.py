@@ -95,7 +95,7 @@ class Side:
     def known_in(self, path: str) -> list[str]:
         """Return the checkpoint names of the BERT modules that lie in the module with this path."""
         marked = tuple(path + mark for mark in self._marks)
-        return [name for own, name in self.canonical.items() if own.startswith(marked)]
+        return [name for inner, name in self.canonical.items() if inner.startswith(marked)]
 
     def caller(self, weight: Weight) -> str:
         """Return the path of the innermost called module that contains the weight; "" for the model itself."""
@@ -137,10 +137,14 @@ def paired_points(
     inside = [side.between(low[i], high[i]) for i, side in enumerate((a, b))]
     best: list[Pair] = []
     for way in ways:
-        own, others = (
+        by_label, others_by_label = (
             _labelled(side, inside[i], block[i], both, () if same else APART, way) for i, side in enumerate((a, b))
         )
-        pairs = [Pair(_name(a, key, both), key, others[label]) for label, key in own.items() if label in others]
+        pairs = [
+            Pair(_name(a, key, both), key, others_by_label[label])
+            for label, key in by_label.items()
+            if label in others_by_label
+        ]
         best = pairs if len(pairs) > len(best) else best
     return best
 
@@ -176,13 +180,13 @@ def _name(side: Side, key: str, both: Collection[str]) -> str:
 
 def _canonical(weights: Sequence[Weight]) -> dict[str, str]:
     """Return the name of a BERT's module, by module path."""
-    held: dict[str, set[str]] = defaultdict(set)
+    names_of: dict[str, set[str]] = defaultdict(set)
     for weight in weights:
         if weight.canonical is not None:
-            held[weight.module].add(weight.canonical.rpartition(".")[0])
-    unique = {path: next(iter(names)) for path, names in held.items() if len(names) == 1}
+            names_of[weight.module].add(weight.canonical.rpartition(".")[0])
+    unique = {path: next(iter(names)) for path, names in names_of.items() if len(names) == 1}
     known = {path: name for path, name in unique.items() if _is_known(name)}
-    return {**known, **_attentions(held)}
+    return {**known, **_attentions(names_of)}
 
 
 def _is_known(name: str) -> bool:
@@ -190,12 +194,12 @@ def _is_known(name: str) -> bool:
     return name in OUTER or (layer is not None and layer[1] in LAYER_MODULES)
 
 
-def _attentions(held: Mapping[str, set[str]]) -> dict[str, str]:
+def _attentions(names_of: Mapping[str, set[str]]) -> dict[str, str]:
     """Return the modules that contain query, key and value: one module with all three weights, or the parent of three modules."""
     around: dict[str, set[str]] = defaultdict(set)
-    for path, names in held.items():
+    for path, names in names_of.items():
         for name in names:
-            module, _, part = name.rpartition(".")
-            if module.endswith(ATTENTION) and part in ("query", "key", "value"):
+            module, _, leaf = name.rpartition(".")
+            if module.endswith(ATTENTION) and leaf in ("query", "key", "value"):
                 around[module].add(path if len(names) > 1 else path.rpartition(".")[0])
     return {next(iter(paths)): module for module, paths in around.items() if len(paths) == 1}

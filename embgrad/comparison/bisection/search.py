@@ -62,7 +62,7 @@ class Search:
         self._names = _common(a, b)
         self._report = report
         self._done = 0
-        self._given = tolerance
+        self._tolerance = tolerance
         self._real = batch.real
 
     def run(self) -> SearchResult:
@@ -98,8 +98,10 @@ class Search:
         coarse = coarsest(dtypes)
         dtype = coarse if halves or coarse not in HALVES else "float32"
         depths = [sum(weight.is_matrix for weight in side.weights) for side in (self._a, self._b) if side.weights]
-        tolerance = tolerance_for(dtype, max(depths, default=None)) if self._given is None else float(self._given)
-        return Judge(self._real, tolerance, dtype, sharp=self._given is None)
+        tolerance = (
+            tolerance_for(dtype, max(depths, default=None)) if self._tolerance is None else float(self._tolerance)
+        )
+        return Judge(self._real, tolerance, dtype, sharp=self._tolerance is None)
 
     def _steps(self, read: Sequence[Mapping[str, Reading]]) -> list[Step]:
         steps = []
@@ -114,9 +116,9 @@ class Search:
         if values[0] is not None and values[1] is not None and values[0].shape == values[1].shape:
             figures = figures_of(values[0], values[1])
             # If terms cancel in the objective, its rounding error is that of the terms.
-            own, made_of = float(np.linalg.norm(values[0])), self._a.reader.size / max(values[0].size, 1) ** 0.5
-            if 0 < own < made_of:
-                figures = replace(figures, relative_l2=figures.relative_l2 * own / made_of)
+            size, size_of_terms = float(np.linalg.norm(values[0])), self._a.reader.size / max(values[0].size, 1) ** 0.5
+            if 0 < size < size_of_terms:
+                figures = replace(figures, relative_l2=figures.relative_l2 * size / size_of_terms)
             steps.append(Step(OBJECTIVE, figures, None, figures.relative_l2 <= self._judge.tolerance))
         return steps
 
@@ -130,8 +132,8 @@ class Search:
         """Return the point where a model's runs differ from one another, for b if both models' do; None if neither model's do."""
         results: dict[str, SearchResult] = {}
         random: dict[str, str] = {}
-        for label, side, own in (("a", self._a, read[0]), ("b", self._b, read[1])):
-            by_key = {side.reader.roles[name]: own[name] for name in self._names}
+        for label, side, readings in (("a", self._a, read[0]), ("b", self._b, read[1])):
+            by_key = {side.reader.roles[name]: readings[name] for name in self._names}
             difference = run_difference(side, self._names, by_key, self._judge)
             self._tick(2)
             if difference is None:
@@ -140,8 +142,8 @@ class Search:
             low, high, block = self._stretch(difference.role, (side, difference.other))
             region = narrowed(side, difference.other, difference.judge, low, high, block=block)
             steps = () if region is None else region.steps
-            own_weights = [] if region is None else region.weights[0]
-            pairs = suspects(side, side, (own_weights, own_weights))
+            weights = [] if region is None else region.weights[0]
+            pairs = suspects(side, side, (weights, weights))
             tolerance = self._judge.tolerance
             results[label] = SearchResult(tolerance, steps, difference.role, "forward", difference.after, region, pairs)
         if not results:
@@ -322,12 +324,12 @@ def _common(a: Side, b: Side) -> list[str]:
         )
     groups = (WORD, POSITION, TYPE, EMBEDDINGS, LAYER)
 
-    def place(name: str) -> tuple[int, int]:
+    def order(name: str) -> tuple[int, int]:
         number = name.replace("#", ".").rpartition(".")[2]
         group_index = next(index for index, group in enumerate(groups) if name.startswith(group))
         return group_index, int(number) if number.isdigit() else 0
 
-    return sorted(names, key=place)
+    return sorted(names, key=order)
 
 
 def _called(side: Side, role: str) -> str:

@@ -41,7 +41,7 @@ def suspects(a: Side, b: Side, weights: tuple[Sequence[Weight], Sequence[Weight]
     return tuple(sorted(compared, key=lambda suspect: (not suspect.differs, -suspect.relative_l2)))
 
 
-def laid(weight: Weight) -> np.ndarray:
+def in_checkpoint_order(weight: Weight) -> np.ndarray:
     """Return the values of a weight; in a BERT's encoder, with the axes in the checkpoint's order."""
     value = weight.get()
     return np.ascontiguousarray(value.T) if weight.transposed else value
@@ -54,7 +54,7 @@ def _compared(first: Weight | None, second: Weight | None, same: bool) -> Suspec
         only = f"only in {'b' if first is None else 'a'}"
         names = [None if weight is None else weight.name for weight in (first, second)]
         return Suspect(names[0], names[1], float("inf"), only, present.canonical, present.module)
-    a, b = laid(first), laid(second)
+    a, b = in_checkpoint_order(first), in_checkpoint_order(second)
     relation, relative = _relation(a, b, _slack(first, second), turns=not same and first.canonical is None)
     return Suspect(first.name, second.name, relative, relation, first.canonical, first.module)
 
@@ -101,8 +101,8 @@ class _Elsewhere:
         """Return the suspect with the relation that names the weight which b holds in its place, if there is one."""
         if suspect.a is None or suspect.b is None or suspect.relation != "differs":
             return suspect
-        held = _bits(self._b[suspect.b])
-        matches = [name for name in self._holding.get(held, ()) if name != suspect.a]
+        bits = _bits(self._b[suspect.b])
+        matches = [name for name in self._holding.get(bits, ()) if name != suspect.a]
         if len(matches) != 1:  # many weights are all zeros, or all ones
             return suspect
         (name,) = matches
@@ -121,5 +121,5 @@ def _by_bits(weights: Sequence[Weight]) -> dict[bytes, list[str]]:
 
 
 def _bits(weight: Weight) -> bytes:
-    value = laid(weight)
+    value = in_checkpoint_order(weight)
     return hashlib.sha256(repr(value.shape).encode() + value.astype(np.float64).tobytes()).digest()

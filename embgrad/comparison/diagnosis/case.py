@@ -210,27 +210,27 @@ class Match:
 
         It is computed from sums of squares, to as many digits as they have.
         """
-        left, before = self._left(numbers), self._ground.before
+        remaining, before = self._remaining(numbers), self._ground.before
         # A prediction so large that its square overflows explains nothing.
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray(1 - left / np.square(before)) if before else np.zeros(len(left))
+            return np.asarray(1 - remaining / np.square(before)) if before else np.zeros(len(remaining))
 
     def measured(self, numbers: np.ndarray) -> Measure:
         """Return the accuracy of the prediction times these numbers, (example,)."""
         scaled, before = self._scaled(numbers), self._ground.before
-        own = float(np.sqrt(self._ground.squares.sum()))
+        length_of_target = float(np.sqrt(self._ground.squares.sum()))
         size = float((scaled**2 * self._squares).sum())
-        after = float(np.sqrt(max(float(self._left(numbers)), 0.0)))
-        if after < CANCELLED * own:  # too many digits of the sums cancel
+        after = float(np.sqrt(max(float(self._remaining(numbers)), 0.0)))
+        if after < CANCELLED * length_of_target:  # too many digits of the sums cancel
             after = self._directly(numbers)
         scale = float((scaled * self._products).sum()) / size if size else 0.0
-        return Measure(1 - (after / before) ** 2 if before else 0.0, after / own, scale)
+        return Measure(1 - (after / before) ** 2 if before else 0.0, after / length_of_target, scale)
 
     def _scaled(self, numbers: np.ndarray) -> np.ndarray:
         """Return the numbers in units of the prediction and the target."""
         return numbers * (self._unit / self._ground.unit)
 
-    def _left(self, numbers: np.ndarray) -> np.ndarray:
+    def _remaining(self, numbers: np.ndarray) -> np.ndarray:
         scaled = self._scaled(numbers)
         with np.errstate(over="ignore", invalid="ignore"):  # a number so large that this overflows explains nothing
             return np.asarray((self._ground.squares - 2 * scaled * self._products + scaled**2 * self._squares).sum(-1))
@@ -271,9 +271,9 @@ def _three_axes(values: np.ndarray) -> np.ndarray:
 
 
 def _cut(result: EmbeddingGradients, examples: slice) -> EmbeddingGradients:
-    def part(array: Any) -> Any:
+    def cut(array: Any) -> Any:
         return None if array is None else array[examples]
 
     names = ("values", "activations", "ids", "mask", "types", "tokens", "words_of", "before")
-    objective = result.objective if np.ndim(result.objective) == 0 else part(result.objective)
-    return replace(result, objective=objective, tables=None, **{name: part(getattr(result, name)) for name in names})
+    objective = result.objective if np.ndim(result.objective) == 0 else cut(result.objective)
+    return replace(result, objective=objective, tables=None, **{name: cut(getattr(result, name)) for name in names})

@@ -122,9 +122,9 @@ class Activation:
                 yield self._with(source, spans, differing)
             if inside.other.has(spans):
                 return
-        for own, function in itertools.product(dict.fromkeys(span.function.name for span in spans), REPLACEMENTS):
-            if own != function.name:
-                alike = {span: function for span in spans if span.function.name == own}
+        for computed, function in itertools.product(dict.fromkeys(span.function.name for span in spans), REPLACEMENTS):
+            if computed != function.name:
+                alike = {span: function for span in spans if span.function.name == computed}
                 yield self._with(source, spans, alike, fitted=True)
 
     def singly(self, source: Source, inside: Inside) -> Iterator[Variant]:
@@ -147,9 +147,11 @@ class Activation:
     ) -> Variant:
         """Return the variant with other functions in some spans; its text names the spans, unless it replaces all."""
         pairs = list(dict.fromkeys((span.function.name, function.name) for span, function in replacements.items()))
-        described = ", or ".join(f"{theirs} in {source.target} and {own} in {source.name}" for own, theirs in pairs)
+        described = ", or ".join(
+            f"{target_name} in {source.target} and {source_name} in {source.name}" for source_name, target_name in pairs
+        )
         alike = [span for span in spans if span.function.name in dict(pairs)]
-        where = "" if len(replacements) == len(alike) > 1 else f" of {_listed(span.place for span in replacements)}"
+        where = "" if len(replacements) == len(alike) > 1 else f" of {_listed(span.location for span in replacements)}"
         gelus = all(name.startswith("GELU") for names in pairs for name in names)
         changes = replaced(replacements, lambda span: replacements[span])
         text = f"the activation{where}: {described}"
@@ -215,9 +217,9 @@ class LayerNormEpsilon:
         epsilons = {norm.span: (norm, epsilon) for norm, epsilon in changed.items()}
         whose = "the layer norms' epsilon"
         if len(changed) < len(inside.norms) or len(inside.norms) == 1:
-            whose = f"the epsilon of {_listed(norm.span.place for norm in changed)}"
-        theirs, own = _about(changed.values()), _about(norm.epsilon for norm in changed)
-        text = f"{whose}: {theirs} in {source.target}, and {own} in {source.name}"
+            whose = f"the epsilon of {_listed(norm.span.location for norm in changed)}"
+        target_epsilon, source_epsilon = _about(changed.values()), _about(norm.epsilon for norm in changed)
+        text = f"{whose}: {target_epsilon} in {source.target}, and {source_epsilon} in {source.name}"
         changes = replaced(epsilons, lambda span: epsilons[span][0].function(epsilons[span][1]))
         return Variant(self.causes, text, changes=changes, fitted=fitted, number=number)
 

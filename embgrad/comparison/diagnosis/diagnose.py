@@ -108,7 +108,7 @@ def _try_models(cases: Sequence[Case], explanations: list[Candidate], further: l
 
     Args:
         cases: both directions of the comparison.
-        found: the list of candidates that predict numbers, which is extended.
+        explanations: the list of candidates that predict numbers, which is extended.
         further: the list of findings, which is extended if a model is random, since that predicts no numbers.
         notes: the list of notes, which is extended by what could not be tested.
     """
@@ -136,8 +136,8 @@ def _try_models(cases: Sequence[Case], explanations: list[Candidate], further: l
         notes.extend(failures_of(source))
         count, total = len(source.batch), len(case.source.ids)
         where = "" if count == total else f" (on {count} of {total} examples)"
-        explanations.extend(replace(candidate, text=candidate.text + where) for candidate in trial.found)
-        if any(is_exact(candidate) and not candidate.fitted for candidate in trial.found):
+        explanations.extend(replace(candidate, text=candidate.text + where) for candidate in trial.candidates)
+        if any(is_exact(candidate) and not candidate.fitted for candidate in trial.candidates):
             return
     if not random:
         further.extend(_random([source for source in sources if source is not None and source not in suspected]))
@@ -154,7 +154,7 @@ class _Trial:
     """The runs of one model."""
 
     def __init__(self, source: Source, inside: Inside, factors: list[Factor]) -> None:
-        self.found: list[Candidate] = []
+        self.candidates: list[Candidate] = []
         self._source = source
         self._factors = factors
         self._inside = inside
@@ -169,7 +169,7 @@ class _Trial:
         """
         for number, group in enumerate(self.groups()):
             self.run(group())
-            if any(is_exact(candidate) for candidate in self.found) or (settled and number == LIKELY):
+            if any(is_exact(candidate) for candidate in self.candidates) or (settled and number == LIKELY):
                 return
         self.run(self.pairs())
 
@@ -196,7 +196,7 @@ class _Trial:
                 continue
             self._runs.append((variant, values))
             self._see(Prediction(variant.causes, variant.text, values, variant.fitted), case)
-            if variant.fitted and variant.weights and any(is_exact(candidate) for candidate in self.found):
+            if variant.fitted and variant.weights and any(is_exact(candidate) for candidate in self.candidates):
                 return  # further guesses at weights would add nothing
 
     def _see(self, prediction: Prediction, case: Case) -> None:
@@ -211,12 +211,14 @@ class _Trial:
             if len(prediction.causes) == 1
             for rearrangement in hypothesis.predictions(case, prediction.values)
         ]
-        self.found.extend(candidates(case, [prediction, *further], self._factors))
+        self.candidates.extend(candidates(case, [prediction, *further], self._factors))
 
     def _is_source(self, values: np.ndarray, tolerances: float = 1.0) -> bool:
-        """Return whether a run gave the source's values, up to this number of tolerances."""
-        own, tolerance = self._source.case.values, self._source.case.tolerance
-        return float(np.linalg.norm(values - own)) <= tolerances * tolerance * float(np.linalg.norm(own))
+        """Return whether a run returned the source's values, up to this number of tolerances."""
+        values_of_source, tolerance = self._source.case.values, self._source.case.tolerance
+        return float(np.linalg.norm(values - values_of_source)) <= tolerances * tolerance * float(
+            np.linalg.norm(values_of_source)
+        )
 
     def _guarded(self, cause: str, variants: Iterable[Variant]) -> Iterator[Variant]:
         """Yield the variants, up to one whose construction fails, since that may take a forward pass."""
@@ -262,11 +264,13 @@ class _Trial:
         if not scored or max(scored, key=lambda entry: entry[0])[0] < WORTH_FITTING:
             return
         _, epsilon, values = max(scored, key=lambda entry: entry[0])
-        own = max(norm.epsilon for norm in self._inside.norms)
+        source_epsilon = max(norm.epsilon for norm in self._inside.norms)
         wanted = (case.wanted - case.values)[case.matched].ravel()
         for _ in range(STEPS):
             effect = (values - case.values)[case.matched].ravel()
-            epsilon = own + (epsilon - own) * float(wanted @ effect) / (float(effect @ effect) or 1.0)
+            epsilon = source_epsilon + (epsilon - source_epsilon) * float(wanted @ effect) / (
+                float(effect @ effect) or 1.0
+            )
             variant = hypothesis.with_epsilon(self._source, self._inside, max(epsilon, 0.0), fitted=True)
             again = self._source.values(variant)
             if again is None:

@@ -107,14 +107,14 @@ class MeanOverTokens(Means):
     def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
         """Yield the numbers of tokens over which a mean is commonly taken."""
         examples, positions = result.ids.shape
-        own = result.real.sum(1).astype(np.float64)
-        yield own, "each example's own tokens"
-        yield _all(result, own.sum()), f"all {own.sum():.0f} real tokens"
+        lengths = result.real.sum(1).astype(np.float64)
+        yield lengths, "each example's own tokens"
+        yield _all(result, lengths.sum()), f"all {lengths.sum():.0f} real tokens"
         yield _all(result, positions), f"the {positions} positions, padding included"
         yield _all(result, examples * positions), f"all {examples * positions} positions, padding included"
-        if own.min() > 1:
-            yield own - 1, "each example's tokens but one, as where each token predicts the next"
-            yield _all(result, (own - 1).sum()), f"the {(own - 1).sum():.0f} tokens that have a next one"
+        if lengths.min() > 1:
+            yield lengths - 1, "each example's tokens but one, as where each token predicts the next"
+            yield _all(result, (lengths - 1).sum()), f"the {(lengths - 1).sum():.0f} tokens that have a next one"
         followed = f"the {examples} × {positions - 1} positions that have a next one"
         yield _all(result, examples * (positions - 1 or 1)), followed
         labels = np.asarray(objective_of(result).get("labels", 0))

@@ -89,7 +89,7 @@ class PaddingSide:
             move = partial(_padded_on, side=side)
             if (move(source.batch).real != source.batch.real).any():
                 text = f"that {source.target} was padded on the {side}"
-                yield Variant((self.cause,), text, (move,), _laid_anew(source, side), moved=True)
+                yield Variant((self.cause,), text, (move,), _with_moved_labels(source, side), moved=True)
 
 
 class OtherBatch:
@@ -148,8 +148,10 @@ class OtherIds:
         """Return the ids whose rows in the source's table are the target's embeddings; None if not found, or if no id differs."""
         case = source.case
         shown = case.alignment.bring(case.target.activations.astype(np.float64))
-        own = case.source.activations.astype(np.float64)
-        if shown.shape != own.shape or np.allclose(shown[case.matched], own[case.matched], rtol=1e-5, atol=1e-7):
+        looked_up = case.source.activations.astype(np.float64)
+        if shown.shape != looked_up.shape or np.allclose(
+            shown[case.matched], looked_up[case.matched], rtol=1e-5, atol=1e-7
+        ):
             return None
         for table in _tables(source):
             rows = {row.astype(np.float32).tobytes(): number for number, row in enumerate(table)}
@@ -172,12 +174,12 @@ class OtherTable:
             return
         if (case.alignment.bring(case.target.ids) != case.source.ids)[case.matched].any():
             return  # the values may differ because the ids do
-        own = case.source.activations.astype(np.float64)
+        looked_up = case.source.activations.astype(np.float64)
         shown = case.alignment.bring(case.target.activations.astype(np.float64))
-        if shown.shape != own.shape:
+        if shown.shape != looked_up.shape:
             return
-        shown[~case.matched] = own[~case.matched]
-        distance = float(np.linalg.norm(shown - own) / (np.linalg.norm(own) or 1.0))
+        shown[~case.matched] = looked_up[~case.matched]
+        distance = float(np.linalg.norm(shown - looked_up) / (np.linalg.norm(looked_up) or 1.0))
         if distance > case.tolerance:
             text = f"the table: {source.target} looks up other values for the same ids (relative L2 {distance:.2g})"
             yield Variant(
@@ -279,13 +281,13 @@ def _tables(source: Source) -> Iterator[np.ndarray]:
             yield weight.get()
 
 
-def _laid_anew(source: Source, side: str) -> Objective | None:
+def _with_moved_labels(source: Source, side: str) -> Objective | None:
     """Return the objective with the labels of positions moved with the texts; None if it needs no change."""
-    own = source.objective
-    if not isinstance(own, CrossEntropy) or own.labels.ndim < 2:
+    objective = source.objective
+    if not isinstance(objective, CrossEntropy) or objective.labels.ndim < 2:
         return None
-    labels = np.take_along_axis(own.labels, order_padded_on(source.batch.real, side), axis=1)
-    return CrossEntropy(labels, own.of, output=own.output, position=own.position)
+    labels = np.take_along_axis(objective.labels, order_padded_on(source.batch.real, side), axis=1)
+    return CrossEntropy(labels, objective.of, output=objective.output, position=objective.position)
 
 
 def _times(value: np.ndarray, factor: float) -> np.ndarray:

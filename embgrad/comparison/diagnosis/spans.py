@@ -81,11 +81,11 @@ class Span:
     function: Function
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """A readable location: the path of the innermost module that computes the function."""
         keys = (self.behind, self.before)
-        own = [key for key in keys if key.partition(":")[2].startswith(OUTPUT if key is self.behind else INPUT)]
-        return max(own or keys, key=lambda key: key.count(".")).partition(":")[0]
+        at_module = [key for key in keys if key.partition(":")[2].startswith(OUTPUT if key is self.behind else INPUT)]
+        return max(at_module or keys, key=lambda key: key.count(".")).partition(":")[0]
 
 
 @dataclass
@@ -301,8 +301,10 @@ class Norm:
 
     def fits(self, argument: np.ndarray, value: np.ndarray, epsilon: float) -> bool:
         """Return whether another epsilon explains these values as well, up to rounding."""
-        own, other = (_fitted(argument, value, candidate, self.centred)[0] for candidate in (self.epsilon, epsilon))
-        return other <= max(FITS_AS_WELL * own, ROUNDING)
+        residual, other_residual = (
+            _fitted(argument, value, candidate, self.centred)[0] for candidate in (self.epsilon, epsilon)
+        )
+        return other_residual <= max(FITS_AS_WELL * residual, ROUNDING)
 
 
 def norm_spans(values: Mapping[str, np.ndarray], epsilons: Sequence[float]) -> list[Norm]:

@@ -215,8 +215,10 @@ def _substituting(differing: Mapping[str, Difference], source: Source) -> Varian
 
 def _descriptions(differing: Mapping[str, Difference], source: Source) -> Iterator[str]:
     """Yield what the target's model has, and what the source's model has."""
-    for own, name in ((False, source.target), (True, source.name)):
-        texts = list(dict.fromkeys(difference.text for difference in differing.values() if difference.own is own))
+    for is_in_model, name in ((False, source.target), (True, source.name)):
+        texts = list(
+            dict.fromkeys(difference.text for difference in differing.values() if difference.is_in_model is is_in_model)
+        )
         more = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
         if texts:
             yield f"{name}'s model has {', '.join(texts[:4])}{more}"
