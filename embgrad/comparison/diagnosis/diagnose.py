@@ -11,12 +11,11 @@ import numpy as np
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import backend_for
 from embgrad.comparison.align import Alignment
-from embgrad.comparison.diagnosis.case import Case
+from embgrad.comparison.diagnosis.case import Case, objective_of
 from embgrad.comparison.diagnosis.computations import COMPUTED, Activation, Inside, LayerNormEpsilon
 from embgrad.comparison.diagnosis.dropout import dropout, random_model
 from embgrad.comparison.diagnosis.factors import Factor
 from embgrad.comparison.diagnosis.findings import Finding
-from embgrad.comparison.diagnosis.provenance import recorded_causes
 from embgrad.comparison.diagnosis.rearrangements import STRUCTURES, Prediction
 from embgrad.comparison.diagnosis.requests import REQUESTS, head_shares
 from embgrad.comparison.diagnosis.rerun import Source, Variant, failures_of, reproduction_failure, source_of
@@ -32,6 +31,7 @@ from embgrad.comparison.diagnosis.search import (
 )
 from embgrad.comparison.diagnosis.weights import AttentionScale, DifferentWeights, MisplacedWeights, WeightComparison
 from embgrad.engine.gradients import gradients
+from embgrad.forward.points import WORD
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["diagnosed"]
@@ -92,7 +92,7 @@ def diagnosed(
     findings = [finding_of(candidate) for candidate in best]
     if not any(is_exact(candidate) for candidate in best):
         named = {cause for finding in (*further, *findings) for cause in finding.causes}
-        known = [finding for finding in recorded_causes(a, b, alignment) if not named & set(finding.causes)]
+        known = [finding for finding in _recorded_causes(a, b, alignment) if not named & set(finding.causes)]
         findings = [*further, *findings, *known]
     return tuple(findings), list(dict.fromkeys(notes))
 
@@ -101,6 +101,33 @@ def _by_numbers(case: Case) -> Iterable[Candidate]:
     if not np.abs(case.wanted).max(initial=0.0) or not np.abs(case.values).max(initial=0.0):
         return []
     return list(candidates(case, rearranged(case, twice=case.values.size <= MOST_NUMBERS), known_factors(case)))
+
+
+def _recorded_causes(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Alignment) -> Iterator[Finding]:
+    """Yield recorded differences that are certain to have an effect: the mode, the point, the objective and the ids.
+
+    None of these is measured: how much of the difference they explain can only be measured with the models.
+    """
+    for result, name, other in ((a, "a", "b"), (b, "b", "a")):
+        if result.provenance.get("training") and not (b if result is a else a).provenance.get("training"):
+            text = f"{name} ran in training mode, where dropout is active, and {other} did not"
+            yield Finding(("dropout",), text, None, None, name)
+    points = [result.provenance.get("point") for result in (a, b)]
+    if points[0] != points[1]:
+        after_norm = "embeddings" in points and WORD in points
+        text = f"a was taken at {points[0]!r}, and b at {points[1]!r}"
+        yield Finding(("after-norm" if after_norm else "other-point",), text, None, None)
+    objectives = [objective_of(result) for result in (a, b)]
+    classes = [description.get("class") for description in objectives]
+    if classes[0] != classes[1] and not {"callable", "Scalar", None} & set(classes):
+        cause = "sum-objective" if "Sum" in classes else "other-objective"
+        yield Finding((cause,), f"a is the gradient of {classes[0]}, and b of {classes[1]}", None, None)
+    brought = alignment.bring(b.ids)
+    if (brought != a.ids)[alignment.matched].any():
+        differ = int((brought != a.ids)[alignment.matched].sum())
+        yield Finding(
+            ("other-ids",), f"the ids differ at {differ} of {int(alignment.matched.sum())} positions", None, None
+        )
 
 
 def _try_models(cases: Sequence[Case], explanations: list[Candidate], further: list[Finding], notes: list[str]) -> None:
