@@ -13,7 +13,7 @@ from embgrad.cli.describe import Results
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import loaded_results, restricted
 from embgrad.cli.models import Models
-from embgrad.cli.request import Inputs, Question, ask, batch_from, call_from, note_default
+from embgrad.cli.request import GradientRequest, Inputs, batch_from, call_from, compute, note_default
 from embgrad.cli.run import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
@@ -91,10 +91,10 @@ def compare(
             results = restricted(loaded_results(files), at or ())
             comparisons: Mapping[str, Any] = against_first(results, tolerance, terminal)
         else:
-            question = Question(objective, labels, at or (), batch_size, training, pads, call=call)
+            request = GradientRequest(objective, labels, at or (), batch_size, training, pads, call=call)
             inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
             models = Models(model, framework, frameworks, against, ignore or ())
-            comparisons = compare_models(models, inputs, question, tolerance, terminal).comparisons
+            comparisons = compare_models(models, inputs, request, tolerance, terminal).comparisons
         return print_comparisons(comparisons, terminal)
 
     execute(work, as_json=as_json, debug=debug)
@@ -124,7 +124,7 @@ def against_first(
 def compare_models(
     models: Models,
     inputs: Inputs,
-    question: Question,
+    request: GradientRequest,
     tolerance: float | None,
     terminal: Terminal,
     least: int = 2,
@@ -134,21 +134,21 @@ def compare_models(
     Args:
         models: the models, at least `least` of them.
         inputs: the source of the examples.
-        question: the objective, the points and the other options of the gradients.
+        request: the objective, the points and the other options of the gradients.
         tolerance: see `embgrad.compare`.
         terminal: where progress, notes and warnings are printed.
         least: the smallest permitted number of models.
     """
     checked_tolerance(tolerance)
-    batch = batch_from(inputs, models.expect(least), terminal, question)
+    batch = batch_from(inputs, models.expect(least), terminal, request)
     loaded = models.load(terminal, least)
     results: dict[str, Results] = {}
-    used = question.parsed
+    used = request.parsed
     for label, model in loaded.items():
-        used, results[label] = ask(model, batch, question, terminal, used)
-    note_default(question, used, terminal)
+        used, results[label] = compute(model, batch, request, terminal, used)
+    note_default(request, used, terminal)
     natives = {label: model.model for label, model in loaded.items()}
-    return Compared(results, against_first(results, tolerance, terminal, natives, call_from(question)))
+    return Compared(results, against_first(results, tolerance, terminal, natives, call_from(request)))
 
 
 def print_comparisons(comparisons: Mapping[str, Any], terminal: Terminal) -> int:

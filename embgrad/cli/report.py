@@ -13,7 +13,7 @@ from embgrad.cli.describe import Results
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_writable, loaded_results, restricted
 from embgrad.cli.models import Models
-from embgrad.cli.request import Inputs, Question
+from embgrad.cli.request import GradientRequest, Inputs
 from embgrad.cli.run import OK, execute
 from embgrad.cli.terminal import Terminal
 
@@ -67,10 +67,10 @@ def report(
             results: Mapping[str, Results] = restricted(loaded_results(files), at or ())
             comparisons: Mapping[str, Any] = against_first(results, tolerance, terminal)
         else:
-            question = Question(objective, labels, at or (), batch_size, training, pads, call=call)
+            request = GradientRequest(objective, labels, at or (), batch_size, training, pads, call=call)
             inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
             models = Models(model, framework, frameworks, against, ignore or ())
-            compared = compare_models(models, inputs, question, tolerance, terminal, least=1)
+            compared = compare_models(models, inputs, request, tolerance, terminal, least=1)
             results, comparisons = compared.results, compared.comparisons
         _write(results, comparisons, str(output), title, terminal)
         agrees = all(comparison.agrees for comparison in comparisons.values()) if comparisons else None

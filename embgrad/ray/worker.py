@@ -29,7 +29,7 @@ from embgrad.inputs.encode import padding_of
 from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Objective, Scalar
 from embgrad.ray.partial_sum import Partial
-from embgrad.ray.result_columns import Answer, Wanted, with_answers
+from embgrad.ray.result_columns import RowGradients, Wanted, with_columns
 from embgrad.ray.row_columns import Columns, Examples, NoColumnError, examples_of, named_row, rows_at
 from embgrad.ray.settings import Job
 from embgrad.ray.tally import tally_of
@@ -61,7 +61,7 @@ class Worker:
         self._other_rows_checked = False  # whether other rows are known not to change results
         self._weights_checked = job.run is None  # whether the weights are known to equal those of the other actors
 
-    def answers(self, rows: pa.Table) -> Iterator[Answer]:
+    def row_gradients(self, rows: pa.Table) -> Iterator[RowGradients]:
         """Yield the gradients of a block's rows, in groups of similar length.
 
         Raises:
@@ -80,9 +80,9 @@ class Worker:
             size = self._job.batch_size
             for group in groups:
                 for start in range(0, len(group), size):
-                    for answer in self._answers(rows, examples, group[start : start + size]):
+                    for entry in self._row_gradients(rows, examples, group[start : start + size]):
                         self._check_weights()  # a model may create weights in its first forward pass
-                        yield answer
+                        yield entry
         except Exception as error:  # errors of the model as well; Ray would report them in a hundred lines
             raise self._with_row_name(rows, _as_embgrad_error(error)) from error
 
@@ -91,19 +91,19 @@ class Worker:
             expect_same_weights(self._job.run, self._built[0])
             self._weights_checked = True
 
-    def _answers(self, rows: pa.Table, examples: Examples, chosen: np.ndarray) -> Iterator[Answer]:
+    def _row_gradients(self, rows: pa.Table, examples: Examples, chosen: np.ndarray) -> Iterator[RowGradients]:
         part = examples.take(chosen)
         if self._by_length and not part.real.all():
             lengths = part.real.sum(1)
             for length in np.unique(lengths):
-                yield from self._answers(rows, examples, chosen[lengths == length])
+                yield from self._row_gradients(rows, examples, chosen[lengths == length])
             return
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = self._gradients(rows_at(rows, chosen), part)
         if self._differs_alone(rows, part, chosen, result):
             self._by_length = True  # from now on only rows of one length share a batch
-            yield from self._answers(rows, examples, chosen)
+            yield from self._row_gradients(rows, examples, chosen)
             return
         for warning in caught:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
@@ -112,7 +112,7 @@ class Worker:
                 f"the point {self._job.point!r} has the shape {result.values.shape}: expected (example, position, dim), with "
                 f"{part.batch.shape} examples and positions"
             )
-        yield Answer(chosen, result, part.real)
+        yield RowGradients(chosen, result, part.real)
 
     def _differs_alone(self, rows: pa.Table, part: Examples, chosen: np.ndarray, result: EmbeddingGradients) -> bool:
         """Return whether padded rows have other results when run alone, because padding or other rows change them.
@@ -139,7 +139,7 @@ class Worker:
             if padded and (verdict is None or verdict.difference is not None):
                 return True
             if verdict is not None and verdict.difference is not None:
-                raise self._meeting_error(rows_at(rows, chosen[[row]]), verdict.difference)
+                raise self._interaction_error(rows_at(rows, chosen[[row]]), verdict.difference)
             if verdict is not None and verdict.conclusive:
                 conclusive += 1
                 self._padding_checked = self._padding_checked or not part.real[row].all()
@@ -169,7 +169,7 @@ class Worker:
             )
         return None
 
-    def _meeting_error(self, row: pa.Table, difference: Difference) -> UnsupportedError:
+    def _interaction_error(self, row: pa.Table, difference: Difference) -> UnsupportedError:
         return UnsupportedError(
             f"{named_row(row, self._job.inputs)} has other results alone than beside rows of its length: at "
             f"{difference.name!r} their relative difference is {difference.size:.2g}, and rounding explains "
@@ -211,7 +211,7 @@ class GradientWorker(Worker):
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return the rows, in their order, with the requested columns."""
-        return with_answers(rows, self.answers(rows), self._wanted, self._job.inputs)
+        return with_columns(rows, self.row_gradients(rows), self._wanted, self._job.inputs)
 
 
 class TableWorker(Worker):
@@ -220,8 +220,8 @@ class TableWorker(Worker):
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return one row: the sum, and the tally of the rows that it covers."""
         total = Partial(tally=tally_of(rows, self._job.inputs.columns))
-        for answer in self.answers(rows):
-            total += Partial.of_gradients(answer.result, answer.real)
+        for entry in self.row_gradients(rows):
+            total += Partial.of_gradients(entry.result, entry.real)
         return total.to_arrow()
 
 

@@ -110,7 +110,7 @@ def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
         if writer is not None and manifest is not None:
             if not state.quiet:
                 yield from _read_back(plan, manifest, writer, state)
-            writer.take_back()
+            writer.reload_last_shard()
             state.examples = manifest.examples
             report(state.examples, plan.total)
         last = None
@@ -288,7 +288,7 @@ def _record_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
     """
     first_sums, digest, run = weights_sums(plan.task.bound.model), weights_digest(plan.task), writer.manifest.run
     if first:
-        writer.put_run({**run, "weights": digest})
+        writer.replace_run({**run, "weights": digest})
 
     def expect_same() -> None:
         current_sums = weights_sums(plan.task.bound.model)

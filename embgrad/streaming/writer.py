@@ -136,7 +136,7 @@ class Writer:
             if _is_shard(path) and path.name not in named:
                 path.unlink()
 
-    def take_back(self) -> None:
+    def reload_last_shard(self) -> None:
         """Load the results of a last shard that is not full, to replace it by a larger one. Nothing on the disk changes."""
         manifest = self.manifest
         if manifest.keep != "table" and not manifest.complete and manifest.shards and not manifest.shards[-1].full:
@@ -183,7 +183,7 @@ class Writer:
         """Call a function before each later write; if it raises, pending results are dropped and nothing more is written."""
         self._expect = expect
 
-    def put_run(self, run: Mapping[str, Any]) -> None:
+    def replace_run(self, run: Mapping[str, Any]) -> None:
         """Replace the identity of the run, parts of which are known only after its first batch."""
         manifest, pending = self._progress
         if not manifest.shards:

@@ -28,7 +28,7 @@ def by_weights(result: SearchResult) -> SearchResult:
         return replace(result, region=Region(module, piece, result.after, result.first, ([], []), ()))
     inside = [_lies_in(weight, region.module) for weight in result.parameters if weight.differs]
     if not any(inside):  # the region that the points alone suggest is not the cause
-        return replace(result, region=replace(region, module=_around(modules), piece=_piece(modules)))
+        return replace(result, region=replace(region, module=_enclosing_module(modules), piece=_piece(modules)))
     if not all(inside):
         return result
     module = modules[0] if len(modules) == 1 else region.module
@@ -44,7 +44,7 @@ def module_of(weight: Suspect | Weight) -> str | None:
     return weight.module or None if weight.canonical is None else weight.canonical.rpartition(".")[0]
 
 
-def _around(modules: Sequence[str]) -> str | None:
+def _enclosing_module(modules: Sequence[str]) -> str | None:
     """Return the innermost module that contains all of these modules."""
     paths = [module.split(".") for module in modules]
     shared = 0
@@ -78,9 +78,9 @@ def describe(result: SearchResult) -> str:
         ways = "forward and backward" if any(step.backward for step in result.steps) else "forward"
         sentences = [f"The models agree at {at}{end}, {ways}, within {result.tolerance:.1e}."]
     elif result.random:
-        sentences = [*_random(result), *_inside(result), _computation(result)]
+        sentences = [*_random(result), *_location(result), _computation(result)]
     else:
-        sentences = [_parting(result), *_inside(result), *_weights(result)]
+        sentences = [_divergence(result), *_location(result), *_weights(result)]
     return " ".join([*sentences, *(f"{note[:1].upper()}{note[1:]}." for note in result.notes)])
 
 
@@ -95,7 +95,7 @@ def _random(result: SearchResult) -> list[str]:
     ]
 
 
-def _parting(result: SearchResult) -> str:
+def _divergence(result: SearchResult) -> str:
     figure = (
         ""
         if result.figures is None
@@ -110,7 +110,7 @@ def _parting(result: SearchResult) -> str:
     )
 
 
-def _inside(result: SearchResult) -> list[str]:
+def _location(result: SearchResult) -> list[str]:
     region = result.region
     if region is None:
         return []

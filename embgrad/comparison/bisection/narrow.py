@@ -86,21 +86,21 @@ def narrowed(
         for number, (pair, figure) in enumerate(zip(pairs, figures, strict=True))
     ]
     if first is None:
-        return _behind_all(a, b, pairs, tuple(steps), high)
-    weights = _between(a, b, pairs, first, _before(steps, first), low, backward)
+        return _after_all_points(a, b, pairs, tuple(steps), high)
+    weights = _between(a, b, pairs, first, _last_compared(steps, first), low, backward)
     module, piece = _containing_module(a, pairs, first, backward)
-    if backward and all(_of_checkpoint(pair.name) is None for pair in pairs[first:]):
+    if backward and all(_bert_module(pair.name) is None for pair in pairs[first:]):
         module, piece = _block_code(pairs, block[0] if pairs[first] is ends[0] else module)
-    before = _before(steps, first)
+    before = _last_compared(steps, first)
     after = None if before is None else pairs[before].name
     return Region(module, piece, after, pairs[first].name, weights, tuple(steps))
 
 
-def _behind_all(
+def _after_all_points(
     a: Side, b: Side, pairs: Sequence[Pair], steps: tuple[Step, ...], high: tuple[float, float]
 ) -> Region | None:
     """Return the region after the last of the points, where all points agree."""
-    last = _before(steps, len(steps))
+    last = _last_compared(steps, len(steps))
     if last is None:
         return None
     times = a.points[pairs[last].a].time, b.points[pairs[last].b].time
@@ -108,7 +108,7 @@ def _behind_all(
     return Region(None, None, pairs[last].name, None, weights, steps)
 
 
-def _before(steps: Sequence[Step], first: int) -> int | None:
+def _last_compared(steps: Sequence[Step], first: int) -> int | None:
     """Return the index of the last compared point before the first that differs."""
     return next((number for number in reversed(range(first)) if steps[number].forward or steps[number].backward), None)
 
@@ -160,7 +160,7 @@ def _block_code(pairs: Sequence[Pair], module: str | None) -> tuple[str | None, 
 
     The difference then lies in the code beside these modules; in a BERT that is the first residual.
     """
-    known = (named for pair in pairs if (named := _of_checkpoint(pair.name)) is not None)
+    known = (named for pair in pairs if (named := _bert_module(pair.name)) is not None)
     name = next((name for name, _ in known), "")
     layer = LAYER.fullmatch(name)
     if layer is None:
@@ -179,7 +179,7 @@ def _containing_module(a: Side, pairs: Sequence[Pair], first: int, backward: boo
     at = a.points[pairs[first].a]
     whole = _is_whole(at.side, backward)
     match = SIDED.fullmatch(pairs[first].name)
-    known = next((named for pair in pairs[first:] if (named := _of_checkpoint(pair.name)) is not None), None)
+    known = next((named for pair in pairs[first:] if (named := _bert_module(pair.name)) is not None), None)
     piece, around = None, None
     if known is not None:
         name, side = known
@@ -192,7 +192,7 @@ def _containing_module(a: Side, pairs: Sequence[Pair], first: int, backward: boo
             around = name.removesuffix(inner) + within
     if whole:
         holder = a.holder(at.path)
-        if _of_checkpoint(pairs[first].name) is None and not all(
+        if _bert_module(pairs[first].name) is None and not all(
             inner_name.startswith(f"{around}.") for inner_name in a.known_in(at.path)
         ):
             piece = None  # for example a whole encoder, which has no name in `PIECES`
@@ -201,7 +201,7 @@ def _containing_module(a: Side, pairs: Sequence[Pair], first: int, backward: boo
     return around or a.canonical.get(parent, parent) or None, piece
 
 
-def _of_checkpoint(name: str) -> tuple[str, str] | None:
+def _bert_module(name: str) -> tuple[str, str] | None:
     """Return the module of a BERT and the side that a point named after a checkpoint refers to; None for other points."""
     match = SIDED.fullmatch(name)
     if match is None:

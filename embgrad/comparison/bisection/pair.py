@@ -133,7 +133,7 @@ def paired_points(
     """
     both = set(a.canonical.values()) & set(b.canonical.values())
     same = a.reader.backend.name == b.reader.backend.name
-    ways: tuple[Spelling, ...] = (str, uncounted) if same or not both else (_nameless,)
+    ways: tuple[Spelling, ...] = (str, uncounted) if same or not both else (_no_name,)
     inside = [side.between(low[i], high[i]) for i, side in enumerate((a, b))]
     best: list[Pair] = []
     for way in ways:
@@ -149,7 +149,7 @@ def paired_points(
     return best
 
 
-def _nameless(path: str) -> str:
+def _no_name(path: str) -> str:
     return ""
 
 
@@ -165,7 +165,7 @@ def _labelled(
         plain = way(point.path.removeprefix(block) if inside else point.path)
         name = canonical if canonical in both else plain
         label = f"{name}:{point.side}"
-        if (canonical in both or way is not _nameless) and label not in excluded:
+        if (canonical in both or way is not _no_name) and label not in excluded:
             keys[f"{label}#{seen[label]}"] = point.key
             seen[label] += 1
     return keys

@@ -71,7 +71,7 @@ class Search:
         failures = [side.reader.failure for side in (self._a, self._b)]
         if isinstance(failures[0], ObjectiveError) and failures[1] is not None:
             raise failures[0]
-        self._judge = self._judging()
+        self._judge = self._new_judge()
         steps = self._steps(read)
         random = self._random(read)
         if random is not None:
@@ -92,7 +92,7 @@ class Search:
         self._tick(1)
         return {name: readings[key] for name, key in zip(self._names, keys, strict=True)}
 
-    def _judging(self) -> Judge:
+    def _new_judge(self) -> Judge:
         dtypes = [side.reader.dtype for side in (self._a, self._b)]
         halves = all(name in HALVES for name in dtypes)
         coarse = coarsest(dtypes)
@@ -166,7 +166,7 @@ class Search:
             return replace(base, region=region, parameters=suspects(self._a, self._b, tables))
         low, high, block = self._stretch(name, (self._a, self._b))
         narrow = narrowed(self._a, self._b, self._judge, low, high, block=block)
-        return self._with(base, narrow, low, high, name == OBJECTIVE)
+        return self._with_region(base, narrow, low, high, name == OBJECTIVE)
 
     def _failed(self, steps: Sequence[Step]) -> SearchResult | None:
         """Return the result if one model's objective has no value or no gradient, and the other model's has."""
@@ -184,7 +184,7 @@ class Search:
         )
         low, high, block = self._stretch(OBJECTIVE, (self._a, self._b))
         region = narrowed(self._a, self._b, self._judge, low, high, block=block) if forward else None
-        return self._with(base, region, low, high, True)
+        return self._with_region(base, region, low, high, True)
 
     def _backward(self, steps: Sequence[Step], read: Sequence[Mapping[str, Reading]]) -> SearchResult | None:
         """All values agree: the first gradient that parts, coming down from the objective."""
@@ -207,9 +207,9 @@ class Search:
         base = SearchResult(
             self._judge.tolerance, (), name, "backward", above or OBJECTIVE, figures=by_name[name].backward, notes=notes
         )
-        return self._with(base, region, low, high, above is None)
+        return self._with_region(base, region, low, high, above is None)
 
-    def _with(
+    def _with_region(
         self, base: SearchResult, region: Region | None, low: tuple[float, float], high: tuple[float, float], head: bool
     ) -> SearchResult:
         """Return the result with the narrowed region and its weights; without a region, with the weights of the whole stretch."""
@@ -238,7 +238,11 @@ class Search:
             high.append(float(side.points[roles[name]].time) if name in roles else float("inf"))
         shown = name if name.startswith(f"{LAYER}.") else None
         paths = [self._path(side, shown) for side in sides]
-        return (low[0], low[1]), (high[0], high[1]), (paths[0], paths[1]) if shown else _heads(paths[0], paths[1])
+        return (
+            (low[0], low[1]),
+            (high[0], high[1]),
+            (paths[0], paths[1]) if shown else _different_prefixes(paths[0], paths[1]),
+        )
 
     def _path(self, side: Side, name: str | None) -> str:
         """Return the path of a layer; without a name that of the last layer."""
@@ -316,7 +320,11 @@ def _common(a: Side, b: Side) -> list[str]:
     names = [role for role in a.reader.roles if role in b.reader.roles and role != LAST]
     if _layers(a) != _layers(b):
         same = a.reader.backend.name == b.reader.backend.name
-        names = [name for name in names if _is_lookup(name) or (same and _called(a, name) == _called(b, name))]
+        names = [
+            name
+            for name in names
+            if _is_lookup(name) or (same and _uncounted_path(a, name) == _uncounted_path(b, name))
+        ]
     if not names:
         raise PointError(
             f"the two models have no role in common: a has {', '.join(a.reader.roles) or 'none'}, b "
@@ -332,12 +340,12 @@ def _common(a: Side, b: Side) -> list[str]:
     return sorted(names, key=order)
 
 
-def _called(side: Side, role: str) -> str:
+def _uncounted_path(side: Side, role: str) -> str:
     """Return the path of the point with a role, without the counters that differ between two copies of a model."""
     return uncounted(side.points[side.reader.roles[role]].path)
 
 
-def _heads(a: str, b: str) -> tuple[str, str]:
+def _different_prefixes(a: str, b: str) -> tuple[str, str]:
     """Return what two paths have before their common end: "bert." and "" for `bert.encoder.layer.3` and `encoder.layer.3`."""
     shared = 0
     while shared < min(len(a), len(b)) and a[-1 - shared] == b[-1 - shared]:

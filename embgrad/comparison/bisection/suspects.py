@@ -36,8 +36,8 @@ def suspects(a: Side, b: Side, weights: tuple[Sequence[Weight], Sequence[Weight]
     pairs += [*more, *((weight, None) for weight in left), *((None, weight) for weight in others)]
     compared = [_compared(first, second, same) for first, second in pairs]
     if any(suspect.differs and suspect.a and suspect.b for suspect in compared):
-        elsewhere = _Elsewhere(a, b, [*known, *more])
-        compared = [elsewhere.located(suspect) if suspect.differs else suspect for suspect in compared]
+        index = _WeightIndex(a, b, [*known, *more])
+        compared = [index.located(suspect) if suspect.differs else suspect for suspect in compared]
     return tuple(sorted(compared, key=lambda suspect: (not suspect.differs, -suspect.relative_l2)))
 
 
@@ -88,7 +88,7 @@ def _relation(a: np.ndarray, b: np.ndarray, slack: float, *, turns: bool) -> tup
     return "differs", straight
 
 
-class _Elsewhere:
+class _WeightIndex:
     """An index of all weights of both models by their bits, which finds a weight of a in another weight's place in b."""
 
     def __init__(self, a: Side, b: Side, pairs: Iterable[tuple[Weight, Weight]]) -> None:

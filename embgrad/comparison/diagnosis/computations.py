@@ -137,7 +137,7 @@ class Activation:
             if span.function.name != function.name:
                 yield self._with(source, spans, {span: function}, fitted=True)
 
-    def itself(self, inside: Inside) -> Variant | None:
+    def unchanged(self, inside: Inside) -> Variant | None:
         """Return the variant that replaces each activation by itself, which must change nothing."""
         changes = replaced(inside.activations, lambda span: span.function)
         return Variant(self.causes[:1], "", changes=changes) if inside.activations else None
@@ -192,7 +192,7 @@ class LayerNormEpsilon:
         """Return the variant with one epsilon in all norms."""
         return self._with(source, inside, dict.fromkeys(inside.norms, epsilon), fitted=fitted, number=epsilon)
 
-    def itself(self, inside: Inside) -> Variant | None:
+    def unchanged(self, inside: Inside) -> Variant | None:
         """Return the variant that replaces each norm by itself, which must change nothing."""
         norms = {norm.span: norm for norm in inside.norms}
         changes = replaced(norms, lambda span: norms[span].function(norms[span].epsilon))
@@ -218,13 +218,13 @@ class LayerNormEpsilon:
         whose = "the layer norms' epsilon"
         if len(changed) < len(inside.norms) or len(inside.norms) == 1:
             whose = f"the epsilon of {_listed(norm.span.location for norm in changed)}"
-        target_epsilon, source_epsilon = _about(changed.values()), _about(norm.epsilon for norm in changed)
+        target_epsilon, source_epsilon = _formatted(changed.values()), _formatted(norm.epsilon for norm in changed)
         text = f"{whose}: {target_epsilon} in {source.target}, and {source_epsilon} in {source.name}"
         changes = replaced(epsilons, lambda span: epsilons[span][0].function(epsilons[span][1]))
         return Variant(self.causes, text, changes=changes, fitted=fitted, number=number)
 
 
-def _about(epsilons: Iterable[float]) -> str:
+def _formatted(epsilons: Iterable[float]) -> str:
     """Format epsilons for a text; for tiny ones only an upper bound is known."""
     known = list(epsilons)
     if max(known) < TINY:

@@ -122,9 +122,9 @@ def _recorded_causes(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Al
     if classes[0] != classes[1] and not {"callable", "Scalar", None} & set(classes):
         cause = "sum-objective" if "Sum" in classes else "other-objective"
         yield Finding((cause,), f"a is the gradient of {classes[0]}, and b of {classes[1]}", None, None)
-    brought = alignment.bring(b.ids)
-    if (brought != a.ids)[alignment.matched].any():
-        differ = int((brought != a.ids)[alignment.matched].sum())
+    arranged = alignment.arrange(b.ids)
+    if (arranged != a.ids)[alignment.matched].any():
+        differ = int((arranged != a.ids)[alignment.matched].sum())
         yield Finding(
             ("other-ids",), f"the ids differ at {differ} of {int(alignment.matched.sum())} positions", None, None
         )
@@ -222,11 +222,11 @@ class _Trial:
             if values is None or self._is_source(values):
                 continue
             self._runs.append((variant, values))
-            self._see(Prediction(variant.causes, variant.text, values, variant.fitted), case)
+            self._add_candidates(Prediction(variant.causes, variant.text, values, variant.fitted), case)
             if variant.fitted and variant.weights and any(is_exact(candidate) for candidate in self.candidates):
                 return  # further guesses at weights would add nothing
 
-    def _see(self, prediction: Prediction, case: Case) -> None:
+    def _add_candidates(self, prediction: Prediction, case: Case) -> None:
         further = [
             Prediction(
                 (*prediction.causes, *rearrangement.causes),
@@ -259,7 +259,7 @@ class _Trial:
 
     def _heads(self) -> Iterator[Variant]:
         for text, values in head_shares(self._source):
-            self._see(Prediction(("head-share",), text, values), self._source.case)
+            self._add_candidates(Prediction(("head-share",), text, values), self._source.case)
         yield from ()
 
     def _computed(self) -> Iterator[Variant]:
@@ -273,8 +273,8 @@ class _Trial:
     def _computed_by(
         self, hypothesis: Activation | LayerNormEpsilon, variants: Callable[[Source, Inside], Iterator[Variant]]
     ) -> Iterator[Variant]:
-        itself = hypothesis.itself(self._inside)
-        values = None if itself is None else self._source.values(itself)
+        unchanged = hypothesis.unchanged(self._inside)
+        values = None if unchanged is None else self._source.values(unchanged)
         # A function that replaces itself must change nothing; otherwise the stretch does not compute that function.
         if values is not None and self._is_source(values, tolerances=10):
             yield from variants(self._source, self._inside)
@@ -315,7 +315,7 @@ class _Trial:
         others: list[tuple[float, int, Variant]] = []
         for i, effect in enumerate(effects):
             for j in range(i):
-                both = self._runs[i][0].with_(self._runs[j][0])
+                both = self._runs[i][0].combined_with(self._runs[j][0])
                 if both is None:
                     continue
                 if self._runs[i][0].batch and self._runs[j][0].batch:

@@ -71,7 +71,7 @@ class Means(ABC):
         for counts, what in self.counts(_with_labels(case)):
             aligned_counts = counts[np.maximum(aligned, 0)]
             if _is_informative(aligned_counts):
-                text = f"a factor {_one_over(aligned_counts)}: {target} took the mean over {what}"
+                text = f"a factor {_reciprocal(aligned_counts)}: {target} took the mean over {what}"
                 yield Factor(self.cause, text, 1 / aligned_counts, mean_on="target")
         for counts, what in self.counts(case.source):
             if _is_informative(counts):
@@ -250,7 +250,7 @@ def _all(result: Any, number: float) -> np.ndarray:
     return np.full(len(result.ids), float(number))
 
 
-def _one_over(counts: np.ndarray) -> str:
+def _reciprocal(counts: np.ndarray) -> str:
     return f"{1 / counts[0]:.6g} = 1/{counts[0]:g}" if (counts == counts[0]).all() else "1/n for each example"
 
 

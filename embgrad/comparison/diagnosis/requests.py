@@ -105,13 +105,13 @@ class OtherBatch:
             return
         ids = case.target.ids[partners]
         mask, types = (None if array is None else array[partners] for array in (case.target.mask, case.target.types))
-        if not case.other_texts:
+        if not case.has_other_texts:
             return
         target_batch = TokenBatch(ids, mask, types, convention=batch.convention)
-        cause = "padding-side" if case.only_padding else self.cause
+        cause = "padding-side" if case.differs_only_in_padding else self.cause
         text = (
             f"the padding: {source.target} has its texts at other positions"
-            if case.only_padding
+            if case.differs_only_in_padding
             else f"the ids: {source.target} has other ids"
         )
         labels = getattr(source.target_objective, "labels", np.zeros(1))
@@ -141,13 +141,13 @@ class OtherIds:
             ids = source.batch.ids + offset
             if ids.min() >= 0 and ids.max() < source.case.source.vocab:
                 text = f"that {source.target} looked up each id {offset:+d}"
-                yield Variant((self.cause,), text, batch=(partial(_off_by, offset=offset),))
+                yield Variant((self.cause,), text, batch=(partial(_shifted_ids, offset=offset),))
 
     @staticmethod
     def _seen(source: Source) -> np.ndarray | None:
         """Return the ids whose rows in the source's table are the target's embeddings; None if not found, or if no id differs."""
         case = source.case
-        shown = case.alignment.bring(case.target.activations.astype(np.float64))
+        shown = case.alignment.arrange(case.target.activations.astype(np.float64))
         looked_up = case.source.activations.astype(np.float64)
         if shown.shape != looked_up.shape or np.allclose(
             shown[case.matched], looked_up[case.matched], rtol=1e-5, atol=1e-7
@@ -172,10 +172,10 @@ class OtherTable:
         case = source.case
         if case.source.vocab is None or case.target.vocab is None or source.at != case.target.provenance.get("point"):
             return
-        if (case.alignment.bring(case.target.ids) != case.source.ids)[case.matched].any():
+        if (case.alignment.arrange(case.target.ids) != case.source.ids)[case.matched].any():
             return  # the values may differ because the ids do
         looked_up = case.source.activations.astype(np.float64)
-        shown = case.alignment.bring(case.target.activations.astype(np.float64))
+        shown = case.alignment.arrange(case.target.activations.astype(np.float64))
         if shown.shape != looked_up.shape:
             return
         shown[~case.matched] = looked_up[~case.matched]
@@ -298,7 +298,7 @@ def _without_mask(batch: TokenBatch) -> TokenBatch:
     return batch.replace(mask=None)
 
 
-def _off_by(batch: TokenBatch, offset: int) -> TokenBatch:
+def _shifted_ids(batch: TokenBatch, offset: int) -> TokenBatch:
     return batch.replace(ids=batch.ids + offset)
 
 

@@ -65,7 +65,7 @@ class Variant:
     times: float = 1.0
     number: float = 0.0
 
-    def with_(self, other: Variant) -> Variant | None:
+    def combined_with(self, other: Variant) -> Variant | None:
         """Return both variants together; None if they change the same thing, or have a cause in common."""
         one_of_each = [(getattr(self, name), getattr(other, name)) for name in ("objective", "at")]
         same_names = any(self.changes.get(option, {}).keys() & named.keys() for option, named in other.changes.items())
@@ -161,7 +161,7 @@ class Source:
             return None
         values = result.values.astype(np.float64) * variant.times
         if variant.moved:
-            values = aligned(self.case.source, result).bring(values)
+            values = aligned(self.case.source, result).arrange(values)
         values = values.reshape(*values.shape[:2], -1)
         return values if values.shape == self.case.values.shape else None  # another point may have another size
 

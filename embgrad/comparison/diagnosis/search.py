@@ -63,7 +63,7 @@ NEARLY_ONE: Final = 0.01
 #: The factor by which two hypotheses must leave less than one, to become a finding in addition to it.
 BETTER: Final = 3.0
 
-#: The fewest numbers that must be compared, so that a match is not by chance.
+#: The smallest count of numbers that must be compared, so that a match is not by chance.
 LEAST_NUMBERS: Final = 8
 
 #: The most findings that are returned.
@@ -296,7 +296,7 @@ def _fits(case: Case, prediction: Prediction, match: Match) -> Iterator[Factor]:
     number, numbers = match.best_numbers()
     if not _is_nearly_the_source(case, prediction.values * number):
         yield fitted_factor(case, number)
-    enough = numbers is not None and len(numbers) > 1 and match.fewest() >= LEAST_NUMBERS
+    enough = numbers is not None and len(numbers) > 1 and match.least_count() >= LEAST_NUMBERS
     if not prediction.causes and numbers is not None and enough and np.abs(numbers - 1).max() > NEARLY_ONE:
         yield fitted_factors(numbers)
 

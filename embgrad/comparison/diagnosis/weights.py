@@ -86,8 +86,8 @@ class DifferentWeights:
             groups.setdefault(difference.text, {})[name] = difference
         if 1 < len(groups) <= MOST_SINGLY:
             for group in groups.values():
-                yield _substituting(group, source)
-        yield _substituting(differing, source)
+                yield _with_target_weights(group, source)
+        yield _with_target_weights(differing, source)
 
 
 class MisplacedWeights:
@@ -104,12 +104,12 @@ class MisplacedWeights:
             return  # the two models' weights were compared directly, which is more informative
         weights = weights_of(source.case.model)
         guesses = itertools.chain(
-            self._lost(weights, source), self._transposed(weights, source), self._swapped(weights, source)
+            self._without_bias(weights, source), self._transposed(weights, source), self._swapped(weights, source)
         )
         yield from itertools.islice(guesses, MOST_GUESSES)
 
     @staticmethod
-    def _lost(weights: Sequence[Weight], source: Source) -> Iterator[Variant]:
+    def _without_bias(weights: Sequence[Weight], source: Source) -> Iterator[Variant]:
         biases = {
             weight.name: np.zeros_like(weight.get()) for weight in weights if is_bias(weight) and weight.get().any()
         }
@@ -204,7 +204,7 @@ def _widths(layers: Mapping[str, Sequence[tuple[Weight, int]]]) -> set[int]:
     return {size for weight, share in matrices for size in (weight.shape if share == 1 else (min(weight.shape),))}
 
 
-def _substituting(differing: Mapping[str, Difference], source: Source) -> Variant:
+def _with_target_weights(differing: Mapping[str, Difference], source: Source) -> Variant:
     causes = list(dict.fromkeys(difference.cause for difference in differing.values()))
     return Variant(
         (causes[0] if len(causes) == 1 else "different-weight",),

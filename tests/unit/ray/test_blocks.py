@@ -37,7 +37,7 @@ def worked(
     output: str = "saliency",
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """The rows with the answers of one actor."""
+    """The rows with the columns that one actor adds."""
     length = options.pop("length", None)
     wanted = Wanted(output, options.pop("kind", "norm"), length, options.pop("prefix", ""))
     asked, _ = settings(build, objective, {"batch_size": 4, **options})
