@@ -126,9 +126,7 @@ def _partners(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]
     left = [i for i in range(len(first)) if i not in partners]
     free = sorted(set(range(len(second))) - set(partners.values()))
     pairs = ((i, j) for i in left for j in (free if len(left) * len(free) <= MOST_PAIRS else {i} & set(free)))
-    alike = sorted(
-        ((_likeness(first[i], second[j]), i == j, i, j) for i, j in pairs), key=lambda candidate: candidate[:2]
-    )
+    alike = sorted(((_likeness(first[i], second[j]), i == j, i, j) for i, j in pairs), key=lambda entry: entry[:2])
     for likeness, _, i, j in reversed(alike):
         if likeness >= ALIKE and i not in partners and j not in partners.values():
             partners[i] = j

@@ -253,9 +253,7 @@ def _models(models: Any) -> tuple[Any, Any]:
         )
     for model in models:
         if model is not None:
-            backend_for(
-                model
-            )  # otherwise an object that is no model would be skipped silently, and no cause inside it tested
+            backend_for(model)  # raises for an object that is no model, in which no cause could be tested
     return (models[0], models[1])
 
 

@@ -134,9 +134,7 @@ class Golden:
                 changes.append(_Change(f"{_prefix(name)}{error.message}"))
             else:
                 changes += _changes(name, comparisons[name])
-        result = comparisons.get(None) or Comparisons(
-            {str(name): comparison for name, comparison in comparisons.items()}
-        )
+        result = comparisons.get(None) or Comparisons({str(name): entry for name, entry in comparisons.items()})
         if changes:
             message = "\n".join(self._report(changes, expected, checked))
             raise GoldenError(message, result if comparisons else None)
@@ -299,10 +297,8 @@ def _other_names(
         if None in side and None not in other:
             yield _Change(f"{what}, {listed(other)}")
             return
-    missing, new = (
-        [name for name in expected if name not in checked],
-        [name for name in checked if name not in expected],
-    )
+    missing = [name for name in expected if name not in checked]
+    new = [name for name in checked if name not in expected]
     if missing:
         near = did_you_mean(str(missing[0]), map(str, new))
         yield _Change(f"{listed(missing)} is missing", [near.strip()] if near else [])

@@ -58,9 +58,8 @@ def paired_by_order(
     """Return the weights of two matching stretches that match by type of parameter and by order, and those without a partner."""
     pairs: list[tuple[Weight, Weight]] = []
     left, others = _matched(a, b, _by_leaf, pairs)
-    left, others = _matched(
-        left, others, _by_name, pairs, of_any_shape=True
-    )  # for example heads with different numbers of classes
+    # Of any shape, for example heads with different numbers of classes.
+    left, others = _matched(left, others, _by_name, pairs, of_any_shape=True)
     return pairs, left, others
 
 

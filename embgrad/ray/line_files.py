@@ -116,9 +116,7 @@ def json_table(content: bytes, path: str) -> pyarrow.Table:
         if rows is None:
             _expect_objects(content, path)
             raise _type_error(path, error) from None
-    names = list(
-        dict.fromkeys(name for row in rows for name in row)
-    )  # Arrow would use the names of the first row alone
+    names = list(dict.fromkeys(name for row in rows for name in row))  # Arrow would use those of the first row alone
     try:
         return pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
     except pyarrow.ArrowException as error:

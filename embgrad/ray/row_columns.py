@@ -84,9 +84,7 @@ def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
     if inputs.ids is not None:
         return _from_ids(rows, inputs)
     columns = [python_values(rows, name) for name in inputs.text]
-    texts = [
-        tuple(texts_of_row) if len(texts_of_row) > 1 else texts_of_row[0] for texts_of_row in zip(*columns, strict=True)
-    ]
+    texts = [tuple(row) if len(row) > 1 else row[0] for row in zip(*columns, strict=True)]
     try:
         batch = encode(texts, tokenizer, max_length=inputs.max_length)
     except EmbgradError:
@@ -107,9 +105,8 @@ class Columns(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         column = _column(self._rows, name)
-        if (
-            isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count
-        ):  # Arrow would return nulls as zeros
+        # Arrow would return nulls as zeros.
+        if isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count:
             return np.asarray(column.combine_chunks().to_numpy_ndarray())
         return _as_rows(_values(column))
 

@@ -191,9 +191,7 @@ def _inputs(options: Mapping[str, Any]) -> Inputs:
         raise BatchError("text and ids both name columns: pass one of them")
     without_ids = [name for name in ("mask", "types", "pad_id") if name in chosen and "ids" not in chosen]
     if without_ids:
-        raise BatchError(
-            f"{without_ids[0]} requires ids, but the rows are texts: name the column of the ids with ids=..."
-        )
+        raise BatchError(f"{without_ids[0]} requires ids, but the rows are texts: name their column with ids=...")
     if "max_length" in chosen and "ids" in chosen:
         raise BatchError("max_length cuts texts, and the rows hold ids: cut them in the dataset")
     if "max_length" in chosen:

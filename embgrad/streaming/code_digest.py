@@ -153,9 +153,7 @@ class _Walk:
         if array.dtype.hasobject:
             return [array.shape, self.describe(array.tolist())]
         dtype = str(getattr(value, "dtype", ""))
-        return (
-            array if array.dtype.name in dtype else [dtype, array]
-        )  # NumPy lacks the dtype, so that the array was widened
+        return array if array.dtype.name in dtype else [dtype, array]  # the latter where NumPy lacks the dtype
 
     def _names(self, value: Mapping[Any, Any]) -> list[Any]:
         """Return the keys of a mapping: in its own order where that matters, else sorted."""

@@ -28,9 +28,7 @@ MOST_MANIFEST: Final = 2**26
 NAME: Final = "manifest.json"
 
 #: The fields of a shard and of a manifest.
-_DIGEST: Final = Rule(
-    lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None, "a SHA-256"
-)
+_DIGEST: Final = Rule(lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)), "a SHA-256")
 _SHARD: Final = {
     **dict.fromkeys(("first", "examples"), whole(0, 2**53)),
     "results": whole(1, 2**53),
@@ -130,9 +128,7 @@ def read_manifest(folder: Path) -> Manifest:
     except PermissionError:  # the manifest may be intact, and its run must not be written again
         raise
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise FileFormatError(
-            f"{path} cannot be read as a stream's manifest: {error!r}; write the folder again"
-        ) from error
+        raise FileFormatError(f"{path} cannot be read as a manifest: {error!r}; write the folder again") from error
     if version > FORMAT:
         raise FileFormatError(
             f"{path} has format {version}, and this embgrad reads up to {FORMAT}: install a newer embgrad"

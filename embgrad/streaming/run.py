@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,7 +24,6 @@ from embgrad.objectives.native import as_objective, described
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.streaming.buckets import Group, Piece, grouped, per_window, restored
 from embgrad.streaming.folder import read_shard
-from embgrad.streaming.heap import EVERY, trim
 from embgrad.streaming.manifest import Manifest
 from embgrad.streaming.objectives import Objectives
 from embgrad.streaming.padding_invariance import compared_alone, follows_positions
@@ -34,6 +35,9 @@ from embgrad.streaming.totals import Total
 from embgrad.streaming.writer import Writer, stored_part
 
 __all__ = ["Plan", "State", "results_of"]
+
+#: The number of results after which free memory is returned to the system: often enough to bound it, and seldom enough to cost nothing.
+TRIMMED_EVERY: Final = 25
 
 
 @dataclass
@@ -153,7 +157,7 @@ def _group_results(plan: Plan, state: State, group: Group, finished: int) -> Gen
         state.examples += portion.count
         state.report(state.examples, plan.total)
         del results
-        if (portion.number + 1) % EVERY == 0:
+        if (portion.number + 1) % TRIMMED_EVERY == 0:
             trim()
         if state.quiet:
             yield None
@@ -313,6 +317,27 @@ def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> 
             yield stored[plan.task.options.names[0]] if plan.task.options.single else stored
         state.examples += shard.examples
         state.report(state.examples, plan.total)
+
+
+def trim() -> None:
+    """Return free memory to the system where the C library can: a heap for arrays of many sizes retains more and more of it."""
+    trimmed = _malloc_trim()
+    if trimmed is not None:
+        trimmed(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], Any] | None:
+    """Return glibc's `malloc_trim`, or None: other allocators have no such function, and need none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    try:
+        function: Callable[[int], Any] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except OSError:
+        return None
+    return function
 
 
 # Checks

@@ -114,9 +114,7 @@ class Source:
                 items.close()
 
     def _texts(self, items: Iterator[Any], skipped: int) -> Generator[Portion, None, None]:
-        is_file = callable(
-            getattr(self.items, "readline", None)
-        )  # files of `codecs` and `tempfile` are no io.TextIOBase
+        is_file = callable(getattr(self.items, "readline", None))  # some files are no io.TextIOBase
         hasher = hashlib.sha256()
         number = start = 0
         texts: list[tuple[str, ...]] = []
@@ -135,19 +133,18 @@ class Source:
     def _portion(
         self, number: int, start: int, texts: list[tuple[str, ...]], labels: list[Any], hasher: Any, skipped: bool
     ) -> Portion:
-        given_labels = labels if self.labelled else None
-        digest = self._digest(
-            hasher, [texts, given_labels], f"the examples {start} to {start + len(texts) - 1} of the source"
-        )
+        item_labels = labels if self.labelled else None
+        span = f"the examples {start} to {start + len(texts) - 1} of the source"
+        digest = self._digest(hasher, [texts, item_labels], span)
         if skipped:
             return Portion(number, start, len(texts), digest=digest)
         try:
             examples = encoded(texts, self.tokenizer, self.max_length)
         except Exception as error:
             if hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(f"while encoding the examples {start} to {start + len(texts) - 1} of the source")
+                error.add_note(f"while encoding {span}")
             raise
-        return Portion(number, start, len(texts), padded(examples, self.padding), examples, given_labels, digest)
+        return Portion(number, start, len(texts), padded(examples, self.padding), examples, item_labels, digest)
 
     def _batches(self, items: Iterator[Any], skipped: int) -> Generator[Portion, None, None]:
         hasher = hashlib.sha256()

@@ -16,9 +16,7 @@ MOST_NAMED = 4
 
 def by_weights(result: SearchResult) -> SearchResult:
     """Return the result with the module of the differing weights, if these locate the difference better than the points."""
-    modules = [
-        module for module in dict.fromkeys(map(module_of, (w for w in result.parameters if w.differs))) if module
-    ]
+    modules = [name for name in dict.fromkeys(map(module_of, (w for w in result.parameters if w.differs))) if name]
     region = result.region
     if not modules or result.first is None:
         return result
@@ -56,9 +54,7 @@ def _enclosing_module(modules: Sequence[str]) -> str | None:
 def _piece(modules: Sequence[str]) -> str | None:
     """Return a readable name for these modules of a BERT; None if there is none."""
     layers = [LAYER.fullmatch(module) for module in modules]
-    pieces = [
-        PIECES.get(module if layer is None else layer[1], "") for module, layer in zip(modules, layers, strict=True)
-    ]
+    pieces = [PIECES.get(layer[1] if layer else module, "") for module, layer in zip(modules, layers, strict=True)]
     if (
         len({module.removesuffix(layer[1]) for module, layer in zip(modules, layers, strict=True) if layer is not None})
         > 1

@@ -84,9 +84,7 @@ class Reader:
         for role, key in self._named().items():
             try:
                 self._arrangements[key] = self._at_role(role, self.points[key])
-            except (
-                UnsupportedError
-            ):  # the value is not (example, position, dim), so it cannot be compared with that of another model
+            except UnsupportedError:  # the value is not (example, position, dim), and cannot be compared across models
                 continue
             self.roles[role] = key
         self.objective: np.ndarray | None = None

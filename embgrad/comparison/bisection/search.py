@@ -320,11 +320,7 @@ def _common(a: Side, b: Side) -> list[str]:
     names = [role for role in a.reader.roles if role in b.reader.roles and role != LAST]
     if _layers(a) != _layers(b):
         same = a.reader.backend.name == b.reader.backend.name
-        names = [
-            name
-            for name in names
-            if _is_lookup(name) or (same and _uncounted_path(a, name) == _uncounted_path(b, name))
-        ]
+        names = [name for name in names if _is_lookup(name) or (same and _path_of(a, name) == _path_of(b, name))]
     if not names:
         raise PointError(
             f"the two models have no role in common: a has {', '.join(a.reader.roles) or 'none'}, b "
@@ -340,7 +336,7 @@ def _common(a: Side, b: Side) -> list[str]:
     return sorted(names, key=order)
 
 
-def _uncounted_path(side: Side, role: str) -> str:
+def _path_of(side: Side, role: str) -> str:
     """Return the path of the point with a role, without the counters that differ between two copies of a model."""
     return uncounted(side.points[side.reader.roles[role]].path)
 

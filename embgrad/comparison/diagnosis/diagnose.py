@@ -83,9 +83,7 @@ def diagnosed(
     explanations = [candidate for case in cases for candidate in (*half_precision(case), *_by_numbers(case))]
     notes: list[str] = []
     further: list[Finding] = []
-    settled = any(
-        is_exact(candidate) and not candidate.fitted and len(candidate.causes) == 1 for candidate in explanations
-    )
+    settled = any(is_exact(entry) and not entry.fitted and len(entry.causes) == 1 for entry in explanations)
     if not settled and models != (None, None):
         _try_models(cases, explanations, further, notes)
     best = select(explanations)
@@ -125,9 +123,7 @@ def _recorded_causes(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Al
     arranged = alignment.arrange(b.ids)
     if (arranged != a.ids)[alignment.matched].any():
         differ = int((arranged != a.ids)[alignment.matched].sum())
-        yield Finding(
-            ("other-ids",), f"the ids differ at {differ} of {int(alignment.matched.sum())} positions", None, None
-        )
+        yield Finding(("other-ids",), f"the ids differ at {differ} of {alignment.matched.sum()} positions", None, None)
 
 
 def _try_models(cases: Sequence[Case], explanations: list[Candidate], further: list[Finding], notes: list[str]) -> None:
@@ -291,13 +287,11 @@ class _Trial:
         if not scored or max(scored, key=lambda entry: entry[0])[0] < WORTH_FITTING:
             return
         _, epsilon, values = max(scored, key=lambda entry: entry[0])
-        source_epsilon = max(norm.epsilon for norm in self._inside.norms)
+        original = max(norm.epsilon for norm in self._inside.norms)
         wanted = (case.wanted - case.values)[case.matched].ravel()
         for _ in range(STEPS):
             effect = (values - case.values)[case.matched].ravel()
-            epsilon = source_epsilon + (epsilon - source_epsilon) * float(wanted @ effect) / (
-                float(effect @ effect) or 1.0
-            )
+            epsilon = original + (epsilon - original) * float(wanted @ effect) / (float(effect @ effect) or 1.0)
             variant = hypothesis.with_epsilon(self._source, self._inside, max(epsilon, 0.0), fitted=True)
             again = self._source.values(variant)
             if again is None:

@@ -306,9 +306,7 @@ def _padded_on(batch: TokenBatch, side: str) -> TokenBatch:
     """Return the same texts with their padding on one side."""
     order = order_padded_on(batch.real, side)
 
-    def moved(array: Any) -> Any:
+    def move(array: Any) -> Any:
         return None if array is None else np.take_along_axis(array, order, axis=1)
 
-    return batch.replace(
-        ids=moved(batch.ids), mask=moved(batch.mask), types=moved(batch.types), words=None, tokens=None
-    )
+    return batch.replace(ids=move(batch.ids), mask=move(batch.mask), types=move(batch.types), words=None, tokens=None)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.streaming.heap import trim
+from embgrad.streaming.run import trim
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.streams import (
     CLASSES,
