@@ -36,7 +36,7 @@ from embgrad.streaming.writer import Writer, stored_part
 
 __all__ = ["Plan", "State", "results_of"]
 
-#: The number of results after which free memory is returned to the system: often enough to bound it, and seldom enough to cost nothing.
+#: The number of results after which free memory is returned: often enough to bound it, seldom enough to cost nothing.
 TRIMMED_EVERY: Final = 25
 
 
