@@ -173,7 +173,7 @@ def _expect_finite(result: EmbeddingGradients, name: str) -> None:
     if wrong is not None:
         raise EmbgradError(
             f"{name} holds {wrong.value} at {wrong.index}, and {wrong.count} of its {wrong.size} numbers are not "
-            "finite: expected finite ones, as embgrad.gradients gives them"
+            "finite: expected finite ones, as embgrad.gradients returns them"
         )
 
 

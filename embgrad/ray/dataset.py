@@ -138,7 +138,7 @@ def _reader(path: str) -> Reader:
             return READERS[".parquet"]
         if not local.is_file():
             raise FileFormatError(
-                f"{path} is no regular file: expected one of Parquet, JSON lines or texts, or a folder"
+                f"{path} is not a regular file: expected one of Parquet, JSON lines or texts, or a folder"
             )
     suffixes = [suffix for suffix in local.suffixes if suffix not in (".gz", ".bz2", ".zst", ".snappy")]
     suffix = suffixes[-1].lower() if suffixes else ""

@@ -144,7 +144,7 @@ def _expect_exact(content: bytes, path: str) -> None:
             raise FileFormatError(
                 f'{where} holds the whole number {error}, which does not fit into 64 bits: write it as text, "{error}"'
             ) from None
-        except ValueError:  # a line that is no JSON is reported by `json_table`, or belongs to a list
+        except ValueError:  # a line that is not JSON is reported by `json_table`, or belongs to a list
             continue
 
 
@@ -239,7 +239,7 @@ def _expect_objects(content: bytes, path: str) -> None:
             row = json.loads(line) if line.strip() else {}
         except ValueError as error:
             raise FileFormatError(
-                f"{path}, line {number} is no JSON ({error}): {brief(line.decode(errors='replace'))}; expected an object a line"
+                f"{path}, line {number} is not valid JSON ({error}): {brief(line.decode(errors='replace'))}; expected an object a line"
             ) from None
         if not isinstance(row, dict):
             raise FileFormatError(

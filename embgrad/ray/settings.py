@@ -148,7 +148,7 @@ def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[Jo
             raise EmbgradError(_unknown(name, known))
     if not callable(build):
         raise BackendError(
-            f"build is {brief(build)}: expected a function without arguments that gives the model, or (model, tokenizer); each "
+            f"build is {brief(build)}: expected a function without arguments that returns the model, or (model, tokenizer); each "
             "actor calls it once"
         )
     chosen = {name: value for name, value in options.items() if value is not None}
@@ -181,7 +181,7 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
             "interact, and the model runs in evaluation mode"
         )
     if name == "tokenizer":
-        return "the tokenizer comes with the model: expected build to give (model, tokenizer)"
+        return "the tokenizer comes with the model: expected build to return (model, tokenizer)"
     return f"there is no option {name!r}: expected some of {listed(known, 30)}.{did_you_mean(name, known)}"
 
 

@@ -193,7 +193,7 @@ def _comparisons_of(label: str, entry: Any, point: str) -> dict[str, Comparison]
         return {point: entry}
     if isinstance(entry, Mapping) and all(isinstance(comparison, Comparison) for comparison in entry.values()):
         return {str(name): comparison for name, comparison in entry.items()}
-    raise EmbgradError(f"comparisons[{label!r}] is {_type_text(entry)}: expected what embgrad.compare gives")
+    raise EmbgradError(f"comparisons[{label!r}] is {_type_text(entry)}: expected what embgrad.compare returns")
 
 
 def _type_text(value: object) -> str:

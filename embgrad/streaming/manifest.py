@@ -123,7 +123,7 @@ def read_manifest(folder: Path) -> Manifest:
         if type(version) is not int or version < 1:
             raise ValueError(f"its format is {brief(version)}")
     except (FileNotFoundError, NotADirectoryError):
-        problem = "holds no manifest.json" if folder.is_dir() else "is no folder"
+        problem = "holds no manifest.json" if folder.is_dir() else "is not a folder"
         raise FileNotFoundError(f"{folder} {problem}: expected what embgrad.stream(..., to=folder) writes") from None
     except PermissionError:  # the manifest may be intact, and its run must not be written again
         raise

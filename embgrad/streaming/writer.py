@@ -313,7 +313,7 @@ def _lock(folder: Path) -> BinaryIO:
     """
     path = folder / LOCK
     if path.is_symlink() or (path.exists() and not path.is_file()):  # it would be created elsewhere, or block
-        raise FileFormatError(f"{path} is no regular file: expected the one that embgrad.stream makes; remove it")
+        raise FileFormatError(f"{path} is not a regular file: expected the one that embgrad.stream makes; remove it")
     file = path.open("ab")
     try:
         if os.name == "nt":

@@ -536,7 +536,7 @@ def test_a_name_that_is_taken_is_refused(items: Items) -> None:
         ),
         (embgrad.Sum(), {"batchsize": 3}, EmbgradError, "no option 'batchsize'.*Did you mean 'batch_size'"),
         (embgrad.Sum(), {"split": True}, EmbgradError, "'split' has no meaning over a dataset"),
-        (embgrad.Sum(), {"tokenizer": 3}, EmbgradError, "expected build to give .model, tokenizer."),
+        (embgrad.Sum(), {"tokenizer": 3}, EmbgradError, "expected build to return .model, tokenizer."),
         (embgrad.Sum(), {"batch_size": 0}, embgrad.BatchError, "batch_size is 0"),
         (embgrad.Sum(), {"workers": 1.5}, embgrad.BatchError, "workers is 1.5"),
         (embgrad.Sum(), {"text": "t", "ids": "i"}, embgrad.BatchError, "text and ids both name columns"),
