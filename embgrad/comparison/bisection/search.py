@@ -187,7 +187,7 @@ class Search:
         return self._with_region(base, region, low, high, True)
 
     def _backward(self, steps: Sequence[Step], read: Sequence[Mapping[str, Reading]]) -> SearchResult | None:
-        """All values agree: the first gradient that parts, coming down from the objective."""
+        """Return the result for the first gradient that differs, in the backward pass from the objective; None if all agree."""
         down = list(reversed(self._names))
         by_name = {step.name: step for step in steps}
         scales = [None, *(read[0][name].largest for name in down)]
