@@ -132,8 +132,7 @@ def bisect(
         UnsupportedError: a backend does not support this for its model.
     """
     from embgrad.comparison.bisection.messages import describe
-    from embgrad.comparison.bisection.pair import Side
-    from embgrad.comparison.bisection.readings import Reader
+    from embgrad.comparison.bisection.readings import Reader, Side
     from embgrad.comparison.bisection.search import Search
 
     tolerance = checked_tolerance(tolerance)

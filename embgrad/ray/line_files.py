@@ -239,7 +239,8 @@ def _expect_objects(content: bytes, path: str) -> None:
             row = json.loads(line) if line.strip() else {}
         except ValueError as error:
             raise FileFormatError(
-                f"{path}, line {number} is not valid JSON ({error}): {brief(line.decode(errors='replace'))}; expected an object a line"
+                f"{path}, line {number} is not valid JSON ({error}): {brief(line.decode(errors='replace'))}; expected an "
+                "object a line"
             ) from None
         if not isinstance(row, dict):
             raise FileFormatError(

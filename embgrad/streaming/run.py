@@ -282,7 +282,7 @@ def _write(
         _record_weights(plan, writer, first=portion.number == 0)
         state.weights_recorded = True
     # The user may modify a result's arrays before its shard is full.
-    writer.add(portion, results, stored if state.quiet else deepcopy(dict(stored)))
+    writer.add(portion.count, portion.digest, results, stored if state.quiet else deepcopy(dict(stored)))
 
 
 def _record_weights(plan: Plan, writer: Writer, *, first: bool) -> None:

@@ -25,6 +25,7 @@ from embgrad.forward.points import WORD
 from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Sum
 from embgrad.streaming.broadcast import for_all_batches
+from embgrad.streaming.digest import update
 from embgrad.streaming.folder import StreamFolder, open_stream, table_of
 from embgrad.streaming.manifest import KEEP
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
@@ -125,7 +126,9 @@ def stream(
     _expect_keep(keep)
     of_all = as_objective(Sum() if objectives.fixed is None else objectives.fixed)
     task = Task(bind(model, call), of_all, for_all_batches(options))
-    reader = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, folder is not None)
+    reader = Source(
+        source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, None if folder is None else update
+    )
     if window is not None:
         expect_window(task, reader, objective)
     plan = Plan(task, reader, objectives, size, window, 0 if training else ahead, keep)

@@ -17,7 +17,6 @@ from embgrad.results.io import save
 from embgrad.streaming.folder import read_shard, tables_of
 from embgrad.streaming.manifest import NAME, Manifest, Shard, file_digest, read_manifest, write_manifest
 from embgrad.streaming.saliencies import Saliencies, save_saliencies
-from embgrad.streaming.source import Portion
 from embgrad.streaming.totals import Total, save_tables
 
 __all__ = ["Writer", "stored_part"]
@@ -146,8 +145,10 @@ class Writer:
                 pending = pending.with_stored(stored)
             self._progress = manifest, pending
 
-    def add(self, portion: Portion, results: Mapping[str, EmbeddingGradients], stored: Mapping[str, Any]) -> None:
-        """Add a portion's results; write the shard if it is full."""
+    def add(
+        self, examples: int, digest: str, results: Mapping[str, EmbeddingGradients], stored: Mapping[str, Any]
+    ) -> None:
+        """Add the results of some examples, with the digest of the source up to their end; write the shard if it is full."""
         manifest, pending = self._progress
         if manifest.keep == "table":
             tables = {name: result.table() for name, result in results.items()}
@@ -158,7 +159,7 @@ class Writer:
                 self._totals[name].add(table)
         else:
             pending = pending.with_stored(stored)
-        self._progress = manifest, pending.counting(portion.count, portion.digest)
+        self._progress = manifest, pending.counting(examples, digest)
         self._intact = True
         if self._progress[1].full:
             self._write()

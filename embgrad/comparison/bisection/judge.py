@@ -8,7 +8,7 @@ import numpy as np
 
 from embgrad.common.metrics import Figures, figures_of
 from embgrad.common.tolerance import unit_roundoff
-from embgrad.comparison.bisection.readings import Reading
+from embgrad.comparison.bisection.records import Reading
 
 __all__ = ["Judge"]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, TypeAlias
 
 from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import Figures
 from embgrad.comparison.bisection.judge import Judge
-from embgrad.comparison.bisection.pair import Side, paired_points
+from embgrad.comparison.bisection.readings import Side
 from embgrad.comparison.bisection.records import LAYER, PIECES, Pair, Region, Step
-from embgrad.forward.points import INPUT
+from embgrad.comparison.weight_pairs import uncounted
+from embgrad.forward.points import INPUT, Point
 
 __all__ = ["narrowed"]
 
@@ -38,6 +40,12 @@ AFTER: Final = {
     "embeddings.LayerNorm": ("attention.output", "the residual around the attention"),
 }
 
+#: The points that are not comparable across frameworks: gluonnlp's pooler applies the activation itself, others do not.
+APART: Final = ("pooler.dense:output",)
+
+#: A function that maps a path to a spelling that both models may share.
+Spelling: TypeAlias = Callable[[str], str]
+
 #: The name of a module's point, which may end with a number.
 SIDED: Final = re.compile(r"(.+):(input|output)(#\d+)?")
 
@@ -61,11 +69,11 @@ def narrowed(
         judge: decides which pairs differ.
         low: the time after which the stretch begins, in a and in b.
         high: the time at which it ends, in a and in b.
-        block: the paths of the enclosing block, see `paired_points`.
+        block: the paths of the enclosing block, see `_paired_points`.
         backward: compare the gradients, in the order of the backward pass, instead of the values.
         ends: for gradients the pair at which the stretch begins, and the pair at which it ends, which agrees.
     """
-    pairs = paired_points(a, b, low, high, block)
+    pairs = _paired_points(a, b, low, high, block)
     if backward:
         known = {pair.a for pair in pairs}
         pairs = [*(pair for pair in ends if pair is not None and pair.a not in known), *pairs]
@@ -209,3 +217,65 @@ def _bert_module(name: str) -> tuple[str, str] | None:
     layer = LAYER.fullmatch(match[1])
     inner = layer[1] if layer is not None else match[1]
     return (match[1], match[2]) if inner in PIECES else None
+
+
+def _paired_points(
+    a: Side, b: Side, low: tuple[float, float], high: tuple[float, float], block: tuple[str, str]
+) -> list[Pair]:
+    """Return the matching points in a stretch of both forward passes, in a's order.
+
+    In one framework they match by the modules' paths, or by their order if the paths contain counters that differ between models.
+    Across frameworks the modules of a BERT match by their names in a checkpoint.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        low: the time after which the stretch begins, in a and in b.
+        high: the time at which it ends, in a and in b.
+        block: the paths of the block that contains the stretch, such as a layer's; the two may differ.
+    """
+    both = set(a.canonical.values()) & set(b.canonical.values())
+    same = a.reader.backend.name == b.reader.backend.name
+    ways: tuple[Spelling, ...] = (str, uncounted) if same or not both else (_no_name,)
+    inside = [side.between(low[i], high[i]) for i, side in enumerate((a, b))]
+    best: list[Pair] = []
+    for way in ways:
+        by_label, others_by_label = (
+            _labelled(side, inside[i], block[i], both, () if same else APART, way) for i, side in enumerate((a, b))
+        )
+        pairs = [
+            Pair(_name(a, key, both), key, others_by_label[label])
+            for label, key in by_label.items()
+            if label in others_by_label
+        ]
+        best = pairs if len(pairs) > len(best) else best
+    return best
+
+
+def _no_name(path: str) -> str:
+    return ""
+
+
+def _labelled(
+    side: Side, points: Iterable[Point], block: str, both: Collection[str], excluded: Collection[str], way: Spelling
+) -> dict[str, str]:
+    """Return the key of each point by a label that both models share; points with the same name are numbered from 0."""
+    seen: Counter[str] = Counter()
+    keys: dict[str, str] = {}
+    for point in points:
+        canonical = side.canonical.get(point.path)
+        inside = bool(block) and point.path.startswith(block)
+        plain = way(point.path.removeprefix(block) if inside else point.path)
+        name = canonical if canonical in both else plain
+        label = f"{name}:{point.side}"
+        if (canonical in both or way is not _no_name) and label not in excluded:
+            keys[f"{label}#{seen[label]}"] = point.key
+            seen[label] += 1
+    return keys
+
+
+def _name(side: Side, key: str, both: Collection[str]) -> str:
+    """Return a readable name of a point: the checkpoint's, or the model's own, without the number 0 of a first occurrence."""
+    point = side.points[key]
+    canonical = side.canonical.get(point.path)
+    return f"{canonical}:{point.side}" if canonical in both else key.removesuffix("#0")

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from embgrad.comparison.bisection.judge import Judge
-from embgrad.comparison.bisection.pair import Side
-from embgrad.comparison.bisection.readings import Reader, Reading
+from embgrad.comparison.bisection.readings import Reader, Side
+from embgrad.comparison.bisection.records import Reading
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["RunDifference", "run_difference"]

@@ -1,4 +1,4 @@
-"""The records of a bisection: pairs of points, steps, the region of the difference, its weights, and the result."""
+"""The records of a bisection: pairs of points, readings, steps, the region of the difference, its weights, and the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import Figures
 
-__all__ = ["LAYER", "PIECES", "Pair", "Region", "SearchResult", "Step", "Suspect"]
+__all__ = ["LAYER", "PIECES", "Pair", "Reading", "Region", "SearchResult", "Step", "Suspect"]
 
 #: The name of a module in a BERT's layer, in Hugging Face's spelling.
 LAYER: Final = re.compile(r"encoder\.layer\.\d+\.(.+)")
@@ -40,6 +40,29 @@ class Pair:
     name: str
     a: str
     b: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The value and the gradient at a point.
+
+    Attributes:
+        value: the value, (example, position, dim) at a role, otherwise in the tensor's own axes, with examples first if these
+            can be determined.
+        gradient: the gradient, in the same axes; None if the objective does not depend on the point, or if it was not requested.
+        is_batch: whether the first two axes are the batch's examples and positions.
+        shared: whether all examples share one tensor, whose gradient is then the sum over all of them: (1, position, dim).
+    """
+
+    value: np.ndarray
+    gradient: np.ndarray | None
+    is_batch: bool
+    shared: bool = False
+
+    @property
+    def largest(self) -> float | None:
+        """The largest absolute entry of the gradient; None if there is no gradient."""
+        return None if self.gradient is None else float(np.abs(self.gradient).max(initial=0.0))
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from embgrad.common.tolerance import HALVES, coarsest, tolerance_for
 from embgrad.comparison.bisection.judge import Judge
 from embgrad.comparison.bisection.messages import by_weights, module_of
 from embgrad.comparison.bisection.narrow import narrowed
-from embgrad.comparison.bisection.pair import Side
 from embgrad.comparison.bisection.randomness import run_difference
-from embgrad.comparison.bisection.readings import Reading
-from embgrad.comparison.bisection.records import Pair, Region, SearchResult, Step
+from embgrad.comparison.bisection.readings import Side
+from embgrad.comparison.bisection.records import Pair, Reading, Region, SearchResult, Step
 from embgrad.comparison.bisection.suspects import suspects
 from embgrad.comparison.weight_pairs import uncounted
 from embgrad.errors import ObjectiveError, PointError, listed

@@ -10,7 +10,7 @@ import numpy as np
 from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import figures_of
 from embgrad.common.tolerance import unit_roundoff
-from embgrad.comparison.bisection.pair import Side
+from embgrad.comparison.bisection.readings import Side
 from embgrad.comparison.bisection.records import Suspect
 from embgrad.comparison.weight_pairs import paired_by_order, paired_weights
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar, Final
 
 import numpy as np
 
 from embgrad.backend.registry import backend_for
-from embgrad.comparison.diagnosis.rerun import Source, Variant
+from embgrad.comparison.diagnosis.rerun import AS_IT_WAS, Source, Variant
 from embgrad.comparison.diagnosis.spans import (
     REPLACEMENTS,
     Function,
@@ -19,11 +19,10 @@ from embgrad.comparison.diagnosis.spans import (
     activation_spans,
     function_between,
     norm_spans,
-    recorded,
     replaced,
     same_values,
 )
-from embgrad.forward.points import INPUT, split_name
+from embgrad.forward.points import INPUT, OUTPUT, split_name
 
 __all__ = ["COMPUTED", "EPSILONS", "Inside", "LayerNormEpsilon"]
 
@@ -54,7 +53,7 @@ class Inside:
     @cached_property
     def values(self) -> Mapping[str, np.ndarray]:
         """The inputs and outputs of each module, by key."""
-        return recorded(self._source)
+        return _recorded(self._source)
 
     @cached_property
     def readable(self) -> bool:
@@ -99,6 +98,24 @@ class Inside:
             return None
         values = self.values[same[0].span.before], self.values[same[0].span.behind]
         return norm.epsilon if same[0].fits(*values, norm.epsilon) else same[0].epsilon
+
+
+def _recorded(source: Source) -> dict[str, np.ndarray]:
+    """Return the inputs and outputs of each module, by the points' keys, in the order in which they are reached."""
+    case = source.case
+    seen = backend_for(case.model).points(case.model, source.batch, case.call)
+    keys = [point.key for point in seen if point.side in (INPUT, OUTPUT)]
+    values: dict[str, np.ndarray] = {}
+
+    def keeper(key: str) -> Callable[[np.ndarray], np.ndarray]:
+        def keep(value: np.ndarray) -> np.ndarray:
+            values[key] = np.array(value)
+            return np.zeros_like(value)
+
+        return keep
+
+    source.result(Variant((AS_IT_WAS,), "", changes={"add": {key: keeper(key) for key in keys}}))
+    return values
 
 
 class Activation:

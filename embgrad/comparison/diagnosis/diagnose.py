@@ -14,9 +14,9 @@ from embgrad.comparison.align import Alignment
 from embgrad.comparison.diagnosis.case import Case, objective_of
 from embgrad.comparison.diagnosis.computations import COMPUTED, Activation, Inside, LayerNormEpsilon
 from embgrad.comparison.diagnosis.dropout import dropout, random_model
-from embgrad.comparison.diagnosis.factors import Factor
+from embgrad.comparison.diagnosis.factors import Factor, known_factors
 from embgrad.comparison.diagnosis.findings import Finding
-from embgrad.comparison.diagnosis.rearrangements import STRUCTURES, Prediction
+from embgrad.comparison.diagnosis.rearrangements import Prediction, rearrangements
 from embgrad.comparison.diagnosis.requests import REQUESTS, head_shares
 from embgrad.comparison.diagnosis.rerun import Source, Variant, failures_of, reproduction_failure, source_of
 from embgrad.comparison.diagnosis.search import (
@@ -25,11 +25,15 @@ from embgrad.comparison.diagnosis.search import (
     finding_of,
     half_precision,
     is_exact,
-    known_factors,
     rearranged,
     select,
 )
-from embgrad.comparison.diagnosis.weights import AttentionScale, DifferentWeights, MisplacedWeights, WeightComparison
+from embgrad.comparison.diagnosis.weights import (
+    WeightComparison,
+    attention_scales,
+    different_weights,
+    misplaced_weights,
+)
 from embgrad.engine.gradients import gradients
 from embgrad.forward.points import WORD
 from embgrad.results.gradients import EmbeddingGradients
@@ -199,7 +203,7 @@ class _Trial:
     def groups(self) -> Iterator[Callable[[], Iterable[Variant]]]:
         """Yield the groups of causes, likely and cheap ones first; a group is tested only if none before explains everything."""
         supports = backend_for(self._source.case.model).supports
-        yield lambda: DifferentWeights().variants(self._source, self._compared_weights) if "weights" in supports else ()
+        yield lambda: different_weights(self._source, self._compared_weights) if "weights" in supports else ()
         yield self._requests
         yield self._heads
         if {"modules", "add", "edit"} <= supports:
@@ -207,8 +211,8 @@ class _Trial:
             yield self._fitted_epsilon
             yield self._computed_singly
         if "weights" in supports:
-            yield lambda: AttentionScale().variants(self._source, self._compared_weights, self._inside)
-            yield lambda: MisplacedWeights().variants(self._source, self._compared_weights)
+            yield lambda: attention_scales(self._source, self._compared_weights, self._inside.receives_same_values)
+            yield lambda: misplaced_weights(self._source, self._compared_weights)
 
     def run(self, variants: Iterable[Variant]) -> None:
         """Run each variant, and test what it explains, by itself, rearranged, and times a number."""
@@ -223,17 +227,7 @@ class _Trial:
                 return  # further guesses at weights would add nothing
 
     def _add_candidates(self, prediction: Prediction, case: Case) -> None:
-        further = [
-            Prediction(
-                (*prediction.causes, *rearrangement.causes),
-                f"{prediction.text}, and {rearrangement.text}",
-                rearrangement.values,
-                prediction.fitted,
-            )
-            for hypothesis in STRUCTURES
-            if len(prediction.causes) == 1
-            for rearrangement in hypothesis.predictions(case, prediction.values)
-        ]
+        further = rearrangements(case, prediction) if len(prediction.causes) == 1 else ()
         self.candidates.extend(candidates(case, [prediction, *further], self._factors))
 
     def _is_source(self, values: np.ndarray, tolerances: float = 1.0) -> bool:
@@ -250,8 +244,8 @@ class _Trial:
             yield variant
 
     def _requests(self) -> Iterator[Variant]:
-        for hypothesis in REQUESTS:
-            yield from self._guarded(hypothesis.cause, hypothesis.variants(self._source))
+        for cause, hypothesis in REQUESTS:
+            yield from self._guarded(cause, hypothesis(self._source))
 
     def _heads(self) -> Iterator[Variant]:
         for text, values in head_shares(self._source):
