@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from embgrad.cli import options as o
-from embgrad.cli.compare import Models
 from embgrad.cli.errors import UsageError
-from embgrad.cli.request import Inputs, Question, batch_from, call_from, note_default, with_objective
+from embgrad.cli.models import Models
+from embgrad.cli.request import GradientRequest, Inputs, batch_from, call_from, note_default, with_objective
 from embgrad.cli.run import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
 from embgrad.common.tolerance import checked_tolerance
@@ -46,13 +46,13 @@ def bisect(
         models = Models(model, framework, frameworks, against, ignore or ())
         if len(models.specified()) != 2:
             raise UsageError(f"--frameworks {frameworks!r}: expected exactly two frameworks to bisect")
-        question = Question(objective, labels, call=call)
+        request = GradientRequest(objective, labels, call=call)
         checked_tolerance(tolerance)
         inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
-        batch = batch_from(inputs, models.expect(), terminal, question)
+        batch = batch_from(inputs, models.expect(), terminal, request)
         loaded = models.load(terminal)
         first, second = (each.model for each in loaded.values())
-        function = call_from(question)
+        function = call_from(request)
 
         def run(objective: Any) -> Any:
             from embgrad.comparison.bisect import bisect as bisect_models
@@ -62,8 +62,8 @@ def bisect(
                     first, second, batch, objective, call_a=function, call_b=function, tolerance=tolerance
                 )
 
-        used, bisection = with_objective(question.parsed, run)
-        note_default(question, used, terminal)
+        used, bisection = with_objective(request.parsed, run)
+        note_default(request, used, terminal)
         terminal.say(f"a is {', b is '.join(loaded)}")
         terminal.say(repr(bisection))
         terminal.give({"models": list(loaded), **bisection.to_dict()})

@@ -9,18 +9,18 @@ from typing import Annotated, Any, Final
 import typer
 
 from embgrad.cli import options as o
+from embgrad.cli.describe import Results
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import loaded_results, restricted
-from embgrad.cli.models import Loaded, expect_models, frameworks_from, load_model
-from embgrad.cli.request import Inputs, Question, Results, ask, batch_from, call_from, note_default
-from embgrad.cli.run import DIFFER, OK, execute, own_process
+from embgrad.cli.models import Models
+from embgrad.cli.request import GradientRequest, Inputs, batch_from, call_from, compute, note_default
+from embgrad.cli.run import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
 from embgrad.common.tolerance import checked_tolerance
 
 __all__ = [
     "Compared",
-    "Models",
     "against_first",
     "compare",
     "compare_models",
@@ -30,57 +30,6 @@ __all__ = [
 
 #: The parameters of commands that apply to files; all others apply to models only.
 FOR_FILES: Final = ("files", "at", "tolerance", "output", "title", "as_json", "debug")
-
-
-@dataclass(frozen=True)
-class Models:
-    """The models that a command compares; the fields are the options of the same names."""
-
-    model: str | None
-    framework: str | None = None
-    frameworks: str | None = None
-    against: str | None = None
-    ignore: Sequence[str] = ()
-
-    def specified(self, least: int = 2) -> list[tuple[str, str | None]]:
-        """Return each model as the user wrote it, with its framework.
-
-        Raises:
-            UsageError: there are fewer than `least` models, or the options contradict each other.
-        """
-        if self.model is None:
-            raise UsageError("--model is missing: expected --model with --frameworks or --against")
-        if self.framework is not None and self.frameworks is not None:
-            raise UsageError("--framework and --frameworks both name the framework of the model: pass only one")
-        names = frameworks_from(self.frameworks) if self.frameworks is not None else [self.framework]
-        if self.against is not None:
-            if len(names) > 2:
-                raise UsageError("--against compares two models: expected one framework, or one for each of the two")
-            return [(self.model, names[0]), (self.against, names[-1])]
-        if len(names) < least:
-            raise UsageError(
-                f"there is only one model to compare: expected at least two frameworks, such as "
-                f"--frameworks {o.SEVERAL_FRAMEWORKS}, or --against MODEL"
-            )
-        return [(self.model, name) for name in names]
-
-    def expect(self, least: int = 2) -> list[str]:
-        """Check that the models exist, see `expect_models`; return each as the user wrote it."""
-        models = self.specified(least)
-        expect_models(models, self.ignore, own_process=own_process())
-        return [spelled for spelled, _ in models]
-
-    def load(self, terminal: Terminal, least: int = 2) -> dict[str, Loaded]:
-        """Load the models; return each by a label that is unique among them."""
-        models: dict[str, Loaded] = {}
-        for spelled, framework in self.specified(least):
-            with terminal.busy(f"loading {spelled} …"):
-                loaded = load_model(spelled, framework, self.ignore)
-            label = loaded.framework if self.against is None else loaded.name
-            if label in models:
-                label = f"{label} ({loaded.framework}, --against)" if self.against is not None else f"{label} again"
-            models[label] = loaded
-        return models
 
 
 @dataclass(frozen=True)
@@ -142,10 +91,10 @@ def compare(
             results = restricted(loaded_results(files), at or ())
             comparisons: Mapping[str, Any] = against_first(results, tolerance, terminal)
         else:
-            question = Question(objective, labels, at or (), batch_size, training, pads, call=call)
+            request = GradientRequest(objective, labels, at or (), batch_size, training, pads, call=call)
             inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
             models = Models(model, framework, frameworks, against, ignore or ())
-            comparisons = compare_models(models, inputs, question, tolerance, terminal).comparisons
+            comparisons = compare_models(models, inputs, request, tolerance, terminal).comparisons
         return print_comparisons(comparisons, terminal)
 
     execute(work, as_json=as_json, debug=debug)
@@ -175,7 +124,7 @@ def against_first(
 def compare_models(
     models: Models,
     inputs: Inputs,
-    question: Question,
+    request: GradientRequest,
     tolerance: float | None,
     terminal: Terminal,
     least: int = 2,
@@ -185,21 +134,21 @@ def compare_models(
     Args:
         models: the models, at least `least` of them.
         inputs: the source of the examples.
-        question: the objective, the points and the other options of the gradients.
+        request: the objective, the points and the other options of the gradients.
         tolerance: see `embgrad.compare`.
         terminal: where progress, notes and warnings are printed.
         least: the smallest permitted number of models.
     """
     checked_tolerance(tolerance)
-    batch = batch_from(inputs, models.expect(least), terminal, question)
+    batch = batch_from(inputs, models.expect(least), terminal, request)
     loaded = models.load(terminal, least)
     results: dict[str, Results] = {}
-    used = question.parsed
+    used = request.parsed
     for label, model in loaded.items():
-        used, results[label] = ask(model, batch, question, terminal, used)
-    note_default(question, used, terminal)
+        used, results[label] = compute(model, batch, request, terminal, used)
+    note_default(request, used, terminal)
     natives = {label: model.model for label, model in loaded.items()}
-    return Compared(results, against_first(results, tolerance, terminal, natives, call_from(question)))
+    return Compared(results, against_first(results, tolerance, terminal, natives, call_from(request)))
 
 
 def print_comparisons(comparisons: Mapping[str, Any], terminal: Terminal) -> int:

@@ -13,12 +13,19 @@ from typing import Any, Final
 
 import numpy as np
 
-import embgrad
+from embgrad.checkpoints.load_bert import load_bert
 from embgrad.cli.models import FRAMEWORKS, prepare_tensorflow
 from embgrad.cli.token_colours import legend, painted, pieces
 from embgrad.cli.tokenizer import tokenizer_of
 from embgrad.common.timing import least_times
+from embgrad.comparison.compare import compare
+from embgrad.comparison.result import Comparison
+from embgrad.engine.gradients import gradients as compute
 from embgrad.errors import BackendError
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.encode import encode
+from embgrad.objectives.objectives import Objective, Sum
+from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
     "FRAMEWORKS",
@@ -55,8 +62,8 @@ class Row:
     framework: str
     version: str
     model: str
-    comparison: embgrad.Comparison
-    gradients: embgrad.EmbeddingGradients
+    comparison: Comparison
+    gradients: EmbeddingGradients
     multiple: float
 
 
@@ -80,21 +87,21 @@ def command(name: str, description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def example_batch(folder: Path) -> embgrad.TokenBatch:
+def example_batch(folder: Path) -> TokenBatch:
     """Return the demo's texts encoded by the folder's tokenizer, after setting the environment variables for TensorFlow."""
     prepare_tensorflow()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    return embgrad.encode(TEXTS, tokenizer_of(folder))
+    return encode(TEXTS, tokenizer_of(folder))
 
 
 def measure(folder: Path, frameworks: list[str]) -> list[Row]:
     """Make the same call in each framework and compare each result with that of the first framework."""
     batch = example_batch(folder)
-    objective = embgrad.Sum(output="pooled")
+    objective = Sum(output="pooled")
     rows: list[Row] = []
     for framework in frameworks:
-        model = embgrad.load_bert(folder, framework)
-        gradients = embgrad.gradients(model, batch, objective)
+        model = load_bert(folder, framework)
+        gradients = compute(model, batch, objective)
         first = rows[0].gradients if rows else gradients
         versions = gradients.provenance["versions"]
         rows.append(
@@ -102,7 +109,7 @@ def measure(folder: Path, frameworks: list[str]) -> list[Row]:
                 framework=framework,
                 version=next(iter(versions.values())),
                 model=gradients.provenance["model"].rpartition(".")[2],
-                comparison=embgrad.compare(first, gradients),
+                comparison=compare(first, gradients),
                 gradients=gradients,
                 multiple=_multiple(framework, model, batch, objective),
             )
@@ -174,19 +181,17 @@ def _table(rows: Sequence[Row]) -> Any:
     return table
 
 
-def _multiple(framework: str, model: Any, batch: embgrad.TokenBatch, objective: embgrad.Objective) -> float:
+def _multiple(framework: str, model: Any, batch: TokenBatch, objective: Objective) -> float:
     """Return the time of the call divided by that of a plain forward pass; both are timed in turn and the fastest runs count."""
     repeats = -(-TIMED_EXAMPLES // len(batch))
     types = np.zeros_like(batch.ids) if batch.types is None else batch.types
-    wide = embgrad.TokenBatch(
-        *(np.tile(array, (repeats, 1))[:TIMED_EXAMPLES] for array in (batch.ids, batch.real, types))
-    )
+    wide = TokenBatch(*(np.tile(array, (repeats, 1))[:TIMED_EXAMPLES] for array in (batch.ids, batch.real, types)))
     forward = FORWARDS[framework](model, wide)
-    times = least_times({"forward": forward, "call": lambda: embgrad.gradients(model, wide, objective)}, TIMES)
+    times = least_times({"forward": forward, "call": lambda: compute(model, wide, objective)}, TIMES)
     return times["call"] / times["forward"]
 
 
-def _torch_forward(model: Any, batch: embgrad.TokenBatch) -> Callable[[], Any]:
+def _torch_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
     import torch
 
     inputs = {name: torch.tensor(value) for name, value in batch.to_huggingface().items()}
@@ -198,14 +203,14 @@ def _torch_forward(model: Any, batch: embgrad.TokenBatch) -> Callable[[], Any]:
     return forward
 
 
-def _tensorflow_forward(model: Any, batch: embgrad.TokenBatch) -> Callable[[], Any]:
+def _tensorflow_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
     import tensorflow
 
     inputs = {name: tensorflow.constant(value) for name, value in batch.to_huggingface().items()}
     return lambda: model(inputs, training=False).pooler_output.numpy()
 
 
-def _gluon_forward(model: Any, batch: embgrad.TokenBatch) -> Callable[[], Any]:
+def _gluon_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
     import mxnet
 
     inputs = [mxnet.nd.array(value, dtype=value.dtype) for value in batch.to_gluonnlp()]

@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.cli.request import Results
 from embgrad.cli.terminal import Terminal
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
+from embgrad.report.sentences import has_sentences
 from embgrad.report.text import token_text
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["described", "has_positions", "model_of", "named", "print_summary"]
+__all__ = ["Results", "described", "model_of", "named", "print_summary"]
+
+#: One result, or several results by the names of their points.
+Results = EmbeddingGradients | dict[str, EmbeddingGradients]
 
 
 def named(results: Results) -> dict[str, EmbeddingGradients]:
@@ -22,11 +25,6 @@ def named(results: Results) -> dict[str, EmbeddingGradients]:
     if isinstance(results, EmbeddingGradients):
         return {str(results.provenance.get("point", "result")): results}
     return dict(results)
-
-
-def has_positions(result: EmbeddingGradients) -> bool:
-    """Return whether the result has one vector for each token: values of shape (example, position, dim)."""
-    return result.values.ndim == 3 and result.values.shape[:2] == result.ids.shape
 
 
 def described(result: EmbeddingGradients) -> dict[str, Any]:
@@ -38,7 +36,7 @@ def described(result: EmbeddingGradients) -> dict[str, Any]:
         "objective": None if result.objective is None else np.asarray(result.objective).tolist(),
         "pad_leak": result.pad_leak,
         "certificate": None if result.certificate is None else result.certificate.to_dict(),
-        "examples": _examples(result) if has_positions(result) else None,
+        "examples": _examples(result) if has_sentences(result) else None,
         "provenance": dict(result.provenance),
     }
 
@@ -63,9 +61,7 @@ def _headline(result: EmbeddingGradients) -> str:
 def _lines(result: EmbeddingGradients) -> list[str]:
     lines = [f"objective: {_objective(result)}"]
     if result.mask is not None and (result.mask == 0).any():
-        lines.append(
-            f"padding: {int((result.mask == 0).sum())} positions, largest gradient there {result.pad_leak:.2g}"
-        )
+        lines.append(f"padding: {(result.mask == 0).sum()} positions, largest gradient there {result.pad_leak:.2g}")
     if result.certificate is not None:
         lines.append(f"checked: {result.certificate!r}")
     return lines

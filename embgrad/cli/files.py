@@ -8,9 +8,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from embgrad.cli.describe import named
+from embgrad.cli.describe import Results, named
 from embgrad.cli.errors import UsageError
-from embgrad.cli.request import Results
 from embgrad.cli.texts import read_bytes
 from embgrad.errors import FileFormatError, did_you_mean, listed
 from embgrad.results.gradients import EmbeddingGradients

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.describe import described, named, print_summary
+from embgrad.cli.describe import Results, described, named, print_summary
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_writable
 from embgrad.cli.models import expect_models, load_model
 from embgrad.cli.ray_run import OnRay, write_on_ray
-from embgrad.cli.request import Inputs, Question, Results, ask, batch_from, note_default
+from embgrad.cli.request import GradientRequest, Inputs, batch_from, compute, note_default
 from embgrad.cli.run import OK, execute, own_process
 from embgrad.cli.terminal import Terminal
 
@@ -84,19 +84,19 @@ def gradients(
             terminal.give(write_on_ray(str(model), framework, ignore or (), inputs, on, str(output), terminal))
             return OK
         _expect_no_ray(workers, column, give, prefix)
-        question = Question(objective, labels, at or (), batch_size, training, pads, check, split, call)
+        request = GradientRequest(objective, labels, at or (), batch_size, training, pads, check, split, call)
         expect_models([(str(model), framework)], ignore or (), own_process=own_process())
-        batch = batch_from(inputs, [str(model)], terminal, question)
+        batch = batch_from(inputs, [str(model)], terminal, request)
         with terminal.busy(f"loading {model} …"):
             loaded = load_model(str(model), framework, ignore or ())
-        used, results = ask(loaded, batch, question, terminal)
-        note_default(question, used, terminal)
+        used, results = compute(loaded, batch, request, terminal)
+        note_default(request, used, terminal)
         if output is not None:
             _write(results, output, terminal)
         if output != "-":
             print_summary(results, terminal)
             terminal.say(f"written to {output}" if output is not None else "")
-        terminal.give(_answer(results, loaded.framework, output))
+        terminal.give(_for_json(results, loaded.framework, output))
         return OK
 
     execute(work, as_json=as_json, debug=debug)
@@ -140,7 +140,7 @@ def _write(results: Results, output: str, terminal: Terminal) -> None:
         terminal.binary.write(path.read_bytes())
 
 
-def _answer(results: Results, framework: str, output: str | None) -> dict[str, Any]:
+def _for_json(results: Results, framework: str, output: str | None) -> dict[str, Any]:
     return {
         "framework": framework,
         "results": {name: described(result) for name, result in named(results).items()},

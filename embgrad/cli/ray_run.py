@@ -77,7 +77,7 @@ def write_on_ray(
     """
     _expect(inputs, on)
     objective = _objective(on)
-    from embgrad.ray import write
+    from embgrad.ray.run import write
 
     _expect_file(str(inputs.file))
     expect_models([(model, framework)], ignore)
@@ -157,9 +157,8 @@ def _build(model: str, framework: str | None, ignore: Sequence[str], tokenizer: 
     """Return the model, with its tokenizer if the rows are texts; runs in an actor."""
     loaded = load_model(model, framework, ignore)
     if not texts:
-        return (
-            list(loaded.model) if isinstance(loaded.model, tuple) else loaded.model
-        )  # several modules, which `embgrad.ray` takes as a list
+        # `embgrad.ray` takes several modules as a list.
+        return list(loaded.model) if isinstance(loaded.model, tuple) else loaded.model
     if tokenizer is not None:
         return loaded.model, tokenizer_from(tokenizer)
     if loaded.folder is None:

@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.compare import Models, against_first, compare_models, expect_none_for_models
+from embgrad.cli.compare import against_first, compare_models, expect_none_for_models
+from embgrad.cli.describe import Results
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_writable, loaded_results, restricted
-from embgrad.cli.request import Inputs, Question, Results
+from embgrad.cli.models import Models
+from embgrad.cli.request import GradientRequest, Inputs
 from embgrad.cli.run import OK, execute
 from embgrad.cli.terminal import Terminal
 
@@ -65,10 +67,10 @@ def report(
             results: Mapping[str, Results] = restricted(loaded_results(files), at or ())
             comparisons: Mapping[str, Any] = against_first(results, tolerance, terminal)
         else:
-            question = Question(objective, labels, at or (), batch_size, training, pads, call=call)
+            request = GradientRequest(objective, labels, at or (), batch_size, training, pads, call=call)
             inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
             models = Models(model, framework, frameworks, against, ignore or ())
-            compared = compare_models(models, inputs, question, tolerance, terminal, least=1)
+            compared = compare_models(models, inputs, request, tolerance, terminal, least=1)
             results, comparisons = compared.results, compared.comparisons
         _write(results, comparisons, str(output), title, terminal)
         agrees = all(comparison.agrees for comparison in comparisons.values()) if comparisons else None
@@ -91,7 +93,7 @@ def _expect(files: list[str] | None, model: str | None, output: str | None, term
 def _write(
     results: Mapping[str, Results], comparisons: Mapping[str, Any], output: str, title: str | None, terminal: Terminal
 ) -> None:
-    from embgrad.report import render_page, write_page
+    from embgrad.report.page import render_page, write_page
 
     options = {} if title is None else {"title": title}
     if output == "-":

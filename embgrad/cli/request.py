@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from embgrad.cli.describe import Results
 from embgrad.cli.errors import UsageError
 from embgrad.cli.models import Loaded
 from embgrad.cli.objectives import labels_from, parsed_objective
@@ -22,22 +23,17 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
 from embgrad.objectives.objectives import Objective, Sum
-from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
+    "GradientRequest",
     "Inputs",
-    "Question",
-    "Results",
-    "ask",
     "batch_from",
     "call_from",
+    "compute",
     "note_default",
     "warn_truncated",
     "with_objective",
 ]
-
-#: One result, or several results by the names of their points.
-Results = EmbeddingGradients | dict[str, EmbeddingGradients]
 
 T = TypeVar("T")
 
@@ -56,7 +52,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Question:
+class GradientRequest:
     """The objective, the points and the other options of the gradients; the fields are the options of the same names."""
 
     objective: str | None = None
@@ -83,7 +79,7 @@ class Question:
 
 
 def batch_from(
-    inputs: Inputs, models: Sequence[str], terminal: Terminal, question: Question | None = None
+    inputs: Inputs, models: Sequence[str], terminal: Terminal, request: GradientRequest | None = None
 ) -> TokenBatch:
     """Return the batch for all models of a command; no model needs to be loaded.
 
@@ -91,11 +87,11 @@ def batch_from(
         inputs: the sources of the examples.
         models: the models as the user wrote them; without --tokenizer the first that is a folder provides the tokenizer.
         terminal: where skipped lines and cut tokens are reported.
-        question: the request; its number of labels is checked against the examples.
+        request: the request; its number of labels is checked against the examples.
     """
     batch = _batch(inputs, models, terminal)
-    if question is not None and question.parsed is not None:
-        question.parsed.take(slice(None), len(batch))
+    if request is not None and request.parsed is not None:
+        request.parsed.take(slice(None), len(batch))
     return batch
 
 
@@ -128,9 +124,9 @@ def warn_truncated(tokens: int, cut: int, examples: int, most: int, terminal: Te
         )
 
 
-def call_from(question: Question) -> Callable[[Any, Any], Any] | None:
+def call_from(request: GradientRequest) -> Callable[[Any, Any], Any] | None:
     """Return the function of --call, which calls the model, or None."""
-    return None if question.call is None else imported(question.call)
+    return None if request.call is None else imported(request.call)
 
 
 def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> tuple[Objective, T]:
@@ -150,18 +146,18 @@ def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> t
     return objective, run(objective)
 
 
-def note_default(question: Question, used: Objective | None, terminal: Terminal) -> None:
+def note_default(request: GradientRequest, used: Objective | None, terminal: Terminal) -> None:
     """Print the default objective if the user chose none."""
-    if question.parsed is None:
+    if request.parsed is None:
         terminal.note(f"the objective is {used!r} by default; choose another with --objective")
 
 
-def ask(
-    loaded: Loaded, batch: TokenBatch, question: Question, terminal: Terminal, wanted: Objective | None = None
+def compute(
+    loaded: Loaded, batch: TokenBatch, request: GradientRequest, terminal: Terminal, wanted: Objective | None = None
 ) -> tuple[Objective, Results]:
-    """Compute the gradients of one model for `wanted`, or else the question's objective; return the objective and results."""
-    many = question.batch_size is not None and question.batch_size < len(batch)
-    call = call_from(question)
+    """Compute the gradients of one model for `wanted`, or else the request's objective; return the objective and results."""
+    many = request.batch_size is not None and request.batch_size < len(batch)
+    call = call_from(request)
 
     def run(objective: Objective) -> Results:
         label = f"gradients in {loaded.framework}"
@@ -170,18 +166,18 @@ def ask(
                 loaded.model,
                 batch,
                 objective,
-                at=question.points,
+                at=request.points,
                 call=call,
-                training=question.training,
-                pads=question.pads,
-                split=question.split,
-                check=question.check,
-                batch_size=question.batch_size,
+                training=request.training,
+                pads=request.pads,
+                split=request.split,
+                check=request.check,
+                batch_size=request.batch_size,
                 progress=progress,
             )
         return results
 
-    return with_objective(wanted or question.parsed, run)
+    return with_objective(wanted or request.parsed, run)
 
 
 def _tokenizer(inputs: Inputs, models: Sequence[str]) -> Any:

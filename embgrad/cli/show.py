@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.describe import described, has_positions, model_of
+from embgrad.cli.describe import described, model_of
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import chosen, loaded_results
 from embgrad.cli.run import OK, execute
@@ -15,6 +15,7 @@ from embgrad.cli.terminal import Terminal
 from embgrad.cli.token_colours import legend, painted, pieces
 from embgrad.common.text import visible
 from embgrad.errors import did_you_mean
+from embgrad.report.sentences import has_sentences
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["show"]
@@ -61,7 +62,7 @@ def show(
 
 def _lines(name: str, result: EmbeddingGradients, kind: str, words: bool, terminal: Terminal) -> list[Any]:
     """Return one line of text for each example."""
-    if not has_positions(result):
+    if not has_sentences(result):
         raise UsageError(
             f"the gradient at {name!r} has the shape {result.shape}, which is not one vector per token: expected a point such as "
             "'word', chosen with --at"

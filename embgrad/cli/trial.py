@@ -41,17 +41,15 @@ def main(framework: str, out: str) -> None:
 
 
 def _try(framework: str) -> tuple[bool, str]:
-    import embgrad
+    from embgrad.backend.registry import backend_named
+    from embgrad.engine.gradients import gradients
+    from embgrad.objectives.objectives import Sum
 
-    if (
-        framework not in MODELS
-    ):  # a third party's backend, for which there is no model here: only test that it can be imported
-        from embgrad.backend.registry import backend_named
-
+    if framework not in MODELS:  # a third party's backend, without a model here: only test that it can be imported
         importlib.import_module(backend_named(framework).package)
         return True, ""
     table = np.arange(VOCAB * DIM, dtype=np.float32).reshape(VOCAB, DIM)
-    result = embgrad.gradients(MODELS[framework](table), np.array(IDS), embgrad.Sum())
+    result = gradients(MODELS[framework](table), np.array(IDS), Sum())
     wrong = float(np.abs(result.values - EXPECTED).max()) > 1e-6 or bool(
         (result.activations != table[np.array(IDS)]).any()
     )

@@ -47,11 +47,11 @@ class Alignment:
         examples, positions = np.indices(self.example.shape)
         return bool((self.example == examples).all() and (self.position == positions).all())
 
-    def bring(self, array: np.ndarray) -> np.ndarray:
+    def arrange(self, array: np.ndarray) -> np.ndarray:
         """Return an array of b, (example, position, …), arranged as a, with zeros where there is no partner."""
-        brought = array[np.maximum(self.example, 0), np.maximum(self.position, 0)]
-        brought[~self.matched] = 0
-        return np.asarray(brought)
+        arranged = array[np.maximum(self.example, 0), np.maximum(self.position, 0)]
+        arranged[~self.matched] = 0
+        return np.asarray(arranged)
 
     def examples(self) -> np.ndarray:
         """Return the index of b's example for each example of a, int64, (example,); -1 where there is none."""
@@ -76,7 +76,7 @@ def aligned(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
         BatchError: the two have no text in common, or only texts without tokens.
     """
     if np.array_equal(a.ids, b.ids):
-        return _straight(a.ids, tuple(_notes_of_masks(a, b)))
+        return _unmoved(a.ids, tuple(_notes_of_masks(a, b)))
     texts = _texts(a), _texts(b)
     partners = _partners(*(list(map(tuple, side)) for side in _ids_of(a, b, texts)))
     if not partners:
@@ -94,7 +94,7 @@ def aligned(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
     return Alignment(example, position, tuple(_notes(a, b, alignment, texts)))
 
 
-def _straight(ids: np.ndarray, notes: tuple[str, ...]) -> Alignment:
+def _unmoved(ids: np.ndarray, notes: tuple[str, ...]) -> Alignment:
     """Return the alignment of each position with the position at the same indices."""
     indices = np.indices(ids.shape)
     return Alignment(indices[0], indices[1], notes)
@@ -126,9 +126,7 @@ def _partners(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]
     left = [i for i in range(len(first)) if i not in partners]
     free = sorted(set(range(len(second))) - set(partners.values()))
     pairs = ((i, j) for i in left for j in (free if len(left) * len(free) <= MOST_PAIRS else {i} & set(free)))
-    alike = sorted(
-        ((_likeness(first[i], second[j]), i == j, i, j) for i, j in pairs), key=lambda candidate: candidate[:2]
-    )
+    alike = sorted(((_likeness(first[i], second[j]), i == j, i, j) for i, j in pairs), key=lambda entry: entry[:2])
     for likeness, _, i, j in reversed(alike):
         if likeness >= ALIKE and i not in partners and j not in partners.values():
             partners[i] = j
@@ -168,7 +166,7 @@ def _by_index(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
         f"the ids differ at {int(different.sum())} of {different.size} positions, {_first_of(a, b, different)}: compared "
         "position by position"
     )
-    return _straight(a.ids, (note,))
+    return _unmoved(a.ids, (note,))
 
 
 def _first_of(a: EmbeddingGradients, b: EmbeddingGradients, different: np.ndarray) -> str:
@@ -249,14 +247,14 @@ def _notes_of_tokens(
     for result, name, other, alone in ((a, "a", "b", alone_in_a), (b, "b", "a", alone_in_b)):
         if alone:
             distinct_ids = sorted({int(result.ids[at]) for at in alone})
-            shown = ", ".join(_named(result, at) for at in _one_of_each(result, alone)[:4])
+            shown = ", ".join(_named(result, at) for at in _first_of_each_id(result, alone)[:4])
             yield (
                 f"{len(alone)} tokens of {name} are not in {other} and were skipped: {shown}"
                 + (f" and {len(distinct_ids) - 4} others" if len(distinct_ids) > 4 else "")
             )
 
 
-def _one_of_each(result: EmbeddingGradients, positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _first_of_each_id(result: EmbeddingGradients, positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return list({int(result.ids[at]): at for at in reversed(positions)}.values())[::-1]
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embgrad.backend.protocol import Call
 from embgrad.backend.signature import as_parts, expect_callable
 from embgrad.common.keywords import explained
 from embgrad.common.progress import reporter
 from embgrad.common.tolerance import checked_tolerance
+from embgrad.comparison.bisection.records import Step, Suspect
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.conventions import batch_of
-
-if TYPE_CHECKING:
-    from embgrad.comparison.bisection.narrow import Step
-    from embgrad.comparison.bisection.suspects import Suspect
 
 __all__ = ["Bisection", "bisect"]
 
@@ -134,9 +131,9 @@ def bisect(
         ObjectiveError: the objective fits neither model.
         UnsupportedError: a backend does not support this for its model.
     """
-    from embgrad.comparison.bisection.pair import Side
-    from embgrad.comparison.bisection.readings import Reader
-    from embgrad.comparison.bisection.search import Search, describe
+    from embgrad.comparison.bisection.messages import describe
+    from embgrad.comparison.bisection.readings import Reader, Side
+    from embgrad.comparison.bisection.search import Search
 
     tolerance = checked_tolerance(tolerance)
     expect_callable(call_a, "call_a")

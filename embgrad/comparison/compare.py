@@ -14,7 +14,6 @@ from embgrad.common.finite import not_finite
 from embgrad.common.metrics import figures_of, lengths, position_figures
 from embgrad.common.tolerance import checked_tolerance, tolerance_of, unit_roundoff
 from embgrad.comparison.align import Alignment, aligned
-from embgrad.comparison.diagnosis import diagnosed
 from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.errors import BatchError, EmbgradError, PointError, brief, did_you_mean, listed
@@ -117,12 +116,12 @@ def _compared(
     by_position = _has_positions(a)
     tolerance = tolerance_of(a, b) if tolerance is None else tolerance
     first = a.values.astype(np.float64)
-    second = alignment.bring(b.values.astype(np.float64)) if by_position else b.values.astype(np.float64)
+    second = alignment.arrange(b.values.astype(np.float64)) if by_position else b.values.astype(np.float64)
     if by_position:
         first[~alignment.matched] = 0
     shared = np.flatnonzero(alignment.examples() >= 0) if by_position else np.arange(len(first))
     figures = figures_of(first, second)
-    differing_examples = _apart(
+    differing_examples = _differing_examples(
         first, second, tolerance, unit_roundoff(a.provenance.get("compute_dtype", a.values.dtype))
     )
     agrees = figures.relative_l2 <= tolerance and not differing_examples
@@ -133,6 +132,8 @@ def _compared(
         )
     findings: tuple[Finding, ...] = ()
     if not agrees and by_position:
+        from embgrad.comparison.diagnosis.diagnose import diagnosed  # with all that runs models
+
         findings, tried = diagnosed(a, b, alignment, models, tolerance, calls)
         notes += tried
     return Comparison(
@@ -151,7 +152,7 @@ def _compared(
     )
 
 
-def _apart(a: np.ndarray, b: np.ndarray, tolerance: float, roundoff: float) -> list[int]:
+def _differing_examples(a: np.ndarray, b: np.ndarray, tolerance: float, roundoff: float) -> list[int]:
     """Return the examples that differ, including those whose gradients are too small to matter in the overall figures.
 
     The rounding errors of one example average out less than those of all examples; where most of an example's gradient cancels,
@@ -172,7 +173,7 @@ def _expect_finite(result: EmbeddingGradients, name: str) -> None:
     if wrong is not None:
         raise EmbgradError(
             f"{name} holds {wrong.value} at {wrong.index}, and {wrong.count} of its {wrong.size} numbers are not "
-            "finite: expected finite ones, as embgrad.gradients gives them"
+            "finite: expected finite ones, as embgrad.gradients returns them"
         )
 
 
@@ -225,7 +226,7 @@ def _known_differences(a: EmbeddingGradients, b: EmbeddingGradients, alignment: 
     if (a.mask is None) != (b.mask is None):
         yield f"{'a' if a.mask is None else 'b'} has no mask"
     if a.types is not None and b.types is not None:
-        differ = (alignment.bring(b.types) != a.types)[alignment.matched]
+        differ = (alignment.arrange(b.types) != a.types)[alignment.matched]
         if differ.any():
             yield f"the types differ at {int(differ.sum())} positions"
     elif any(types is not None and types.any() for types in (a.types, b.types)):
@@ -252,9 +253,7 @@ def _models(models: Any) -> tuple[Any, Any]:
         )
     for model in models:
         if model is not None:
-            backend_for(
-                model
-            )  # otherwise an object that is no model would be skipped silently, and no cause inside it tested
+            backend_for(model)  # raises for an object that is no model, in which no cause could be tested
     return (models[0], models[1])
 
 

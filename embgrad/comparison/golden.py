@@ -114,53 +114,51 @@ class Golden:
         checked = _named(results)
         if not self.exists:
             raise GoldenError(
-                f"there is no golden file {self.path}: expected one to check against. {self._how('write it')}"
+                f"there is no golden file {self.path}: expected one to check against. {self._advice('write it')}"
             )
         try:
             expected = _named(self.load())
         except FileFormatError as error:
-            raise FileFormatError(f"{error.message}. {self._how('write it anew')}") from None
-        departures = list(_other_names(expected, checked))
+            raise FileFormatError(f"{error.message}. {self._advice('write it anew')}") from None
+        changes = list(_other_names(expected, checked))
         comparisons: dict[Name, Comparison] = {}
         pair: Any = models if isinstance(models, (tuple, list)) else (None, models)
         for name in (name for name in expected if name in checked):
             a, b = expected[name], checked[name]
             if wrong := _not_finite(a) or _not_finite(b):
-                departures.append(_Departure(f"{_prefix(name)}{wrong}"))
+                changes.append(_Change(f"{_prefix(name)}{wrong}"))
                 continue
             try:
                 comparisons[name] = compare(a, b, models=pair, tolerance=tolerance, call=call)
             except (BatchError, PointError) as error:  # the two results cannot be compared
-                departures.append(_Departure(f"{_prefix(name)}{error.message}"))
+                changes.append(_Change(f"{_prefix(name)}{error.message}"))
             else:
-                departures += _departures(name, comparisons[name])
-        result = comparisons.get(None) or Comparisons(
-            {str(name): comparison for name, comparison in comparisons.items()}
-        )
-        if departures:
-            message = "\n".join(self._report(departures, expected, checked))
+                changes += _changes(name, comparisons[name])
+        result = comparisons.get(None) or Comparisons({str(name): entry for name, entry in comparisons.items()})
+        if changes:
+            message = "\n".join(self._report(changes, expected, checked))
             raise GoldenError(message, result if comparisons else None)
         return result
 
     def _report(
         self,
-        departures: Sequence[_Departure],
+        changes: Sequence[_Change],
         expected: Mapping[Name, EmbeddingGradients],
         checked: Mapping[Name, EmbeddingGradients],
     ) -> Iterator[str]:
         """Yield the lines of the message: first the summary, then what changed, with figures and findings, and what to do."""
-        further = f" (and {len(departures) - 1} more)" if len(departures) > 1 else ""
-        yield f"{departures[0].gist}{further}: differs from the golden file {self.path}"
-        for number, departure in enumerate(departures):
+        further = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
+        yield f"{changes[0].gist}{further}: differs from the golden file {self.path}"
+        for number, change in enumerate(changes):
             if number:
-                yield f"\n{departure.gist}"
+                yield f"\n{change.gist}"
             if number < SHOWN:
-                yield from departure.lines
+                yield from change.lines
         yield "\na is the golden file, and b is the result checked against it"
         yield from _made_with(next(iter(expected.values())), next(iter(checked.values())))
-        yield self._how("accept them")
+        yield self._advice("accept them")
 
-    def _how(self, what: str) -> str:
+    def _advice(self, what: str) -> str:
         accept = self.accept or f"call embgrad.golden({str(self.path)!r}).update(results)"
         return f"If these results are right, {what}: {accept}"
 
@@ -184,7 +182,7 @@ def golden(path: str | os.PathLike[str]) -> Golden:
     return Golden(checked_path(path))
 
 
-class _Departure(NamedTuple):
+class _Change(NamedTuple):
     """One difference from the golden file.
 
     Attributes:
@@ -196,34 +194,34 @@ class _Departure(NamedTuple):
     lines: Sequence[str] = ()
 
 
-def _departures(name: Name, comparison: Comparison) -> list[_Departure]:
-    """Return a list with the one departure that describes every change at a point; empty if nothing changed."""
-    moves = _moves(comparison)
-    if not moves:
+def _changes(name: Name, comparison: Comparison) -> list[_Change]:
+    """Return a list with one entry that describes every change at a point; empty if nothing changed."""
+    descriptions = _descriptions(comparison)
+    if not descriptions:
         return []
     # Where the gradients agree, their figures add nothing, but the notes of the alignment may.
     shown = [f"note: {note}" for note in comparison.notes] if comparison.agrees else repr(comparison).splitlines()
-    return [_Departure(f"{_prefix(name)}{moves[0]}", [*moves[1:], *shown])]
+    return [_Change(f"{_prefix(name)}{descriptions[0]}", [*descriptions[1:], *shown])]
 
 
-def _moves(comparison: Comparison) -> list[str]:
+def _descriptions(comparison: Comparison) -> list[str]:
     """Return what changed beyond the tolerance: the gradient, the value at the point, and the objective's values."""
     a, b, tolerance = comparison.a, comparison.b, comparison.tolerance
     if other := _other_ids(a, b):
         return [other]
-    figures, before, behind = comparison.figures, _value_moved(a, b, tolerance), _objective_moved(a, b, tolerance)
-    moves = [line for line in (before, behind) if line]
+    figures, value, objective = comparison.figures, _value_change(a, b, tolerance), _objective_change(a, b, tolerance)
+    descriptions = [line for line in (value, objective) if line]
     if not comparison.agrees:
-        moves.insert(0, f"the gradient moved, relative L2 {figures.relative_l2:.2e}, tolerance {tolerance:.1e}")
-    if not moves:
+        descriptions.insert(0, f"the gradient moved, relative L2 {figures.relative_l2:.2e}, tolerance {tolerance:.1e}")
+    if not descriptions:
         return []
     if comparison.agrees:
-        return [*moves, "the gradient did not, within the tolerance"]
-    if before:
-        return [*moves, "the forward pass already differs at this point"]
-    if behind:
-        return [*moves, "the forward pass agrees up to this point and differs after it"]
-    return [*moves, "nothing in the forward pass moved, within the tolerance"]
+        return [*descriptions, "the gradient did not, within the tolerance"]
+    if value:
+        return [*descriptions, "the forward pass already differs at this point"]
+    if objective:
+        return [*descriptions, "the forward pass agrees up to this point and differs after it"]
+    return [*descriptions, "nothing in the forward pass moved, within the tolerance"]
 
 
 def _not_finite(result: EmbeddingGradients) -> str:
@@ -241,7 +239,7 @@ def _other_ids(a: EmbeddingGradients, b: EmbeddingGradients) -> str:
     return f"the ids differ, first at {where}: {b.ids[index]} where the golden file has {a.ids[index]}"
 
 
-def _value_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
+def _value_change(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
     if a.activations.shape != b.activations.shape:
         return (
             f"the value at the point has the shape {b.activations.shape}, and {a.activations.shape} in the golden file"
@@ -250,7 +248,7 @@ def _value_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float)
     return "" if distance <= tolerance else f"the value at the point moved, relative L2 {distance:.2e}"
 
 
-def _objective_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
+def _objective_change(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
     if a.objective is None or b.objective is None:  # a captured gradient: the user computed the loss
         return ""
     if a.objective.shape != b.objective.shape:
@@ -291,24 +289,22 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 
 def _other_names(
     expected: Mapping[Name, EmbeddingGradients], checked: Mapping[Name, EmbeddingGradients]
-) -> Iterator[_Departure]:
+) -> Iterator[_Change]:
     for side, other, what in (
         (expected, checked, "several results were checked against one"),
         (checked, expected, "one result was checked against several"),
     ):
         if None in side and None not in other:
-            yield _Departure(f"{what}, {listed(other)}")
+            yield _Change(f"{what}, {listed(other)}")
             return
-    missing, new = (
-        [name for name in expected if name not in checked],
-        [name for name in checked if name not in expected],
-    )
+    missing = [name for name in expected if name not in checked]
+    new = [name for name in checked if name not in expected]
     if missing:
         near = did_you_mean(str(missing[0]), map(str, new))
-        yield _Departure(f"{listed(missing)} is missing", [near.strip()] if near else [])
+        yield _Change(f"{listed(missing)} is missing", [near.strip()] if near else [])
     if new:
         near = did_you_mean(str(new[0]), map(str, missing or expected))
-        yield _Departure(f"{listed(new)} is new", [near.strip()] if near else [])
+        yield _Change(f"{listed(new)} is new", [near.strip()] if near else [])
 
 
 def _made_with(a: EmbeddingGradients, b: EmbeddingGradients) -> Iterator[str]:

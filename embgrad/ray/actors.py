@@ -64,7 +64,8 @@ def expect_startable(job: Job, pool: Pool) -> None:
         raise EmbgradError(
             f"Ray does not accept these actors ({error}): pass num_cpus, num_gpus and actor_options as for ray.remote"
         ) from error
-    for name, value in {"build": job.build, "the objective": job.objective, **job.passed}.items():
+    sent = {"build": job.build, "the objective": job.objective, "call": job.call, **job.options.changes}
+    for name, value in sent.items():
         try:
             ray.cloudpickle.dumps(value)
         except Exception as error:  # users' objects may raise any class

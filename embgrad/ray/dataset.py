@@ -41,9 +41,7 @@ def _parquet(paths: list[str]) -> Any:
         return ray.data.read_parquet(paths)
     except pa.ArrowTypeError:  # which names neither the files nor the other type
         datasets = [pyarrow.dataset.dataset(path, partitioning=None, exclude_invalid_files=True) for path in paths]
-        unified(
-            [(fragment.path, fragment.physical_schema) for dataset in datasets for fragment in dataset.get_fragments()]
-        )
+        unified([(file.path, file.physical_schema) for dataset in datasets for file in dataset.get_fragments()])
         raise
 
 
@@ -140,7 +138,7 @@ def _reader(path: str) -> Reader:
             return READERS[".parquet"]
         if not local.is_file():
             raise FileFormatError(
-                f"{path} is no regular file: expected one of Parquet, JSON lines or texts, or a folder"
+                f"{path} is not a regular file: expected one of Parquet, JSON lines or texts, or a folder"
             )
     suffixes = [suffix for suffix in local.suffixes if suffix not in (".gz", ".bz2", ".zst", ".snappy")]
     suffix = suffixes[-1].lower() if suffixes else ""

@@ -116,9 +116,7 @@ def json_table(content: bytes, path: str) -> pyarrow.Table:
         if rows is None:
             _expect_objects(content, path)
             raise _type_error(path, error) from None
-    names = list(
-        dict.fromkeys(name for row in rows for name in row)
-    )  # Arrow would use the names of the first row alone
+    names = list(dict.fromkeys(name for row in rows for name in row))  # Arrow would use those of the first row alone
     try:
         return pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
     except pyarrow.ArrowException as error:
@@ -146,7 +144,7 @@ def _expect_exact(content: bytes, path: str) -> None:
             raise FileFormatError(
                 f'{where} holds the whole number {error}, which does not fit into 64 bits: write it as text, "{error}"'
             ) from None
-        except ValueError:  # a line that is no JSON is reported by `json_table`, or belongs to a list
+        except ValueError:  # a line that is not JSON is reported by `json_table`, or belongs to a list
             continue
 
 
@@ -241,7 +239,8 @@ def _expect_objects(content: bytes, path: str) -> None:
             row = json.loads(line) if line.strip() else {}
         except ValueError as error:
             raise FileFormatError(
-                f"{path}, line {number} is no JSON ({error}): {brief(line.decode(errors='replace'))}; expected an object a line"
+                f"{path}, line {number} is not valid JSON ({error}): {brief(line.decode(errors='replace'))}; expected an "
+                "object a line"
             ) from None
         if not isinstance(row, dict):
             raise FileFormatError(

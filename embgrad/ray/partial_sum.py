@@ -57,7 +57,7 @@ class Partial:
             return Partial(present.table, present.dtype, tally)
         if self.table.shape != other.table.shape:
             raise EmbgradError(
-                f"the actors' tables differ in shape, {self.table.shape} and {other.table.shape}: expected build() to give the "
+                f"the actors' tables differ in shape, {self.table.shape} and {other.table.shape}: expected build() to return the "
                 "same model in each"
             )
         return Partial(added(self.table, other.table), str(np.promote_types(self.dtype, other.dtype)), tally)

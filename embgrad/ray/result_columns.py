@@ -10,16 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from embgrad.errors import BatchError, EmbgradError, listed
-from embgrad.ray.row_columns import named_row
-from embgrad.ray.settings import Inputs
+from embgrad.ray.row_columns import Inputs, named_row
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import scatter
 
-__all__ = ["Answer", "Wanted", "with_answers"]
+__all__ = ["RowGradients", "Wanted", "with_columns"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class RowGradients:
     """The gradients of some rows of a block.
 
     Attributes:
@@ -50,7 +49,7 @@ class Wanted:
     prefix: str
 
 
-def with_answers(rows: pa.Table, answers: Iterable[Answer], wanted: Wanted, inputs: Inputs) -> pa.Table:
+def with_columns(rows: pa.Table, row_gradients: Iterable[RowGradients], wanted: Wanted, inputs: Inputs) -> pa.Table:
     """Return the rows in their order, with new columns.
 
     Raises:
@@ -59,19 +58,19 @@ def with_answers(rows: pa.Table, answers: Iterable[Answer], wanted: Wanted, inpu
     """
     columns: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
     dtype = np.dtype(np.float32)
-    for answer in answers:
-        dtype = answer.result.values.dtype
-        saliency = answer.result.saliency(wanted.kind) if wanted.output == "saliency" else None
-        for index, row in enumerate(answer.rows):
-            positions = np.flatnonzero(answer.real[index])
-            columns[row] = _common(answer.result, index, positions, inputs.max_length is not None)
+    for entry in row_gradients:
+        dtype = entry.result.values.dtype
+        saliency = entry.result.saliency(wanted.kind) if wanted.output == "saliency" else None
+        for index, row in enumerate(entry.rows):
+            positions = np.flatnonzero(entry.real[index])
+            columns[row] = _common(entry.result, index, positions, inputs.max_length is not None)
             if saliency is not None:
                 columns[row]["saliency"] = saliency[index, positions]
             elif wanted.output == "tables":
-                columns[row] |= _table(answer.result, index, positions)
+                columns[row] |= _table(entry.result, index, positions)
             else:
                 columns[row]["values"] = _padded(
-                    answer.result.values[index, positions], wanted, rows.slice(row, 1), inputs
+                    entry.result.values[index, positions], wanted, rows.slice(row, 1), inputs
                 )
     table = rows
     for name in columns[0] if columns else ():

@@ -14,13 +14,32 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import as_array, checked_integers, checked_mask
 from embgrad.inputs.collate import expect_tokens
 from embgrad.inputs.encode import encode
-from embgrad.ray.settings import Inputs
 
-__all__ = ["Columns", "Examples", "NoColumnError", "examples_of", "named_row", "python_values", "rows_at"]
+__all__ = ["Columns", "Examples", "Inputs", "NoColumnError", "examples_of", "named_row", "python_values", "rows_at"]
 
 
 class NoColumnError(BatchError, KeyError):
     """The dataset has no column of that name."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The columns that become the model's inputs, and how; see `embgrad.ray.Options`."""
+
+    text: tuple[str, ...] = ("text",)
+    ids: str | None = None
+    mask: str | None = None
+    types: str | None = None
+    key: str | None = None
+    max_length: int | None = None
+    pad_id: int = 0
+    convention: str | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that identify a row."""
+        named = (self.ids, self.mask, self.types) if self.ids is not None else self.text
+        return list(dict.fromkeys(name for name in (self.key, *named) if name is not None))
 
 
 @dataclass(frozen=True)
@@ -65,9 +84,7 @@ def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
     if inputs.ids is not None:
         return _from_ids(rows, inputs)
     columns = [python_values(rows, name) for name in inputs.text]
-    texts = [
-        tuple(texts_of_row) if len(texts_of_row) > 1 else texts_of_row[0] for texts_of_row in zip(*columns, strict=True)
-    ]
+    texts = [tuple(row) if len(row) > 1 else row[0] for row in zip(*columns, strict=True)]
     try:
         batch = encode(texts, tokenizer, max_length=inputs.max_length)
     except EmbgradError:
@@ -88,9 +105,8 @@ class Columns(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         column = _column(self._rows, name)
-        if (
-            isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count
-        ):  # Arrow would return nulls as zeros
+        # Arrow would return nulls as zeros.
+        if isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count:
             return np.asarray(column.combine_chunks().to_numpy_ndarray())
         return _as_rows(_values(column))
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
 
+from embgrad.backend.signature import expect_callable
 from embgrad.common.options import count_or_none, expect_flag
+from embgrad.engine.options import GradientOptions, checked_options, expect_one_name
 from embgrad.errors import (
     BackendError,
     BatchError,
     EmbgradError,
     ObjectiveError,
-    PointError,
     UnsupportedError,
     brief,
     did_you_mean,
@@ -26,11 +27,13 @@ from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.encode import expect_id
 from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Objective, Scalar
+from embgrad.ray.row_columns import Inputs
+from embgrad.streaming.broadcast import for_all_batches
 
 if TYPE_CHECKING:
     from embgrad.backend.protocol import Call
 
-__all__ = ["OUTPUTS", "Inputs", "Job", "Options", "Pool", "settings"]
+__all__ = ["OUTPUTS", "Job", "Options", "Pool", "settings"]
 
 #: The possible outputs for each row.
 OUTPUTS: Final = ("saliency", "tables", "values")
@@ -90,28 +93,8 @@ class Options(TypedDict, total=False):
     verify: bool
 
 
-#: The options that are passed to `embgrad.gradients` unchanged.
-PASSED: Final = ("at", "call", "pads", "compile", "check", "override", "add", "edit")
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The columns that become the model's inputs, and how; see `Options`."""
-
-    text: tuple[str, ...] = ("text",)
-    ids: str | None = None
-    mask: str | None = None
-    types: str | None = None
-    key: str | None = None
-    max_length: int | None = None
-    pad_id: int = 0
-    convention: str | None = None
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns that identify a row."""
-        named = (self.ids, self.mask, self.types) if self.ids is not None else self.text
-        return list(dict.fromkeys(name for name in (self.key, *named) if name is not None))
+#: The options of `embgrad.gradients`, with their defaults.
+OF_GRADIENTS: Final = {"pads": "keep", "compile": False, "check": False, "override": None, "add": None, "edit": None}
 
 
 @dataclass(frozen=True)
@@ -123,7 +106,8 @@ class Job:
         objective: the objective, or a function of the rows that returns one.
         inputs: the columns of the model's inputs.
         batch_size: the largest number of rows that are run at once.
-        passed: the options of `embgrad.gradients`.
+        options: the options of `embgrad.gradients`.
+        call: the function that calls the model; None for the usual call.
         run: the identifier of the run, whose actors must have the same weights; None without that check.
     """
 
@@ -131,13 +115,14 @@ class Job:
     objective: Any
     inputs: Inputs
     batch_size: int = 32
-    passed: Mapping[str, Any] = field(default_factory=dict)
+    options: GradientOptions = field(default_factory=GradientOptions)
+    call: Call | None = None
     run: str | None = None
 
     @property
     def point(self) -> str:
         """The point's name."""
-        return str(self.passed.get("at", WORD))
+        return self.options.names[0]
 
 
 @dataclass(frozen=True)
@@ -163,19 +148,20 @@ def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[Jo
             raise EmbgradError(_unknown(name, known))
     if not callable(build):
         raise BackendError(
-            f"build is {brief(build)}: expected a function without arguments that gives the model, or (model, tokenizer); each "
+            f"build is {brief(build)}: expected a function without arguments that returns the model, or (model, tokenizer); each "
             "actor calls it once"
         )
     chosen = {name: value for name, value in options.items() if value is not None}
     _expect_objective(objective)
-    _expect_passed(chosen)
+    expect_callable(chosen.get("call"))
     pool = Pool(**{field.name: chosen[field.name] for field in fields(Pool) if field.name in chosen})
     job = Job(
         build,
         objective,
         _inputs(chosen),
         count_or_none(chosen.get("batch_size", 32), "batch_size") or 32,
-        {name: chosen[name] for name in PASSED if name in chosen},
+        _gradient_options(chosen),
+        chosen.get("call"),
         uuid.uuid4().hex if pool.verify is True else None,
     )
     count_or_none(pool.workers, "workers")
@@ -195,7 +181,7 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
             "interact, and the model runs in evaluation mode"
         )
     if name == "tokenizer":
-        return "the tokenizer comes with the model: expected build to give (model, tokenizer)"
+        return "the tokenizer comes with the model: expected build to return (model, tokenizer)"
     return f"there is no option {name!r}: expected some of {listed(known, 30)}.{did_you_mean(name, known)}"
 
 
@@ -205,9 +191,7 @@ def _inputs(options: Mapping[str, Any]) -> Inputs:
         raise BatchError("text and ids both name columns: pass one of them")
     without_ids = [name for name in ("mask", "types", "pad_id") if name in chosen and "ids" not in chosen]
     if without_ids:
-        raise BatchError(
-            f"{without_ids[0]} requires ids, but the rows are texts: name the column of the ids with ids=..."
-        )
+        raise BatchError(f"{without_ids[0]} requires ids, but the rows are texts: name their column with ids=...")
     if "max_length" in chosen and "ids" in chosen:
         raise BatchError("max_length cuts texts, and the rows hold ids: cut them in the dataset")
     if "max_length" in chosen:
@@ -232,6 +216,13 @@ def _inputs(options: Mapping[str, Any]) -> Inputs:
     return Inputs(**chosen)
 
 
+def _gradient_options(options: Mapping[str, Any]) -> GradientOptions:
+    at = options.get("at", WORD)
+    expect_one_name(at, "make one run for each point")
+    chosen: dict[str, Any] = {name: options.get(name, default) for name, default in OF_GRADIENTS.items()}
+    return for_all_batches(checked_options(at, training=False, split=False, **chosen))
+
+
 def _expect_objective(objective: Any) -> None:
     """Check that the objective does not depend on how rows are batched."""
     if isinstance(objective, Scalar):
@@ -249,27 +240,3 @@ def _expect_objective(objective: Any) -> None:
             f"the objective {objective!r} has arguments of one entry an example, but Ray decides which rows share a batch: "
             'pass a function of the rows, such as objective=lambda rows: embgrad.CrossEntropy(rows["label"])'
         ) from None
-
-
-def _expect_passed(options: Mapping[str, Any]) -> None:
-    if not isinstance(options.get("at", WORD), str):
-        raise PointError(f"at is {options['at']!r}: expected the name of one point; run once for each")
-    for option in ("override", "add"):
-        changes = options.get(option) or {}
-        for name, value in changes.items() if isinstance(changes, Mapping) else ():
-            shape = _shape(value)
-            if len(shape) > 2 and shape[0] != 1:
-                raise PointError(
-                    f"{option} at {name!r} has the shape {tuple(shape)}, with an example axis, but Ray decides which rows "
-                    "share a batch: pass an array without that axis, or a function"
-                )
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    """Return the shape of an array or of nested lists; () for a function."""
-    if not isinstance(value, (list, tuple)):
-        return tuple(getattr(value, "shape", ()))
-    try:
-        return np.shape(value)
-    except ValueError:  # not an array, which `embgrad.gradients` reports
-        return ()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from embgrad.backend.registry import backend_for
-from embgrad.engine.gradients import gradients
+from embgrad.engine.bound_model import bind
+from embgrad.engine.gradients import results_of
+from embgrad.engine.task import Task
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -23,9 +26,10 @@ from embgrad.errors import (
     listed,
 )
 from embgrad.inputs.encode import padding_of
+from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Objective, Scalar
 from embgrad.ray.partial_sum import Partial
-from embgrad.ray.result_columns import Answer, Wanted, with_answers
+from embgrad.ray.result_columns import RowGradients, Wanted, with_columns
 from embgrad.ray.row_columns import Columns, Examples, NoColumnError, examples_of, named_row, rows_at
 from embgrad.ray.settings import Job
 from embgrad.ray.tally import tally_of
@@ -57,7 +61,7 @@ class Worker:
         self._other_rows_checked = False  # whether other rows are known not to change results
         self._weights_checked = job.run is None  # whether the weights are known to equal those of the other actors
 
-    def answers(self, rows: pa.Table) -> Iterator[Answer]:
+    def row_gradients(self, rows: pa.Table) -> Iterator[RowGradients]:
         """Yield the gradients of a block's rows, in groups of similar length.
 
         Raises:
@@ -76,9 +80,9 @@ class Worker:
             size = self._job.batch_size
             for group in groups:
                 for start in range(0, len(group), size):
-                    for answer in self._answers(rows, examples, group[start : start + size]):
+                    for entry in self._row_gradients(rows, examples, group[start : start + size]):
                         self._check_weights()  # a model may create weights in its first forward pass
-                        yield answer
+                        yield entry
         except Exception as error:  # errors of the model as well; Ray would report them in a hundred lines
             raise self._with_row_name(rows, _as_embgrad_error(error)) from error
 
@@ -87,19 +91,19 @@ class Worker:
             expect_same_weights(self._job.run, self._built[0])
             self._weights_checked = True
 
-    def _answers(self, rows: pa.Table, examples: Examples, chosen: np.ndarray) -> Iterator[Answer]:
+    def _row_gradients(self, rows: pa.Table, examples: Examples, chosen: np.ndarray) -> Iterator[RowGradients]:
         part = examples.take(chosen)
         if self._by_length and not part.real.all():
             lengths = part.real.sum(1)
             for length in np.unique(lengths):
-                yield from self._answers(rows, examples, chosen[lengths == length])
+                yield from self._row_gradients(rows, examples, chosen[lengths == length])
             return
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = self._gradients(rows_at(rows, chosen), part)
         if self._differs_alone(rows, part, chosen, result):
             self._by_length = True  # from now on only rows of one length share a batch
-            yield from self._answers(rows, examples, chosen)
+            yield from self._row_gradients(rows, examples, chosen)
             return
         for warning in caught:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
@@ -108,7 +112,7 @@ class Worker:
                 f"the point {self._job.point!r} has the shape {result.values.shape}: expected (example, position, dim), with "
                 f"{part.batch.shape} examples and positions"
             )
-        yield Answer(chosen, result, part.real)
+        yield RowGradients(chosen, result, part.real)
 
     def _differs_alone(self, rows: pa.Table, part: Examples, chosen: np.ndarray, result: EmbeddingGradients) -> bool:
         """Return whether padded rows have other results when run alone, because padding or other rows change them.
@@ -135,7 +139,7 @@ class Worker:
             if padded and (verdict is None or verdict.difference is not None):
                 return True
             if verdict is not None and verdict.difference is not None:
-                raise self._meeting_error(rows_at(rows, chosen[[row]]), verdict.difference)
+                raise self._interaction_error(rows_at(rows, chosen[[row]]), verdict.difference)
             if verdict is not None and verdict.conclusive:
                 conclusive += 1
                 self._padding_checked = self._padding_checked or not part.real[row].all()
@@ -165,7 +169,7 @@ class Worker:
             )
         return None
 
-    def _meeting_error(self, row: pa.Table, difference: Difference) -> UnsupportedError:
+    def _interaction_error(self, row: pa.Table, difference: Difference) -> UnsupportedError:
         return UnsupportedError(
             f"{named_row(row, self._job.inputs)} has other results alone than beside rows of its length: at "
             f"{difference.name!r} their relative difference is {difference.size:.2g}, and rounding explains "
@@ -173,12 +177,12 @@ class Worker:
             "do not interact (as they do by batch statistics and maxima over a batch), or pass batch_size=1"
         )
 
-    def _gradients(self, rows: pa.Table, examples: Examples, **others: Any) -> EmbeddingGradients:
+    def _gradients(self, rows: pa.Table, examples: Examples, *, check: bool = True) -> EmbeddingGradients:
         assert self._built is not None
-        passed = {**self._job.passed, **others}
-        result = gradients(self._built[0], examples.batch, _objective(self._job.objective, rows), **passed)
-        assert isinstance(result, EmbeddingGradients)  # `at` is one name
-        return result
+        job = self._job
+        options = job.options if check else replace(job.options, check=False)
+        task = Task(bind(self._built[0], job.call), as_objective(_objective(job.objective, rows)), options)
+        return results_of(task, examples.batch)[job.point]
 
     def _with_row_name(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
         """Return the error of the first row that fails when run alone, with the row's name in the message."""
@@ -207,7 +211,7 @@ class GradientWorker(Worker):
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return the rows, in their order, with the requested columns."""
-        return with_answers(rows, self.answers(rows), self._wanted, self._job.inputs)
+        return with_columns(rows, self.row_gradients(rows), self._wanted, self._job.inputs)
 
 
 class TableWorker(Worker):
@@ -216,8 +220,8 @@ class TableWorker(Worker):
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return one row: the sum, and the tally of the rows that it covers."""
         total = Partial(tally=tally_of(rows, self._job.inputs.columns))
-        for answer in self.answers(rows):
-            total += Partial.of_gradients(answer.result, answer.real)
+        for entry in self.row_gradients(rows):
+            total += Partial.of_gradients(entry.result, entry.real)
         return total.to_arrow()
 
 
@@ -293,7 +297,7 @@ def _may_read_padding(job: Job, tokenizer: Any) -> bool:
 
     A `call` may ignore the mask, and padding on the left moves the tokens to other positions.
     """
-    return "call" in job.passed or (job.inputs.ids is None and padding_of(tokenizer).side == "left")
+    return job.call is not None or (job.inputs.ids is None and padding_of(tokenizer).side == "left")
 
 
 def _as_embgrad_error(error: Exception) -> EmbgradError:

@@ -143,9 +143,7 @@ def _point(result: EmbeddingGradients) -> str:
 
 def _points(results: Mapping[str, Results], layers: Sequence[str] | None) -> list[str]:
     """Return the points to show, with the point of the sentences first."""
-    common = [
-        point for point in next(iter(results.values())) if all(point in by_point for by_point in results.values())
-    ]
+    common = [point for point in next(iter(results.values())) if all(point in points for points in results.values())]
     if layers is not None:
         wanted = [layers] if isinstance(layers, str) else list(layers)
         for point in wanted:
@@ -195,7 +193,7 @@ def _comparisons_of(label: str, entry: Any, point: str) -> dict[str, Comparison]
         return {point: entry}
     if isinstance(entry, Mapping) and all(isinstance(comparison, Comparison) for comparison in entry.values()):
         return {str(name): comparison for name, comparison in entry.items()}
-    raise EmbgradError(f"comparisons[{label!r}] is {_type_text(entry)}: expected what embgrad.compare gives")
+    raise EmbgradError(f"comparisons[{label!r}] is {_type_text(entry)}: expected what embgrad.compare returns")
 
 
 def _type_text(value: object) -> str:

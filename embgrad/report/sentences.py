@@ -194,7 +194,7 @@ def _sources(results: Mapping[str, EmbeddingGradients], differences: Mapping[str
         own_differences = None
         if label in differences and differences[label].shape == first.ids.shape:
             inverse = alignment.reversed((result.ids.shape[0], result.ids.shape[1]))
-            own_differences = np.where(inverse.matched, inverse.bring(differences[label]), np.nan)
+            own_differences = np.where(inverse.matched, inverse.arrange(differences[label]), np.nan)
         sources.append(Source(label, result, alignment.examples(), own_differences))
     return sources
 

@@ -60,7 +60,7 @@ class Verdict:
         findings: the explanations of the difference, each with its points.
         notes: further observations of the comparison.
         advice: the suggested next step.
-        left_out: the number of examples that are not listed.
+        unlisted: the number of examples that are not listed.
         point: the point of the examples' figures.
     """
 
@@ -74,7 +74,7 @@ class Verdict:
     findings: tuple[str, ...]
     notes: tuple[str, ...]
     advice: str
-    left_out: int
+    unlisted: int
     point: str
 
 
@@ -114,7 +114,7 @@ def verdict(label: str, first: str, comparisons: Mapping[str, Comparison], shown
         findings=tuple(_findings(comparisons)),
         notes=_notes(comparisons),
         advice=advices[0] if advices else "",
-        left_out=max(0, len(examples) - MOST_EXAMPLES),
+        unlisted=max(0, len(examples) - MOST_EXAMPLES),
         point=point,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copyreg
 import dataclasses
 import functools
 from collections.abc import Callable, ItemsView, KeysView, Mapping, Sequence, ValuesView
@@ -27,12 +28,17 @@ from embgrad.common.arrays import is_tensor, widened
 from embgrad.engine.weights import weights_of
 from embgrad.errors import BackendError, UnsupportedError
 from embgrad.moved import FORMER
-from embgrad.streaming.object_parts import compares, is_hidden, parts_of
 
 __all__ = ["UnreadableError", "is_function", "read"]
 
 #: The longest `repr` by which a library's object without attributes is described (an `operator.itemgetter`, for example).
 LONGEST: Final = 200
+
+#: The first protocol of `pickle` that covers objects with slots.
+_PROTOCOL: Final = 4
+
+#: The flag of classes created at run time. Other classes are written in C, and their objects may hold more than attributes.
+_CREATED_AT_RUN_TIME: Final = 1 << 9
 
 
 class UnreadableError(Exception):
@@ -147,9 +153,7 @@ class _Walk:
         if array.dtype.hasobject:
             return [array.shape, self.describe(array.tolist())]
         dtype = str(getattr(value, "dtype", ""))
-        return (
-            array if array.dtype.name in dtype else [dtype, array]
-        )  # NumPy lacks the dtype, so that the array was widened
+        return array if array.dtype.name in dtype else [dtype, array]  # the latter where NumPy lacks the dtype
 
     def _names(self, value: Mapping[Any, Any]) -> list[Any]:
         """Return the keys of a mapping: in its own order where that matters, else sorted."""
@@ -205,7 +209,7 @@ class _Walk:
         ]
 
     def _data(self, value: Any) -> Any:
-        parts = parts_of(value)
+        parts = _parts_of(value)
         if parts is None:
             parts = _as_table(value)
         if parts is None:
@@ -221,7 +225,7 @@ class _Walk:
             return [_qualified_name(cls), weights]
         if cls.__module__ in HOLDERS or dataclasses.is_dataclass(cls) or root_of(cls) == "embgrad":
             return [_qualified_name(cls), self.describe(attributes)]
-        if compares(cls) and (parts := parts_of(value)) is not None:
+        if _compares(cls) and (parts := _parts_of(value)) is not None:
             return [_qualified_name(cls), self._content(parts)]
         if (array := _as_table(value)) is not None:
             return self._array(value, array)
@@ -241,7 +245,7 @@ class _Walk:
     def _users_object(self, value: Any, attributes: Mapping[str, Any]) -> list[Any]:
         """Return the description of an object of a user's class."""
         cls = type(value)
-        hidden = self.describe(parts_of(value)) if is_hidden(cls) and compares(cls) else None
+        hidden = self.describe(_parts_of(value)) if _is_hidden(cls) and _compares(cls) else None
         if _is_open(cls):
             return [self.describe(cls), self.describe(attributes), [], hidden]
         plain = {name: item for name, item in attributes.items() if _is_plain(item)}
@@ -311,3 +315,30 @@ def _is_stable(constant: Any) -> bool:
 def _is_open(cls: type) -> bool:
     """Return whether a class and its bases belong to the user, Python or embgrad, so that its objects are examined."""
     return all(root_of(base) in OPEN or not is_installed(base.__module__) for base in cls.__mro__)
+
+
+def _parts_of(value: Any) -> Any:
+    """Return the parts from which `pickle` would rebuild an object: the function, its arguments, the state and the items.
+
+    Returns None for objects that cannot be pickled, such as a generator, an open file or a lock.
+    """
+    if type(value).__module__ == "itertools":  # these can be pickled up to Python 3.13, with a warning
+        return None
+    try:
+        reducer = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(_PROTOCOL) if reducer is None else reducer(value)
+    except Exception:  # whatever the class raises means that the object cannot be copied
+        return None
+    if not isinstance(reduced, tuple):
+        return reduced
+    return [*reduced[:3], *(None if items is None else list(items) for items in reduced[3:5])]
+
+
+def _compares(cls: type) -> bool:
+    """Return whether the class defines `__eq__`, so that its objects compare by value and not by identity."""
+    return vars(object)["__eq__"] is not getattr(cls, "__eq__", None)
+
+
+def _is_hidden(cls: type) -> bool:
+    """Return whether a class or a base is written in C, so that its objects may hold content beyond their attributes."""
+    return any(not base.__flags__ & _CREATED_AT_RUN_TIME for base in cls.__mro__ if base is not object)

@@ -84,9 +84,8 @@ def function_digest(function: Any, known: Sequence[Any] = ()) -> str:
     cls = function if hasattr(function, "__qualname__") else type(function)
     module = getattr(cls, "__module__", "")
     name, description = f"{FORMER.get(module, module)}.{cls.__qualname__}", read(function, digest_of, known)
-    return (
-        name if description == name else f"{name} {digest_of(description)}"
-    )  # a library's function is identified by its name alone
+    # A library's function is identified by its name alone.
+    return name if description == name else f"{name} {digest_of(description)}"
 
 
 def object_digest(value: Any, known: Sequence[Any] = ()) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from embgrad.common.files import opened, read_json, write_whole
-from embgrad.errors import FileFormatError, brief
+from embgrad.common.schema import FLAG, OBJECT, TEXT, Rule, SchemaError, expect_object, list_of, whole
+from embgrad.errors import FileFormatError, brief, listed
 
 __all__ = ["FORMAT", "KEEP", "Manifest", "Shard", "file_digest", "read_manifest", "write_manifest"]
 
@@ -24,7 +26,23 @@ KEEP: Final = ("all", "saliency", "table")
 MOST_MANIFEST: Final = 2**26
 
 NAME: Final = "manifest.json"
-_HEX: Final = frozenset("0123456789abcdef")
+
+#: The fields of a shard and of a manifest.
+_DIGEST: Final = Rule(lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)), "a SHA-256")
+_SHARD: Final = {
+    **dict.fromkeys(("first", "examples"), whole(0, 2**53)),
+    "results": whole(1, 2**53),
+    "full": FLAG,
+    **dict.fromkeys(("source", "sha256"), _DIGEST),
+}
+_MANIFEST: Final = {
+    "keep": Rule(lambda value: value in KEEP, f"one of {listed(KEEP)}"),
+    "names": Rule(lambda value: list_of(TEXT).accepts(value) and value != [], "the names of the points"),
+    "single": FLAG,
+    "run": OBJECT,
+    "shards": list_of(OBJECT),
+    "complete": FLAG,
+}
 
 
 @dataclass(frozen=True)
@@ -105,20 +123,20 @@ def read_manifest(folder: Path) -> Manifest:
         if type(version) is not int or version < 1:
             raise ValueError(f"its format is {brief(version)}")
     except (FileNotFoundError, NotADirectoryError):
-        problem = "holds no manifest.json" if folder.is_dir() else "is no folder"
+        problem = "holds no manifest.json" if folder.is_dir() else "is not a folder"
         raise FileNotFoundError(f"{folder} {problem}: expected what embgrad.stream(..., to=folder) writes") from None
     except PermissionError:  # the manifest may be intact, and its run must not be written again
         raise
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise FileFormatError(f"{path} is no manifest of embgrad's: {error!r}; write the folder again") from error
+        raise FileFormatError(f"{path} cannot be read as a manifest: {error!r}; write the folder again") from error
     if version > FORMAT:
         raise FileFormatError(
             f"{path} has format {version}, and this embgrad reads up to {FORMAT}: install a newer embgrad"
         )
     try:
         return _checked(entries)
-    except (ValueError, KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} is not as embgrad writes it: {error}; write the folder again") from error
+    except SchemaError as error:
+        raise FileFormatError(f"{path} {error}; write the folder again") from error
 
 
 def file_digest(path: Path) -> str:
@@ -131,47 +149,23 @@ def file_digest(path: Path) -> str:
 
 
 def _checked(entries: Mapping[str, Any]) -> Manifest:
-    expected = {field.name for field in fields(Manifest)}
-    if set(entries) != expected:
-        raise ValueError(f"it holds {brief(sorted(entries))}, and not {sorted(expected)}")
+    expect_object("manifest", entries, _MANIFEST)
+    for entry in entries["shards"]:
+        expect_object("shards", entry, _SHARD)
     names = entries["names"]
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"names is {brief(names)}")
-    plain = (
-        isinstance(entries["single"], bool)
-        and isinstance(entries["complete"], bool)
-        and isinstance(entries["run"], dict)
-    )
-    if entries["keep"] not in KEEP or not plain or not isinstance(entries["shards"], list):
-        raise ValueError(f"keep is {brief(entries['keep'])}, or another field is not of its type")
     if (entries["single"] and len(names) != 1) or len(set(names)) != len(names):
-        raise ValueError(f"names is {brief(names)}, of which each was expected once")
-    shards = tuple(_checked_shard(field) for field in entries["shards"])
+        raise SchemaError(f"says names {brief(names)}: expected each once, and only one if single is true")
+    shards = tuple(Shard(**entry) for entry in entries["shards"])
     _expect_consecutive(shards, entries["keep"])
-    return Manifest(entries["keep"], tuple(names), entries["single"], entries["run"], shards, entries["complete"])
-
-
-def _checked_shard(entry: Any) -> Shard:
-    expected = {field.name for field in fields(Shard)}
-    if not isinstance(entry, dict) or set(entry) != expected:
-        raise ValueError(f"a shard is {brief(entry)}, and not an object of {sorted(expected)}")
-    counts = (entry["first"], entry["results"], entry["examples"])
-    if not all(type(count) is int and 0 <= count < 2**53 for count in counts) or not entry["results"]:
-        raise ValueError(f"a shard counts {brief(counts)}")
-    digests = (entry["source"], entry["sha256"])
-    if not all(isinstance(field, str) and len(field) == 64 and _HEX.issuperset(field) for field in digests):
-        raise ValueError(f"a shard has the digests {brief(digests)}")
-    if not isinstance(entry["full"], bool):
-        raise ValueError(f"a shard's full is {brief(entry['full'])}")
-    return Shard(**entry)
+    return Manifest(**{**entries, "names": tuple(names), "shards": shards})
 
 
 def _expect_consecutive(shards: Sequence[Shard], keep: str) -> None:
-    """Raise ValueError for shards that do not follow one another."""
+    """Raise SchemaError for shards that do not follow one another."""
     if keep == "table" and len(shards) > 1:
-        raise ValueError(f"there are {len(shards)} shards of sums, of which one was expected")
+        raise SchemaError(f"holds {len(shards)} shards of sums: expected one")
     reached = 0
     for shard in shards:
         if shard.first != reached or (not shard.full and shard is not shards[-1]):
-            raise ValueError(f"the shard from result {shard.first} on does not follow those before it")
+            raise SchemaError(f"holds a shard from result {shard.first} on: expected one that follows those before it")
         reached += shard.results

@@ -135,7 +135,7 @@ def _count(objective: Any) -> int | None:
 
 def _checked(objective: Any) -> Any:
     if isinstance(objective, (Labelled, PerBatch)):
-        raise ObjectiveError(f"the function made {brief(objective)}: expected an objective for one batch")
+        raise ObjectiveError(f"the function returned {brief(objective)}: expected an objective for one batch")
     if not isinstance(objective, Scalar):
         as_objective(objective)  # raises where it is no objective
     return objective
@@ -144,6 +144,6 @@ def _checked(objective: Any) -> Any:
 def _expect_function(make: Any, name: str, argument: str) -> None:
     if isinstance(make, (Objective, Scalar)) or not callable(make):
         raise ObjectiveError(
-            f"{name} was given {brief(make)}: expected a function that takes {argument} and gives an objective, such as "
+            f"{name} received {brief(make)}: expected a function that takes {argument} and returns an objective, such as "
             + ("embgrad.CrossEntropy itself" if name == "Labelled" else "lambda batch: embgrad.Logit(0)")
         )

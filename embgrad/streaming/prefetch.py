@@ -61,7 +61,7 @@ class _Shared(Generic[Item]):
             raise error
         raise StopIteration
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Record that the consumer wants no more items."""
         with self.condition:
             self.unwanted = True
@@ -106,7 +106,7 @@ class Ahead(Iterator[Item]):
         if self._shared is None or self.thread is None:
             self._items.close()
             return
-        self._shared.leave()
+        self._shared.cancel()
         if self.thread is not threading.current_thread():
             self.thread.join(PATIENCE)
         error, self._shared.at_closing = self._shared.at_closing, None
@@ -116,7 +116,7 @@ class Ahead(Iterator[Item]):
     def __del__(self) -> None:
         shared = getattr(self, "_shared", None)
         if shared is not None:
-            shared.leave()
+            shared.cancel()
 
 
 def _work(shared: _Shared[Any], items: Generator[Any, None, None]) -> None:

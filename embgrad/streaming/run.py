@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,7 +24,6 @@ from embgrad.objectives.native import as_objective, described
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.streaming.buckets import Group, Piece, grouped, per_window, restored
 from embgrad.streaming.folder import read_shard
-from embgrad.streaming.heap import EVERY, trim
 from embgrad.streaming.manifest import Manifest
 from embgrad.streaming.objectives import Objectives
 from embgrad.streaming.padding_invariance import compared_alone, follows_positions
@@ -34,6 +35,9 @@ from embgrad.streaming.totals import Total
 from embgrad.streaming.writer import Writer, stored_part
 
 __all__ = ["Plan", "State", "results_of"]
+
+#: The number of results after which free memory is returned: often enough to bound it, seldom enough to cost nothing.
+TRIMMED_EVERY: Final = 25
 
 
 @dataclass
@@ -110,7 +114,7 @@ def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
         if writer is not None and manifest is not None:
             if not state.quiet:
                 yield from _read_back(plan, manifest, writer, state)
-            writer.take_back()
+            writer.reload_last_shard()
             state.examples = manifest.examples
             report(state.examples, plan.total)
         last = None
@@ -153,7 +157,7 @@ def _group_results(plan: Plan, state: State, group: Group, finished: int) -> Gen
         state.examples += portion.count
         state.report(state.examples, plan.total)
         del results
-        if (portion.number + 1) % EVERY == 0:
+        if (portion.number + 1) % TRIMMED_EVERY == 0:
             trim()
         if state.quiet:
             yield None
@@ -278,7 +282,7 @@ def _write(
         _record_weights(plan, writer, first=portion.number == 0)
         state.weights_recorded = True
     # The user may modify a result's arrays before its shard is full.
-    writer.add(portion, results, stored if state.quiet else deepcopy(dict(stored)))
+    writer.add(portion.count, portion.digest, results, stored if state.quiet else deepcopy(dict(stored)))
 
 
 def _record_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
@@ -288,7 +292,7 @@ def _record_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
     """
     first_sums, digest, run = weights_sums(plan.task.bound.model), weights_digest(plan.task), writer.manifest.run
     if first:
-        writer.put_run({**run, "weights": digest})
+        writer.replace_run({**run, "weights": digest})
 
     def expect_same() -> None:
         current_sums = weights_sums(plan.task.bound.model)
@@ -313,6 +317,27 @@ def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> 
             yield stored[plan.task.options.names[0]] if plan.task.options.single else stored
         state.examples += shard.examples
         state.report(state.examples, plan.total)
+
+
+def trim() -> None:
+    """Return free memory to the system where the C library can: a heap for arrays of many sizes retains more and more of it."""
+    trimmed = _malloc_trim()
+    if trimmed is not None:
+        trimmed(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], Any] | None:
+    """Return glibc's `malloc_trim`, or None: other allocators have no such function, and need none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    try:
+        function: Callable[[int], Any] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except OSError:
+        return None
+    return function
 
 
 # Checks

@@ -123,7 +123,7 @@ def _checked(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Sali
     if arrays["norm"].shape != arrays["dot"].shape or not ids.size or arrays["objective"].ndim > 1:
         raise ValueError(f"norm has the shape {arrays['norm'].shape}, and dot {arrays['dot'].shape}")
     if any(name in arrays and arrays[name].shape != ids.shape for name in ("mask", "words_of")):
-        raise ValueError(f"mask or words_of have not the ids' shape, {ids.shape}")
+        raise ValueError(f"mask or words_of does not have the ids' shape, {ids.shape}")
     return Saliencies(
         arrays["norm"],
         arrays["dot"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from types import GeneratorType
@@ -20,7 +20,6 @@ from embgrad.inputs.conventions import as_batch, batch_of
 from embgrad.inputs.encode import as_example, encoded, padding_of
 from embgrad.inputs.fast_tokenizers import apart
 from embgrad.streaming.code_digest import UnreadableError
-from embgrad.streaming.digest import update
 
 __all__ = ["Portion", "Source"]
 
@@ -62,7 +61,7 @@ class Source:
         tokenizer: see `embgrad.encode`, likewise `max_length`.
         size: with a tokenizer, the number of texts in a portion.
         labelled: whether each item carries a label.
-        digested: whether digests are computed.
+        update: a function that adds a value to a hash, see `embgrad.streaming.digest`; None for no digests.
 
     Raises:
         BatchError: `items` cannot be read as a source.
@@ -73,7 +72,7 @@ class Source:
     max_length: int | None = None
     size: int = 32
     labelled: bool = False
-    digested: bool = False
+    update: Callable[[Any, Any], None] | None = None
     padding: Padding = field(init=False)
 
     def __post_init__(self) -> None:
@@ -114,9 +113,7 @@ class Source:
                 items.close()
 
     def _texts(self, items: Iterator[Any], skipped: int) -> Generator[Portion, None, None]:
-        is_file = callable(
-            getattr(self.items, "readline", None)
-        )  # files of `codecs` and `tempfile` are no io.TextIOBase
+        is_file = callable(getattr(self.items, "readline", None))  # some files are no io.TextIOBase
         hasher = hashlib.sha256()
         number = start = 0
         texts: list[tuple[str, ...]] = []
@@ -135,19 +132,18 @@ class Source:
     def _portion(
         self, number: int, start: int, texts: list[tuple[str, ...]], labels: list[Any], hasher: Any, skipped: bool
     ) -> Portion:
-        given_labels = labels if self.labelled else None
-        digest = self._digest(
-            hasher, [texts, given_labels], f"the examples {start} to {start + len(texts) - 1} of the source"
-        )
+        item_labels = labels if self.labelled else None
+        span = f"the examples {start} to {start + len(texts) - 1} of the source"
+        digest = self._digest(hasher, [texts, item_labels], span)
         if skipped:
             return Portion(number, start, len(texts), digest=digest)
         try:
             examples = encoded(texts, self.tokenizer, self.max_length)
         except Exception as error:
             if hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(f"while encoding the examples {start} to {start + len(texts) - 1} of the source")
+                error.add_note(f"while encoding {span}")
             raise
-        return Portion(number, start, len(texts), padded(examples, self.padding), examples, given_labels, digest)
+        return Portion(number, start, len(texts), padded(examples, self.padding), examples, item_labels, digest)
 
     def _batches(self, items: Iterator[Any], skipped: int) -> Generator[Portion, None, None]:
         hasher = hashlib.sha256()
@@ -178,10 +174,10 @@ class Source:
         return item[0], item[1]
 
     def _digest(self, hasher: Any, value: Any, what: str) -> str:
-        if not self.digested:
+        if self.update is None:
             return ""
         try:
-            update(hasher, value)
+            self.update(hasher, value)
         except UnreadableError as error:
             raise BatchError(
                 f"{what} hold {brief(error.value)}, of type {type(error.value).__name__}, whose content cannot be read to "

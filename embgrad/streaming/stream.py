@@ -8,7 +8,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ from embgrad.common.files import checked_path
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.bound_model import bind
-from embgrad.engine.interventions import BroadcastArray
 from embgrad.engine.options import checked_options
 from embgrad.engine.task import Task
-from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
+from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
 from embgrad.forward.points import WORD
 from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Sum
+from embgrad.streaming.broadcast import for_all_batches
+from embgrad.streaming.digest import update
 from embgrad.streaming.folder import StreamFolder, open_stream, table_of
 from embgrad.streaming.manifest import KEEP
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
@@ -124,11 +124,11 @@ def stream(
         compile=compile,
     )
     _expect_keep(keep)
-    _expect_no_example_axis(options.changes)
-    changes = {option: _broadcast_to_batches(change) for option, change in options.changes.items()}
     of_all = as_objective(Sum() if objectives.fixed is None else objectives.fixed)
-    task = Task(bind(model, call), of_all, replace(options, changes=changes))
-    reader = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, folder is not None)
+    task = Task(bind(model, call), of_all, for_all_batches(options))
+    reader = Source(
+        source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, None if folder is None else update
+    )
     if window is not None:
         expect_window(task, reader, objective)
     plan = Plan(task, reader, objectives, size, window, 0 if training else ahead, keep)
@@ -338,21 +338,3 @@ def _expect_ahead(ahead: Any) -> int:
     if isinstance(ahead, bool) or not isinstance(ahead, (int, np.integer)) or ahead < 0:
         raise BatchError(f"ahead is {brief(ahead)}: expected a whole number, 0 for no thread")
     return int(ahead)
-
-
-def _broadcast_to_batches(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes with their arrays wrapped, whose axes are checked once the axes of the point are known."""
-    return {
-        name: BroadcastArray(change) if isinstance(change, np.ndarray) else change for name, change in changes.items()
-    }
-
-
-def _expect_no_example_axis(changes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UnsupportedError for arrays that seem to have an example axis, which could fit one batch alone."""
-    for option, by_point in changes.items():
-        for name, change in by_point.items():
-            if isinstance(change, np.ndarray) and change.ndim > 2 and len(change) > 1:
-                raise UnsupportedError(
-                    f"{option}[{name!r}] has the shape {change.shape}, which seems to have an example axis, but a stream has "
-                    "many batches: pass an array without that axis, or a function of the value"
-                )

@@ -17,7 +17,6 @@ from embgrad.results.io import save
 from embgrad.streaming.folder import read_shard, tables_of
 from embgrad.streaming.manifest import NAME, Manifest, Shard, file_digest, read_manifest, write_manifest
 from embgrad.streaming.saliencies import Saliencies, save_saliencies
-from embgrad.streaming.source import Portion
 from embgrad.streaming.totals import Total, save_tables
 
 __all__ = ["Writer", "stored_part"]
@@ -136,7 +135,7 @@ class Writer:
             if _is_shard(path) and path.name not in named:
                 path.unlink()
 
-    def take_back(self) -> None:
+    def reload_last_shard(self) -> None:
         """Load the results of a last shard that is not full, to replace it by a larger one. Nothing on the disk changes."""
         manifest = self.manifest
         if manifest.keep != "table" and not manifest.complete and manifest.shards and not manifest.shards[-1].full:
@@ -146,8 +145,10 @@ class Writer:
                 pending = pending.with_stored(stored)
             self._progress = manifest, pending
 
-    def add(self, portion: Portion, results: Mapping[str, EmbeddingGradients], stored: Mapping[str, Any]) -> None:
-        """Add a portion's results; write the shard if it is full."""
+    def add(
+        self, examples: int, digest: str, results: Mapping[str, EmbeddingGradients], stored: Mapping[str, Any]
+    ) -> None:
+        """Add the results of some examples, with the digest of the source up to their end; write the shard if it is full."""
         manifest, pending = self._progress
         if manifest.keep == "table":
             tables = {name: result.table() for name, result in results.items()}
@@ -158,7 +159,7 @@ class Writer:
                 self._totals[name].add(table)
         else:
             pending = pending.with_stored(stored)
-        self._progress = manifest, pending.counting(portion.count, portion.digest)
+        self._progress = manifest, pending.counting(examples, digest)
         self._intact = True
         if self._progress[1].full:
             self._write()
@@ -183,7 +184,7 @@ class Writer:
         """Call a function before each later write; if it raises, pending results are dropped and nothing more is written."""
         self._expect = expect
 
-    def put_run(self, run: Mapping[str, Any]) -> None:
+    def replace_run(self, run: Mapping[str, Any]) -> None:
         """Replace the identity of the run, parts of which are known only after its first batch."""
         manifest, pending = self._progress
         if not manifest.shards:
@@ -313,7 +314,7 @@ def _lock(folder: Path) -> BinaryIO:
     """
     path = folder / LOCK
     if path.is_symlink() or (path.exists() and not path.is_file()):  # it would be created elsewhere, or block
-        raise FileFormatError(f"{path} is no regular file: expected the one that embgrad.stream makes; remove it")
+        raise FileFormatError(f"{path} is not a regular file: expected the one that embgrad.stream makes; remove it")
     file = path.open("ab")
     try:
         if os.name == "nt":

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from embgrad.backend.protocol import Weight
-from embgrad.common.metrics import Figures
-from embgrad.comparison.bisection.narrow import PIECES, Region, Step
-from embgrad.comparison.bisection.pair import LAYER
-from embgrad.comparison.bisection.suspects import Suspect
+from embgrad.comparison.bisection.records import LAYER, PIECES, Region, SearchResult, Suspect
 
-__all__ = ["SearchResult", "by_weights", "describe", "module_of"]
+__all__ = ["by_weights", "describe", "module_of"]
 
 #: The most weights that a sentence names.
 MOST_NAMED = 4
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """The result of a search; the fields are described in `Bisection`.
-
-    Attributes:
-        region: the smallest region that contains the difference; None if the search did not narrow it down.
-        figures: the figures of the first point that differs; None if there are none.
-        notes: further remarks for the text.
-    """
-
-    tolerance: float
-    steps: tuple[Step, ...] = ()
-    first: str | None = None
-    direction: str | None = None
-    after: str | None = None
-    region: Region | None = None
-    parameters: tuple[Suspect, ...] = ()
-    random: Mapping[str, str] = field(default_factory=dict)
-    figures: Figures | None = None
-    notes: tuple[str, ...] = ()
-
-
 def by_weights(result: SearchResult) -> SearchResult:
     """Return the result with the module of the differing weights, if these locate the difference better than the points."""
-    modules = [
-        module for module in dict.fromkeys(map(module_of, (w for w in result.parameters if w.differs))) if module
-    ]
+    modules = [name for name in dict.fromkeys(map(module_of, (w for w in result.parameters if w.differs))) if name]
     region = result.region
     if not modules or result.first is None:
         return result
@@ -53,7 +26,7 @@ def by_weights(result: SearchResult) -> SearchResult:
         return replace(result, region=Region(module, piece, result.after, result.first, ([], []), ()))
     inside = [_lies_in(weight, region.module) for weight in result.parameters if weight.differs]
     if not any(inside):  # the region that the points alone suggest is not the cause
-        return replace(result, region=replace(region, module=_around(modules), piece=_piece(modules)))
+        return replace(result, region=replace(region, module=_enclosing_module(modules), piece=_piece(modules)))
     if not all(inside):
         return result
     module = modules[0] if len(modules) == 1 else region.module
@@ -69,7 +42,7 @@ def module_of(weight: Suspect | Weight) -> str | None:
     return weight.module or None if weight.canonical is None else weight.canonical.rpartition(".")[0]
 
 
-def _around(modules: Sequence[str]) -> str | None:
+def _enclosing_module(modules: Sequence[str]) -> str | None:
     """Return the innermost module that contains all of these modules."""
     paths = [module.split(".") for module in modules]
     shared = 0
@@ -81,9 +54,7 @@ def _around(modules: Sequence[str]) -> str | None:
 def _piece(modules: Sequence[str]) -> str | None:
     """Return a readable name for these modules of a BERT; None if there is none."""
     layers = [LAYER.fullmatch(module) for module in modules]
-    pieces = [
-        PIECES.get(module if layer is None else layer[1], "") for module, layer in zip(modules, layers, strict=True)
-    ]
+    pieces = [PIECES.get(layer[1] if layer else module, "") for module, layer in zip(modules, layers, strict=True)]
     if (
         len({module.removesuffix(layer[1]) for module, layer in zip(modules, layers, strict=True) if layer is not None})
         > 1
@@ -103,9 +74,9 @@ def describe(result: SearchResult) -> str:
         ways = "forward and backward" if any(step.backward for step in result.steps) else "forward"
         sentences = [f"The models agree at {at}{end}, {ways}, within {result.tolerance:.1e}."]
     elif result.random:
-        sentences = [*_random(result), *_inside(result), _computation(result)]
+        sentences = [*_random(result), *_location(result), _computation(result)]
     else:
-        sentences = [_parting(result), *_inside(result), *_weights(result)]
+        sentences = [_divergence(result), *_location(result), *_weights(result)]
     return " ".join([*sentences, *(f"{note[:1].upper()}{note[1:]}." for note in result.notes)])
 
 
@@ -120,7 +91,7 @@ def _random(result: SearchResult) -> list[str]:
     ]
 
 
-def _parting(result: SearchResult) -> str:
+def _divergence(result: SearchResult) -> str:
     figure = (
         ""
         if result.figures is None
@@ -135,7 +106,7 @@ def _parting(result: SearchResult) -> str:
     )
 
 
-def _inside(result: SearchResult) -> list[str]:
+def _location(result: SearchResult) -> list[str]:
     region = result.region
     if region is None:
         return []

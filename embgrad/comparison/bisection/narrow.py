@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, TypeAlias
 
 from embgrad.backend.protocol import Weight
-from embgrad.common.metrics import Figures, figures_of
-from embgrad.common.tolerance import unit_roundoff
-from embgrad.comparison.bisection.pair import LAYER, Pair, Side, paired_points
-from embgrad.comparison.bisection.readings import Reading
-from embgrad.forward.points import INPUT
+from embgrad.common.metrics import Figures
+from embgrad.comparison.bisection.judge import Judge
+from embgrad.comparison.bisection.readings import Side
+from embgrad.comparison.bisection.records import LAYER, PIECES, Pair, Region, Step
+from embgrad.comparison.weight_pairs import uncounted
+from embgrad.forward.points import INPUT, Point
 
-__all__ = ["PIECES", "Judge", "Region", "Step", "narrowed"]
-
-#: Readable names of the modules of a BERT; those in a layer by their path inside the layer.
-PIECES: Final = {
-    "attention.self.query": "query",
-    "attention.self.key": "key",
-    "attention.self.value": "value",
-    "attention.self": "the attention itself",
-    "attention.output.dense": "attention output",
-    "attention.output.LayerNorm": "attention norm",
-    "intermediate.dense": "feed-forward in",
-    "output.dense": "feed-forward out",
-    "output.LayerNorm": "output norm",
-    "embeddings.LayerNorm": "embeddings norm",
-    "pooler.dense": "pooler",
-}
+__all__ = ["narrowed"]
 
 #: For a module whose input differs: the module whose code computes that input from earlier outputs, and a readable name.
 BEFORE: Final = {
@@ -56,147 +40,14 @@ AFTER: Final = {
     "embeddings.LayerNorm": ("attention.output", "the residual around the attention"),
 }
 
+#: The points that are not comparable across frameworks: gluonnlp's pooler applies the activation itself, others do not.
+APART: Final = ("pooler.dense:output",)
+
+#: A function that maps a path to a spelling that both models may share.
+Spelling: TypeAlias = Callable[[str], str]
+
 #: The name of a module's point, which may end with a number.
 SIDED: Final = re.compile(r"(.+):(input|output)(#\d+)?")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One point of both models.
-
-    Attributes:
-        name: a role, the name of a module's input or output, or "objective".
-        forward: how much b's value differs from a's; None if they cannot be compared.
-        backward: how much b's gradient differs from a's; None if it was not read, or if either model has none there.
-        agrees: whether the models agree at this point.
-        note: a remark about this point.
-    """
-
-    name: str
-    forward: Figures | None
-    backward: Figures | None
-    agrees: bool
-    note: str = ""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the fields in a form that JSON can hold."""
-        figures = {"forward": self.forward, "backward": self.backward}
-        return {
-            "name": self.name,
-            **{name: None if figure is None else figure.to_dict() for name, figure in figures.items()},
-            "agrees": self.agrees,
-            "note": self.note,
-        }
-
-
-@dataclass(frozen=True)
-class Region:
-    """The smallest region of both models that is known to contain the difference.
-
-    Attributes:
-        module: the module that contains it, by checkpoint name or by its path in a; None if no module does.
-        piece: a readable name of it, such as "query"; None if there is none.
-        after: the last point, in the direction of the search, at which both agree; None if there is none.
-        at: the first point at which they differ; None if that is the end of the stretch itself.
-        weights: the weights that belong to the region in a, and in b.
-        steps: all points in the stretch, in order.
-    """
-
-    module: str | None
-    piece: str | None
-    after: str | None
-    at: str | None
-    weights: tuple[list[Weight], list[Weight]]
-    steps: tuple[Step, ...]
-
-
-class Judge:
-    """The measure of how much two readings of a point differ, and whether by more than rounding.
-
-    Args:
-        real: the mask of real positions, (example, position).
-        tolerance: the relative L2 up to which two readings agree.
-        dtype: the dtype in which both models computed.
-        sharp: whether a difference within the tolerance counts if a later one, beyond the tolerance, results from it.
-        order: the order of examples, as in `Side`.
-    """
-
-    def __init__(
-        self, real: np.ndarray, tolerance: float, dtype: str, *, sharp: bool, order: Sequence[int] | None = None
-    ) -> None:
-        self.real = real if order is None else real[list(order)]
-        self.tolerance = tolerance
-        self.dtype = dtype
-        self.unit = unit_roundoff(dtype)
-        self.sharp = sharp
-        self.order = order
-
-    def values(self, first: Reading, second: Reading) -> Figures | None:
-        """Return how much the second value differs from the first at real positions; None if their shapes cannot be matched."""
-        a, b = first.value, second.value
-        if self.order is not None:
-            if not first.is_batch or first.shared:
-                return None
-            a = a[list(self.order)]
-        if first.is_batch and second.is_batch and a.shape[:2] == b.shape[:2] == self.real.shape:
-            a, b = a[self.real], b[self.real]
-            if a.size != b.size:  # different widths are a difference of the models, not of the layout
-                return Figures(float("inf"), float("inf"), 0.0)
-        return _figures(a, b)
-
-    def gradients(self, first: Reading, second: Reading) -> Figures | None:
-        """Return how much the second gradient differs from the first; None if one of them is missing."""
-        a, b = first.gradient, second.gradient
-        if a is None or b is None:
-            return None
-        if first.shared or second.shared:
-            a, b = a.sum(0, keepdims=True), b.sum(0, keepdims=True)
-        return _figures(a, b)
-
-    def first(self, figures: Sequence[Figures | None], scales: Sequence[float | None] = ()) -> int | None:
-        """Return the index of the first pair that differs; None if all agree.
-
-        A pair within the tolerance is the first if it differs by far more than the rounding errors of the pairs before it, and by
-        an amount similar to that of the later difference.
-
-        Args:
-            found: the figures of the pairs, in the order of the search.
-            scales: the magnitudes of the numbers that each pair was computed from, which determine its rounding errors; None if
-                they are not known.
-        """
-        differing = [
-            number for number, figure in enumerate(figures) if self._beyond(figure, scales[number] if scales else None)
-        ]
-        if not differing or not self.sharp:
-            return differing[0] if differing else None
-        last, noise = differing[0], 0.0
-        final = figures[last]
-        assert final is not None
-        for number, figure in enumerate(figures[:last]):
-            if figure is None:
-                continue
-            limit = min(self.tolerance, max(8 * self.unit, 10 * noise))
-            if figure.relative_l2 > limit and final.relative_l2 < 30 * figure.relative_l2:
-                return number
-            noise = max(noise, figure.relative_l2)
-        return last
-
-    def _beyond(self, figure: Figures | None, scale: float | None) -> bool:
-        if figure is None or figure.relative_l2 <= self.tolerance:
-            return False
-        return scale is None or figure.largest > 4 * self.unit * scale
-
-
-def _figures(a: np.ndarray, b: np.ndarray) -> Figures | None:
-    if a.shape != b.shape:
-        if a.size != b.size:
-            return None
-        b = b.reshape(a.shape)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    if not (np.isfinite(a) | same).all() or not (np.isfinite(b) | same).all():
-        return Figures(float("inf"), float("inf"), 0.0)
-    counted = np.isfinite(a)
-    return figures_of(np.where(counted, a, 0), np.where(counted, b, 0))
 
 
 def narrowed(
@@ -218,11 +69,11 @@ def narrowed(
         judge: decides which pairs differ.
         low: the time after which the stretch begins, in a and in b.
         high: the time at which it ends, in a and in b.
-        block: the paths of the enclosing block, see `paired_points`.
+        block: the paths of the enclosing block, see `_paired_points`.
         backward: compare the gradients, in the order of the backward pass, instead of the values.
         ends: for gradients the pair at which the stretch begins, and the pair at which it ends, which agrees.
     """
-    pairs = paired_points(a, b, low, high, block)
+    pairs = _paired_points(a, b, low, high, block)
     if backward:
         known = {pair.a for pair in pairs}
         pairs = [*(pair for pair in ends if pair is not None and pair.a not in known), *pairs]
@@ -243,21 +94,21 @@ def narrowed(
         for number, (pair, figure) in enumerate(zip(pairs, figures, strict=True))
     ]
     if first is None:
-        return _behind_all(a, b, pairs, tuple(steps), high)
-    weights = _between(a, b, pairs, first, _before(steps, first), low, backward)
+        return _after_all_points(a, b, pairs, tuple(steps), high)
+    weights = _between(a, b, pairs, first, _last_compared(steps, first), low, backward)
     module, piece = _containing_module(a, pairs, first, backward)
-    if backward and all(_of_checkpoint(pair.name) is None for pair in pairs[first:]):
+    if backward and all(_bert_module(pair.name) is None for pair in pairs[first:]):
         module, piece = _block_code(pairs, block[0] if pairs[first] is ends[0] else module)
-    before = _before(steps, first)
+    before = _last_compared(steps, first)
     after = None if before is None else pairs[before].name
     return Region(module, piece, after, pairs[first].name, weights, tuple(steps))
 
 
-def _behind_all(
+def _after_all_points(
     a: Side, b: Side, pairs: Sequence[Pair], steps: tuple[Step, ...], high: tuple[float, float]
 ) -> Region | None:
     """Return the region after the last of the points, where all points agree."""
-    last = _before(steps, len(steps))
+    last = _last_compared(steps, len(steps))
     if last is None:
         return None
     times = a.points[pairs[last].a].time, b.points[pairs[last].b].time
@@ -265,7 +116,7 @@ def _behind_all(
     return Region(None, None, pairs[last].name, None, weights, steps)
 
 
-def _before(steps: Sequence[Step], first: int) -> int | None:
+def _last_compared(steps: Sequence[Step], first: int) -> int | None:
     """Return the index of the last compared point before the first that differs."""
     return next((number for number in reversed(range(first)) if steps[number].forward or steps[number].backward), None)
 
@@ -317,7 +168,7 @@ def _block_code(pairs: Sequence[Pair], module: str | None) -> tuple[str | None, 
 
     The difference then lies in the code beside these modules; in a BERT that is the first residual.
     """
-    known = (named for pair in pairs if (named := _of_checkpoint(pair.name)) is not None)
+    known = (named for pair in pairs if (named := _bert_module(pair.name)) is not None)
     name = next((name for name, _ in known), "")
     layer = LAYER.fullmatch(name)
     if layer is None:
@@ -335,8 +186,8 @@ def _containing_module(a: Side, pairs: Sequence[Pair], first: int, backward: boo
     """Return the module that contains the difference, and its readable name."""
     at = a.points[pairs[first].a]
     whole = _is_whole(at.side, backward)
-    own = SIDED.fullmatch(pairs[first].name)
-    known = next((named for pair in pairs[first:] if (named := _of_checkpoint(pair.name)) is not None), None)
+    match = SIDED.fullmatch(pairs[first].name)
+    known = next((named for pair in pairs[first:] if (named := _bert_module(pair.name)) is not None), None)
     piece, around = None, None
     if known is not None:
         name, side = known
@@ -349,16 +200,16 @@ def _containing_module(a: Side, pairs: Sequence[Pair], first: int, backward: boo
             around = name.removesuffix(inner) + within
     if whole:
         holder = a.holder(at.path)
-        if _of_checkpoint(pairs[first].name) is None and not all(
+        if _bert_module(pairs[first].name) is None and not all(
             inner_name.startswith(f"{around}.") for inner_name in a.known_in(at.path)
         ):
             piece = None  # for example a whole encoder, which has no name in `PIECES`
-        return (own[1] if own and holder == at.path else holder) or None, piece
+        return (match[1] if match and holder == at.path else holder) or None, piece
     parent = a.around(at.path)
     return around or a.canonical.get(parent, parent) or None, piece
 
 
-def _of_checkpoint(name: str) -> tuple[str, str] | None:
+def _bert_module(name: str) -> tuple[str, str] | None:
     """Return the module of a BERT and the side that a point named after a checkpoint refers to; None for other points."""
     match = SIDED.fullmatch(name)
     if match is None:
@@ -366,3 +217,65 @@ def _of_checkpoint(name: str) -> tuple[str, str] | None:
     layer = LAYER.fullmatch(match[1])
     inner = layer[1] if layer is not None else match[1]
     return (match[1], match[2]) if inner in PIECES else None
+
+
+def _paired_points(
+    a: Side, b: Side, low: tuple[float, float], high: tuple[float, float], block: tuple[str, str]
+) -> list[Pair]:
+    """Return the matching points in a stretch of both forward passes, in a's order.
+
+    In one framework they match by the modules' paths, or by their order if the paths contain counters that differ between models.
+    Across frameworks the modules of a BERT match by their names in a checkpoint.
+
+    Args:
+        a: the first model.
+        b: the second model.
+        low: the time after which the stretch begins, in a and in b.
+        high: the time at which it ends, in a and in b.
+        block: the paths of the block that contains the stretch, such as a layer's; the two may differ.
+    """
+    both = set(a.canonical.values()) & set(b.canonical.values())
+    same = a.reader.backend.name == b.reader.backend.name
+    ways: tuple[Spelling, ...] = (str, uncounted) if same or not both else (_no_name,)
+    inside = [side.between(low[i], high[i]) for i, side in enumerate((a, b))]
+    best: list[Pair] = []
+    for way in ways:
+        by_label, others_by_label = (
+            _labelled(side, inside[i], block[i], both, () if same else APART, way) for i, side in enumerate((a, b))
+        )
+        pairs = [
+            Pair(_name(a, key, both), key, others_by_label[label])
+            for label, key in by_label.items()
+            if label in others_by_label
+        ]
+        best = pairs if len(pairs) > len(best) else best
+    return best
+
+
+def _no_name(path: str) -> str:
+    return ""
+
+
+def _labelled(
+    side: Side, points: Iterable[Point], block: str, both: Collection[str], excluded: Collection[str], way: Spelling
+) -> dict[str, str]:
+    """Return the key of each point by a label that both models share; points with the same name are numbered from 0."""
+    seen: Counter[str] = Counter()
+    keys: dict[str, str] = {}
+    for point in points:
+        canonical = side.canonical.get(point.path)
+        inside = bool(block) and point.path.startswith(block)
+        plain = way(point.path.removeprefix(block) if inside else point.path)
+        name = canonical if canonical in both else plain
+        label = f"{name}:{point.side}"
+        if (canonical in both or way is not _no_name) and label not in excluded:
+            keys[f"{label}#{seen[label]}"] = point.key
+            seen[label] += 1
+    return keys
+
+
+def _name(side: Side, key: str, both: Collection[str]) -> str:
+    """Return a readable name of a point: the checkpoint's, or the model's own, without the number 0 of a first occurrence."""
+    point = side.points[key]
+    canonical = side.canonical.get(point.path)
+    return f"{canonical}:{point.side}" if canonical in both else key.removesuffix("#0")

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embgrad.comparison.bisection.narrow import Judge
-from embgrad.comparison.bisection.pair import Side
-from embgrad.comparison.bisection.readings import Reader, Reading
+from embgrad.comparison.bisection.judge import Judge
+from embgrad.comparison.bisection.readings import Reader, Side
+from embgrad.comparison.bisection.records import Reading
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["RunDifference", "run_difference"]
@@ -46,15 +46,17 @@ def run_difference(side: Side, names: Sequence[str], read: Mapping[str, Reading]
     """
     keys = [side.reader.roles[name] for name in names]
     other, again = _in_another_order(side, names)
-    own = Judge(judge.real, judge.tolerance, judge.dtype, sharp=False, order=other.order)
-    figures = [own.values(read[key], again[name]) for name, key in zip(names, keys, strict=True)]
+    run_judge = Judge(judge.real, judge.tolerance, judge.dtype, sharp=False, order=other.order)
+    figures = [run_judge.values(read[key], again[name]) for name, key in zip(names, keys, strict=True)]
     differs = [
-        number for number, figure in enumerate(figures) if figure is not None and figure.relative_l2 > own.tolerance
+        number
+        for number, figure in enumerate(figures)
+        if figure is not None and figure.relative_l2 > run_judge.tolerance
     ]
     if not differs:
         return None
     first = differs[0]
-    return RunDifference(names[first], names[first - 1] if first else None, other, own)
+    return RunDifference(names[first], names[first - 1] if first else None, other, run_judge)
 
 
 def _in_another_order(side: Side, names: Sequence[str]) -> tuple[Side, dict[str, Reading]]:

@@ -1,16 +1,19 @@
-"""A reader of values and gradients at many points of a model's forward pass, for comparisons point by point."""
+"""One side of a bisection: its values and gradients at many points of a forward pass, its weights and its modules."""
 
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Backend, Call, PointValues, Request, Weight
+from embgrad.checkpoints.load_bert import LAYER_MODULES
+from embgrad.comparison.bisection.records import LAYER, Reading
 from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions
@@ -19,34 +22,20 @@ from embgrad.engine.task import Task
 from embgrad.engine.weights import weights_of
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.forward.axes import Arrangement, axis_of_examples, of_lookup, of_module
-from embgrad.forward.points import WORD, Point
+from embgrad.forward.points import OUTPUT, WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import as_objective
 
-__all__ = ["Reader", "Reading"]
+__all__ = ["Reader", "Side"]
 
+#: The module in a BERT's layer that contains query, key and value, by Hugging Face's name.
+ATTENTION: Final = "attention.self"
 
-@dataclass(frozen=True)
-class Reading:
-    """The value and the gradient at a point.
+#: The modules of a BERT outside its layers that compute the same in each framework.
+OUTER: Final = ("embeddings.LayerNorm", "pooler.dense")
 
-    Attributes:
-        value: the value, (example, position, dim) at a role, otherwise in the tensor's own axes, with examples first if these
-            can be determined.
-        gradient: the gradient, in the same axes; None if the objective does not depend on the point, or if it was not requested.
-        is_batch: whether the first two axes are the batch's examples and positions.
-        shared: whether all examples share one tensor, whose gradient is then the sum over all of them: (1, position, dim).
-    """
-
-    value: np.ndarray
-    gradient: np.ndarray | None
-    is_batch: bool
-    shared: bool = False
-
-    @property
-    def largest(self) -> float | None:
-        """The largest absolute entry of the gradient; None if there is no gradient."""
-        return None if self.gradient is None else float(np.abs(self.gradient).max(initial=0.0))
+#: The time at which the model itself ends: after every module that it calls.
+END: Final = float("inf")
 
 
 class Reader:
@@ -84,9 +73,7 @@ class Reader:
         for role, key in self._named().items():
             try:
                 self._arrangements[key] = self._at_role(role, self.points[key])
-            except (
-                UnsupportedError
-            ):  # the value is not (example, position, dim), so it cannot be compared with that of another model
+            except UnsupportedError:  # the value is not (example, position, dim), and cannot be compared across models
                 continue
             self.roles[role] = key
         self.objective: np.ndarray | None = None
@@ -185,3 +172,115 @@ class Reader:
                 else arrangement.to_user_axes(gradient)
             )
         return Reading(arrangement.to_user_axes(read.activation), gradient, arrangement.is_batch, arrangement.shared)
+
+
+class Side:
+    """One of two models that are compared, with its weights and module paths.
+
+    Attributes:
+        reader: reads the model's values and gradients.
+        weights: the model's weights.
+        canonical: the name in a BERT checkpoint, by module path.
+        order: the indices of the other side's examples, in the order of this side's; None for the same order.
+    """
+
+    def __init__(
+        self, reader: Reader, order: Sequence[int] | None = None, weights: Sequence[Weight] | None = None
+    ) -> None:
+        self.reader = reader
+        self.weights = reader.weights() if weights is None else list(weights)
+        self.canonical = _canonical(self.weights)
+        self.order = order
+        self._callers: dict[str, str] = {}
+        # A path inside a module begins with that module's path and a mark; in a symbol's scopes the mark is an underscore.
+        flat = any(weight.module and weight.name.startswith(f"{weight.module}_") for weight in self.weights)
+        self._marks = (".", "/", "_") if flat else (".", "/")
+        self._ended: dict[str, list[float]] = defaultdict(list)
+        for point in reader.points.values():
+            if point.side == OUTPUT:
+                self._ended[point.path].append(point.time)
+        self._ended[""].append(END)
+
+    @property
+    def points(self) -> Mapping[str, Point]:
+        """The points that the forward pass reaches, by key."""
+        return self.reader.points
+
+    def between(self, low: float, high: float) -> list[Point]:
+        """Return the inputs and outputs of modules that are computed after one time and up to another, in order."""
+        inside = [point for point in self.points.values() if point.lookup is None and low < point.time <= high]
+        return sorted((point for point in inside if not self._is_operation(point)), key=lambda point: point.time)
+
+    def owned(self, low: float, high: float) -> list[Weight]:
+        """Return the weights of those modules that end between two times."""
+        return [
+            weight
+            for weight in self.weights
+            if any(low < end <= high for end in self._ended.get(self.caller(weight), ()))
+        ]
+
+    def of_module(self, path: str) -> list[Weight]:
+        """Return the weights of a module itself, and of its submodules that are not called."""
+        return [weight for weight in self.weights if self.caller(weight) == path]
+
+    def holder(self, path: str) -> str:
+        """Return the path itself; for a scope in a compiled program, such as an operation's, the enclosing layer with weights."""
+        scope = path
+        while "/" in scope and not self.of_module(scope):
+            scope = scope.rpartition("/")[0]
+        return scope if "/" in path and self.of_module(scope) else path
+
+    def around(self, path: str) -> str:
+        """Return the path of the innermost called module that contains the module with this path; "" for the model itself."""
+        fitting = [outer for outer in self._ended if path.startswith(tuple(outer + mark for mark in self._marks))]
+        return max(fitting, key=len, default="")
+
+    def known_in(self, path: str) -> list[str]:
+        """Return the checkpoint names of the BERT modules that lie in the module with this path."""
+        marked = tuple(path + mark for mark in self._marks)
+        return [name for inner, name in self.canonical.items() if inner.startswith(marked)]
+
+    def caller(self, weight: Weight) -> str:
+        """Return the path of the innermost called module that contains the weight; "" for the model itself."""
+        if weight.name not in self._callers:
+            self._callers[weight.name] = self._caller(weight.module)
+        return self._callers[weight.name]
+
+    def _caller(self, path: str) -> str:
+        if path in self._ended or not path:
+            return path
+        # A saved model's scopes have a prefix before the path that its weights' names contain.
+        scopes = (scope for scope in self._ended if scope.endswith(f"/{path}"))
+        return min(scopes, key=len, default=None) or self.around(path)
+
+    def _is_operation(self, point: Point) -> bool:
+        """Return whether the point belongs to an operation in a compiled program, whose recorded time has no meaning."""
+        around = point.path.rpartition("/")[0]
+        return "/" in point.path and around in self._ended and max(self._ended[around]) < point.time
+
+
+def _canonical(weights: Sequence[Weight]) -> dict[str, str]:
+    """Return the name of a BERT's module, by module path."""
+    names_of: dict[str, set[str]] = defaultdict(set)
+    for weight in weights:
+        if weight.canonical is not None:
+            names_of[weight.module].add(weight.canonical.rpartition(".")[0])
+    unique = {path: next(iter(names)) for path, names in names_of.items() if len(names) == 1}
+    known = {path: name for path, name in unique.items() if _is_known(name)}
+    return {**known, **_attentions(names_of)}
+
+
+def _is_known(name: str) -> bool:
+    layer = LAYER.fullmatch(name)
+    return name in OUTER or (layer is not None and layer[1] in LAYER_MODULES)
+
+
+def _attentions(names_of: Mapping[str, set[str]]) -> dict[str, str]:
+    """Return the modules that contain query, key and value: one module with all three weights, or the parent of three modules."""
+    around: dict[str, set[str]] = defaultdict(set)
+    for path, names in names_of.items():
+        for name in names:
+            module, _, leaf = name.rpartition(".")
+            if module.endswith(ATTENTION) and leaf in ("query", "key", "value"):
+                around[module].add(path if len(names) > 1 else path.rpartition(".")[0])
+    return {next(iter(paths)): module for module, paths in around.items() if len(paths) == 1}

@@ -11,18 +11,20 @@ import numpy as np
 from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import figures_of
 from embgrad.common.tolerance import HALVES, coarsest, tolerance_for
-from embgrad.comparison.bisection.messages import SearchResult, by_weights, describe, module_of
-from embgrad.comparison.bisection.narrow import Judge, Region, Step, narrowed
-from embgrad.comparison.bisection.pair import Pair, Side, uncounted
+from embgrad.comparison.bisection.judge import Judge
+from embgrad.comparison.bisection.messages import by_weights, module_of
+from embgrad.comparison.bisection.narrow import narrowed
 from embgrad.comparison.bisection.randomness import run_difference
-from embgrad.comparison.bisection.readings import Reading
+from embgrad.comparison.bisection.readings import Side
+from embgrad.comparison.bisection.records import Pair, Reading, Region, SearchResult, Step
 from embgrad.comparison.bisection.suspects import suspects
+from embgrad.comparison.weight_pairs import uncounted
 from embgrad.errors import ObjectiveError, PointError, listed
 from embgrad.forward.points import WORD
 from embgrad.forward.roles import EMBEDDINGS, LAYER, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["OBJECTIVE", "Search", "SearchResult", "describe"]
+__all__ = ["OBJECTIVE", "Search"]
 
 #: The name of the last step: the objective's values.
 OBJECTIVE: Final = "objective"
@@ -59,7 +61,7 @@ class Search:
         self._names = _common(a, b)
         self._report = report
         self._done = 0
-        self._given = tolerance
+        self._tolerance = tolerance
         self._real = batch.real
 
     def run(self) -> SearchResult:
@@ -68,7 +70,7 @@ class Search:
         failures = [side.reader.failure for side in (self._a, self._b)]
         if isinstance(failures[0], ObjectiveError) and failures[1] is not None:
             raise failures[0]
-        self._judge = self._judging()
+        self._judge = self._new_judge()
         steps = self._steps(read)
         random = self._random(read)
         if random is not None:
@@ -89,14 +91,16 @@ class Search:
         self._tick(1)
         return {name: readings[key] for name, key in zip(self._names, keys, strict=True)}
 
-    def _judging(self) -> Judge:
+    def _new_judge(self) -> Judge:
         dtypes = [side.reader.dtype for side in (self._a, self._b)]
         halves = all(name in HALVES for name in dtypes)
         coarse = coarsest(dtypes)
         dtype = coarse if halves or coarse not in HALVES else "float32"
         depths = [sum(weight.is_matrix for weight in side.weights) for side in (self._a, self._b) if side.weights]
-        tolerance = tolerance_for(dtype, max(depths, default=None)) if self._given is None else float(self._given)
-        return Judge(self._real, tolerance, dtype, sharp=self._given is None)
+        tolerance = (
+            tolerance_for(dtype, max(depths, default=None)) if self._tolerance is None else float(self._tolerance)
+        )
+        return Judge(self._real, tolerance, dtype, sharp=self._tolerance is None)
 
     def _steps(self, read: Sequence[Mapping[str, Reading]]) -> list[Step]:
         steps = []
@@ -111,9 +115,9 @@ class Search:
         if values[0] is not None and values[1] is not None and values[0].shape == values[1].shape:
             figures = figures_of(values[0], values[1])
             # If terms cancel in the objective, its rounding error is that of the terms.
-            own, made_of = float(np.linalg.norm(values[0])), self._a.reader.size / max(values[0].size, 1) ** 0.5
-            if 0 < own < made_of:
-                figures = replace(figures, relative_l2=figures.relative_l2 * own / made_of)
+            size, size_of_terms = float(np.linalg.norm(values[0])), self._a.reader.size / max(values[0].size, 1) ** 0.5
+            if 0 < size < size_of_terms:
+                figures = replace(figures, relative_l2=figures.relative_l2 * size / size_of_terms)
             steps.append(Step(OBJECTIVE, figures, None, figures.relative_l2 <= self._judge.tolerance))
         return steps
 
@@ -127,8 +131,8 @@ class Search:
         """Return the point where a model's runs differ from one another, for b if both models' do; None if neither model's do."""
         results: dict[str, SearchResult] = {}
         random: dict[str, str] = {}
-        for label, side, own in (("a", self._a, read[0]), ("b", self._b, read[1])):
-            by_key = {side.reader.roles[name]: own[name] for name in self._names}
+        for label, side, readings in (("a", self._a, read[0]), ("b", self._b, read[1])):
+            by_key = {side.reader.roles[name]: readings[name] for name in self._names}
             difference = run_difference(side, self._names, by_key, self._judge)
             self._tick(2)
             if difference is None:
@@ -137,8 +141,8 @@ class Search:
             low, high, block = self._stretch(difference.role, (side, difference.other))
             region = narrowed(side, difference.other, difference.judge, low, high, block=block)
             steps = () if region is None else region.steps
-            own_weights = [] if region is None else region.weights[0]
-            pairs = suspects(side, side, (own_weights, own_weights))
+            weights = [] if region is None else region.weights[0]
+            pairs = suspects(side, side, (weights, weights))
             tolerance = self._judge.tolerance
             results[label] = SearchResult(tolerance, steps, difference.role, "forward", difference.after, region, pairs)
         if not results:
@@ -161,7 +165,7 @@ class Search:
             return replace(base, region=region, parameters=suspects(self._a, self._b, tables))
         low, high, block = self._stretch(name, (self._a, self._b))
         narrow = narrowed(self._a, self._b, self._judge, low, high, block=block)
-        return self._with(base, narrow, low, high, name == OBJECTIVE)
+        return self._with_region(base, narrow, low, high, name == OBJECTIVE)
 
     def _failed(self, steps: Sequence[Step]) -> SearchResult | None:
         """Return the result if one model's objective has no value or no gradient, and the other model's has."""
@@ -179,10 +183,10 @@ class Search:
         )
         low, high, block = self._stretch(OBJECTIVE, (self._a, self._b))
         region = narrowed(self._a, self._b, self._judge, low, high, block=block) if forward else None
-        return self._with(base, region, low, high, True)
+        return self._with_region(base, region, low, high, True)
 
     def _backward(self, steps: Sequence[Step], read: Sequence[Mapping[str, Reading]]) -> SearchResult | None:
-        """All values agree: the first gradient that parts, coming down from the objective."""
+        """Return the result for the first gradient that differs, in the backward pass from the objective; None if all agree."""
         down = list(reversed(self._names))
         by_name = {step.name: step for step in steps}
         scales = [None, *(read[0][name].largest for name in down)]
@@ -202,9 +206,9 @@ class Search:
         base = SearchResult(
             self._judge.tolerance, (), name, "backward", above or OBJECTIVE, figures=by_name[name].backward, notes=notes
         )
-        return self._with(base, region, low, high, above is None)
+        return self._with_region(base, region, low, high, above is None)
 
-    def _with(
+    def _with_region(
         self, base: SearchResult, region: Region | None, low: tuple[float, float], high: tuple[float, float], head: bool
     ) -> SearchResult:
         """Return the result with the narrowed region and its weights; without a region, with the weights of the whole stretch."""
@@ -233,7 +237,11 @@ class Search:
             high.append(float(side.points[roles[name]].time) if name in roles else float("inf"))
         shown = name if name.startswith(f"{LAYER}.") else None
         paths = [self._path(side, shown) for side in sides]
-        return (low[0], low[1]), (high[0], high[1]), (paths[0], paths[1]) if shown else _heads(paths[0], paths[1])
+        return (
+            (low[0], low[1]),
+            (high[0], high[1]),
+            (paths[0], paths[1]) if shown else _different_prefixes(paths[0], paths[1]),
+        )
 
     def _path(self, side: Side, name: str | None) -> str:
         """Return the path of a layer; without a name that of the last layer."""
@@ -311,7 +319,7 @@ def _common(a: Side, b: Side) -> list[str]:
     names = [role for role in a.reader.roles if role in b.reader.roles and role != LAST]
     if _layers(a) != _layers(b):
         same = a.reader.backend.name == b.reader.backend.name
-        names = [name for name in names if _is_lookup(name) or (same and _called(a, name) == _called(b, name))]
+        names = [name for name in names if _is_lookup(name) or (same and _path_of(a, name) == _path_of(b, name))]
     if not names:
         raise PointError(
             f"the two models have no role in common: a has {', '.join(a.reader.roles) or 'none'}, b "
@@ -319,20 +327,20 @@ def _common(a: Side, b: Side) -> list[str]:
         )
     groups = (WORD, POSITION, TYPE, EMBEDDINGS, LAYER)
 
-    def place(name: str) -> tuple[int, int]:
+    def order(name: str) -> tuple[int, int]:
         number = name.replace("#", ".").rpartition(".")[2]
         group_index = next(index for index, group in enumerate(groups) if name.startswith(group))
         return group_index, int(number) if number.isdigit() else 0
 
-    return sorted(names, key=place)
+    return sorted(names, key=order)
 
 
-def _called(side: Side, role: str) -> str:
+def _path_of(side: Side, role: str) -> str:
     """Return the path of the point with a role, without the counters that differ between two copies of a model."""
     return uncounted(side.points[side.reader.roles[role]].path)
 
 
-def _heads(a: str, b: str) -> tuple[str, str]:
+def _different_prefixes(a: str, b: str) -> tuple[str, str]:
     """Return what two paths have before their common end: "bert." and "" for `bert.encoder.layer.3` and `encoder.layer.3`."""
     shared = 0
     while shared < min(len(a), len(b)) and a[-1 - shared] == b[-1 - shared]:

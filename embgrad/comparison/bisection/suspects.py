@@ -4,59 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import figures_of
 from embgrad.common.tolerance import unit_roundoff
-from embgrad.comparison.bisection.pair import Side, paired_by_order, paired_weights
+from embgrad.comparison.bisection.readings import Side
+from embgrad.comparison.bisection.records import Suspect
+from embgrad.comparison.weight_pairs import paired_by_order, paired_weights
 
-__all__ = ["Suspect", "suspects"]
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A weight in the region in which two models diverge.
-
-    Attributes:
-        a: its name in the first model; None if that has no counterpart.
-        b: its name in the second model; None if that has no counterpart.
-        relative_l2: how much b's values differ from a's, arranged as a's; infinite if they cannot be compared.
-        relation: "equal", "differs", "transposed", "swapped with …", "holds a's …", "of shape …", "only in a" or "only in b".
-        canonical: its name in a BERT checkpoint; None for others.
-        module: the path of the module in a that owns it, or in b if a has none.
-    """
-
-    a: str | None
-    b: str | None
-    relative_l2: float
-    relation: str
-    canonical: str | None = None
-    module: str = ""
-
-    @property
-    def name(self) -> str:
-        """A readable name."""
-        return self.canonical or self.a or self.b or ""
-
-    @property
-    def differs(self) -> bool:
-        """True if the two models differ in this weight."""
-        return self.relation != "equal"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields in a form that JSON can hold."""
-        relative = self.relative_l2 if np.isfinite(self.relative_l2) else None
-        return {
-            "a": self.a,
-            "b": self.b,
-            "relative_l2": relative,
-            "relation": self.relation,
-            "canonical": self.canonical,
-        }
+__all__ = ["suspects"]
 
 
 def suspects(a: Side, b: Side, weights: tuple[Sequence[Weight], Sequence[Weight]]) -> tuple[Suspect, ...]:
@@ -78,12 +36,12 @@ def suspects(a: Side, b: Side, weights: tuple[Sequence[Weight], Sequence[Weight]
     pairs += [*more, *((weight, None) for weight in left), *((None, weight) for weight in others)]
     compared = [_compared(first, second, same) for first, second in pairs]
     if any(suspect.differs and suspect.a and suspect.b for suspect in compared):
-        elsewhere = _Elsewhere(a, b, [*known, *more])
-        compared = [elsewhere.located(suspect) if suspect.differs else suspect for suspect in compared]
+        index = _WeightIndex(a, b, [*known, *more])
+        compared = [index.located(suspect) if suspect.differs else suspect for suspect in compared]
     return tuple(sorted(compared, key=lambda suspect: (not suspect.differs, -suspect.relative_l2)))
 
 
-def laid(weight: Weight) -> np.ndarray:
+def in_checkpoint_order(weight: Weight) -> np.ndarray:
     """Return the values of a weight; in a BERT's encoder, with the axes in the checkpoint's order."""
     value = weight.get()
     return np.ascontiguousarray(value.T) if weight.transposed else value
@@ -96,7 +54,7 @@ def _compared(first: Weight | None, second: Weight | None, same: bool) -> Suspec
         only = f"only in {'b' if first is None else 'a'}"
         names = [None if weight is None else weight.name for weight in (first, second)]
         return Suspect(names[0], names[1], float("inf"), only, present.canonical, present.module)
-    a, b = laid(first), laid(second)
+    a, b = in_checkpoint_order(first), in_checkpoint_order(second)
     relation, relative = _relation(a, b, _slack(first, second), turns=not same and first.canonical is None)
     return Suspect(first.name, second.name, relative, relation, first.canonical, first.module)
 
@@ -130,7 +88,7 @@ def _relation(a: np.ndarray, b: np.ndarray, slack: float, *, turns: bool) -> tup
     return "differs", straight
 
 
-class _Elsewhere:
+class _WeightIndex:
     """An index of all weights of both models by their bits, which finds a weight of a in another weight's place in b."""
 
     def __init__(self, a: Side, b: Side, pairs: Iterable[tuple[Weight, Weight]]) -> None:
@@ -143,8 +101,8 @@ class _Elsewhere:
         """Return the suspect with the relation that names the weight which b holds in its place, if there is one."""
         if suspect.a is None or suspect.b is None or suspect.relation != "differs":
             return suspect
-        held = _bits(self._b[suspect.b])
-        matches = [name for name in self._holding.get(held, ()) if name != suspect.a]
+        bits = _bits(self._b[suspect.b])
+        matches = [name for name in self._holding.get(bits, ()) if name != suspect.a]
         if len(matches) != 1:  # many weights are all zeros, or all ones
             return suspect
         (name,) = matches
@@ -163,5 +121,5 @@ def _by_bits(weights: Sequence[Weight]) -> dict[bytes, list[str]]:
 
 
 def _bits(weight: Weight) -> bytes:
-    value = laid(weight)
+    value = in_checkpoint_order(weight)
     return hashlib.sha256(repr(value.shape).encode() + value.astype(np.float64).tobytes()).digest()

@@ -78,7 +78,7 @@ class Case:
     @cached_property
     def wanted(self) -> np.ndarray:
         """The target's gradient, arranged as the source's; zeros where it has no partner."""
-        return self.alignment.bring(_three_axes(self.target.values))
+        return self.alignment.arrange(_three_axes(self.target.values))
 
     @property
     def matched(self) -> np.ndarray:
@@ -103,17 +103,17 @@ class Case:
         return max(EXACT * self.tolerance, OF_HALF * tolerance_for(self.half, depth) if self.half else 0.0)
 
     @property
-    def other_texts(self) -> bool:
+    def has_other_texts(self) -> bool:
         """True if the target's ids differ from the source's, or are at other positions."""
         positions = np.arange(self.source.ids.shape[1])
         straight = self.matched.all() and (self.alignment.position == positions).all()
-        return not straight or bool((self.alignment.bring(self.target.ids) != self.source.ids).any())
+        return not straight or bool((self.alignment.arrange(self.target.ids) != self.source.ids).any())
 
     @property
-    def only_padding(self) -> bool:
+    def differs_only_in_padding(self) -> bool:
         """True if the target's texts equal the source's, at other positions."""
         lengths = self.target.real.sum(1)[self.alignment.examples()]
-        same = (self.alignment.bring(self.target.ids) == self.source.ids)[self.matched].all()
+        same = (self.alignment.arrange(self.target.ids) == self.source.ids)[self.matched].all()
         return bool(same and self.matched[self.real].all() and (lengths == self.real.sum(1)).all())
 
     @property
@@ -132,21 +132,21 @@ class Case:
         return None if match is None else match.measured(np.ones(len(predicted)))
 
     @cached_property
-    def ground(self) -> Ground:
+    def reference(self) -> Reference:
         """The reference for predictions that are finite at all positions that can be compared."""
-        return Ground(self, self.matched)
+        return Reference(self, self.matched)
 
     def match(self, predicted: np.ndarray) -> Match | None:
         """Return a match that measures multiples of the prediction; None if the prediction is hardly finite anywhere, or zero."""
         counted = self.matched & np.isfinite(predicted).all(-1)
         if counted.sum() < max(1.0, LEAST_COVERED * self.matched.sum()):
             return None
-        ground = self.ground if np.array_equal(counted, self.matched) else Ground(self, counted)
-        match = Match(ground, predicted)
+        reference = self.reference if np.array_equal(counted, self.matched) else Reference(self, counted)
+        match = Match(reference, predicted)
         return match if match.usable else None
 
 
-class Ground:
+class Reference:
     """The target and the source, at the positions where some predictions are measured.
 
     Args:
@@ -178,67 +178,69 @@ class Match:
     """The sums that give the accuracy of a prediction, times one number per example, without a pass over all entries.
 
     Args:
-        ground: the reference, and the positions at which it is compared.
+        reference: the reference, and the positions at which it is compared.
         predicted: the prediction, float64, (example, position, dim).
 
     Attributes:
         usable: whether the target differs from the source and the prediction is not zero.
     """
 
-    def __init__(self, ground: Ground, predicted: np.ndarray) -> None:
-        self._ground, self._predicted = ground, predicted
-        guess = np.where(ground.counted[..., None], predicted, 0.0)
+    def __init__(self, reference: Reference, predicted: np.ndarray) -> None:
+        self._reference, self._predicted = reference, predicted
+        guess = np.where(reference.counted[..., None], predicted, 0.0)
         self._unit = float(np.abs(guess).max(initial=0.0))
-        self.usable = ground.differs and bool(self._unit)
+        self.usable = reference.differs and bool(self._unit)
         if self.usable:
             guess = guess / self._unit
             self._squares = np.einsum("epd,epd->e", guess, guess)
-            self._products = np.einsum("epd,epd->e", guess, ground.wanted)
+            self._products = np.einsum("epd,epd->e", guess, reference.wanted)
 
     def best_numbers(self) -> tuple[float, np.ndarray | None]:
         """Return the number that fits best, and one for each example; None for the latter if an example's prediction is zero."""
-        ratio = self._ground.unit / self._unit
+        ratio = self._reference.unit / self._unit
         each = self._products / self._squares * ratio if self._squares.all() else None
         return float(self._products.sum()) / float(self._squares.sum()) * ratio, each
 
-    def fewest(self) -> int:
+    def least_count(self) -> int:
         """Return the smallest count of numbers that are compared in an example."""
-        return int(self._ground.counted.sum(1).min()) * int(self._predicted.shape[-1])
+        return int(self._reference.counted.sum(1).min()) * int(self._predicted.shape[-1])
 
     def explained(self, numbers: np.ndarray) -> np.ndarray:
         """Return the share that the prediction times each row of numbers, (row, example), explains, (row,).
 
         It is computed from sums of squares, to as many digits as they have.
         """
-        left, before = self._left(numbers), self._ground.before
+        remaining, before = self._remaining(numbers), self._reference.before
         # A prediction so large that its square overflows explains nothing.
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray(1 - left / np.square(before)) if before else np.zeros(len(left))
+            return np.asarray(1 - remaining / np.square(before)) if before else np.zeros(len(remaining))
 
     def measured(self, numbers: np.ndarray) -> Measure:
         """Return the accuracy of the prediction times these numbers, (example,)."""
-        scaled, before = self._scaled(numbers), self._ground.before
-        own = float(np.sqrt(self._ground.squares.sum()))
+        scaled, before = self._scaled(numbers), self._reference.before
+        length_of_target = float(np.sqrt(self._reference.squares.sum()))
         size = float((scaled**2 * self._squares).sum())
-        after = float(np.sqrt(max(float(self._left(numbers)), 0.0)))
-        if after < CANCELLED * own:  # too many digits of the sums cancel
-            after = self._directly(numbers)
+        after = float(np.sqrt(max(float(self._remaining(numbers)), 0.0)))
+        if after < CANCELLED * length_of_target:  # too many digits of the sums cancel
+            after = self._distance(numbers)
         scale = float((scaled * self._products).sum()) / size if size else 0.0
-        return Measure(1 - (after / before) ** 2 if before else 0.0, after / own, scale)
+        return Measure(1 - (after / before) ** 2 if before else 0.0, after / length_of_target, scale)
 
     def _scaled(self, numbers: np.ndarray) -> np.ndarray:
         """Return the numbers in units of the prediction and the target."""
-        return numbers * (self._unit / self._ground.unit)
+        return numbers * (self._unit / self._reference.unit)
 
-    def _left(self, numbers: np.ndarray) -> np.ndarray:
+    def _remaining(self, numbers: np.ndarray) -> np.ndarray:
         scaled = self._scaled(numbers)
         with np.errstate(over="ignore", invalid="ignore"):  # a number so large that this overflows explains nothing
-            return np.asarray((self._ground.squares - 2 * scaled * self._products + scaled**2 * self._squares).sum(-1))
+            return np.asarray(
+                (self._reference.squares - 2 * scaled * self._products + scaled**2 * self._squares).sum(-1)
+            )
 
-    def _directly(self, numbers: np.ndarray) -> float:
-        counted = self._ground.counted
+    def _distance(self, numbers: np.ndarray) -> float:
+        counted = self._reference.counted
         guess = (self._predicted * numbers[:, None, None])[counted]
-        return length((self._ground.target[counted] - guess) / self._ground.unit)
+        return length((self._reference.target[counted] - guess) / self._reference.unit)
 
 
 def objective_of(result: EmbeddingGradients) -> Mapping[str, Any]:
@@ -271,9 +273,9 @@ def _three_axes(values: np.ndarray) -> np.ndarray:
 
 
 def _cut(result: EmbeddingGradients, examples: slice) -> EmbeddingGradients:
-    def part(array: Any) -> Any:
+    def cut(array: Any) -> Any:
         return None if array is None else array[examples]
 
     names = ("values", "activations", "ids", "mask", "types", "tokens", "words_of", "before")
-    objective = result.objective if np.ndim(result.objective) == 0 else part(result.objective)
-    return replace(result, objective=objective, tables=None, **{name: part(getattr(result, name)) for name in names})
+    objective = result.objective if np.ndim(result.objective) == 0 else cut(result.objective)
+    return replace(result, objective=objective, tables=None, **{name: cut(getattr(result, name)) for name in names})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar, Final
 
 import numpy as np
 
 from embgrad.backend.registry import backend_for
-from embgrad.comparison.diagnosis.rerun import Source, Variant
+from embgrad.comparison.diagnosis.rerun import AS_IT_WAS, Source, Variant
 from embgrad.comparison.diagnosis.spans import (
     REPLACEMENTS,
     Function,
@@ -19,11 +19,10 @@ from embgrad.comparison.diagnosis.spans import (
     activation_spans,
     function_between,
     norm_spans,
-    recorded,
     replaced,
     same_values,
 )
-from embgrad.forward.points import INPUT, split_name
+from embgrad.forward.points import INPUT, OUTPUT, split_name
 
 __all__ = ["COMPUTED", "EPSILONS", "Inside", "LayerNormEpsilon"]
 
@@ -54,7 +53,7 @@ class Inside:
     @cached_property
     def values(self) -> Mapping[str, np.ndarray]:
         """The inputs and outputs of each module, by key."""
-        return recorded(self._source)
+        return _recorded(self._source)
 
     @cached_property
     def readable(self) -> bool:
@@ -101,6 +100,24 @@ class Inside:
         return norm.epsilon if same[0].fits(*values, norm.epsilon) else same[0].epsilon
 
 
+def _recorded(source: Source) -> dict[str, np.ndarray]:
+    """Return the inputs and outputs of each module, by the points' keys, in the order in which they are reached."""
+    case = source.case
+    seen = backend_for(case.model).points(case.model, source.batch, case.call)
+    keys = [point.key for point in seen if point.side in (INPUT, OUTPUT)]
+    values: dict[str, np.ndarray] = {}
+
+    def keeper(key: str) -> Callable[[np.ndarray], np.ndarray]:
+        def keep(value: np.ndarray) -> np.ndarray:
+            values[key] = np.array(value)
+            return np.zeros_like(value)
+
+        return keep
+
+    source.result(Variant((AS_IT_WAS,), "", changes={"add": {key: keeper(key) for key in keys}}))
+    return values
+
+
 class Activation:
     """The hypothesis of another activation function, in every feed-forward block or in one layer.
 
@@ -122,9 +139,9 @@ class Activation:
                 yield self._with(source, spans, differing)
             if inside.other.has(spans):
                 return
-        for own, function in itertools.product(dict.fromkeys(span.function.name for span in spans), REPLACEMENTS):
-            if own != function.name:
-                alike = {span: function for span in spans if span.function.name == own}
+        for computed, function in itertools.product(dict.fromkeys(span.function.name for span in spans), REPLACEMENTS):
+            if computed != function.name:
+                alike = {span: function for span in spans if span.function.name == computed}
                 yield self._with(source, spans, alike, fitted=True)
 
     def singly(self, source: Source, inside: Inside) -> Iterator[Variant]:
@@ -137,7 +154,7 @@ class Activation:
             if span.function.name != function.name:
                 yield self._with(source, spans, {span: function}, fitted=True)
 
-    def itself(self, inside: Inside) -> Variant | None:
+    def unchanged(self, inside: Inside) -> Variant | None:
         """Return the variant that replaces each activation by itself, which must change nothing."""
         changes = replaced(inside.activations, lambda span: span.function)
         return Variant(self.causes[:1], "", changes=changes) if inside.activations else None
@@ -147,9 +164,11 @@ class Activation:
     ) -> Variant:
         """Return the variant with other functions in some spans; its text names the spans, unless it replaces all."""
         pairs = list(dict.fromkeys((span.function.name, function.name) for span, function in replacements.items()))
-        described = ", or ".join(f"{theirs} in {source.target} and {own} in {source.name}" for own, theirs in pairs)
+        described = ", or ".join(
+            f"{target_name} in {source.target} and {source_name} in {source.name}" for source_name, target_name in pairs
+        )
         alike = [span for span in spans if span.function.name in dict(pairs)]
-        where = "" if len(replacements) == len(alike) > 1 else f" of {_listed(span.place for span in replacements)}"
+        where = "" if len(replacements) == len(alike) > 1 else f" of {_listed(span.location for span in replacements)}"
         gelus = all(name.startswith("GELU") for names in pairs for name in names)
         changes = replaced(replacements, lambda span: replacements[span])
         text = f"the activation{where}: {described}"
@@ -190,7 +209,7 @@ class LayerNormEpsilon:
         """Return the variant with one epsilon in all norms."""
         return self._with(source, inside, dict.fromkeys(inside.norms, epsilon), fitted=fitted, number=epsilon)
 
-    def itself(self, inside: Inside) -> Variant | None:
+    def unchanged(self, inside: Inside) -> Variant | None:
         """Return the variant that replaces each norm by itself, which must change nothing."""
         norms = {norm.span: norm for norm in inside.norms}
         changes = replaced(norms, lambda span: norms[span].function(norms[span].epsilon))
@@ -215,14 +234,14 @@ class LayerNormEpsilon:
         epsilons = {norm.span: (norm, epsilon) for norm, epsilon in changed.items()}
         whose = "the layer norms' epsilon"
         if len(changed) < len(inside.norms) or len(inside.norms) == 1:
-            whose = f"the epsilon of {_listed(norm.span.place for norm in changed)}"
-        theirs, own = _about(changed.values()), _about(norm.epsilon for norm in changed)
-        text = f"{whose}: {theirs} in {source.target}, and {own} in {source.name}"
+            whose = f"the epsilon of {_listed(norm.span.location for norm in changed)}"
+        target_epsilon, source_epsilon = _formatted(changed.values()), _formatted(norm.epsilon for norm in changed)
+        text = f"{whose}: {target_epsilon} in {source.target}, and {source_epsilon} in {source.name}"
         changes = replaced(epsilons, lambda span: epsilons[span][0].function(epsilons[span][1]))
         return Variant(self.causes, text, changes=changes, fitted=fitted, number=number)
 
 
-def _about(epsilons: Iterable[float]) -> str:
+def _formatted(epsilons: Iterable[float]) -> str:
     """Format epsilons for a text; for tiny ones only an upper bound is known."""
     known = list(epsilons)
     if max(known) < TINY:

@@ -33,18 +33,18 @@ def dropout(source: Source) -> Finding | None:
     runs = _draws(source, training=True)
     if runs is None:
         return None
-    target, own = case.wanted[case.matched].ravel(), case.values[case.matched].ravel()
+    target, source_values = case.wanted[case.matched].ravel(), case.values[case.matched].ravel()
     if np.mean([_cosine(run, other) for i, run in enumerate(runs) for other in runs[:i]]) < LEAST_ALIKE:
         return None
     among = [[_distance(run, other) for other in runs if other is not run] for run in runs]
     checks = (
         (float(np.mean([_distance(target, run) for run in runs])), [float(np.mean(distances)) for distances in among]),
-        (_distance(target, own), [_distance(run, own) for run in runs]),
+        (_distance(target, source_values), [_distance(run, source_values) for run in runs]),
         (float(np.linalg.norm(target)), [float(np.linalg.norm(run)) for run in runs]),
     )
     if not all(min(usual) / BEYOND <= seen <= max(usual) * BEYOND for seen, usual in checks):
         return None
-    length, seen = float(np.linalg.norm(own)), checks[1][0]
+    length, seen = float(np.linalg.norm(source_values)), checks[1][0]
     usual = float(np.mean(checks[1][1]))
     text = (
         f"dropout: {source.target} lies as far from {source.name} (relative L2 {seen / length:.2g}) as {source.name}'s model "
@@ -59,9 +59,9 @@ def random_model(source: Source) -> Finding | None:
     runs = _draws(source, training=False)
     if runs is None:
         return None
-    own, target = case.values[case.matched].ravel(), case.wanted[case.matched].ravel()
+    source_values, target = case.values[case.matched].ravel(), case.wanted[case.matched].ravel()
     spread = float(np.mean([_distance(run, other) for i, run in enumerate(runs) for other in runs[:i]])) / 2**0.5
-    length, seen = float(np.linalg.norm(own)), _distance(own, target)
+    length, seen = float(np.linalg.norm(source_values)), _distance(source_values, target)
     if not seen or spread <= 2 * EXACT * case.tolerance * length:
         return None
     text = (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -13,7 +12,10 @@ from embgrad.comparison.diagnosis.case import Case, objective_of
 from embgrad.inputs.checks import IGNORED
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["FACTORS", "LEAST_DIM", "Factor", "FactorHypothesis", "fitted_factor", "fitted_factors"]
+__all__ = ["LEAST_DIM", "Factor", "fitted_factor", "fitted_factors", "known_factors"]
+
+#: Counts that a mean may be taken over, float64, (example,), each with a description of what is counted.
+Counts: TypeAlias = Iterator[tuple[np.ndarray, str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +44,6 @@ class Factor:
         return replace(self, numbers=self.numbers[examples])
 
 
-class FactorHypothesis(Protocol):
-    """A source of numbers by which one side may be multiplied."""
-
-    cause: ClassVar[str]
-
-    def factors(self, case: Case) -> Iterator[Factor]:
-        """Yield the possible factors in this case."""
-        ...
-
-
 #: The smallest factor that is described as one over a count.
 SMALLEST_SHARE: Final = 1e-9
 
@@ -59,28 +51,26 @@ SMALLEST_SHARE: Final = 1e-9
 LEAST_DIM: Final = 8
 
 
-class Means(ABC):
-    """A mean over something countable, taken on one side and not on the other."""
+def known_factors(case: Case) -> list[Factor]:
+    """Return the known factors by which the source may be multiplied."""
+    means = [factor for cause, counts in MEANS.items() for factor in _means(case, cause, counts)]
+    sign = Factor("sign", "the sign", _all(case.source, -1.0))
+    return [*means, sign, *_label_factors(case), *_lookup_factors(case)]
 
-    cause: ClassVar[str]
 
-    def factors(self, case: Case) -> Iterator[Factor]:
-        """Yield one over the count, if the target took the mean, and the count, if the source did."""
-        source, target = case.names
-        aligned = case.alignment.examples()
-        for counts, what in self.counts(_with_labels(case)):
-            aligned_counts = counts[np.maximum(aligned, 0)]
-            if _is_informative(aligned_counts):
-                text = f"a factor {_one_over(aligned_counts)}: {target} took the mean over {what}"
-                yield Factor(self.cause, text, 1 / aligned_counts, mean_on="target")
-        for counts, what in self.counts(case.source):
-            if _is_informative(counts):
-                text = f"a factor {_times(counts)}: {source} took the mean over {what}"
-                yield Factor(self.cause, text, counts, mean_on="source")
-
-    @abstractmethod
-    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
-        """Yield the counts that the mean may be taken over, float64, (example,), with a description of what is counted."""
+def _means(case: Case, cause: str, counts_of: Callable[[EmbeddingGradients], Counts]) -> Iterator[Factor]:
+    """Yield one over the count, if the target took the mean, and the count, if the source did."""
+    source, target = case.names
+    aligned = case.alignment.examples()
+    for counts, what in counts_of(_with_labels(case)):
+        aligned_counts = counts[np.maximum(aligned, 0)]
+        if _is_informative(aligned_counts):
+            text = f"a factor {_reciprocal(aligned_counts)}: {target} took the mean over {what}"
+            yield Factor(cause, text, 1 / aligned_counts, mean_on="target")
+    for counts, what in counts_of(case.source):
+        if _is_informative(counts):
+            text = f"a factor {_times(counts)}: {source} took the mean over {what}"
+            yield Factor(cause, text, counts, mean_on="source")
 
 
 def _is_informative(counts: np.ndarray) -> bool:
@@ -88,129 +78,81 @@ def _is_informative(counts: np.ndarray) -> bool:
     return bool((counts > 0).all() and (counts != 1).any())
 
 
-class MeanOverBatch(Means):
-    """The mean over the examples."""
-
-    cause: ClassVar[str] = "mean-over-batch"
-
-    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
-        """Yield the number of examples."""
-        examples = len(result.ids)
-        yield _all(result, examples), f"the batch of {examples} examples"
+def _example_counts(result: EmbeddingGradients) -> Counts:
+    """Yield the number of examples."""
+    examples = len(result.ids)
+    yield _all(result, examples), f"the batch of {examples} examples"
 
 
-class MeanOverTokens(Means):
-    """The mean over tokens: per example or over all; real ones or with padding; those with a label, or all but one."""
-
-    cause: ClassVar[str] = "mean-over-tokens"
-
-    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
-        """Yield the numbers of tokens over which a mean is commonly taken."""
-        examples, positions = result.ids.shape
-        own = result.real.sum(1).astype(np.float64)
-        yield own, "each example's own tokens"
-        yield _all(result, own.sum()), f"all {own.sum():.0f} real tokens"
-        yield _all(result, positions), f"the {positions} positions, padding included"
-        yield _all(result, examples * positions), f"all {examples * positions} positions, padding included"
-        if own.min() > 1:
-            yield own - 1, "each example's tokens but one, as where each token predicts the next"
-            yield _all(result, (own - 1).sum()), f"the {(own - 1).sum():.0f} tokens that have a next one"
-        followed = f"the {examples} × {positions - 1} positions that have a next one"
-        yield _all(result, examples * (positions - 1 or 1)), followed
-        labels = np.asarray(objective_of(result).get("labels", 0))
-        if labels.ndim == 2 and labels.shape == result.ids.shape:
-            labelled = ((labels != IGNORED) & result.real).sum(1)
-            if labelled.min() > 0:
-                yield labelled.astype(np.float64), "each example's tokens that have a label"
-            yield _all(result, labelled.sum()), f"the {labelled.sum()} tokens that have a label"
+def _token_counts(result: EmbeddingGradients) -> Counts:
+    """Yield the numbers of tokens over which a mean is commonly taken, of each example or of all."""
+    examples, positions = result.ids.shape
+    lengths = result.real.sum(1).astype(np.float64)
+    yield lengths, "each example's own tokens"
+    yield _all(result, lengths.sum()), f"all {lengths.sum():.0f} real tokens"
+    yield _all(result, positions), f"the {positions} positions, padding included"
+    yield _all(result, examples * positions), f"all {examples * positions} positions, padding included"
+    if lengths.min() > 1:
+        yield lengths - 1, "each example's tokens but one, as where each token predicts the next"
+        yield _all(result, (lengths - 1).sum()), f"the {(lengths - 1).sum():.0f} tokens that have a next one"
+    followed = f"the {examples} × {positions - 1} positions that have a next one"
+    yield _all(result, examples * (positions - 1 or 1)), followed
+    labels = np.asarray(objective_of(result).get("labels", 0))
+    if labels.ndim == 2 and labels.shape == result.ids.shape:
+        labelled = ((labels != IGNORED) & result.real).sum(1)
+        if labelled.min() > 0:
+            yield labelled.astype(np.float64), "each example's tokens that have a label"
+        yield _all(result, labelled.sum()), f"the {labelled.sum()} tokens that have a label"
 
 
-class MeanOverClasses(Means):
-    """The mean over all entries of the output, as a mean-squared or a binary loss takes it."""
-
-    cause: ClassVar[str] = "mean-over-batch-and-classes"
-
-    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
-        """Yield the number of entries of the output, of the batch and of an example."""
-        shape = result.provenance.get("output_shape")
-        if not isinstance(shape, (list, tuple)) or len(shape) < 2 or not all(isinstance(n, int) for n in shape):
-            return
-        examples, *rest = (int(n) for n in shape)
-        spelled = " × ".join(map(str, rest))
-        entries = int(np.prod(rest))
-        yield _all(result, examples * entries), f"the {examples} examples × {spelled} entries of the output"
-        yield _all(result, entries), f"an example's {spelled} entries of the output"
-        if len(rest) == 2 and result.mask is not None:
-            real = int(result.mask.sum()) * rest[1]
-            yield _all(result, real), f"the {int(result.mask.sum())} real tokens × {rest[1]} entries of the output"
+def _entry_counts(result: EmbeddingGradients) -> Counts:
+    """Yield the numbers of the output's entries, of the batch and of an example, over which mean-squared losses take the mean."""
+    shape = result.provenance.get("output_shape")
+    if not isinstance(shape, (list, tuple)) or len(shape) < 2 or not all(isinstance(n, int) for n in shape):
+        return
+    examples, *rest = (int(n) for n in shape)
+    spelled = " × ".join(map(str, rest))
+    entries = int(np.prod(rest))
+    yield _all(result, examples * entries), f"the {examples} examples × {spelled} entries of the output"
+    yield _all(result, entries), f"an example's {spelled} entries of the output"
+    if len(rest) == 2 and result.mask is not None:
+        real = int(result.mask.sum()) * rest[1]
+        yield _all(result, real), f"the {int(result.mask.sum())} real tokens × {rest[1]} entries of the output"
 
 
-class ScaledLookup:
-    """The square root of the dimension, by which many models multiply the rows that they look up."""
-
-    cause: ClassVar[str] = "scaled-lookup"
-
-    def factors(self, case: Case) -> Iterator[Factor]:
-        """Yield √dim and one over it."""
-        dim = case.values.shape[-1]
-        root = float(np.sqrt(dim))
-        if dim < LEAST_DIM:
-            return
-        source, target = case.names
-        for number, spelled, side in ((root, f"√{dim}", source), (1 / root, f"1/√{dim}", target)):
-            text = f"a factor {number:.6g} = {spelled}: {side} was differentiated after the lookup's scaling by √dim"
-            yield Factor(self.cause, text, _all(case.source, number), whole=root.is_integer())
+#: The functions that yield the counts over which a mean may be taken, by cause.
+MEANS: Final[Mapping[str, Callable[[EmbeddingGradients], Counts]]] = {
+    "mean-over-batch": _example_counts,
+    "mean-over-tokens": _token_counts,
+    "mean-over-batch-and-classes": _entry_counts,
+}
 
 
-class Sign:
-    """The opposite sign: the log-likelihood instead of the loss, or the gradient for maximising instead of minimising."""
-
-    cause: ClassVar[str] = "sign"
-
-    def factors(self, case: Case) -> Iterator[Factor]:
-        """Yield -1."""
-        yield Factor(self.cause, "the sign", _all(case.source, -1.0))
-
-
-class Probability:
-    """The gradient of the label's probability p instead of that of −log p: they differ by the factor −p."""
-
-    cause: ClassVar[str] = "probability-objective"
-
-    def factors(self, case: Case) -> Iterator[Factor]:
-        """Yield −p for each example, computed from its cross-entropy."""
-        losses = _losses(case)
-        if losses is not None:
-            target = case.names[1]
-            text = f"a factor −p for each example: {target} is the gradient of the label's probability, not of its cross-entropy"
-            yield Factor(self.cause, text, -np.exp(-losses))
+def _label_factors(case: Case) -> Iterator[Factor]:
+    """Yield the factors between the label's cross-entropy −log p and p itself, and the other label's, with two classes."""
+    losses, target = _losses(case), case.names[1]
+    if losses is None:
+        return
+    text = (
+        f"a factor −p for each example: {target} is the gradient of the label's probability, not of its cross-entropy"
+    )
+    yield Factor("probability-objective", text, -np.exp(-losses))
+    shape = case.source.provenance.get("output_shape")
+    if isinstance(shape, (list, tuple)) and len(shape) == 2 and shape[1] == 2 and losses.all():
+        text = f"a factor −p/(1 − p) for each example: {target} has the other label of the two"
+        yield Factor("label-shift", text, -np.exp(-losses) / -np.expm1(-losses))
 
 
-class OtherOfTwo:
-    """The gradient of the other label's cross-entropy, with two classes: they differ by −p/(1 − p), for the label's p."""
-
-    cause: ClassVar[str] = "label-shift"
-
-    def factors(self, case: Case) -> Iterator[Factor]:
-        """Yield −p/(1 − p) for each example, computed from its cross-entropy."""
-        shape = case.source.provenance.get("output_shape")
-        of_two = isinstance(shape, (list, tuple)) and len(shape) == 2 and shape[1] == 2
-        losses = _losses(case)
-        if losses is None or not of_two or not losses.all():
-            return
-        text = f"a factor −p/(1 − p) for each example: {case.names[1]} has the other label of the two"
-        yield Factor(self.cause, text, -np.exp(-losses) / -np.expm1(-losses))
-
-
-FACTORS: Final[tuple[FactorHypothesis, ...]] = (
-    MeanOverBatch(),
-    MeanOverTokens(),
-    MeanOverClasses(),
-    Sign(),
-    Probability(),
-    OtherOfTwo(),
-    ScaledLookup(),
-)
+def _lookup_factors(case: Case) -> Iterator[Factor]:
+    """Yield √dim, by which many models multiply the rows that they look up, and one over it."""
+    dim = case.values.shape[-1]
+    root = float(np.sqrt(dim))
+    if dim < LEAST_DIM:
+        return
+    source, target = case.names
+    for number, name, side in ((root, f"√{dim}", source), (1 / root, f"1/√{dim}", target)):
+        text = f"a factor {number:.6g} = {name}: {side} was differentiated after the lookup's scaling by √dim"
+        yield Factor("scaled-lookup", text, _all(case.source, number), whole=root.is_integer())
 
 
 def fitted_factor(case: Case, number: float) -> Factor:
@@ -250,7 +192,7 @@ def _all(result: Any, number: float) -> np.ndarray:
     return np.full(len(result.ids), float(number))
 
 
-def _one_over(counts: np.ndarray) -> str:
+def _reciprocal(counts: np.ndarray) -> str:
     return f"{1 / counts[0]:.6g} = 1/{counts[0]:g}" if (counts == counts[0]).all() else "1/n for each example"
 
 

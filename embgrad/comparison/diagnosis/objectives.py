@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from embgrad.inputs.checks import IGNORED
 from embgrad.objectives.objectives import CrossEntropy, Logit, Objective, Sum
 from embgrad.objectives.selection import Rows
 
-__all__ = ["OtherMask", "OtherObjective"]
+__all__ = ["OtherMask", "other_objectives"]
 
 
 class OtherMask(Objective):
@@ -50,70 +50,65 @@ class Probability(Logit):
         return chosen, chosen[:, None] * (one_hot - probabilities)
 
 
-class OtherObjective:
-    """The gradient of another objective on the same output."""
+def other_objectives(source: Source) -> Iterator[Variant]:
+    """Yield the sum; the logit, probability and cross-entropy of the same entry; shifted labels; the target's objective."""
+    objective, target = source.objective, source.target
+    where: dict[str, Any] = {"output": objective.output, "position": objective.position}
+    entry = objective.labels if isinstance(objective, CrossEntropy) else getattr(objective, "index", None)
+    if not isinstance(objective, Sum):
+        text = f"that {target} is the gradient of the sum of the output, and not of {_spelled(objective)}"
+        yield Variant(("sum-objective",), text, objective=Sum(**where))
+    if entry is not None and entry.ndim < 2 and getattr(objective, "of", "logits") == "logits":
+        text = f"that {target} is the gradient of the probability, and not of {_spelled(objective)}"
+        yield Variant(("probability-objective",), text, objective=Probability(entry, **where))
+        if not isinstance(objective, Logit):
+            text = f"that {target} is the gradient of the logit alone, and not of {_spelled(objective)}"
+            yield Variant(("other-objective",), text, objective=Logit(entry, **where))
+        if not isinstance(objective, CrossEntropy):
+            text = f"that {target} is the gradient of the cross-entropy, and not of {_spelled(objective)}"
+            yield Variant(
+                ("other-objective",), text, objective=CrossEntropy(np.broadcast_to(entry, len(source.batch)), **where)
+            )
+    if isinstance(objective, CrossEntropy):
+        yield from _shifted_labels(objective, source)
+    if isinstance(objective, Logit):
+        yield from _next_entries(objective, source)
+    recorded = source.target_objective
+    if recorded is not None and recorded.describe() != objective.describe():
+        spelled = _spelled(recorded)
+        other = repr(recorded) if spelled == _spelled(objective) else spelled
+        yield Variant(("other-objective",), f"the objective: {target}'s is {other}", objective=recorded)
 
-    cause: ClassVar[str] = "other-objective"
 
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield the sum; the logit, probability and cross-entropy of the same entry; shifted labels; the target's objective."""
-        own, target = source.objective, source.target
-        where: dict[str, Any] = {"output": own.output, "position": own.position}
-        entry = own.labels if isinstance(own, CrossEntropy) else getattr(own, "index", None)
-        if not isinstance(own, Sum):
-            text = f"that {target} is the gradient of the sum of the output, and not of {_spelled(own)}"
-            yield Variant(("sum-objective",), text, objective=Sum(**where))
-        if entry is not None and entry.ndim < 2 and getattr(own, "of", "logits") == "logits":
-            text = f"that {target} is the gradient of the probability, and not of {_spelled(own)}"
-            yield Variant(("probability-objective",), text, objective=Probability(entry, **where))
-            if not isinstance(own, Logit):
-                text = f"that {target} is the gradient of the logit alone, and not of {_spelled(own)}"
-                yield Variant((self.cause,), text, objective=Logit(entry, **where))
-            if not isinstance(own, CrossEntropy):
-                text = f"that {target} is the gradient of the cross-entropy, and not of {_spelled(own)}"
-                yield Variant(
-                    (self.cause,), text, objective=CrossEntropy(np.broadcast_to(entry, len(source.batch)), **where)
-                )
-        if isinstance(own, CrossEntropy):
-            yield from self._shifted(own, source)
-        if isinstance(own, Logit):
-            yield from self._next_entries(own, source)
-        recorded = source.target_objective
-        if recorded is not None and recorded.describe() != own.describe():
-            spelled = _spelled(recorded)
-            other = repr(recorded) if spelled == _spelled(own) else spelled
-            yield Variant((self.cause,), f"the objective: {target}'s is {other}", objective=recorded)
+def _next_entries(objective: Logit, source: Source) -> Iterator[Variant]:
+    classes = int((source.case.source.provenance.get("output_shape") or [0])[-1])
+    for offset in (1, -1):
+        if classes > 1 and not (classes == 2 and offset < 0):
+            text = f"that {source.target} is the gradient of the logit {offset:+d}"
+            moved = Logit((objective.index + offset) % classes, output=objective.output, position=objective.position)
+            yield Variant(("label-shift",), text, objective=moved)
 
-    @staticmethod
-    def _next_entries(own: Logit, source: Source) -> Iterator[Variant]:
-        classes = int((source.case.source.provenance.get("output_shape") or [0])[-1])
+
+def _shifted_labels(objective: CrossEntropy, source: Source) -> Iterator[Variant]:
+    shape = source.case.source.provenance.get("output_shape") or [0]
+    classes = int(shape[-1])
+    where: dict[str, Any] = {"output": objective.output, "position": objective.position, "of": objective.of}
+    if objective.labels.ndim == 2:
         for offset in (1, -1):
-            if classes > 1 and not (classes == 2 and offset < 0):
-                text = f"that {source.target} is the gradient of the logit {offset:+d}"
-                moved = Logit((own.index + offset) % classes, output=own.output, position=own.position)
-                yield Variant(("label-shift",), text, objective=moved)
-
-    @staticmethod
-    def _shifted(own: CrossEntropy, source: Source) -> Iterator[Variant]:
-        shape = source.case.source.provenance.get("output_shape") or [0]
-        classes = int(shape[-1])
-        where: dict[str, Any] = {"output": own.output, "position": own.position, "of": own.of}
-        if own.labels.ndim == 2:
-            for offset in (1, -1):
-                moved = np.roll(own.labels, offset, axis=1)
-                moved[:, 0 if offset > 0 else -1] = IGNORED
-                text = f"that {source.target}'s labels are shifted by {offset:+d} position"
-                yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **where))
-        elif classes > 1:
-            for offset in (1, -1):
-                if classes == 2 and offset < 0:
-                    continue
-                moved = (own.labels + offset) % classes
-                text = f"that {source.target}'s labels are each {offset:+d}"
-                yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **where))
-            if len(own.labels) > 1:
-                text = f"that {source.target}'s labels are those of the example before"
-                yield Variant(("label-shift",), text, objective=CrossEntropy(np.roll(own.labels, 1), **where))
+            moved = np.roll(objective.labels, offset, axis=1)
+            moved[:, 0 if offset > 0 else -1] = IGNORED
+            text = f"that {source.target}'s labels are shifted by {offset:+d} position"
+            yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **where))
+    elif classes > 1:
+        for offset in (1, -1):
+            if classes == 2 and offset < 0:
+                continue
+            moved = (objective.labels + offset) % classes
+            text = f"that {source.target}'s labels are each {offset:+d}"
+            yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **where))
+        if len(objective.labels) > 1:
+            text = f"that {source.target}'s labels are those of the example before"
+            yield Variant(("label-shift",), text, objective=CrossEntropy(np.roll(objective.labels, 1), **where))
 
 
 def _spelled(objective: Objective) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from embgrad.backend.registry import backend_for
 from embgrad.comparison.diagnosis.factors import LEAST_DIM
-from embgrad.comparison.diagnosis.objectives import OtherMask, OtherObjective
+from embgrad.comparison.diagnosis.objectives import OtherMask, other_objectives
 from embgrad.comparison.diagnosis.rearrangements import order_padded_on
 from embgrad.comparison.diagnosis.rerun import Source, Variant
 from embgrad.engine.table_gradients import table_gradients
@@ -20,237 +20,180 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.objectives import CrossEntropy, Objective
 
-__all__ = ["REQUESTS", "Hypothesis"]
+__all__ = ["REQUESTS", "head_shares"]
 
 #: The common offsets of position ids and of token ids: RoBERTa begins its positions at 2.
 OFFSETS: Final = (1, 2, -1, -2)
 
 
-class Hypothesis(Protocol):
-    """A source of other ways to run the source's model that may give the target."""
-
-    cause: ClassVar[str]
-
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield the possible variants for this source."""
-        ...
-
-
-class MaskIgnored:
-    """A model that did not receive the mask; the objective may have used it or not."""
-
-    cause: ClassVar[str] = "mask-ignored"
-
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield runs without the mask: in the model alone, and in both the model and the objective."""
-        if source.batch.padded:
-            text = f"that {source.target} ran without the mask"
-            yield Variant(
-                (self.cause,), text, batch=(_without_mask,), objective=OtherMask(source.objective, source.batch.mask)
-            )
-            yield Variant((self.cause,), f"{text}, and counts padding", batch=(_without_mask,))
+def _mask_ignored(source: Source) -> Iterator[Variant]:
+    """Yield runs without the mask: in the model alone, and in both the model and the objective."""
+    if source.batch.padded:
+        text = f"that {source.target} ran without the mask"
+        yield Variant(
+            ("mask-ignored",), text, batch=(_without_mask,), objective=OtherMask(source.objective, source.batch.mask)
+        )
+        yield Variant(("mask-ignored",), f"{text}, and counts padding", batch=(_without_mask,))
 
 
-class PadsCounted:
-    """An objective that counts padding, which the model masks."""
-
-    cause: ClassVar[str] = "pads-counted"
-
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield the objective without a mask."""
-        if source.batch.padded:
-            text = f"that {source.target}'s objective counts padding"
-            yield Variant((self.cause,), text, objective=OtherMask(source.objective, None))
+def _pads_counted(source: Source) -> Iterator[Variant]:
+    """Yield an objective that counts padding, which the model masks."""
+    if source.batch.padded:
+        text = f"that {source.target}'s objective counts padding"
+        yield Variant(("pads-counted",), text, objective=OtherMask(source.objective, None))
 
 
-class TypesIgnored:
-    """A model that did not receive the segment ids."""
-
-    cause: ClassVar[str] = "types-ignored"
-
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield runs with segment ids of zeros, which most models take for none, and without segment ids."""
-        if source.batch.types is not None and source.batch.types.any():
-            text = f"that {source.target} ran without the segment ids"
-            yield Variant((self.cause,), text, batch=(lambda batch: batch.replace(types=np.zeros_like(batch.ids)),))
-            yield Variant((self.cause,), text, batch=(lambda batch: batch.replace(types=None),))
+def _types_ignored(source: Source) -> Iterator[Variant]:
+    """Yield runs with segment ids of zeros, which most models take for none, and without segment ids."""
+    if source.batch.types is not None and source.batch.types.any():
+        text = f"that {source.target} ran without the segment ids"
+        yield Variant(("types-ignored",), text, batch=(lambda batch: batch.replace(types=np.zeros_like(batch.ids)),))
+        yield Variant(("types-ignored",), text, batch=(lambda batch: batch.replace(types=None),))
 
 
-class PaddingSide:
-    """Padding on the other side, in a model whose result depends on the side."""
-
-    cause: ClassVar[str] = "padding-side"
-
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield runs with the padding on the left, and on the right."""
-        if not source.batch.padded:
-            return
-        for side in ("left", "right"):
-            move = partial(_padded_on, side=side)
-            if (move(source.batch).real != source.batch.real).any():
-                text = f"that {source.target} was padded on the {side}"
-                yield Variant((self.cause,), text, (move,), _laid_anew(source, side), moved=True)
+def _padding_side(source: Source) -> Iterator[Variant]:
+    """Yield runs with the padding on the left, and on the right."""
+    if not source.batch.padded:
+        return
+    for side in ("left", "right"):
+        move = partial(_padded_on, side=side)
+        if (move(source.batch).real != source.batch.real).any():
+            text = f"that {source.target} was padded on the {side}"
+            yield Variant(("padding-side",), text, (move,), _with_moved_labels(source, side), moved=True)
 
 
-class OtherBatch:
-    """The target's ids, mask and types, if they differ from the source's."""
+def _other_batch(source: Source) -> Iterator[Variant]:
+    """Yield a run of the source's model on the target's ids, mask and types, if these differ."""
+    case, batch = source.case, source.batch
+    partners = case.alignment.examples()
+    if (partners < 0).any():
+        return
+    ids = case.target.ids[partners]
+    mask, types = (None if array is None else array[partners] for array in (case.target.mask, case.target.types))
+    if not case.has_other_texts:
+        return
+    target_batch = TokenBatch(ids, mask, types, convention=batch.convention)
+    cause = "padding-side" if case.differs_only_in_padding else "other-ids"
+    text = (
+        f"the padding: {source.target} has its texts at other positions"
+        if case.differs_only_in_padding
+        else f"the ids: {source.target} has other ids"
+    )
+    labels = getattr(source.target_objective, "labels", np.zeros(1))
+    objective = source.target_objective if labels.ndim == 2 else None  # labels of positions move with the texts
+    yield Variant((cause,), text, (lambda _: target_batch,), objective, moved=True)
 
-    cause: ClassVar[str] = "other-ids"
 
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield a run of the source's model on the target's batch."""
-        case, batch = source.case, source.batch
-        partners = case.alignment.examples()
-        if (partners < 0).any():
-            return
-        ids = case.target.ids[partners]
-        mask, types = (None if array is None else array[partners] for array in (case.target.mask, case.target.types))
-        if not case.other_texts:
-            return
-        target_batch = TokenBatch(ids, mask, types, convention=batch.convention)
-        cause = "padding-side" if case.only_padding else self.cause
+def _other_ids(source: Source) -> Iterator[Variant]:
+    """Yield ids shifted by one or two, or the ids whose rows the target contains."""
+    if source.case.source.vocab is None:
+        return
+    seen = _looked_up_ids(source)
+    if seen is not None:
+        example, position = (int(i) for i in np.argwhere(seen != source.batch.ids)[0])
         text = (
-            f"the padding: {source.target} has its texts at other positions"
-            if case.only_padding
-            else f"the ids: {source.target} has other ids"
+            f"that {source.target} looked up other rows of the same table, such as {seen[example, position]} for the id "
+            f"{source.batch.ids[example, position]} at example {example}, position {position}"
         )
-        labels = getattr(source.target_objective, "labels", np.zeros(1))
-        objective = source.target_objective if labels.ndim == 2 else None  # labels of positions move with the texts
-        yield Variant((cause,), text, (lambda _: target_batch,), objective, moved=True)
+        yield Variant(("other-ids",), text, batch=(lambda batch: batch.replace(ids=seen),))
+        return
+    for offset in OFFSETS:
+        ids = source.batch.ids + offset
+        if ids.min() >= 0 and ids.max() < source.case.source.vocab:
+            text = f"that {source.target} looked up each id {offset:+d}"
+            yield Variant(("other-ids",), text, batch=(partial(_shifted_ids, offset=offset),))
 
 
-class OtherIds:
-    """Rows of other ids were looked up: all shifted by a number, or those that the target's embeddings show."""
-
-    cause: ClassVar[str] = "other-ids"
-
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield ids shifted by one or two, or the ids whose rows the target contains."""
-        if source.case.source.vocab is None:
-            return
-        seen = self._seen(source)
-        if seen is not None:
-            example, position = (int(i) for i in np.argwhere(seen != source.batch.ids)[0])
-            text = (
-                f"that {source.target} looked up other rows of the same table, such as {seen[example, position]} for the id "
-                f"{source.batch.ids[example, position]} at example {example}, position {position}"
-            )
-            yield Variant((self.cause,), text, batch=(lambda batch: batch.replace(ids=seen),))
-            return
-        for offset in OFFSETS:
-            ids = source.batch.ids + offset
-            if ids.min() >= 0 and ids.max() < source.case.source.vocab:
-                text = f"that {source.target} looked up each id {offset:+d}"
-                yield Variant((self.cause,), text, batch=(partial(_off_by, offset=offset),))
-
-    @staticmethod
-    def _seen(source: Source) -> np.ndarray | None:
-        """Return the ids whose rows in the source's table are the target's embeddings; None if not found, or if no id differs."""
-        case = source.case
-        shown = case.alignment.bring(case.target.activations.astype(np.float64))
-        own = case.source.activations.astype(np.float64)
-        if shown.shape != own.shape or np.allclose(shown[case.matched], own[case.matched], rtol=1e-5, atol=1e-7):
-            return None
-        for table in _tables(source):
-            rows = {row.astype(np.float32).tobytes(): number for number, row in enumerate(table)}
-            ids = np.array([[rows.get(row.astype(np.float32).tobytes(), -1) for row in example] for example in shown])
-            ids = np.where(case.matched, ids, source.batch.ids)
-            if (ids >= 0).all():
-                return ids
+def _looked_up_ids(source: Source) -> np.ndarray | None:
+    """Return the ids whose rows in the source's table are the target's embeddings; None if not found, or if no id differs."""
+    case = source.case
+    shown = case.alignment.arrange(case.target.activations.astype(np.float64))
+    looked_up = case.source.activations.astype(np.float64)
+    if shown.shape != looked_up.shape or np.allclose(
+        shown[case.matched], looked_up[case.matched], rtol=1e-5, atol=1e-7
+    ):
         return None
+    for table in _tables(source):
+        rows = {row.astype(np.float32).tobytes(): number for number, row in enumerate(table)}
+        ids = np.array([[rows.get(row.astype(np.float32).tobytes(), -1) for row in example] for example in shown])
+        ids = np.where(case.matched, ids, source.batch.ids)
+        if (ids >= 0).all():
+            return ids
+    return None
 
 
-class OtherTable:
-    """A table with other rows for the same ids."""
-
-    cause: ClassVar[str] = "different-table"
-
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield a run with the target's embeddings in place of the source's."""
-        case = source.case
-        if case.source.vocab is None or case.target.vocab is None or source.at != case.target.provenance.get("point"):
-            return
-        if (case.alignment.bring(case.target.ids) != case.source.ids)[case.matched].any():
-            return  # the values may differ because the ids do
-        own = case.source.activations.astype(np.float64)
-        shown = case.alignment.bring(case.target.activations.astype(np.float64))
-        if shown.shape != own.shape:
-            return
-        shown[~case.matched] = own[~case.matched]
-        distance = float(np.linalg.norm(shown - own) / (np.linalg.norm(own) or 1.0))
-        if distance > case.tolerance:
-            text = f"the table: {source.target} looks up other values for the same ids (relative L2 {distance:.2g})"
-            yield Variant(
-                (self.cause,), text, changes={"override": {source.at: shown.astype(case.source.values.dtype)}}
-            )
-
-
-class ScaledLookup:
-    """A model that multiplies its looked-up rows by √dim, like the Transformer of Vaswani et al., 2017, and Gemma."""
-
-    cause: ClassVar[str] = "scaled-lookup"
-
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield the lookup's value and its gradient times √dim, and both divided by it."""
-        dim = source.case.values.shape[-1]
-        if source.at != WORD or dim < LEAST_DIM:
-            return
-        ways = (
-            (dim**0.5, f"multiplies its lookup by √{dim}"),
-            (dim**-0.5, f"lacks the factor √{dim} after its lookup"),
+def _other_table(source: Source) -> Iterator[Variant]:
+    """Yield a run with the target's embeddings in place of the source's, for the same ids."""
+    case = source.case
+    if case.source.vocab is None or case.target.vocab is None or source.at != case.target.provenance.get("point"):
+        return
+    if (case.alignment.arrange(case.target.ids) != case.source.ids)[case.matched].any():
+        return  # the values may differ because the ids do
+    looked_up = case.source.activations.astype(np.float64)
+    shown = case.alignment.arrange(case.target.activations.astype(np.float64))
+    if shown.shape != looked_up.shape:
+        return
+    shown[~case.matched] = looked_up[~case.matched]
+    distance = float(np.linalg.norm(shown - looked_up) / (np.linalg.norm(looked_up) or 1.0))
+    if distance > case.tolerance:
+        text = f"the table: {source.target} looks up other values for the same ids (relative L2 {distance:.2g})"
+        yield Variant(
+            ("different-table",), text, changes={"override": {source.at: shown.astype(case.source.values.dtype)}}
         )
-        for factor, what in ways:
-            change = {"override": {WORD: partial(_times, factor=factor)}}
-            yield Variant((self.cause,), f"that {source.target} {what}", changes=change, times=factor)
 
 
-class PositionOffset:
-    """Position ids that begin at another number, like RoBERTa's at 2."""
-
-    cause: ClassVar[str] = "position-ids-offset"
-
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield runs with the rows of the position table moved up and down."""
-        backend = backend_for(source.case.model)
-        seen = backend.points(source.case.model, source.batch, source.case.call)
-        tables = {point.path for point in seen if "position" in point.roles}
-        for weight in weights_of(source.case.model):
-            named = "position" in (weight.canonical or weight.name).lower() or weight.module in tables
-            if not named or len(weight.shape) != 2 or min(weight.shape) < 2:
-                continue
-            for offset in OFFSETS:
-                rolled = np.roll(weight.get(), -offset, axis=0)
-                text = f"that {source.target}'s position ids are offset by {offset:+d}"
-                yield Variant((self.cause,), text, weights={weight.name: rolled})
+def _scaled_lookup(source: Source) -> Iterator[Variant]:
+    """Yield the lookup's value and its gradient times √dim, as in Vaswani et al., 2017, and in Gemma, and both divided by it."""
+    dim = source.case.values.shape[-1]
+    if source.at != WORD or dim < LEAST_DIM:
+        return
+    ways = (
+        (dim**0.5, f"multiplies its lookup by √{dim}"),
+        (dim**-0.5, f"lacks the factor √{dim} after its lookup"),
+    )
+    for factor, what in ways:
+        change = {"override": {WORD: partial(_times, factor=factor)}}
+        yield Variant(("scaled-lookup",), f"that {source.target} {what}", changes=change, times=factor)
 
 
-class OtherPoint:
-    """The gradient at another point: after the embedding block, or at the point that the target records."""
+def _position_offset(source: Source) -> Iterator[Variant]:
+    """Yield runs with the rows of the position table moved up and down: RoBERTa's position ids begin at 2."""
+    backend = backend_for(source.case.model)
+    seen = backend.points(source.case.model, source.batch, source.case.call)
+    tables = {point.path for point in seen if "position" in point.roles}
+    for weight in weights_of(source.case.model):
+        named = "position" in (weight.canonical or weight.name).lower() or weight.module in tables
+        if not named or len(weight.shape) != 2 or min(weight.shape) < 2:
+            continue
+        for offset in OFFSETS:
+            rolled = np.roll(weight.get(), -offset, axis=0)
+            text = f"that {source.target}'s position ids are offset by {offset:+d}"
+            yield Variant(("position-ids-offset",), text, weights={weight.name: rolled})
 
-    cause: ClassVar[str] = "other-point"
 
-    def variants(self, source: Source) -> Iterator[Variant]:
-        """Yield runs at the embedding block's output, and at the target's point."""
-        if source.at != "embeddings":
-            text = f"that {source.target} was taken after the embedding block (with its norm), and not at {source.at!r}"
-            yield Variant(("after-norm",), text, at="embeddings")
-        point = str(case_point) if (case_point := source.case.target.provenance.get("point")) else source.at
-        if point not in (source.at, "embeddings"):
-            yield Variant((self.cause,), f"the point: {source.target} was taken at {point!r}", at=point)
+def _other_point(source: Source) -> Iterator[Variant]:
+    """Yield runs at the embedding block's output, and at the target's point."""
+    if source.at != "embeddings":
+        text = f"that {source.target} was taken after the embedding block (with its norm), and not at {source.at!r}"
+        yield Variant(("after-norm",), text, at="embeddings")
+    point = str(case_point) if (case_point := source.case.target.provenance.get("point")) else source.at
+    if point not in (source.at, "embeddings"):
+        yield Variant(("other-point",), f"the point: {source.target} was taken at {point!r}", at=point)
 
 
-REQUESTS: Final[tuple[Hypothesis, ...]] = (
-    MaskIgnored(),
-    PadsCounted(),
-    TypesIgnored(),
-    PaddingSide(),
-    OtherBatch(),
-    OtherIds(),
-    OtherTable(),
-    ScaledLookup(),
-    PositionOffset(),
-    OtherPoint(),
-    OtherObjective(),
+#: The functions that yield other ways to run the source's model that may give the target, each with its cause.
+REQUESTS: Final[tuple[tuple[str, Callable[[Source], Iterator[Variant]]], ...]] = (
+    ("mask-ignored", _mask_ignored),
+    ("pads-counted", _pads_counted),
+    ("types-ignored", _types_ignored),
+    ("padding-side", _padding_side),
+    ("other-ids", _other_batch),
+    ("other-ids", _other_ids),
+    ("different-table", _other_table),
+    ("scaled-lookup", _scaled_lookup),
+    ("position-ids-offset", _position_offset),
+    ("other-point", _other_point),
+    ("other-objective", other_objectives),
 )
 
 
@@ -279,13 +222,13 @@ def _tables(source: Source) -> Iterator[np.ndarray]:
             yield weight.get()
 
 
-def _laid_anew(source: Source, side: str) -> Objective | None:
+def _with_moved_labels(source: Source, side: str) -> Objective | None:
     """Return the objective with the labels of positions moved with the texts; None if it needs no change."""
-    own = source.objective
-    if not isinstance(own, CrossEntropy) or own.labels.ndim < 2:
+    objective = source.objective
+    if not isinstance(objective, CrossEntropy) or objective.labels.ndim < 2:
         return None
-    labels = np.take_along_axis(own.labels, order_padded_on(source.batch.real, side), axis=1)
-    return CrossEntropy(labels, own.of, output=own.output, position=own.position)
+    labels = np.take_along_axis(objective.labels, order_padded_on(source.batch.real, side), axis=1)
+    return CrossEntropy(labels, objective.of, output=objective.output, position=objective.position)
 
 
 def _times(value: np.ndarray, factor: float) -> np.ndarray:
@@ -296,7 +239,7 @@ def _without_mask(batch: TokenBatch) -> TokenBatch:
     return batch.replace(mask=None)
 
 
-def _off_by(batch: TokenBatch, offset: int) -> TokenBatch:
+def _shifted_ids(batch: TokenBatch, offset: int) -> TokenBatch:
     return batch.replace(ids=batch.ids + offset)
 
 
@@ -304,9 +247,7 @@ def _padded_on(batch: TokenBatch, side: str) -> TokenBatch:
     """Return the same texts with their padding on one side."""
     order = order_padded_on(batch.real, side)
 
-    def moved(array: Any) -> Any:
+    def move(array: Any) -> Any:
         return None if array is None else np.take_along_axis(array, order, axis=1)
 
-    return batch.replace(
-        ids=moved(batch.ids), mask=moved(batch.mask), types=moved(batch.types), words=None, tokens=None
-    )
+    return batch.replace(ids=move(batch.ids), mask=move(batch.mask), types=move(batch.types), words=None, tokens=None)

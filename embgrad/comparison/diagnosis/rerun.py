@@ -14,7 +14,6 @@ import numpy as np
 from embgrad.common.metrics import figures_of
 from embgrad.comparison.align import aligned
 from embgrad.comparison.diagnosis.case import EXACT, Case, objective_of
-from embgrad.engine.gradients import gradients
 from embgrad.engine.weights import substituted
 from embgrad.errors import EmbgradError, EmbgradWarning, ObjectiveError
 from embgrad.forward.points import WORD
@@ -66,7 +65,7 @@ class Variant:
     times: float = 1.0
     number: float = 0.0
 
-    def with_(self, other: Variant) -> Variant | None:
+    def combined_with(self, other: Variant) -> Variant | None:
         """Return both variants together; None if they change the same thing, or have a cause in common."""
         one_of_each = [(getattr(self, name), getattr(other, name)) for name in ("objective", "at")]
         same_names = any(self.changes.get(option, {}).keys() & named.keys() for option, named in other.changes.items())
@@ -96,6 +95,7 @@ class Source:
         case: the direction of the comparison, with all examples.
         examples: the examples that are run.
         objective: the source's objective, of all examples.
+        gradients: the function `embgrad.gradients`.
 
     Attributes:
         examples: the examples that are run.
@@ -110,7 +110,10 @@ class Source:
         failures: by cause the framework's error because of which a variant could not be run.
     """
 
-    def __init__(self, case: Case, examples: slice, objective: Objective) -> None:
+    def __init__(
+        self, case: Case, examples: slice, objective: Objective, gradients: Callable[..., EmbeddingGradients]
+    ) -> None:
+        self._gradients = gradients
         self.examples = examples
         self.case = case.cut(examples)
         self.batch = batch_of_result(self.case.source)
@@ -137,7 +140,7 @@ class Source:
             warnings.simplefilter("ignore", EmbgradWarning)  # they were shown when the results were computed
             if variant.weights:
                 stack.enter_context(substituted(self.case.model, variant.weights))
-            result: EmbeddingGradients = gradients(
+            return self._gradients(
                 self.case.model,
                 functools.reduce(lambda batch, change: change(batch), variant.batch, self.batch),
                 self.objective if variant.objective is None else variant.objective,
@@ -150,7 +153,6 @@ class Source:
                 add=variant.changes.get("add"),
                 edit=variant.changes.get("edit"),
             )
-        return result
 
     def values(self, variant: Variant) -> np.ndarray | None:
         """Return the gradient of a variant, float64, arranged as the source's; None if the model cannot be run in this way."""
@@ -159,7 +161,7 @@ class Source:
             return None
         values = result.values.astype(np.float64) * variant.times
         if variant.moved:
-            values = aligned(self.case.source, result).bring(values)
+            values = aligned(self.case.source, result).arrange(values)
         values = values.reshape(*values.shape[:2], -1)
         return values if values.shape == self.case.values.shape else None  # another point may have another size
 
@@ -174,7 +176,7 @@ class Source:
         return None
 
 
-def source_of(case: Case) -> Source | str:
+def source_of(case: Case, gradients: Callable[..., EmbeddingGradients]) -> Source | str:
     """Return the source's model on some of the examples, or a message why it cannot be run again."""
     name, provenance = case.names[0], case.source.provenance
     described = objective_of(case.source)
@@ -191,7 +193,7 @@ def source_of(case: Case) -> Source | str:
             "model were not tested"
         )
     try:
-        return Source(case, _window(case), objective)
+        return Source(case, _window(case), objective, gradients)
     except EmbgradError as error:  # a file may contain what embgrad does not write
         return f"{name} does not record how it was made, so its model was not run again: {error.message}"
 

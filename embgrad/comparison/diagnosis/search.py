@@ -10,9 +10,9 @@ import numpy as np
 
 from embgrad.common.metrics import figures_of
 from embgrad.comparison.diagnosis.case import EXACT, Case, Match, Measure
-from embgrad.comparison.diagnosis.factors import FACTORS, Factor, fitted_factor, fitted_factors
+from embgrad.comparison.diagnosis.factors import Factor, fitted_factor, fitted_factors
 from embgrad.comparison.diagnosis.findings import Finding
-from embgrad.comparison.diagnosis.rearrangements import STRUCTURES, Prediction
+from embgrad.comparison.diagnosis.rearrangements import STRUCTURES, Prediction, rearrangements
 
 __all__ = [
     "Candidate",
@@ -20,13 +20,12 @@ __all__ = [
     "finding_of",
     "half_precision",
     "is_exact",
-    "known_factors",
     "rearranged",
     "select",
 ]
 
 #: The causes that rearrange a gradient.
-STRUCTURAL: Final = frozenset(hypothesis.cause for hypothesis in STRUCTURES)
+STRUCTURAL: Final = frozenset(STRUCTURES)
 
 HALF: Final = "half-precision"
 
@@ -63,7 +62,7 @@ NEARLY_ONE: Final = 0.01
 #: The factor by which two hypotheses must leave less than one, to become a finding in addition to it.
 BETTER: Final = 3.0
 
-#: The fewest numbers that must be compared, so that a match is not by chance.
+#: The smallest count of numbers that must be compared, so that a match is not by chance.
 LEAST_NUMBERS: Final = 8
 
 #: The most findings that are returned.
@@ -99,14 +98,8 @@ class Candidate:
 def rearranged(case: Case, *, twice: bool = True) -> list[Prediction]:
     """Return the source itself, and its rearrangements: single ones, and pairs of them if requested."""
     plain = Prediction((), "", case.values)
-    once = [prediction for hypothesis in STRUCTURES for prediction in hypothesis.predictions(case, case.values)]
-    again = [
-        Prediction((*first.causes, *second.causes), f"{first.text}, and {second.text}", second.values)
-        for first in (once if twice else ())
-        for hypothesis in STRUCTURES
-        if hypothesis.cause not in first.causes
-        for second in hypothesis.predictions(case, first.values)
-    ]
+    once = list(rearrangements(case, plain))
+    again = [second for first in (once if twice else ()) for second in rearrangements(case, first)]
     return [plain, *once, *again]
 
 
@@ -133,11 +126,6 @@ def candidates(case: Case, predictions: Iterable[Prediction], factors: Sequence[
 
 def _numbers(case: Case, factors: tuple[Factor, ...]) -> np.ndarray:
     return np.asarray(np.prod([np.ones(len(case.values)), *(factor.numbers for factor in factors)], axis=0))
-
-
-def known_factors(case: Case) -> list[Factor]:
-    """Return the known factors by which the source may be multiplied."""
-    return [factor for hypothesis in FACTORS for factor in hypothesis.factors(case)]
 
 
 def is_exact(candidate: Candidate) -> bool:
@@ -296,7 +284,7 @@ def _fits(case: Case, prediction: Prediction, match: Match) -> Iterator[Factor]:
     number, numbers = match.best_numbers()
     if not _is_nearly_the_source(case, prediction.values * number):
         yield fitted_factor(case, number)
-    enough = numbers is not None and len(numbers) > 1 and match.fewest() >= LEAST_NUMBERS
+    enough = numbers is not None and len(numbers) > 1 and match.least_count() >= LEAST_NUMBERS
     if not prediction.causes and numbers is not None and enough and np.abs(numbers - 1).max() > NEARLY_ONE:
         yield fitted_factors(numbers)
 

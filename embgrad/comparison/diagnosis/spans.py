@@ -14,8 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from embgrad.backend.registry import backend_for
-from embgrad.comparison.diagnosis.rerun import AS_IT_WAS, Source, Variant
 from embgrad.forward.points import INPUT, OUTPUT
 
 __all__ = [
@@ -26,7 +24,6 @@ __all__ = [
     "activation_spans",
     "function_between",
     "norm_spans",
-    "recorded",
     "replaced",
     "same_values",
 ]
@@ -81,11 +78,11 @@ class Span:
     function: Function
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """A readable location: the path of the innermost module that computes the function."""
         keys = (self.behind, self.before)
-        own = [key for key in keys if key.partition(":")[2].startswith(OUTPUT if key is self.behind else INPUT)]
-        return max(own or keys, key=lambda key: key.count(".")).partition(":")[0]
+        at_module = [key for key in keys if key.partition(":")[2].startswith(OUTPUT if key is self.behind else INPUT)]
+        return max(at_module or keys, key=lambda key: key.count(".")).partition(":")[0]
 
 
 @dataclass
@@ -128,24 +125,6 @@ def replaced(spans: Iterable[Span], function_of: Callable[[Span], Function]) -> 
         changes["add"] |= {span.before: replacement.keep_argument, span.behind: replacement.difference}
         changes["edit"] |= {span.before: replacement.pulled, span.behind: replacement.keep_gradient}
     return changes
-
-
-def recorded(source: Source) -> dict[str, np.ndarray]:
-    """Return the inputs and outputs of each module, by the points' keys, in the order in which they are reached."""
-    case = source.case
-    seen = backend_for(case.model).points(case.model, source.batch, case.call)
-    keys = [point.key for point in seen if point.side in (INPUT, OUTPUT)]
-    values: dict[str, np.ndarray] = {}
-
-    def keeper(key: str) -> Callable[[np.ndarray], np.ndarray]:
-        def keep(value: np.ndarray) -> np.ndarray:
-            values[key] = np.array(value)
-            return np.zeros_like(value)
-
-        return keep
-
-    source.result(Variant((AS_IT_WAS,), "", changes={"add": {key: keeper(key) for key in keys}}))
-    return values
 
 
 def gelu_erf(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
@@ -301,8 +280,10 @@ class Norm:
 
     def fits(self, argument: np.ndarray, value: np.ndarray, epsilon: float) -> bool:
         """Return whether another epsilon explains these values as well, up to rounding."""
-        own, other = (_fitted(argument, value, candidate, self.centred)[0] for candidate in (self.epsilon, epsilon))
-        return other <= max(FITS_AS_WELL * own, ROUNDING)
+        residual, other_residual = (
+            _fitted(argument, value, candidate, self.centred)[0] for candidate in (self.epsilon, epsilon)
+        )
+        return other_residual <= max(FITS_AS_WELL * residual, ROUNDING)
 
 
 def norm_spans(values: Mapping[str, np.ndarray], epsilons: Sequence[float]) -> list[Norm]:

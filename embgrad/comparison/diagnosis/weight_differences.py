@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.backend.protocol import Weight
 from embgrad.backend.registry import backend_for
 from embgrad.common.tolerance import HALVES
-from embgrad.comparison.bisection.pair import leaf_of, paired_weights
+from embgrad.comparison.weight_pairs import leaf_of, paired_weights
 from embgrad.engine.weights import weights_of
 
 __all__ = ["Difference", "differing_weights", "is_bias", "module_of", "name_of"]
@@ -32,13 +32,13 @@ class Difference:
         value: the other model's value, in the model's layout.
         cause: a key of `embgrad.comparison.diagnosis.findings.CAUSES`.
         text: what the other model has, as the object of "has"; the same for weights that differ together.
-        own: whether the text describes what the model itself has.
+        is_in_model: whether the text describes the model itself, and not the other model.
     """
 
     value: np.ndarray = field(repr=False)
     cause: str
     text: str
-    own: bool = False
+    is_in_model: bool = False
 
 
 def differing_weights(model: object, other: object) -> dict[str, Difference] | None:
@@ -51,23 +51,23 @@ def differing_weights(model: object, other: object) -> dict[str, Difference] | N
     Returns:
         The differences; None if the two models have too few names in common.
     """
-    own, others = weights_of(model), weights_of(other)
+    weights_of_model, others = weights_of(model), weights_of(other)
     same = backend_for(model).name == backend_for(other).name
-    pairs, alone, _ = paired_weights(own, others, same=same)
-    if len(pairs) * 2 < len(own):
+    pairs, alone, _ = paired_weights(weights_of_model, others, same=same)
+    if len(pairs) * 2 < len(weights_of_model):
         return None
-    values = {weight.name: weight.get() for weight in own}
-    theirs = {first.name: _laid_as(first, second, same=same) for first, second in pairs}
+    values = {weight.name: weight.get() for weight in weights_of_model}
+    theirs = {first.name: _arranged_as(first, second, same=same) for first, second in pairs}
     differing = {
         weight.name: theirs[weight.name]
         for weight, _ in pairs
         if theirs[weight.name].shape == values[weight.name].shape
         and not _near(theirs[weight.name], values[weight.name])
     }
-    weights = {weight.name: weight for weight in own}
+    weights = {weight.name: weight for weight in weights_of_model}
     differences = {name: _single_difference(weights[name], values[name], value) for name, value in differing.items()}
     differences |= _rounded(weights, values, differing)
-    differences |= _swapped(own, values, differing)
+    differences |= _swapped(weights_of_model, values, differing)
     return differences | dict(_missing(alone, pairs, values))
 
 
@@ -86,7 +86,7 @@ def module_of(weight: Weight) -> str:
     return weight.canonical.rpartition(".")[0] if weight.canonical else weight.module or weight.name.rpartition(".")[0]
 
 
-def _laid_as(first: Weight, second: Weight, *, same: bool) -> np.ndarray:
+def _arranged_as(first: Weight, second: Weight, *, same: bool) -> np.ndarray:
     value = second.get()
     turned = first.transposed != second.transposed if first.canonical else not same and value.shape != first.shape
     value = value.T if turned else value
@@ -98,7 +98,7 @@ def _single_difference(weight: Weight, value: np.ndarray, theirs: np.ndarray) ->
     name = name_of(weight)
     if not (theirs.any() and value.any()):
         return Difference(
-            theirs, "missing-bias" if is_bias(weight) else DIFFERENT, f"zeros in {name}", own=not value.any()
+            theirs, "missing-bias" if is_bias(weight) else DIFFERENT, f"zeros in {name}", is_in_model=not value.any()
         )
     if value.ndim == 2 and value.shape[0] == value.shape[1] and _near(theirs, value.T):
         return Difference(theirs, "transposed-weight", f"{name} transposed")
@@ -113,29 +113,33 @@ def _rounded(
     weights: Mapping[str, Weight], values: Mapping[str, np.ndarray], differing: Mapping[str, np.ndarray]
 ) -> dict[str, Difference]:
     """Return the weights that are the other model's rounded to half precision."""
-    for dtype, own in itertools.product(HALVES, (False, True)):
-        sides = {name: (theirs, values[name]) if own else (values[name], theirs) for name, theirs in differing.items()}
+    for dtype, is_in_model in itertools.product(HALVES, (False, True)):
+        sides = {
+            name: (theirs, values[name]) if is_in_model else (values[name], theirs)
+            for name, theirs in differing.items()
+        }
         names = [name for name, (exact, coarse) in sides.items() if _near(coarse, _in_half(exact, dtype))]
         if names:
             what = name_of(weights[names[0]]) if len(names) == 1 else f"{len(names)} of its weights"
             return {
-                name: Difference(differing[name], "half-weights", f"{what} rounded to {dtype}", own) for name in names
+                name: Difference(differing[name], "half-weights", f"{what} rounded to {dtype}", is_in_model)
+                for name in names
             }
     return {}
 
 
 def _swapped(
-    own: Sequence[Weight], values: Mapping[str, np.ndarray], differing: Mapping[str, np.ndarray]
+    all_weights: Sequence[Weight], values: Mapping[str, np.ndarray], differing: Mapping[str, np.ndarray]
 ) -> dict[str, Difference]:
     """Return the weights that are swapped: both differ, and each has the other's value."""
-    moved = [weight for weight in own if weight.name in differing]
+    moved = [weight for weight in all_weights if weight.name in differing]
     sizes = {weight.name: (_size(values[weight.name]), _size(differing[weight.name])) for weight in moved}
     partner: dict[str, Weight] = {}
 
     def holds(first: Weight, second: Weight) -> bool:
         """Return whether the first weight now has the other's value; comparing lengths first avoids most of the full passes."""
-        own_size, size = sizes[second.name][0], sizes[first.name][1]
-        return abs(size - own_size) <= 2 * SAME * own_size and _near(differing[first.name], values[second.name])
+        other_size, size = sizes[second.name][0], sizes[first.name][1]
+        return abs(size - other_size) <= 2 * SAME * other_size and _near(differing[first.name], values[second.name])
 
     for first, second in itertools.combinations(moved, 2):
         free = not {first.name, second.name} & partner.keys()
@@ -143,7 +147,7 @@ def _swapped(
             partner |= {first.name: second, second.name: first}
     return {
         weight.name: Difference(
-            differing[weight.name], "swapped-weights", _swap_text(weight, partner, own, values, differing)
+            differing[weight.name], "swapped-weights", _swap_text(weight, partner, all_weights, values, differing)
         )
         for weight in moved
         if weight.name in partner
@@ -153,14 +157,14 @@ def _swapped(
 def _swap_text(
     swapped: Weight,
     partner: Mapping[str, Weight],
-    own: Sequence[Weight],
+    all_weights: Sequence[Weight],
     values: Mapping[str, np.ndarray],
     differing: Mapping[str, np.ndarray],
 ) -> str:
     """Name two modules as swapped if all that differs between them is swapped, otherwise two weights."""
     names = sorted((name_of(swapped), name_of(partner[swapped.name])))
     modules = sorted((module_of(swapped), module_of(partner[swapped.name])))
-    sides = [{leaf_of(weight): weight for weight in own if module_of(weight) == module} for module in modules]
+    sides = [{leaf_of(weight): weight for weight in all_weights if module_of(weight) == module} for module in modules]
     whole = modules[0] != modules[1] and sides[0].keys() == sides[1].keys()
     for leaf in sides[0] if whole else ():
         first, second = sides[0][leaf], sides[1][leaf]

@@ -200,7 +200,7 @@ def test_a_lock_that_is_none(tmp_path: Path, make: Callable[[Path], None]) -> No
     (tmp_path / "s").mkdir()
     make(tmp_path / "s" / ".lock")
     with pytest.raises(
-        embgrad.FileFormatError, match=r"\.lock is no regular file: expected the one that embgrad\.stream makes"
+        embgrad.FileFormatError, match=r"\.lock is not a regular file: expected the one that embgrad\.stream makes"
     ):
         at_once(lambda: streamed(tmp_path / "s").finish())
     assert [path.name for path in tmp_path.iterdir()] == ["s"], "nothing is made where the link leads"

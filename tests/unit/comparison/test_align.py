@@ -1,4 +1,4 @@
-"""Two results are brought together by their ids."""
+"""Two results are arranged together by their ids."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_order_and_padding_never_matter(texts: list[list[int]], random: Any, mor
     shuffled = random.sample(texts, len(texts))
     a, b = gradient(texts), gradient(shuffled, max(map(len, texts)) + more, side)
     alignment = aligned(a, b)
-    assert (alignment.bring(b.ids) == a.ids)[a.mask.astype(bool)].all()
+    assert (alignment.arrange(b.ids) == a.ids)[a.mask.astype(bool)].all()
     back = alignment.reversed(b.ids.shape)
-    assert (back.bring(a.ids) == b.ids)[b.mask.astype(bool)].all()
+    assert (back.arrange(a.ids) == b.ids)[b.mask.astype(bool)].all()
     assert embgrad.compare(a, b).agrees

@@ -39,16 +39,16 @@ ROOMS = (
 ENTRIES = {"__init__", "__main__"}
 
 #: The most files that may import one another in a chain, from a command down to `embgrad.common.text`.
-LONGEST = 29
+LONGEST = 23
 
 
 def modules() -> dict[str, Path]:
     """Return the files of the package by the names of their modules inside of it."""
-    found = {}
+    by_name = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)] = path
-    return found
+        by_name[".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)] = path
+    return by_name
 
 
 def imports() -> dict[str, set[str]]:
@@ -59,16 +59,18 @@ def imports() -> dict[str, set[str]]:
         graph[name] = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                names = [one.name for one in node.names]
+                names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module is not None:
-                names = [f"{node.module}.{one.name}" for one in node.names]
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
             else:
                 continue
             for full in names:
                 parts = full.split(".")[1:] if full.split(".")[0] == "embgrad" else None
                 if parts is not None:
-                    held = [".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in known]
-                    graph[name].add(held[0] if held else "__init__")
+                    prefixes = [
+                        ".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in known
+                    ]
+                    graph[name].add(prefixes[0] if prefixes else "__init__")
         graph[name].discard(name)
     return graph
 
@@ -84,9 +86,7 @@ def room(module: str) -> str:
 
 @pytest.mark.parametrize("name", sorted({room(module) for module in GRAPH} - ENTRIES))
 def test_a_room_imports_only_rooms_to_its_left(name: str) -> None:
-    assert name in RANKS, (
-        f"{name} is no room: find the room of its files, or give it a place in ROOMS and CONTRIBUTING.md"
-    )
+    assert name in RANKS, f"{name} is no room: move its files to a room, or add it to ROOMS and CONTRIBUTING.md"
     whole = name in ("cli", "testing")  # which use the package as its users do
     wrong = [
         f"{module} imports {other}"
@@ -140,8 +140,8 @@ def test_a_pickle_of_the_version_before_is_read() -> None:
     np.testing.assert_array_equal(pickle.loads(before).values, result.values)
 
 
-def test_a_run_of_a_stream_goes_by_the_former_names_of_classes() -> None:
-    """So that a folder that the version before has begun can be finished."""
-    told = read([CrossEntropy, sys.modules["embgrad.inputs.batch"]], digest_of)
-    assert "embgrad.objective.CrossEntropy" in str(told)
-    assert "embgrad.inputs" not in str(told[1])
+def test_the_digest_of_a_stream_uses_the_former_names_of_classes() -> None:
+    """A folder that the version before has begun can then be finished."""
+    description = read([CrossEntropy, sys.modules["embgrad.inputs.batch"]], digest_of)
+    assert "embgrad.objective.CrossEntropy" in str(description)
+    assert "embgrad.inputs" not in str(description[1])

@@ -37,7 +37,7 @@ def worked(
     output: str = "saliency",
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """The rows with the answers of one actor."""
+    """The rows with the columns that one actor adds."""
     length = options.pop("length", None)
     wanted = Wanted(output, options.pop("kind", "norm"), length, options.pop("prefix", ""))
     asked, _ = settings(build, objective, {"batch_size": 4, **options})
@@ -528,10 +528,15 @@ def test_a_name_that_is_taken_is_refused(items: Items) -> None:
         ),
         (embgrad.Scalar(len), {}, embgrad.UnsupportedError, "reduces over the batch"),
         (embgrad.Sum, {}, embgrad.ObjectiveError, "the class Sum"),
-        (embgrad.Sum(), {"at": ["word", "position"]}, embgrad.PointError, "expected the name of one point"),
+        (
+            embgrad.Sum(),
+            {"at": ["word", "position"]},
+            embgrad.PointError,
+            "expected the name of a point.*make one run for each",
+        ),
         (embgrad.Sum(), {"batchsize": 3}, EmbgradError, "no option 'batchsize'.*Did you mean 'batch_size'"),
         (embgrad.Sum(), {"split": True}, EmbgradError, "'split' has no meaning over a dataset"),
-        (embgrad.Sum(), {"tokenizer": 3}, EmbgradError, "expected build to give .model, tokenizer."),
+        (embgrad.Sum(), {"tokenizer": 3}, EmbgradError, "expected build to return .model, tokenizer."),
         (embgrad.Sum(), {"batch_size": 0}, embgrad.BatchError, "batch_size is 0"),
         (embgrad.Sum(), {"workers": 1.5}, embgrad.BatchError, "workers is 1.5"),
         (embgrad.Sum(), {"text": "t", "ids": "i"}, embgrad.BatchError, "text and ids both name columns"),
@@ -540,8 +545,10 @@ def test_a_name_that_is_taken_is_refused(items: Items) -> None:
         (embgrad.Sum(), {"text": 3}, embgrad.BatchError, "text is 3: expected the name of a column"),
         (embgrad.Sum(), {"convention": "hugging"}, embgrad.BatchError, "Did you mean 'huggingface'"),
         (embgrad.Sum(), {"ids": "i", "max_length": 3}, embgrad.BatchError, "max_length cuts texts"),
-        (embgrad.Sum(), {"add": {"word": np.ones((4, 2, 3))}}, embgrad.PointError, "with an example axis"),
-        (embgrad.Sum(), {"add": {"word": [[[0.0]], [[1.0]]]}}, embgrad.PointError, "with an example axis"),
+        (embgrad.Sum(), {"add": {"word": np.ones((4, 2, 3))}}, embgrad.UnsupportedError, "have an example axis"),
+        (embgrad.Sum(), {"add": {"word": [[[0.0]], [[1.0]]]}}, embgrad.UnsupportedError, "have an example axis"),
+        (embgrad.Sum(), {"pads": "drop"}, embgrad.BatchError, "pads is 'drop': expected 'keep' or 'zero'"),
+        (embgrad.Sum(), {"call": 3}, embgrad.BatchError, "call is 3: expected a function"),
         (embgrad.Sum(), {"build": 3}, embgrad.BackendError, "build is 3: expected a function without arguments"),
     ],
 )

@@ -25,7 +25,7 @@ from tests.unit.results.test_io_hostile import at_once, unix
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(
-        embgrad.FileFormatError, match="is no regular file: expected one of Parquet, JSON lines or texts"
+        embgrad.FileFormatError, match="is not a regular file: expected one of Parquet, JSON lines or texts"
     ):
         at_once(lambda: dataset_of(tmp_path / name))
     (tmp_path / "link.jsonl").symlink_to("nowhere")
@@ -63,7 +63,10 @@ def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"ids": [1]}\n{"ids": [1\n', r"^a, line 2 is no JSON \(.*\): '{\"ids\": \[1'; expected an object a line"),
+        (
+            b'{"ids": [1]}\n{"ids": [1\n',
+            r"^a, line 2 is not valid JSON \(.*\): '{\"ids\": \[1'; expected an object a line",
+        ),
         (b'{"ids": [1]}\n\n[1, 2]\n', r"^a, line 3 is \[1, 2\]: expected an object, such as"),
         (b'{"ids": [1]}\n{"ids": "x"}\n', r"^a cannot be read \(.*ids.*array to string.*of one type in each column"),
         (b'[{"ids": [1]}, {"ids": "x"}]', r"^a cannot be read \(.*of one type in each column"),
@@ -74,7 +77,7 @@ def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
         ),
         (b'{"k": ' * 30_000 + b"1" + b"}" * 30_000, "^a nests lists and objects 30000 deep"),
         (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a nests lists and objects 5002 deep"),
-        (b'{"k": [1\n' * 200, "^a, line 1 is no JSON"),
+        (b'{"k": [1\n' * 200, "^a, line 1 is not valid JSON"),
         (b'{"k": 1, "k": 2}', "^a cannot be read .*specified twice"),
         (b'{"k": 1}\n{"k": "caf\xe9"}\n', r"^a, line 2: byte 0xe9 at position 11 is not UTF-8"),
         ('{"k": "é"}'.encode("utf-16"), "^a is UTF-16: expected UTF-8"),
@@ -184,10 +187,13 @@ def test_a_path_with_a_question_mark(tmp_path: Path) -> None:
 def test_what_is_wrong_in_a_file_comes_out_of_ray(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n{"ids": [1\n')
     (tmp_path / "a.txt").write_bytes(b"film\ncaf\xe9 noir\n")
-    for name, message in (("a.jsonl", "line 2 is no JSON"), ("a.txt", "line 2: byte 0xe9 at position 4 is not UTF-8")):
+    for name, message in (
+        ("a.jsonl", "line 2 is not valid JSON"),
+        ("a.txt", "line 2: byte 0xe9 at position 4 is not UTF-8"),
+    ):
         with pytest.raises(embgrad.FileFormatError, match=message) as caught, plain_errors():
             dataset_of(tmp_path / name).take_all()
         assert "Failed to" not in str(caught.value)  # what Ray says of it
-    with pytest.raises(embgrad.FileFormatError, match=r"a\.jsonl, line 2 is no JSON") as caught:
+    with pytest.raises(embgrad.FileFormatError, match=r"a\.jsonl, line 2 is not valid JSON") as caught:
         embgrad.ray.table(tmp_path / "a.jsonl", models.reference, embgrad.Sum(), ids="ids")
     assert "Failed to" not in str(caught.value)

@@ -378,7 +378,7 @@ def test_results_of_other_kinds(results: Any, message: str) -> None:
         (3, "comparisons is of type int: expected a mapping"),
         ({"theirz": None}, r"comparisons names 'theirz': .* \('ours'\): 'theirs'. Did you mean 'theirs'\?"),
         ({"ours": None}, r"comparisons names 'ours': expected some of the results beside the first"),
-        ({"theirs": 3}, r"comparisons\['theirs'\] is of type int: expected what embgrad.compare gives"),
+        ({"theirs": 3}, r"comparisons\['theirs'\] is of type int: expected what embgrad.compare returns"),
         ({"theirs": {"word": 3}}, r"comparisons\['theirs'\] is a mapping with values of type 'int'"),
     ],
 )

@@ -538,7 +538,7 @@ def test_shards_whose_manifest_is_not_there_are_left_alone(tmp_path: Path, name:
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"is no folder: expected what embgrad.stream"):
+    with pytest.raises(FileNotFoundError, match=r"is not a folder: expected what embgrad.stream"):
         embgrad.open_stream(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"holds no manifest\.json"):
         embgrad.open_stream(tmp_path)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.streaming.heap import trim
+from embgrad.streaming.run import trim
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.streams import (
     CLASSES,
@@ -555,11 +555,9 @@ def test_labels_that_do_not_go_with_the_source() -> None:
 
 @pytest.mark.parametrize("made", [embgrad.Sum(), 3])
 def test_makers_that_are_none(made: Any) -> None:
-    with pytest.raises(
-        embgrad.ObjectiveError, match=r"Labelled was given .* expected a function that takes the labels"
-    ):
+    with pytest.raises(embgrad.ObjectiveError, match=r"Labelled received .* expected a function that takes the labels"):
         embgrad.Labelled(made)
-    with pytest.raises(embgrad.ObjectiveError, match=r"PerBatch was given .* expected a function that takes a batch"):
+    with pytest.raises(embgrad.ObjectiveError, match=r"PerBatch received .* expected a function that takes a batch"):
         embgrad.PerBatch(made)
     with pytest.raises(embgrad.ObjectiveError, match=r"the class Labelled: expected an instance"):
         embgrad.stream(model(), texts(2), embgrad.Labelled, tokenizer=tokenizer)
@@ -571,7 +569,7 @@ def test_makers_that_are_none(made: Any) -> None:
 def test_makers_that_make_a_maker() -> None:
     for made in (LABELLED, embgrad.PerBatch(lambda batch: embgrad.Sum())):
         run = embgrad.stream(model(), texts(2), embgrad.PerBatch(lambda batch, made=made: made), tokenizer=tokenizer)
-        message = r"the function made (Labelled|PerBatch).*: expected an objective for one batch"
+        message = r"the function returned (Labelled|PerBatch).*: expected an objective for one batch"
         with pytest.raises(embgrad.ObjectiveError, match=message):
             list(run)
 
