@@ -69,8 +69,8 @@ def test_what_transformers_cannot_build(original: Any, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_act": "geluu"}))
     message = (
-        r"transformers cannot build a BERT of the configuration \(hidden_act='geluu', …\): .*; expected what its BertConfig "
-        "takes"
+        r"transformers cannot build a BERT of the configuration \(hidden_act='geluu', …\): .*\. Use values that its BertConfig "
+        "accepts"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message):
         embgrad.load_bert(tmp_path)

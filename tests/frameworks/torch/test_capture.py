@@ -396,7 +396,7 @@ def test_compiled_models_say_what_to_do() -> None:
     function = net()
     function.head.forward = torch.compile(function.head.forward, backend="eager")
     for one in (torch.compile(model, backend="eager"), inner, own, function):
-        with pytest.raises(embgrad.UnsupportedError, match=r"is compiled by torch.compile.*train the plain"):  # noqa: SIM117
+        with pytest.raises(embgrad.UnsupportedError, match=r"is compiled by torch.compile.*Train the uncompiled"):  # noqa: SIM117
             with embgrad.capture(one):
                 pass
 
@@ -414,7 +414,7 @@ def test_models_of_torchscript_are_refused(whole: bool) -> None:
         scripted, model[1] = model, torch.jit.script(model[1])
     named = "'TopLevelTracedModule'" if whole else "'1'"
     message = (
-        rf"^{named} is a TorchScript module, whose calls cannot be listened to: give the torch\.nn\.Module that it was"
+        rf"^{named} is a TorchScript module, whose calls cannot be captured\. Use the torch\.nn\.Module that it was"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(scripted):
         raise AssertionError("it is not opened")
@@ -425,7 +425,7 @@ def test_replicas_on_several_devices_are_refused() -> None:
     replicated = nn.DataParallel(net())
     replicated.device_ids = [0, 1]
     message = (
-        "the model is replicated on 2 devices by DataParallel, and its replicas run in other threads: expected one device; "
+        "the model is replicated on 2 devices by DataParallel, and its replicas run in other threads. Use one device, or "
         r"capture model\.module"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(replicated):
@@ -449,7 +449,7 @@ def test_reentrant_checkpoints_whose_gradients_cannot_be_told() -> None:
     model = net(Holding, reentrant=True)
     message = (
         r"the points \['layers\.1:output#0'\] lie in a gradient checkpoint with use_reentrant=True, and the model returned no "
-        "tensor whose gradient would tell of the backward pass: expected use_reentrant=False"
+        r"tensor whose hook could report the backward pass\. Set use_reentrant=False"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
         model(BATCHES[0])
@@ -460,8 +460,8 @@ def test_reentrant_checkpoints_whose_gradients_cannot_be_told() -> None:
 
     model = net(reentrant=True).eval()
     message = (
-        r"a gradient checkpoint with use_reentrant=True runs Layer again, and 2 forward passes gave it the same values, so that "
-        "its gradient cannot be told among them: expected use_reentrant=False"
+        r"a gradient checkpoint with use_reentrant=True runs Layer again, and 2 forward passes called it with the same "
+        r"values, so that its gradient cannot be assigned\. Set use_reentrant=False"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
         (model(BATCHES[0]).sum() + model(BATCHES[0]).square().sum()).backward()
@@ -519,7 +519,7 @@ def test_bags_and_views_that_cannot_be_heard() -> None:
             return self.head(self.table(x))
 
     model = net(Bag)
-    with pytest.raises(embgrad.UnsupportedError, match=r"so that there is no gradient at each position"):  # noqa: SIM117
+    with pytest.raises(embgrad.UnsupportedError, match=r"so that your backward pass has no gradient at each position"):  # noqa: SIM117
         with embgrad.capture(model):
             model(BATCHES[0])
     with embgrad.capture(model, at="head") as tap:
@@ -590,7 +590,7 @@ def test_lookups_inside_checkpoints() -> None:
         model(BATCHES[0])
     model.reentrant = True
     with (
-        pytest.raises(embgrad.UnsupportedError, match=r"use_reentrant=True.*expected use_reentrant=False"),
+        pytest.raises(embgrad.UnsupportedError, match=r"use_reentrant=True.*Set use_reentrant=False"),
         embgrad.capture(model),
     ):
         model(BATCHES[0])

@@ -342,7 +342,7 @@ class Layered(nn.Module):
 def test_modules_whose_children_are_called() -> None:
     model = Layered()
     plain = embgrad.gradients(model, IDS, PROJECTION)
-    with pytest.warns(embgrad.EmbgradWarning, match="compile=True: Sequential: the model calls"):
+    with pytest.warns(embgrad.EmbgradWarning, match="compile=True: Sequential: the model calls its children"):
         embgrad.gradients(model, IDS, PROJECTION, compile=True)
     np.testing.assert_allclose(agree(model).values, plain.values, rtol=1e-10)
 
@@ -362,7 +362,7 @@ def test_a_module_that_comes_to_look_up() -> None:
     model = Knowing(function)
     agree(model)
     model.body.factor = 4.0
-    falls_back(model, "Body: it calls embedding, which has to be watched")
+    falls_back(model, "Body: it calls embedding, which has to be recorded")
 
 
 def test_points_inside_a_module_that_ran_compiled() -> None:
@@ -380,7 +380,7 @@ class Taking(Net):
 
 
 def test_what_takes_gradients_itself() -> None:
-    why = "the model or the objective takes gradients by itself"
+    why = "the model or the objective takes gradients itself"
 
     def weighted(out: Any) -> Any:
         (gradient,) = torch.autograd.grad(out["logits"].pow(2).sum(), out["hidden"], create_graph=True)
@@ -432,7 +432,7 @@ def test_a_model_without_modules_to_compile() -> None:
         def forward(self, input_ids: Any) -> Any:
             return functional.embedding(input_ids, self.weight).tanh().mean(1)
 
-    falls_back(Bare(), "lookup|which has to be watched")
+    falls_back(Bare(), "lookup|which has to be recorded")
 
 
 class Doubling(torch.overrides.TorchFunctionMode):  # type: ignore[misc]

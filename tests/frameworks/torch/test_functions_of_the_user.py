@@ -210,7 +210,7 @@ def test_a_capture_of_what_was_compiled_before_is_refused(backend: str) -> None:
     with (
         pytest.raises(
             embgrad.UnsupportedError,
-            match=r"not called while the capture was open, but what torch\.compile has made was",
+            match=r"not called while the capture was open, but code that torch\.compile compiled before was",
         ),
         embgrad.capture(net),
     ):
@@ -245,9 +245,7 @@ def test_a_capture_inside_a_transform_is_refused(transform: str, point: str) -> 
 
     transformed = torch.func.grad(loss_of) if transform == "grad" else torch.vmap(loss_of, (None, 0))
     with (
-        pytest.raises(
-            embgrad.UnsupportedError, match=r"inside torch\.func\.grad, torch\.vmap.*expected loss\.backward"
-        ),
+        pytest.raises(embgrad.UnsupportedError, match=r"inside torch\.func\.grad, torch\.vmap.*\. Use loss\.backward"),
         embgrad.capture(net, at=point),
     ):
         transformed(weights, torch.tensor(IDS)[:, None])

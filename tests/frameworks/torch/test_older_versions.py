@@ -22,7 +22,7 @@ def test_a_segment_is_told_by_what_runs() -> None:
         return x * 2
 
     x = torch.ones(2, requires_grad=True)
-    with checkpoints.segments_watched():
+    with checkpoints.segments_counted():
         for reentrant in (False, True):
             checkpoint(segment, x, use_reentrant=reentrant)
         segment(x)

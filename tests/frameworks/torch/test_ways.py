@@ -195,7 +195,9 @@ def test_exported(expected: np.ndarray) -> None:
     for kind in (Net, Bare):
         model = torch.export.export(net(kind), (tensor(),)).module()
         check(model, expected)
-        with pytest.raises(embgrad.UnsupportedError, match=r"training mode, .* the mode in which it was exported"):
+        with pytest.raises(
+            embgrad.UnsupportedError, match=r"training=True failed, .* the mode in which it was exported"
+        ):
             embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
 
 
@@ -206,7 +208,7 @@ def test_torchscript_cannot_be_seen_and_says_so(kind: str, inside: bool) -> None
     model = net()
     script = torch.jit.trace(model, (tensor(),)) if kind == "trace" else torch.jit.script(model)
     model = nn.Sequential(script) if inside else script
-    message = r"lookups seen: none\. .* is a TorchScript module .*give the torch\.nn\.Module that it was made from"
+    message = r"lookups seen: none\. .* is a TorchScript module .*pass the torch\.nn\.Module that it was made from"
     with pytest.raises(embgrad.PointNotReachedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Logit(1))
 
