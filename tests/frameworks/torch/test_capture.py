@@ -59,9 +59,6 @@ def net(kind: Callable[..., Any] = Net, **options: Any) -> Any:
     return kind(**options).train()
 
 
-Expected = list[dict[str, np.ndarray]]
-
-
 @contextlib.contextmanager
 def by_hand(model: Any) -> Iterator[dict[str, list[Any]]]:
     """What register_hook on the outputs hears, by module, written by hand; nothing of it is used with a capture."""
@@ -270,8 +267,6 @@ def test_steps_are_copies_and_memory_is_bounded() -> None:
             assert len(graphs) == 9  # one of them by the pass that finds the point
             assert not any(graph() is not None for graph in graphs)  # without the collector of cycles
             assert not tap.steps
-            passes = [one for one in gc.get_objects() if type(one).__name__ == "_Passing"]
-            assert not passes
     finally:
         gc.enable()
     model.zero_grad()
@@ -647,15 +642,6 @@ def test_training_models_of_transformers(name: str, reentrant: bool | None) -> N
     assert heard["layer.-1"].steps[0].values.any()
 
 
-def test_wrong_names_are_told_on_entry() -> None:
-    with pytest.raises(embgrad.UnknownPointError, match=r"Did you mean 'layers\.1'"):
-        embgrad.capture(net(), at="layrs.1")
-    model = net()
-    with pytest.raises(embgrad.UnknownPointError, match="has 3 layers"), embgrad.capture(model, at="layer.7"):
-        model(BATCHES[0])
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
 class Wrapper(nn.Module):
     """As a LightningModule: `training_step` calls a child, and `forward` is for who predicts."""
 
@@ -688,21 +674,3 @@ def test_a_wrapper_whose_forward_is_not_called_is_named_with_the_child_that_was(
     with embgrad.capture(wrapper) as tap, torch.no_grad():  # no gradient was computed
         wrapper.training_step(BATCHES[0])
     assert tap.count == 0
-
-
-@pytest.mark.skipif(IS_OLD, reason="this version of PyTorch does not tell of compiled calls")
-def test_a_wrappers_child_is_named_where_something_else_is_compiled() -> None:
-    wrapper = Wrapper()
-    doubled = torch.compile(lambda x: x * 2, backend="eager")
-    doubled(torch.ones(2))
-    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(wrapper):
-        doubled(wrapper.training_step(BATCHES[0])).backward()
-    assert caught.value.message == WRAPPED
-
-
-def test_a_wrapper_that_is_called_is_captured() -> None:
-    wrapper = Wrapper()
-    with embgrad.capture(wrapper) as tap:
-        wrapper.training_step(BATCHES[0]).backward()
-        wrapper(BATCHES[0]).sum().backward()
-    assert tap.count == 1

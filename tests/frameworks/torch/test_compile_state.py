@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import warnings
-import weakref
 from typing import Any
 
 import numpy as np
@@ -17,19 +15,6 @@ import embgrad
 from tests.frameworks.torch.compiling import IDS, LONGER, PROJECTION, Net, agree
 
 pytestmark = pytest.mark.usefixtures("graphs")
-
-
-def test_what_is_wrong_is_said_as_without() -> None:
-    model = Net()
-    agree(model)
-    wrong = np.array(IDS)
-    wrong[1, 2] = 99
-    with pytest.raises(embgrad.BatchError, match="id 99 at example 1, position 2 is outside the table"):
-        embgrad.gradients(model, wrong, PROJECTION, compile=True)
-    with torch.no_grad():
-        model.outer.bias[0] = float("nan")
-    with pytest.raises(embgrad.ObjectiveError, match="finite"):
-        embgrad.gradients(model, IDS, PROJECTION, compile=True)
 
 
 @pytest.mark.parametrize("option", ["override", "add", "edit", "objective"])
@@ -116,17 +101,6 @@ def test_functions_that_call_parts_of_the_model_find_it_as_in_a_pass(option: str
     assert model.head.training
 
 
-def test_the_model_is_not_kept_alive() -> None:
-    model = Net()
-    embgrad.gradients(model, IDS, PROJECTION, compile=True)
-    embgrad.gradients(model, IDS, lambda logits: logits[:, 0], compile=True)
-    reference, weight = weakref.ref(model), weakref.ref(model.body.inner.weight)
-    del model
-    gc.collect()
-    assert reference() is None
-    assert weight() is None
-
-
 def test_what_the_user_has_compiled_stays_compiled() -> None:
     compiled: list[Any] = []
 
@@ -142,26 +116,6 @@ def test_what_the_user_has_compiled_stays_compiled() -> None:
         agree(called, IDS, embgrad.Sum())
         called(torch.tensor(IDS))
     assert len(compiled) == found == 1
-
-
-def test_several_threads() -> None:
-    model, other, failed = Net(), Net(), []
-    plain = {len(batch): embgrad.gradients(model, batch, PROJECTION).values for batch in (IDS, LONGER)}
-
-    def work(own: Any, compile: bool) -> None:
-        try:
-            for batch in (IDS, LONGER) * 2:
-                values = embgrad.gradients(own, batch, PROJECTION, compile=compile).values
-                np.testing.assert_allclose(values, plain[len(batch)], rtol=1e-9)
-        except BaseException as error:
-            failed.append(error)
-
-    workers = [threading.Thread(target=work, args=one) for one in ((model, True), (model, True), (other, False)) * 2]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not failed
 
 
 def test_several_threads_compile_modules_of_their_own() -> None:

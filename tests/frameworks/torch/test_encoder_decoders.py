@@ -15,7 +15,6 @@ from transformers import (
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
-    T5Model,
 )
 
 import embgrad
@@ -107,13 +106,6 @@ def test_as_many_positions_on_both_sides() -> None:
         model, batch, lambda out: out.encoder_last_hidden_state[0, 3, 3] + out.encoder_last_hidden_state[1, 2, 3]
     )
     np.testing.assert_allclose(encoder.values, own, rtol=1e-9, atol=1e-14)
-
-
-def test_hidden_states_of_a_model_without_a_head() -> None:
-    model = t5(T5Model)
-    result = embgrad.gradients(model, BATCH, embgrad.Logit(3, output="sequence", position=-1))
-    own = by_hand(model, BATCH, lambda out: out.last_hidden_state[0, 5, 3] + out.last_hidden_state[1, 2, 3])
-    np.testing.assert_allclose(result.values, own, rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("labels", [LABELS, np.where(LABELS[:, :4] == 13, 3, LABELS[:, :4])])

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embgrad_torch import TorchBackend
 from torch import nn
 
 import embgrad
@@ -24,11 +23,6 @@ class Net(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.head(self.table(x).mean(1))
-
-
-class OneHot(Net):
-    def forward(self, x: Any) -> Any:
-        return self.head((nn.functional.one_hot(x, VOCAB).float() @ self.table.weight).mean(1))
 
 
 class Integers(Net):
@@ -50,33 +44,6 @@ class Numbers(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return torch.embedding(self.rows, x).abs().float().mean(1)
-
-
-def test_an_id_outside_the_table() -> None:
-    ids = IDS.copy()
-    ids[1, 2] = VOCAB
-    with pytest.raises(
-        embgrad.BatchError, match=r"id 20 at example 1, position 2 is outside the table: table 'table' has 20 rows"
-    ):
-        embgrad.gradients(Net(), ids, embgrad.Logit(0))
-
-
-def test_no_lookup_of_these_ids() -> None:
-    with pytest.raises(embgrad.PointNotReachedError, match=r"no lookup whose indices are the batch's ids.*seen: none"):
-        embgrad.gradients(OneHot(), IDS, embgrad.Logit(0))
-
-
-def test_an_objective_that_does_not_depend_on_the_lookup() -> None:
-    for objective in (lambda logits: logits[:, 0].detach(), lambda logits: torch.zeros(2)):
-        with pytest.raises(embgrad.NoGradientError, match=r"does not depend on the point 'word' \(table#0"):
-            embgrad.gradients(Net(), IDS, objective)
-
-
-def test_a_zero_gradient_is_a_result() -> None:
-    model = Net()
-    with torch.no_grad():
-        model.head.weight.zero_()
-    assert not embgrad.gradients(model, IDS, embgrad.Logit(0)).values.any()
 
 
 @pytest.mark.parametrize(
@@ -107,15 +74,6 @@ def test_outputs() -> None:
         embgrad.OutputError, match=r"no output 'logit': there are 'logits', 'labels'.*Did you mean 'logits'"
     ):
         embgrad.gradients(Integers(), IDS, embgrad.Sum(output="logit"))
-
-
-def test_points() -> None:
-    with pytest.raises(
-        embgrad.UnknownPointError, match=r"no point 'tabel': .*or a path, of 'table'.*Did you mean 'table'"
-    ):
-        embgrad.gradients(Net(), IDS, embgrad.Logit(0), at="tabel")
-    with pytest.raises(embgrad.UnknownPointError, match=r"'table' was reached 1 time"):
-        embgrad.gradients(Net(), IDS, embgrad.Logit(0), at="table#1")
 
 
 def test_parts_without_a_call() -> None:
@@ -164,29 +122,12 @@ def test_a_table_of_other_numbers(dtype: Any) -> None:
         embgrad.gradients(Numbers(dtype), IDS, embgrad.Logit(0))
 
 
-def test_a_table_without_values() -> None:
-    model = Net().to("meta")
-    with pytest.raises(
-        embgrad.UnsupportedError, match=r"'table' is on the device 'meta', .* \(to_empty, then load_state_dict\)"
-    ):
-        embgrad.gradients(model, IDS, embgrad.Logit(0))
-
-
 def test_a_model_without_weights_yet() -> None:
     model = Net()
     model.head = nn.LazyLinear(3)
     with pytest.raises(embgrad.UnsupportedError, match=r"LazyLinear creates its weights in its first call"):
         embgrad.gradients(model, IDS, embgrad.Logit(0))
     assert model.head.has_uninitialized_params()
-
-
-def test_whose_models_are_whose() -> None:
-    backend = TorchBackend()
-    assert backend.owns(Net())
-    assert backend.owns(nn.DataParallel(Net()))
-    assert not backend.owns(Net)
-    assert not backend.owns(torch.zeros(1))
-    assert not backend.owns(object())
 
 
 def test_the_module_imports_no_framework() -> None:

@@ -32,27 +32,6 @@ class Net(torch.nn.Module):
         return self.head(rows.mean(1))
 
 
-@pytest.mark.parametrize("option", ["override", "add", "edit"])
-@pytest.mark.parametrize("point", ["word", "layers.1"])
-@pytest.mark.parametrize("same", [True, False], ids=["the same model", "another model"])
-def test_a_call_inside_of_a_function_of_the_users(option: str, point: str, same: bool) -> None:
-    net, other = Net().eval(), Net(1).eval()
-    inner = net if same else other
-    expected = embgrad.gradients(Net(0 if same else 1).eval(), IDS, OBJECTIVE).values
-    found: list[np.ndarray] = []
-
-    def function(values: np.ndarray) -> np.ndarray:
-        found.append(embgrad.gradients(inner, IDS, OBJECTIVE).values)
-        return values
-
-    for _ in range(2):
-        embgrad.gradients(net, IDS, OBJECTIVE, at=point, **{option: {point: function}})
-        np.testing.assert_array_equal(embgrad.gradients(inner, IDS, OBJECTIVE).values, expected)
-    assert found
-    for one in found:
-        np.testing.assert_array_equal(one, expected)
-
-
 def test_a_call_where_functions_are_not_told_of() -> None:
     net = Net().eval()
     with torch._C.DisableTorchFunction():
@@ -167,34 +146,6 @@ def test_the_ledger_of_a_table_that_is_looked_up_by_a_view(name: str, tied: bool
     assert ledger.tied is tied
     assert bool(np.linalg.norm(ledger.head)) is tied
     embgrad.gradients(net, IDS, OBJECTIVE, check=True)
-
-
-def test_a_flag_between_two_calls_that_leads_by_another_lookup() -> None:
-    class Flagged(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.other, self.scale, self.second = (
-                torch.nn.Parameter(torch.randn(30, 8)),
-                torch.nn.Parameter(torch.randn(8)),
-                False,
-            )
-
-        def forward(self, input_ids: Any) -> Any:
-            added = torch.nn.functional.embedding(input_ids, self.other) if self.second else self.scale * 2.0
-            rows = self.embedding(input_ids) + added
-            for layer in self.layers:
-                rows = torch.tanh(layer(rows))
-            return self.head(rows.mean(1))
-
-    net = Flagged().eval()
-    for _ in range(3):
-        assert embgrad.gradients(net, IDS, OBJECTIVE).provenance["path"] == "embedding#0"
-    net.second = True
-    with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 lookups"):
-        embgrad.gradients(net, IDS, OBJECTIVE)
-    assert embgrad.gradients(net, IDS, OBJECTIVE, at="other").shape == (3, 6, 8)
-    net.second = False
-    assert embgrad.gradients(net, IDS, OBJECTIVE).provenance["path"] == "embedding#0"
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -302,58 +302,6 @@ def test_siamese_twins_share_a_table() -> None:
     np.testing.assert_allclose(both["encoder.table#1"].values, second, rtol=1e-6, atol=1e-8)
 
 
-class TwoTables(nn.Module):
-    """Two tables for the ids, as where one of them is frozen."""
-
-    def __init__(self, *, shared: bool) -> None:
-        super().__init__()
-        self.learned, self.fixed = nn.Embedding(VOCAB, 4), nn.Embedding(VOCAB, 4)
-        if shared:
-            self.fixed.weight = self.learned.weight
-        self.fixed.requires_grad_(False)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Any) -> Any:
-        return self.head(self.learned(x).mean(1) + self.fixed(x).tanh().mean(1))
-
-
-def test_two_tables_each_have_their_own_gradient() -> None:
-    torch.manual_seed(0)
-    model = TwoTables(shared=False).double()
-    with pytest.raises(embgrad.AmbiguousPointError, match=r"word#0 = learned#0 .*word#1 = fixed#0"):
-        embgrad.gradients(model, IDS, embgrad.Logit(1))
-    results = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["learned", "fixed"])
-    for name, table in (("learned", model.learned), ("fixed", model.fixed)):
-        expected = finite_differences(lambda: model(tensor())[:, 1].sum(), table.weight)
-        np.testing.assert_allclose(results[name].values, expected, rtol=1e-6, atol=1e-8)
-
-
-def test_a_table_that_two_modules_share_has_two_occurrences() -> None:
-    torch.manual_seed(0)
-    model = TwoTables(shared=True).double()
-    results = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["learned#0", "learned#1"])
-    total = finite_differences(lambda: model(tensor())[:, 1].sum(), model.learned.weight)
-    assert not np.allclose(results["learned#0"].values, results["learned#1"].values)
-    np.testing.assert_allclose(sum(result.values for result in results.values()), total, rtol=1e-6, atol=1e-8)
-
-
-class Tied(Net):
-    """The table is also the head."""
-
-    def forward(self, x: Any) -> Any:
-        return self.inner(self.table(x)).tanh().mean(1) @ self.table.weight.T
-
-
-def test_a_tied_head_is_no_part_of_the_gradient() -> None:
-    torch.manual_seed(0)
-    model = Tied().double()
-    head = model.table.weight.detach().clone()
-    expected = finite_differences(
-        lambda: (model.inner(model.table(tensor())).tanh().mean(1) @ head.T)[:, 1].sum(), model.table.weight
-    )
-    np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Logit(1)).values, expected, rtol=1e-6, atol=1e-8)
-
-
 class Projected(Net):
     """The table is computed from another, smaller one."""
 

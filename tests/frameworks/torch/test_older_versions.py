@@ -7,29 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embgrad_torch import checkpoints
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import embgrad
-
-
-def test_a_segment_is_told_by_what_runs() -> None:
-    told: list[tuple[bool, bool]] = []
-
-    def segment(x: Any) -> Any:
-        told.append((checkpoints.in_segment(), checkpoints.in_reentrant_segment()))
-        return x * 2
-
-    x = torch.ones(2, requires_grad=True)
-    with checkpoints.segments_counted():
-        for reentrant in (False, True):
-            checkpoint(segment, x, use_reentrant=reentrant)
-        segment(x)
-        with torch.no_grad():
-            checkpoint(segment, x, use_reentrant=False)
-    assert told == [(True, False), (False, True), (False, False), (False, False)]
-    assert "apply" not in vars(torch.utils.checkpoint.CheckpointFunction)
 
 
 class Failing(nn.Module):

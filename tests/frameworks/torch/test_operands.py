@@ -103,17 +103,6 @@ def test_no_more_is_kept_than_with_frozen_weights(way: str) -> None:
     assert by_hand > trainable
 
 
-def test_parameters_are_differentiated_where_they_are_asked_for() -> None:
-    model = net(WAYS["linear"])
-    asked = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
-    for name, gradient in zip(
-        ("inner.weight", "other", "head.bias"),
-        torch.autograd.grad(loss(model), (model.inner.weight, model.other, model.head.bias)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(asked[name], gradient.numpy(), rtol=1e-12)
-
-
 class Recomputed(torch.autograd.Function):
     """A segment that is run again in the backward pass, as before there were checkpoints; it takes all gradients at once."""
 
@@ -152,29 +141,6 @@ def test_a_function_that_differentiates_by_weights_in_its_backward_pass(swallowi
         np.testing.assert_allclose(given.values, own, rtol=1e-12, atol=1e-15)
     assert len(calls) <= 2
     np.testing.assert_allclose(own, finite_differences(lambda: loss(model), model.table.weight), atol=1e-8)
-
-
-class Tied(nn.Module):
-    """The head is the table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(VOCAB, 4)
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x: Any) -> Any:
-        return functional.linear(self.inner(self.table(x)).tanh().mean(1), self.table.weight)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_tied_table_gets_all_of_its_gradient(frozen: bool) -> None:
-    torch.manual_seed(0)
-    model = Tied().double()
-    (whole,) = torch.autograd.grad(loss(model), (model.table.weight,))
-    model.table.weight.requires_grad_(not frozen)
-    ledger = embgrad.table_gradients(model, IDS, OBJECTIVE)
-    np.testing.assert_allclose(ledger.total, whole.numpy(), rtol=1e-12)
-    assert model.table.weight.requires_grad is not frozen
 
 
 def _swallowed(model: Any, rows: Any) -> Any:
@@ -320,29 +286,6 @@ def test_two_models_that_share_parameters_in_two_threads() -> None:
         thread.join()
     assert not failures
     assert all(one.requires_grad for one in (*first.parameters(), *second.parameters()))
-
-
-def test_parametrized_weights() -> None:
-    model = net(WAYS["linear"])
-    torch.nn.utils.parametrizations.weight_norm(model.inner)
-    given = embgrad.gradients(model, IDS, OBJECTIVE)
-    np.testing.assert_allclose(
-        given.values, own_gradient(lambda: loss(model), model.table.weight), rtol=1e-12, atol=1e-15
-    )
-
-
-def test_the_users_own_pass_keeps_its_weights() -> None:
-    model = net(WAYS["linear"])
-    with embgrad.capture(model, at="word") as tap:
-        loss(model).backward()
-    captured = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
-    model.zero_grad()
-    loss(model).backward()
-    assert len(tap.steps) == 1
-    assert captured.keys() >= {"inner.weight", "other", "head.weight", "table.weight"}
-    for name, one in model.named_parameters():
-        if one.grad is not None:
-            assert torch.equal(captured[name], one.grad), name
 
 
 def _layers(model: Any) -> list[Any]:

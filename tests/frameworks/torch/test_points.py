@@ -459,22 +459,6 @@ class LowRank(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    model = random_model(Shared).to(dtype)
-    seen: list[np.ndarray] = []
-    result = embgrad.gradients(
-        model, SMALL_IDS, embgrad.Logit(1), at="first#1", edit={"first#1": lambda grad: seen.append(grad) or grad}
-    )
-    assert result.values.dtype == seen[0].dtype == np.float32
-    assert result.provenance["compute_dtype"] == str(dtype).removeprefix("torch.")
-    states = [model.table(tensor())]
-    for _ in range(3):
-        states.append(model.first(states[-1]))
-    expected = torch.autograd.grad(model.head(states[-1].mean(1))[:, 1].sum(), states[2])[0]
-    np.testing.assert_array_equal(result.values, expected.float().numpy())
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_quantised_model() -> None:
     model = random_model(Recurrent).float()
@@ -487,26 +471,6 @@ def test_a_quantised_model() -> None:
     np.testing.assert_allclose(result.values, np.broadcast_to(model.head.weight[1].detach() / 4, (2, 4, 3)), rtol=1e-6)
     with pytest.raises(embgrad.NoGradientError, match="does not depend on the point 'word'"):
         embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1))
-
-
-def test_a_copy_of_the_model_is_another_model() -> None:
-    """A hook that the model's copy has inherited hears of the model's calls alone."""
-    import copy
-    import pickle
-
-    copies: list[Any] = []
-    model = random_model(Shared)
-    model.head.register_forward_hook(lambda *_: copies.append(copy.deepcopy(model)))
-    embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="first#1")
-    assert copies
-    copies[0].head._forward_hooks.clear()
-    again = pickle.loads(pickle.dumps(copies[0]))
-    for one in (copies[0], again):
-        assert torch.equal(one(tensor()), model(tensor()))
-        np.testing.assert_array_equal(
-            embgrad.gradients(one, SMALL_IDS, embgrad.Logit(1), at="first#1").values,
-            embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="first#1").values,
-        )
 
 
 def test_a_call_in_another_thread_is_left_alone() -> None:

@@ -95,20 +95,6 @@ def test_a_sentence_encoder_is_its_inner_transformer_by_hand(
     assert result.provenance["unused"] == []
 
 
-def test_exactly_what_its_own_backward_pass_gives(
-    sentences: SentenceTransformer, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    encoded = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
-    seen: list[torch.Tensor] = []
-    table = inner(sentences).get_input_embeddings()
-    hook = table.register_forward_hook(lambda module, args, out: seen.append(out))
-    value = (sentences(dict(encoded))["sentence_embedding"] * torch.tensor(DIRECTION)).sum()
-    hook.remove()
-    own = torch.autograd.grad(value, seen[0])[0].numpy()
-    result = embgrad.gradients(sentences, encoded, POOLED)
-    np.testing.assert_array_equal(result.values, own)
-
-
 def test_texts_go_through_its_own_tokenizer(sentences: SentenceTransformer, tokenizer: PreTrainedTokenizerFast) -> None:
     """Cut off where it cuts them off itself."""
     sentences.max_seq_length = 6
@@ -120,13 +106,6 @@ def test_texts_go_through_its_own_tokenizer(sentences: SentenceTransformer, toke
     own = embgrad.gradients(sentences, encoded, POOLED)
     np.testing.assert_array_equal(result.values, own.values)
     assert [word.text for word in result.words()[0]][1:3] == ["a", "gripping"]
-
-
-def test_what_it_makes_of_texts_itself_is_a_batch(sentences: SentenceTransformer) -> None:
-    features = sentences.tokenize(TEXTS)
-    result = embgrad.gradients(sentences, features, POOLED)
-    own = embgrad.gradients(sentences, TEXTS, POOLED)
-    np.testing.assert_array_equal(result.values, own.values)
 
 
 def test_outputs_by_their_roles(sentences: SentenceTransformer) -> None:

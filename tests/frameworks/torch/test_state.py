@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,124 +50,6 @@ def disturbed() -> Net:
     model.head.register_forward_hook(lambda *_: None)
     model.head.weight.register_hook(lambda grad: None)
     return model
-
-
-def snapshot(model: nn.Module) -> dict[str, Any]:
-    tensors = {}
-    for name, value in [*model.named_parameters(), *model.named_buffers()]:
-        grad = None if value.grad is None else (id(value.grad), value.grad.numpy().tobytes())
-        tensors[name] = (id(value), value.detach().numpy().tobytes(), value.requires_grad, grad)
-    versions = {name: parameter._version for name, parameter in model.named_parameters()}
-    modules = {
-        name: (
-            module.training,
-            sorted(vars(module)),
-            [list(v) for k, v in vars(module).items() if k.endswith("_hooks")],
-        )
-        for name, module in model.named_modules()
-    }
-    process = (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_rng_state().numpy().tobytes(),
-        len(torch.overrides._get_current_function_mode_stack()),
-        torch.get_num_threads(),
-        torch.get_default_dtype(),
-        torch._dynamo.eval_frame._stance.stance,
-        torch.backends.cudnn.enabled,
-    )
-    return {"tensors": tensors, "versions": versions, "modules": modules, "process": process}
-
-
-def succeed(model: Net) -> None:
-    embgrad.gradients(model, IDS, embgrad.Logit(1))
-
-
-def break_down_with(error: BaseException) -> Callable[[Net], None]:
-    def run(model: Net) -> None:
-        model.break_down = error
-        try:
-            with pytest.raises(type(error)):
-                embgrad.gradients(model, IDS, embgrad.Logit(1))
-        finally:
-            model.break_down = None
-
-    return run
-
-
-def objective_raises(error: BaseException) -> Callable[[Net], None]:
-    def objective(logits: Any) -> Any:
-        raise error
-
-    def run(model: Net) -> None:
-        with pytest.raises(type(error)):
-            embgrad.gradients(model, IDS, objective)
-
-    return run
-
-
-def backward_raises(model: Net) -> None:
-    class Broken(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
-            raise RuntimeError("the backward pass broke")
-
-    with pytest.raises(RuntimeError, match="the backward pass broke"):
-        embgrad.gradients(model, IDS, lambda logits: Broken.apply(logits)[:, 0])
-
-
-def expect(error: type[Exception], objective: Any, batch: Any = IDS, **options: Any) -> Callable[[Net], None]:
-    def run(model: Net) -> None:
-        with pytest.raises(error):
-            embgrad.gradients(model, batch, objective, **options)
-
-    return run
-
-
-WAYS: dict[str, Callable[[Net], None]] = {
-    "success": succeed,
-    "a list of points": lambda model: embgrad.points(model, IDS) and None,
-    "split": lambda model: embgrad.gradients(model, IDS, embgrad.Logit(1), split=True) and None,
-    "the model raises": break_down_with(RuntimeError("broke")),
-    "the model is interrupted": break_down_with(KeyboardInterrupt()),
-    "the objective raises": objective_raises(ValueError("broke")),
-    "the objective is interrupted": objective_raises(KeyboardInterrupt()),
-    "the backward pass raises": backward_raises,
-    "the objective is of the wrong shape": expect(embgrad.ObjectiveError, lambda logits: logits),
-    "an unknown output": expect(embgrad.OutputError, embgrad.Sum(output="nothing")),
-    "an unknown point": expect(embgrad.UnknownPointError, embgrad.Logit(1), at="nothing"),
-    "no gradient": expect(embgrad.NoGradientError, lambda logits: logits[:, 0].detach()),
-    "an id outside the table": expect(embgrad.BatchError, embgrad.Logit(1), np.array([[3, VOCAB]])),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_evaluation_mode_leaves_no_trace(way: str) -> None:
-    model = disturbed()
-    before = snapshot(model)
-    WAYS[way](model)
-    assert snapshot(model) == before
-
-
-@pytest.mark.parametrize("way", ["success", "the model raises"])
-def test_training_mode_leaves_no_trace_but_random_numbers(way: str) -> None:
-    model = disturbed()
-    before = snapshot(model)
-    model.break_down = RuntimeError("broke") if way == "the model raises" else None
-    random = torch.get_rng_state()
-    if model.break_down is None:
-        embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
-    else:
-        with pytest.raises(RuntimeError, match="broke"):
-            embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
-    model.break_down = None
-    assert not torch.equal(torch.get_rng_state(), random)
-    torch.set_rng_state(random)
-    assert snapshot(model) == before
 
 
 def test_training_mode_is_training_mode() -> None:
@@ -239,17 +119,6 @@ def without_max_norm(model: Net) -> Any:
     return model(tensor())
 
 
-def test_a_forward_pass_of_the_users_can_still_be_differentiated() -> None:
-    """Nothing that an open graph holds was written to."""
-    model = disturbed()
-    model.table.max_norm = None
-    model.eval()
-    loss = model(tensor())[:, 1].sum()
-    model.table.max_norm = 1.5
-    embgrad.gradients(model, IDS, embgrad.Logit(1))
-    loss.backward()
-
-
 class Stateful(nn.Module):
     """Buffers that are written to, replaced, and hung on the graph, in evaluation mode too."""
 
@@ -310,28 +179,6 @@ def test_a_buffer_too_large_to_be_kept_is_told_of() -> None:
     assert torch.equal(model.large, before)
 
 
-def test_random_numbers_drawn_in_evaluation_mode_are_not_missed() -> None:
-    class Noisy(Stateful):
-        def forward(self, x: Any) -> Any:
-            return self.head(self.table(x).mean(1) + torch.randn(4))
-
-    model = Noisy()
-    before = torch.get_rng_state()
-    embgrad.gradients(model, IDS, embgrad.Logit(1))
-    assert torch.equal(torch.get_rng_state(), before)
-    drawn = [embgrad.gradients(model, IDS, lambda logits: logits @ torch.randn(3)).values for _ in range(2)]
-    assert not np.array_equal(*drawn)  # what the user's own objective draws is drawn
-
-
-def test_results_share_no_memory_with_the_model() -> None:
-    model = disturbed()
-    before = snapshot(model)
-    result = embgrad.gradients(model, IDS, lambda logits: logits[:, 0])
-    for array in (result.values, result.activations, result.objective):
-        array[...] = 7
-    assert snapshot(model) == before
-
-
 def test_an_objective_may_write_to_the_outputs_that_it_is_given() -> None:
     class Saved(Net):
         def forward(self, x: Any) -> Any:
@@ -350,50 +197,6 @@ def test_an_objective_may_write_to_the_outputs_that_it_is_given() -> None:
         return run.points["word"].gradients[0]
 
     np.testing.assert_array_equal(gradient(write=True), gradient(write=False))
-
-
-def test_two_threads_on_one_model() -> None:
-    """One in evaluation mode, one in training mode: each gets its own, and the mode stays."""
-    model = disturbed()
-    model.table.max_norm = None
-    expected = embgrad.gradients(model, IDS, embgrad.Logit(1)).values
-    failures: list[Any] = []
-
-    def work(training: bool) -> None:
-        for _ in range(15):
-            got = embgrad.gradients(model, IDS, embgrad.Logit(1), training=training).values
-            if np.array_equal(got, expected) is training:
-                failures.append((training, got))
-
-    before = snapshot(model)["modules"]
-    threads = [threading.Thread(target=work, args=(number % 2 == 1,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert snapshot(model)["modules"] == before
-
-
-def test_two_threads_on_models_that_share_a_module() -> None:
-    model = disturbed()
-    model.table.max_norm = None
-    wrapped = nn.Sequential(model)
-    expected = embgrad.gradients(model, IDS, embgrad.Logit(1)).values
-    failures: list[Any] = []
-
-    def work(one: nn.Module, training: bool) -> None:
-        for _ in range(15):
-            got = embgrad.gradients(one, IDS, embgrad.Logit(1), training=training).values
-            if np.array_equal(got, expected) is training:
-                failures.append((training, got))
-
-    threads = [threading.Thread(target=work, args=args) for args in ((model, False), (wrapped, True))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
 
 
 class Small(nn.Module):
@@ -444,38 +247,6 @@ def test_what_a_model_keeps_from_call_to_call_is_what_it_was() -> None:
     assert model.scale.data_ptr() == memory
     assert (model.scale == 1).all()
     assert model.frozen.requires_grad
-
-
-class Noisy(nn.Module):
-    """Noise in training, by a mode that is kept where others hold it, too."""
-
-    def __init__(self, mode: dict[str, bool]) -> None:
-        object.__setattr__(self, "mode", lambda: mode)
-        super().__init__()
-
-    @property
-    def training(self) -> bool:
-        """The mode."""
-        return self.mode()["training"]
-
-    @training.setter
-    def training(self, flag: bool) -> None:
-        self.mode()["training"] = flag
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows * torch.rand(rows.shape) if self.training else rows / 2
-
-
-def test_a_mode_that_is_kept_elsewhere_is_put_back_as_it_is_found() -> None:
-    mode = {"training": False}
-    model = nn.Sequential(Small().embedding, Noisy(mode), nn.Tanh())
-    model.train(False)
-    first = embgrad.gradients(model, IDS, embgrad.Sum()).values
-    for flag in (True, False, True, True):
-        mode["training"] = flag
-        np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, first)
-        assert mode["training"] is flag
-        assert not model.training
 
 
 class Merged(Small):
@@ -535,17 +306,6 @@ def test_frozen_modules_that_are_in_no_mode(training: bool) -> None:
     np.testing.assert_allclose(found.values, expected.values, rtol=1e-5)
     assert model.training is training
     assert not hasattr(model.head, "training")
-
-
-def test_an_objective_that_goes_backward_itself_leaves_no_grad() -> None:
-    model = Small()
-
-    def objective(outputs: torch.Tensor) -> torch.Tensor:
-        outputs.sum().backward(retain_graph=True)
-        return outputs.sum(1)
-
-    embgrad.gradients(model, IDS, objective)
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 class Recomputing(torch.autograd.Function):
