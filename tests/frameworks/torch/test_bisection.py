@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import BertConfig, BertForSequenceClassification, BertModel, GPT2Config, GPT2LMHeadModel
 
 import embgrad
 
@@ -211,32 +205,6 @@ def test_faults_of_the_backward_pass_alone(model: Any, fault: Fault, module: str
     assert (found.module, found.piece) == (f"encoder.layer.2.{module}", piece)
 
 
-class Dropping(nn.Module):
-    def forward(self, x: Any) -> Any:
-        return nn.functional.dropout(x, 0.1, training=True)
-
-
-@pytest.mark.parametrize("examples", [3, 1])
-def test_dropout_that_is_left_on(model: Any, examples: int) -> None:
-    other = copy.deepcopy(model)
-    other.encoder.layer[2].output.dropout = Dropping()
-    found = embgrad.bisect(model, other, BATCH[:examples], POOLED)
-    assert dict(found.random) == {"b": "layer.2"}
-    assert found.module == "encoder.layer.2.output.dropout"
-
-
-def test_positions_that_begin_elsewhere(model: Any) -> None:
-    found = embgrad.bisect(
-        model,
-        model,
-        BATCH,
-        POOLED,
-        call_b=lambda b, inputs: b(**inputs, position_ids=torch.arange(2, 8)[None]),
-    )
-    assert (found.first, found.module) == ("position", "embeddings.position_embeddings")
-    assert "A looks up the rows 0 1 2 3 4 5 …, b 2 3 4 5 6 7 …" in found.text
-
-
 def test_a_bert_inside_another_model() -> None:
     a = bert(BertForSequenceClassification)
     b = faulty(a, lambda b: b.bert.encoder.layer[1].intermediate.dense.bias.add_(0.01))
@@ -354,21 +322,6 @@ def test_half_precision_is_said(model: Any) -> None:
     found = embgrad.bisect(model, copy.deepcopy(model).bfloat16(), BATCH, POOLED)
     assert found.first == "word"
     assert found.text.endswith("A computes in float32, b in bfloat16.")
-
-
-def test_feed_forwards_of_other_widths(model: Any) -> None:
-    """Not the module behind, whose input is of another width, too."""
-    config = copy.deepcopy(model.config)
-    config.intermediate_size = 64
-    other = BertModel(config).eval()
-    own = other.state_dict()
-    other.load_state_dict({**own, **{k: v for k, v in model.state_dict().items() if own[k].shape == v.shape}})
-    found = embgrad.bisect(model, other, BATCH, POOLED)
-    assert (found.first, found.module, found.piece) == (
-        "layer.0",
-        "encoder.layer.0.intermediate.dense",
-        "feed-forward in",
-    )
 
 
 def test_layers_that_one_of_them_has_on_top(model: Any) -> None:

@@ -76,27 +76,3 @@ def test_a_hook_that_changes_a_tables_gradient_is_still_refused() -> None:
     model.table.weight.register_hook(lambda g: 1.5 * g)
     with pytest.raises(embgrad.CertificationError, match=r"the framework's own gradient of the table differ by 0\.33"):
         embgrad.gradients(model, IDS, OBJECTIVE, check=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_model_with_kinks(dtype: torch.dtype) -> None:
-    def made(turn: Callable[[Any], Any], seed: int) -> Any:
-        model = Net(turn).to(dtype).eval()
-        model.kinked = True
-        torch.manual_seed(seed)
-        for one in model.parameters():
-            torch.nn.init.normal_(one, std=0.5)
-        return model
-
-    for seed in range(8):
-        assert embgrad.gradients(made(lambda g: g, seed), IDS, OBJECTIVE, check=True).certificate is not None
-        for turn in (lambda g: 1.5 * g, lambda g: g.flip(0), lambda g: 0 * g):
-            with pytest.raises(embgrad.CertificationError, match="is wrong"):
-                embgrad.gradients(made(turn, seed), IDS, OBJECTIVE, check=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_wrong_gradients_in_half_precision_do_not_pass(dtype: torch.dtype) -> None:
-    for turn in (lambda g: 2 * g, lambda g: -g):
-        with pytest.raises(embgrad.CertificationError):
-            embgrad.gradients(Net(turn).to(dtype).eval(), IDS, OBJECTIVE, check=True)

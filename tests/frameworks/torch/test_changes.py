@@ -322,22 +322,3 @@ def test_what_the_users_objective_differentiates_is_not_edited() -> None:
     result = embgrad.gradients(model, IDS, objective, at="word", edit={"layer.1": edit})
     assert len(edited) == 1
     np.testing.assert_allclose(result.values, by_hand(model)["word"], rtol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, OSError])
-@pytest.mark.parametrize("reentrant", [None, False, True])
-@pytest.mark.parametrize("option", ["override", "add", "edit"])
-def test_an_exception_of_the_users_goes_through(option: str, reentrant: bool | None, kind: type[BaseException]) -> None:
-    error = kind("broke")
-    model = net(reentrant=reentrant)
-
-    def broken(value: np.ndarray) -> np.ndarray:
-        raise error
-
-    for point in ("word", "layer.1", "layers.1:input"):
-        with pytest.raises(type(error)) as caught:
-            embgrad.gradients(model, IDS, embgrad.Logit(1), **{option: {point: broken}})
-        assert caught.value is error
-        assert all(p.grad is None and p.requires_grad for p in model.parameters())
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-        assert not torch.overrides._get_current_function_mode_stack()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -141,40 +143,13 @@ class Constants(Body):
         return self.aside[0](self.norm(self.inner(rows).tanh()) * self.scale * self.factor * self.held["by"][0])
 
 
-def _parameter(model: Any) -> None:
-    model.body.inner.weight = nn.Parameter(model.body.inner.weight.detach() * 2)
+def _weight(model: Any) -> torch.Tensor:
+    weight: torch.Tensor = model.body.inner.weight.detach()
+    return weight
 
 
-def _transposed(model: Any) -> None:
-    model.body.inner.weight.data = model.body.inner.weight.data.t()
-
-
-def _no_bias(model: Any) -> None:
-    model.body.inner.bias = None
-
-
-def _submodule(model: Any) -> None:
-    model.body.inner = nn.Linear(6, 6).double()
-
-
-def _tied(model: Any) -> None:
-    model.body.aside[0].weight = model.body.inner.weight
-
-
-def _one_in_two_places(model: Any) -> None:
-    model.body.inner.weight = model.body.aside[0].weight = nn.Parameter(model.body.inner.weight.detach() * 3)
-
-
-def _own_forward(model: Any) -> None:
-    model.body.inner.forward = lambda rows: rows * 2
-
-
-def _forward_hook(model: Any) -> None:
-    model.body.inner.register_forward_hook(lambda module, given, returned: returned * 2)
-
-
-def _backward_hook(model: Any) -> None:
-    model.body.inner.register_full_backward_hook(lambda module, given, returned: (given[0] * 2,))
+def _in_two_places(model: Any) -> None:
+    model.body.inner.weight = model.body.aside[0].weight = nn.Parameter(_weight(model) * 3)
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
@@ -184,17 +159,17 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a tensor": lambda model: setattr(model.body, "scale", _ramp(2, 1)),
     "a tensor in place": lambda model: model.body.scale.mul_(2),
     "a weight in place": lambda model: model.body.inner.weight.data.mul_(2),
-    "a weight": _parameter,
-    "a weight's layout": _transposed,
-    "a weight that is gone": _no_bias,
-    "a module": _submodule,
+    "a weight": lambda model: setattr(model.body.inner, "weight", nn.Parameter(_weight(model) * 2)),
+    "a weight's layout": lambda model: setattr(model.body.inner.weight, "data", _weight(model).t()),
+    "a weight removed": lambda model: setattr(model.body.inner, "bias", None),
+    "a module": lambda model: setattr(model.body, "inner", nn.Linear(6, 6).double()),
     "a module that is registered nowhere": lambda model: model.body.aside.__setitem__(0, nn.Linear(6, 6).double()),
-    "a weight that is tied": _tied,
-    "a weight in two places": _one_in_two_places,
-    "a forward of an object's": _own_forward,
-    "a hook": _forward_hook,
-    "a hook on gradients": _backward_hook,
-}
+    "a tied weight": lambda model: setattr(model.body.aside[0], "weight", model.body.inner.weight),
+    "a weight in two places": _in_two_places,
+    "a forward of an object": lambda model: setattr(model.body.inner, "forward", lambda rows: rows * 2),
+    "a hook": lambda model: model.body.inner.register_forward_hook(lambda module, args, output: output * 2),
+    "a hook on gradients": lambda model: model.body.inner.register_full_backward_hook(lambda _, grads, __: (grads[0] * 2,)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -290,14 +265,6 @@ def test_a_module_that_comes_to_look_up() -> None:
     falls_back(model, "Body: it calls embedding, which has to be recorded")
 
 
-def test_points_inside_a_module_that_ran_compiled() -> None:
-    model = Net()
-    agree(model)
-    agree(model, at=["word", "body.inner", "body"])
-    agree(model, at="body.norm")
-    agree(model)
-
-
 class Taking(Net):
     def forward(self, input_ids: Any) -> Any:
         hidden = self.body(self.table(input_ids))
@@ -384,3 +351,72 @@ def test_modes_of_the_users() -> None:
             agree(model)
     with torch.device("cpu"):
         agree(model)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("option", ["objective", "override", "add", "edit"])
+def test_functions_that_call_parts_of_the_model_find_it_as_in_a_pass(option: str, training: bool) -> None:
+    """In evaluation mode, unless another is asked for; and what they write to its buffers is not there afterwards."""
+    model = Net()
+    model.head = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 6)).double()
+
+    def part(value: Any) -> np.ndarray:
+        rows = torch.from_numpy(value).reshape(-1, value.shape[-1])
+        found: np.ndarray = model.head(rows).detach().reshape(value.shape).numpy()
+        return found
+
+    changes = {option: {"word": part}} if option in ("override", "add", "edit") else {}
+    objective = PROJECTION if changes else lambda out: model.head(out.repeat(1, 6)[:, :6])[:, 1]
+    asked: dict[str, Any] = {"training": training, **changes}
+    model.eval()
+    embgrad.gradients(model, IDS, objective, compile=True, **asked)
+    model.train()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    plain, compiled = (embgrad.gradients(model, IDS, objective, compile=one, **asked) for one in (False, True))
+    assert compiled.provenance["compiled"]
+    np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(compiled.objective, plain.objective, rtol=1e-10)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert model.training
+    assert model.head.training
+
+
+def test_what_the_user_has_compiled_stays_compiled() -> None:
+    compiled: list[Any] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        compiled.append(module)
+        return module.forward
+
+    model = nn.Sequential(nn.Embedding(12, 4), nn.Linear(4, 3)).double()
+    called = torch.compile(model, backend=backend, dynamic=False)
+    with torch.no_grad():
+        called(torch.tensor(IDS))
+        found = len(compiled)
+        agree(called, IDS, embgrad.Sum())
+        called(torch.tensor(IDS))
+    assert len(compiled) == found == 1
+
+
+def test_several_threads_compile_modules_of_their_own() -> None:
+    failed: list[Any] = []
+    shared = Net()
+
+    def work(number: int) -> None:
+        try:
+            own = Net()
+            for batch in (IDS, LONGER):
+                agree(own, batch)
+                agree(shared, batch, at=("word", "body.inner")[number % 2])
+        except BaseException as error:
+            failed.append(error)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", embgrad.EmbgradWarning)
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert not failed

@@ -62,20 +62,10 @@ class Convolving(nn.Module):
         return self.head(self.convolved(self.table(input_ids).transpose(1, 2)))
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.inner = nn.Embedding(40, 8), nn.LSTM(8, 8, batch_first=True)
-        self.head = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
-
-    def forward(self, input_ids: Any) -> Any:
-        return self.head(self.inner(self.table(input_ids))[0].mean(1))
-
-
 def batch_for(build: Any, examples: int, positions: int) -> dict[str, Any]:
     random = np.random.default_rng(examples * 100 + positions)
     ids = random.integers(3, 40, (examples, positions))
-    if build in (Convolving, Recurrent):
+    if build is Convolving:
         return {"input_ids": ids}
     mask = np.ones_like(ids)
     if positions > 2:
@@ -135,10 +125,6 @@ def test_code_that_the_user_compiled_for_one_pullback_is_not_taken() -> None:
     own = torch.compile(model.convolved, fullgraph=True, dynamic=True)
     own(model.table(ids).transpose(1, 2)).sum().backward()
     agree(model, ids.numpy(), embgrad.Logit(1), split=True)
-
-
-def test_recurrent_layers_run_as_they_are() -> None:
-    agree(built(Recurrent), batch_for(Recurrent, 3, 7), embgrad.Logit(1))
 
 
 @pytest.mark.slow

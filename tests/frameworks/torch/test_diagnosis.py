@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -231,27 +230,3 @@ def test_the_scale_of_attention(factor: float) -> None:
         comparison = embgrad.compare(a, b, models=given)
         assert causes(comparison) == [("attention-scale",)]
         assert f"attention's scores are {spelled} times as large in b" in comparison.findings[0].text
-
-
-@pytest.mark.parametrize("at", [2, 6, 15, 25])
-def test_an_interrupt_leaves_the_weights(at: int) -> None:
-    runs = -100
-
-    class Interrupted(Block):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            nonlocal runs
-            runs += 1
-            if runs == at:
-                raise KeyboardInterrupt
-            return super().forward(*args, **kwargs)
-
-    torch.manual_seed(0)
-    model = Interrupted().eval()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    a = embgrad.gradients(model, BATCH, LABELS)
-    b = replace(a, values=RANDOM.normal(size=a.shape).astype(np.float32))
-    runs = 0
-    with pytest.raises(KeyboardInterrupt):
-        embgrad.compare(a, b, models=(model, None))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

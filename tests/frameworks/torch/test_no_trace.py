@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import nn
 
 import embgrad
@@ -72,25 +71,6 @@ def everything() -> nn.Module:
     return in_use(Net().double())
 
 
-def bert() -> nn.Module:
-    """Hugging Face's, interrupted by a hook of the user's."""
-    config = transformers.BertConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=16,
-        num_labels=3,
-    )
-    model = transformers.BertForSequenceClassification(config)
-
-    def telling(module: Any, given: Any) -> Any:
-        return (Telling.apply(given[0]), *given[1:])
-
-    model.bert.encoder.layer[1].register_forward_pre_hook(telling)
-    return in_use(model)
-
-
 def nothing(*_: Any) -> None:
     """A hook that does nothing."""
 
@@ -136,11 +116,6 @@ def trial(model: nn.Module, around: Callable[[], Any] = nullcontext) -> Trial:
 @pytest.mark.parametrize("name", CALLS)
 def test_no_trace_of_a_call(name: str) -> None:
     assert everything_left(trial(everything()), name) == []
-
-
-@pytest.mark.parametrize("name", ["gradients at points, with changes", "capture"])
-def test_no_trace_in_a_bert_of_hugging_faces(name: str) -> None:
-    assert everything_left(trial(bert()), name) == []
 
 
 def everything_left(tried: Trial, name: str) -> list[str]:

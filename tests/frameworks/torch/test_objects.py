@@ -8,35 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
 import embgrad
 from tests.frameworks.torch.checks import IDS, own_gradient
 
 TEXTS = ["a gripping film", "the plot is thin but gripping"]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
-
-
-@pytest.fixture
-def tokenizer() -> PreTrainedTokenizerFast:
-    built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    built.train_from_iterator(
-        TEXTS, trainers.WordPieceTrainer(vocab_size=40, special_tokens=SPECIAL, show_progress=False)
-    )
-    built.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=built, **names)
 
 
 @pytest.fixture
 def bert() -> Any:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    return BertForSequenceClassification(BertConfig(vocab_size=40, **sizes)).eval()
+    return BertForSequenceClassification(BertConfig(vocab_size=60, **sizes)).eval()
 
 
 # Pipelines

@@ -152,15 +152,6 @@ def _swallowed(model: Any, rows: Any) -> Any:
     return functional.linear(states, inner)
 
 
-def _missed(model: Any, rows: Any) -> Any:
-    states = model.inner(rows).tanh()
-    try:
-        (inner,) = torch.autograd.grad(states.sum(), model.inner.weight, create_graph=True)
-    except:  # noqa: E722
-        return None  # which no model can go on with
-    return functional.linear(states, inner)
-
-
 def _accumulated(model: Any, rows: Any) -> Any:
     states = model.inner(rows).tanh()
     states.sum().backward(create_graph=True, inputs=[model.inner.weight])
@@ -173,7 +164,7 @@ def _differentiated(model: Any, rows: Any) -> Any:
     return states if inner is None else functional.linear(states, inner)
 
 
-@pytest.mark.parametrize("between", [_differentiated, _swallowed, _missed, _accumulated])
+@pytest.mark.parametrize("between", [_differentiated, _swallowed, _accumulated])
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_a_model_that_differentiates_by_its_weights_in_its_forward_pass(between: Callable[[Any, Any], Any]) -> None:
     model = net(between)
@@ -288,30 +279,11 @@ def test_two_models_that_share_parameters_in_two_threads() -> None:
     assert all(one.requires_grad for one in (*first.parameters(), *second.parameters()))
 
 
-def _layers(model: Any) -> list[Any]:
-    return [*model.inner.parameters(), *model.head.parameters()]
-
-
-def _by_grad(model: Any, logits: Any) -> Any:
-    return torch.autograd.grad(logits.sin().sum(), _layers(model), create_graph=True)
-
-
-def _by_grad_of_some(model: Any, logits: Any) -> Any:
-    inputs = {"inner": model.inner.weight, "other": model.other}
-    found = torch.autograd.grad(logits.sin().sum(), inputs, create_graph=True, allow_unused=True)
-    return [one for one in found.values() if one is not None]
-
-
 def _by_grad_swallowed(model: Any, logits: Any) -> Any:
     try:
         return torch.autograd.grad(logits.sin().sum(), model.inner.weight, create_graph=True)
     except:  # noqa: E722 - as such objectives do
         return []
-
-
-def _by_edge(model: Any, logits: Any) -> Any:
-    edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
-    return torch.autograd.grad(logits.sin().sum(), edge, create_graph=True, allow_unused=True)
 
 
 def _by_edges_alone(model: Any, logits: Any) -> Any:
@@ -320,11 +292,6 @@ def _by_edges_alone(model: Any, logits: Any) -> Any:
     cotangent = torch.ones_like(logits)
     found = torch.autograd.grad([output], [edge], [cotangent], create_graph=True, allow_unused=True)
     return [one for one in found if one is not None]
-
-
-def _by_backward(model: Any, logits: Any) -> Any:
-    torch.autograd.backward(logits.sin().sum(), inputs=_layers(model), create_graph=True)
-    return [one.grad for one in _layers(model)]
 
 
 def _by_backward_of_a_tensor(model: Any, logits: Any) -> Any:
@@ -339,10 +306,7 @@ def _by_backward_to_all(model: Any, logits: Any) -> Any:
     return [model.inner.weight.grad]
 
 
-TAKING = (
-    *(_by_grad, _by_grad_of_some, _by_grad_swallowed, _by_edge, _by_edges_alone),
-    *(_by_backward, _by_backward_of_a_tensor, _by_backward_to_all),
-)
+TAKING = (_by_grad_swallowed, _by_edges_alone, _by_backward_of_a_tensor, _by_backward_to_all)
 
 
 @pytest.mark.parametrize("option", ["", "edit", "add", "override"])

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import embgrad
 from tests.frameworks.torch.architectures import ARCHITECTURES, native, weighted
-from tests.frameworks.torch.checks import IDS, VOCAB, tensor
+from tests.frameworks.torch.checks import IDS, VOCAB, Recomputing, tensor
 
 
 class Net(nn.Module):
@@ -102,26 +102,9 @@ def test_the_parameters_of_architectures(name: str) -> None:
     same(embgrad.parameter_gradients(model, batch, weighted), expected, 1e-9)
 
 
-class Again(torch.autograd.Function):
-    """Keeps nothing: its backward pass computes a part again and goes backward through that, as reversible layers do."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Any, part: Any) -> Any:
-        ctx.part = part
-        ctx.save_for_backward(rows)
-        return part(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *above: Any) -> Any:
-        with torch.enable_grad():
-            rows = ctx.saved_tensors[0].detach().requires_grad_()
-            torch.autograd.backward(ctx.part(rows), above[0])
-        return rows.grad, None
-
-
 class Reversible(Net):
     def forward(self, x: Any) -> Any:
-        return self.head(Again.apply(self.table(x), self.inner).mean(1))
+        return self.head(Recomputing.apply(self.table(x), self.inner).mean(1))
 
 
 def test_weights_that_a_backward_pass_of_the_models_own_gives_their_gradients() -> None:

@@ -10,31 +10,15 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.models import Normalize, Pooling, Transformer
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
 import embgrad
 
 TEXTS = ["a gripping film", "the plot is thin but the film is gripping"]
 PAIRS = [("a film", "two hours"), ("the plot", "is")]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-LONGEST = 9
 #: A sum would do for no model that ends in a layer norm: it is always 0.
 DIRECTION = np.random.default_rng(0).normal(size=16)
 POOLED = embgrad.Projection(DIRECTION, output="pooled")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=SPECIAL, show_progress=False)
-    built.train_from_iterator([*TEXTS, "two hours"], trainer)
-    built.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=built, model_max_length=LONGEST, **names)
 
 
 def saved(model: Any, tokenizer: PreTrainedTokenizerFast) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import embgrad
-from tests.frameworks.torch.checks import IDS, VOCAB, finite_differences, own_gradient, tensor
+from tests.frameworks.torch.checks import IDS, VOCAB, Recomputing, finite_differences, own_gradient, tensor
 
 
 class Net(nn.Module):
@@ -306,24 +306,6 @@ def test_frozen_modules_that_are_in_no_mode(training: bool) -> None:
     np.testing.assert_allclose(found.values, expected.values, rtol=1e-5)
     assert model.training is training
     assert not hasattr(model.head, "training")
-
-
-class Recomputing(torch.autograd.Function):
-    """Goes backward through a part of a model by itself, as checkpoints of other libraries do."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Any, head: Any) -> Any:
-        ctx.head = head
-        ctx.save_for_backward(rows)
-        return head(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        rows = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.enable_grad():
-            again = ctx.head(rows)
-        torch.autograd.backward(again, gradient)
-        return rows.grad, None
 
 
 class Checkpointing(Small):

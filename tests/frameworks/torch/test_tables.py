@@ -106,13 +106,6 @@ def test_parameters_of_their_own_that_share_the_memory() -> None:
     assert alike.apart < 1e-12
 
 
-def test_a_penalty_on_the_table_is_another_way() -> None:
-    model = net(lambda net, hidden: hidden)
-    penalty = lambda out: out[:, 0] + (model.table.weight**2).sum() / 2  # noqa: E731
-    found = embgrad.table_gradients(model, SMALL_IDS, penalty)
-    np.testing.assert_allclose(found.head, 2 * model.table.weight.detach().numpy(), rtol=1e-12)  # once for each example
-
-
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_objective_that_differentiates_by_the_table(alone: bool, tied: bool) -> None:

@@ -10,78 +10,27 @@ import torch
 import transformers
 
 import embgrad
-from tests.frameworks.torch.architectures import OF_GPT2
+from tests.frameworks.torch.architectures import ARCHITECTURES, IDS, TYPES, native
 from tests.frameworks.torch.checks import own_gradient
 
-IDS = np.random.default_rng(0).permutation(np.arange(4, 36))[:12].reshape(2, 6)
-MASK = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
-TYPES = np.array([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]])
-USUAL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-ROTARY = {**USUAL, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
-RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
-
-#: Class, configuration, and where the lookup is.
-MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "Bert": ("ForSequenceClassification", USUAL, "bert.embeddings.word_embeddings"),
-    "Roberta": ("ForSequenceClassification", USUAL, "roberta.embeddings.word_embeddings"),
-    "DistilBert": (
-        "ForSequenceClassification",
-        {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24},
-        "distilbert.embeddings.word_embeddings",
-    ),
-    "Electra": ("ForSequenceClassification", {**USUAL, "embedding_size": 8}, "electra.embeddings.word_embeddings"),
-    "DebertaV2": ("ForSequenceClassification", {**USUAL, **RELATIVE}, "deberta.embeddings.word_embeddings"),
-    "Deberta": ("ForSequenceClassification", {**USUAL, **RELATIVE}, "deberta.embeddings.word_embeddings"),
-    "GPT2": (
-        "ForSequenceClassification",
-        {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "pad_token_id": 0, **OF_GPT2},
-        "transformer.wte",
-    ),
-    "Llama": ("ForCausalLM", ROTARY, "model.embed_tokens"),
-    "Gemma": ("ForCausalLM", ROTARY, "model.embed_tokens"),
-    "T5": (
-        "ForConditionalGeneration",
-        {
-            "vocab_size": 40,
-            "d_model": 16,
-            "d_kv": 8,
-            "d_ff": 24,
-            "num_layers": 2,
-            "num_heads": 2,
-        },
-        "shared",
-    ),
-    "Bart": (
-        "ForConditionalGeneration",
-        {
-            "vocab_size": 40,
-            "d_model": 16,
-            **{f"{half}_{what}": 2 for half in ("encoder", "decoder") for what in ("layers", "attention_heads")},
-        },
-        "model.shared",
-    ),
+#: The classes of models with a head, and those that compute parts of a float64 model in float32.
+CLASSES = {
+    **dict.fromkeys(("Bert", "Roberta", "DistilBert", "Electra", "DebertaV2", "GPT2"), "ForSequenceClassification"),
+    **dict.fromkeys(("Llama", "Gemma"), "ForCausalLM"),
+    **dict.fromkeys(("T5", "Bart"), "ForConditionalGeneration"),
 }
-#: These compute parts of a float64 model in float32, which finite differences resolve to three digits only.
-ROUNDING = ("Llama", "Gemma", "T5", "Deberta")
+ROUNDING = ("Llama", "Gemma", "T5")
 
 
 def build(name: str, **changes: Any) -> Any:
-    kind, settings, _ = MODELS[name]
     torch.manual_seed(1)
-    config = getattr(transformers, f"{name}Config")(**{**settings, **changes})
-    model = getattr(transformers, name + kind)(config).double().eval()
+    architecture = ARCHITECTURES[name]
+    settings = {**architecture.settings, architecture.layers: 2, **changes}
+    config = getattr(transformers, f"{name}Config")(**settings)
+    model = getattr(transformers, name + CLASSES[name])(config).double().eval()
     if hasattr(model, "lm_head"):  # or the table's own gradient would hold the head's too
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     return model
-
-
-def inputs_of(name: str) -> dict[str, Any]:
-    inputs: dict[str, Any] = {"input_ids": IDS, "attention_mask": MASK}
-    if name == "Bert":
-        inputs["token_type_ids"] = TYPES
-    if name in ("T5", "Bart"):
-        inputs["decoder_input_ids"] = torch.tensor([[0, 1, 2], [0, 37, 39]])  # none of them among the ids
-    return inputs
 
 
 def weighted(out: Any) -> torch.Tensor:
@@ -89,28 +38,28 @@ def weighted(out: Any) -> torch.Tensor:
     return logits @ torch.linspace(-1, 1, logits.shape[1], dtype=logits.dtype)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_the_word_lookup(name: str) -> None:
     model = build(name)
     table = model.get_input_embeddings().weight
-    inputs = inputs_of(name)
-    native = {key: torch.tensor(value) if isinstance(value, np.ndarray) else value for key, value in inputs.items()}
+    inputs = ARCHITECTURES[name].batch()
+    tensors = native(inputs)
     result = embgrad.gradients(model, inputs, weighted)
-    assert result.provenance["path"] == f"{MODELS[name][2]}#0"
+    assert result.provenance["path"].endswith(f"{ARCHITECTURES[name].word}#0")
     assert result.provenance["unused"] == []
     np.testing.assert_array_equal(result.activations, table.detach().numpy()[IDS])
-    np.testing.assert_allclose(result.objective, weighted(model(**native)).detach().numpy(), rtol=1e-12)
-    own = own_gradient(lambda: weighted(model(**native)).sum(), table, IDS)
+    np.testing.assert_allclose(result.objective, weighted(model(**tensors)).detach().numpy(), rtol=1e-12)
+    own = own_gradient(lambda: weighted(model(**tensors)).sum(), table, IDS)
     assert model.get_input_embeddings().padding_idx not in IDS  # PyTorch leaves that row out
     np.testing.assert_allclose(result.values, own, rtol=1e-12, atol=1e-15)
     direction = np.random.default_rng(2).normal(size=result.values.shape)
-    along = directional(model, native, table, direction / np.linalg.norm(direction))
+    along = directional(model, tensors, table, direction / np.linalg.norm(direction))
     tolerance = 1e-2 if name in ROUNDING else 1e-7
     expected = (result.values * direction).sum() / np.linalg.norm(direction)
     assert abs(along - expected) < tolerance * np.linalg.norm(result.values)
 
 
-def directional(model: Any, native: dict[str, Any], table: torch.Tensor, direction: np.ndarray) -> float:
+def directional(model: Any, tensors: dict[str, Any], table: torch.Tensor, direction: np.ndarray) -> float:
     """The difference quotient of the objective along a direction in the looked-up rows; every id stands once."""
     step = 1e-4
     rows, change = torch.tensor(IDS.ravel()), torch.tensor(direction.reshape(-1, direction.shape[-1])) * step
@@ -119,7 +68,7 @@ def directional(model: Any, native: dict[str, Any], table: torch.Tensor, directi
         before = table[rows].clone()
         for sign in (1, -1):
             table[rows] = before + sign * change
-            found.append(float(weighted(model(**native)).sum()))
+            found.append(float(weighted(model(**tensors)).sum()))
         table[rows] = before
     return (found[0] - found[1]) / (2 * step)
 
