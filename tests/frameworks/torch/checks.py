@@ -1,12 +1,15 @@
-"""Independent references for gradients at a lookup: finite differences and PyTorch's own gradient of the table."""
+"""Independent references for gradients at a lookup (finite differences, PyTorch's own gradient of the table), and models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 #: Every id stands once, so that the gradient at a position is the table's gradient at its row.
 IDS = np.array([[3, 1, 4, 15], [9, 2, 6, 5]])
@@ -62,3 +65,36 @@ class Recomputing(torch.autograd.Function):
             again = ctx.head(rows)
         torch.autograd.backward(again, gradient)
         return rows.grad, None
+
+
+class Layer(nn.Module):
+    """A residual layer that returns a tuple."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inner, self.dropout = nn.Linear(4, 4), nn.Dropout(dropout)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.dropout(self.inner(x).tanh()), x
+
+
+class Layers(nn.Module):
+    """A table, three layers, each in a gradient checkpoint if wanted, and a head."""
+
+    def __init__(self, reentrant: bool | None = None, *, shared: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4)
+        layer = Layer(dropout)
+        self.layers = nn.ModuleList([layer if shared else Layer(dropout) for _ in range(3)])
+        self.head = nn.Linear(4, 3)
+        self.reentrant = reentrant
+
+    def embed(self, ids: Any) -> Any:
+        return self.table(ids)
+
+    def forward(self, input_ids: Any) -> Any:
+        hidden = self.embed(input_ids)
+        for layer in self.layers:
+            call = layer if self.reentrant is None else partial(checkpoint, layer, use_reentrant=self.reentrant)
+            hidden = call(hidden)[0]
+        return self.head(hidden.tanh().mean(1))

@@ -9,7 +9,6 @@ import io
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import embgrad
 from tests.frameworks.torch.architectures import ARCHITECTURES, native
-from tests.frameworks.torch.checks import VOCAB
+from tests.frameworks.torch.checks import VOCAB, Layers
 
 RANDOM = np.random.default_rng(0)
 IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
@@ -28,30 +27,15 @@ BATCHES = [torch.tensor(RANDOM.integers(0, VOCAB, (2, length))) for length in (4
 LABELS = torch.tensor([0, 2])
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.dropout = nn.Linear(4, 4), nn.Dropout(0.3)
+class Net(Layers):
+    """Layers that draw random numbers, behind a norm that keeps averages."""
 
-    def forward(self, x: Any) -> Any:
-        return x + self.dropout(self.inner(x).tanh()), x
-
-
-class Net(nn.Module):
     def __init__(self, reentrant: bool | None = None) -> None:
-        super().__init__()
-        self.table = nn.Embedding(VOCAB, 4)
+        super().__init__(reentrant, dropout=0.3)
         self.norm = nn.BatchNorm1d(4)
-        self.layers = nn.ModuleList([Layer() for _ in range(3)])
-        self.head = nn.Linear(4, 3)
-        self.reentrant = reentrant
 
-    def forward(self, input_ids: Any) -> Any:
-        hidden = self.norm(self.table(input_ids).transpose(1, 2)).transpose(1, 2)
-        for layer in self.layers:
-            call = layer if self.reentrant is None else partial(checkpoint, layer, use_reentrant=self.reentrant)
-            hidden = call(hidden)[0]
-        return self.head(hidden.mean(1))
+    def embed(self, ids: Any) -> Any:
+        return self.norm(self.table(ids).transpose(1, 2)).transpose(1, 2)
 
 
 def net(kind: Callable[..., Any] = Net, **options: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,46 +14,18 @@ from torch.utils.checkpoint import checkpoint
 
 import embgrad
 from tests.frameworks.torch.architectures import ARCHITECTURES, native, weighted
-from tests.frameworks.torch.checks import IDS, VOCAB, tensor
+from tests.frameworks.torch.checks import IDS, VOCAB, Layers, tensor
 
 NEW = np.random.default_rng(5).normal(size=(2, 4, 4))
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x: Any) -> Any:
-        return x + self.inner(x).tanh(), x
-
-
-class Net(nn.Module):
-    """Layers that return tuples, each in a checkpoint if wanted."""
-
-    def __init__(self, reentrant: bool | None = None, *, shared: bool = False) -> None:
-        super().__init__()
-        self.table = nn.Embedding(VOCAB, 4)
-        layer = Layer()
-        self.layers = nn.ModuleList([layer if shared else Layer() for _ in range(3)])
-        self.head = nn.Linear(4, 3)
-        self.reentrant = reentrant
-
-    def forward(self, x: Any) -> Any:
-        hidden = self.table(x)
-        for layer in self.layers:
-            call = layer if self.reentrant is None else partial(checkpoint, layer, use_reentrant=self.reentrant)
-            hidden = call(hidden)[0]
-        return self.head(hidden.tanh().mean(1))
-
-
-def net(**options: Any) -> Net:
+def net(**options: Any) -> Layers:
     torch.manual_seed(0)
-    return Net(**options).double().eval()
+    return Layers(**options).double().eval()
 
 
 def by_hand(
-    model: Net, *, override: Any = None, add: Any = None, edit: Callable[[Any], Any] | None = None
+    model: Layers, *, override: Any = None, add: Any = None, edit: Callable[[Any], Any] | None = None
 ) -> dict[str, np.ndarray]:
     """The gradients when layer 1's output is changed, without a module hook: the layers are called one by one."""
     states = [model.table(tensor())]
@@ -161,7 +132,7 @@ def test_a_checkpointed_override_asks_its_function_once(reentrant: bool) -> None
     np.testing.assert_allclose(found.values, by_hand(model, override=drawn[0])["layer.1"], rtol=1e-12, atol=1e-14)
 
 
-class Same(Net):
+class Same(Layers):
     """One layer in two reentrant checkpoints, on the same values."""
 
     def forward(self, x: Any) -> Any:
@@ -182,7 +153,7 @@ def test_what_a_checkpoint_leaves_open_is_an_error() -> None:
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="word", add={"layers.0#0": NEW})
 
 
-class Beside(Net):
+class Beside(Layers):
     """A segment that computes with hidden states that it was not given, from the rows alone or from all of them."""
 
     def forward(self, x: Any) -> Any:
@@ -210,7 +181,7 @@ def test_a_checkpoint_that_computes_with_what_it_was_not_given() -> None:
     np.testing.assert_allclose(found.values, expected.values, rtol=1e-12)
 
 
-class Drifting(Net):
+class Drifting(Layers):
     """A segment that does something else each time."""
 
     def forward(self, x: Any) -> Any:
@@ -233,7 +204,7 @@ def test_a_segment_that_does_something_else_the_second_time_is_an_error(reentran
         )
 
 
-class TwoLookups(Net):
+class TwoLookups(Layers):
     """The ids are looked up twice in one table, each time in a reentrant checkpoint."""
 
     def forward(self, x: Any) -> Any:

@@ -56,25 +56,6 @@ def leaving(body: Any, rows: Any) -> Any:
     return body.inner(torch.tensor(rows.detach().numpy()) + rows)
 
 
-def detaching(body: Any, rows: Any) -> Any:
-    return body.inner(rows).tanh() * body.inner(rows.detach()) * body.inner(rows.data)
-
-
-def switching(body: Any, rows: Any) -> Any:
-    with torch.no_grad():
-        fixed = body.inner(rows[:, :]).chunk(2, -1)[0].exp().sum(-1, keepdim=True)
-    return body.inner(rows) * fixed
-
-
-def in_pieces(body: Any, rows: Any) -> Any:
-    bent = torch.zeros(rows.shape, dtype=torch.float64)
-    for position in range(2):
-        bent[:, position] = body.inner(rows[:, position])
-    bent[:, 2:] = rows[:, :1].float()
-    bent[..., 0] += rows[..., 1].sin()
-    return bent.tanh()
-
-
 def writing_to_data(body: Any, rows: Any) -> Any:
     bent = body.inner(rows)
     bent.data.masked_fill_(rows > 0, 0.0)
@@ -104,8 +85,8 @@ def branching(body: Any, rows: Any) -> Any:
 
 
 BODIES = (
-    *(clamped, hooking_nodes, deciding, drawing, drawing_of_python, leaving, detaching, switching),
-    *(in_pieces, writing_to_data, giving_other_memory, writing_without_gradients, looking_up, branching),
+    *(clamped, hooking_nodes, deciding, drawing, drawing_of_python, leaving),
+    *(writing_to_data, giving_other_memory, writing_without_gradients, looking_up, branching),
 )
 
 

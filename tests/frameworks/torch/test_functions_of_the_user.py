@@ -41,21 +41,22 @@ def test_a_call_where_functions_are_not_told_of() -> None:
     np.testing.assert_array_equal(embgrad.gradients(net, IDS, OBJECTIVE).values, found.values)
 
 
-@pytest.mark.parametrize("option", ["override", "add", "edit"])
-def test_what_a_function_of_the_users_draws_is_drawn(option: str) -> None:
-    net = Net().eval()
-    noises: list[Any] = []
+@pytest.mark.parametrize("option", ["override", "add", "edit", "objective"])
+def test_a_function_of_the_user_draws_random_numbers(option: str) -> None:
+    net, drawn = Net().eval(), []
 
-    def noisy(values: np.ndarray) -> np.ndarray:
-        noises.append(torch.randn(values.shape))
-        return values + noises[-1].numpy()
+    def noisy(values: Any) -> Any:
+        drawn.append(torch.randn(values.shape))
+        return values.sum(1) * drawn[-1][:, 0] if option == "objective" else values + drawn[-1].numpy()
 
     torch.manual_seed(3)
     for _ in range(2):
-        embgrad.gradients(net, IDS, OBJECTIVE, **{option: {"word": noisy}})
+        if option == "objective":
+            embgrad.gradients(net, IDS, noisy)
+        else:
+            embgrad.gradients(net, IDS, OBJECTIVE, **{option: {"word": noisy}})
     torch.manual_seed(3)
-    for noise in noises:
-        assert torch.equal(noise, torch.randn(noise.shape))
+    assert all(torch.equal(noise, torch.randn(noise.shape)) for noise in drawn)
 
 
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
@@ -80,20 +81,6 @@ def test_a_function_is_called_once_where_few_examples_did_not_tell(option: str) 
 
     embgrad.gradients(net, ids, embgrad.Logit(1), at="layers.1", **{option: {"word": other_each_time}})
     assert len(called) == 1
-
-
-def test_what_the_objective_draws_is_drawn() -> None:
-    net, drawn = Net().eval(), []
-
-    def objective(returned: Any) -> Any:
-        drawn.append(torch.rand(3))
-        return returned.sum(1) * drawn[-1]
-
-    torch.manual_seed(3)
-    for _ in range(2):
-        embgrad.gradients(net, IDS, objective)
-    torch.manual_seed(3)
-    assert all(torch.equal(one, torch.rand(3)) for one in drawn)
 
 
 def test_what_the_model_draws_is_not_drawn() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,41 +242,6 @@ def test_a_lookup_made_without_gradients_inside_the_model(look_up: Any) -> None:
     np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Logit(1)).values, expected)
 
 
-class Tuple(NamedTuple):
-    hidden: Any
-    logits: Any
-
-
-@dataclass
-class Data:
-    logits: Any
-    hidden: Any
-
-
-@pytest.mark.parametrize(
-    ("wrap", "output"),
-    [
-        (lambda hidden, logits: {"logits": logits, "hidden": hidden}, None),
-        (lambda hidden, logits: Tuple(hidden, logits), None),
-        (lambda hidden, logits: Data(logits, hidden), "logits"),
-        (lambda hidden, logits: (hidden, logits), "1"),
-        (lambda hidden, logits: {"all": [hidden, {"last": logits}]}, "all.1.last"),
-    ],
-)
-def test_what_a_model_returns(wrap: Any, output: str | None) -> None:
-    class Returning(Net):
-        def forward(self, x: Any) -> Any:
-            hidden = self.inner(self.table(x)).tanh()
-            return wrap(hidden, self.head(hidden.mean(1)))
-
-    torch.manual_seed(0)
-    model = Returning().double()
-    plain = Net().double()
-    plain.load_state_dict(model.state_dict())
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1, output=output))
-    np.testing.assert_array_equal(result.values, embgrad.gradients(plain, IDS, embgrad.Logit(1)).values)
-
-
 class Siamese(nn.Module):
     """One encoder over two sentences; the second's ids are an input of another name."""
 
@@ -363,32 +327,6 @@ def test_indices_of_a_bare_table_may_count_from_the_end() -> None:
     places = [point for point in embgrad.points(model, IDS) if point.lookup and "word" not in point.roles]
     assert [point.name for point in places] == ["places#0"]
     np.testing.assert_array_equal(places[0].lookup.indices, [2, 3, 4, 5])
-
-
-@pytest.mark.parametrize("kind", ["parts", "odd call"])
-def test_a_model_that_the_user_calls(kind: str) -> None:
-    torch.manual_seed(0)
-    model = Net().double()
-    if kind == "parts":
-        result = embgrad.gradients(
-            [model.table, nn.Sequential(model.inner, nn.Tanh()), model.head],
-            IDS,
-            embgrad.Logit(1),
-            call=lambda parts, ids: parts[2](parts[1](parts[0](ids)).mean(1)),
-        )
-        assert result.provenance["path"] == "0#0"
-    else:
-        seen = {}
-
-        def call(net: Any, inputs: Any) -> Any:
-            seen.update(inputs)
-            return net(inputs["input_word_ids"] * 1)
-
-        result = embgrad.gradients(model, {"input_word_ids": IDS}, embgrad.Logit(1), call=call)
-        assert seen["input_word_ids"].dtype == torch.int32
-        assert list(seen) == ["input_word_ids"]
-    expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
-    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-8)
 
 
 class Indexed(Net):

@@ -60,24 +60,6 @@ def test_an_encoding_keeps_its_tokens_and_words(bert: Any, tokenizer: PreTrained
     assert all(torch.equal(encoding[name], value) for name, value in before.items())
 
 
-@pytest.mark.parametrize("form", [dict, lambda encoding: encoding["input_ids"], lambda encoding: encoding])
-def test_a_tokenizer_beside_ids_names_them(bert: Any, tokenizer: PreTrainedTokenizerFast, form: Any) -> None:
-    encoding = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    result = embgrad.gradients(bert, form(encoding), embgrad.Logit(0), tokenizer=tokenizer)
-    assert result.tokens is not None
-    assert list(result.tokens[0]) == encoding.tokens(0)
-    plain = embgrad.gradients(bert, form(encoding), embgrad.Logit(0))
-    np.testing.assert_array_equal(result.values, plain.values)
-
-
-def test_a_tokenizer_that_has_no_such_id(bert: Any, tokenizer: PreTrainedTokenizerFast) -> None:
-    other = len(tokenizer)
-    bert.resize_token_embeddings(other + 8)  # a table is often longer than the vocabulary
-    message = f"the tokenizer, a {type(tokenizer).__name__}, has no token for the id {other}: expected the tokenizer that made"
-    with pytest.raises(embgrad.BatchError, match=message):
-        embgrad.gradients(bert, [[2, other]], embgrad.Logit(0), tokenizer=tokenizer)
-
-
 # Nets that take one dict
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,11 +97,6 @@ def test_roberta_s_positions_go_on_behind_the_padding_index() -> None:
 
 
 # Modules of all kinds
-
-
-class Pair(NamedTuple):
-    states: Any
-    last: Any
 
 
 class Recurrent(nn.Module):
@@ -197,35 +192,6 @@ def test_what_a_module_writes_to_later_is_kept_as_it_was() -> None:
     np.testing.assert_array_equal(result.activations, model.inner(rows).detach().numpy())
     taken = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="inner:input")
     np.testing.assert_array_equal(taken.activations, rows.detach().numpy())
-
-
-def test_outputs_in_nests_keep_their_kind() -> None:
-    seen: list[Any] = []
-
-    class Returning(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, rows: Any, kind: str) -> Any:
-            states = self.inner(rows)
-            return {"tuple": (None, states), "named": Pair(states, 7), "dict": {"n": 1, "states": states}}[kind]
-
-    class Model(nn.Module):
-        def __init__(self, kind: str) -> None:
-            super().__init__()
-            self.table, self.part, self.kind = nn.Embedding(VOCAB, 4), Returning(), kind
-
-        def forward(self, x: Any) -> Any:
-            gave = self.part(self.table(x), kind=self.kind)
-            seen.append(gave)
-            return (gave[1] if self.kind == "tuple" else gave["states"] if self.kind == "dict" else gave.states).mean(1)
-
-    for kind in ("tuple", "named", "dict"):
-        model = random_model(lambda kind=kind: Model(kind))
-        result = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="part", edit={"part": lambda grad: grad * 2})
-        np.testing.assert_allclose(result.values[..., 1], 0.5)
-        assert type(seen[-1]) is {"tuple": tuple, "named": Pair, "dict": dict}[kind]
 
 
 class Shared(nn.Module):

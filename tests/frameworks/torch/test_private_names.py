@@ -183,10 +183,6 @@ def _exported() -> bool:
     return args == (None,) and kwargs == {"two": None}
 
 
-def _checkpoints() -> bool:
-    return hasattr(checkpoint, "_checkpoint_without_reentrant_generator")
-
-
 CANARIES: dict[tuple[str, ...], Callable[[], bool]] = {
     ("_C", "_EnableTorchFunction"): _switching_functions,
     ("_set_grad_enabled",): _gradient_modes,
@@ -204,7 +200,9 @@ CANARIES: dict[tuple[str, ...], Callable[[], bool]] = {
     ("_dynamo", "_callback_from_stance", "torch._C._dynamo.eval_frame"): _compilers,
     ("_functorch",): _transforms,
     ("_codegen", "_pytree"): _exported,
-    ("_checkpoint_without_reentrant_generator",): _checkpoints,
+    ("_checkpoint_without_reentrant_generator",): lambda: hasattr(
+        checkpoint, "_checkpoint_without_reentrant_generator"
+    ),
 }
 
 

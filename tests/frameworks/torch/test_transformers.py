@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import embgrad
-from tests.frameworks.torch.architectures import ARCHITECTURES, IDS, TYPES, native
+from tests.frameworks.torch.architectures import ARCHITECTURES, IDS, native
 from tests.frameworks.torch.checks import own_gradient
 
 #: The classes of models with a head, and those that compute parts of a float64 model in float32.
@@ -95,16 +95,6 @@ def test_other_inputs_pass_through() -> None:
     np.testing.assert_allclose(result.values, own_gradient(loss, table, IDS), rtol=1e-12, atol=1e-15)
 
 
-def test_a_batch_that_is_too_long_for_the_positions() -> None:
-    model = build("Bert", max_position_embeddings=4)
-    batch = {"input_ids": IDS, "token_type_ids": TYPES, "position_ids": np.arange(6)[None]}
-    expected = (
-        r"index 4 \(at \(0, 4\) .* 'bert.embeddings.position_embeddings' has 4 rows.*longer than the model's positions"
-    )
-    with pytest.raises(embgrad.BatchError, match=expected):
-        embgrad.gradients(model, batch, embgrad.Logit(0))
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"at": "layer.0"}, {"override": {"word": lambda rows: rows}}, {"compile": True}]
 )
@@ -174,15 +164,3 @@ def test_a_cache_of_all_examples_is_not_cut(options: dict[str, Any]) -> None:
         embgrad.BatchError, match=r"takes all 2 examples at once, and raised RuntimeError for 1 of them.*'past_key"
     ):
         embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), **options)
-
-
-def test_what_fails_by_itself_is_not_put_down_to_the_cutting() -> None:
-    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
-    model, ids = transformers.GPT2LMHeadModel(config).eval(), np.array([[3, 1, 4], [2, 6, 5]])
-
-    def failing(outputs: Any) -> Any:
-        raise ArithmeticError("by itself")
-
-    for given in ({"objective": failing}, {"objective": embgrad.Sum(), "call": lambda model, inputs: failing(model)}):
-        with pytest.raises(ArithmeticError, match="by itself"):
-            embgrad.gradients(model, ids, batch_size=1, **given)
