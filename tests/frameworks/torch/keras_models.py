@@ -151,11 +151,11 @@ def test_averages_of_batch_norm_are_restored() -> None:
 def test_parameters_and_the_table() -> None:
     build, batch, call = MODELS["functional of a dict"]
     model = build()
-    found = embgrad.parameter_gradients(model, batch, embgrad.CrossEntropy(LABELS))
+    result = embgrad.parameter_gradients(model, batch, embgrad.CrossEntropy(LABELS))
     loss = torch.nn.functional.cross_entropy(call(model), torch.tensor(LABELS), reduction="sum")
     table, *_, bias = (variable.value for variable in model.trainable_variables)
     expected = torch.autograd.grad(loss, [table, bias])
-    shapes = {one.shape: one for one in found.values()}
+    shapes = {one.shape: one for one in result.values()}
     np.testing.assert_allclose(shapes[20, 6], expected[0].numpy(), rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(shapes[3,], expected[1].numpy(), rtol=1e-5, atol=1e-8)
     ledger = embgrad.table_gradients(model, batch, embgrad.CrossEntropy(LABELS))

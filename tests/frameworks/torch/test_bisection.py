@@ -68,20 +68,22 @@ def model() -> Any:
 
 @pytest.mark.parametrize("module", PIECES)
 @pytest.mark.parametrize("layer", [0, 2])
-def test_a_perturbed_weight(model: Any, module: str, layer: int) -> None:
+def test_a_perturbed_weight_is_named(model: Any, module: str, layer: int) -> None:
     path = f"encoder.layer.{layer}.{module}"
-    found = embgrad.bisect(model, faulty(model, lambda b: b.get_submodule(path).weight.mul_(1.01)), BATCH, POOLED)
-    assert (found.first, found.direction) == (f"layer.{layer}", "forward")
-    assert (found.module, found.piece) == (path, PIECES[module])
-    assert [(one.a, one.canonical) for one in found.parameters if one.differs] == [(f"{path}.weight",) * 2]
-    assert found.parameters[0].relative_l2 == pytest.approx(0.01, rel=1e-3)
+    result = embgrad.bisect(model, faulty(model, lambda b: b.get_submodule(path).weight.mul_(1.01)), BATCH, POOLED)
+    assert (result.first, result.direction) == (f"layer.{layer}", "forward")
+    assert (result.module, result.piece) == (path, PIECES[module])
+    assert [(parameter.a, parameter.canonical) for parameter in result.parameters if parameter.differs] == [
+        (f"{path}.weight",) * 2
+    ]
+    assert result.parameters[0].relative_l2 == pytest.approx(0.01, rel=1e-3)
 
 
 def test_a_difference_within_the_tolerance_is_traced_to_where_it_begins(model: Any) -> None:
     """Rounded away at the layer's own output, and beyond the tolerance only at the objective."""
     path = "encoder.layer.1.output.LayerNorm"
-    found = embgrad.bisect(model, faulty(model, lambda b: b.get_submodule(path).bias.add_(4e-5)), BATCH, POOLED)
-    assert (found.first, found.module) == ("layer.1", path)
+    result = embgrad.bisect(model, faulty(model, lambda b: b.get_submodule(path).bias.add_(4e-5)), BATCH, POOLED)
+    assert (result.first, result.module) == ("layer.1", path)
 
 
 def swap(b: Any) -> None:
@@ -151,15 +153,17 @@ def unscaled(b: Any) -> None:
         (unscaled, "attention.self", "the attention itself", None),
     ],
 )
-def test_other_faults(model: Any, fault: Fault, module: str, piece: str, relation: str | None) -> None:
-    found = embgrad.bisect(model, faulty(model, fault), BATCH, POOLED)
-    assert (found.first, found.direction) == ("layer.2", "forward")
-    assert (found.module, found.piece) == (f"encoder.layer.2.{module}", piece)
-    differing = {one.canonical: one.relation for one in found.parameters if one.differs}
+def test_a_fault_of_the_forward_pass_is_named(
+    model: Any, fault: Fault, module: str, piece: str, relation: str | None
+) -> None:
+    result = embgrad.bisect(model, faulty(model, fault), BATCH, POOLED)
+    assert (result.first, result.direction) == ("layer.2", "forward")
+    assert (result.module, result.piece) == (f"encoder.layer.2.{module}", piece)
+    differing = {parameter.canonical: parameter.relation for parameter in result.parameters if parameter.differs}
     assert differing.get(f"encoder.layer.2.{module}.weight") == relation
     assert bool(differing) is (relation is not None)
     if relation is None:
-        assert "so the computation there differs" in found.text
+        assert "so the computation there differs" in result.text
 
 
 class Pulled(torch.autograd.Function):
@@ -199,24 +203,24 @@ def cut_residual_around_attention(b: Any) -> None:
         (cut_residual_around_attention, "attention.output", "the residual around the attention"),
     ],
 )
-def test_faults_of_the_backward_pass_alone(model: Any, fault: Fault, module: str, piece: str) -> None:
-    found = embgrad.bisect(model, faulty(model, fault), BATCH, POOLED)
-    assert (found.first, found.direction, found.after) == ("layer.1", "backward", "layer.2")
-    assert (found.module, found.piece) == (f"encoder.layer.2.{module}", piece)
+def test_a_fault_of_the_backward_pass_alone_is_named(model: Any, fault: Fault, module: str, piece: str) -> None:
+    result = embgrad.bisect(model, faulty(model, fault), BATCH, POOLED)
+    assert (result.first, result.direction, result.after) == ("layer.1", "backward", "layer.2")
+    assert (result.module, result.piece) == (f"encoder.layer.2.{module}", piece)
 
 
-def test_a_bert_inside_another_model() -> None:
+def test_a_bert_inside_another_model_is_bisected() -> None:
     a = bert(BertForSequenceClassification)
     b = faulty(a, lambda b: b.bert.encoder.layer[1].intermediate.dense.bias.add_(0.01))
-    found = embgrad.bisect(a, b, BATCH, LABELS)
-    assert (found.first, found.module, found.piece) == (
+    result = embgrad.bisect(a, b, BATCH, LABELS)
+    assert (result.first, result.module, result.piece) == (
         "layer.1",
         "encoder.layer.1.intermediate.dense",
         "feed-forward in",
     )
-    assert found.parameters[0].a == "bert.encoder.layer.1.intermediate.dense.bias"
+    assert result.parameters[0].a == "bert.encoder.layer.1.intermediate.dense.bias"
     pooled = embgrad.bisect(a.bert, b.bert, BATCH, POOLED)
-    assert pooled.module == found.module
+    assert pooled.module == result.module
     apart = embgrad.bisect(a, a.bert, BATCH, (LABELS, POOLED))
     assert (apart.first, apart.after) == ("objective", "layer.3")
     head = embgrad.bisect(a, faulty(a, lambda b: b.classifier.weight.mul_(1.01)), BATCH, LABELS)
@@ -242,12 +246,12 @@ def gpt2() -> Any:
         ("transformer.ln_f", "transformer.ln_f:output"),
     ],
 )
-def test_gpt2(path: str, first: str) -> None:
+def test_a_fault_in_gpt2_is_named(path: str, first: str) -> None:
     model = gpt2()
     other = faulty(model, lambda b: b.get_submodule(path).weight.mul_(1.01))
-    found = embgrad.bisect(model, other, IDS, embgrad.Logit(3, position=-1))
-    assert (found.first, found.direction, found.module) == (first, "forward", path)
-    assert [one.a for one in found.parameters if one.differs] == [f"{path}.weight"]
+    result = embgrad.bisect(model, other, IDS, embgrad.Logit(3, position=-1))
+    assert (result.first, result.direction, result.module) == (first, "forward", path)
+    assert [parameter.a for parameter in result.parameters if parameter.differs] == [f"{path}.weight"]
 
 
 class Block(nn.Module):
@@ -299,37 +303,39 @@ def other_gain(b: Any) -> None:
         (other_gain, "objective", None, None),
     ],
 )
-def test_a_users_own_module(fault: Fault, first: str, module: str | None, weight: str | None) -> None:
+def test_a_fault_in_a_module_of_the_user_is_named(
+    fault: Fault, first: str, module: str | None, weight: str | None
+) -> None:
     torch.manual_seed(0)
     model = Net().eval()
-    found = embgrad.bisect(model, faulty(model, fault), IDS, LABELS)
-    assert (found.first, found.module) == (first, module)
-    differing = [one.a for one in found.parameters if one.differs]
+    result = embgrad.bisect(model, faulty(model, fault), IDS, LABELS)
+    assert (result.first, result.module) == (first, module)
+    differing = [parameter.a for parameter in result.parameters if parameter.differs]
     assert len(differing) == (weight is not None)
     assert weight is None or str(differing[0]).endswith(weight)
 
 
-def test_as_many_examples_as_positions() -> None:
+def test_a_fault_is_named_with_as_many_examples_as_positions() -> None:
     torch.manual_seed(0)
     model = Net().eval()
     other = faulty(model, lambda b: b.blocks[1].up.bias.add_(0.01))
     ids = RANDOM.permutation(np.arange(1, 37)).reshape(6, 6)
-    found = embgrad.bisect(model, other, ids, embgrad.Logit(1))
-    assert (found.first, found.module) == ("layer.1", "blocks.1.up")
+    result = embgrad.bisect(model, other, ids, embgrad.Logit(1))
+    assert (result.first, result.module) == ("layer.1", "blocks.1.up")
 
 
-def test_half_precision_is_said(model: Any) -> None:
-    found = embgrad.bisect(model, copy.deepcopy(model).bfloat16(), BATCH, POOLED)
-    assert found.first == "word"
-    assert found.text.endswith("A computes in float32, b in bfloat16.")
+def test_half_precision_is_reported(model: Any) -> None:
+    result = embgrad.bisect(model, copy.deepcopy(model).bfloat16(), BATCH, POOLED)
+    assert result.first == "word"
+    assert result.text.endswith("A computes in float32, b in bfloat16.")
 
 
-def test_layers_that_one_of_them_has_on_top(model: Any) -> None:
+def test_additional_layers_are_reported(model: Any) -> None:
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = LAYERS + 2
     deeper = BertModel(config).eval()
     deeper.load_state_dict(model.state_dict(), strict=False)
-    found = embgrad.bisect(model, deeper, BATCH, POOLED)
-    assert (found.after, found.module, found.piece) == (f"layer.{LAYERS - 1}", "encoder", None)
-    assert f"A has {LAYERS} layers, b {LAYERS + 2}." in found.text
-    assert "The difference lies in the module (encoder)." in found.text
+    result = embgrad.bisect(model, deeper, BATCH, POOLED)
+    assert (result.after, result.module, result.piece) == (f"layer.{LAYERS - 1}", "encoder", None)
+    assert f"A has {LAYERS} layers, b {LAYERS + 2}." in result.text
+    assert "The difference lies in the module (encoder)." in result.text

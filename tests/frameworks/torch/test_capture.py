@@ -46,13 +46,13 @@ def net(kind: Callable[..., Any] = Net, **options: Any) -> Any:
 @contextlib.contextmanager
 def by_hand(model: Any) -> Iterator[dict[str, list[Any]]]:
     """What register_hook on the outputs hears, by module, written by hand; nothing of it is used with a capture."""
-    heard: dict[str, list[Any]] = {"word": [], "layer.1": []}
+    received: dict[str, list[Any]] = {"word": [], "layer.1": []}
 
     def listen(name: str) -> Any:
-        def hook(module: Any, given: Any, gave: Any) -> None:
-            one = gave if isinstance(gave, torch.Tensor) else gave[0]
+        def hook(module: Any, given: Any, output: Any) -> None:
+            one = output if isinstance(output, torch.Tensor) else output[0]
             if one.requires_grad:
-                one.register_hook(lambda grad: heard[name].append(grad.float().numpy().copy()))
+                one.register_hook(lambda grad: received[name].append(grad.float().numpy().copy()))
 
         return hook
 
@@ -60,7 +60,7 @@ def by_hand(model: Any) -> Iterator[dict[str, list[Any]]]:
         model.table.register_forward_hook(listen("word")),
         model.layers[1].register_forward_hook(listen("layer.1")),
     ]
-    yield heard
+    yield received
     for handle in handles:
         handle.remove()
 
@@ -122,13 +122,13 @@ def expect_same_weights(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("at", ["word", "layer.1", "layers.1:input"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_loop_is_the_same_and_each_step_is_heard(loop: Any, at: str, reentrant: bool | None) -> None:
+def test_the_loop_is_unchanged_and_each_step_is_captured(loop: Any, at: str, reentrant: bool | None) -> None:
     alone, listened, captured = (net(reentrant=reentrant) for _ in range(3))
     torch.manual_seed(5)
     loop(alone)
     random = torch.get_rng_state()
     torch.manual_seed(5)
-    with by_hand(listened) as heard:
+    with by_hand(listened) as received:
         loop(listened)
     torch.manual_seed(5)
     with embgrad.capture(captured, at=at) as tap:
@@ -137,13 +137,13 @@ def test_the_loop_is_the_same_and_each_step_is_heard(loop: Any, at: str, reentra
     expect_same_weights(captured, alone)
     expect_same_weights(captured, listened)
     assert tap.count == len(BATCHES)
-    if at in heard:
-        for step, expected, ids in zip(tap.steps, heard[at], BATCHES, strict=True):
+    if at in received:
+        for step, expected, ids in zip(tap.steps, received[at], BATCHES, strict=True):
             np.testing.assert_array_equal(step.values, expected)
             np.testing.assert_array_equal(step.ids, ids.numpy())
     if at == "word":
         total = np.zeros((VOCAB, 4))
-        for ids, gradient in zip(BATCHES, heard["word"], strict=True):
+        for ids, gradient in zip(BATCHES, received["word"], strict=True):
             np.add.at(total, ids.numpy(), gradient)
         np.testing.assert_allclose(tap.sum().to_dense(), total, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(tap.mean().to_dense(), total / 4, rtol=1e-5, atol=1e-7)
@@ -153,7 +153,7 @@ def test_the_loop_is_the_same_and_each_step_is_heard(loop: Any, at: str, reentra
 
 @pytest.mark.parametrize("at", ["word", "layer.1"])
 @pytest.mark.parametrize("automatic", [False, True])
-def test_the_dtype_in_which_the_model_computes(at: str, automatic: bool) -> None:
+def test_a_step_reports_the_compute_dtype(at: str, automatic: bool) -> None:
     model = net() if automatic else net().to(torch.bfloat16)
     ids = BATCHES[0]
     with embgrad.capture(model, at=at) as tap:
@@ -195,7 +195,7 @@ def test_several_passes_behind_one_loss_are_one_step(reentrant: bool | None) -> 
 
 @pytest.mark.parametrize("at", ["word", "layer.1"])
 @pytest.mark.parametrize("reentrant", [None, False])
-def test_a_graph_that_is_gone_through_twice_makes_two_steps(at: str, reentrant: bool | None) -> None:
+def test_two_backward_passes_through_one_graph_are_two_steps(at: str, reentrant: bool | None) -> None:
     model = net(reentrant=reentrant)
     with embgrad.capture(model, at=at) as tap:
         loss = model(BATCHES[0]).square().sum()
@@ -207,7 +207,7 @@ def test_a_graph_that_is_gone_through_twice_makes_two_steps(at: str, reentrant: 
 
 @pytest.mark.parametrize("at", ["word", "embeddings", "layer.0"])
 @pytest.mark.parametrize("reentrant", [None, False])
-def test_a_frozen_table_and_frozen_layers(at: str, reentrant: bool | None) -> None:
+def test_frozen_tables_and_layers_are_captured(at: str, reentrant: bool | None) -> None:
     alone, captured, whole = (net(reentrant=reentrant) for _ in range(3))
     for one in (alone, captured):
         one.table.requires_grad_(False)
@@ -216,7 +216,7 @@ def test_a_frozen_table_and_frozen_layers(at: str, reentrant: bool | None) -> No
     at = "norm" if at == "embeddings" else at
 
     def loop(model: Any) -> None:
-        optimiser = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.05)
+        optimiser = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], 0.05)
         torch.manual_seed(4)
         for ids in BATCHES:
             optimiser.zero_grad()
@@ -237,7 +237,7 @@ def test_a_frozen_table_and_frozen_layers(at: str, reentrant: bool | None) -> No
 def test_steps_are_copies_and_memory_is_bounded() -> None:
     model = net()
     graphs: list[Any] = []
-    model.layers[1].register_forward_hook(lambda module, given, gave: graphs.append(weakref.ref(gave[0])))
+    model.layers[1].register_forward_hook(lambda module, given, output: graphs.append(weakref.ref(output[0])))
     gc.collect()
     gc.disable()
     try:
@@ -273,13 +273,15 @@ def test_exceptions_leave_no_trace_and_the_loop_can_go_on(at: str, where: str, k
         if breaking[0]:
             raise kind("broke")
 
-    handles: list[Any] = []
-    if where == "forward":
-        handles.append(model.layers[2].register_forward_hook(broken))
-    elif where == "lookup":
-        handles.append(model.table.register_forward_pre_hook(broken))
-    elif where == "backward":
-        handles.append(model.norm.register_forward_hook(lambda m, given, gave: gave.register_hook(broken) and None))
+    register = {
+        "forward": lambda: model.layers[2].register_forward_hook(broken),
+        "lookup": lambda: model.table.register_forward_pre_hook(broken),
+        "backward": lambda: model.norm.register_forward_hook(
+            lambda m, args, output: output.register_hook(broken) and None
+        ),
+        "loop": contextlib.ExitStack,
+    }
+    handle: Any = register[where]()
     with embgrad.capture(model, at=at) as tap:
         for number, ids in enumerate(BATCHES):
             breaking[0] = number == 1
@@ -290,9 +292,8 @@ def test_exceptions_leave_no_trace_and_the_loop_can_go_on(at: str, where: str, k
             except kind as raised:
                 assert str(raised) == "broke"  # noqa: PT017
         assert tap.count == 4 if where == "loop" else 3
-        assert [one.values.shape[1] for one in tap.steps] == ([4, 3, 4, 5] if where == "loop" else [4, 4, 5])
-    for handle in handles:
-        handle.remove()
+        assert [step.values.shape[1] for step in tap.steps] == ([4, 3, 4, 5] if where == "loop" else [4, 4, 5])
+    handle.close() if where == "loop" else handle.remove()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not torch.overrides._get_current_function_mode_stack()
     with pytest.raises(kind), embgrad.capture(model, at=at):  # noqa: PT012
@@ -320,7 +321,7 @@ def test_a_model_that_calls_itself_is_refused(times: int) -> None:
     assert not torch.overrides._get_current_function_mode_stack()
 
 
-def test_a_graph_that_outlives_the_capture_is_not_heard() -> None:
+def test_a_backward_pass_after_the_capture_is_not_captured() -> None:
     model = net()
     with embgrad.capture(model) as tap:
         late = model(BATCHES[0]).square().sum()
@@ -335,7 +336,7 @@ def test_a_graph_that_outlives_the_capture_is_not_heard() -> None:
         model(BATCHES[0])
 
 
-def test_only_this_model_in_this_thread_is_heard() -> None:
+def test_only_this_model_in_this_thread_is_captured() -> None:
     model = net()
     with embgrad.capture(model) as tap:
         thread = threading.Thread(target=lambda: model(BATCHES[1]).sum().backward())
@@ -366,15 +367,15 @@ def test_autograd_grad_is_a_backward_pass_too() -> None:
     np.testing.assert_allclose(tap.sum().to_dense(), gradient.detach().numpy(), rtol=1e-5, atol=1e-7)
 
 
-def test_compiled_models_say_what_to_do() -> None:
+def test_a_compiled_model_is_refused() -> None:
     model = net()
     inner = net()
     inner.layers[1] = torch.compile(inner.layers[1], backend="eager")
-    own = net()
-    own.compile(backend="eager")
+    expected = net()
+    expected.compile(backend="eager")
     function = net()
     function.head.forward = torch.compile(function.head.forward, backend="eager")
-    for one in (torch.compile(model, backend="eager"), inner, own, function):
+    for one in (torch.compile(model, backend="eager"), inner, expected, function):
         with pytest.raises(embgrad.UnsupportedError, match=r"is compiled by torch.compile.*Train the uncompiled"):  # noqa: SIM117
             with embgrad.capture(one):
                 pass
@@ -414,7 +415,7 @@ def test_replicas_on_several_devices_are_refused() -> None:
     assert tap.count == 1
 
 
-def test_reentrant_checkpoints_whose_gradients_cannot_be_told() -> None:
+def test_ambiguous_reentrant_checkpoints_are_refused() -> None:
     class Held:
         """No tensor is looked for in it."""
 
@@ -488,7 +489,7 @@ def test_compiled_functions_inside_a_model_stay_compiled_or_are_refused() -> Non
             step(model, BATCHES[0])
 
 
-def test_bags_and_views_that_cannot_be_heard() -> None:
+def test_bags_and_views_that_are_written_to_are_refused() -> None:
     class Bag(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -528,7 +529,7 @@ def test_bags_and_views_that_cannot_be_heard() -> None:
     np.testing.assert_allclose(tap.sum().to_dense(), model.table.weight.grad.numpy(), rtol=1e-6)
 
 
-def test_a_part_that_gives_what_it_was_given_has_its_own_share() -> None:
+def test_a_module_that_returns_its_argument_has_its_own_gradient() -> None:
     class Passing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -576,7 +577,7 @@ def test_lookups_inside_checkpoints() -> None:
 
 
 @pytest.mark.parametrize("around", [False, True])
-def test_a_model_in_a_checkpoint_of_the_users(around: bool) -> None:
+def test_a_model_in_a_checkpoint_of_the_user_is_captured(around: bool) -> None:
     model, alone = net(), net()
     results = []
     for one in (alone, model):
@@ -597,33 +598,33 @@ def test_a_model_in_a_checkpoint_of_the_users(around: bool) -> None:
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("name", ["Bert", "GPT2", "Llama"])
 def test_training_models_of_transformers(name: str, reentrant: bool | None) -> None:
-    one = ARCHITECTURES[name]
-    heard: dict[str, Any] = {}
+    architecture = ARCHITECTURES[name]
+    received: dict[str, Any] = {}
     models = []
     for captured in (False, True):
-        model = one.build().train()
+        model = architecture.build().train()
         if reentrant is not None:
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         optimiser = torch.optim.SGD(model.parameters(), 0.01)
         torch.manual_seed(7)
         with contextlib.ExitStack() as stack:
             if captured:
-                heard = {
+                received = {
                     at: stack.enter_context(embgrad.capture(model, at=at)) for at in ("word", "layer.0", "layer.-1")
                 }
             for _ in range(2):
                 optimiser.zero_grad()
-                model(**native(one.batch())).last_hidden_state.square().mean().backward()
-                own = model.get_input_embeddings().weight.grad.numpy().copy()
+                model(**native(architecture.batch())).last_hidden_state.square().mean().backward()
+                expected = model.get_input_embeddings().weight.grad.numpy().copy()
                 optimiser.step()
         models.append(model)
     expect_same_weights(*models)
-    assert [tap.count for tap in heard.values()] == [2, 2, 2]
+    assert [tap.count for tap in received.values()] == [2, 2, 2]
     kept = np.arange(40) != (model.get_input_embeddings().padding_idx or 0)
-    last = heard["word"].steps[1].table().to_dense()
-    np.testing.assert_allclose(last[kept], own[kept], rtol=1e-9, atol=1e-12)
-    assert heard["word"].steps[0].mask is not None
-    assert heard["layer.-1"].steps[0].values.any()
+    last = received["word"].steps[1].table().to_dense()
+    np.testing.assert_allclose(last[kept], expected[kept], rtol=1e-9, atol=1e-12)
+    assert received["word"].steps[0].mask is not None
+    assert received["layer.-1"].steps[0].values.any()
 
 
 class Wrapper(nn.Module):

@@ -45,8 +45,8 @@ def by_hand(
     loss.sum().backward()
     model.zero_grad()
     names = ["word", "layer.0", "layer.1", "layer.2"]
-    found = {name: one.grad.numpy() for name, one in zip(names, states, strict=True) if one.grad is not None}
-    return {**found, "loss": loss.detach().numpy()}
+    result = {name: one.grad.numpy() for name, one in zip(names, states, strict=True) if one.grad is not None}
+    return {**result, "loss": loss.detach().numpy()}
 
 
 WAYS = {
@@ -78,20 +78,20 @@ def test_a_layer_is_changed(way: str, change: str, training: bool) -> None:
     expected = by_hand(model, **options)
     at = ["layer.1", "layer.2"] if change == "override" else ["word", "layer.0", "layer.1", "layer.2"]
     for split in (False, True):
-        found = embgrad.gradients(model, IDS, embgrad.Logit(1), at=at, training=training, split=split, **given)
+        result = embgrad.gradients(model, IDS, embgrad.Logit(1), at=at, training=training, split=split, **given)
         for name in at:
             if split and change.startswith("edit"):
                 continue  # what the edit adds is then added once for each example's own pullback
             if name == "layer.1" and "edit" in options:
                 np.testing.assert_allclose(
-                    found[name].values, options["edit"](by_hand(model)["layer.1"]), rtol=1e-12, atol=1e-14
+                    result[name].values, options["edit"](by_hand(model)["layer.1"]), rtol=1e-12, atol=1e-14
                 )
-                np.testing.assert_allclose(found[name].before, by_hand(model)["layer.1"], rtol=1e-12, atol=1e-14)
+                np.testing.assert_allclose(result[name].before, by_hand(model)["layer.1"], rtol=1e-12, atol=1e-14)
             else:
-                np.testing.assert_allclose(found[name].values, expected[name], rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(found["layer.1"].objective, expected["loss"], rtol=1e-12)
+                np.testing.assert_allclose(result[name].values, expected[name], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(result["layer.1"].objective, expected["loss"], rtol=1e-12)
     if change == "ablation":
-        assert not any(found[name].values.any() for name in ("word", "layer.0", "layer.1"))
+        assert not any(result[name].values.any() for name in ("word", "layer.0", "layer.1"))
 
 
 def in_place(grad: np.ndarray) -> None:
@@ -118,7 +118,7 @@ def test_a_pass_is_freed_when_it_ends(option: str) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpointed_override_asks_its_function_once(reentrant: bool) -> None:
+def test_a_function_in_a_checkpoint_is_called_once(reentrant: bool) -> None:
     """The segment runs again with the values of the first time; a function that draws numbers would draw others."""
     model, random = net(reentrant=reentrant), np.random.default_rng(2)
     drawn: list[np.ndarray] = []
@@ -127,9 +127,9 @@ def test_a_checkpointed_override_asks_its_function_once(reentrant: bool) -> None
         drawn.append(random.normal(size=value.shape))
         return drawn[-1]
 
-    found = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layer.1", override={"layer.1": draw})
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layer.1", override={"layer.1": draw})
     assert len(drawn) == 1
-    np.testing.assert_allclose(found.values, by_hand(model, override=drawn[0])["layer.1"], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(result.values, by_hand(model, override=drawn[0])["layer.1"], rtol=1e-12, atol=1e-14)
 
 
 class Same(Layers):
@@ -141,7 +141,7 @@ class Same(Layers):
         return self.head((first + 2 * second).tanh().mean(1))
 
 
-def test_what_a_checkpoint_leaves_open_is_an_error() -> None:
+def test_an_ambiguous_call_in_a_checkpoint_is_refused() -> None:
     torch.manual_seed(0)
     model = Same(reentrant=True).double()
     with pytest.raises(embgrad.UnsupportedError, match=r"made 2 with the same inputs.*without gradient checkpointing"):
@@ -160,11 +160,11 @@ class Beside(Layers):
         rows = self.layers[0](self.table(x))[0]
         if self.reentrant is None:
             return self.head((rows.tanh() * rows + rows).mean(1))
-        segment = checkpoint(lambda own: own.tanh() * rows, rows, use_reentrant=self.reentrant)
+        segment = checkpoint(lambda expected: expected.tanh() * rows, rows, use_reentrant=self.reentrant)
         return self.head((segment + rows).mean(1))
 
 
-def test_a_checkpoint_that_computes_with_what_it_was_not_given() -> None:
+def test_a_checkpoint_that_uses_a_tensor_that_is_no_argument_is_refused() -> None:
     """PyTorch's own backward pass fails there, too; in the newer kind of checkpoint all is well."""
     torch.manual_seed(0)
     model = Beside(reentrant=True).double()
@@ -175,10 +175,10 @@ def test_a_checkpoint_that_computes_with_what_it_was_not_given() -> None:
     with pytest.raises(embgrad.UnsupportedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
     model.reentrant = False
-    found = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
     model.reentrant = None
     expected = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
-    np.testing.assert_allclose(found.values, expected.values, rtol=1e-12)
+    np.testing.assert_allclose(result.values, expected.values, rtol=1e-12)
 
 
 class Drifting(Layers):
@@ -196,7 +196,7 @@ class Drifting(Layers):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_segment_that_does_something_else_the_second_time_is_an_error(reentrant: bool) -> None:
+def test_a_segment_that_differs_the_second_time_is_refused(reentrant: bool) -> None:
     torch.manual_seed(0)
     with pytest.raises(embgrad.UnsupportedError, match=r"with other inputs than in the forward pass"):
         embgrad.gradients(
@@ -215,7 +215,7 @@ class TwoLookups(Layers):
         return self.head((first + 2 * second).tanh().mean(1))
 
 
-def test_lookups_that_a_checkpoint_leaves_open_are_an_error() -> None:
+def test_an_ambiguous_lookup_in_a_checkpoint_is_refused() -> None:
     """Their gradients used to be added up under the first one's name."""
     torch.manual_seed(0)
     model = TwoLookups(reentrant=True).double()
@@ -229,24 +229,24 @@ def test_lookups_that_a_checkpoint_leaves_open_are_an_error() -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_override_in_each_architecture(name: str) -> None:
     """As a forward hook written by hand does it, on the model's own kind of output."""
-    one = ARCHITECTURES[name]
-    model, batch = one.build(), one.batch()
+    architecture = ARCHITECTURES[name]
+    model, batch = architecture.build(), architecture.batch()
     new = np.random.default_rng(0).normal(size=(2, 6, 16))
-    found = embgrad.gradients(model, batch, weighted, at="layer.0", override={"layer.0": new})
-    path, _, _ = one.layer.format(0).partition("#")
+    result = embgrad.gradients(model, batch, weighted, at="layer.0", override={"layer.0": new})
+    path, _, _ = architecture.layer.format(0).partition("#")
     leaf, calls = torch.tensor(new).requires_grad_(), []
 
-    def hook(module: Any, given: Any, gave: Any) -> Any:
+    def hook(module: Any, given: Any, output: Any) -> Any:
         calls.append(1)
         if len(calls) > 1:
-            return gave
-        return leaf if isinstance(gave, torch.Tensor) else (leaf, *gave[1:])
+            return output
+        return leaf if isinstance(output, torch.Tensor) else (leaf, *output[1:])
 
     handle = model.get_submodule(path).register_forward_hook(hook)
     loss = weighted(model(**native(batch)))
     handle.remove()
-    np.testing.assert_allclose(found.objective, loss.detach().numpy(), rtol=1e-10)
-    np.testing.assert_allclose(found.values, torch.autograd.grad(loss.sum(), leaf)[0].numpy(), rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(result.objective, loss.detach().numpy(), rtol=1e-10)
+    np.testing.assert_allclose(result.values, torch.autograd.grad(loss.sum(), leaf)[0].numpy(), rtol=1e-9, atol=1e-13)
 
 
 class Twice(nn.Module):
@@ -260,13 +260,13 @@ class Twice(nn.Module):
         return (self.inner(self.table(x)).tanh() * self.table(x + 1)).mean(1)
 
 
-def test_a_lookup_in_a_change_is_none_of_the_models() -> None:
+def test_a_lookup_in_a_function_of_the_user_is_not_the_models() -> None:
     """It would be taken for the second, or make it the third."""
     torch.manual_seed(0)
     model = Twice().double()
     rows = torch.tensor(IDS)
     plain = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["table#0", "table#1"])
-    found = embgrad.gradients(
+    result = embgrad.gradients(
         model,
         IDS,
         embgrad.Logit(1),
@@ -274,12 +274,12 @@ def test_a_lookup_in_a_change_is_none_of_the_models() -> None:
         add={"inner": lambda value: 0 * nn.functional.embedding(rows, model.table.weight).detach().numpy()},
         edit={"inner": lambda grad: grad + 0 * model.table.weight[rows].detach().numpy()},
     )
-    for name, one in found.items():
+    for name, one in result.items():
         np.testing.assert_allclose(one.values, plain[name].values, rtol=1e-12)
         np.testing.assert_array_equal(one.activations, plain[name].activations)
 
 
-def test_what_the_users_objective_differentiates_is_not_edited() -> None:
+def test_a_backward_pass_in_the_objective_is_not_edited() -> None:
     model, edited = net(), []
 
     def objective(outputs: Any) -> Any:

@@ -36,7 +36,7 @@ def clamped(body: Any, rows: Any) -> Any:
 
 def hooking_nodes(body: Any, rows: Any) -> Any:
     bent = body.inner(rows)
-    bent.grad_fn.register_prehook(lambda gradients: tuple(one.clamp(-0.01, 0.01) for one in gradients))
+    bent.grad_fn.register_prehook(lambda gradients: tuple(gradient.clamp(-0.01, 0.01) for gradient in gradients))
     return bent
 
 
@@ -92,7 +92,7 @@ BODIES = (
 
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("function", BODIES, ids=lambda function: function.__name__)
-def test_what_modules_do(function: Any) -> None:
+def test_a_module_gives_the_same_compiled_or_uncompiled(function: Any) -> None:
     """Compiled, or as it is where the compiler does not take it or a lookup is made inside: the numbers are the same."""
     model, taken = Net(function), set()
 
@@ -154,7 +154,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_between_calls(change: str) -> None:
+def test_a_change_between_calls_is_seen(change: str) -> None:
     model = Net()
     model.body = Constants().double().eval()
     before = agree(model)
@@ -163,7 +163,7 @@ def test_what_changes_between_calls(change: str) -> None:
     assert np.abs(after.values - before.values).max() > 1e-3 * np.abs(before.values).max()
 
 
-def test_dtypes_and_modes_may_change(graphs: list[Any]) -> None:
+def test_the_dtype_and_the_mode_may_change(graphs: list[Any]) -> None:
     model = Net()
     agree(model)
     model.train()
@@ -200,7 +200,7 @@ def test_changes_at_points(at: str, option: str) -> None:
         assert len(called) == 3  # once a call
 
 
-def test_modules_of_a_call_of_the_users() -> None:
+def test_modules_that_the_user_calls_run_compiled() -> None:
     parts = [Net(), nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()]
     agree(parts, call=lambda parts, inputs: parts[1](parts[0](inputs)))
 
@@ -220,7 +220,7 @@ class Layered(nn.Module):
         return hidden.mean(1)[:, :3]
 
 
-def test_modules_whose_children_are_called() -> None:
+def test_a_module_whose_children_are_called_runs_uncompiled() -> None:
     model = Layered()
     plain = embgrad.gradients(model, IDS, PROJECTION)
     with pytest.warns(embgrad.EmbgradWarning, match="compile=True: Sequential: the model calls its children"):
@@ -228,7 +228,7 @@ def test_modules_whose_children_are_called() -> None:
     np.testing.assert_allclose(agree(model).values, plain.values, rtol=1e-10)
 
 
-def test_a_module_that_comes_to_look_up() -> None:
+def test_a_module_that_begins_to_look_up_runs_uncompiled() -> None:
     """Its compiled code does not serve any more, and that which would is refused."""
 
     def function(body: Any, rows: Any) -> Any:
@@ -252,7 +252,7 @@ class Taking(Net):
         return {"hidden": hidden, "logits": self.outer(hidden.mean(1))}
 
 
-def test_what_takes_gradients_itself() -> None:
+def test_a_model_or_objective_that_takes_gradients_runs_uncompiled() -> None:
     why = "the model or the objective takes gradients itself"
 
     def weighted(out: Any) -> Any:
@@ -267,7 +267,7 @@ def test_what_takes_gradients_itself() -> None:
     falls_back(Net(differentiating), why)
 
 
-def test_an_error_of_the_model_leaves_its_code(graphs: list[Any]) -> None:
+def test_an_error_of_the_model_keeps_its_compiled_code(graphs: list[Any]) -> None:
     model = Net()
     agree(model)
     model.body.inner = nn.Linear(5, 6).double()
@@ -278,7 +278,7 @@ def test_an_error_of_the_model_leaves_its_code(graphs: list[Any]) -> None:
     assert len(graphs) == 1
 
 
-def test_settings_under_which_nothing_is_compiled() -> None:
+def test_a_setting_that_prevents_compilation_is_reported() -> None:
     model = Net()
     falls_back(model, "in training mode", training=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -296,7 +296,7 @@ def test_settings_under_which_nothing_is_compiled() -> None:
     agree(model)
 
 
-def test_a_model_without_modules_to_compile() -> None:
+def test_a_model_without_modules_runs_uncompiled() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -310,8 +310,8 @@ def test_a_model_without_modules_to_compile() -> None:
 
 class Doubling(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        return found * 2 if func is torch.Tensor.tanh else found
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.Tensor.tanh else result
 
 
 class Counting(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
@@ -319,7 +319,7 @@ class Counting(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[
         return func(*args, **(kwargs or {}))
 
 
-def test_modes_of_the_users() -> None:
+def test_modes_of_the_user_take_effect() -> None:
     model = Net()
     before = agree(model)
     with Doubling():
@@ -344,17 +344,17 @@ def test_functions_that_call_parts_of_the_model_find_it_as_in_a_pass(option: str
 
     def part(value: Any) -> np.ndarray:
         rows = torch.from_numpy(value).reshape(-1, value.shape[-1])
-        found: np.ndarray = model.head(rows).detach().reshape(value.shape).numpy()
-        return found
+        result: np.ndarray = model.head(rows).detach().reshape(value.shape).numpy()
+        return result
 
     changes = {option: {"word": part}} if option in ("override", "add", "edit") else {}
     objective = PROJECTION if changes else lambda out: model.head(out.repeat(1, 6)[:, :6])[:, 1]
-    asked: dict[str, Any] = {"training": training, **changes}
+    requested: dict[str, Any] = {"training": training, **changes}
     model.eval()
-    embgrad.gradients(model, IDS, objective, compile=True, **asked)
+    embgrad.gradients(model, IDS, objective, compile=True, **requested)
     model.train()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    plain, compiled = (embgrad.gradients(model, IDS, objective, compile=one, **asked) for one in (False, True))
+    plain, compiled = (embgrad.gradients(model, IDS, objective, compile=one, **requested) for one in (False, True))
     assert compiled.provenance["compiled"]
     np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(compiled.objective, plain.objective, rtol=1e-10)
@@ -374,21 +374,21 @@ def test_what_the_user_has_compiled_stays_compiled() -> None:
     called = torch.compile(model, backend=backend, dynamic=False)
     with torch.no_grad():
         called(torch.tensor(IDS))
-        found = len(compiled)
+        result = len(compiled)
         agree(called, IDS, embgrad.Sum())
         called(torch.tensor(IDS))
-    assert len(compiled) == found == 1
+    assert len(compiled) == result == 1
 
 
-def test_several_threads_compile_modules_of_their_own() -> None:
+def test_several_threads_may_compile() -> None:
     failed: list[Any] = []
     shared = Net()
 
     def work(number: int) -> None:
         try:
-            own = Net()
+            expected = Net()
             for batch in (IDS, LONGER):
-                agree(own, batch)
+                agree(expected, batch)
                 agree(shared, batch, at=("word", "body.inner")[number % 2])
         except BaseException as error:
             failed.append(error)

@@ -86,14 +86,14 @@ def test_an_epsilon_and_weights_that_change(compiled_bert: Any) -> None:
     agree(compiled_bert, batch, embgrad.Logit(1))
 
 
-def test_several_pullbacks_leave_their_operands_to_the_next(compiled_bert: Any) -> None:
+def test_several_pullbacks_run_through_one_compiled_graph(compiled_bert: Any) -> None:
     """Also where the same graph was compiled for one pullback before, and PyTorch keeps what it has compiled."""
     batch = batch_for("Bert", 3, 7)
     agree(compiled_bert, batch, embgrad.Logit(1), split=True)
     agree(compiled_bert, batch, lambda out: out.logits[:, 0], split=True)
 
 
-def test_the_compiler_leaves_pythons_limit_of_recursion() -> None:
+def test_the_recursion_limit_is_restored() -> None:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(1200)
     try:
@@ -105,14 +105,14 @@ def test_the_compiler_leaves_pythons_limit_of_recursion() -> None:
 
 def test_code_that_the_user_compiled_for_one_pullback_is_not_taken() -> None:
     model, ids = Convolving().eval(), torch.tensor(batch_for("Bert", 3, 7)["input_ids"])
-    own = torch.compile(model.convolved, fullgraph=True, dynamic=True)
-    own(model.table(ids).transpose(1, 2)).sum().backward()
+    expected = torch.compile(model.convolved, fullgraph=True, dynamic=True)
+    expected(model.table(ids).transpose(1, 2)).sum().backward()
     agree(model, ids.numpy(), embgrad.Logit(1), split=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GPT2", "Llama", "T5"])
-def test_other_models(name: str) -> None:
+def test_other_models_run_compiled(name: str) -> None:
     model = build(name)
     for shape in ((3, 7), (2, 9)):
         agree(model, batch_for(name, *shape), objective_for(name))
@@ -128,7 +128,7 @@ def test_lengths_and_numbers_of_examples(name: str) -> None:
 
 
 @pytest.mark.usefixtures("graphs")
-def test_native_objectives_on_what_models_return() -> None:
+def test_a_native_objective_finds_caches_and_hidden_states() -> None:
     """Caches of keys and values, hidden states and attention are there as in a plain pass."""
     model = build("GPT2")
     model.config.output_hidden_states = True
@@ -154,7 +154,7 @@ def test_compiled_gradients_agree_with_finite_differences() -> None:
     assert checked.provenance["compiled"] is True
 
 
-def test_without_a_compiler() -> None:
+def test_a_missing_compiler_is_reported() -> None:
     source = """
 import warnings, numpy as np, torch, embgrad
 from torch import nn

@@ -47,7 +47,7 @@ class Integers(Net):
         ),
     ],
 )
-def test_an_objective_function_of_another_kind(objective: Any, message: str) -> None:
+def test_a_native_objective_of_another_shape_or_type_is_refused(objective: Any, message: str) -> None:
     with pytest.raises(embgrad.ObjectiveError, match=message):
         embgrad.gradients(Net(), IDS, objective)
 
@@ -170,7 +170,7 @@ def test_the_module_imports_no_framework() -> None:
 
 
 @pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
-def test_a_call_inside_a_transform(call: Any) -> None:
+def test_a_call_inside_a_transform_is_refused(call: Any) -> None:
     model = Net()
 
     def inside(given: Any) -> Any:
@@ -195,7 +195,7 @@ def test_a_call_inside_a_transform(call: Any) -> None:
         embgrad.Scalar(nn.NLLLoss()),
     ],
 )
-def test_a_loss_of_pytorchs_own(loss: Any) -> None:
+def test_a_loss_of_pytorch_is_refused(loss: Any) -> None:
     message = (
         r"a loss of the framework's own, which needs a target beside the output: expected embgrad\.CrossEntropy\(labels\) for a "
         "cross-entropy, or a function of the model's output alone"
@@ -204,7 +204,7 @@ def test_a_loss_of_pytorchs_own(loss: Any) -> None:
         embgrad.gradients(Net(), IDS, loss)
 
 
-def test_a_function_of_pytorchs_own_that_is_no_loss() -> None:
+def test_a_function_of_pytorch_that_is_no_loss_is_an_objective() -> None:
     class Scores(Net):
         def forward(self, x: Any) -> Any:
             return super().forward(x)[:, 0]
@@ -216,7 +216,7 @@ def test_a_function_of_pytorchs_own_that_is_no_loss() -> None:
     assert by_hand.shape == (*IDS.shape, 4)
 
 
-def test_a_model_of_linear_layers_alone() -> None:
+def test_a_model_without_embeddings_is_refused() -> None:
     model = nn.Sequential(nn.Linear(IDS.shape[1], 4), nn.Linear(4, 3))
     message = (
         "before any lookup, and none of its modules, 'Sequential', 'Linear', is an embedding: expected a text model"
@@ -233,7 +233,7 @@ def test_the_model_and_the_batch_swapped() -> None:
             embgrad.gradients(batch, Net(), embgrad.Sum())
 
 
-def test_a_module_without_a_forward() -> None:
+def test_a_module_without_a_forward_is_refused() -> None:
     class Wrapper(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -242,5 +242,5 @@ def test_a_module_without_a_forward() -> None:
     message = r"Wrapper defines no forward, so .*\. Give one of its children \(model, head\), or pass call=lambda"
     with pytest.raises(embgrad.UnsupportedError, match=message):
         embgrad.gradients(Wrapper(), IDS, embgrad.Sum())
-    found = embgrad.gradients(Wrapper(), IDS, embgrad.Sum(), call=lambda w, inputs: w.head(w.model(inputs)))
-    assert found.provenance["path"] == "model.table#0"
+    result = embgrad.gradients(Wrapper(), IDS, embgrad.Sum(), call=lambda w, inputs: w.head(w.model(inputs)))
+    assert result.provenance["path"] == "model.table#0"

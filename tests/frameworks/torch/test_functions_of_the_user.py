@@ -32,13 +32,13 @@ class Net(torch.nn.Module):
         return self.head(rows.mean(1))
 
 
-def test_a_call_where_functions_are_not_told_of() -> None:
+def test_a_call_while_torch_functions_are_disabled() -> None:
     net = Net().eval()
     with torch._C.DisableTorchFunction():
-        found = embgrad.gradients(net, IDS, OBJECTIVE)
+        result = embgrad.gradients(net, IDS, OBJECTIVE)
         assert not torch._C._is_torch_function_enabled()
-    np.testing.assert_array_equal(found.values, embgrad.gradients(Net().eval(), IDS, OBJECTIVE).values)
-    np.testing.assert_array_equal(embgrad.gradients(net, IDS, OBJECTIVE).values, found.values)
+    np.testing.assert_array_equal(result.values, embgrad.gradients(Net().eval(), IDS, OBJECTIVE).values)
+    np.testing.assert_array_equal(embgrad.gradients(net, IDS, OBJECTIVE).values, result.values)
 
 
 @pytest.mark.parametrize("option", ["override", "add", "edit", "objective"])
@@ -60,7 +60,7 @@ def test_a_function_of_the_user_draws_random_numbers(option: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
-def test_a_function_is_called_once_where_few_examples_did_not_tell(option: str) -> None:
+def test_a_function_is_called_once_where_a_sub_batch_is_inconclusive(option: str) -> None:
     """Of two examples the tensor has other axes than of six, so that it is only in the whole pass that they are known."""
 
     class Flat(torch.nn.Module):
@@ -83,7 +83,7 @@ def test_a_function_is_called_once_where_few_examples_did_not_tell(option: str) 
     assert len(called) == 1
 
 
-def test_what_the_model_draws_is_not_drawn() -> None:
+def test_random_numbers_that_the_model_draws_are_restored() -> None:
     class Drawing(torch.autograd.Function):
         @staticmethod
         def forward(context: Any, rows: Any) -> Any:
@@ -118,7 +118,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_ledger_of_a_table_that_is_looked_up_by_a_view(name: str, tied: bool) -> None:
+def test_table_gradients_of_a_view_of_the_table(name: str, tied: bool) -> None:
     class Viewed(Net):
         def forward(self, input_ids: Any) -> Any:
             table = self.embedding.weight
@@ -127,16 +127,16 @@ def test_the_ledger_of_a_table_that_is_looked_up_by_a_view(name: str, tied: bool
 
     net = Viewed().eval()
     loss = torch.nn.functional.cross_entropy(net(torch.tensor(IDS)), torch.tensor([0, 1, 2]), reduction="sum")
-    own = torch.autograd.grad(loss, net.embedding.weight)[0].numpy()
+    expected = torch.autograd.grad(loss, net.embedding.weight)[0].numpy()
     ledger = embgrad.table_gradients(net, IDS, OBJECTIVE)
-    np.testing.assert_allclose(ledger.total, own, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(ledger.total, expected, rtol=1e-5, atol=1e-7)
     assert ledger.tied is tied
     assert bool(np.linalg.norm(ledger.head)) is tied
     embgrad.gradients(net, IDS, OBJECTIVE, check=True)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_capture_of_what_was_compiled_before_is_refused(backend: str) -> None:
+def test_a_capture_around_compiled_code_is_refused(backend: str) -> None:
     net = Net()
     ids = torch.tensor(IDS)
 
@@ -156,7 +156,7 @@ def test_a_capture_of_what_was_compiled_before_is_refused(backend: str) -> None:
     torch._dynamo.reset()
 
 
-def test_compiled_functions_beside_a_captured_model_are_let_be() -> None:
+def test_compiled_functions_beside_a_captured_model_are_allowed() -> None:
     net = Net()
 
     @torch.compile(backend="eager")

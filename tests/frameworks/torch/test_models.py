@@ -165,7 +165,7 @@ class Wrapper(nn.Module):
         return self.inner(*args, **kwargs)
 
 
-def test_a_wrapper_that_takes_names_alone() -> None:
+def test_a_wrapper_that_takes_only_keywords() -> None:
     class Named(Wrapper):
         def forward(self, **kwargs: Any) -> Any:
             return self.inner(**kwargs)
@@ -182,7 +182,7 @@ def test_a_wrapper_that_takes_names_alone() -> None:
         assert result.provenance["unused"] == expected.provenance["unused"]
 
 
-def test_a_wrapper_that_takes_no_names() -> None:
+def test_a_wrapper_that_takes_only_positional_arguments() -> None:
     class Placed(Wrapper):
         def forward(self, *args: Any) -> Any:
             return self.inner(*args)
@@ -202,7 +202,7 @@ def test_a_wrapper_that_takes_no_names() -> None:
         assert result.provenance["unused"] == expected.provenance["unused"]
 
 
-def test_a_bag_that_scales_its_table() -> None:
+def test_a_bag_with_max_norm_leaves_its_table() -> None:
     torch.manual_seed(0)
     model = Bag(mode="mean", max_norm=1.0).double()
     before, version = model.bag.weight.detach().clone(), model.bag.weight._version
@@ -253,7 +253,7 @@ class Siamese(nn.Module):
         return (self.encoder(input_ids) * self.encoder(other_ids)).sum(1)
 
 
-def test_siamese_twins_share_a_table() -> None:
+def test_two_sentences_through_one_encoder_have_a_point_each() -> None:
     torch.manual_seed(0)
     model = Siamese()
     others = torch.tensor([[7, 8, 10, 11], [12, 13, 14, 16]])

@@ -108,8 +108,8 @@ def step(model: nn.Module, ids: np.ndarray, labels: np.ndarray) -> None:
 
 
 def trial(model: nn.Module, around: Callable[[], Any] = nullcontext) -> Trial:
-    asked = Asked(model, example_batch(), LABELS, lambda outputs: logits_of(outputs)[:, 1], step)
-    return Trial(asked, partial(Harness().state, model), Harness(), around)
+    requested = Asked(model, example_batch(), LABELS, lambda outputs: logits_of(outputs)[:, 1], step)
+    return Trial(requested, partial(Harness().state, model), Harness(), around)
 
 
 @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # that a model with hooks runs without a trace
@@ -134,7 +134,7 @@ AROUND: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("around", AROUND)
-def test_no_trace_inside_of_the_users_own_contexts(around: str) -> None:
+def test_no_trace_inside_contexts_of_the_user(around: str) -> None:
     tried = trial(everything(), AROUND[around])
     for name in ("gradients", "points"):
         assert tried.traces(CALLS[name]) == []
@@ -227,7 +227,7 @@ def test_hooks_are_called_as_in_the_users_own_pass(hooked: Any, options: dict[st
     assert own() == expected
 
 
-def test_hooks_of_parameters_are_called_where_their_gradients_are_asked_for(hooked: Any) -> None:
+def test_hooks_of_parameters_are_called_by_parameter_gradients(hooked: Any) -> None:
     model, log, own = hooked
     expected = own()
     embgrad.parameter_gradients(model, example_batch(), embgrad.CrossEntropy(LABELS))
@@ -243,20 +243,20 @@ def test_hooks_in_a_captured_step(hooked: Any) -> None:
     assert own() == expected
 
 
-def test_hooks_behind_a_point_are_called(hooked: Any) -> None:
+def test_backward_hooks_run_down_to_the_point(hooked: Any) -> None:
     model, log, own = hooked
     expected = own()
     embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS), at="layer.1")
-    found = taken(log)
-    found = [one for one in found if "backward" in one[0]]  # it looks for the point in a pass of its own
+    result = taken(log)
+    result = [one for one in result if "backward" in one[0]]  # it looks for the point in a pass of its own
     way = [one for one in expected if "backward" in one[0]]
-    assert way[: len(found)] == found
-    assert found[-1] == ("register_full_backward_pre_hook", "layers.1")
+    assert way[: len(result)] == result
+    assert result[-1] == ("register_full_backward_pre_hook", "layers.1")
     assert own() == expected
 
 
 @pytest.mark.parametrize("kind", OF_A_MODULE)
-def test_hooks_that_raise_are_called_no_further(hooked: Any, kind: str) -> None:
+def test_a_hook_that_raises_leaves_no_trace(hooked: Any, kind: str) -> None:
     model, _, own = hooked
     expected = own()
 
@@ -272,7 +272,7 @@ def test_hooks_that_raise_are_called_no_further(hooked: Any, kind: str) -> None:
     assert own()[-1] == expected[-1]
 
 
-def test_a_graph_of_the_users_that_saved_a_buffer_is_still_good() -> None:
+def test_a_graph_that_saved_a_buffer_stays_valid() -> None:
     """The model wrote to the buffer again, and its numbers are what they were."""
 
     class Caching(nn.Module):
@@ -308,7 +308,7 @@ print(sorted({name.partition(".")[0] for name in set(sys.modules) - before} & {"
     assert done.stdout == "[]\n"
 
 
-def test_what_a_streams_source_draws_meanwhile_is_drawn() -> None:
+def test_a_source_may_draw_random_numbers_while_a_pass_runs() -> None:
     """The source is read in another thread, and PyTorch has one generator for all threads."""
 
     def source() -> Any:

@@ -50,18 +50,18 @@ def loss(model: nn.Module) -> Any:
 
 def kept(run: Callable[[], Any]) -> int:
     """How many bytes the graphs made meanwhile keep, each memory once."""
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
 
     def pack(one: Any) -> Any:
         memory = one.untyped_storage()
-        found[memory.data_ptr()] = memory.nbytes()
+        result[memory.data_ptr()] = memory.nbytes()
         held.append(one)  # so that no other memory gets the same place
         return one
 
     held: list[Any] = []
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
         run()
-    return sum(found.values())
+    return sum(result.values())
 
 
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
@@ -84,17 +84,17 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_exact(way: str) -> None:
+def test_the_gradient_is_exact_with_frozen_weights(way: str) -> None:
     model = net(WAYS[way])
     given = embgrad.gradients(model, IDS, OBJECTIVE)
     np.testing.assert_allclose(given.values, finite_differences(lambda: loss(model), model.table.weight), atol=1e-8)
     if way != "reentrant":  # which the reference cannot do
-        own = own_gradient(lambda: loss(model), model.table.weight)
-        np.testing.assert_allclose(given.values, own, rtol=1e-12, atol=1e-15)
+        expected = own_gradient(lambda: loss(model), model.table.weight)
+        np.testing.assert_allclose(given.values, expected, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("way", ["linear", "norm", "matmul", "einsum", "addmm", "shared"])
-def test_no_more_is_kept_than_with_frozen_weights(way: str) -> None:
+def test_no_more_memory_is_saved_than_with_frozen_weights(way: str) -> None:
     model = net(WAYS[way])
     trainable = kept(lambda: embgrad.gradients(model, IDS, OBJECTIVE))
     by_hand = kept(lambda: loss(model))
@@ -135,12 +135,12 @@ def test_a_function_that_differentiates_by_weights_in_its_backward_pass(swallowi
         calls.append(1)
         return logits[:, 1]
 
-    own = own_gradient(lambda: loss(model), model.table.weight)
-    for asked in (OBJECTIVE, objective):
-        given = embgrad.gradients(model, IDS, asked)
-        np.testing.assert_allclose(given.values, own, rtol=1e-12, atol=1e-15)
+    expected = own_gradient(lambda: loss(model), model.table.weight)
+    for requested in (OBJECTIVE, objective):
+        given = embgrad.gradients(model, IDS, requested)
+        np.testing.assert_allclose(given.values, expected, rtol=1e-12, atol=1e-15)
     assert len(calls) <= 2
-    np.testing.assert_allclose(own, finite_differences(lambda: loss(model), model.table.weight), atol=1e-8)
+    np.testing.assert_allclose(expected, finite_differences(lambda: loss(model), model.table.weight), atol=1e-8)
 
 
 def _swallowed(model: Any, rows: Any) -> Any:
@@ -170,9 +170,9 @@ def test_a_model_that_differentiates_by_its_weights_in_its_forward_pass(between:
     model = net(between)
     given = embgrad.gradients(model, IDS, OBJECTIVE)
     model.zero_grad()
-    own = own_gradient(lambda: loss(model), model.table.weight)
+    expected = own_gradient(lambda: loss(model), model.table.weight)
     model.zero_grad()
-    np.testing.assert_allclose(given.values, own, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(given.values, expected, rtol=1e-10, atol=1e-14)
     hidden = embgrad.gradients(model, IDS, OBJECTIVE, at="table")
     np.testing.assert_array_equal(hidden.values, given.values)
     called = []
@@ -194,42 +194,26 @@ def test_a_model_that_differentiates_by_its_activations() -> None:
     )
 
 
-def test_the_model_sees_its_own_weights_frozen() -> None:
-    seen: list[Any] = []
-
-    def between(model: Any, rows: Any) -> Any:
-        weight = model.inner.weight
-        given = model.inner(rows)
-        seen.append((weight is kept_weight, weight.requires_grad, weight.is_leaf, given.requires_grad))
-        return given.tanh()
-
-    model = net(between)
-    kept_weight = model.inner.weight
-    embgrad.gradients(model, IDS, OBJECTIVE)
-    embgrad.gradients(model, IDS, lambda logits: logits[:, 1])
-    assert seen == [(True, False, True, True), (True, True, True, True)]
-
-
 def _nested(model: Any) -> Callable[[Any], Any]:
     def change(values: Any) -> Any:
-        assert all(one.requires_grad for one in model.parameters())
-        found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
-        assert np.abs(found["inner.weight"]).max() > 0
-        assert all(one.requires_grad for one in model.parameters())
+        assert all(parameter.requires_grad for parameter in model.parameters())
+        result = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+        assert np.abs(result["inner.weight"]).max() > 0
+        assert all(parameter.requires_grad for parameter in model.parameters())
         return values
 
     return change
 
 
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
-def test_functions_of_the_users_find_the_weights_trainable(option: str) -> None:
+def test_functions_of_the_user_find_the_weights_trainable(option: str) -> None:
     model = net(WAYS["checkpoint"])
     embgrad.gradients(model, IDS, OBJECTIVE, **{option: {"word": _nested(model)}})
-    assert all(one.requires_grad for one in model.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("raising", [False, True])
-def test_what_hangs_on_a_frozen_weight_stays(raising: bool) -> None:
+def test_hooks_and_graphs_of_a_frozen_weight_stay(raising: bool) -> None:
     """Hooks, the node at which its gradient arrives, and a graph of the user's own."""
 
     def between(model: Any, rows: Any) -> Any:
@@ -238,9 +222,9 @@ def test_what_hangs_on_a_frozen_weight_stays(raising: bool) -> None:
         return model.inner(rows).tanh()
 
     model = net(between)
-    heard: list[str] = []
-    model.inner.weight.register_hook(lambda gradient: heard.append("hook"))
-    model.inner.weight.register_post_accumulate_grad_hook(lambda weight: heard.append("accumulated"))
+    received: list[str] = []
+    model.inner.weight.register_hook(lambda gradient: received.append("hook"))
+    model.inner.weight.register_post_accumulate_grad_hook(lambda weight: received.append("accumulated"))
     model.other.requires_grad_(False)
     edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
     model.raising = False
@@ -250,9 +234,9 @@ def test_what_hangs_on_a_frozen_weight_stays(raising: bool) -> None:
         embgrad.gradients(model, IDS, OBJECTIVE)
     assert [name for name, one in model.named_parameters() if not one.requires_grad] == ["other"]
     assert torch.autograd.graph.get_gradient_edge(model.inner.weight) == edge
-    assert not heard
+    assert not received
     value.backward()
-    assert heard == ["hook", "accumulated"]
+    assert received == ["hook", "accumulated"]
     assert model.inner.weight.grad is not None
 
 
@@ -265,9 +249,9 @@ def test_two_models_that_share_parameters_in_two_threads() -> None:
 
     def work(number: int) -> None:
         for _ in range(30):
-            found = embgrad.gradients((first, second)[number], IDS, OBJECTIVE).values
-            asked = embgrad.parameter_gradients(second, IDS, OBJECTIVE)
-            if not (np.array_equal(found, expected[number]) and np.array_equal(asked["inner.weight"], weights)):
+            result = embgrad.gradients((first, second)[number], IDS, OBJECTIVE).values
+            requested = embgrad.parameter_gradients(second, IDS, OBJECTIVE)
+            if not (np.array_equal(result, expected[number]) and np.array_equal(requested["inner.weight"], weights)):
                 failures.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1, 0)]
@@ -276,7 +260,7 @@ def test_two_models_that_share_parameters_in_two_threads() -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    assert all(one.requires_grad for one in (*first.parameters(), *second.parameters()))
+    assert all(parameter.requires_grad for parameter in (*first.parameters(), *second.parameters()))
 
 
 def _by_grad_swallowed(model: Any, logits: Any) -> Any:
@@ -290,15 +274,15 @@ def _by_edges_alone(model: Any, logits: Any) -> Any:
     edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
     output = torch.autograd.graph.get_gradient_edge(logits)
     cotangent = torch.ones_like(logits)
-    found = torch.autograd.grad([output], [edge], [cotangent], create_graph=True, allow_unused=True)
-    return [one for one in found if one is not None]
+    result = torch.autograd.grad([output], [edge], [cotangent], create_graph=True, allow_unused=True)
+    return [one for one in result if one is not None]
 
 
 def _by_backward_of_a_tensor(model: Any, logits: Any) -> Any:
     logits.sin().sum().backward(
         create_graph=True, inputs=model.inner.parameters()
     )  # which can be gone through but once
-    return [one.grad for one in model.inner.parameters() if one.grad is not None]
+    return [parameter.grad for parameter in model.inner.parameters() if parameter.grad is not None]
 
 
 def _by_backward_to_all(model: Any, logits: Any) -> Any:
@@ -327,21 +311,21 @@ def test_an_objective_that_differentiates_by_weights(taken: Callable[[Any, Any],
     model.zero_grad()
     options = {option: {"word": lambda values: values * (option != "add")}} if option else {}
     given = embgrad.gradients(model, IDS, embgrad.Scalar(penalised), **options)
-    assert all(one.grad is None for one in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
     np.testing.assert_allclose(float(given.objective), value, rtol=1e-12)
-    (own,) = torch.autograd.grad(by_hand(), model.table.weight)
-    np.testing.assert_allclose(given.values, own.numpy()[IDS], rtol=1e-9, atol=1e-13)
+    (expected,) = torch.autograd.grad(by_hand(), model.table.weight)
+    np.testing.assert_allclose(given.values, expected.numpy()[IDS], rtol=1e-9, atol=1e-13)
 
 
 def _penalty(model: Any, value: Any) -> Any:
     model.zero_grad()
     value.backward(create_graph=True)
-    return sum((one.grad**2).sum() for one in model.parameters() if one.grad is not None)
+    return sum((parameter.grad**2).sum() for parameter in model.parameters() if parameter.grad is not None)
 
 
 @pytest.mark.parametrize("of", ["objective", "model"])
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_gradients_of_all_weights_are_the_tables_too(of: str) -> None:
+def test_a_penalty_on_all_gradients_includes_the_table(of: str) -> None:
     def between(model: Any, rows: Any) -> Any:
         states = model.inner(rows).tanh()
         return states * _penalty(model, states.sin().sum()) if of == "model" else states
@@ -356,9 +340,9 @@ def test_gradients_of_all_weights_are_the_tables_too(of: str) -> None:
         return objective(model(tensor()))
 
     given = embgrad.gradients(model, IDS, embgrad.Scalar(objective)).values
-    assert all(one.grad is None for one in model.parameters())
-    (own,) = torch.autograd.grad(value(), model.table.weight)
-    np.testing.assert_allclose(given, own.numpy()[IDS], rtol=1e-9, atol=1e-13)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    (expected,) = torch.autograd.grad(value(), model.table.weight)
+    np.testing.assert_allclose(given, expected.numpy()[IDS], rtol=1e-9, atol=1e-13)
     before = embgrad.gradients(model, IDS, embgrad.Scalar(objective), edit={"word": lambda gradient: gradient * 2})
     np.testing.assert_allclose(before.before, given, rtol=1e-12)
     model.table.weight.requires_grad_(False)
@@ -378,8 +362,8 @@ def test_an_objective_that_takes_other_gradients_needs_no_weights() -> None:
 
     given = embgrad.gradients(model, IDS, embgrad.Scalar(objective))
     assert calls == [1]
-    own = own_gradient(lambda: objective(model(tensor())), model.table.weight)
-    np.testing.assert_allclose(given.values, own, rtol=1e-10, atol=1e-14)
+    expected = own_gradient(lambda: objective(model(tensor())), model.table.weight)
+    np.testing.assert_allclose(given.values, expected, rtol=1e-10, atol=1e-14)
 
 
 def _by_the_edge(model: Any, rows: Any) -> Any:
@@ -389,14 +373,14 @@ def _by_the_edge(model: Any, rows: Any) -> Any:
 
 
 def _by_an_edge_of_before(model: Any, rows: Any) -> Any:
-    found = torch.autograd.grad((model.inner(rows) ** 2).sum(), [model.edge], create_graph=True, allow_unused=True)
-    return functional.linear(rows, model.inner.weight - (0 if found[0] is None else found[0] / 10)).tanh()
+    result = torch.autograd.grad((model.inner(rows) ** 2).sum(), [model.edge], create_graph=True, allow_unused=True)
+    return functional.linear(rows, model.inner.weight - (0 if result[0] is None else result[0] / 10)).tanh()
 
 
 @pytest.mark.parametrize("between", [_by_the_edge, _by_an_edge_of_before])
-def test_a_model_that_differentiates_by_where_a_weights_gradient_arrives(between: Callable[[Any, Any], Any]) -> None:
+def test_a_model_that_differentiates_by_a_gradient_edge(between: Callable[[Any, Any], Any]) -> None:
     model = net(between)
     model.edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
     given = embgrad.gradients(model, IDS, OBJECTIVE)
-    own = own_gradient(lambda: loss(model), model.table.weight)
-    np.testing.assert_allclose(given.values, own, rtol=1e-10, atol=1e-14)
+    expected = own_gradient(lambda: loss(model), model.table.weight)
+    np.testing.assert_allclose(given.values, expected, rtol=1e-10, atol=1e-14)

@@ -29,36 +29,36 @@ def hidden_states(model: Any, batch: dict[str, Any]) -> tuple[Any, tuple[Any, ..
 def by_hook(model: Any, path: str, batch: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """What a module gives, and its gradient, by a forward hook written by hand."""
     name, _, occurrence = path.partition("#")
-    seen: list[Any] = []
+    recorded: list[Any] = []
 
-    def keep(module: Any, given: Any, gave: Any) -> None:
-        seen.append(gave if isinstance(gave, torch.Tensor) else gave[0])
+    def keep(module: Any, given: Any, output: Any) -> None:
+        recorded.append(output if isinstance(output, torch.Tensor) else output[0])
 
     handle = model.get_submodule(name).register_forward_hook(keep)
     loss = weighted(model(**native(batch))).sum()
     handle.remove()
-    kept = seen[int(occurrence or 0)]
+    kept = recorded[int(occurrence or 0)]
     return kept.detach().numpy(), torch.autograd.grad(loss, kept)[0].numpy()
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_hidden_states_of_architectures(name: str, layers: int) -> None:
-    one = ARCHITECTURES[name]
-    model, batch = one.build(layers), one.batch()
+    architecture = ARCHITECTURES[name]
+    model, batch = architecture.build(layers), architecture.batch()
     out, states = hidden_states(model, batch)
     gradients = torch.autograd.grad(weighted(out).sum(), states, allow_unused=True)
     names = [f"layer.{number}" for number in range(layers)]
-    found = embgrad.gradients(model, batch, weighted, at=[*names, "layer.-1"])
-    np.testing.assert_array_equal(found["layer.-1"].values, found[names[-1]].values)
+    result = embgrad.gradients(model, batch, weighted, at=[*names, "layer.-1"])
+    np.testing.assert_array_equal(result["layer.-1"].values, result[names[-1]].values)
     for number, role in enumerate(names):
         if number == layers - 1 and name in NORMED:
-            value, gradient = by_hook(model, one.layer.format(number), batch)
+            value, gradient = by_hook(model, architecture.layer.format(number), batch)
         else:
             value, gradient = states[number + 1].detach().numpy(), gradients[number + 1].numpy()
-        np.testing.assert_allclose(found[role].activations, value, rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(found[role].values, gradient, rtol=1e-10, atol=1e-13)
-        assert found[role].provenance["path"].startswith(one.layer.format(number).partition("#")[0])
+        np.testing.assert_allclose(result[role].activations, value, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(result[role].values, gradient, rtol=1e-10, atol=1e-13)
+        assert result[role].provenance["path"].startswith(architecture.layer.format(number).partition("#")[0])
     with pytest.raises(embgrad.UnknownPointError, match=f"has {layers} layers"):
         embgrad.gradients(model, batch, weighted, at=f"layer.{layers}")
 
@@ -66,33 +66,35 @@ def test_the_hidden_states_of_architectures(name: str, layers: int) -> None:
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_other_roles_of_architectures(name: str, layers: int) -> None:
-    one = ARCHITECTURES[name]
-    model, batch = one.build(layers), one.batch()
+    architecture = ARCHITECTURES[name]
+    model, batch = architecture.build(layers), architecture.batch()
     points = embgrad.points(model, batch)
     roles = {role: point for point in points for role in point.roles if not role.startswith("layer")}
-    assert set(roles) == set(one.roles)
-    assert roles["word"].path == one.word
-    found = embgrad.gradients(model, batch, weighted, at=list(one.roles))
-    assert all(result.values.shape[:2] == IDS.shape for result in found.values())
-    np.testing.assert_array_equal(found["word"].activations, model.get_submodule(one.word).weight.detach().numpy()[IDS])
+    assert set(roles) == set(architecture.roles)
+    assert roles["word"].path == architecture.word
+    results = embgrad.gradients(model, batch, weighted, at=list(architecture.roles))
+    assert all(result.values.shape[:2] == IDS.shape for result in results.values())
+    np.testing.assert_array_equal(
+        results["word"].activations, model.get_submodule(architecture.word).weight.detach().numpy()[IDS]
+    )
     out, states = hidden_states(model, batch)
     if name in ("Albert", "Electra"):  # whose first hidden state is behind the projection to the layers' width
-        assert one.embeddings is not None
-        value, gradient = by_hook(model, one.embeddings, batch)
+        assert architecture.embeddings is not None
+        value, gradient = by_hook(model, architecture.embeddings, batch)
     else:
         value = states[0].detach().numpy()
         gradient = torch.autograd.grad(weighted(out).sum(), states[0])[0].numpy()
-    np.testing.assert_allclose(found["embeddings"].activations, value, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(found["embeddings"].values, gradient, rtol=1e-10, atol=1e-13)
-    if one.embeddings is not None:
-        again = embgrad.gradients(model, batch, weighted, at=one.embeddings)
+    np.testing.assert_allclose(results["embeddings"].activations, value, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(results["embeddings"].values, gradient, rtol=1e-10, atol=1e-13)
+    if architecture.embeddings is not None:
+        again = embgrad.gradients(model, batch, weighted, at=architecture.embeddings)
         np.testing.assert_allclose(again.values, gradient, rtol=1e-10, atol=1e-13)
 
 
-def test_roberta_s_positions_go_on_behind_the_padding_index() -> None:
-    one = ARCHITECTURES["Roberta"]
+def test_positions_of_roberta_start_after_the_padding_index() -> None:
+    architecture = ARCHITECTURES["Roberta"]
     batch = {"input_ids": np.where(MASK, IDS, 1), "attention_mask": MASK}
-    result = embgrad.gradients(one.build(), batch, weighted, at="position")
+    result = embgrad.gradients(architecture.build(), batch, weighted, at="position")
     np.testing.assert_array_equal(result.ids, np.where(MASK, np.arange(2, 8), 1))
 
 
@@ -147,21 +149,21 @@ def difference(
     model: Any, loss: Callable[[], Any], module: Any, shape: tuple[int, ...], direction: np.ndarray
 ) -> float:
     """The difference quotient of a loss when something is added to what a module gives, by a hook written by hand."""
-    found = []
+    result = []
     for step in (1e-5, -1e-5):
         change = torch.tensor(direction * step).reshape(shape)
 
-        def hook(_: Any, __: Any, gave: Any, change: Any = change) -> Any:
-            if isinstance(gave, torch.Tensor):
-                return gave + change
-            if isinstance(gave[0], nn.utils.rnn.PackedSequence):
-                return gave[0]._replace(data=gave[0].data + change), *gave[1:]
-            return gave[0] + change, *gave[1:]
+        def hook(_: Any, __: Any, output: Any, change: Any = change) -> Any:
+            if isinstance(output, torch.Tensor):
+                return output + change
+            if isinstance(output[0], nn.utils.rnn.PackedSequence):
+                return output[0]._replace(data=output[0].data + change), *output[1:]
+            return output[0] + change, *output[1:]
 
         handle = module.register_forward_hook(hook)
-        found.append(float(loss()))
+        result.append(float(loss()))
         handle.remove()
-    return (found[0] - found[1]) / 2e-5
+    return (result[0] - result[1]) / 2e-5
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_the_output_of_a_module(kind: Any, path: str, extra: dict[str, Any]) -> 
     assert abs(slope) > 1e-3
 
 
-def test_what_a_module_writes_to_later_is_kept_as_it_was() -> None:
+def test_a_tensor_that_is_written_to_later_is_reported_as_it_was() -> None:
     model = random_model(InPlace)
     result = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="inner")
     rows = 3 * model.table(tensor())
@@ -208,7 +210,7 @@ class Shared(nn.Module):
         return self.head(self.second(self.first(self.second(self.table(x)))).mean(1))
 
 
-def test_modules_that_hold_each_other_in_a_ring() -> None:
+def test_modules_that_contain_each_other() -> None:
     model = random_model(Shared)
     model.head.above = model
     assert [point.name for point in embgrad.points(model, SMALL_IDS)][-1] == "head#0"
@@ -233,7 +235,7 @@ def test_a_shared_module_has_several_names_and_occurrences() -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_fast_path_is_taken_by_no_pass(frozen: bool) -> None:
+def test_no_pass_takes_the_fast_path_of_a_transformer(frozen: bool) -> None:
     """Without gradients nn.TransformerEncoder calls none of its parts; whoever names them must find them."""
 
     class Encoder(nn.Module):
@@ -282,26 +284,26 @@ class Passing(nn.Module):
         return (hidden + 2 * self.same(hidden) + 3 * flat.view_as(hidden)).mean(1)
 
 
-def test_a_part_that_gives_what_it_was_given_has_its_own_share() -> None:
+def test_a_module_that_returns_its_argument_has_its_own_gradient() -> None:
     model = random_model(Passing)
     names = {"inner": 6, "same": 2, "same:input": 2, "flat": 3, "flat:input": 3}
-    found = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at=list(names))
+    result = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at=list(names))
     for name, factor in names.items():
         assert (
             embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at=name).values.reshape(8, 4)[:, 1].tolist()
             == [factor / 4] * 8
         )
-        assert found[name].values.reshape(8, 4)[:, 1].tolist() == [factor / 4] * 8
+        assert result[name].values.reshape(8, 4)[:, 1].tolist() == [factor / 4] * 8
 
 
-def test_a_clone_that_hides_a_write_is_an_error() -> None:
+def test_writing_into_a_shared_tensor_at_a_point_is_refused() -> None:
     """What is written into the view shows in the tensor behind it, and would not in that of a clone."""
     model = random_model(lambda: Passing(write=True))
     for name in ("flat", "flat:output#0"):
         with pytest.raises(embgrad.UnsupportedError, match=r"'flat:output#0' shares its memory with another"):
             embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at=name)
-    found = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="inner")
-    assert found.values[..., 1].ravel().tolist() == [12 / 4] * 8
+    result = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="inner")
+    assert result.values[..., 1].ravel().tolist() == [12 / 4] * 8
     with pytest.raises(embgrad.UnsupportedError, match=r"'relu:input#0' shares its memory"):
         embgrad.gradients(random_model(InPlace), SMALL_IDS, embgrad.Logit(1), at="relu:input")
 
@@ -319,7 +321,7 @@ class Branching(nn.Module):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_every_pass_goes_the_way_of_one_with_gradients(frozen: bool) -> None:
+def test_every_pass_takes_the_branch_of_one_with_gradients(frozen: bool) -> None:
     model = random_model(Branching).requires_grad_(not frozen)
     assert [point.name for point in embgrad.points(model, SMALL_IDS)] == ["table#0", "slow#0"]
     at_layer = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="slow")
@@ -328,7 +330,7 @@ def test_every_pass_goes_the_way_of_one_with_gradients(frozen: bool) -> None:
 
 
 @pytest.mark.parametrize("way", ["no_grad", "inference", "frozen", "compiled", "parallel", "hooked"])
-def test_ways_of_running(way: str) -> None:
+def test_a_module_under_each_way_of_running(way: str) -> None:
     model = random_model(Shared)
     expected = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="first#1").values
     at, run = "first#1", model
@@ -342,7 +344,7 @@ def test_ways_of_running(way: str) -> None:
     elif way == "parallel":
         at, run = "module.first#1", nn.DataParallel(model)
     elif way == "hooked":  # the user's hook replaces the output, and ours is behind it
-        model.first.register_forward_hook(lambda module, given, gave: gave * 1 + 0)
+        model.first.register_forward_hook(lambda module, given, output: output * 1 + 0)
     context = {"no_grad": torch.no_grad, "inference": torch.inference_mode}.get(way, torch.enable_grad)
     with context():
         result = embgrad.gradients(run, SMALL_IDS, embgrad.Logit(1), at=at)
@@ -387,9 +389,9 @@ def test_a_call_in_another_thread_is_left_alone() -> None:
             call_elsewhere()
 
     handle = model.first[0].register_forward_hook(hook)
-    found = embgrad.gradients(model, SMALL_IDS, objective, at="first#1", override={"first#1": change})
+    result = embgrad.gradients(model, SMALL_IDS, objective, at="first#1", override={"first#1": change})
     handle.remove()
-    assert not found.activations.any()
+    assert not result.activations.any()
     assert len(others) > 6
     assert all(torch.equal(other, plain) for other in others)
 
@@ -410,17 +412,17 @@ class Flat(nn.Module):
 
 
 @pytest.mark.parametrize("batch_size", [None, 1])
-def test_positions_that_are_looked_up_flat(batch_size: int | None) -> None:
+def test_positions_looked_up_in_one_row(batch_size: int | None) -> None:
     """`word` and `position` are added, so that their gradients are one."""
     torch.manual_seed(0)
     model = Flat().double()
     mask = np.ones_like(SMALL_IDS)
     mask[0, -1:] = 0
     batch = {"input_ids": SMALL_IDS, "attention_mask": mask}
-    found = embgrad.gradients(model, batch, embgrad.Logit(1), at=["word", "position"], batch_size=batch_size)
-    assert found["position"].provenance["path"].startswith("places")
-    np.testing.assert_array_equal(found["position"].values, found["word"].values)
-    added = np.random.default_rng(0).normal(size=found["word"].shape)
+    result = embgrad.gradients(model, batch, embgrad.Logit(1), at=["word", "position"], batch_size=batch_size)
+    assert result["position"].provenance["path"].startswith("places")
+    np.testing.assert_array_equal(result["position"].values, result["word"].values)
+    added = np.random.default_rng(0).normal(size=result["word"].shape)
     at_both = [
         embgrad.gradients(model, batch, embgrad.Logit(1), add={name: added}).objective for name in ("word", "position")
     ]

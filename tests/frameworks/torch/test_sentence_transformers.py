@@ -49,7 +49,7 @@ def scorer(tokenizer: PreTrainedTokenizerFast) -> CrossEncoder:
 
 def inner(model: Any) -> Any:
     """The transformers model, found by its class."""
-    return next(one for one in model.modules() if type(one).__name__.startswith("Bert"))
+    return next(module for module in model.modules() if type(module).__name__.startswith("Bert"))
 
 
 def rows_of(bert: Any, encoded: Any) -> torch.Tensor:
@@ -87,8 +87,8 @@ def test_texts_go_through_its_own_tokenizer(sentences: SentenceTransformer, toke
     assert result.ids.tolist() == encoded["input_ids"].tolist() == sentences.tokenize(TEXTS)["input_ids"].tolist()
     assert result.tokens is not None
     assert list(result.tokens[0]) == tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist())
-    own = embgrad.gradients(sentences, encoded, POOLED)
-    np.testing.assert_array_equal(result.values, own.values)
+    expected = embgrad.gradients(sentences, encoded, POOLED)
+    np.testing.assert_array_equal(result.values, expected.values)
     assert [word.text for word in result.words()[0]][1:3] == ["a", "gripping"]
 
 
@@ -120,9 +120,9 @@ def test_a_cross_encoder(scorer: CrossEncoder, tokenizer: PreTrainedTokenizerFas
     rows = rows_of(bert, encoded)
     others = {name: value for name, value in encoded.items() if name != "input_ids"}
     logits = bert(inputs_embeds=rows, **others).logits
-    own = torch.autograd.grad(logits.sum(), rows)[0].numpy()
+    expected = torch.autograd.grad(logits.sum(), rows)[0].numpy()
     result = embgrad.gradients(scorer, PAIRS if texts else encoded, embgrad.Sum())
-    np.testing.assert_allclose(result.values, own, rtol=1e-10, atol=1e-15)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-10, atol=1e-15)
     np.testing.assert_allclose(result.objective, logits.detach().numpy()[:, 0], rtol=1e-12)
     assert (result.mask == 0).any()
     by_role = embgrad.gradients(scorer, encoded, embgrad.Logit(0, output="logits"))
@@ -151,12 +151,12 @@ def test_a_cross_encoder_that_is_no_module(tokenizer: PreTrainedTokenizerFast) -
     assert len(tap.steps) == 1
 
 
-def test_minilm_as_people_load_it() -> None:
+def test_minilm() -> None:
     from embgrad.cli.demo import minilm_folder
 
     model = SentenceTransformer(str(minilm_folder()), device="cpu")
     direction = np.random.default_rng(0).normal(size=384)
     result = embgrad.gradients(model, TEXTS, embgrad.Projection(direction, output="pooled"))
     encoded = model.tokenizer(TEXTS, padding=True, return_tensors="pt")
-    own = by_hand(inner(model), encoded, direction.astype(np.float32))
-    np.testing.assert_allclose(result.values, own, rtol=1e-4, atol=1e-6)
+    expected = by_hand(inner(model), encoded, direction.astype(np.float32))
+    np.testing.assert_allclose(result.values, expected, rtol=1e-4, atol=1e-6)

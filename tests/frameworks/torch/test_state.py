@@ -1,4 +1,4 @@
-"""The model and the process are left as they were: after success, and after every kind of failure."""
+"""Modes, buffers, attributes and accumulated gradients of a model are restored, and training mode is the user's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.frameworks.torch.checks import IDS, VOCAB, Recomputing, finite_differ
 
 
 class Net(nn.Module):
-    """A model with everything that has a mode or a running average."""
+    """A table with `max_norm`, a recurrent layer, batch norm and dropout; in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,35 +26,20 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(4)
         self.dropout = nn.Dropout(0.5)
         self.head = nn.Linear(4, 3)
-        self.break_down: BaseException | None = None
+        self.double().eval()
 
     def forward(self, x: Any) -> Any:
-        states = self.recurrent(self.table(x))[0].mean(1)
-        logits = self.head(self.dropout(self.norm(states)))
-        if self.break_down is not None:
-            raise self.break_down
-        return logits
+        return self.head(self.dropout(self.norm(self.recurrent(self.table(x))[0].mean(1))))
 
 
-def disturbed() -> Net:
-    """In both modes at once, with gradients in some buffers, hooks, and parts frozen."""
+def net(kind: type[Net] = Net) -> Net:
     torch.manual_seed(0)
-    model = Net().double()
-    model.norm.running_mean += 0.3
-    model.eval()
-    model.dropout.train()
-    model.recurrent.train()
-    model.recurrent.weight_ih_l0.grad = torch.ones_like(model.recurrent.weight_ih_l0)
-    model.table.weight.grad = torch.full_like(model.table.weight, 2.0)
-    model.norm.requires_grad_(False)
-    model.head.register_forward_hook(lambda *_: None)
-    model.head.weight.register_hook(lambda grad: None)
-    return model
+    return kind()
 
 
-def test_training_mode_is_training_mode() -> None:
+def test_training_mode_drops_and_normalises_as_the_users_call() -> None:
     """Dropout drops as in the user's own call with the same random numbers; batch norm takes the batch's averages."""
-    model = disturbed()
+    model = net()
     model.table.max_norm = None
     torch.manual_seed(5)
     result = embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
@@ -70,9 +55,9 @@ def test_training_mode_is_training_mode() -> None:
     assert not torch.equal(model.norm.running_mean, averages)  # the user's own call moves them
 
 
-def test_a_model_in_both_modes_stays_so_in_training() -> None:
+def test_modules_in_evaluation_mode_stay_so_in_a_model_in_training_mode() -> None:
     """Batch norm that the user froze in a model in training mode is not put into training mode."""
-    model = disturbed().train()
+    model = net().train()
     model.norm.eval()
     model.dropout.p = 0.0
     model.table.max_norm = None
@@ -82,15 +67,14 @@ def test_a_model_in_both_modes_stays_so_in_training() -> None:
     assert not model.norm.training
 
 
-def test_a_train_of_the_users_own_is_asked() -> None:
+def test_an_overridden_train_is_called() -> None:
     class Frozen(Net):
         def train(self, mode: bool = True) -> Frozen:
             super().train(mode)
             self.norm.eval()
             return self
 
-    torch.manual_seed(0)
-    model = Frozen().double().eval()
+    model = net(Frozen)
     model.dropout.p = 0.0
     model.table.max_norm = None
     result = embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
@@ -100,7 +84,7 @@ def test_a_train_of_the_users_own_is_asked() -> None:
 
 
 def test_max_norm_scales_the_rows_in_the_call_and_leaves_the_table_alone() -> None:
-    model = disturbed()
+    model = net()
     before = model.table.weight.detach().clone()
     version = model.table.weight._version
     result = embgrad.gradients(model, IDS, embgrad.Logit(1))
@@ -140,7 +124,7 @@ class Stateful(nn.Module):
         return self.head(self.cache + 0)
 
 
-def test_buffers_come_back_in_content_and_identity() -> None:
+def test_buffers_are_restored_in_content_and_identity() -> None:
     torch.manual_seed(0)
     model = Stateful()
     before = {name: (id(value), value.clone()) for name, value in model.named_buffers()}
@@ -154,7 +138,7 @@ def test_buffers_come_back_in_content_and_identity() -> None:
     assert model.longest == 0  # it goes with the buffers
 
 
-def test_a_buffer_too_large_to_be_kept_is_told_of() -> None:
+def test_a_write_to_a_large_buffer_is_a_warning() -> None:
     class Caching(Stateful):
         def __init__(self) -> None:
             super().__init__()
@@ -179,13 +163,12 @@ def test_a_buffer_too_large_to_be_kept_is_told_of() -> None:
     assert torch.equal(model.large, before)
 
 
-def test_an_objective_may_write_to_the_outputs_that_it_is_given() -> None:
+def test_an_objective_may_write_to_its_outputs() -> None:
     class Saved(Net):
         def forward(self, x: Any) -> Any:
             return super().forward(x).tanh()  # whose backward pass reads its output
 
-    torch.manual_seed(0)
-    model = Saved().double()
+    model = net(Saved)
     backend = embgrad.list_backends()["torch"]
 
     def gradient(write: bool) -> Any:
@@ -231,16 +214,16 @@ class Keeping(Small):
         return self.hidden * self.scale
 
 
-def test_what_a_model_keeps_from_call_to_call_is_what_it_was() -> None:
+def test_attributes_that_a_model_writes_are_restored() -> None:
     model = Keeping()
-    hidden, seen, maps, memory = model.hidden, model.seen, model.maps, model.scale.data_ptr()
+    hidden, recorded, maps, memory = model.hidden, model.seen, model.maps, model.scale.data_ptr()
     first = embgrad.gradients(model, IDS, embgrad.Sum())
     second = embgrad.gradients(model, IDS, embgrad.Sum())
     np.testing.assert_array_equal(first.values, second.values)
     assert model.hidden is hidden
     assert not hidden.any()
-    assert model.seen is seen
-    assert not seen.any()
+    assert model.seen is recorded
+    assert not recorded.any()
     assert model.maps is maps
     assert maps == []
     assert not hasattr(model, "last")
@@ -268,7 +251,7 @@ class Merged(Small):
         return torch.tanh(rows if self.merged else rows + self.change[ids]).sum(1)
 
 
-def test_an_adapter_that_training_takes_out_of_the_weights_is_back_in_them() -> None:
+def test_an_adapter_that_train_unmerges_is_merged_again() -> None:
     model = Merged().eval()
     before = model.embedding.weight.detach().clone()
     embgrad.gradients(model, IDS, embgrad.Sum(), at="embedding#0", training=True)
@@ -286,24 +269,24 @@ class Shifting(Small):
 
 
 @pytest.mark.parametrize("at", ["word", "embedding"])
-def test_a_model_that_writes_into_its_inputs(at: str) -> None:
+def test_a_model_may_write_into_its_inputs(at: str) -> None:
     """Each pass gets them as they were given, of which there are two where the point has to be found."""
     model, scale = Shifting(), torch.ones(IDS.shape)
     expected = own_gradient(lambda: model(tensor(), scale.clone())[:, 0].sum(), model.embedding.weight)
-    found = embgrad.gradients(model, {"input_ids": IDS, "scale": scale}, embgrad.Logit(0), at=at)
-    np.testing.assert_allclose(found.values, expected, rtol=1e-5, atol=1e-7)
+    result = embgrad.gradients(model, {"input_ids": IDS, "scale": scale}, embgrad.Logit(0), at=at)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-5, atol=1e-7)
     assert torch.equal(scale, torch.ones(IDS.shape))
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_frozen_modules_that_are_in_no_mode(training: bool) -> None:
+def test_frozen_torchscript_modules_without_a_mode(training: bool) -> None:
     """`torch.jit.freeze` takes their `training` away."""
     model = Small()
     expected = embgrad.gradients(model, IDS, embgrad.Logit(0))
     model.head = torch.jit.freeze(torch.jit.script(model.head.eval()))
     model.training = training
-    found = embgrad.gradients(model, IDS, embgrad.Logit(0))
-    np.testing.assert_allclose(found.values, expected.values, rtol=1e-5)
+    result = embgrad.gradients(model, IDS, embgrad.Logit(0))
+    np.testing.assert_allclose(result.values, expected.values, rtol=1e-5)
     assert model.training is training
     assert not hasattr(model.head, "training")
 
@@ -332,11 +315,11 @@ def _itself(logits: torch.Tensor) -> torch.Tensor:
     [(Small, _itself), (Checkpointing, embgrad.Sum()), (Checkpointing, _itself), (Adapting, embgrad.Sum())],
 )
 @pytest.mark.parametrize("raising", [False, True])
-def test_gradients_that_are_being_accumulated_stay_what_they_are(kind: Any, objective: Any, raising: bool) -> None:
+def test_accumulated_gradients_do_not_change(kind: Any, objective: Any, raising: bool) -> None:
     """A user who accumulates over several batches may ask in between."""
     model = kind()
     model(tensor()).sum().backward()
-    before = [(one.grad, one.grad.clone(), one.grad._version) for one in model.parameters()]
+    before = [(parameter.grad, parameter.grad.clone(), parameter.grad._version) for parameter in model.parameters()]
 
     def edit(gradient: Any) -> Any:
         if raising:
@@ -353,41 +336,41 @@ def test_gradients_that_are_being_accumulated_stay_what_they_are(kind: Any, obje
 
 @pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
-def test_functions_at_points_that_go_backward_leave_what_is_being_accumulated(option: str, compiling: bool) -> None:
+def test_a_backward_pass_in_a_function_keeps_accumulated_gradients(option: str, compiling: bool) -> None:
     model = Small()
     model(tensor()).sum().backward()
-    before = [(one.grad, one.grad.clone(), one.grad._version) for one in model.parameters()]
-    found = []
+    before = [(parameter.grad, parameter.grad.clone(), parameter.grad._version) for parameter in model.parameters()]
+    result = []
 
     def function(values: Any) -> Any:
         with torch.enable_grad():  # a backward pass switches it off
             model(tensor()).square().sum().backward()
-        found.append(not torch.equal(model.head.weight.grad, before[1][1]))
+        result.append(not torch.equal(model.head.weight.grad, before[1][1]))
         return values
 
     embgrad.gradients(model, IDS, embgrad.Sum(), compile=compiling, **{option: {"word": function}})
-    assert found
-    assert all(found)
+    assert result
+    assert all(result)
     for one, (gradient, values, version) in zip(model.parameters(), before, strict=True):
         assert one.grad is gradient
         assert gradient._version == version
         assert torch.equal(gradient, values)
 
 
-def test_a_model_that_reads_what_it_has_accumulated_finds_what_the_user_has() -> None:
+def test_a_model_can_read_its_accumulated_gradients() -> None:
     model = Adapting()
     model(tensor()).sum().backward()
     expected = copy.deepcopy(model)
     for one, own in zip(expected.parameters(), model.parameters(), strict=True):
         one.grad = own.grad.clone()
-    found = embgrad.gradients(model, IDS, embgrad.Sum())
-    np.testing.assert_allclose(found.objective, expected(tensor()).sum(1).detach().numpy(), rtol=1e-5)
+    result = embgrad.gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_allclose(result.objective, expected(tensor()).sum(1).detach().numpy(), rtol=1e-5)
 
 
-def test_a_data_loader_with_workers_of_its_own() -> None:
+def test_a_data_loader_with_workers() -> None:
     """Its workers are forked while the model has been used, and go on beside it."""
     model, ids = Small(), torch.randint(1, VOCAB, (12, 5))
     expected = embgrad.gradients(model, ids, embgrad.Sum(), batch_size=3).values
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids), batch_size=3, num_workers=2)
-    found = [embgrad.gradients(model, batch, embgrad.Sum()).values for (batch,) in loader]
-    np.testing.assert_array_equal(np.concatenate(found), expected)
+    result = [embgrad.gradients(model, batch, embgrad.Sum()).values for (batch,) in loader]
+    np.testing.assert_array_equal(np.concatenate(result), expected)

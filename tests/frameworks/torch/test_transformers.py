@@ -63,23 +63,23 @@ def directional(model: Any, tensors: dict[str, Any], table: torch.Tensor, direct
     """The difference quotient of the objective along a direction in the looked-up rows; every id stands once."""
     step = 1e-4
     rows, change = torch.tensor(IDS.ravel()), torch.tensor(direction.reshape(-1, direction.shape[-1])) * step
-    found = []
+    result = []
     with torch.no_grad():
         before = table[rows].clone()
         for sign in (1, -1):
             table[rows] = before + sign * change
-            found.append(float(weighted(model(**tensors)).sum()))
+            result.append(float(weighted(model(**tensors)).sum()))
         table[rows] = before
-    return (found[0] - found[1]) / (2 * step)
+    return (result[0] - result[1]) / (2 * step)
 
 
-def test_what_the_user_did_not_give_is_not_passed() -> None:
+def test_no_input_is_passed_that_the_batch_does_not_have() -> None:
     model = build("GPT2")
-    seen: list[dict[str, Any]] = []
-    model.transformer.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    recorded: list[dict[str, Any]] = []
+    model.transformer.register_forward_pre_hook(lambda module, args, kwargs: recorded.append(kwargs), with_kwargs=True)
     plain = embgrad.gradients(model, {"input_ids": IDS}, embgrad.Logit(0))
-    assert seen[0]["token_type_ids"] is None
-    assert seen[0]["attention_mask"] is None
+    assert recorded[0]["token_type_ids"] is None
+    assert recorded[0]["attention_mask"] is None
     types = embgrad.gradients(
         model, {"input_ids": IDS, "token_type_ids": np.zeros_like(IDS)}, embgrad.Logit(0), at="word#0"
     )
@@ -99,7 +99,7 @@ def test_other_inputs_pass_through() -> None:
     "options", [{}, {"at": "layer.0"}, {"override": {"word": lambda rows: rows}}, {"compile": True}]
 )
 @pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
-def test_a_cache_that_is_given_along_stays_as_it_is(options: dict[str, Any]) -> None:
+def test_a_cache_in_the_batch_does_not_change(options: dict[str, Any]) -> None:
     """A pass makes it longer: each gets one of its own, and so does the next call."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
@@ -111,16 +111,16 @@ def test_a_cache_that_is_given_along_stays_as_it_is(options: dict[str, Any]) -> 
     rows = model.transformer.wte(ids[:, 3:]).detach().requires_grad_()
     past = model(ids[:, :3], use_cache=True).past_key_values
     logits = model(inputs_embeds=rows, past_key_values=past).logits
-    own = torch.autograd.grad(logits[:, -1, 7].sum(), rows)[0].numpy()
+    expected = torch.autograd.grad(logits[:, -1, 7].sum(), rows)[0].numpy()
     for _ in range(2):
         batch = {"input_ids": ids[:, 3:].numpy(), "past_key_values": cache}
         given = {"at": "word", **options}
-        found = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), **given)
+        result = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), **given)
         assert cache.get_seq_length() == 3
         if given["at"] == "word":
-            np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
+            np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
         else:
-            np.testing.assert_array_equal(found.objective, logits[:, -1, 7].detach().numpy())
+            np.testing.assert_array_equal(result.objective, logits[:, -1, 7].detach().numpy())
 
 
 def decoding(kind: str) -> Any:
@@ -134,29 +134,29 @@ def decoding(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["T5", "Bart"])
-def test_what_an_encoder_returned_is_given_along_as_it_is(kind: str) -> None:
+def test_encoder_outputs_in_the_batch_do_not_change(kind: str) -> None:
     """A mapping that counts its entries, too, as users give it to a decoder."""
     model, ids = decoding(kind), torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 5]])
     encoded = model.get_encoder()(ids[:, :3])
     table = model.get_input_embeddings()
     rows = (torch.nn.functional.embedding(ids, table.weight) * getattr(table, "embed_scale", 1.0)).detach()
     logits = model(decoder_inputs_embeds=rows.requires_grad_(), encoder_outputs=encoded).logits
-    own = torch.autograd.grad(logits[:, -1, 7].sum(), rows)[0].numpy()
+    expected = torch.autograd.grad(logits[:, -1, 7].sum(), rows)[0].numpy()
 
     def call(model: Any, inputs: Any) -> Any:
         return model(decoder_input_ids=inputs["input_ids"], encoder_outputs=inputs["encoder_outputs"]).logits
 
     batch = {"input_ids": ids.numpy(), "encoder_outputs": encoded}
-    found = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call)
-    np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
-    found = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call, batch_size=1)
-    np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
+    result = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
+    result = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call, batch_size=1)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
     assert encoded.last_hidden_state.grad_fn is not None
     assert len(encoded.last_hidden_state) == 2
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"split": True, "at": "transformer.h.0"}])
-def test_a_cache_of_all_examples_is_not_cut(options: dict[str, Any]) -> None:
+def test_a_cache_cannot_be_cut_into_sub_batches(options: dict[str, Any]) -> None:
     config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
     model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
     batch = {"input_ids": ids[:, 3:].numpy(), "past_key_values": model(ids[:, :3]).past_key_values}

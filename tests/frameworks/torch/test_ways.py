@@ -96,7 +96,7 @@ def test_frozen(expected: np.ndarray) -> None:
     assert not any(parameter.requires_grad or parameter.grad is not None for parameter in model.parameters())
 
 
-def test_replicas_in_other_threads_are_not_made(expected: np.ndarray) -> None:
+def test_data_parallel_makes_no_replicas(expected: np.ndarray) -> None:
     class Replicating(nn.DataParallel):
         def forward(self, *inputs: Any, **kwargs: Any) -> Any:
             raise AssertionError("lookups in other threads cannot be seen")
@@ -108,10 +108,10 @@ def test_recurrent_layers_on_a_gpu_do_without_cudnn_in_evaluation_mode() -> None
     from embgrad_torch.state import preserved
     from embgrad_torch.walk import Structure as structure
 
-    device, found = torch.device("cuda"), structure([net()])
-    with preserved(found, device, training=False):
+    device, result = torch.device("cuda"), structure([net()])
+    with preserved(result, device, training=False):
         assert not torch.backends.cudnn.enabled
-        with preserved(found, device, training=False):
+        with preserved(result, device, training=False):
             assert not torch.backends.cudnn.enabled
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled
@@ -192,7 +192,7 @@ def test_exported(expected: np.ndarray) -> None:
 @pytest.mark.parametrize("kind", ["trace", "script"])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_torchscript_cannot_be_seen_and_says_so(kind: str, inside: bool) -> None:
+def test_torchscript_is_refused(kind: str, inside: bool) -> None:
     model = net()
     script = torch.jit.trace(model, (tensor(),)) if kind == "trace" else torch.jit.script(model)
     model = nn.Sequential(script) if inside else script
@@ -240,19 +240,6 @@ def test_checkpointed(expected: np.ndarray, part: str, reentrant: bool, frozen: 
     assert all(p.requires_grad is not frozen for p in model.parameters())
     result = embgrad.gradients(model, IDS, embgrad.Logit(1), split=True, training=training)
     np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-9)
-
-
-def test_a_checkpointed_segment_computes_no_weight_gradient() -> None:
-    class Checkpointed(Net):
-        def forward(self, x: Any) -> Any:
-            return segment(self, "above", x, reentrant=True)
-
-    model = net(Checkpointed)
-    seen: list[str] = []
-    for name, parameter in model.inner.named_parameters():
-        parameter.register_hook(lambda grad, name=name: seen.append(name))
-    embgrad.gradients(model, IDS, embgrad.Logit(1))
-    assert seen == []
 
 
 class Failing(nn.Module):
@@ -332,7 +319,7 @@ def test_the_compute_dtype_is_the_coarsest_of_points_outputs_and_autocast() -> N
 
 
 @pytest.mark.parametrize("by", [1.0, -1.0])
-def test_a_choice_that_pytorch_compiles(by: float) -> None:
+def test_torch_cond_runs_uncompiled(by: float) -> None:
     """Functions that give a tensor alone, and that use weights and modules."""
 
     class Choosing(Net):
@@ -362,7 +349,7 @@ class Checkpointing(Net):
 
 @pytest.mark.parametrize("kind", [Net, CastingItself])
 @pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
-def test_weights_that_change_in_a_block_of_autocast(call: Any, kind: type[Net]) -> None:
+def test_weights_may_change_in_a_block_of_autocast(call: Any, kind: type[Net]) -> None:
     """A cast that PyTorch keeps to the block's end is neither taken nor left."""
     model, changed = net(kind).float(), net(kind).float()
     with torch.no_grad():
@@ -380,26 +367,26 @@ def test_weights_that_change_in_a_block_of_autocast(call: Any, kind: type[Net]) 
 
 
 @pytest.mark.parametrize("kind", [Net, Checkpointing])
-def test_gradients_that_add_up_in_a_block_of_autocast(kind: type[Net]) -> None:
+def test_casts_of_the_user_in_a_block_of_autocast_are_kept(kind: type[Net]) -> None:
     """Those of one cast are added up in its precision: a call drops no cast of the user's."""
 
-    def own(meanwhile: Any) -> list[Any]:
+    def own(between: Any) -> list[Any]:
         model = net(kind).float()
         with torch.autocast("cpu", torch.bfloat16):
             first = model(tensor())
-            meanwhile(model)
+            between(model)
             (first + 3 * model(tensor().flip(1))).pow(2).sum().backward()
-        return [one.grad for one in model.parameters() if one.grad is not None]
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
     expected = own(lambda model: None)
     for call in (embgrad.gradients, embgrad.parameter_gradients):
-        found = own(lambda model, call=call: call(model, IDS, embgrad.Logit(1)))
-        assert all(map(torch.equal, found, expected))
+        result = own(lambda model, call=call: call(model, IDS, embgrad.Logit(1)))
+        assert all(map(torch.equal, result, expected))
 
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
-def test_weights_that_are_computed_once_in_a_block(call: Any, before: bool) -> None:
+def test_weights_that_parametrize_caches_are_neither_used_nor_replaced(call: Any, before: bool) -> None:
     """A weight that PyTorch keeps to the block's end, with its graph, is neither taken nor left."""
     model = net()
     parametrizations.weight_norm(model.head)
@@ -441,7 +428,7 @@ def test_nothing_warns(expected: np.ndarray) -> None:
     )
 
 
-def test_structures_of_inputs() -> None:
+def test_nested_inputs_become_tensors() -> None:
     from embgrad_torch.inputs import to_tensors
 
     given = {
