@@ -67,8 +67,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         on_accumulating: called before the model itself accumulates gradients in leaves.
 
     Args:
-        watch: see above.
-        at: see above.
         paths: the tables' attribute paths.
     """
 

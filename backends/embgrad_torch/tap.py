@@ -74,8 +74,6 @@ class Taps:
     """The points of one request.
 
     Attributes:
-        plain: see `PointHandler`.
-        changed: see `PointHandler`.
         values: by key, the values after changes, of the points to read.
         marks: by key, the tensors whose gradients are taken.
         gradients: by key, the gradients of the current pullback, after edits.
@@ -86,7 +84,6 @@ class Taps:
 
     Args:
         request: the request.
-        attached: see above.
     """
 
     plain = False
@@ -207,8 +204,6 @@ class CapturedPoints:
     Attributes:
         reference: returns the pass, which the hooks keep alive as long as the graph exists.
         over: whether the forward pass ended.
-        plain: see `PointHandler`.
-        changed: see `PointHandler`.
         values: by key, the values at the points.
         dtype: the dtype in which the model computed the points.
         awaited: the keys of points in reentrant segments, whose gradients arrive when these run again.

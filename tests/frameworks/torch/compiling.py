@@ -54,15 +54,15 @@ class Net(nn.Module):
 
 
 def agree(model: Any, batch: Any = IDS, objective: Any = PROJECTION, rel: float = 1e-10, **options: Any) -> Any:
-    """Assert that a compiled call gives what a plain one gives, the first time and later, and return what it gives."""
+    """Assert that a compiled call returns what a plain one returns, the first time and later, and return its result."""
     plain = embgrad.gradients(model, batch, objective, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", embgrad.EmbgradWarning)
         for _ in range(2):
             compiled = embgrad.gradients(model, batch, objective, compile=True, **options)
             if isinstance(plain, dict):
-                for name, one in plain.items():
-                    same(one, compiled[name], rel)
+                for name, result in plain.items():
+                    same(result, compiled[name], rel)
             else:
                 same(plain, compiled, rel)
     return compiled

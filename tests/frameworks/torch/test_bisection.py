@@ -107,9 +107,14 @@ def tanh_gelu(b: Any) -> None:
 class Output(nn.Module):
     """The end of a half layer, with a fault in its residual connection."""
 
-    def __init__(self, found: Any, residual: Callable[[Any], Any]) -> None:
+    def __init__(self, original: Any, residual: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.dense, self.LayerNorm, self.dropout, self.residual = found.dense, found.LayerNorm, found.dropout, residual
+        self.dense, self.LayerNorm, self.dropout, self.residual = (
+            original.dense,
+            original.LayerNorm,
+            original.dropout,
+            residual,
+        )
 
     def forward(self, hidden: Any, given: Any) -> Any:
         return self.LayerNorm(self.dropout(self.dense(hidden)) + self.residual(given))
@@ -126,12 +131,14 @@ def no_residual_around_attention(b: Any) -> None:
 class Attention(nn.Module):
     """Attention by hand, without the division by the root of the heads' size."""
 
-    def __init__(self, found: Any, factor: float) -> None:
+    def __init__(self, original: Any, factor: float) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.factor = found.query, found.key, found.value, factor
+        self.query, self.key, self.value, self.factor = original.query, original.key, original.value, factor
 
     def forward(self, hidden: Any, attention_mask: Any = None, *_: Any, **__: Any) -> Any:
-        q, k, v = (one(hidden).unflatten(-1, (4, 8)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        q, k, v = (
+            linear(hidden).unflatten(-1, (4, 8)).transpose(1, 2) for linear in (self.query, self.key, self.value)
+        )
         scores = q @ k.transpose(-1, -2) * self.factor
         masked = scores if attention_mask is None else scores.masked_fill(attention_mask == 0, -1e9)
         return (torch.softmax(masked, -1) @ v).transpose(1, 2).flatten(2), None

@@ -50,9 +50,9 @@ def by_hand(model: Any) -> Iterator[dict[str, list[Any]]]:
 
     def listen(name: str) -> Any:
         def hook(module: Any, given: Any, output: Any) -> None:
-            one = output if isinstance(output, torch.Tensor) else output[0]
-            if one.requires_grad:
-                one.register_hook(lambda grad: received[name].append(grad.float().numpy().copy()))
+            tensor = output if isinstance(output, torch.Tensor) else output[0]
+            if tensor.requires_grad:
+                tensor.register_hook(lambda grad: received[name].append(grad.float().numpy().copy()))
 
         return hook
 
@@ -114,8 +114,8 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def expect_same_weights(one: Any, other: Any) -> None:
-    for name, value in weights(one).items():
+def expect_same_weights(model: Any, other: Any) -> None:
+    for name, value in weights(model).items():
         assert torch.equal(value, weights(other)[name]), name
 
 
@@ -189,8 +189,8 @@ def test_several_passes_behind_one_loss_are_one_step(reentrant: bool | None) -> 
     assert words.steps[0].values.shape == (4, 4, 4)
     table = captured.table.weight.grad.numpy()
     np.testing.assert_allclose(words.sum().to_dense(), table, rtol=1e-4, atol=1e-6)
-    for one, other in zip(captured.parameters(), alone.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+    for captured_weight, weight in zip(captured.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(captured_weight.grad, weight.grad)
 
 
 @pytest.mark.parametrize("at", ["word", "layer.1"])
@@ -371,13 +371,13 @@ def test_a_compiled_model_is_refused() -> None:
     model = net()
     inner = net()
     inner.layers[1] = torch.compile(inner.layers[1], backend="eager")
-    expected = net()
-    expected.compile(backend="eager")
+    in_place = net()
+    in_place.compile(backend="eager")
     function = net()
     function.head.forward = torch.compile(function.head.forward, backend="eager")
-    for one in (torch.compile(model, backend="eager"), inner, expected, function):
+    for compiled in (torch.compile(model, backend="eager"), inner, in_place, function):
         with pytest.raises(embgrad.UnsupportedError, match=r"is compiled by torch.compile.*Train the uncompiled"):  # noqa: SIM117
-            with embgrad.capture(one):
+            with embgrad.capture(compiled):
                 pass
 
 

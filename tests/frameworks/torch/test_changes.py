@@ -149,7 +149,7 @@ def test_an_ambiguous_call_in_a_checkpoint_is_refused() -> None:
     model.reentrant = False
     one, two = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["layers.0#0", "layers.0#1"]).values()
     np.testing.assert_allclose(two.values, 2 * one.values, rtol=1e-12)
-    with pytest.raises(embgrad.UnsupportedError, match=r"made 2 such with the same inputs"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"made 2 with the same inputs"):
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="word", add={"layers.0#0": NEW})
 
 
@@ -160,7 +160,7 @@ class Beside(Layers):
         rows = self.layers[0](self.table(x))[0]
         if self.reentrant is None:
             return self.head((rows.tanh() * rows + rows).mean(1))
-        segment = checkpoint(lambda expected: expected.tanh() * rows, rows, use_reentrant=self.reentrant)
+        segment = checkpoint(lambda states: states.tanh() * rows, rows, use_reentrant=self.reentrant)
         return self.head((segment + rows).mean(1))
 
 

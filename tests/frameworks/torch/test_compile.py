@@ -349,12 +349,12 @@ def test_functions_that_call_parts_of_the_model_find_it_as_in_a_pass(option: str
 
     changes = {option: {"word": part}} if option in ("override", "add", "edit") else {}
     objective = PROJECTION if changes else lambda out: model.head(out.repeat(1, 6)[:, :6])[:, 1]
-    requested: dict[str, Any] = {"training": training, **changes}
+    options: dict[str, Any] = {"training": training, **changes}
     model.eval()
-    embgrad.gradients(model, IDS, objective, compile=True, **requested)
+    embgrad.gradients(model, IDS, objective, compile=True, **options)
     model.train()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    plain, compiled = (embgrad.gradients(model, IDS, objective, compile=one, **requested) for one in (False, True))
+    plain, compiled = (embgrad.gradients(model, IDS, objective, compile=one, **options) for one in (False, True))
     assert compiled.provenance["compiled"]
     np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(compiled.objective, plain.objective, rtol=1e-10)

@@ -105,8 +105,8 @@ def test_the_recursion_limit_is_restored() -> None:
 
 def test_code_that_the_user_compiled_for_one_pullback_is_not_taken() -> None:
     model, ids = Convolving().eval(), torch.tensor(batch_for("Bert", 3, 7)["input_ids"])
-    expected = torch.compile(model.convolved, fullgraph=True, dynamic=True)
-    expected(model.table(ids).transpose(1, 2)).sum().backward()
+    compiled = torch.compile(model.convolved, fullgraph=True, dynamic=True)
+    compiled(model.table(ids).transpose(1, 2)).sum().backward()
     agree(model, ids.numpy(), embgrad.Logit(1), split=True)
 
 

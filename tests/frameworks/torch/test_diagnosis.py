@@ -90,7 +90,7 @@ def test_a_lookup_of_other_ids_is_not_taken_for_another_model() -> None:
 
 def test_the_right_epsilon_is_named() -> None:
     model, other = block(), block(1e-2)
-    a, b = (embgrad.gradients(one, BATCH, LABELS) for one in (model, other))
+    a, b = (embgrad.gradients(each, BATCH, LABELS) for each in (model, other))
     for models, there in (((model, None), "0.01 in b"), ((None, other), "1e-06 in a")):
         comparison = embgrad.compare(a, b, models=models)
         assert causes(comparison)[0] == ("layer-norm-epsilon",)
@@ -128,16 +128,16 @@ def diagnosed(change: Any, *, both: bool = True, first: Any = None) -> embgrad.C
         first(model)
         first(other)
     change(other)
-    a, b = (embgrad.gradients(one, BATCH, LABELS) for one in (model, other))
+    a, b = (embgrad.gradients(each, BATCH, LABELS) for each in (model, other))
     return embgrad.compare(a, b, models=(model, other if both else None))
 
 
-def _exchange(one: Any, other: Any) -> None:
-    one.data, other.data = other.data, one.data
+def _exchange(a: Any, b: Any) -> None:
+    a.data, b.data = b.data, a.data
 
 
 def _rotate(model: Any) -> None:
-    values = [one.weight.data for one in (model.a, model.b, model.c)]
+    values = [layer.weight.data for layer in (model.a, model.b, model.c)]
     model.a.weight.data, model.b.weight.data, model.c.weight.data = values[1], values[2], values[0]
 
 

@@ -136,8 +136,8 @@ def test_a_function_that_differentiates_by_weights_in_its_backward_pass(swallowi
         return logits[:, 1]
 
     expected = own_gradient(lambda: loss(model), model.table.weight)
-    for requested in (OBJECTIVE, objective):
-        given = embgrad.gradients(model, IDS, requested)
+    for target in (OBJECTIVE, objective):
+        given = embgrad.gradients(model, IDS, target)
         np.testing.assert_allclose(given.values, expected, rtol=1e-12, atol=1e-15)
     assert len(calls) <= 2
     np.testing.assert_allclose(expected, finite_differences(lambda: loss(model), model.table.weight), atol=1e-8)

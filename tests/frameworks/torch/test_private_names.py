@@ -101,12 +101,12 @@ def _graphs() -> bool:
     result = run(
         (second,), (torch.ones(2),), False, False, (leaf, apart), allow_unreachable=True, accumulate_grad=False
     )
-    roles = (
+    is_right = (
         result[1] is None
         and result[0].tolist() == [4.0, 4.0]
         and recorded[0] != -1 == torch._C._current_graph_task_id()
     )
-    return roles and first.grad_fn._sequence_nr() < second.grad_fn._sequence_nr()
+    return is_right and first.grad_fn._sequence_nr() < second.grad_fn._sequence_nr()
 
 
 def _at_the_end_of_a_pass() -> bool:
@@ -147,13 +147,13 @@ def _parametrized() -> bool:
 
 
 def _compiled() -> bool:
-    module, expected = nn.Linear(2, 2), nn.Linear(2, 2)
+    module, in_place = nn.Linear(2, 2), nn.Linear(2, 2)
     whole = torch.compile(module, backend="eager")
-    expected.compile(backend="eager")
+    in_place.compile(backend="eager")
     function = torch.compile(lambda value: value, backend="eager")
     return (
         whole._orig_mod is module
-        and bool(expected._compiled_call_impl)
+        and bool(in_place._compiled_call_impl)
         and hasattr(function, "_torchdynamo_orig_callable")
     )
 
