@@ -148,7 +148,7 @@ class Taps:
 
     @property
     def before(self) -> dict[str, np.ndarray]:
-        """By key, the gradients before their edit."""
+        """The gradients before their edit, by key."""
         return self._changes.before
 
     def hook_all(self) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of compile=True share: a net with a module that can run compiled, and a call of each kind beside the other."""
+"""A net with a module that can run compiled, and comparisons of compiled with plain calls."""
 
 from __future__ import annotations
 

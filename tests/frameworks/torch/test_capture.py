@@ -45,7 +45,7 @@ def net(kind: Callable[..., Any] = Net, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def by_hand(model: Any) -> Iterator[dict[str, list[Any]]]:
-    """What register_hook on the outputs hears, by module, written by hand; nothing of it is used with a capture."""
+    """Yield the gradients at two modules, received by hooks that are written by hand."""
     received: dict[str, list[Any]] = {"word": [], "layer.1": []}
 
     def listen(name: str) -> Any:

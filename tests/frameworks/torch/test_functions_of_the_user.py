@@ -61,7 +61,7 @@ def test_a_function_of_the_user_draws_random_numbers(option: str) -> None:
 
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
 def test_a_function_is_called_once_where_a_sub_batch_is_inconclusive(option: str) -> None:
-    """Of two examples the tensor has other axes than of six, so that it is only in the whole pass that they are known."""
+    """The tensor has other axes for two examples than for six, so that only the whole pass shows them."""
 
     class Flat(torch.nn.Module):
         def forward(self, rows: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a model keeps in attributes, in containers and arrays at any depth, is what it was after a call."""
+"""Containers and arrays that a model holds in attributes, at any depth, are restored after a call."""
 
 from __future__ import annotations
 

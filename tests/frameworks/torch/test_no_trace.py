@@ -1,4 +1,4 @@
-"""No public function leaves a trace in nets with everything that has a state, nor keeps the user's user_pass hooks from their calls."""
+"""No public function leaves a trace in nets with everything that has a state, nor keeps the user's hooks from being called."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def log_hooks(model: nn.Module) -> Log:
 
 
 def drain(log: Log) -> Log:
-    """What was entries, which is entries no longer."""
+    """Return the entries of the log, and clear it."""
     entries = list(log)
     log.clear()
     return entries
@@ -248,8 +248,8 @@ def test_backward_hooks_run_down_to_the_point(hooked: Any) -> None:
     expected = user_pass()
     embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS), at="layer.1")
     result = drain(log)
-    result = [one for one in result if "backward" in one[0]]  # it looks for the point in a pass of its user_pass
-    way = [one for one in expected if "backward" in one[0]]
+    result = [entry for entry in result if "backward" in entry[0]]  # a forward pass looks for the point first
+    way = [entry for entry in expected if "backward" in entry[0]]
     assert way[: len(result)] == result
     assert result[-1] == ("register_full_backward_pre_hook", "layers.1")
     assert user_pass() == expected

@@ -49,7 +49,7 @@ def loss(model: nn.Module) -> Any:
 
 
 def kept(run: Callable[[], Any]) -> int:
-    """How many bytes the graphs made meanwhile keep, each memory once."""
+    """Return the number of bytes that graphs save during a run, each memory once."""
     result: dict[int, int] = {}
 
     def pack(one: Any) -> Any:

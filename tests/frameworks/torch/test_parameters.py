@@ -39,7 +39,7 @@ def net(**options: Any) -> Any:
 
 
 def own(model: Any, loss: Any) -> dict[str, np.ndarray]:
-    """What `backward` leaves in `grad`."""
+    """Return the gradients that `backward` leaves in `grad`."""
     model.zero_grad()
     loss().backward()
     result = {

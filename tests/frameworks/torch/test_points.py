@@ -21,13 +21,13 @@ NORMED = ("GPT2", "Llama", "Gemma", "T5")
 
 
 def hidden_states(model: Any, batch: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-    """What the model returns, and its own account of its hidden states, on the graph."""
+    """Return the model's output and the hidden states that it reports, on the graph."""
     out = model(**native(batch), output_hidden_states=True)
     return out, getattr(out, "encoder_hidden_states", None) or out.hidden_states
 
 
 def by_hook(model: Any, path: str, batch: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """What a module gives, and its gradient, by a forward hook written by hand."""
+    """Return a module's output and its gradient, by a forward hook written by hand."""
     name, _, occurrence = path.partition("#")
     recorded: list[Any] = []
 
@@ -264,7 +264,7 @@ def test_no_pass_takes_the_fast_path_of_a_transformer(frozen: bool) -> None:
 
 
 class Passing(nn.Module):
-    """What a part gives is what it was given, or a view of it, and others go on with that, too."""
+    """Modules that return their argument or a view of it, which the model uses, too."""
 
     def __init__(self, *, write: bool = False) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ def test_a_module_that_returns_its_argument_has_its_own_gradient() -> None:
 
 
 def test_writing_into_a_shared_tensor_at_a_point_is_refused() -> None:
-    """What is written into the view shows in the tensor behind it, and would not in that of a clone."""
+    """A write into the view changes its base, and a write into a clone would not."""
     model = random_model(lambda: Passing(write=True))
     for name in ("flat", "flat:output#0"):
         with pytest.raises(embgrad.UnsupportedError, match=r"'flat:output#0' shares its memory with another"):

@@ -1,4 +1,4 @@
-"""What tells PyTorch's tensors from others when a stream is gone on with: also such as NumPy has no type for."""
+"""PyTorch's tensors in the digests of a stream, also those of dtypes that NumPy lacks."""
 
 from __future__ import annotations
 
