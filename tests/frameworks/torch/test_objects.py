@@ -111,27 +111,3 @@ def test_a_net_that_takes_one_dict(cls: Any, wrap: Any) -> None:
 
 
 # What call= is given
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {"input_ids": IDS},
-        {"input_ids": IDS, "attention_mask": MASK},
-        {"input_word_ids": IDS},
-        {"input_word_ids": IDS, "input_mask": MASK},
-        {"token_ids": IDS, "padding_mask": MASK},
-        {"token_ids": IDS, "position_ids": IDS},
-    ],
-)
-def test_call_gets_the_keys_that_were_given(batch: dict[str, Any]) -> None:
-    net, recorded = Net(), []
-
-    def call(model: Any, inputs: Any) -> Any:
-        recorded.append(dict(inputs))
-        return model.read({"input_ids": next(iter(inputs.values())).long()})["logits"]
-
-    embgrad.gradients(net, batch, embgrad.Logit(1), call=call)
-    assert all(list(inputs) == list(batch) for inputs in recorded)
-    for name, value in batch.items():
-        np.testing.assert_array_equal(recorded[0][name].numpy(), value)

@@ -152,18 +152,6 @@ def test_another_default_device_changes_nothing(way: str) -> None:
     np.testing.assert_allclose(result, own(model, lambda: model(tensor())[:, 1].sum())["table.weight"], atol=1e-14)
 
 
-def test_parts_are_numbered() -> None:
-    model = net()
-    parts = [model.table, nn.Sequential(model.head)]
-    result = embgrad.parameter_gradients(
-        parts, IDS, embgrad.Logit(1), call=lambda parts, inputs: parts[1](parts[0](inputs).mean(1))
-    )
-    assert list(result) == ["0.weight", "1.0.weight", "1.0.bias"]
-    loss = model.head(model.table(tensor()).mean(1))[:, 1].sum()
-    gradients = torch.autograd.grad(loss, [model.table.weight, model.head.weight, model.head.bias])
-    same(result, dict(zip(result, (gradient.numpy() for gradient in gradients), strict=True)))
-
-
 def test_compiled_and_parallel_models_keep_their_names() -> None:
     model = net()
     plain = embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))
