@@ -165,40 +165,32 @@ class Wrapper(nn.Module):
         return self.inner(*args, **kwargs)
 
 
-def test_a_wrapper_that_takes_only_keywords() -> None:
-    class Named(Wrapper):
-        def forward(self, **kwargs: Any) -> Any:
-            return self.inner(**kwargs)
+class ByKeyword(Wrapper):
+    def forward(self, **kwargs: Any) -> Any:
+        return self.inner(**kwargs)
 
-    model = Transformer().double().eval()
-    for batch in (
-        IDS,
-        {"input_ids": IDS, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]]), "token_type_ids": IDS},
-    ):
+
+class ByPosition(Wrapper):
+    def forward(self, *args: Any) -> Any:
+        return self.inner(*args)
+
+
+class Typed(Transformer):
+    def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+        return super().forward(input_ids, attention_mask) * token_type_ids.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("wrapper", [ByKeyword, ByPosition])
+@pytest.mark.parametrize("kind", [Transformer, Typed])
+def test_a_wrapper_takes_the_arguments_of_the_model_inside(wrapper: Any, kind: Any) -> None:
+    model = kind().double().eval()
+    typed = {"input_ids": IDS, "token_type_ids": np.array([[0, 0, 1, 1], [0, 1, 1, 1]])}
+    masked = {**typed, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]])}
+    for batch in (typed, masked) if kind is Typed else (IDS, masked):
         expected = embgrad.gradients(model, batch, embgrad.Logit(1))
-        result = embgrad.gradients(Named(Named(model)), batch, embgrad.Logit(1))
+        result = embgrad.gradients(wrapper(wrapper(model)), batch, embgrad.Logit(1))
         np.testing.assert_array_equal(result.values, expected.values)
         assert result.provenance["path"] == "inner.inner.word#0"
-        assert result.provenance["unused"] == expected.provenance["unused"]
-
-
-def test_a_wrapper_that_takes_only_positional_arguments() -> None:
-    class Placed(Wrapper):
-        def forward(self, *args: Any) -> Any:
-            return self.inner(*args)
-
-    class Typed(Transformer):
-        def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
-            return super().forward(input_ids, attention_mask) * token_type_ids.sum(1, keepdim=True)
-
-    model, types = Typed().double().eval(), np.array([[0, 0, 1, 1], [0, 1, 1, 1]])
-    for batch in (
-        {"input_ids": IDS, "token_type_ids": types},
-        {"input_ids": IDS, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]]), "token_type_ids": types},
-    ):
-        expected = embgrad.gradients(model, batch, embgrad.Logit(1))
-        result = embgrad.gradients(Placed(Placed(model)), batch, embgrad.Logit(1))
-        np.testing.assert_array_equal(result.values, expected.values)
         assert result.provenance["unused"] == expected.provenance["unused"]
 
 

@@ -90,12 +90,6 @@ def test_max_norm_under_inference_mode() -> None:
     assert np.linalg.norm(result.activations, axis=-1).max() <= 1.0
 
 
-def test_frozen(expected: np.ndarray) -> None:
-    model = net().requires_grad_(False)
-    check(model, expected)
-    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in model.parameters())
-
-
 def test_data_parallel_makes_no_replicas(expected: np.ndarray) -> None:
     class Replicating(nn.DataParallel):
         def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -283,20 +277,6 @@ def test_gradient_checkpointing_of_transformers(reentrant: bool) -> None:
     for training in (False, True):
         result = embgrad.gradients(model, IDS, embgrad.Sum(output="pooled"), training=training)
         np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    class Plain(Net):
-        def forward(self, x: Any) -> Any:
-            return self.head(self.inner(self.table(x))[..., :3].mean(1))
-
-    model = net(Plain).to(dtype)
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
-    own = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
-    assert result.values.dtype == np.float32
-    assert result.provenance["compute_dtype"] == str(dtype).removeprefix("torch.")
-    np.testing.assert_array_equal(result.values, own.astype(np.float32))
 
 
 def test_under_autocast() -> None:
