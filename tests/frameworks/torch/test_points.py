@@ -351,6 +351,22 @@ def test_a_module_under_each_way_of_running(way: str) -> None:
     np.testing.assert_allclose(result.values, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_module_in_half_precision(dtype: torch.dtype) -> None:
+    model = random_model(Shared).to(dtype)
+    edited: list[np.ndarray] = []
+    result = embgrad.gradients(
+        model, SMALL_IDS, embgrad.Logit(1), at="first#1", edit={"first#1": lambda grad: edited.append(grad) or grad}
+    )
+    assert result.values.dtype == edited[0].dtype == np.float32
+    assert result.provenance["compute_dtype"] == str(dtype).removeprefix("torch.")
+    states = [model.table(tensor())]
+    for _ in range(3):
+        states.append(model.first(states[-1]))
+    expected = torch.autograd.grad(model.head(states[-1].mean(1))[:, 1].sum(), states[2])[0]
+    np.testing.assert_array_equal(result.values, expected.float().numpy())
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_quantised_model() -> None:
     model = random_model(Recurrent).float()

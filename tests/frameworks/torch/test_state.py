@@ -199,6 +199,7 @@ class Keeping(Small):
         super().__init__()
         self.hidden = torch.zeros(2, 3)
         self.seen = torch.zeros(1)
+        self.sums = {"all": torch.zeros(())}
         self.maps: list[torch.Tensor] = []
         self.scale = nn.Parameter(torch.ones(3))
         self.frozen = nn.Parameter(torch.ones(3))
@@ -207,6 +208,7 @@ class Keeping(Small):
         rows = self.embedding(ids)
         self.hidden = torch.tanh(self.hidden + rows.mean(1))
         self.seen += rows.sum().detach()
+        self.sums["all"] += rows.sum().detach()
         self.maps.append(rows)
         self.last = rows
         self.scale.data = self.scale.data * 2
@@ -214,11 +216,13 @@ class Keeping(Small):
         return self.hidden * self.scale
 
 
-def test_attributes_that_a_model_writes_are_restored() -> None:
+@pytest.mark.filterwarnings("ignore:compile=True")  # nothing in it can be compiled
+@pytest.mark.parametrize("compile", [False, True])
+def test_attributes_that_a_model_writes_are_restored(compile: bool) -> None:
     model = Keeping()
     hidden, recorded, maps, memory = model.hidden, model.seen, model.maps, model.scale.data_ptr()
-    first = embgrad.gradients(model, IDS, embgrad.Sum())
-    second = embgrad.gradients(model, IDS, embgrad.Sum())
+    first = embgrad.gradients(model, IDS, embgrad.Sum(), compile=compile)
+    second = embgrad.gradients(model, IDS, embgrad.Sum(), compile=compile)
     np.testing.assert_array_equal(first.values, second.values)
     assert model.hidden is hidden
     assert not hidden.any()
