@@ -95,18 +95,20 @@ def test_other_inputs_pass_through() -> None:
     np.testing.assert_allclose(result.values, own_gradient(loss, table, IDS), rtol=1e-12, atol=1e-15)
 
 
+def gpt2() -> tuple[Any, torch.Tensor]:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config).double().eval()
+    return model, torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"at": "layer.0"}, {"override": {"word": lambda rows: rows}}, {"compile": True}]
 )
 @pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
 def test_a_cache_in_the_batch_does_not_change(options: dict[str, Any]) -> None:
     """A pass makes it longer: each gets one of its own, and so does the next call."""
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
-    model, ids = (
-        transformers.GPT2LMHeadModel(config).double().eval(),
-        torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]]),
-    )
+    model, ids = gpt2()
     cache = model(ids[:, :3], use_cache=True).past_key_values
     rows = model.transformer.wte(ids[:, 3:]).detach().requires_grad_()
     past = model(ids[:, :3], use_cache=True).past_key_values
@@ -123,20 +125,10 @@ def test_a_cache_in_the_batch_does_not_change(options: dict[str, Any]) -> None:
             np.testing.assert_array_equal(result.objective, logits[:, -1, 7].detach().numpy())
 
 
-def decoding(kind: str) -> Any:
-    torch.manual_seed(0)
-    if kind == "T5":
-        config = transformers.T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
-        return transformers.T5ForConditionalGeneration(config).double().eval()
-    sizes = {f"{side}_{of}": 2 for side in ("encoder", "decoder") for of in ("layers", "attention_heads")}
-    config = transformers.BartConfig(vocab_size=30, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **sizes)
-    return transformers.BartForConditionalGeneration(config).double().eval()
-
-
 @pytest.mark.parametrize("kind", ["T5", "Bart"])
 def test_encoder_outputs_in_the_batch_do_not_change(kind: str) -> None:
     """A mapping that counts its entries, too, as users give it to a decoder."""
-    model, ids = decoding(kind), torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 5]])
+    model, ids = build(kind), torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 5]])
     encoded = model.get_encoder()(ids[:, :3])
     table = model.get_input_embeddings()
     rows = (torch.nn.functional.embedding(ids, table.weight) * getattr(table, "embed_scale", 1.0)).detach()
@@ -157,8 +149,7 @@ def test_encoder_outputs_in_the_batch_do_not_change(kind: str) -> None:
 
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"split": True, "at": "transformer.h.0"}])
 def test_a_cache_cannot_be_cut_into_sub_batches(options: dict[str, Any]) -> None:
-    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
-    model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+    model, ids = gpt2()
     batch = {"input_ids": ids[:, 3:].numpy(), "past_key_values": model(ids[:, :3]).past_key_values}
     with pytest.raises(
         embgrad.BatchError, match=r"takes all 2 examples at once, and raised RuntimeError for 1 of them.*'past_key"
