@@ -86,22 +86,24 @@ def test_a_difference_within_the_tolerance_is_traced_to_where_it_begins(model: A
     assert (result.first, result.module) == ("layer.1", path)
 
 
+def replace(name: str, make: Callable[[Any], Any]) -> Fault:
+    """Return a fault that puts another module in the place of one of the third layer."""
+    path = f"encoder.layer.2.{name}"
+    return lambda b: b.set_submodule(path, make(b.get_submodule(path)))
+
+
 def swap(b: Any) -> None:
     attention = b.encoder.layer[2].attention.self
     attention.query, attention.key = attention.key, attention.query
 
 
-def turn(b: Any) -> None:
+def transpose(b: Any) -> None:
     value = b.encoder.layer[2].attention.self.value
     value.weight.copy_(value.weight.T.clone())
 
 
 def epsilon(b: Any) -> None:
     b.encoder.layer[2].attention.output.LayerNorm.eps = 1e-2
-
-
-def tanh_gelu(b: Any) -> None:
-    b.encoder.layer[2].intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
 
 
 class Output(nn.Module):
@@ -120,14 +122,6 @@ class Output(nn.Module):
         return self.LayerNorm(self.dropout(self.dense(hidden)) + self.residual(given))
 
 
-def no_residual(b: Any) -> None:
-    b.encoder.layer[2].output = Output(b.encoder.layer[2].output, lambda given: 0 * given)
-
-
-def no_residual_around_attention(b: Any) -> None:
-    b.encoder.layer[2].attention.output = Output(b.encoder.layer[2].attention.output, lambda given: 0 * given)
-
-
 class Attention(nn.Module):
     """Attention by hand, without the division by the root of the heads' size."""
 
@@ -144,26 +138,28 @@ class Attention(nn.Module):
         return (torch.softmax(masked, -1) @ v).transpose(1, 2).flatten(2), None
 
 
-def unscaled(b: Any) -> None:
-    b.encoder.layer[2].attention.self = Attention(b.encoder.layer[2].attention.self, 1.0)
-
-
 @pytest.mark.parametrize(
     ("fault", "module", "piece", "relation"),
     [
         (swap, "attention.self.query", "query", "swapped with encoder.layer.2.attention.self.key.weight"),
-        (turn, "attention.self.value", "value", "transposed"),
+        (transpose, "attention.self.value", "value", "transposed"),
         (epsilon, "attention.output.LayerNorm", "attention norm", None),
-        (tanh_gelu, "intermediate.intermediate_act_fn", "activation", None),
-        (no_residual, "output", "the residual around the feed-forward", None),
-        (no_residual_around_attention, "attention.output", "the residual around the attention", None),
-        (unscaled, "attention.self", "the attention itself", None),
+        (lambda _: nn.GELU(approximate="tanh"), "intermediate.intermediate_act_fn", "activation", None),
+        (lambda original: Output(original, lambda x: 0 * x), "output", "the residual around the feed-forward", None),
+        (
+            lambda original: Output(original, lambda x: 0 * x),
+            "attention.output",
+            "the residual around the attention",
+            None,
+        ),
+        (lambda original: Attention(original, 1.0), "attention.self", "the attention itself", None),
     ],
 )
 def test_a_fault_of_the_forward_pass_is_named(
     model: Any, fault: Fault, module: str, piece: str, relation: str | None
 ) -> None:
-    result = embgrad.bisect(model, faulty(model, fault), BATCH, POOLED)
+    change = fault if fault in (swap, transpose, epsilon) else replace(module, fault)
+    result = embgrad.bisect(model, faulty(model, change), BATCH, POOLED)
     assert (result.first, result.direction) == ("layer.2", "forward")
     assert (result.module, result.piece) == (f"encoder.layer.2.{module}", piece)
     differing = {parameter.canonical: parameter.relation for parameter in result.parameters if parameter.differs}
@@ -190,28 +186,16 @@ class Wrong(nn.Module):
         return Pulled.apply(nn.functional.gelu(x))
 
 
-def wrong_backward(b: Any) -> None:
-    b.encoder.layer[2].intermediate.intermediate_act_fn = Wrong()
-
-
-def cut_residual(b: Any) -> None:
-    b.encoder.layer[2].output = Output(b.encoder.layer[2].output, lambda given: given.detach())
-
-
-def cut_residual_around_attention(b: Any) -> None:
-    b.encoder.layer[2].attention.output = Output(b.encoder.layer[2].attention.output, lambda given: given.detach())
-
-
 @pytest.mark.parametrize(
-    ("fault", "module", "piece"),
+    ("make", "module", "piece"),
     [
-        (wrong_backward, "intermediate.intermediate_act_fn", "activation"),
-        (cut_residual, "output", "the residual around the feed-forward"),
-        (cut_residual_around_attention, "attention.output", "the residual around the attention"),
+        (lambda _: Wrong(), "intermediate.intermediate_act_fn", "activation"),
+        (lambda original: Output(original, torch.detach), "output", "the residual around the feed-forward"),
+        (lambda original: Output(original, torch.detach), "attention.output", "the residual around the attention"),
     ],
 )
-def test_a_fault_of_the_backward_pass_alone_is_named(model: Any, fault: Fault, module: str, piece: str) -> None:
-    result = embgrad.bisect(model, faulty(model, fault), BATCH, POOLED)
+def test_a_fault_of_the_backward_pass_alone_is_named(model: Any, make: Fault, module: str, piece: str) -> None:
+    result = embgrad.bisect(model, faulty(model, replace(module, make)), BATCH, POOLED)
     assert (result.first, result.direction, result.after) == ("layer.1", "backward", "layer.2")
     assert (result.module, result.piece) == (f"encoder.layer.2.{module}", piece)
 

@@ -103,66 +103,6 @@ def without_max_norm(model: Net) -> Any:
     return model(tensor())
 
 
-class Stateful(nn.Module):
-    """Buffers that are written to, replaced, and hung on the graph, in evaluation mode too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(VOCAB, 4)
-        self.head = nn.Linear(4, 3)
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("average", torch.zeros(4))
-        self.register_buffer("cache", torch.zeros(2, 4))
-        self.longest = 0
-
-    def forward(self, x: Any) -> Any:
-        rows = self.table(x).mean(1)
-        self.calls += 1
-        self.average = 0.9 * self.average + 0.1 * rows.mean(0)
-        self.cache[:] = rows
-        self.longest = max(self.longest, x.shape[1])
-        return self.head(self.cache + 0)
-
-
-def test_buffers_are_restored_in_content_and_identity() -> None:
-    torch.manual_seed(0)
-    model = Stateful()
-    before = {name: (id(value), value.clone()) for name, value in model.named_buffers()}
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
-    assert np.abs(result.values).max() > 0
-    for name, value in model.named_buffers():
-        assert id(value) == before[name][0]
-        assert torch.equal(value, before[name][1])
-        assert value.grad_fn is None
-        assert not value.requires_grad
-    assert model.longest == 0  # it goes with the buffers
-
-
-def test_a_write_to_a_large_buffer_is_a_warning() -> None:
-    class Caching(Stateful):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("large", torch.zeros(2**20 + 1))
-            self.write = True
-
-        def forward(self, x: Any) -> Any:
-            if self.write:
-                self.large += 1
-            return super().forward(x) + self.large[0]
-
-    model = Caching()
-    with pytest.warns(embgrad.EmbgradWarning, match=r"wrote to a buffer of shape \(1048577,\) in evaluation mode"):
-        embgrad.gradients(model, IDS, embgrad.Logit(1))
-    model.write = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        embgrad.gradients(model, IDS, embgrad.Logit(1))
-    model.write = True
-    before = model.large.clone()
-    embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
-    assert torch.equal(model.large, before)
-
-
 def test_an_objective_may_write_to_its_outputs() -> None:
     class Saved(Net):
         def forward(self, x: Any) -> Any:
@@ -192,24 +132,54 @@ class Small(nn.Module):
         return self.head(torch.tanh(self.embedding(ids)).sum(1))
 
 
+def test_a_write_to_a_large_buffer_is_a_warning() -> None:
+    class Caching(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("large", torch.zeros(2**20 + 1))
+            self.write = True
+
+        def forward(self, x: Any) -> Any:
+            if self.write:
+                self.large += 1
+            return super().forward(x) + self.large[0]
+
+    model = Caching()
+    with pytest.warns(embgrad.EmbgradWarning, match=r"wrote to a buffer of shape \(1048577,\) in evaluation mode"):
+        embgrad.gradients(model, IDS, embgrad.Logit(1))
+    model.write = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        embgrad.gradients(model, IDS, embgrad.Logit(1))
+    model.write = True
+    before = model.large.clone()
+    embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
+    assert torch.equal(model.large, before)
+
+
 class Keeping(Small):
-    """As research code keeps things: in plain attributes, in lists, in the weights' memory, in the weights' flags."""
+    """As research code keeps things: in buffers, attributes, containers, the weights' memory, the weights' flags."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden = torch.zeros(2, 3)
-        self.seen = torch.zeros(1)
-        self.sums = {"all": torch.zeros(())}
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("average", torch.zeros(3))
+        self.register_buffer("cache", torch.zeros(2, 3))
+        self.hidden, self.longest = torch.zeros(2, 3), 0
         self.maps: list[torch.Tensor] = []
+        self.sums = {"all": torch.zeros(())}
         self.scale = nn.Parameter(torch.ones(3))
         self.frozen = nn.Parameter(torch.ones(3))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         rows = self.embedding(ids)
-        self.hidden = torch.tanh(self.hidden + rows.mean(1))
-        self.seen += rows.sum().detach()
-        self.sums["all"] += rows.sum().detach()
+        self.calls += 1
+        self.average = 0.9 * self.average + 0.1 * rows.mean((0, 1))
+        self.cache[:] = rows.mean(1)
+        self.hidden = torch.tanh(self.hidden + self.cache)
+        self.longest = max(self.longest, ids.shape[1])
         self.maps.append(rows)
+        self.sums["all"] += rows.sum().detach()
         self.last = rows
         self.scale.data = self.scale.data * 2
         self.frozen.requires_grad_(False)
@@ -218,19 +188,18 @@ class Keeping(Small):
 
 @pytest.mark.filterwarnings("ignore:compile=True")  # nothing in it can be compiled
 @pytest.mark.parametrize("compile", [False, True])
-def test_attributes_that_a_model_writes_are_restored(compile: bool) -> None:
+def test_buffers_and_attributes_that_a_model_writes_are_restored(compile: bool) -> None:
     model = Keeping()
-    hidden, recorded, maps, memory = model.hidden, model.seen, model.maps, model.scale.data_ptr()
-    first = embgrad.gradients(model, IDS, embgrad.Sum(), compile=compile)
-    second = embgrad.gradients(model, IDS, embgrad.Sum(), compile=compile)
+    tensors = [*model.buffers(), model.hidden, model.sums["all"]]
+    objects, memory = [*model.buffers(), model.hidden, model.maps, model.sums], model.scale.data_ptr()
+    first, second = (embgrad.gradients(model, IDS, embgrad.Sum(), compile=compile) for _ in range(2))
     np.testing.assert_array_equal(first.values, second.values)
-    assert model.hidden is hidden
-    assert not hidden.any()
-    assert model.seen is recorded
-    assert not recorded.any()
-    assert model.maps is maps
-    assert maps == []
-    assert not hasattr(model, "last")
+    assert np.abs(first.values).max() > 0
+    for before, after in zip(objects, [*model.buffers(), model.hidden, model.maps, model.sums], strict=True):
+        assert after is before
+    assert not any(kept.any() or kept.requires_grad for kept in tensors)
+    assert model.sums["all"] is tensors[-1]
+    assert (model.maps, model.longest, hasattr(model, "last")) == ([], 0, False)
     assert model.scale.data_ptr() == memory
     assert (model.scale == 1).all()
     assert model.frozen.requires_grad
