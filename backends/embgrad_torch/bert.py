@@ -1,8 +1,7 @@
-"""Build the BERT that `embgrad.load_bert` fills: a `transformers.BertModel` and the places of its weights."""
+"""Build the BERT that `embgrad.load_bert` fills: a `transformers.BertModel`, and where each of its weights goes."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +9,13 @@ import torch
 
 from embgrad.checkpoints.load_bert import WeightTarget, bert_names
 from embgrad.errors import BackendError, UnsupportedError, brief, listed
-from embgrad_torch.parameters import putter
+from embgrad_torch.parameters import is_bert, writer
 
 __all__ = ["bert", "bert_targets"]
 
 
 def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
-    """A `transformers.BertModel` of that configuration in evaluation mode, and where each of its weights goes.
+    """Return a `transformers.BertModel` of that configuration in evaluation mode, and where each of its weights goes.
 
     Raises:
         BackendError: transformers is not installed.
@@ -26,33 +25,31 @@ def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         from transformers import BertConfig, BertModel
     except ImportError as error:
         raise BackendError(
-            f"load_bert gives a transformers.BertModel, and transformers cannot be imported ({error}): pip install "
+            f"load_bert returns a transformers.BertModel, and transformers cannot be imported ({error}). Install it: pip install "
             "'embgrad[torch]'"
         ) from error
     settings = BertConfig.from_dict(dict(config))
     try:
-        with torch.random.fork_rng(devices=[]), torch.inference_mode(False):  # the weights that it draws are not kept
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False):  # the initial weights are overwritten
             model = BertModel(settings).eval()
     except (KeyError, ValueError) as error:
         raise UnsupportedError(
             f"transformers cannot build a BERT of the configuration (hidden_act={brief(config.get('hidden_act'))}, …): "
-            f"{error}; expected what its BertConfig takes"
+            f"{error}. Use values that its BertConfig accepts"
         ) from error
     names = bert_names(settings.num_hidden_layers)
     other = sorted({name for name, _ in model.named_parameters()} ^ set(names))
     if other:
         raise UnsupportedError(
-            f"the configuration makes a BERT whose weights differ from the plain encoder's and pooler's in {listed(other)}: "
-            "expected no cross-attention; build it with transformers, embgrad.gradients takes it as "
-            "it is"
+            f"the configuration describes a BERT whose weights differ from the plain encoder's and pooler's in {listed(other)}. "
+            "Build it with transformers: embgrad.gradients takes that model directly"
         )
     return model, _targets(model, names)
 
 
 def bert_targets(model: Any) -> list[WeightTarget] | None:
     """Return where each weight of a checkpoint belongs; None for a model other than a plain `transformers.BertModel`."""
-    kind = getattr(sys.modules.get("transformers.models.bert.modeling_bert"), "BertModel", None)
-    if kind is None or not isinstance(model, kind):
+    if not is_bert(model):
         return None
     names = bert_names(model.config.num_hidden_layers)
     return _targets(model, names) if {name for name, _ in model.named_parameters()} == set(names) else None
@@ -60,8 +57,7 @@ def bert_targets(model: Any) -> list[WeightTarget] | None:
 
 def _targets(model: Any, names: Sequence[str]) -> list[WeightTarget]:
     parameters = dict(model.named_parameters())
-    return [_target(name, parameters[name]) for name in names]
-
-
-def _target(name: str, parameter: Any) -> WeightTarget:
-    return WeightTarget(source=name, shape=tuple(parameter.shape), put=putter(parameter), native=name)
+    return [
+        WeightTarget(source=name, shape=tuple(parameters[name].shape), put=writer(parameters[name]), native=name)
+        for name in names
+    ]

@@ -1,4 +1,4 @@
-"""Gradient checkpoints: the segments that run, and which lookup or call of the forward pass a segment makes again."""
+"""Gradient checkpoints: the segments that run, and which lookup or call of the forward pass a segment repeats."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from torch.utils import checkpoint
 from embgrad.backend.patching import Interception
 from embgrad.errors import UnsupportedError
 
-__all__ = ["Made", "in_reentrant_segment", "in_segment", "made_again", "segments_ended", "segments_watched"]
+__all__ = ["Recorded", "in_reentrant_segment", "in_segment", "repeated_key", "segments_closed", "segments_counted"]
 
-#: What runs the first pass of a segment, of the older, reentrant kind.
+#: The function that first runs a reentrant segment (use_reentrant=True).
 _reentrant: Final = Interception(lambda: checkpoint.CheckpointFunction, "apply")
 
-#: What goes on around one of the newer kind. The function `checkpoint` itself is often imported by its name.
-_newer: Final = Interception(lambda: checkpoint, "_checkpoint_without_reentrant_generator")
+#: The generator around a segment with use_reentrant=False. The function `checkpoint` is often imported by its name.
+_non_reentrant: Final = Interception(lambda: checkpoint, "_checkpoint_without_reentrant_generator")
 
-#: How many segments of either kind this thread is in.
+#: The number of segments of either kind that this thread is in.
 _running: Final = threading.local()
 
 
 def in_reentrant_segment() -> bool:
-    """Return whether a checkpoint of the older kind runs its segment for the first time, see `segments_watched`."""
+    """Return whether a reentrant checkpoint runs its segment for the first time, see `segments_counted`."""
     return getattr(_running, "reentrant", 0) > 0
 
 
 def in_segment() -> bool:
-    """Return whether a checkpoint of the newer kind saves tensors, see `segments_watched`."""
-    return getattr(_running, "newer", 0) > 0
+    """Return whether a checkpoint with use_reentrant=False saves tensors, see `segments_counted`."""
+    return getattr(_running, "non_reentrant", 0) > 0
 
 
 @contextlib.contextmanager
-def segments_watched() -> Iterator[None]:
-    """Count the segments that this thread is in."""
-    with _reentrant.by(_run_reentrant), _newer.by(_around_newer):
+def segments_counted() -> Iterator[None]:
+    """Count the segments that this thread is in while the context is open."""
+    with _reentrant.by(_run_reentrant), _non_reentrant.by(_around_non_reentrant):
         yield
 
 
@@ -51,75 +51,76 @@ def _counted(kind: str) -> Iterator[None]:
         setattr(_running, kind, getattr(_running, kind) - 1)
 
 
-def _run_reentrant(original: Callable[..., Any], *given: Any) -> Any:
+def _run_reentrant(original: Callable[..., Any], *args: Any) -> Any:
     with _counted("reentrant"):
-        return original(*given)
+        return original(*args)
 
 
-def _around_newer(original: Callable[..., Any], *given: Any, **named: Any) -> Iterator[Any]:
-    with _counted("newer") if torch.is_grad_enabled() else contextlib.nullcontext():
-        yield from original(*given, **named)
+def _around_non_reentrant(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
+    with _counted("non_reentrant") if torch.is_grad_enabled() else contextlib.nullcontext():
+        yield from original(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def segments_ended() -> Iterator[None]:
-    """Let an exception end the segments that it leaves.
+def segments_closed() -> Iterator[None]:
+    """Close the segments that an exception leaves.
 
-    PyTorch 2.6 ends them when nobody holds the exception any more. Until then tensors are saved for a segment that is over,
-    and whatever is differentiated fails.
+    PyTorch 2.6 closes them when the exception is freed. Until then tensors are saved for a segment that is over, and
+    every backward pass fails.
     """
     begun: list[Any] = []
 
-    def begin(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        begun.append(original(*given, **named))
+    def begin(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        begun.append(original(*args, **kwargs))
         return begun[-1]
 
-    with _newer.by(begin):
+    with _non_reentrant.by(begin):
         try:
             yield
         except BaseException:
-            for around in reversed(begun):
-                around.close()
+            for segment in reversed(begun):
+                segment.close()
             raise
 
 
-class Made(NamedTuple):
-    """A lookup, or a side of a module's call, as the forward pass came by it.
+class Recorded(NamedTuple):
+    """A lookup, or a side of a module's call, that the forward pass made.
 
     Attributes:
-        key: of the point, where it is asked for.
-        traced: whether gradients were on. They are off in a segment of the older, reentrant kind of checkpointing, whose
-            gradients come from the second time; else the second time gives the backward pass its values alone.
+        key: the point's key; None where the point is not requested.
+        traced: whether gradients were on. They are off in a reentrant segment, whose gradients come from its second run;
+            elsewhere the second run only recomputes values.
     """
 
     key: str | None
     traced: bool
 
 
-def made_again(what: str, made: Sequence[Made], changed: Collection[str], *, seen: int) -> str | None:
-    """The key of the one that is made again; None where it is not asked for.
+def repeated_key(what: str, same_inputs: Sequence[Recorded], changed: Collection[str], *, total: int) -> str | None:
+    """Return the key of the point that a segment repeats; None for one that is not requested.
 
     Args:
-        what: what is made again, for the message.
-        made: those of the forward pass that had the same inputs.
+        what: what the segment repeats, for the message.
+        same_inputs: the records of the forward pass with the same inputs.
         changed: the keys of points whose values are changed.
-        seen: how many the forward pass made in all, whatever their inputs were.
+        total: the number of records of the forward pass with any inputs.
 
     Raises:
-        UnsupportedError: it may be several, and it matters which; or the segment does something else than the first time.
+        UnsupportedError: several records match and it matters which; or none does, though the forward pass has some.
     """
-    if seen and not made:
+    if total and not same_inputs:
         raise UnsupportedError(
-            f"a checkpointed segment makes a {what} in the backward pass with other inputs than the forward pass did: expected a "
-            "segment that does the same each time; run the model without gradient checkpointing"
+            f"a checkpointed segment makes a {what} in the backward pass with other inputs than in the forward pass. "
+            "Run the model without gradient checkpointing, or let the segment do the same each time"
         )
-    asked = [one for one in made if one.key is not None]
-    if not asked:
+    requested = [record for record in same_inputs if record.key is not None]
+    if not requested:
         return None
-    if len(made) == 1 or (all(one.traced for one in made) and not any(one.key in changed for one in asked)):
-        return asked[0].key
+    unchanged = all(record.traced for record in same_inputs) and not any(record.key in changed for record in requested)
+    if len(same_inputs) == 1 or unchanged:
+        return requested[0].key
     raise UnsupportedError(
-        f"a checkpointed segment makes a {what} again in the backward pass, and the forward pass made {len(made)} such with "
-        f"the same inputs, so that {asked[0].key!r} cannot be told among them: expected different inputs; run the model without "
-        "gradient checkpointing (model.gradient_checkpointing_disable() in transformers)"
+        f"a checkpointed segment repeats a {what} in the backward pass, and the forward pass made {len(same_inputs)} with the "
+        f"same inputs, so that {requested[0].key!r} cannot be distinguished. Run the model without gradient checkpointing "
+        "(model.gradient_checkpointing_disable() in transformers)"
     )

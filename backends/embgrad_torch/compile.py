@@ -1,4 +1,4 @@
-"""Run the modules of a model in which nothing is watched as code that `torch.compile` has made, for the length of one pass."""
+"""Run the modules of a model that contain no lookup and no point as compiled code, for one pass."""
 
 from __future__ import annotations
 
@@ -19,74 +19,76 @@ from torch.utils import _pytree as pytree
 
 from embgrad.backend import Request
 from embgrad_torch.lookup import HANDLERS, READERS, LookupMode
-from embgrad_torch.state import Shared
-from embgrad_torch.walk import EMBEDDINGS, Structure, is_compiled_wrapper
+from embgrad_torch.state import DEVICES, Shared
+from embgrad_torch.walk import EMBEDDINGS, Structure, is_compiled_wrapper, scripted_name
 
 __all__ = ["CompiledModules", "reason_against"]
 
-#: By module the function that runs its forward compiled, or the reason why there is none. None of them holds the module.
-_known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+#: By module, the function that runs its forward compiled, or the reason why there is none. Neither refers to the module.
+_outcomes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-#: Code is compiled though passes have everything else run uncompiled.
+#: Allows compilation inside a pass, which runs everything else uncompiled.
 _compiling: Final = Shared(lambda: torch.compiler.set_stance("default"))
 
 
-def _lasting() -> AbstractContextManager[Any]:
-    """Have compiled backward passes leave their operands to the next one, and be compiled with the forward pass.
+def _repeatable() -> AbstractContextManager[Any]:
+    """Let compiled backward passes keep their operands for the next one, and be compiled with the forward pass.
 
-    Both are asked about when code is compiled, and the first when it runs, too.
+    PyTorch reads both settings when it compiles, and the first also when the code runs.
     """
     config = torch._functorch.config
     wanted = {"donated_buffer": False, "force_non_lazy_backward_lowering": True}
-    settings: AbstractContextManager[Any] = config.patch(
+    patched: AbstractContextManager[Any] = config.patch(
         {name: wanted[name] for name in wanted if hasattr(config, name)}
     )
-    return settings
+    return patched
 
 
-#: Settings of PyTorch's compiler: the numbers that the model draws without it, and see `_compile_graph`.
+#: Settings of PyTorch's compiler: draw the random numbers of the uncompiled model, and see `_compile_graph`.
 INDUCTOR: Final = {"fallback_random": True, "inplace_buffers": False}
 
-#: Modules that hold others and are not called.
+#: Modules that only contain others.
 CONTAINERS: Final = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 
 
 class LookupFoundError(Exception):
-    """A module that was to be compiled makes a lookup, which has to be watched."""
+    """A module that is being compiled makes a lookup, which has to be recorded."""
 
 
 class NotCompiledError(Exception):
     """A compiled function ran as plain Python, such as inside a dispatch mode."""
 
 
-def reason_against(request: Request, known: Structure, *, frozen: bool) -> str | None:
-    """Return why a pass runs uncompiled, as "compile=True: ..." goes on; None for no reason."""
+def reason_against(request: Request, structure: Structure, *, frozen: bool) -> str | None:
+    """Return why a pass runs uncompiled, to follow "compile=True: "; None for no reason."""
     if request.training:
         return "in training mode compiled code draws other random numbers than the model"
     if request.parameters or request.tables:
-        return "compiled code is made for frozen weights, and gradients of weights are asked for"
+        return "compiled code is made for frozen weights, and gradients of weights are requested"
     if not frozen:
-        return "the model or the objective takes gradients by itself"
-    if request.several and not all(one.is_cpu for one in known.parameters()):  # where other threads run backward passes
-        return "compiled backward passes run but once on this device, and several are asked for"
-    if parametrize._cache_enabled:  # what it keeps would be a part of the code
+        return "the model or the objective takes gradients itself"
+    if request.several and not all(
+        parameter.is_cpu for parameter in structure.parameters()
+    ):  # on others threads run it
+        return "a compiled backward pass runs only once on this device, and several are requested"
+    if parametrize._cache_enabled:  # its cached weights would become constants
         return "torch.nn.utils.parametrize.cached is in force"
-    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+    if any(map(torch.is_autocast_enabled, DEVICES)):
         return "torch.autocast is in force"
     if modules_of_torch._has_any_global_hook():
         return "hooks are registered for all modules, which compiled code does not run"
-    scripted = [path or type(one).__name__ for path, one in known.walked if isinstance(one, torch.jit.ScriptModule)]
-    return f"{scripted[0]} is a TorchScript module" if scripted else None
+    scripted = scripted_name(structure)
+    return None if scripted is None else f"{scripted} is a TorchScript module"
 
 
 class CompiledModules:
     """The modules that run compiled in one pass: the largest ones without lookups, hooks and points inside.
 
-    Each gets a `forward` of its own meanwhile. One that cannot be compiled runs as it is, and its children are tried.
+    Their `forward` is replaced for the pass. A module that cannot be compiled runs uncompiled, and its children are tried.
 
     Args:
-        mode: watches the pass; it is off while compiled code runs.
-        reason: why none is to run compiled.
+        mode: records the pass; it is off while compiled code runs.
+        reason: why no module may run compiled, or None.
     """
 
     def __init__(self, mode: LookupMode, reason: str | None) -> None:
@@ -98,28 +100,29 @@ class CompiledModules:
         self._ran = False
 
     @contextlib.contextmanager
-    def on(self, known: Structure) -> Iterator[None]:
-        """Replace the forward functions meanwhile."""
+    def on(self, structure: Structure) -> Iterator[None]:
+        """Replace the forward functions while the context is open."""
         if self._reason is not None:
             yield
             return
-        with _lasting(), contextlib.ExitStack() as stack:
+        with _repeatable(), contextlib.ExitStack() as stack:
             stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())  # the compiler raises it
-            stack.callback(self._put_back, [(one, vars(one).copy()) for one in (*known.parameters(), *known.buffers())])
-            refused = ((module, _reason_known(module)) for module in known.modules)
-            self._failed += [_told(module, why) for module, why in refused if why is not None]
-            self._replace(known.parts)
+            tensors = (*structure.parameters(), *structure.buffers())
+            stack.callback(self._restore, [(tensor, vars(tensor).copy()) for tensor in tensors])
+            refused = ((module, _known_reason(module)) for module in structure.modules)
+            self._failed += [_failure(module, reason) for module, reason in refused if reason is not None]
+            self._replace(structure.parts)
             yield
             for module in self._replaced:
                 if module not in self._called and any(True for _ in module.children()):
-                    _known[module] = "the model calls the modules inside of it"
-                    self._failed.append(_told(module, _known[module]))
+                    _outcomes[module] = "the model calls its children instead"
+                    self._failed.append(_failure(module, _outcomes[module]))
 
-    def _put_back(self, attributes: Sequence[tuple[Any, dict[str, Any]]]) -> None:
+    def _restore(self, attributes: Sequence[tuple[Any, dict[str, Any]]]) -> None:
         for module in self._replaced:
             vars(module).pop("forward", None)
         for tensor, before in attributes:
-            for name in vars(tensor).keys() - before:  # which the compiler has set
+            for name in vars(tensor).keys() - before:  # attributes that the compiler has set
                 delattr(tensor, name)
 
     @property
@@ -127,96 +130,96 @@ class CompiledModules:
         """The reason why nothing ran compiled, or None."""
         if self._ran or self._reason is not None:
             return self._reason
-        return next(iter(self._failed), "no module with weights runs without a lookup, a hook or a point inside")
+        return next(iter(self._failed), "every module with weights has a lookup, a hook or a point inside")
 
     def call(self, module: Any, args: Any, kwargs: Any) -> Any:
         """Run a module's forward, compiled where that is possible."""
-        if not self._mode.is_innermost():  # a call of another thread's, or of a function of the user's
+        if not self._mode.is_innermost():  # a call in another thread, or in a function of the user
             return type(module).forward(module, *args, **kwargs)
         self._called.add(module)
-        made = _known.get(module) or _compiled()
+        compiled = _outcomes.get(module) or _compiled()
         self._mode.__exit__(None, None, None)
         try:
             with _compiling:
-                returned = made(module, args, kwargs)
+                returned = compiled(module, args, kwargs)
         except NotCompiledError as error:
-            why, stays = str(error), False
-        except Exception as error:  # the module itself says what is wrong, where the fault is not the compiler's
-            why, stays = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0], True
+            reason, permanent = str(error), False
+        except Exception as error:  # a fault of the module raises again in the uncompiled run
+            reason, permanent = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0], True
         else:
             self._ran = True
-            _known[module] = made
+            _outcomes[module] = compiled
             return returned
         finally:
             self._mode.__enter__()
-        return self._as_it_is(module, args, kwargs, why, stays=stays)
+        return self._run_uncompiled(module, args, kwargs, reason, permanent=permanent)
 
-    def _as_it_is(self, module: Any, args: Any, kwargs: Any, why: str, *, stays: bool) -> Any:
-        """Run a module's forward uncompiled, but for its children where the reason stays."""
-        self._failed.append(_told(module, why))
+    def _run_uncompiled(self, module: Any, args: Any, kwargs: Any, reason: str, *, permanent: bool) -> Any:
+        """Run a module's forward uncompiled; its children may run compiled where the reason is permanent."""
+        self._failed.append(_failure(module, reason))
         vars(module).pop("forward", None)
-        if stays:
+        if permanent:
             self._replace(list(module.children()))
         returned = type(module).forward(module, *args, **kwargs)
-        if stays:
-            _known[module] = why
+        if permanent:
+            _outcomes[module] = reason
         else:
-            _known.pop(module, None)  # PyTorch may not compile the same function later
+            _outcomes.pop(module, None)  # PyTorch may not compile the same function later
         return returned
 
-    def _replace(self, among: Sequence[Any]) -> None:
-        """Replace the forward functions of the largest modules among some.
+    def _replace(self, roots: Sequence[Any]) -> None:
+        """Replace the forward functions of the largest modules in `roots`.
 
-        A single layer gains nothing by being compiled: it counts in small models, which have nothing else.
+        A single layer gains nothing from compilation: it runs compiled only in small models, which have nothing else.
         """
-        known: dict[int, tuple[bool, list[Any]]] = {}
-        largest = [module for one in among for module in _largest(one, known)[1]]
-        wholes = [module for module in largest if any(True for _ in module.children())]
-        for module in wholes if wholes or self._failed else largest:
+        visited: dict[int, tuple[bool, list[Any]]] = {}
+        largest = [module for root in roots for module in _largest(root, visited)[1]]
+        parents = [module for module in largest if any(True for _ in module.children())]
+        for module in parents if parents or self._failed else largest:
             if "forward" not in vars(module):
                 self._replaced.append(module)
                 vars(module)["forward"] = _Forward(module, self)
 
 
 class _Forward:
-    """A module's forward function for one pass. In a copy of the module it is the module's own."""
+    """A module's forward function for one pass. A copy of it, in a copy of the module, is the original forward."""
 
     def __init__(self, module: Any, compiled: CompiledModules) -> None:
         functools.update_wrapper(self, module.forward)
         self._call = functools.partial(compiled.call, module)
-        self._own = (type(module).forward, module)
+        self._method = (type(module).forward, module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(args, kwargs)
 
     def __reduce__(self) -> Any:
-        return types.MethodType, self._own
+        return types.MethodType, self._method
 
 
-def _largest(module: Any, known: dict[int, tuple[bool, list[Any]]]) -> tuple[bool, list[Any]]:
+def _largest(module: Any, visited: dict[int, tuple[bool, list[Any]]]) -> tuple[bool, list[Any]]:
     """Return whether a module can run as part of compiled code, and the largest modules in it that can run compiled.
 
     Args:
         module: the module.
-        known: by their identities what was found of others.
+        visited: by identity, the results for other modules.
     """
-    if id(module) in known:
-        return known[id(module)]
-    known[id(module)] = False, []  # of one that lies inside itself
-    found, whole = [], _may_be_compiled(module)
+    if id(module) in visited:
+        return visited[id(module)]
+    visited[id(module)] = False, []  # for a module that contains itself
+    largest, whole = [], _may_be_compiled(module)
     for child in module.children():
-        child_whole, inside = _largest(child, known)
+        child_whole, inside = _largest(child, visited)
         whole = whole and child_whole and not _is_hooked(child)
-        found += inside
-    has_matrix = any(one is not None and one.dim() > 1 for one in module._parameters.values())
-    if whole and (found or has_matrix) and not isinstance(module, CONTAINERS):
-        found = [module]
-    known[id(module)] = whole, found
-    return whole, found
+        largest += inside
+    has_matrix = any(weight is not None and weight.dim() > 1 for weight in module._parameters.values())
+    if whole and (largest or has_matrix) and not isinstance(module, CONTAINERS):
+        largest = [module]
+    visited[id(module)] = whole, largest
+    return whole, largest
 
 
-def _told(module: Any, why: str) -> str:
-    return f"{type(module).__name__}: {why}"
+def _failure(module: Any, reason: str) -> str:
+    return f"{type(module).__name__}: {reason}"
 
 
 def _is_hooked(module: Any) -> bool:
@@ -225,29 +228,29 @@ def _is_hooked(module: Any) -> bool:
 
 
 def _may_be_compiled(module: Any) -> bool:
-    """Return whether a module's own forward may run compiled, whatever its children do."""
+    """Return whether a module's forward may run compiled, whatever its children do."""
     if isinstance(module, EMBEDDINGS) or is_compiled_wrapper(module) or "forward" in vars(module):
         return False
-    return _is_plain(module) and _reason_known(module) is None
+    return _is_hashed_by_identity(module) and _known_reason(module) is None
 
 
-def _is_plain(module: Any) -> bool:
-    """Return whether modules of its class are told apart by identity, so that one can be a key."""
-    kind: Any = type(module)
-    return bool(kind.__hash__ is object.__hash__)
+def _is_hashed_by_identity(module: Any) -> bool:
+    """Return whether the module can be a key that no other module equals."""
+    module_class: Any = type(module)
+    return bool(module_class.__hash__ is object.__hash__)
 
 
-def _reason_known(module: Any) -> str | None:
+def _known_reason(module: Any) -> str | None:
     """Return why a module could not be compiled in an earlier pass, or None."""
-    known = _known.get(module) if _is_plain(module) else None
-    return known if isinstance(known, str) else None
+    outcome = _outcomes.get(module) if _is_hashed_by_identity(module) else None
+    return outcome if isinstance(outcome, str) else None
 
 
 def _compiled() -> Callable[..., Any]:
-    """Return a function that runs a module's forward compiled; its code is its own, and with it the limit of recompilations."""
-    own = types.FunctionType(_run.__code__.replace(), _run.__globals__, "_run")
-    made: Callable[..., Any] = torch.compile(own, fullgraph=True, dynamic=True, backend=_compile_graph)
-    return made
+    """Return a function that runs a module's forward compiled; each has new code, since PyTorch limits recompilations by code."""
+    function = types.FunctionType(_run.__code__.replace(), _run.__globals__, "_run")
+    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=True, backend=_compile_graph)
+    return compiled
 
 
 def _run(module: Any, args: Any, kwargs: Any) -> Any:
@@ -257,21 +260,21 @@ def _run(module: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _compile_graph(graph: Any, inputs: Any) -> Any:
-    """Compile a graph by PyTorch's own compiler, after a look at each function in it.
+    """Compile a graph by PyTorch's own compiler, unless it contains a lookup.
 
-    A backward pass may run several times, see `_lasting`, so that it must not write into its operands either: that setting is
-    part of what PyTorch keeps compiled code under, which the other is not.
+    A backward pass may run several times, see `_repeatable`, so that it must not write into its operands (`inplace_buffers`):
+    unlike `donated_buffer`, that setting is part of the key of PyTorch's cache.
     """
     for part in graph.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            if _is_watched(node):
+            if _is_handled(node):
                 name = getattr(node.target, "__name__", node.target)
-                raise LookupFoundError(f"it calls {name}, which has to be watched")
+                raise LookupFoundError(f"it calls {name}, which has to be recorded")
     return torch._dynamo.lookup_backend("inductor")(graph, inputs, config_patches=INDUCTOR)
 
 
-def _is_watched(node: Any) -> bool:
-    """Return whether a node of a graph is a lookup or another function that `LookupMode` looks at."""
+def _is_handled(node: Any) -> bool:
+    """Return whether a node of a graph calls a lookup or another function that `LookupMode` handles."""
     if node.op == "call_method":
         function = getattr(torch.Tensor, node.target, None)
     elif node.op == "call_function":
@@ -281,6 +284,6 @@ def _is_watched(node: Any) -> bool:
     if function is torch._C._set_grad_enabled or function not in HANDLERS:
         return False
     args, kwargs = pytree.tree_map_only(
-        torch.fx.Node, lambda one: one.meta.get("example_value"), (node.args, node.kwargs)
+        torch.fx.Node, lambda argument: argument.meta.get("example_value"), (node.args, node.kwargs)
     )
     return function not in READERS or READERS[function](*args, **kwargs) is not None

@@ -29,15 +29,15 @@ __all__ = [
 
 CPU: Final = torch.device("cpu")
 
-#: The kinds of parameters that can be passed by their places.
-PLACED: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+#: The kinds of parameters that can be passed by position.
+POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
-#: The dtypes that NumPy has, too, in which tensors cross over as they are.
-PLAIN: Final = {torch.float32: np.float32, torch.float64: np.float64}
+#: The dtypes that cross to NumPy unchanged.
+UNCHANGED: Final = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
-    """Return the call of the model, ready to be made, and what of the batch it leaves out.
+    """Return the call of the model, ready to be made, and the inputs of the batch that the model does not take.
 
     Raises:
         BatchError: the model needs an input that the batch has nothing for.
@@ -48,16 +48,16 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple
         return lambda: call(model, inputs), ()
     if isinstance(model, (list, tuple)):
         raise UnsupportedError(
-            f"the model is a sequence of {len(model)} parts, and only you know how they go together: pass call=lambda parts, "
-            "inputs: outputs"
+            f"the model is a sequence of {len(model)} parts, which embgrad cannot call without a function that combines them. "
+            "Pass call=lambda parts, inputs: outputs"
         )
     if is_keras(model):
         return _plan_keras(model, batch, device)
     if _forward_of_class(model) is torch.nn.Module.forward and "forward" not in vars(model):
         children = ", ".join(name for name, _ in model.named_children())
         raise UnsupportedError(
-            f"{type(model).__name__} has no forward of its own: expected a module that can be called, such as one of its "
-            f"children ({children or 'none'}), or call=lambda model, inputs: outputs, which says how they go together"
+            f"{type(model).__name__} defines no forward, so that it cannot be called. Give one of its children "
+            f"({children or 'none'}), or pass call=lambda model, inputs: outputs"
         )
     planned = plan_call(parameters(model), batch)
     args = [to_tensors(argument, device, len(batch)) for argument in planned.args]
@@ -67,7 +67,7 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple
 
 
 def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
-    """For a Keras model on PyTorch: Keras's `forward` passes everything on, and knows of no mode but the argument `training`."""
+    """Return what `plan` does, for a Keras model on PyTorch: its `forward` passes on everything, and `training` sets the mode."""
 
     def native(name: str, value: Any, dtype: Any) -> Any:
         if isinstance(value, np.ndarray) and dtype is not None:
@@ -79,62 +79,62 @@ def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> tuple[Callable[[]
         inputs, unused = filled(structure, batch, native)
         args, kwargs = [inputs], {}
     else:
-        found = _plan_keras_call(parameters_of(model.call, skip=MODES), batch)
-        names = [p.name for p in parameters_of(model.call, skip=MODES)]
+        taken = parameters_of(model.call, skip=MODES)
+        planned = _plan_keras_call(taken, batch)
         dtypes = {"mask": np.bool_}  # as Keras's own masks are
-        args = [native(name, value, dtypes.get(name)) for name, value in zip(names, found.args, strict=False)]
-        kwargs = {name: native(name, value, dtypes.get(name)) for name, value in found.kwargs.items()}
-        unused = found.unused
+        args = [native(p.name, value, dtypes.get(p.name)) for p, value in zip(taken, planned.args, strict=False)]
+        kwargs = {name: native(name, value, dtypes.get(name)) for name, value in planned.kwargs.items()}
+        unused = planned.unused
     training = model.training
     return lambda: model(*args, **kwargs, training=training), unused
 
 
 def _plan_keras_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
-    """The arguments of a Keras model's `call`; of one that passes everything on, the batch as it was given."""
+    """Return the arguments of a Keras model's `call`; for one that passes on everything, the batch in the user's form."""
     if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return plan_call(parameters, batch, masks=MASKS)
     inputs = batch.inputs()
-    left = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
-    return CallPlan((inputs,), {}, tuple(left))
+    unused = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
+    return CallPlan((inputs,), {}, tuple(unused))
 
 
 def _unparallel(model: Any) -> Any:
-    """The module that is to run in parallel: its replicas run in other threads, which cannot be watched."""
+    """Return the module inside a parallel wrapper: its replicas would run in other threads, where lookups are not recorded."""
     parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
     return _unparallel(model.module) if isinstance(model, parallel) else model
 
 
 def parameters(module: Any) -> Sequence[inspect.Parameter]:
-    """The parameters of `forward`; of a wrapper that passes everything on, those of the module inside it.
+    """Return the parameters of `forward`; of a wrapper that passes on everything, those of the module inside it.
 
-    A `torch.nn.Sequential` passes on one argument, to its first module. Through a wrapper that takes names alone they can be
-    passed by name alone, and through one that takes none by their places.
+    A `torch.nn.Sequential` passes one argument to its first module. Through a wrapper that takes only keywords the parameters
+    can be passed only by name, and through one that takes no keywords only by position.
     """
-    own = _own_parameters(module)
-    inside = list(module.children())
-    if _forward_of_class(module) is torch.nn.Sequential.forward and inside:
-        named = [p for p in parameters(inside[0]) if p.kind in PLACED][:1]
-        return [p.replace(kind=p.POSITIONAL_ONLY, default=p.empty) for p in named] or own
-    if len(inside) != 1 or any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own):
-        return own
-    further = parameters(inside[0])
-    kinds = {p.kind for p in own}
+    direct = _direct_parameters(module)
+    children = list(module.children())
+    if _forward_of_class(module) is torch.nn.Sequential.forward and children:
+        taken = [p for p in parameters(children[0]) if p.kind in POSITIONAL][:1]
+        return [p.replace(kind=p.POSITIONAL_ONLY, default=p.empty) for p in taken] or direct
+    if len(children) != 1 or any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in direct):
+        return direct
+    inner = parameters(children[0])
+    kinds = {p.kind for p in direct}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        return [p.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for p in further if p.kind in PLACED]
+        return [p.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for p in inner if p.kind in POSITIONAL]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return further
-    return [p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in further]
+        return inner
+    return [p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in inner]
 
 
 def _forward_of_class(module: Any) -> Any:
-    """Return the `forward` that the module's class has, as it stands there: TorchScript's cannot be read from the class."""
+    """Return the `forward` of the module's class without evaluating it: TorchScript's raises."""
     return inspect.getattr_static(type(module), "forward", None)
 
 
-def _own_parameters(module: Any) -> Sequence[inspect.Parameter]:
+def _direct_parameters(module: Any) -> Sequence[inspect.Parameter]:
     if isinstance(module, torch.fx.GraphModule) and (by_name := _exported_by_name(module)):
-        own = parameters_of(module.forward)
-        return [p.replace(kind=p.KEYWORD_ONLY) if p.name in by_name else p for p in own]
+        taken = parameters_of(module.forward)
+        return [p.replace(kind=p.KEYWORD_ONLY) if p.name in by_name else p for p in taken]
     if not isinstance(module, torch.jit.ScriptModule):
         return parameters_of(module.forward)
     return [
@@ -143,30 +143,32 @@ def _own_parameters(module: Any) -> Sequence[inspect.Parameter]:
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=argument.default_value if argument.has_default_value() else inspect.Parameter.empty,
         )
-        for argument in module.forward.schema.arguments[1:]  # less the module itself
+        for argument in module.forward.schema.arguments[1:]  # without the module itself
     ]
 
 
 def _exported_by_name(module: Any) -> frozenset[str]:
-    """The parameters that an exported graph was given by name, and takes by name alone, though its `forward` does not say so."""
-    form = getattr(getattr(module.graph._codegen, "pytree_info", None), "in_spec", None)
-    given = None if form is None else pytree.tree_unflatten([None] * form.num_leaves, form)
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict):  # by their places, and by name
-        return frozenset(given[1])
+    """Return the parameters that an exported graph takes only by name, which its `forward` does not declare."""
+    spec = getattr(getattr(module.graph._codegen, "pytree_info", None), "in_spec", None)
+    arguments = None if spec is None else pytree.tree_unflatten([None] * spec.num_leaves, spec)
+    if isinstance(arguments, tuple) and len(arguments) == 2 and isinstance(arguments[1], dict):  # args and kwargs
+        return frozenset(arguments[1])
     return frozenset()
 
 
 def to_tensors(value: Any, device: Any, examples: int) -> Any:
     """Return the structure with tensors on the device in place of arrays.
 
-    Arrays, tensors and objects, such as a cache, are copied, never shared: models write into what they are given. A list counts
+    Arrays, tensors and objects, such as a cache, are copied, never shared: models write into their inputs. A list counts
     as an array where its first axis is the examples.
     """
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.array(value, order="C")).to(device)
     if isinstance(value, torch.Tensor):
         moved = value.to(device)
-        return moved.clone() if moved is value or moved.is_inference() else moved  # which autograd cannot save
+        return (
+            moved.clone() if moved is value or moved.is_inference() else moved
+        )  # autograd cannot save inference tensors
     if isinstance(value, Mapping):
         entries = {key: to_tensors(entry, device, examples) for key, entry in value.items()}
         return entries if type(value) is dict else _with_entries(value, entries)
@@ -174,11 +176,12 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
         return torch.tensor(array, device=device)
     if isinstance(value, list) or type(value) is tuple:
         return type(value)(to_tensors(entry, device, -1) for entry in value)  # a list in a list is not an array
-    return _copied(value)
+    with _Cloning():
+        return structures.copied(value)
 
 
 def _with_entries(value: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
-    """A mapping of the same kind, such as what another model returned, with these entries; a dict where none can be made."""
+    """Return a mapping of the same class, such as a `ModelOutput`, with these entries; a dict for an immutable mapping."""
     if not isinstance(value, MutableMapping):
         return entries
     other = copy.copy(value)
@@ -187,22 +190,16 @@ def _with_entries(value: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
     return other
 
 
-def _copied(value: Any) -> Any:
-    """A copy of an object and of the tensors in it."""
-    with _Cloning():
-        return structures.copied(value)
-
-
 class _Cloning(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
-    """While objects are copied: tensors are cloned where they are, on a graph as well; weights are whose they are."""
+    """Mode in which `copy.deepcopy` clones tensors, also those on a graph, and shares parameters."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
+        """Handle a call of a PyTorch function; PyTorch calls this with the mode switched off."""
         if func is not torch.Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         tensor, memo = args
-        memo[id(tensor)] = made = tensor if isinstance(tensor, torch.nn.Parameter) else tensor.clone()
-        return made
+        memo[id(tensor)] = copied = tensor if isinstance(tensor, torch.nn.Parameter) else tensor.clone()
+        return copied
 
 
 def _numbers(value: Sequence[Any]) -> np.ndarray | None:
@@ -216,13 +213,13 @@ def _numbers(value: Sequence[Any]) -> np.ndarray | None:
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """A tensor's values in memory of their own, C-contiguous; half precision widened to float32."""
+    """Return a copy of a tensor's values, C-contiguous; half precision is widened to float32."""
     values = tensor.detach()
-    if values.dtype in PLAIN and values.is_cpu and values.layout is torch.strided and not values.is_neg():
-        return np.array(values.numpy(), order="C", copy=True)  # as most are
+    if values.dtype in UNCHANGED and values.is_cpu and values.layout is torch.strided and not values.is_neg():
+        return np.array(values.numpy(), order="C", copy=True)  # the usual case
     if values.layout is not torch.strided:
         values = values.to_dense()
-    if values.is_floating_point() and values.dtype not in PLAIN:
+    if values.is_floating_point() and values.dtype not in UNCHANGED:
         values = values.float()
     if values.device.type != "cpu" or values.is_complex() or values.is_neg():
         values = values.cpu().resolve_conj().resolve_neg()
@@ -230,10 +227,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 
 def like(values: np.ndarray, tensor: Any) -> Any:
-    """The values as a tensor of their own, in another's dtype and on its device."""
-    dtype = PLAIN.get(tensor.dtype) if tensor.is_cpu else None
-    if dtype is not None:
-        return torch.from_numpy(np.array(values, dtype=dtype, order="C"))
+    """Return the values as a new tensor of the dtype and on the device of another tensor."""
     return torch.from_numpy(np.array(values, order="C")).to(tensor.device, tensor.dtype)
 
 
@@ -241,25 +235,24 @@ def device_of(modules: Iterable[Any]) -> Any:
     """Return the device of the inputs: that of the modules' first parameter or buffer with values."""
     for module in modules:
         for tensor in itertools.chain(module._parameters.values(), module._buffers.values()):
-            if tensor is None or tensor.is_meta:
-                continue
-            return CPU if tensor.is_cpu else tensor.device
+            if tensor is not None and not tensor.is_meta:
+                return tensor.device
     return CPU
 
 
 @functools.cache
 def dtype_name(dtype: Any) -> str:
-    """A dtype of PyTorch's, as NumPy would spell it."""
+    """Return the name of a dtype as NumPy spells it."""
     return str(dtype).removeprefix("torch.")
 
 
 def computed_in(tensors: Sequence[Any]) -> str:
-    """The coarsest dtype of some tensors and of autocast, if that is on where they are."""
-    dtypes = {one.dtype for one in tensors}
-    for kind in {one.device.type for one in tensors} & {"cpu", "cuda"}:
-        if torch.is_autocast_enabled(kind):
-            dtypes.add(torch.get_autocast_dtype(kind))
-    return coarsest(dtype_name(one) for one in dtypes)
+    """Return the coarsest dtype of the tensors and of autocast, where that is on for their devices."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    for device in {tensor.device.type for tensor in tensors} & {"cpu", "cuda"}:
+        if torch.is_autocast_enabled(device):
+            dtypes.add(torch.get_autocast_dtype(device))
+    return coarsest(map(dtype_name, dtypes))
 
 
 def is_transformed() -> bool:
@@ -268,7 +261,7 @@ def is_transformed() -> bool:
 
 
 def has_values(tensor: Any) -> bool:
-    """Return whether a strided tensor has memory of its own: those inside a transform of torch.func have none to be read."""
+    """Return whether a strided tensor has memory that can be read: one inside a transform of torch.func has none."""
     try:
         tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -299,19 +292,18 @@ class TorchTensors:
         return isinstance(value, torch.Tensor)
 
     def dtype(self, tensor: Any) -> str:
-        """The dtype's name."""
+        """Return the dtype's name."""
         return dtype_name(tensor.dtype)
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
-        """See `to_numpy`."""
+        """Return a copy of a tensor's values, see the function `to_numpy`."""
         if tensor.device.type == "meta":
             raise OutputError(
-                f"the output of shape {tuple(tensor.shape)} is on the device 'meta', which holds no values: expected one that "
-                "was computed; give the model its weights (to_empty, then load_state_dict), and leave .to('meta') out"
+                f"the output of shape {tuple(tensor.shape)} is on the device 'meta', which holds no values. Give the model its "
+                "weights (to_empty, then load_state_dict), and do not move it to 'meta'"
             )
         return to_numpy(tensor)
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
-        """The rows, on the graph where gradients are on."""
-        where = [torch.from_numpy(one).to(tensor.device) for one in (examples, positions)]
-        return tensor[where[0], where[1]]
+        """Return the rows, on the graph where gradients are on."""
+        return tensor[torch.from_numpy(examples).to(tensor.device), torch.from_numpy(positions).to(tensor.device)]

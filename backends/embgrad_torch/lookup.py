@@ -14,13 +14,13 @@ from torch.overrides import TorchFunctionMode
 from embgrad.errors import UnsupportedError
 from embgrad.forward.points import UNNAMED_TABLE, layout_of
 from embgrad.forward.recorder import PassRecorder
-from embgrad_torch.checkpoints import Made, made_again
+from embgrad_torch.checkpoints import Recorded, repeated_key
 from embgrad_torch.inputs import has_values, is_transformed
 from embgrad_torch.state import ACCUMULATING, is_running
-from embgrad_torch.tap import At, Unwatched, expect_uncompiled
+from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled
 from embgrad_torch.walk import TablePaths
 
-__all__ = ["DIFFERENTIATING", "HANDLERS", "READERS", "Differentiated", "LookupMode", "Read"]
+__all__ = ["DIFFERENTIATING", "HANDLERS", "READERS", "LookupMode", "Read", "WeightsDifferentiated"]
 
 #: The functions that take gradients.
 DIFFERENTIATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.grad, *ACCUMULATING})
@@ -30,13 +30,13 @@ class Read(NamedTuple):
     """A lookup that a function is about to make.
 
     Attributes:
-        table: a matrix, one row an index.
+        table: a matrix with one row for each index.
         indices: an integer tensor of any shape.
         padding: the row that is declared to be padding.
-        indexing: it is written as indexing, which may count from the end, and which is no lookup in a table where
-            it picks rows out of activations.
-        max_norm: rows with a larger norm are to be scaled in the table itself.
-        norm_type: of which norm.
+        indexing: whether it is written as indexing, which may count from the end, and is no lookup in a table where it
+            selects rows of activations.
+        max_norm: the norm to which larger rows are scaled, in the table itself.
+        norm_type: the order of that norm.
     """
 
     table: Any
@@ -47,32 +47,30 @@ class Read(NamedTuple):
     norm_type: float = 2.0
 
 
-class Differentiated(BaseException):
-    """The model takes gradients of weights, which must then be trainable. Nobody's handler is to stop it."""
+class WeightsDifferentiated(BaseException):
+    """The model takes gradients of weights, which must be trainable then. Handlers for Exception do not stop it."""
 
 
 class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
-    """While active in this thread: every lookup goes to the watch, and its rows to who decides what goes on in their place.
+    """A mode that records every lookup of its thread, and passes the rows to the handler of points, which may replace them.
 
-    Active again during the backward pass, where checkpointed segments run once more: their lookups are then told to
-    be those that were made before, and the watch is not told.
+    It is active again during the backward pass, where checkpointed segments run once more: their lookups are matched to
+    those of the forward pass, and not recorded.
 
     Attributes:
-        watch: what takes the lookups down.
-        at: what happens at the points.
-        pulling: whether this is the backward pass.
+        watch: records the lookups.
+        at: handles the points.
+        pulling: whether the backward pass runs.
         suspended_grad: whether the forward pass switched gradients off somewhere.
         frozen: whether weights are frozen for the pass.
-        differentiated: whether the model took gradients of such weights itself.
-        on_accumulating: called before the model has gradients accumulated in leaves itself.
+        differentiated: whether the model took gradients of frozen weights itself.
+        on_accumulating: called before the model itself accumulates gradients in leaves.
 
     Args:
-        watch: see above.
-        at: see above.
         paths: the tables' attribute paths.
     """
 
-    def __init__(self, watch: PassRecorder, at: At, paths: TablePaths) -> None:
+    def __init__(self, watch: PassRecorder, at: PointHandler, paths: TablePaths) -> None:
         super().__init__()
         self.watch = watch
         self.at = at
@@ -82,57 +80,56 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.differentiated = False
         self.on_accumulating: Callable[[], None] = lambda: None
         self._paths = paths
-        self._handlers = HANDLERS
-        self._made: list[tuple[str, np.ndarray, Made]] = []
+        self._recorded: list[tuple[str, np.ndarray, Recorded]] = []
         self._scaled: list[tuple[Any, Any, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
+        """Handle a call of a PyTorch function; PyTorch calls this with the mode switched off."""
         if torch.compiler.is_dynamo_compiling():
             if func in _LOOKING_UP:
-                expect_uncompiled()  # which raises in the trace, so that the function is not compiled
+                expect_uncompiled()  # raises in the trace, so that the function is not compiled
             return func(*args, **(kwargs or {}))
-        handler = self._handlers.get(func)
+        handler = HANDLERS.get(func)
         if handler is not None and not (self.at.plain and is_running()):
             return handler(self, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def is_active(self) -> bool:
-        """Return whether it is active in this thread, or in one of the engine's that works for it."""
+        """Return whether the mode is active in this thread, or in the engine's thread that works for it."""
         stack = torch.overrides._get_current_function_mode_stack()
         innermost = next((mode for mode in reversed(stack) if mode is self or isinstance(mode, Unwatched)), None)
         return innermost is self
 
     def is_innermost(self) -> bool:
-        """Return whether it is the first mode in this thread that is asked about a function."""
+        """Return whether it is the innermost mode of this thread, which PyTorch calls first."""
         stack = torch.overrides._get_current_function_mode_stack()
         return bool(stack) and stack[-1] is self
 
-    def put_back(self) -> None:
-        """The rows that lookups with `max_norm` have scaled are what they were."""
+    def restore(self) -> None:
+        """Restore the rows that lookups with `max_norm` have scaled."""
         while self._scaled:
             table, rows, before = self._scaled.pop()
             table.index_copy_(0, rows, before)
 
     def on_lookup(self, func: Any, args: Any, kwargs: Mapping[str, Any], reader: Callable[..., Read | None]) -> Any:
-        """A function that may look up rows."""
+        """Handle a function that may look up rows."""
         read = reader(*args, **kwargs)
         if read is None:
             return func(*args, **kwargs)
         if read.max_norm is not None and not self.at.plain:
-            kwargs = {**kwargs, "max_norm": None}  # it is done by _scale
+            kwargs = {**kwargs, "max_norm": None}  # _scale does it
         rows = self._rows(read, lambda: func(*args, **kwargs))
         return func(*args, **kwargs) if rows is None else rows
 
     def on_bag(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """A bag of embeddings: a lookup, which has a point at each position, and a bag of its rows."""
+        """Split a bag of embeddings into a lookup, which has a point at each position, and a bag of its rows."""
         indices, table = args
-        if indices.is_floating_point():  # the order of the arguments before PyTorch 1.0 is still taken
+        if indices.is_floating_point():  # PyTorch still accepts the order of before 1.0
             indices, table = table, indices
         read = Read(
             table,
             indices,
-            _wrapped(kwargs.get("padding_idx"), table),
+            _row(kwargs.get("padding_idx"), table),
             max_norm=kwargs.get("max_norm"),
             norm_type=kwargs.get("norm_type", 2.0),
         )
@@ -143,17 +140,17 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         return func(indices, table, **kwargs) if rows is None else _bag(rows, indices, len(table), kwargs)
 
     def on_closed_bag(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """A bag on a level at which it cannot be taken apart any more."""
+        """Refuse a bag of the batch's ids at a level at which it cannot be split."""
         for tensor in [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]:
             if not tensor.is_floating_point() and layout_of(tensor.cpu().numpy(), self.watch.batch.ids) is not None:
                 raise UnsupportedError(
-                    "the model sums the rows of the batch's ids by torch.embedding_bag, which has no output at each position: "
-                    "expected nn.EmbeddingBag, or nn.Embedding and a sum after it"
+                    "the model sums the rows of the batch's ids by torch.embedding_bag, which has no output at each position. "
+                    "Use nn.EmbeddingBag, or nn.Embedding and a sum after it"
                 )
         return func(*args, **kwargs)
 
     def on_choice(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """A choice between two functions, which PyTorch has compiled to run it: the one that is chosen runs as it is."""
+        """Run the chosen function of a `torch.cond` uncompiled."""
         if self.at.plain:
             return func(*args, **kwargs)
         chosen, true, false, operands = args
@@ -161,14 +158,14 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             return (true if chosen else false)(*operands)
 
     def on_grad_mode(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Gradients switched on or off, as the older kind of checkpointing does it."""
+        """Record that gradients are switched off, as reentrant checkpoints do."""
         self.suspended_grad = self.suspended_grad or not args[0]
         return func(*args, **kwargs)
 
     def on_differentiating(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Gradients that the model takes: those of weights are lost where these are frozen.
+        """Stop a model that takes gradients of weights that are frozen.
 
-        In a pullback without `inputs`, checkpointed segments are differentiated, whatever becomes of their weights.
+        A call without `inputs` during the pullback differentiates a checkpointed segment, which needs no weights.
         """
         inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
         if self.frozen and not (self.pulling and (inputs is None or not _holds_any_frozen(inputs))):
@@ -178,71 +175,70 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         return func(*args, **kwargs)
 
     def stop_differentiating(self) -> None:
-        """Raise to the end of the pass, which is then made with trainable weights."""
+        """Abort the pass, which is then repeated with trainable weights."""
         self.differentiated = True
-        raise Differentiated
+        raise WeightsDifferentiated
 
     def _rows(self, read: Read, compute: Callable[[], Any]) -> Any:
-        """The rows that go on; None where it is no lookup in a table after all."""
+        """Return the rows that the model goes on with; None for indexing that is no lookup in a table."""
         if is_transformed() and not (has_values(read.table) and has_values(read.indices)):
             if read.indexing:
                 return None
             raise UnsupportedError(
-                "the model looks up rows inside torch.vmap or another transform of torch.func, where indices and rows have no "
-                "values to be read: expected a lookup outside of it; call the model without the transform by call=..."
+                "the model looks up rows inside torch.vmap or another transform of torch.func, where the values of tensors "
+                "cannot be read. Move the lookup out of the transform, or call the model without it by call=..."
             )
         indices, path = _as_numpy(read), self._path(read.table)
-        other = read.indexing and path == UNNAMED_TABLE
-        if (other or self.pulling) and (layout := layout_of(indices, self.watch.batch.ids)) is None and other:
+        unnamed = read.indexing and path == UNNAMED_TABLE
+        if (unnamed or self.pulling) and (layout := layout_of(indices, self.watch.batch.ids)) is None and unnamed:
             return None
         if self.pulling:
-            return self._again(read, path, indices, compute, word=layout is not None)
+            return self._repeat(read, path, indices, compute, word=layout is not None)
         shape = read.table.shape
         key = self.watch.see(path, indices, shape[0], shape[1], read.padding)
         self._scale(read)
-        self._expect_numbers(read, path, asked=key is not None)
-        self._made.append((path, indices, Made(key, torch.is_grad_enabled())))
-        gone_on = self.at.lookup(key, read.table, compute, word=self.watch.lookups[-1].layout is not None)
-        self.watch.record_output(gone_on)
-        return gone_on
+        self._expect_numbers(read, path, requested=key is not None)
+        self._recorded.append((path, indices, Recorded(key, torch.is_grad_enabled())))
+        rows = self.at.lookup(key, read.table, compute, word=self.watch.lookups[-1].layout is not None)
+        self.watch.record_output(rows)
+        return rows
 
     def _plain_bag(self, read: Read, compute: Callable[[], Any]) -> Any:
         path = self._path(read.table)
         if self.watch.see(path, _as_numpy(read), read.table.shape[0], read.table.shape[1], read.padding) is not None:
             raise UnsupportedError(
-                f"the model sums the rows of {path!r} in one step, nn.EmbeddingBag, so that there is no gradient at each "
-                "position in your own backward pass: expected nn.Embedding and a sum after it; embgrad.gradients takes the bag "
-                "apart"
+                f"the model sums the rows of {path!r} by nn.EmbeddingBag, so that your backward pass has no gradient at each "
+                "position. Use nn.Embedding and a sum after it, or embgrad.gradients, which splits the bag"
             )
         return compute()
 
     def _path(self, table: Any) -> str:
         return self._paths.of(table) or UNNAMED_TABLE
 
-    def _again(self, read: Read, path: str, indices: np.ndarray, compute: Callable[[], Any], *, word: bool) -> Any:
-        """A lookup of a checkpointed segment that runs again."""
-        before = [(rows, one) for where, rows, one in self._made if where == path]
-        made = [one for rows, one in before if np.array_equal(rows, indices)]
-        seen = sum(one.key is not None for _, one in before)
-        key = made_again(f"lookup in {path!r}", made, self.at.changed, seen=seen)
+    def _repeat(self, read: Read, path: str, indices: np.ndarray, compute: Callable[[], Any], *, word: bool) -> Any:
+        """Return the rows of a lookup in a checkpointed segment that runs again."""
+        before = [(rows, record) for table, rows, record in self._recorded if table == path]
+        same = [record for rows, record in before if np.array_equal(rows, indices)]
+        total = sum(record.key is not None for _, record in before)
+        key = repeated_key(f"lookup in {path!r}", same, self.at.changed, total=total)
         self._scale(read)
         return self.at.lookup(key, read.table, compute, word=word, again=True)
 
     @staticmethod
-    def _expect_numbers(read: Read, path: str, *, asked: bool) -> None:
-        if asked and not read.table.is_floating_point():
+    def _expect_numbers(read: Read, path: str, *, requested: bool) -> None:
+        if requested and not read.table.is_floating_point():
             raise UnsupportedError(
-                f"the table {path!r} holds {read.table.dtype}: expected real numbers in floating point, by which alone gradients "
-                "are taken here; give a model whose table is neither quantised nor complex"
+                f"the table {path!r} holds {read.table.dtype}, and gradients exist only for real floating-point tables. "
+                "Use a model whose table is neither quantised nor complex"
             )
-        if asked and read.table.is_meta:
+        if requested and read.table.is_meta:
             raise UnsupportedError(
-                f"the table {path!r} is on the device 'meta', which holds no values: expected weights; give the model its own "
-                "(to_empty, then load_state_dict)"
+                f"the table {path!r} is on the device 'meta', which holds no values. Give the model its weights (to_empty, then "
+                "load_state_dict)"
             )
 
     def _scale(self, read: Read) -> None:
-        """Scale rows as `max_norm` does, so that it can be undone and other graphs' tensor versions do not change."""
+        """Scale rows as `max_norm` does, reversibly and without a new version of the table, which a graph may have saved."""
         if read.max_norm is not None and not self.at.plain:
             table, rows = read.table.data, read.indices.unique()
             self._scaled.append((table, rows, table[rows]))
@@ -250,7 +246,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
 
 def _holds_any_frozen(inputs: Any) -> bool:
-    """Return whether what gradients are taken by is, or holds, what has none; what can be read but once may."""
+    """Return whether `inputs` of a gradient may contain a frozen weight; assume so for an iterator."""
     if isinstance(inputs, torch.Tensor):
         return not inputs.requires_grad
     if isinstance(inputs, torch.autograd.graph.GradientEdge):
@@ -262,29 +258,29 @@ def _holds_any_frozen(inputs: Any) -> bool:
 
 
 def _bag(rows: Any, indices: Any, vocab: int, kwargs: Mapping[str, Any]) -> Any:
-    """The bag of rows that have been looked up, by PyTorch's own arithmetic: a bag in a table of these rows."""
+    """Return the bag of rows that have been looked up, computed by PyTorch as a bag in a table of these rows."""
     padding = kwargs.get("padding_idx")
     table = rows.reshape(-1, rows.shape[-1])
-    places = torch.arange(table.shape[0], device=table.device).reshape(indices.shape)
-    if padding is not None:  # what does not count is one row at the end
-        places = places.masked_fill(indices == padding % vocab, table.shape[0])
+    numbers = torch.arange(table.shape[0], device=table.device).reshape(indices.shape)
+    if padding is not None:  # padding reads an extra row at the end
+        numbers = numbers.masked_fill(indices == padding % vocab, table.shape[0])
         padding, table = table.shape[0], torch.cat([table, table.new_zeros(1, table.shape[1])])
-    of_table = {"sparse": False, "scale_grad_by_freq": False}  # these are about a table's gradient, which nobody takes
-    return functional.embedding_bag(places, table, **{**kwargs, **of_table, "padding_idx": padding})
+    options = {"sparse": False, "scale_grad_by_freq": False}  # they concern the table's gradient, which is not taken
+    return functional.embedding_bag(numbers, table, **{**kwargs, **options, "padding_idx": padding})
 
 
 def _embedding(
     input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0, **_: Any
 ) -> Read | None:
-    return Read(weight, input, _wrapped(padding_idx, weight), max_norm=max_norm, norm_type=norm_type)
+    return Read(weight, input, _row(padding_idx, weight), max_norm=max_norm, norm_type=norm_type)
 
 
 def _torch_embedding(weight: Any, indices: Any, padding_idx: Any = -1, *_: Any, **__: Any) -> Read | None:
     return Read(weight, indices, int(padding_idx) if padding_idx >= 0 else None)
 
 
-def _wrapped(padding: Any, table: Any) -> int | None:
-    """The row of padding, which may be counted from the end."""
+def _row(padding: Any, table: Any) -> int | None:
+    """Return the row of padding, which may be counted from the end."""
     return None if padding is None else int(padding) % table.shape[0]
 
 
@@ -316,16 +312,16 @@ def _indexing(table: Any, index: Any) -> Read | None:
 
 def _as_numpy(read: Read) -> np.ndarray:
     try:
-        indices: np.ndarray = read.indices.detach().cpu().numpy()  # which copies nothing that is there already
+        indices: np.ndarray = read.indices.detach().cpu().numpy()  # copies nothing that is on the CPU
     except RuntimeError as error:
         raise UnsupportedError(
-            f"the model looks up rows by indices that are a {type(read.indices).__name__}, which NumPy cannot read ({error}): "
-            "expected a plain tensor; pad the ids, and nest the rows, not the ids"
+            f"the model looks up rows by indices that are a {type(read.indices).__name__}, which NumPy cannot read ({error}). "
+            "Use a plain tensor of padded ids, and nest the rows after the lookup"
         ) from error
     return np.where(indices < 0, indices + read.table.shape[0], indices) if read.indexing else indices
 
 
-#: How each function that can look up rows is told its table and its indices.
+#: The functions that can look up rows; each reader returns the table and the indices.
 READERS: Final[Mapping[Any, Callable[..., Read | None]]] = {
     functional.embedding: _embedding,
     torch.embedding: _torch_embedding,
@@ -340,7 +336,7 @@ READERS: Final[Mapping[Any, Callable[..., Read | None]]] = {
     torch.ops.aten.index_select.default: _index_select,
 }
 
-#: What the mode does at each function that it looks at. All others pass by untouched.
+#: The functions that the mode handles. All others run unchanged.
 HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]], Any]]] = {
     **{func: functools.partial(LookupMode.on_lookup, reader=reader) for func, reader in READERS.items()},
     functional.embedding_bag: LookupMode.on_bag,
@@ -353,5 +349,5 @@ HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]],
     **dict.fromkeys(DIFFERENTIATING, LookupMode.on_differentiating),
 }
 
-#: The functions that look up rows, for a compiler that traces into the watching: it takes no dict of functions.
+#: The functions that look up rows, for a compiler that traces into the mode: it supports no dict of functions.
 _LOOKING_UP: Final = frozenset({*READERS, functional.embedding_bag, torch.embedding_bag})

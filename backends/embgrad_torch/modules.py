@@ -1,10 +1,9 @@
-"""Watches the calls of modules, by hooks that are on them for one pass, and lets a point's tensor be replaced there."""
+"""Record the calls of modules by hooks that are registered for one pass, and replace tensors at the points."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,27 +12,28 @@ import torch
 from embgrad.common.pytree import every, first, with_first
 from embgrad.forward.points import INPUT, OUTPUT
 from embgrad.forward.recorder import PassRecorder
-from embgrad_torch.checkpoints import Made, made_again
-from embgrad_torch.tap import At, is_floating
+from embgrad_torch.checkpoints import Recorded, repeated_key
+from embgrad_torch.inputs import is_floating
+from embgrad_torch.tap import PointHandler
 from embgrad_torch.walk import is_compiled_wrapper, spelled
 
-__all__ = ["ModuleWatch", "hooked", "hooked_all"]
+__all__ = ["ModuleWatch", "hooked"]
 
 
 @dataclass
-class _Called:
+class _ModuleCall:
     """A call of a module in the forward pass.
 
     Attributes:
-        path: the module's.
-        given: the first floating tensor that it was given, off the graph.
-        version: of that tensor's memory, when it was given.
-        traced: see `Made`.
-        keys: by side the keys of the points, where they are asked for.
+        path: the module's path.
+        argument: the first floating tensor among its arguments, off the graph.
+        version: the version of that tensor's memory at the call.
+        traced: see `Recorded`.
+        keys: by side, the keys of the points; None where a point is not requested.
     """
 
     path: str
-    given: Any
+    argument: Any
     version: int
     traced: bool
     keys: dict[str, str | None]
@@ -43,31 +43,38 @@ class ModuleWatch:
     """The hooks that record calls of modules, and replace tensors at the points of a request.
 
     Args:
-        watch: what takes the calls down.
-        at: what happens at the points.
-        active: whether a call, in this thread, is one of the pass's.
-        pulling: whether it is made in the backward pass, by a checkpointed segment that runs again.
+        watch: records the calls.
+        at: handles the points.
+        active: returns whether a call in this thread belongs to the pass.
+        pulling: returns whether a call is made in the backward pass, by a checkpointed segment that runs again.
     """
 
     def __init__(
-        self, watch: PassRecorder, at: At, active: Callable[[], bool], pulling: Callable[[], bool] = lambda: False
+        self,
+        watch: PassRecorder,
+        at: PointHandler,
+        active: Callable[[], bool],
+        pulling: Callable[[], bool] = lambda: False,
     ) -> None:
         self._watch = watch
         self._at = at
         self._active = active
         self._pulling = pulling
         self._names: dict[int, tuple[str, str, tuple[str, ...]]] = {}
-        self._open: list[tuple[Any, _Called | None]] = []
-        self._called: list[_Called] = []
+        self._open: list[tuple[Any, _ModuleCall | None]] = []
+        self._calls: list[_ModuleCall] = []
         self._busy = False
 
-    def on(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> AbstractContextManager[Any]:
-        """Watches meanwhile those of the modules that the watch is to be told of."""
-        told = self.of(walked, also) if self._watch.needs_modules else []
-        return hooked_all(told, self.before, self.after) if told else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def on(self, walked: Sequence[tuple[str, Any]], aliases: Mapping[int, tuple[str, ...]]) -> Iterator[None]:
+        """Record the calls of the modules that the pass needs while the context is open."""
+        with contextlib.ExitStack() as stack:
+            for module in self.select(walked, aliases) if self._watch.needs_modules else ():
+                stack.enter_context(hooked(module, self.before, self.after))
+            yield
 
-    def of(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> list[Any]:
-        """Return the modules whose calls are recorded, and remember them."""
+    def select(self, walked: Sequence[tuple[str, Any]], aliases: Mapping[int, tuple[str, ...]]) -> list[Any]:
+        """Return the modules whose calls are recorded, and remember their names."""
         named = self._watch.modules | self._watch.counted
         wanted = [
             (spelled(path), module)
@@ -76,82 +83,84 @@ class ModuleWatch:
             and not is_compiled_wrapper(module)
             and not isinstance(module, torch.jit.ScriptModule)  # they take no hooks
         ]
-        self._names = {id(one): (path, type(one).__name__, also.get(id(one), ())) for path, one in wanted}
+        self._names = {
+            id(module): (path, type(module).__name__, aliases.get(id(module), ())) for path, module in wanted
+        }
         return [module for _, module in wanted]
 
-    def made(self, module: Any, args: Any, kwargs: Any) -> bool:
+    def may_have_made(self, module: Any, args: Any, kwargs: Any) -> bool:
         """Return whether a call may repeat a call of the pass."""
         path, *_ = self._names.get(id(module), ("",))
-        given = first((args, kwargs), is_floating)
-        return any(call.path == path and _may_be(call, given) for call in self._called)
+        argument = first((args, kwargs), is_floating)
+        return any(call.path == path and _may_be(call, argument) for call in self._calls)
 
     def before(self, module: Any, args: Any, kwargs: Any) -> Any:
-        """A call begins: the arguments with which it goes on, or None for the same."""
-        if self._busy or id(module) not in self._names or not self._active():  # a copy of a module has its hooks, too
+        """Record that a call begins; return the arguments that replace its own, or None to keep them."""
+        if self._busy or id(module) not in self._names or not self._active():  # a copy of a module has the hooks, too
             return None
-        given = first((args, kwargs), is_floating)
+        argument = first((args, kwargs), is_floating)
         again = self._pulling()
-        if not self._is_told(module):
+        if not self._is_recorded(module):
             if not again:
                 self._watch.count(self._names[id(module)][0])
             return None
-        called = self._made_before(module, given) if again else self._enter(module, given)
-        self._open.append((module, called))
-        key = None if called is None else called.keys.get(INPUT)
-        return None if key is None else self._put(key, (args, kwargs), given, again, aliased=True)
+        call = self._repeated(module, argument) if again else self._enter(module, argument)
+        self._open.append((module, call))
+        key = None if call is None else call.keys.get(INPUT)
+        return None if key is None else self._replaced(key, (args, kwargs), argument, again, aliased=True)
 
     def after(self, module: Any, returned: Any) -> Any:
-        """A call ends: what goes on in place of what it returned, or None for the same."""
-        if self._busy or id(module) not in self._names or not self._active() or not self._is_told(module):
+        """Record that a call ends; return the value that replaces its result, or None to keep it."""
+        if self._busy or id(module) not in self._names or not self._active() or not self._is_recorded(module):
             return None
-        while self._open and self._open[-1][0] is not module:  # ended by an exception that the hooks do not hear of
-            self._break()
+        while self._open and self._open[-1][0] is not module:  # its hook was skipped, as by KeyboardInterrupt
+            self._abort()
         if not self._open:
             return None
-        _, called = self._open.pop()
-        gave, again = first(returned, is_floating), self._pulling()
+        _, call = self._open.pop()
+        output, again = first(returned, is_floating), self._pulling()
         if again:
-            key = None if called is None or gave is None else called.keys.get(OUTPUT)
+            key = None if call is None or output is None else call.keys.get(OUTPUT)
         else:
-            key = self._watch.leave(gave, () if gave is None else gave.shape)
-            if called is not None:
-                called.keys[OUTPUT] = key
-        aliased = key is not None and _is_aliased(module, returned, gave, called)
-        return None if key is None else self._put(key, returned, gave, again, aliased=aliased)
+            key = self._watch.leave(output, () if output is None else output.shape)
+            if call is not None:
+                call.keys[OUTPUT] = key
+        aliased = key is not None and _is_aliased(module, returned, output, call)
+        return None if key is None else self._replaced(key, returned, output, again, aliased=aliased)
 
-    def _is_told(self, module: Any) -> bool:
+    def _is_recorded(self, module: Any) -> bool:
         """Return whether the module's calls are recorded, and not only counted."""
         return self._watch.everything or self._names[id(module)][0] in self._watch.modules
 
-    def _enter(self, module: Any, given: Any) -> _Called | None:
-        path, kind, also = self._names[id(module)]
-        key = self._watch.enter(path, kind, given, () if given is None else given.shape, also)
+    def _enter(self, module: Any, argument: Any) -> _ModuleCall | None:
+        path, kind, aliases = self._names[id(module)]
+        key = self._watch.enter(path, kind, argument, () if argument is None else argument.shape, aliases)
         if self._watch.everything:  # nothing is pulled back, so that nothing runs again
             return None
         with torch.inference_mode(False), torch._C.DisableTorchFunction():
-            kept = None if given is None else given.detach()
-        version = -1 if kept is None or kept.is_inference() else kept._version
-        called = _Called(path, kept, version, torch.is_grad_enabled(), {INPUT: key})
-        self._called.append(called)
-        return called
+            detached = None if argument is None else argument.detach()
+        version = -1 if detached is None or detached.is_inference() else detached._version
+        call = _ModuleCall(path, detached, version, torch.is_grad_enabled(), {INPUT: key})
+        self._calls.append(call)
+        return call
 
-    def _break(self) -> None:
+    def _abort(self) -> None:
         self._open.pop()
         if not self._pulling():
             self._watch.exit_on_error()
 
-    def _made_before(self, module: Any, given: Any) -> _Called | None:
-        """The call of the forward pass that is made again."""
+    def _repeated(self, module: Any, argument: Any) -> _ModuleCall:
+        """Return the call of the forward pass that a checkpointed segment repeats."""
         path = self._names[id(module)][0]
-        every = [call for call in self._called if call.path == path]
-        calls = every if len(every) < 2 else [call for call in every if _may_be(call, given)]
+        before = [call for call in self._calls if call.path == path]
+        calls = before if len(before) < 2 else [call for call in before if _may_be(call, argument)]
         keys = {}
         for side in (INPUT, OUTPUT):
-            made = [Made(call.keys.get(side), call.traced) for call in calls]
-            keys[side] = made_again(f"call of the module {path!r}", made, self._at.changed, seen=len(every))
-        return _Called(path, None, -1, traced=True, keys=keys)
+            same = [Recorded(call.keys.get(side), call.traced) for call in calls]
+            keys[side] = repeated_key(f"call of the module {path!r}", same, self._at.changed, total=len(before))
+        return _ModuleCall(path, None, -1, traced=True, keys=keys)
 
-    def _put(self, key: str, nest: Any, tensor: Any, again: bool, *, aliased: bool) -> Any:
+    def _replaced(self, key: str, nest: Any, tensor: Any, again: bool, *, aliased: bool) -> Any:
         self._busy = True
         try:
             new = self._at.tensor(key, tensor, again=again, aliased=aliased)
@@ -160,61 +169,61 @@ class ModuleWatch:
         return None if new is tensor else with_first(nest, is_floating, new)
 
 
-def _may_be(call: _Called, given: Any) -> bool:
-    """Return whether a call has the same arguments, as far as they still exist."""
-    if given is None or call.given is None:
-        return (given is None) is (call.given is None)
-    if call.given.shape != given.shape:
+def _may_be(call: _ModuleCall, argument: Any) -> bool:
+    """Return whether a call had an equal argument, or one that has been overwritten since."""
+    if argument is None or call.argument is None:
+        return (argument is None) is (call.argument is None)
+    if call.argument.shape != argument.shape:
         return False
-    overwritten = call.given.is_inference() or call.given._version != call.version
-    return bool(overwritten or torch.equal(call.given, given.detach()))
+    overwritten = call.argument.is_inference() or call.argument._version != call.version
+    return bool(overwritten or torch.equal(call.argument, argument.detach()))
 
 
-def _is_aliased(module: Any, returned: Any, gave: Any, called: _Called | None) -> bool:
-    """Return whether a tensor that a module returned lies in the memory of what it was given, keeps, or returned beside."""
-    kept = (*vars(module).values(), *module._buffers.values(), *module._parameters.values())
-    if gave.is_inference() or any(one is gave for one in kept):
+def _is_aliased(module: Any, returned: Any, output: Any, call: _ModuleCall | None) -> bool:
+    """Return whether an output shares its memory with the module's argument, attributes or other outputs."""
+    attributes = (*vars(module).values(), *module._buffers.values(), *module._parameters.values())
+    if output.is_inference() or any(value is output for value in attributes):
         return True
-    others = [one for one in every(returned, is_floating) if one is not gave]
-    given = None if called is None else called.given
-    return any(_start(one) == _start(gave) for one in (*others, given) if one is not None)
+    others = [tensor for tensor in every(returned, is_floating) if tensor is not output]
+    argument = None if call is None else call.argument
+    return any(_start(tensor) == _start(output) for tensor in (*others, argument) if tensor is not None)
 
 
 def _start(tensor: Any) -> int:
-    """Return where the memory begins that a tensor lies in."""
+    """Return the address of a tensor's storage."""
     return int(tensor.untyped_storage().data_ptr())
 
 
 class _Hook:
-    """A hook of ours. A copy of it, in a copy of the model or in a file, does nothing.
+    """A hook of embgrad's. A copy of it, in a copy of the model or in a file, does nothing.
 
-    In another thread, one that took the hooks up while they were being removed may call it without the keywords.
+    Another thread that read the hooks while they were being removed may call it without the keyword arguments.
     """
 
-    def __init__(self, ask: Callable[..., Any] | None) -> None:
-        self._ask = ask
+    def __init__(self, call: Callable[..., Any] | None) -> None:
+        self._call = call
 
     def __reduce__(self) -> Any:
         return type(self), (None,)
 
 
 class _Before(_Hook):
-    def __call__(self, module: Any, *given: Any) -> Any:
-        """The arguments with which a call goes on, or None for the same."""
-        return None if self._ask is None or len(given) != 2 else self._ask(module, *given)
+    def __call__(self, module: Any, *arguments: Any) -> Any:
+        """Return the arguments that replace a call's own; None to keep them."""
+        return None if self._call is None or len(arguments) != 2 else self._call(module, *arguments)
 
 
 class _After(_Hook):
-    def __call__(self, module: Any, *given: Any) -> Any:
+    def __call__(self, module: Any, *arguments: Any) -> Any:
         """Return the value that replaces a call's result; None to keep it."""
-        return None if self._ask is None else self._ask(module, given[-1])
+        return None if self._call is None else self._call(module, arguments[-1])
 
 
 @contextlib.contextmanager
 def hooked(module: Any, before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
-    """Meanwhile `before(module, args, kwargs)` and `after(module, returned)` are asked at each call, behind the user's hooks.
+    """Call `before(module, args, kwargs)` and `after(module, returned)` at each call, behind the user's hooks.
 
-    They hear of calls in every thread, and `after` also of those that an exception ends.
+    They are called in every thread, and `after` also for a call that raises.
     """
     handles = (
         module.register_forward_pre_hook(_Before(before), with_kwargs=True),
@@ -225,12 +234,3 @@ def hooked(module: Any, before: Callable[..., Any], after: Callable[..., Any]) -
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextlib.contextmanager
-def hooked_all(modules: Iterable[Any], before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
-    """As `hooked`, of several modules."""
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(hooked(module, before, after))
-        yield

@@ -1,4 +1,4 @@
-"""The parameters of a model by name: gradients, what else reaches the tables of lookups, and weights to be read and written."""
+"""The parameters of a model by name: their gradients, the gradients of tied tables, and weights that can be read and written."""
 
 from __future__ import annotations
 
@@ -18,14 +18,25 @@ from embgrad.checkpoints.load_bert import bert_names
 from embgrad.common.arrays import owned
 from embgrad.forward.points import WORD, split_name
 from embgrad_torch.inputs import dtype_name
-from embgrad_torch.walk import Structure, by_identity, further_paths, named_parameters, place_of, spelled, tables, walk
+from embgrad_torch.state import set_trainable
+from embgrad_torch.walk import (
+    Structure,
+    by_identity,
+    further_paths,
+    joined,
+    memory_key,
+    named_parameters,
+    spelled,
+    tables,
+    walk,
+)
 
-__all__ = ["Tables", "alone", "parameter_values", "putter", "trainable", "weights"]
+__all__ = ["Tables", "alone", "is_bert", "parameter_values", "trainable", "weights", "writer"]
 
 
 def trainable(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """The trainable parameters by attribute path, each once, in the model's order."""
-    return {name: one for name, one in named_parameters(walked) if one.requires_grad}
+    """Return the trainable parameters by attribute path, each once, in the model's order."""
+    return {name: parameter for name, parameter in named_parameters(walked) if parameter.requires_grad}
 
 
 def parameter_values(
@@ -33,8 +44,8 @@ def parameter_values(
 ) -> dict[str, ParameterValues]:
     """Return the gradients of the parameters as the core takes them."""
     return {
-        name: ParameterValues(tuple(one.shape), gradient, dtype_name(one.dtype))
-        for (name, one), gradient in zip(parameters.items(), gradients, strict=True)
+        name: ParameterValues(tuple(parameter.shape), gradient, dtype_name(parameter.dtype))
+        for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True)
     }
 
 
@@ -42,7 +53,7 @@ class Tables:
     """The tables of the lookups that a request asks for, and the parameters that share their memory.
 
     Attributes:
-        parameters: those of them through which the graph may have a way, each once.
+        parameters: the parameters in the memory of these tables, each once.
     """
 
     def __init__(self, parts: Sequence[Any], walked: Sequence[tuple[str, Any]], request: Request) -> None:
@@ -50,30 +61,28 @@ class Tables:
         self.parameters: list[Any] = []
         if not request.tables:
             return
-        asked = {split_name(name).path for name in request.points}
+        requested = {split_name(name).path for name in request.points}
         self._tables = {
-            path: one for path, one in _by_table_path(walked).items() if WORD in request.points or path in asked
+            path: table for path, table in _by_table_path(walked).items() if WORD in request.points or path in requested
         }
-        memory = {_memory(one) for one in self._tables.values()}
+        memory = {_memory(table) for table in self._tables.values()}
         candidates = named_parameters(walked) if memory else ()
-        shared = {id(one): one for _, one in candidates if _memory(one) in memory}
+        shared = {id(parameter): parameter for _, parameter in candidates if _memory(parameter) in memory}
         self.parameters = list(shared.values())
         self._names = _names(parts, walked, shared)
 
     @contextlib.contextmanager
     def differentiable(self) -> Iterator[None]:
-        """Meanwhile those that are frozen are not."""
-        frozen = [one for one in self.parameters if not one.requires_grad]
+        """Make the frozen ones among the parameters trainable while the context is open."""
+        frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         try:
-            for one in frozen:
-                one.requires_grad_(True)
+            set_trainable(frozen, trainable=True)
             yield
         finally:
-            for one in frozen:
-                one.requires_grad_(False)
+            set_trainable(frozen, trainable=False)
 
     def rests(self, paths: Mapping[str, str], gradients: Sequence[np.ndarray | None]) -> dict[str, TableRest]:
-        """Return by the keys of lookups the gradient that reaches their tables by other ways.
+        """Return, by key, the gradient that reaches a lookup's table other than through lookups.
 
         Args:
             paths: by key the table's path.
@@ -83,36 +92,35 @@ class Tables:
 
     def _rest(self, table: Any, gradients: Sequence[np.ndarray | None]) -> TableRest:
         sharing = [
-            (one, gradient)
-            for one, gradient in zip(self.parameters, gradients, strict=True)
-            if _memory(one) == _memory(table)
+            (parameter, gradient)
+            for parameter, gradient in zip(self.parameters, gradients, strict=True)
+            if _memory(parameter) == _memory(table)
         ]
-        own = self._names[id(table)]
-        names = [*own, *(name for one, _ in sharing for name in self._names[id(one)])]
-        return TableRest(_gathered(table, sharing), tuple(dict.fromkeys(names)))
+        names = [*self._names[id(table)], *(name for parameter, _ in sharing for name in self._names[id(parameter)])]
+        return TableRest(_summed(table, sharing), tuple(dict.fromkeys(names)))
 
 
 def _by_table_path(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     paths = by_identity(tables(walked))
-    found: dict[str, Any] = {}
-    for _, one in named_parameters(walked):
-        if id(one) in paths and one.is_floating_point():
-            found.setdefault(paths[id(one)], one)
-    return found
+    by_path: dict[str, Any] = {}
+    for _, parameter in named_parameters(walked):
+        if id(parameter) in paths and parameter.is_floating_point():
+            by_path.setdefault(paths[id(parameter)], parameter)
+    return by_path
 
 
 def _names(parts: Sequence[Any], walked: Sequence[tuple[str, Any]], shared: Mapping[int, Any]) -> dict[int, list[str]]:
     """Return by identity all names of each parameter, the first name first."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     if not shared:
-        return found
-    also = further_paths(parts, walked)
+        return names
+    aliases = further_paths(parts, walked)
     for path, module in walked:
-        for name, one in module._parameters.items():
-            if id(one) in shared:
-                spelt = [f"{path}.{name}" if path else name for path in (spelled(path), *also.get(id(module), ()))]
-                found.setdefault(id(one), []).extend(spelt)
-    return found
+        for name, parameter in module._parameters.items():
+            if id(parameter) in shared:
+                paths = (spelled(path), *aliases.get(id(module), ()))
+                names.setdefault(id(parameter), []).extend(joined(path, name) for path in paths)
+    return names
 
 
 def _memory(tensor: Any) -> Any:
@@ -122,46 +130,42 @@ def _memory(tensor: Any) -> Any:
         return id(tensor)
 
 
-def _gathered(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> np.ndarray | None:
-    """The sum of the gradients of all that lies in the table's memory, each at its place there."""
-    if all(gradient is None for _, gradient in sharing):
+def _summed(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> np.ndarray | None:
+    """Return the sum of the gradients of all parameters in the table's memory, each added where the parameter lies."""
+    reached = [(parameter, torch.from_numpy(gradient)) for parameter, gradient in sharing if gradient is not None]
+    if not reached:
         return None
-    kept = next(gradient for _, gradient in sharing if gradient is not None)
-    size, dtype = table.untyped_storage().nbytes() // table.element_size(), torch.from_numpy(kept).dtype
-    memory = torch.zeros(size, dtype=dtype, device="cpu")  # wherever the user has new tensors
-    for one, gradient in sharing:
-        if gradient is not None:
-            place = memory.as_strided(one.shape, one.stride(), one.storage_offset())
-            place += torch.from_numpy(gradient)
+    size, dtype = table.untyped_storage().nbytes() // table.element_size(), reached[0][1].dtype
+    memory = torch.zeros(size, dtype=dtype, device="cpu")  # whatever the user's default device is
+    for parameter, gradient in reached:
+        memory.as_strided(parameter.shape, parameter.stride(), parameter.storage_offset()).add_(gradient)
     return np.array(memory.as_strided(table.shape, table.stride(), table.storage_offset()).numpy(), order="C")
 
 
 def weights(model: Any) -> list[Weight]:
-    """The parameters and the floating buffers by attribute path, each once, in the model's order."""
+    """Return the parameters and the floating buffers by attribute path, each once, in the model's order."""
     walked = walk(as_parts(model))
     canonical = _canonical(walked)
-    seen: set[Any] = set()
-    found = []
+    by_memory: dict[Any, Weight] = {}
     for path, module in walked:
         owner = spelled(path)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is None or not _has_values(tensor) or place_of(tensor) in seen:
-                continue
-            seen.add(place_of(tensor))
-            found.append(_weight(f"{owner}.{name}" if owner else name, owner, tensor, canonical.get(id(tensor))))
-    return found
+            if tensor is not None and _has_values(tensor) and memory_key(tensor) not in by_memory:
+                weight = _weight(joined(owner, name), owner, tensor, canonical.get(id(tensor)))
+                by_memory[memory_key(tensor)] = weight
+    return list(by_memory.values())
 
 
 def alone(model: Any) -> AbstractContextManager[None]:
-    """Meanwhile no other thread runs the model, or a part of it."""
+    """Hold the locks of the model's modules and parameters while the context is open."""
     return held(Structure(as_parts(model)).locks)
 
 
-def putter(tensor: Any) -> Callable[[np.ndarray], None]:
+def writer(tensor: Any) -> Callable[[np.ndarray], None]:
     """Return a function that writes values into a tensor's memory."""
 
     def put(value: np.ndarray) -> None:
-        # By `data`, since a graph that the user holds would else take its saved tensors for overwritten.
+        # Writing to `data` leaves the tensor's version, so that graphs of the user that saved the tensor stay valid.
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             tensor.data.copy_(torch.tensor(np.asarray(value), device="cpu"))
 
@@ -175,7 +179,7 @@ def _weight(name: str, owner: str, tensor: Any, canonical: str | None) -> Weight
             return owned(tensor.detach().to("cpu", wide).numpy())
 
     dtype = dtype_name(tensor.dtype)
-    return Weight(name, owner, tuple(tensor.shape), dtype, get, putter(tensor), canonical)
+    return Weight(name, owner, tuple(tensor.shape), dtype, get, writer(tensor), canonical)
 
 
 def _has_values(tensor: Any) -> bool:
@@ -186,11 +190,15 @@ def _has_values(tensor: Any) -> bool:
 
 def _canonical(walked: Iterable[tuple[str, Any]]) -> dict[int, str]:
     """Return by identity the checkpoint's names of an encoder's parameters, where the model holds one BERT."""
-    # Where nobody has a BERT, asking transformers for the class would import it, and TensorFlow with it.
-    kind = getattr(sys.modules.get("transformers.models.bert.modeling_bert"), "BertModel", None)
-    encoders: Sequence[Any] = [module for _, module in walked if kind is not None and isinstance(module, kind)]
+    encoders = [module for _, module in walked if is_bert(module)]
     if len(encoders) != 1:
         return {}
-    own = dict(encoders[0].named_parameters())
-    known = set(bert_names(encoders[0].config.num_hidden_layers))
-    return {id(parameter): name for name, parameter in own.items()} if own.keys() <= known else {}
+    parameters = dict(encoders[0].named_parameters())
+    names = set(bert_names(encoders[0].config.num_hidden_layers))
+    return {id(parameter): name for name, parameter in parameters.items()} if parameters.keys() <= names else {}
+
+
+def is_bert(module: Any) -> bool:
+    """Return whether a module is a `transformers.BertModel`, without importing transformers."""
+    bert = getattr(sys.modules.get("transformers.models.bert.modeling_bert"), "BertModel", None)
+    return bert is not None and isinstance(module, bert)

@@ -1,4 +1,4 @@
-"""Pull cotangents back to what is asked for alone: points, whose hooks receive the gradients, and parameters."""
+"""Pull cotangents back to the requested points and parameters, and to nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embgrad_torch.inputs import like, to_numpy
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.tap import Taps
 
-__all__ = ["Pulled", "counted", "pull_back"]
+__all__ = ["Pulled", "next_sequence_number", "pull_back"]
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Pulled:
     """The gradients of one set of cotangents.
 
     Attributes:
-        points: by key the gradients as they went on up; None where the graph has no way.
-        before: by key those that were edited, as they came.
-        parameters: the gradients of the parameters asked for.
+        points: by key, the gradients after edits; None where no path of the graph leads to the point.
+        before: by key, the edited gradients before the edit.
+        parameters: the gradients of the requested parameters.
     """
 
     points: Mapping[str, np.ndarray | None]
@@ -41,125 +41,127 @@ def pull_back(
     leaves: Callable[[], Iterable[Any]],
     since: int = 0,
 ) -> list[Pulled]:
-    """For each set of cotangents the gradient at each point and parameter.
+    """Return, for each set of cotangents, the gradient at each point and parameter.
 
     Args:
         sets: the sets of cotangents.
         taps: the points, which receive their gradients.
-        parameters: the parameters whose gradients are wanted.
-        mode: what watched the forward pass; checkpointed segments run again under it.
-        leaves: gives every parameter of the model.
-        since: a number lower than those of the graph's nodes that the pass made: what is older is the user's, and stays usable.
+        parameters: the parameters whose gradients are requested.
+        mode: the mode of the forward pass; checkpointed segments run again under it.
+        leaves: returns every parameter of the model.
+        since: a sequence number: older nodes of the graph are the user's, and stay usable.
     """
     marks = list(taps.marks.values())
-    walked = mode.suspended_grad or parameters
-    graph = _Graph(output for one in sets for output, _ in one) if walked else _Graph(())
-    reentering = graph.checkpointed or (graph.own_backward and bool(parameters))
-    behind = graph.leaves if reentering else None
-    kept = bool(parameters) and graph.oldest < since
-    if behind is not None or taps.ending:
-        taps.hear()
+    is_walked = mode.suspended_grad or parameters
+    graph = _Graph(output for cotangents in sets for output, _ in cotangents) if is_walked else _Graph(())
+    accumulates = graph.checkpointed or (graph.custom_backward and bool(parameters))
+    is_shared = bool(parameters) and graph.oldest < since
+    if accumulates or taps.ending:
+        taps.hook_all()
     pulled = []
     mode.pulling = True
-    for number, one in enumerate(sets):
-        reaching = [(output, like(cotangent, output)) for output, cotangent in one if output.requires_grad]
-        more = kept or number + 1 < len(sets)
+    for number, cotangents in enumerate(sets):
+        pairs = [(output, like(cotangent, output)) for output, cotangent in cotangents if output.requires_grad]
+        retain = is_shared or number + 1 < len(sets)
         taps.start()
         try:
-            if not reaching or not (marks or parameters):
+            if not pairs or not (marks or parameters):
                 gradients: Sequence[Any] = [None] * len(parameters)
-            elif behind is None:
+            elif accumulates:
                 with mode:
-                    found = _run_engine(reaching, more, (*marks, *parameters), accumulate=False)
-                taps.came(found[: len(marks)])
-                gradients = found[len(marks) :]
+                    gradients = _accumulate(pairs, marks, parameters, retain, [*graph.leaves, *leaves()])
             else:
                 with mode:
-                    gradients = _accumulate(reaching, marks, parameters, more, [*behind, *leaves()])
+                    returned = _run_engine(pairs, retain, (*marks, *parameters), accumulate=False)
+                taps.receive(returned[: len(marks)])
+                gradients = returned[len(marks) :]
         finally:
             taps.stop()
         points = {key: taps.gradients.get(key) for key in taps.marks}
-        pulled.append(Pulled(points, taps.before, [None if one is None else to_numpy(one) for one in gradients]))
+        values = [None if gradient is None else to_numpy(gradient) for gradient in gradients]
+        pulled.append(Pulled(points, taps.before, values))
     return pulled
 
 
 def _accumulate(
-    pairs: Sequence[tuple[Any, Any]], marks: Sequence[Any], parameters: Sequence[Any], more: bool, others: Sequence[Any]
+    pairs: Sequence[tuple[Any, Any]],
+    marks: Sequence[Any],
+    parameters: Sequence[Any],
+    retain: bool,
+    others: Sequence[Any],
 ) -> Sequence[Any]:
-    """Pull back by way of `grad`, as reentrant checkpointing needs; other leaves' gradients stay as they are."""
-    own = {id(leaf) for leaf in (*marks, *parameters)}
-    with _aside(parameters, trainable=True), _aside([leaf for leaf in others if id(leaf) not in own], trainable=False):
-        _run_engine(pairs, more, (), accumulate=True)
+    """Pull back by accumulating in `grad`, as reentrant checkpointing needs; other leaves' gradients do not change."""
+    requested = {id(leaf) for leaf in (*marks, *parameters)}
+    rest = [leaf for leaf in others if id(leaf) not in requested]
+    with _set_aside(parameters, trainable=True), _set_aside(rest, trainable=False):
+        _run_engine(pairs, retain, (), accumulate=True)
         return [parameter.grad for parameter in parameters]
 
 
-def _run_engine(pairs: Sequence[tuple[Any, Any]], more: bool, inputs: Any, *, accumulate: bool) -> Any:
-    # torch.autograd.grad and backward are functions that the mode is asked about, and they run with the mode off.
+def _run_engine(pairs: Sequence[tuple[Any, Any]], retain: bool, inputs: Any, *, accumulate: bool) -> Any:
+    # torch.autograd.grad and backward are torch functions, during which the mode would be switched off.
     outputs, cotangents = zip(*pairs, strict=True)
     run = torch.autograd.Variable._execution_engine.run_backward
-    return run(outputs, cotangents, more, False, inputs, allow_unreachable=True, accumulate_grad=accumulate)
+    return run(outputs, cotangents, retain, False, inputs, allow_unreachable=True, accumulate_grad=accumulate)
 
 
 @contextlib.contextmanager
-def _aside(leaves: Sequence[Any], *, trainable: bool) -> Iterator[None]:
-    """Leaves whose `grad`, and what the user does when it has been accumulated, are out of reach meanwhile.
-
-    Those that are not `trainable` meanwhile accumulate nothing either.
-    """
+def _set_aside(leaves: Sequence[Any], *, trainable: bool) -> Iterator[None]:
+    """Remove the leaves' `grad` and post-accumulate hooks while the context is open; freeze leaves unless `trainable`."""
     unique = {id(leaf): leaf for leaf in leaves}.values()
-    found = [(leaf, leaf.requires_grad, leaf.grad) for leaf in unique]
+    states = [(leaf, leaf.requires_grad, leaf.grad) for leaf in unique]
     hooks = [(leaf._post_accumulate_grad_hooks, dict(leaf._post_accumulate_grad_hooks or {})) for leaf in unique]
     try:
-        for own, kept in hooks:
-            if kept:
-                own.clear()
-        for leaf, before, _ in found:
+        for registered, before in hooks:
+            if before:
+                registered.clear()
+        for leaf, required, _ in states:
             leaf.grad = None
-            if before and not trainable:
+            if required and not trainable:
                 leaf.requires_grad_(False)
         yield
     finally:
-        for leaf, before, gradient in found:
-            leaf.requires_grad_(before)
+        for leaf, required, gradient in states:
+            leaf.requires_grad_(required)
             leaf.grad = gradient
-        for own, kept in hooks:
-            if kept:
-                own.update(kept)
+        for registered, before in hooks:
+            if before:
+                registered.update(before)
 
 
 class _Graph:
-    """The nodes of a graph that decide how it is pulled back.
+    """The properties of a graph that decide how it is pulled back.
 
     Args:
-        outputs: where it begins.
+        outputs: the tensors from which the graph is walked.
 
     Attributes:
         leaves: its leaves.
-        checkpointed: whether a reentrant checkpoint is part of it.
-        own_backward: whether a function with a backward pass of its own is, which gives weights their gradients by way of `grad`
-            where it goes backward through what it has computed again.
-        oldest: the lowest number of its nodes, which are counted as they are made.
+        checkpointed: whether it contains a reentrant checkpoint.
+        custom_backward: whether it contains a custom autograd function, whose backward pass may accumulate gradients of
+            weights in `grad` by a backward pass of its own.
+        oldest: the lowest sequence number of its nodes.
     """
 
     def __init__(self, outputs: Iterable[Any]) -> None:
         waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-        seen = set(waiting)
+        reached = set(waiting)
         self.leaves: list[Any] = []
-        self.checkpointed = self.own_backward = False
+        self.checkpointed = self.custom_backward = False
         while waiting:
             node = waiting.pop()
             self.checkpointed = self.checkpointed or type(node).__name__ == "CheckpointFunctionBackward"
-            self.own_backward = self.own_backward or isinstance(node, torch.autograd.function.BackwardCFunction)
+            self.custom_backward = self.custom_backward or isinstance(node, torch.autograd.function.BackwardCFunction)
             if hasattr(node, "variable"):
                 self.leaves.append(node.variable)
             for below, _ in node.next_functions:
-                if below is not None and below not in seen:
-                    seen.add(below)
+                if below is not None and below not in reached:
+                    reached.add(below)
                     waiting.append(below)
-        self.oldest = min((node._sequence_nr() for node in seen), default=0)
+        self.oldest = min((node._sequence_nr() for node in reached), default=0)
 
 
-def counted() -> int:
-    """The number of a node that is made now."""
+def next_sequence_number() -> int:
+    """Return the sequence number of a node that is made now."""
     number: int = torch.zeros((), device="cpu", requires_grad=True).clone().grad_fn._sequence_nr()
     return number

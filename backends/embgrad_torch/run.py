@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import torch
-
 from embgrad.backend import Call, NativeObjective, Point, Request, Run
 from embgrad.backend.cotangents import Answer, answered, values_at
 from embgrad.backend.objective_callback import Respond
@@ -18,12 +16,12 @@ from embgrad.forward.points import Lookup
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_torch import inputs
-from embgrad_torch.checkpoints import segments_ended
+from embgrad_torch.checkpoints import segments_closed
 from embgrad_torch.inputs import TorchTensors
-from embgrad_torch.lookup import DIFFERENTIATING, Differentiated, LookupMode
+from embgrad_torch.lookup import DIFFERENTIATING, LookupMode, WeightsDifferentiated
 from embgrad_torch.modules import ModuleWatch
 from embgrad_torch.parameters import Tables, parameter_values, trainable
-from embgrad_torch.pullback import counted, pull_back
+from embgrad_torch.pullback import next_sequence_number, pull_back
 from embgrad_torch.state import (
     ACCUMULATING,
     Before,
@@ -33,12 +31,12 @@ from embgrad_torch.state import (
     preserved,
     running,
 )
-from embgrad_torch.tap import Taps, dtype_of, expect_unwritten
-from embgrad_torch.walk import Structure, TablePaths, further_paths
+from embgrad_torch.tap import Taps, compute_dtype, expect_unwritten
+from embgrad_torch.walk import Structure, TablePaths, further_paths, scripted_name
 
 __all__ = ["points", "run"]
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 #: A request that changes nothing and reads no point.
 _NOTHING: Final = Request((), lambda outputs: [])
@@ -49,15 +47,15 @@ class _Pass:
     """A forward pass, with the model in the state for it.
 
     Attributes:
-        request: what is asked, whose functions find the weights as the user has them.
-        parameters: the parameters that are asked for.
-        tables: the tables that are.
+        request: the request, whose functions run with the user's trainable weights.
+        parameters: the requested parameters.
+        tables: the requested tables.
     """
 
     request: Request
     mode: LookupMode
     taps: Taps
-    known: Structure
+    structure: Structure
     weights: Weights
     device: Any
     parameters: Mapping[str, Any]
@@ -73,110 +71,110 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
             _forward(model, batch, call, this)
         return watch.points()
 
-    return _frozen_if_can_be(reached)
+    return _frozen_if_possible(reached)
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
-    """One forward pass, and a pullback for each set of cotangents."""
-    # A function of the user's may use the weights; and in training mode a second pass would draw other random numbers.
+    """Run one forward pass, and a pullback for each set of cotangents."""
+    # A native objective may use the weights; and in training mode a second pass would draw other random numbers.
     native = isinstance(request.respond, NativeObjective) and not request.compiled
     if request.parameters or request.training or native:
         return _run(model, batch, request, frozen=False)
     tries = Retries(request)
-    return _frozen_if_can_be(lambda frozen: _run(model, batch, tries.next(), frozen=frozen))
+    return _frozen_if_possible(lambda frozen: _run(model, batch, tries.next(), frozen=frozen))
 
 
-def _frozen_if_can_be(make: Callable[[bool], Made]) -> Made:
-    """Return the result of a pass with frozen weights, or trainable ones where the model differentiates by them itself."""
+def _frozen_if_possible(make: Callable[[bool], Result]) -> Result:
+    """Return the result of a pass with frozen weights; with trainable ones where the model itself takes their gradients."""
     try:
         return make(True)
-    except Differentiated:
+    except WeightsDifferentiated:
         return make(False)
 
 
 def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Run:
-    known = Structure(as_parts(model))
+    structure = Structure(as_parts(model))
     watch = PassRecorder(batch, request.reached, request.times)
-    with _prepared(known, watch, request, frozen=frozen) as this, contextlib.ExitStack() as stack:
+    with _prepared(structure, watch, request, frozen=frozen) as this, contextlib.ExitStack() as stack:
         request, taps, tables = this.request, this.taps, this.tables
         compiled = stack.enter_context(_compiled(this, frozen=frozen)) if request.compiled else None
-        wanted = [*this.parameters.values(), *tables.parameters]
+        requested = [*this.parameters.values(), *tables.parameters]
         with tables.differentiable():
-            since = counted() if wanted else 0
+            since = next_sequence_number() if requested else 0
             returned, unused = _forward(model, batch, request.call, this)
             expect_unwritten(taps.aliased)
-            chosen = watch.resolve(_unseen(known))
+            chosen = watch.resolve(_unseen(structure))
             answer = _answered_by(returned, batch, this)
-            pulled = pull_back(answer.sets, taps, wanted, this.mode, known.parameters, since)
-            if this.mode.differentiated:  # and the model has caught what told of it
-                raise Differentiated
-        dtype = dtype_of(request, taps, chosen, answer, returned, known.parts)
+            pulled = pull_back(answer.sets, taps, requested, this.mode, structure.parameters, since)
+            if this.mode.differentiated:  # and the model has caught the exception
+                raise WeightsDifferentiated
+        dtype = compute_dtype(request, taps, chosen, answer, returned, structure.parts)
     keys = {name: chosen[name] for name in request.points}
-    below = pulled[0].parameters if pulled else [None] * len(wanted)
-    found = {key: watch.recorded(key) for key in keys.values()}
-    paths = {key: lookup.path for key, lookup in found.items() if isinstance(lookup, Lookup)}
+    gradients = pulled[0].parameters if pulled else [None] * len(requested)
+    reached = {key: watch.recorded(key) for key in keys.values()}
+    paths = {key: lookup.path for key, lookup in reached.items() if isinstance(lookup, Lookup)}
     count = len(this.parameters)
     return Run(
         values_at(
             keys,
             watch,
             taps.values,
-            [one.points for one in pulled],
-            [one.before for one in pulled],
-            tables.rests(paths, below[count:]),
+            [pullback.points for pullback in pulled],
+            [pullback.before for pullback in pulled],
+            tables.rests(paths, gradients[count:]),
         ),
         dtype,
         unused,
         answer.objective,
-        parameter_values(this.parameters, below[:count]) if request.parameters else None,
+        parameter_values(this.parameters, gradients[:count]) if request.parameters else None,
         None if compiled is None else compiled.uncompiled,
     )
 
 
 @contextlib.contextmanager
-def _prepared(known: Structure, watch: PassRecorder, request: Request, *, frozen: bool) -> Iterator[_Pass]:
-    device = inputs.device_of(known.modules)
+def _prepared(structure: Structure, watch: PassRecorder, request: Request, *, frozen: bool) -> Iterator[_Pass]:
+    device = inputs.device_of(structure.modules)
     with (
         running(),
-        preserved(known, device, training=request.training) as weights,
+        preserved(structure, device, training=request.training) as weights,
         preserve_random_state(device, training=request.training),
     ):
-        walked = known.walked
+        walked = structure.walked
         parameters = trainable(walked) if request.parameters else {}
-        tables = Tables(known.parts, walked if request.tables else (), request)
-        request = wrapped(request, lambda function: _as_the_users(function, weights))
+        tables = Tables(structure.parts, walked if request.tables else (), request)
+        request = wrapped(request, lambda function: _with_trainable_weights(function, weights))
         taps = Taps(request, attached=not frozen)
         mode = LookupMode(watch, taps, TablePaths(walked))
         mode.frozen = frozen and weights.freeze(tables.parameters)
-        mode.on_accumulating = weights.gradients_apart
+        mode.on_accumulating = weights.copy_gradients
         modules = ModuleWatch(watch, taps, mode.is_active, lambda: mode.pulling)
         try:
-            with modules.on(walked, further_paths(known.parts, walked) if watch.everything else {}):
-                yield _Pass(request, mode, taps, known, weights, device, parameters, tables)
+            with modules.on(walked, further_paths(structure.parts, walked) if watch.everything else {}):
+                yield _Pass(request, mode, taps, structure, weights, device, parameters, tables)
         finally:
-            mode.put_back()
-            taps.marks.clear()  # whose hooks know the taps: nothing is to wait for the garbage collector
+            mode.restore()
+            taps.marks.clear()  # their hooks refer to the taps: a cycle would wait for the garbage collector
 
 
-def _as_the_users(function: Callable[[Any], Any], weights: Weights) -> Callable[[Any], Any]:
-    """Return a function of the user's that finds the weights trainable, and accumulates gradients apart from those there are."""
+def _with_trainable_weights(function: Callable[[Any], Any], weights: Weights) -> Callable[[Any], Any]:
+    """Return the user's function with the weights trainable, and with gradients accumulated in copies of their `grad`."""
 
-    def called(given: Any) -> Any:
-        with weights.as_the_user_has_them(), Before(ACCUMULATING, weights.gradients_apart):
-            return function(given)
+    def called(value: Any) -> Any:
+        with weights.trainable(), Before(ACCUMULATING, weights.copy_gradients):
+            return function(value)
 
     return called
 
 
 @contextlib.contextmanager
 def _compiled(this: _Pass, *, frozen: bool) -> Iterator[Any]:
-    """Meanwhile modules run compiled; gives what tells why none did."""
+    """Run modules compiled while the context is open; yield the object that knows why none did."""
     from embgrad_torch.compile import CompiledModules, reason_against
 
-    reason = reason_against(this.request, this.known, frozen=frozen)
+    reason = reason_against(this.request, this.structure, frozen=frozen)
     compiled = CompiledModules(this.mode, reason)
     this.mode.frozen = this.mode.frozen or reason is None  # compiled code cannot be differentiated twice either
-    with compiled.on(this.known):
+    with compiled.on(this.structure):
         yield compiled
 
 
@@ -185,35 +183,35 @@ def _forward(model: Any, batch: TokenBatch, call: Call | None, this: _Pass) -> t
     make, unused = inputs.plan(model, batch, call, this.device)
     with this.mode:
         try:
-            with segments_ended():
+            with segments_closed():
                 returned = make()
         except Exception as failure:
-            # The model may have caught what told of it, or asked for the gradient of what has none.
+            # The model may have caught WeightsDifferentiated, or failed because a weight has no gradient.
             if this.mode.differentiated or (this.mode.frozen and "grad" in str(failure)):
-                raise Differentiated from None
-            this.mode.watch.expect_some((type(module).__name__ for module in this.known.modules), failure)
+                raise WeightsDifferentiated from None
+            this.mode.watch.expect_some((type(module).__name__ for module in this.structure.modules), failure)
             raise
     if this.mode.differentiated:
-        raise Differentiated
+        raise WeightsDifferentiated
     return returned, unused
 
 
 def _answered_by(returned: Any, batch: TokenBatch, this: _Pass) -> Answer:
-    """The objective's answer; one of the user's own draws, and finds the weights trainable."""
+    """Return the objective's answer; a native objective may draw random numbers, and finds the weights trainable."""
     if isinstance(this.request.respond, Respond) and this.request.respond.is_ours:
         return answered(returned, batch, this.request, TorchTensors())
     frozen = this.mode.frozen and isinstance(this.request.respond, NativeObjective)
-    alone = Before(DIFFERENTIATING, this.mode.stop_differentiating) if frozen else contextlib.nullcontext()
-    with drawn_by_the_user(), this.weights.as_the_user_has_them(), alone:
+    stop = Before(DIFFERENTIATING, this.mode.stop_differentiating) if frozen else contextlib.nullcontext()
+    with drawn_by_the_user(), this.weights.trainable(), stop:
         return answered(returned, batch, this.request, TorchTensors())
 
 
-def _unseen(known: Structure) -> str:
-    """Return the reason why lookups of this model may not be seen, for the message; empty where there is none."""
-    found = [path or type(one).__name__ for path, one in known.walked if isinstance(one, torch.jit.ScriptModule)]
-    if not found:
+def _unseen(structure: Structure) -> str:
+    """Return why lookups of this model may be invisible, for the message; an empty string for no reason."""
+    scripted = scripted_name(structure)
+    if scripted is None:
         return ""
     return (
-        f"{found[0]!r} is a TorchScript module (torch.jit.trace or torch.jit.script), whose lookups cannot be seen: "
-        "give the torch.nn.Module that it was made from"
+        f"{scripted!r} is a TorchScript module (torch.jit.trace or torch.jit.script), whose lookups cannot be recorded: "
+        "pass the torch.nn.Module that it was made from"
     )

@@ -1,6 +1,6 @@
-"""Points of a pass: values overridden, added to and copied, gradients received by a hook and edited.
+"""Points of a pass: values are overridden, added to and copied, and gradients are received by hooks and edited.
 
-`Taps` for a pass that is asked for, `Listening` for the user's own.
+`Taps` are the points of embgrad's own passes, `CapturedPoints` those of the user's passes.
 """
 
 from __future__ import annotations
@@ -26,26 +26,18 @@ from embgrad_torch.inputs import computed_in, is_floating, like, to_numpy
 from embgrad_torch.state import drawn_by_the_user
 
 __all__ = [
-    "At",
-    "Listening",
-    "Taps",
-    "Unwatched",
-    "dtype_of",
-    "expect_uncompiled",
-    "expect_unwritten",
-    "is_floating",
+    *("CapturedPoints", "PointHandler", "Taps", "Unwatched", "compute_dtype", "expect_uncompiled", "expect_unwritten"),
 ]
 
+#: Returns the compiler of the Python functions that this thread calls; None outside compiled functions.
+_compiler_callback: Callable[[], Any] = getattr(eval_frame, "get_eval_frame_callback", lambda: None)
 
-#: What compiles the Python functions that this thread calls, while it runs in one that was compiled; None for nothing.
-_callback: Callable[[], Any] = getattr(eval_frame, "get_eval_frame_callback", lambda: None)
 
-
-class At(Protocol):
-    """The interface of points in a forward pass.
+class PointHandler(Protocol):
+    """The interface of what handles the points of a forward pass.
 
     Attributes:
-        plain: every lookup must be made as the model makes it, by the same function of PyTorch.
+        plain: whether every lookup must be computed by the function that the model calls.
         changed: the keys of the points whose values are changed.
     """
 
@@ -55,25 +47,25 @@ class At(Protocol):
     def lookup(
         self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
     ) -> Any:
-        """The rows that go on in place of those that a lookup computes.
+        """Return the rows that replace those of a lookup.
 
         Args:
-            key: of the point, where it is asked for.
+            key: the point's key; None where the point is not requested.
             table: the table.
             compute: makes the lookup.
             word: whether the ids are looked up.
-            again: it was made before, and a checkpointed segment runs once more.
+            again: whether a checkpointed segment repeats the lookup.
         """
         ...
 
     def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
-        """The tensor that goes on in place of another at a point of a module that is asked for.
+        """Return the tensor that replaces another at a requested point.
 
         Args:
-            key: of the point.
-            tensor: what would go on.
-            again: it was there before, and a checkpointed segment runs once more.
-            aliased: others may hold the same memory, and see what is written into it.
+            key: the point's key.
+            tensor: the tensor at the point.
+            again: whether a checkpointed segment repeats the computation.
+            aliased: whether other tensors may share its memory, and show what is written into it.
         """
         ...
 
@@ -82,20 +74,16 @@ class Taps:
     """The points of one request.
 
     Attributes:
-        plain: see `At`.
-        changed: see `At`.
-        values: by key the values that went on, of the points to read.
-        marks: by key the tensors whose gradients are taken.
-        gradients: by key the gradients of the pullback that runs, as they went on.
+        values: by key, the values after changes, of the points to read.
+        marks: by key, the tensors whose gradients are taken.
+        gradients: by key, the gradients of the current pullback, after edits.
         pulling: whether a pullback runs.
-        aliased: by key the clones that went on in place of tensors whose memory others may hold.
-        attached: whether rows stay on the graph of their table, by which the model or the objective may differentiate.
-        ending: whether nothing goes on below the marks in a pullback, where the rows are attached: what reaches a table then is
-            what comes by other ways.
+        aliased: the keys and clones of tensors whose memory others may share.
+        attached: whether rows stay on the graph of their table, so that the model or the objective may differentiate by it.
+        ending: whether a pullback ends at the marks of attached rows: a table then receives only the gradients of other uses.
 
     Args:
-        request: what is asked.
-        attached: see above.
+        request: the request.
     """
 
     plain = False
@@ -109,19 +97,19 @@ class Taps:
         self.gradients: dict[str, np.ndarray] = {}
         self.pulling = False
         self.aliased: list[tuple[str, Any]] = []
-        self._changes = PointChanges[Any](request, to_numpy, like, aside)
-        self._made: dict[str, tuple[Any, Any]] = {}  # by key what a segment that runs again gets
-        self._hears_all = False
+        self._changes = PointChanges[Any](request, to_numpy, like, unwatched)
+        self._replacements: dict[str, tuple[Any, Any]] = {}  # by key, for segments that run again
+        self._all_hooked = False
         self._readable = None if "word" in request.points else frozenset(request.points)
 
     def lookup(
         self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
     ) -> Any:
-        """Return the rows; at a point of the request cut off the table, unless rows stay attached.
+        """Return the rows; at a requested point, detached from the table unless rows stay attached.
 
-        A computed table stays on the graph, as another point may lie below it, but for a mere view of a parameter, whose own
-        gradient is then what reaches it by other ways. The rows of the ids require gradients also where nobody asks for them:
-        whether they do can decide which way a model takes, and every pass is to go the same way.
+        A computed table stays on the graph, since another point may lie below it; a view of a parameter does not, since its
+        gradient is that of its other uses. The rows of the ids always require gradients: some models branch on that, and every
+        pass must take the same branch.
         """
         if key is not None:
             attached = self.attached and torch.is_grad_enabled()
@@ -134,16 +122,16 @@ class Taps:
         return _differentiable(rows) if word and is_floating(rows) and not rows.requires_grad else rows
 
     def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
-        """Overridden, added to, marked; its gradient is received, and edited, by a hook on the mark.
+        """Override the tensor, add to it and mark it; a hook on the mark receives and edits its gradient.
 
-        What goes on is a clone of the mark, because models write into what they are given (scale it in place).
+        Return a clone of the mark, because models write into their inputs (scale them in place).
         """
         with torch.inference_mode(False), torch._C.DisableTorchFunction():
             if again:
-                over, added = self._made[key]
+                override, added = self._replacements[key]
             else:
-                over, added = self._made[key] = self._changes.parts(key, tensor)
-            value = tensor if over is None else over
+                override, added = self._replacements[key] = self._changes.parts(key, tensor)
+            value = tensor if override is None else override
             value = value if added is None else value + added
             mark = value.clone() if value.requires_grad or value.is_inference() else value.detach()
             mark.requires_grad_()
@@ -163,24 +151,23 @@ class Taps:
         """The gradients before their edit, by key."""
         return self._changes.before
 
-    def hear(self) -> None:
-        """From now on hooks receive the gradients of all marks: the pullback will not give them itself."""
-        for key in self._unheard():
+    def hook_all(self) -> None:
+        """Register hooks on all marks, for a pullback that does not return their gradients."""
+        for key in self._unhooked():
             self._hook(key, self.marks[key])
-        self._hears_all = True
+        self._all_hooked = True
 
-    def came(self, gradients: Sequence[Any]) -> None:
+    def receive(self, gradients: Sequence[Any]) -> None:
         """Take the gradients that the pullback returned for the marks without hooks."""
-        found = dict(zip(self.marks, gradients, strict=True))
-        for key in self._unheard():
-            self._came(key, found[key])
+        returned = dict(zip(self.marks, gradients, strict=True))
+        for key in self._unhooked():
+            self._receive(key, returned[key])
 
-    def _unheard(self) -> list[str]:
-        """The keys of the marks on which there is no hook."""
-        return [] if self._hears_all else [key for key in self.marks if not self._changes.edits(key)]
+    def _unhooked(self) -> list[str]:
+        return [] if self._all_hooked else [key for key in self.marks if not self._changes.edits(key)]
 
     def _hook(self, key: str, mark: Any) -> None:
-        mark.register_hook(lambda grad: self._came(key, grad))
+        mark.register_hook(lambda grad: self._receive(key, grad))
 
     def start(self) -> None:
         """Begin a pullback."""
@@ -190,57 +177,55 @@ class Taps:
         """End a pullback."""
         self.pulling = False
 
-    def _came(self, key: str, grad: Any) -> Any:
-        """The gradient that goes on in place of one that came. What others than the pullback differentiate is left alone."""
+    def _receive(self, key: str, grad: Any) -> Any:
+        """Return the gradient that replaces one that arrived; None, which keeps it, also outside a pullback."""
         if not self.pulling or grad is None:
             return None
         if key in self.gradients:
             raise UnsupportedError(
-                f"the gradient at the point {key!r} came several times in one backward pass: a gradient checkpoint with "
-                "use_reentrant=True computes with it and was not given it; expected use_reentrant=False, or it among the "
-                "checkpoint's arguments"
+                f"the gradient at the point {key!r} arrived several times in one backward pass, because a gradient checkpoint "
+                "with use_reentrant=True uses the point's tensor without taking it as an argument. Set use_reentrant=False, or "
+                "pass the tensor as an argument"
             )
-        with torch._C.DisableTorchFunction():  # what the user's function does is nothing to be watched
-            gone_on = self._changes.gradient(key, grad)
-            self.gradients[key] = to_numpy(gone_on)
+        with torch._C.DisableTorchFunction():  # lookups of the user's function are not the model's
+            edited = self._changes.gradient(key, grad)
+            self.gradients[key] = to_numpy(edited)
             if self._changes.edits(key):
-                return gone_on
+                return edited
             return torch.zeros_like(grad) if self.ending else None
 
 
-class Listening:
+class CapturedPoints:
     """The points of one forward pass of the user's.
 
     Args:
-        came: is told the pass, the key, the gradient that came there, and whether it came out of a reentrant segment.
+        receive: called with the pass, the key, the gradient and whether a reentrant segment computed it.
 
     Attributes:
-        passing: gives what the hooks keep alive, as long as the graph keeps them: whose points these are.
+        reference: returns the pass, which the hooks keep alive as long as the graph exists.
         over: whether the forward pass ended.
-        plain: see `At`.
-        changed: see `At`.
-        values: by key the values at the points.
-        dtype: in which the model computed there.
-        awaited: the keys of points in reentrant segments, whose gradients come when these run again.
+        values: by key, the values at the points.
+        dtype: the dtype in which the model computed the points.
+        awaited: the keys of points in reentrant segments, whose gradients arrive when these run again.
     """
 
     plain = True
     changed: Collection[str] = ()
 
-    def __init__(self, came: Callable[[Any, str, Any, bool], None]) -> None:
-        self.passing: Callable[[], Any] = lambda: None
+    def __init__(self, receive: Callable[[Any, str, Any, bool], None]) -> None:
+        self.reference: Callable[[], Any] = lambda: None
         self.over = False
         self.values: dict[str, np.ndarray] = {}
         self.dtype = "float32"
         self.awaited: set[str] = set()
-        self._came = came
+        self._receive = receive
         self._traced = torch.is_grad_enabled()  # else it is an evaluation pass
         self._aliased: list[tuple[str, Any]] = []
 
     def lookup(
         self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
     ) -> Any:
-        """The rows that the model computes."""
+        """Return the rows that the model computes, with a hook at a requested point."""
         expect_uncompiled()
         rows = compute()
         if key is None:
@@ -248,53 +233,53 @@ class Listening:
         if self._traced and in_reentrant_segment():
             raise UnsupportedError(
                 f"the lookup {key!r} is made inside a gradient checkpoint with use_reentrant=True, whose second run cannot be "
-                "heard: expected use_reentrant=False, or the lookup outside of the checkpoint"
+                "captured. Set use_reentrant=False, or move the lookup out of the checkpoint"
             )
         if self._traced and not rows.requires_grad and in_segment():
             raise UnsupportedError(
                 f"the lookup {key!r} in a frozen table is made inside a gradient checkpoint, which must save the same tensors "
-                "both times: expected the lookup outside of the checkpoint, or a table that requires gradients"
+                "both times. Move the lookup out of the checkpoint, or let the table require gradients"
             )
-        self._take(key, rows)
+        self._record(key, rows)
         if not self._traced:
             return rows
-        # Nobody else holds the rows yet: a hook on them hears of all, and does not change the order of any sum.
-        heard = rows if rows.requires_grad and rows.grad_fn is not None else _differentiable(rows)
-        self._hook(key, heard, again=False)
-        return heard
+        # Only the model's next operation will use the rows: a hook on them receives the whole gradient, and no sum changes.
+        hooked = rows if rows.requires_grad and rows.grad_fn is not None else _differentiable(rows)
+        self._hook(key, hooked, again=False)
+        return hooked
 
     def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
-        """A clone, which what comes behind the point uses, and nothing else: its gradient is that of the point."""
+        """Return a clone that only later operations use, so that its gradient is that of the point."""
         if not again:
-            self._take(key, tensor)
+            self._record(key, tensor)
         if not self._traced:
             return tensor
         if not again and not torch.is_grad_enabled() and in_reentrant_segment():
             self.awaited.add(key)
             return tensor
-        heard = _differentiable(tensor)
+        hooked = _differentiable(tensor)
         if not again or key in self.awaited:
-            self._hook(key, heard, again)
+            self._hook(key, hooked, again)
         if aliased and not again:
-            self._aliased.append((key, weakref.ref(heard)))
-        return heard
+            self._aliased.append((key, weakref.ref(hooked)))
+        return hooked
 
-    def _take(self, key: str, tensor: Any) -> None:
+    def _record(self, key: str, tensor: Any) -> None:
         dtype = computed_in([tensor])
         self.dtype = coarsest([self.dtype, dtype]) if self.values else dtype
         self.values[key] = to_numpy(tensor)
 
     def _hook(self, key: str, tensor: Any, again: bool) -> None:
-        passing = self.passing()
-        tensor.register_hook(lambda grad: self._came(passing, key, grad, again))
+        captured = self.reference()
+        tensor.register_hook(lambda grad: self._receive(captured, key, grad, again))
 
     def expect_unwritten(self) -> None:
-        """Refuse what would change the user's computation, see `expect_unwritten`."""
+        """Refuse a pass whose result the clones have changed, see the function `expect_unwritten`."""
         expect_unwritten((key, reference()) for key, reference in self._aliased)
 
 
 def _differentiable(tensor: Any) -> Any:
-    """Return a clone that has a gradient, also where nothing below it has, or where gradients are off around the point alone."""
+    """Return a clone that requires a gradient, also where its inputs do not, or where gradients are switched off."""
     with torch.inference_mode(False):
         if not tensor.requires_grad:
             tensor = (tensor.clone() if tensor.is_inference() else tensor.detach()).requires_grad_()
@@ -302,36 +287,37 @@ def _differentiable(tensor: Any) -> Any:
 
 
 def expect_uncompiled() -> None:
-    """Refuse to be traced by a compiler, or to run in the Python to which one has fallen back where it could not trace us."""
-    if torch.compiler.is_compiling() or _callback():
+    """Raise inside a function that a compiler traces, or that it runs as Python because it could not trace embgrad."""
+    if torch.compiler.is_compiling() or _compiler_callback():
         raise UnsupportedError(
-            "the model is called inside a function that torch.compile compiles, and what runs inside compiled code cannot be "
-            "listened to: call the plain function while you capture; embgrad.gradients takes compiled models as they are"
+            "the model is called inside a function that torch.compile compiles, and compiled code cannot be captured. Call the "
+            "uncompiled function while you capture, or use embgrad.gradients, which takes compiled models"
         )
 
 
-def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]) -> str:
+def compute_dtype(
+    request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]
+) -> str:
     """Return the coarsest dtype of the points, the outputs that were read and autocast; else an output's or a parameter's."""
-    met = [taps.marks[chosen[name]] for name in request.points]
-    met += [output for one in answered.sets for output, _ in one]
-    if not met:
+    tensors = [taps.marks[chosen[name]] for name in request.points]
+    tensors += [output for cotangents in answered.sets for output, _ in cotangents]
+    if not tensors:
         parameters = (parameter for part in parts for parameter in part.parameters())
-        met.append(next(one for one in (first(returned, is_floating), *parameters) if one is not None))
-    return computed_in(met)
+        tensors.append(next(tensor for tensor in (first(returned, is_floating), *parameters) if tensor is not None))
+    return computed_in(tensors)
 
 
 def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
-    """Refuse to have given a clone where something was written into it that others were to see.
+    """Raise where the model wrote into a clone: tensors that share the original's memory would have had to change.
 
     Raises:
-        UnsupportedError: it was.
+        UnsupportedError: the model wrote into one.
     """
     for key, clone in clones:
         if clone is not None and not clone.is_inference() and clone._version:
             raise UnsupportedError(
-                f"the tensor at the point {key!r} shares its memory with another, and the model writes into it, which the other "
-                "would have to show: expected x = x * 2 in place of x *= 2 there; or name another point, such as the module "
-                "before"
+                f"the tensor at the point {key!r} shares its memory with another, and the model writes into it in place. "
+                "Write x = x * 2 instead of x *= 2 there, or name another point, such as the output of the module before"
             )
 
 
@@ -340,14 +326,14 @@ def _is_view_of_leaf(table: Any) -> bool:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
-    """Run a function of the user's meanwhile: nothing that it does is watched, but it may call embgrad, of this model too."""
+def unwatched() -> Iterator[None]:
+    """Let a function of the user's run unrecorded while the context is open; it may call embgrad, on this model too."""
     with torch._C._EnableTorchFunction(), Unwatched(), drawn_by_the_user():
         yield
 
 
 class Unwatched(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
-    """Modes that were entered before it see nothing."""
+    """A mode that hides every function call from the modes that were entered before it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():

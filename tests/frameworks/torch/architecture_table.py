@@ -21,8 +21,8 @@ ROLES = ("word", "position", "type", "embeddings", "layer.0", "layer.-1")
 
 def row(architecture: Architecture) -> str:
     """One line of the table."""
-    seen = embgrad.points(architecture.build(), architecture.batch())
-    names = [next((f"`{point.name}`" for point in seen if role in point.roles), "–") for role in ROLES]
+    recorded = embgrad.points(architecture.build(), architecture.batch())
+    names = [next((f"`{point.name}`" for point in recorded if role in point.roles), "–") for role in ROLES]
     return f"| {architecture.name} | {' | '.join(names)} | {architecture.note} |"
 
 

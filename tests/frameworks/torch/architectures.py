@@ -5,7 +5,7 @@ The documentation's table is made from `ARCHITECTURES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,6 +197,3 @@ def weighted(out: Any) -> torch.Tensor:
     """An objective that every entry of the last hidden state enters: shape (example,)."""
     last = out.last_hidden_state.flatten(1)
     return (last * torch.linspace(-1, 1, last.shape[1], dtype=last.dtype)).sum(1)
-
-
-Objective = Callable[[Any], torch.Tensor]

@@ -1,4 +1,4 @@
-"""What the tests of compile=True share: a net with a module that can run compiled, and a call of each kind beside the other."""
+"""A net with a module that can run compiled, and comparisons of compiled with plain calls."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class Net(nn.Module):
 
 
 def agree(model: Any, batch: Any = IDS, objective: Any = PROJECTION, rel: float = 1e-10, **options: Any) -> Any:
-    """Assert that a compiled call gives what a plain one gives, the first time and later, and return what it gives."""
+    """Assert that a compiled call returns what a plain one returns, the first time and later, and return its result."""
     plain = embgrad.gradients(model, batch, objective, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", embgrad.EmbgradWarning)
         for _ in range(2):
             compiled = embgrad.gradients(model, batch, objective, compile=True, **options)
             if isinstance(plain, dict):
-                for name, one in plain.items():
-                    same(one, compiled[name], rel)
+                for name, result in plain.items():
+                    same(result, compiled[name], rel)
             else:
                 same(plain, compiled, rel)
     return compiled

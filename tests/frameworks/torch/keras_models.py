@@ -114,21 +114,15 @@ def test_the_word_lookup(kind: str) -> None:
     np.testing.assert_array_equal(kept.values, result.values)
 
 
-def test_a_missing_input_is_named() -> None:
+def test_inputs_that_do_not_fit_are_refused() -> None:
     model = functional(lambda ids, mask: {"input_ids": ids, "wanted": mask}, mask="wanted")
     with pytest.raises(
-        embgrad.BatchError,
-        match="the model needs 'wanted', which has no default, and the batch has no entry of that name",
+        embgrad.BatchError, match="the model needs 'wanted', which has no default, and the batch has no"
     ):
         embgrad.gradients(model, BATCH, embgrad.CrossEntropy(LABELS))
-
-
-def test_a_declared_dtype_that_does_not_hold_the_ids() -> None:
     ids = keras.Input((None,), dtype="float16", name="input_ids")
     model = keras.Model(ids, layers.Dense(3)(layers.GlobalAveragePooling1D()(layers.Embedding(5000, 4)(ids))))
-    with pytest.raises(
-        embgrad.BatchError, match="declares its input 'input_ids' as float16, which does not hold numbers up to"
-    ):
+    with pytest.raises(embgrad.BatchError, match="its input 'input_ids' as float16, which does not hold numbers up to"):
         embgrad.gradients(model, np.array([[2049, 1]]), embgrad.Logit(0))
 
 
@@ -141,15 +135,9 @@ def test_training_drops_and_evaluation_does_not() -> None:
     np.testing.assert_array_equal(embgrad.gradients(model, BATCH, embgrad.Logit(1)).objective, plain[0])
 
 
-def test_averages_of_batch_norm_are_left_as_they_were() -> None:
-    model = keras.Sequential(
-        [
-            layers.Embedding(20, 6),
-            layers.GlobalAveragePooling1D(),
-            layers.BatchNormalization(momentum=0.5),
-            layers.Dense(3),
-        ]
-    )
+def test_averages_of_batch_norm_are_restored() -> None:
+    norm = layers.BatchNormalization(momentum=0.5)
+    model = keras.Sequential([layers.Embedding(20, 6), layers.GlobalAveragePooling1D(), norm, layers.Dense(3)])
     model(torch.tensor(IDS))
     before = {weight.path: np.array(weight.value.detach()) for weight in model.weights}
     trained = embgrad.gradients(model, IDS, embgrad.CrossEntropy(LABELS), training=True)
@@ -163,11 +151,11 @@ def test_averages_of_batch_norm_are_left_as_they_were() -> None:
 def test_parameters_and_the_table() -> None:
     build, batch, call = MODELS["functional of a dict"]
     model = build()
-    found = embgrad.parameter_gradients(model, batch, embgrad.CrossEntropy(LABELS))
+    result = embgrad.parameter_gradients(model, batch, embgrad.CrossEntropy(LABELS))
     loss = torch.nn.functional.cross_entropy(call(model), torch.tensor(LABELS), reduction="sum")
     table, *_, bias = (variable.value for variable in model.trainable_variables)
     expected = torch.autograd.grad(loss, [table, bias])
-    shapes = {one.shape: one for one in found.values()}
+    shapes = {one.shape: one for one in result.values()}
     np.testing.assert_allclose(shapes[20, 6], expected[0].numpy(), rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(shapes[3,], expected[1].numpy(), rtol=1e-5, atol=1e-8)
     ledger = embgrad.table_gradients(model, batch, embgrad.CrossEntropy(LABELS))

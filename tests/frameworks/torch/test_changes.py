@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,46 +14,18 @@ from torch.utils.checkpoint import checkpoint
 
 import embgrad
 from tests.frameworks.torch.architectures import ARCHITECTURES, native, weighted
-from tests.frameworks.torch.checks import IDS, VOCAB, tensor
+from tests.frameworks.torch.checks import IDS, VOCAB, Layers, tensor
 
 NEW = np.random.default_rng(5).normal(size=(2, 4, 4))
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x: Any) -> Any:
-        return x + self.inner(x).tanh(), x
-
-
-class Net(nn.Module):
-    """Layers that return tuples, each in a checkpoint if wanted."""
-
-    def __init__(self, reentrant: bool | None = None, *, shared: bool = False) -> None:
-        super().__init__()
-        self.table = nn.Embedding(VOCAB, 4)
-        layer = Layer()
-        self.layers = nn.ModuleList([layer if shared else Layer() for _ in range(3)])
-        self.head = nn.Linear(4, 3)
-        self.reentrant = reentrant
-
-    def forward(self, x: Any) -> Any:
-        hidden = self.table(x)
-        for layer in self.layers:
-            call = layer if self.reentrant is None else partial(checkpoint, layer, use_reentrant=self.reentrant)
-            hidden = call(hidden)[0]
-        return self.head(hidden.tanh().mean(1))
-
-
-def net(**options: Any) -> Net:
+def net(**options: Any) -> Layers:
     torch.manual_seed(0)
-    return Net(**options).double().eval()
+    return Layers(**options).double().eval()
 
 
 def by_hand(
-    model: Net, *, override: Any = None, add: Any = None, edit: Callable[[Any], Any] | None = None
+    model: Layers, *, override: Any = None, add: Any = None, edit: Callable[[Any], Any] | None = None
 ) -> dict[str, np.ndarray]:
     """The gradients when layer 1's output is changed, without a module hook: the layers are called one by one."""
     states = [model.table(tensor())]
@@ -74,8 +45,8 @@ def by_hand(
     loss.sum().backward()
     model.zero_grad()
     names = ["word", "layer.0", "layer.1", "layer.2"]
-    found = {name: one.grad.numpy() for name, one in zip(names, states, strict=True) if one.grad is not None}
-    return {**found, "loss": loss.detach().numpy()}
+    result = {name: one.grad.numpy() for name, one in zip(names, states, strict=True) if one.grad is not None}
+    return {**result, "loss": loss.detach().numpy()}
 
 
 WAYS = {
@@ -107,20 +78,20 @@ def test_a_layer_is_changed(way: str, change: str, training: bool) -> None:
     expected = by_hand(model, **options)
     at = ["layer.1", "layer.2"] if change == "override" else ["word", "layer.0", "layer.1", "layer.2"]
     for split in (False, True):
-        found = embgrad.gradients(model, IDS, embgrad.Logit(1), at=at, training=training, split=split, **given)
+        result = embgrad.gradients(model, IDS, embgrad.Logit(1), at=at, training=training, split=split, **given)
         for name in at:
             if split and change.startswith("edit"):
                 continue  # what the edit adds is then added once for each example's own pullback
             if name == "layer.1" and "edit" in options:
                 np.testing.assert_allclose(
-                    found[name].values, options["edit"](by_hand(model)["layer.1"]), rtol=1e-12, atol=1e-14
+                    result[name].values, options["edit"](by_hand(model)["layer.1"]), rtol=1e-12, atol=1e-14
                 )
-                np.testing.assert_allclose(found[name].before, by_hand(model)["layer.1"], rtol=1e-12, atol=1e-14)
+                np.testing.assert_allclose(result[name].before, by_hand(model)["layer.1"], rtol=1e-12, atol=1e-14)
             else:
-                np.testing.assert_allclose(found[name].values, expected[name], rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(found["layer.1"].objective, expected["loss"], rtol=1e-12)
+                np.testing.assert_allclose(result[name].values, expected[name], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(result["layer.1"].objective, expected["loss"], rtol=1e-12)
     if change == "ablation":
-        assert not any(found[name].values.any() for name in ("word", "layer.0", "layer.1"))
+        assert not any(result[name].values.any() for name in ("word", "layer.0", "layer.1"))
 
 
 def in_place(grad: np.ndarray) -> None:
@@ -146,21 +117,8 @@ def test_a_pass_is_freed_when_it_ends(option: str) -> None:
         gc.enable()
 
 
-def test_a_changed_word_lookup_by_finite_differences() -> None:
-    model = net()
-    result = embgrad.gradients(model, IDS, embgrad.CrossEntropy([0, 2]), override={"word": NEW}, add={"word": NEW / 3})
-    np.testing.assert_allclose(result.activations, NEW * 4 / 3)
-    direction = np.random.default_rng(1).normal(size=NEW.shape)
-    ends = [
-        embgrad.gradients(model, IDS, embgrad.CrossEntropy([0, 2]), override={"word": NEW * 4 / 3 + step * direction})
-        for step in (1e-6, -1e-6)
-    ]
-    slope = (ends[0].objective.sum() - ends[1].objective.sum()) / 2e-6
-    assert (result.values * direction).sum() == pytest.approx(slope, rel=1e-6)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpointed_override_asks_its_function_once(reentrant: bool) -> None:
+def test_a_function_in_a_checkpoint_is_called_once(reentrant: bool) -> None:
     """The segment runs again with the values of the first time; a function that draws numbers would draw others."""
     model, random = net(reentrant=reentrant), np.random.default_rng(2)
     drawn: list[np.ndarray] = []
@@ -169,12 +127,12 @@ def test_a_checkpointed_override_asks_its_function_once(reentrant: bool) -> None
         drawn.append(random.normal(size=value.shape))
         return drawn[-1]
 
-    found = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layer.1", override={"layer.1": draw})
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layer.1", override={"layer.1": draw})
     assert len(drawn) == 1
-    np.testing.assert_allclose(found.values, by_hand(model, override=drawn[0])["layer.1"], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(result.values, by_hand(model, override=drawn[0])["layer.1"], rtol=1e-12, atol=1e-14)
 
 
-class Same(Net):
+class Same(Layers):
     """One layer in two reentrant checkpoints, on the same values."""
 
     def forward(self, x: Any) -> Any:
@@ -183,49 +141,47 @@ class Same(Net):
         return self.head((first + 2 * second).tanh().mean(1))
 
 
-def test_what_a_checkpoint_leaves_open_is_an_error() -> None:
+def test_an_ambiguous_call_in_a_checkpoint_is_refused() -> None:
     torch.manual_seed(0)
     model = Same(reentrant=True).double()
-    with pytest.raises(
-        embgrad.UnsupportedError, match=r"made 2 such with the same inputs.*without gradient checkpointing"
-    ):
+    with pytest.raises(embgrad.UnsupportedError, match=r"made 2 with the same inputs.*without gradient checkpointing"):
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0#0")
     model.reentrant = False
     one, two = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["layers.0#0", "layers.0#1"]).values()
     np.testing.assert_allclose(two.values, 2 * one.values, rtol=1e-12)
-    with pytest.raises(embgrad.UnsupportedError, match=r"made 2 such with the same inputs"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"made 2 with the same inputs"):
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="word", add={"layers.0#0": NEW})
 
 
-class Beside(Net):
+class Beside(Layers):
     """A segment that computes with hidden states that it was not given, from the rows alone or from all of them."""
 
     def forward(self, x: Any) -> Any:
         rows = self.layers[0](self.table(x))[0]
         if self.reentrant is None:
             return self.head((rows.tanh() * rows + rows).mean(1))
-        segment = checkpoint(lambda own: own.tanh() * rows, rows, use_reentrant=self.reentrant)
+        segment = checkpoint(lambda states: states.tanh() * rows, rows, use_reentrant=self.reentrant)
         return self.head((segment + rows).mean(1))
 
 
-def test_a_checkpoint_that_computes_with_what_it_was_not_given() -> None:
+def test_a_checkpoint_that_uses_a_tensor_that_is_no_argument_is_refused() -> None:
     """PyTorch's own backward pass fails there, too; in the newer kind of checkpoint all is well."""
     torch.manual_seed(0)
     model = Beside(reentrant=True).double()
     message = (
-        r"the gradient at the point 'layers\.0:output#0' came several times in one backward pass: a gradient checkpoint with "
-        "use_reentrant=True computes with it and was not given it; expected use_reentrant=False, or it among the checkpoint's"
+        r"the gradient at the point 'layers\.0:output#0' arrived several times in one backward pass, because a gradient "
+        r"checkpoint with use_reentrant=True uses the point's tensor without taking it as an argument\. Set use_reentrant=False"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
     model.reentrant = False
-    found = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
     model.reentrant = None
     expected = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
-    np.testing.assert_allclose(found.values, expected.values, rtol=1e-12)
+    np.testing.assert_allclose(result.values, expected.values, rtol=1e-12)
 
 
-class Drifting(Net):
+class Drifting(Layers):
     """A segment that does something else each time."""
 
     def forward(self, x: Any) -> Any:
@@ -240,15 +196,15 @@ class Drifting(Net):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_segment_that_does_something_else_the_second_time_is_an_error(reentrant: bool) -> None:
+def test_a_segment_that_differs_the_second_time_is_refused(reentrant: bool) -> None:
     torch.manual_seed(0)
-    with pytest.raises(embgrad.UnsupportedError, match=r"with other inputs than the forward pass did"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"with other inputs than in the forward pass"):
         embgrad.gradients(
             Drifting(reentrant=reentrant).double(), IDS, embgrad.Logit(1), add={"layers.0#0": NEW}, at="word"
         )
 
 
-class TwoLookups(Net):
+class TwoLookups(Layers):
     """The ids are looked up twice in one table, each time in a reentrant checkpoint."""
 
     def forward(self, x: Any) -> Any:
@@ -259,11 +215,11 @@ class TwoLookups(Net):
         return self.head((first + 2 * second).tanh().mean(1))
 
 
-def test_lookups_that_a_checkpoint_leaves_open_are_an_error() -> None:
+def test_an_ambiguous_lookup_in_a_checkpoint_is_refused() -> None:
     """Their gradients used to be added up under the first one's name."""
     torch.manual_seed(0)
     model = TwoLookups(reentrant=True).double()
-    with pytest.raises(embgrad.UnsupportedError, match=r"a lookup in 'table' again .*made 2 such"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"repeats a lookup in 'table' .*made 2 with"):
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="word#0")
     model.reentrant = False
     one, two = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["word#0", "word#1"]).values()
@@ -271,67 +227,26 @@ def test_lookups_that_a_checkpoint_leaves_open_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_ablation_in_each_architecture(name: str) -> None:
-    """Upstream of it exactly nothing is left, but what goes another way (the decoder's lookup, relative positions)."""
-    one = ARCHITECTURES[name]
-    model, batch = one.build(), one.batch()
-    found = embgrad.gradients(
-        model, batch, weighted, at=["word", "layer.0", "layer.1"], edit={"layer.0": lambda grad: grad * 0}
-    )
-    assert not found["word"].values.any()
-    assert not found["layer.0"].values.any()
-    assert found["layer.0"].before.any()  # type: ignore[union-attr]
-    plain = embgrad.gradients(model, batch, weighted, at=["layer.0", "layer.1"])
-    np.testing.assert_array_equal(found["layer.1"].values, plain["layer.1"].values)
-    np.testing.assert_array_equal(found["layer.0"].before, plain["layer.0"].values)
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_override_in_each_architecture(name: str) -> None:
     """As a forward hook written by hand does it, on the model's own kind of output."""
-    one = ARCHITECTURES[name]
-    model, batch = one.build(), one.batch()
+    architecture = ARCHITECTURES[name]
+    model, batch = architecture.build(), architecture.batch()
     new = np.random.default_rng(0).normal(size=(2, 6, 16))
-    found = embgrad.gradients(model, batch, weighted, at="layer.0", override={"layer.0": new})
-    path, _, _ = one.layer.format(0).partition("#")
+    result = embgrad.gradients(model, batch, weighted, at="layer.0", override={"layer.0": new})
+    path, _, _ = architecture.layer.format(0).partition("#")
     leaf, calls = torch.tensor(new).requires_grad_(), []
 
-    def hook(module: Any, given: Any, gave: Any) -> Any:
+    def hook(module: Any, given: Any, output: Any) -> Any:
         calls.append(1)
         if len(calls) > 1:
-            return gave
-        return leaf if isinstance(gave, torch.Tensor) else (leaf, *gave[1:])
+            return output
+        return leaf if isinstance(output, torch.Tensor) else (leaf, *output[1:])
 
     handle = model.get_submodule(path).register_forward_hook(hook)
     loss = weighted(model(**native(batch)))
     handle.remove()
-    np.testing.assert_allclose(found.objective, loss.detach().numpy(), rtol=1e-10)
-    np.testing.assert_allclose(found.values, torch.autograd.grad(loss.sum(), leaf)[0].numpy(), rtol=1e-9, atol=1e-13)
-
-
-def test_a_change_may_use_the_model_and_pytorch() -> None:
-    """What the user's functions look up and call is none of the pass's."""
-    model = net()
-    rows = torch.arange(8).reshape(2, 4)
-
-    def change(value: np.ndarray) -> np.ndarray:
-        return (
-            value
-            + model.layers[2](model.table(tensor()))[0].detach().numpy() * 0
-            + model.table.weight[rows].sum().item() * 0
-        )
-
-    plain = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["word", "layer.2"])
-    found = embgrad.gradients(
-        model,
-        IDS,
-        embgrad.Logit(1),
-        at=["word", "layer.2"],
-        add={"layer.1": lambda v: change(v) * 0},
-        edit={"layer.1": change},
-    )
-    for name, one in found.items():
-        np.testing.assert_allclose(one.values, plain[name].values, rtol=1e-12)
+    np.testing.assert_allclose(result.objective, loss.detach().numpy(), rtol=1e-10)
+    np.testing.assert_allclose(result.values, torch.autograd.grad(loss.sum(), leaf)[0].numpy(), rtol=1e-9, atol=1e-13)
 
 
 class Twice(nn.Module):
@@ -345,13 +260,13 @@ class Twice(nn.Module):
         return (self.inner(self.table(x)).tanh() * self.table(x + 1)).mean(1)
 
 
-def test_a_lookup_in_a_change_is_none_of_the_models() -> None:
+def test_a_lookup_in_a_function_of_the_user_is_not_the_models() -> None:
     """It would be taken for the second, or make it the third."""
     torch.manual_seed(0)
     model = Twice().double()
     rows = torch.tensor(IDS)
     plain = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["table#0", "table#1"])
-    found = embgrad.gradients(
+    result = embgrad.gradients(
         model,
         IDS,
         embgrad.Logit(1),
@@ -359,12 +274,12 @@ def test_a_lookup_in_a_change_is_none_of_the_models() -> None:
         add={"inner": lambda value: 0 * nn.functional.embedding(rows, model.table.weight).detach().numpy()},
         edit={"inner": lambda grad: grad + 0 * model.table.weight[rows].detach().numpy()},
     )
-    for name, one in found.items():
+    for name, one in result.items():
         np.testing.assert_allclose(one.values, plain[name].values, rtol=1e-12)
         np.testing.assert_array_equal(one.activations, plain[name].activations)
 
 
-def test_what_the_users_objective_differentiates_is_not_edited() -> None:
+def test_a_backward_pass_in_the_objective_is_not_edited() -> None:
     model, edited = net(), []
 
     def objective(outputs: Any) -> Any:
@@ -378,22 +293,3 @@ def test_what_the_users_objective_differentiates_is_not_edited() -> None:
     result = embgrad.gradients(model, IDS, objective, at="word", edit={"layer.1": edit})
     assert len(edited) == 1
     np.testing.assert_allclose(result.values, by_hand(model)["word"], rtol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, OSError])
-@pytest.mark.parametrize("reentrant", [None, False, True])
-@pytest.mark.parametrize("option", ["override", "add", "edit"])
-def test_an_exception_of_the_users_goes_through(option: str, reentrant: bool | None, kind: type[BaseException]) -> None:
-    error = kind("broke")
-    model = net(reentrant=reentrant)
-
-    def broken(value: np.ndarray) -> np.ndarray:
-        raise error
-
-    for point in ("word", "layer.1", "layers.1:input"):
-        with pytest.raises(type(error)) as caught:
-            embgrad.gradients(model, IDS, embgrad.Logit(1), **{option: {point: broken}})
-        assert caught.value is error
-        assert all(p.grad is None and p.requires_grad for p in model.parameters())
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-        assert not torch.overrides._get_current_function_mode_stack()

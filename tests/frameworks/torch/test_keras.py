@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 def test_keras_models_on_pytorch() -> None:
     """Each test of `keras_models.py` passes."""
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", str(HERE / "keras_models.py")],
         cwd=HERE.parents[2],
         env={**os.environ, "KERAS_BACKEND": "torch"},
@@ -20,6 +20,6 @@ def test_keras_models_on_pytorch() -> None:
         text=True,
         timeout=300,
     )
-    assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-2000:]
-    assert " passed" in found.stdout
-    assert "skipped" not in found.stdout
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout
+    assert "skipped" not in result.stdout

@@ -57,28 +57,30 @@ def objective(name: str) -> Any:
 def warned(model: Any, batch: Any, goal: Any) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = embgrad.gradients(model, batch, goal)
-    return found, [str(one.message) for one in caught if issubclass(one.category, embgrad.errors.EmbgradWarning)]
+        result = embgrad.gradients(model, batch, goal)
+    return result, [
+        str(warning.message) for warning in caught if issubclass(warning.category, embgrad.errors.EmbgradWarning)
+    ]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_padding_on_the_left_is_warned_of_where_it_changes_the_result(name: str) -> None:
+def test_left_padding_that_changes_the_result_is_a_warning(name: str) -> None:
     counted, model = MODELS[name][2], build(name)
     padded, said = warned(model, {"input_ids": PADDED, "attention_mask": LEFT}, objective(name))
     bare = embgrad.gradients(model, {"input_ids": PADDED[1:, 3:], "attention_mask": LEFT[1:, 3:]}, objective(name))
     off = np.abs(padded.values[1, 3:] - bare.values[0]).max() / np.abs(bare.values).max()
     assert off > 0.05 if counted else off < 1e-5
-    assert [one.startswith("the batch is padded on the left") for one in said] == [True] * counted
+    assert [warning.startswith("the batch is padded on the left") for warning in said] == [True] * counted
 
 
-def test_padding_on_the_left_with_positions_is_not_warned_of() -> None:
+def test_left_padding_with_positions_is_no_warning() -> None:
     positions = (LEFT.cumsum(1) - 1).clip(0)
     batch = {"input_ids": PADDED, "attention_mask": LEFT, "position_ids": positions}
     assert warned(build("GPT2"), batch, objective("GPT2"))[1] == []
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_text_that_is_longer_than_the_positions_is_named(name: str) -> None:
+def test_text_longer_than_the_positions_is_refused(name: str) -> None:
     most, model = MODELS[name][3], build(name)
     ids = np.random.default_rng(0).integers(3, VOCAB, (2, 40))
     if most is None:
@@ -93,14 +95,14 @@ def test_text_that_is_longer_than_the_positions_is_named(name: str) -> None:
     assert embgrad.gradients(model, ids[:, :most], objective(name)).shape == (2, most, 16)
 
 
-def test_labels_that_are_the_ids_of_a_causal_model() -> None:
+def test_labels_that_equal_the_ids_are_a_warning() -> None:
     model = build("GPT2")
     _, said = warned(model, {"input_ids": IDS}, embgrad.CrossEntropy(IDS))
-    assert [one.partition(",")[0] for one in said] == [
+    assert [warning.partition(",")[0] for warning in said] == [
         "the labels are the ids themselves at all 16 positions that count"
     ]
     shifted = np.concatenate([IDS[:, 1:], np.full((2, 1), -100)], axis=1)
-    found, said = warned(model, {"input_ids": IDS}, embgrad.CrossEntropy(shifted))
+    result, said = warned(model, {"input_ids": IDS}, embgrad.CrossEntropy(shifted))
     assert said == []
-    own = model(torch.tensor(IDS), labels=torch.tensor(IDS)).loss  # which shifts, and takes the mean
-    assert found.objective.sum() / 14 == pytest.approx(own.item(), rel=1e-5)
+    expected = model(torch.tensor(IDS), labels=torch.tensor(IDS)).loss  # which shifts, and takes the mean
+    assert result.objective.sum() / 14 == pytest.approx(expected.item(), rel=1e-5)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,44 +165,36 @@ class Wrapper(nn.Module):
         return self.inner(*args, **kwargs)
 
 
-def test_a_wrapper_that_takes_names_alone() -> None:
-    class Named(Wrapper):
-        def forward(self, **kwargs: Any) -> Any:
-            return self.inner(**kwargs)
+class ByKeyword(Wrapper):
+    def forward(self, **kwargs: Any) -> Any:
+        return self.inner(**kwargs)
 
-    model = Transformer().double().eval()
-    for batch in (
-        IDS,
-        {"input_ids": IDS, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]]), "token_type_ids": IDS},
-    ):
+
+class ByPosition(Wrapper):
+    def forward(self, *args: Any) -> Any:
+        return self.inner(*args)
+
+
+class Typed(Transformer):
+    def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+        return super().forward(input_ids, attention_mask) * token_type_ids.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("wrapper", [ByKeyword, ByPosition])
+@pytest.mark.parametrize("kind", [Transformer, Typed])
+def test_a_wrapper_takes_the_arguments_of_the_model_inside(wrapper: Any, kind: Any) -> None:
+    model = kind().double().eval()
+    typed = {"input_ids": IDS, "token_type_ids": np.array([[0, 0, 1, 1], [0, 1, 1, 1]])}
+    masked = {**typed, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]])}
+    for batch in (typed, masked) if kind is Typed else (IDS, masked):
         expected = embgrad.gradients(model, batch, embgrad.Logit(1))
-        result = embgrad.gradients(Named(Named(model)), batch, embgrad.Logit(1))
+        result = embgrad.gradients(wrapper(wrapper(model)), batch, embgrad.Logit(1))
         np.testing.assert_array_equal(result.values, expected.values)
         assert result.provenance["path"] == "inner.inner.word#0"
         assert result.provenance["unused"] == expected.provenance["unused"]
 
 
-def test_a_wrapper_that_takes_no_names() -> None:
-    class Placed(Wrapper):
-        def forward(self, *args: Any) -> Any:
-            return self.inner(*args)
-
-    class Typed(Transformer):
-        def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
-            return super().forward(input_ids, attention_mask) * token_type_ids.sum(1, keepdim=True)
-
-    model, types = Typed().double().eval(), np.array([[0, 0, 1, 1], [0, 1, 1, 1]])
-    for batch in (
-        {"input_ids": IDS, "token_type_ids": types},
-        {"input_ids": IDS, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]]), "token_type_ids": types},
-    ):
-        expected = embgrad.gradients(model, batch, embgrad.Logit(1))
-        result = embgrad.gradients(Placed(Placed(model)), batch, embgrad.Logit(1))
-        np.testing.assert_array_equal(result.values, expected.values)
-        assert result.provenance["unused"] == expected.provenance["unused"]
-
-
-def test_a_bag_that_scales_its_table() -> None:
+def test_a_bag_with_max_norm_leaves_its_table() -> None:
     torch.manual_seed(0)
     model = Bag(mode="mean", max_norm=1.0).double()
     before, version = model.bag.weight.detach().clone(), model.bag.weight._version
@@ -243,41 +234,6 @@ def test_a_lookup_made_without_gradients_inside_the_model(look_up: Any) -> None:
     np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Logit(1)).values, expected)
 
 
-class Tuple(NamedTuple):
-    hidden: Any
-    logits: Any
-
-
-@dataclass
-class Data:
-    logits: Any
-    hidden: Any
-
-
-@pytest.mark.parametrize(
-    ("wrap", "output"),
-    [
-        (lambda hidden, logits: {"logits": logits, "hidden": hidden}, None),
-        (lambda hidden, logits: Tuple(hidden, logits), None),
-        (lambda hidden, logits: Data(logits, hidden), "logits"),
-        (lambda hidden, logits: (hidden, logits), "1"),
-        (lambda hidden, logits: {"all": [hidden, {"last": logits}]}, "all.1.last"),
-    ],
-)
-def test_what_a_model_returns(wrap: Any, output: str | None) -> None:
-    class Returning(Net):
-        def forward(self, x: Any) -> Any:
-            hidden = self.inner(self.table(x)).tanh()
-            return wrap(hidden, self.head(hidden.mean(1)))
-
-    torch.manual_seed(0)
-    model = Returning().double()
-    plain = Net().double()
-    plain.load_state_dict(model.state_dict())
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1, output=output))
-    np.testing.assert_array_equal(result.values, embgrad.gradients(plain, IDS, embgrad.Logit(1)).values)
-
-
 class Siamese(nn.Module):
     """One encoder over two sentences; the second's ids are an input of another name."""
 
@@ -289,7 +245,7 @@ class Siamese(nn.Module):
         return (self.encoder(input_ids) * self.encoder(other_ids)).sum(1)
 
 
-def test_siamese_twins_share_a_table() -> None:
+def test_two_sentences_through_one_encoder_have_a_point_each() -> None:
     torch.manual_seed(0)
     model = Siamese()
     others = torch.tensor([[7, 8, 10, 11], [12, 13, 14, 16]])
@@ -300,58 +256,6 @@ def test_siamese_twins_share_a_table() -> None:
     np.testing.assert_allclose(both["word"].values, expected, rtol=1e-6, atol=1e-8)
     second = finite_differences(lambda: model(tensor(), others).sum(), model.encoder.table.weight, others.numpy())
     np.testing.assert_allclose(both["encoder.table#1"].values, second, rtol=1e-6, atol=1e-8)
-
-
-class TwoTables(nn.Module):
-    """Two tables for the ids, as where one of them is frozen."""
-
-    def __init__(self, *, shared: bool) -> None:
-        super().__init__()
-        self.learned, self.fixed = nn.Embedding(VOCAB, 4), nn.Embedding(VOCAB, 4)
-        if shared:
-            self.fixed.weight = self.learned.weight
-        self.fixed.requires_grad_(False)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Any) -> Any:
-        return self.head(self.learned(x).mean(1) + self.fixed(x).tanh().mean(1))
-
-
-def test_two_tables_each_have_their_own_gradient() -> None:
-    torch.manual_seed(0)
-    model = TwoTables(shared=False).double()
-    with pytest.raises(embgrad.AmbiguousPointError, match=r"word#0 = learned#0 .*word#1 = fixed#0"):
-        embgrad.gradients(model, IDS, embgrad.Logit(1))
-    results = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["learned", "fixed"])
-    for name, table in (("learned", model.learned), ("fixed", model.fixed)):
-        expected = finite_differences(lambda: model(tensor())[:, 1].sum(), table.weight)
-        np.testing.assert_allclose(results[name].values, expected, rtol=1e-6, atol=1e-8)
-
-
-def test_a_table_that_two_modules_share_has_two_occurrences() -> None:
-    torch.manual_seed(0)
-    model = TwoTables(shared=True).double()
-    results = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["learned#0", "learned#1"])
-    total = finite_differences(lambda: model(tensor())[:, 1].sum(), model.learned.weight)
-    assert not np.allclose(results["learned#0"].values, results["learned#1"].values)
-    np.testing.assert_allclose(sum(result.values for result in results.values()), total, rtol=1e-6, atol=1e-8)
-
-
-class Tied(Net):
-    """The table is also the head."""
-
-    def forward(self, x: Any) -> Any:
-        return self.inner(self.table(x)).tanh().mean(1) @ self.table.weight.T
-
-
-def test_a_tied_head_is_no_part_of_the_gradient() -> None:
-    torch.manual_seed(0)
-    model = Tied().double()
-    head = model.table.weight.detach().clone()
-    expected = finite_differences(
-        lambda: (model.inner(model.table(tensor())).tanh().mean(1) @ head.T)[:, 1].sum(), model.table.weight
-    )
-    np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Logit(1)).values, expected, rtol=1e-6, atol=1e-8)
 
 
 class Projected(Net):
@@ -415,32 +319,6 @@ def test_indices_of_a_bare_table_may_count_from_the_end() -> None:
     places = [point for point in embgrad.points(model, IDS) if point.lookup and "word" not in point.roles]
     assert [point.name for point in places] == ["places#0"]
     np.testing.assert_array_equal(places[0].lookup.indices, [2, 3, 4, 5])
-
-
-@pytest.mark.parametrize("kind", ["parts", "odd call"])
-def test_a_model_that_the_user_calls(kind: str) -> None:
-    torch.manual_seed(0)
-    model = Net().double()
-    if kind == "parts":
-        result = embgrad.gradients(
-            [model.table, nn.Sequential(model.inner, nn.Tanh()), model.head],
-            IDS,
-            embgrad.Logit(1),
-            call=lambda parts, ids: parts[2](parts[1](parts[0](ids)).mean(1)),
-        )
-        assert result.provenance["path"] == "0#0"
-    else:
-        seen = {}
-
-        def call(net: Any, inputs: Any) -> Any:
-            seen.update(inputs)
-            return net(inputs["input_word_ids"] * 1)
-
-        result = embgrad.gradients(model, {"input_word_ids": IDS}, embgrad.Logit(1), call=call)
-        assert seen["input_word_ids"].dtype == torch.int32
-        assert list(seen) == ["input_word_ids"]
-    expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
-    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-8)
 
 
 class Indexed(Net):

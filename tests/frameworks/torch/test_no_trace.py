@@ -1,4 +1,4 @@
-"""No public function leaves a trace in nets with everything that has a state, nor keeps the user's own hooks from their calls."""
+"""No public function leaves a trace in nets with everything that has a state, nor keeps the user's hooks from being called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import nn
 
 import embgrad
@@ -72,25 +71,6 @@ def everything() -> nn.Module:
     return in_use(Net().double())
 
 
-def bert() -> nn.Module:
-    """Hugging Face's, interrupted by a hook of the user's."""
-    config = transformers.BertConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=16,
-        num_labels=3,
-    )
-    model = transformers.BertForSequenceClassification(config)
-
-    def telling(module: Any, given: Any) -> Any:
-        return (Telling.apply(given[0]), *given[1:])
-
-    model.bert.encoder.layer[1].register_forward_pre_hook(telling)
-    return in_use(model)
-
-
 def nothing(*_: Any) -> None:
     """A hook that does nothing."""
 
@@ -128,23 +108,18 @@ def step(model: nn.Module, ids: np.ndarray, labels: np.ndarray) -> None:
 
 
 def trial(model: nn.Module, around: Callable[[], Any] = nullcontext) -> Trial:
-    asked = Asked(model, example_batch(), LABELS, lambda outputs: logits_of(outputs)[:, 1], step)
-    return Trial(asked, partial(Harness().state, model), Harness(), around)
+    arguments = Asked(model, example_batch(), LABELS, lambda outputs: logits_of(outputs)[:, 1], step)
+    return Trial(arguments, partial(Harness().state, model), Harness(), around)
 
 
-@pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # that a model with hooks runs without a trace
+@pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # that a model with hooks runs except_kinds a trace
 @pytest.mark.parametrize("name", CALLS)
 def test_no_trace_of_a_call(name: str) -> None:
     assert everything_left(trial(everything()), name) == []
 
 
-@pytest.mark.parametrize("name", ["gradients at points, with changes", "capture"])
-def test_no_trace_in_a_bert_of_hugging_faces(name: str) -> None:
-    assert everything_left(trial(bert()), name) == []
-
-
-def everything_left(tried: Trial, name: str) -> list[str]:
-    return [*tried.traces(CALLS[name]), *tried.traces_of_mistakes(CALLS[name])]
+def everything_left(trials: Trial, name: str) -> list[str]:
+    return [*trials.traces(CALLS[name]), *trials.traces_of_mistakes(CALLS[name])]
 
 
 AROUND: dict[str, Callable[[], Any]] = {
@@ -159,16 +134,16 @@ AROUND: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("around", AROUND)
-def test_no_trace_inside_of_the_users_own_contexts(around: str) -> None:
-    tried = trial(everything(), AROUND[around])
+def test_no_trace_inside_contexts_of_the_user(around: str) -> None:
+    trials = trial(everything(), AROUND[around])
     for name in ("gradients", "points"):
-        assert tried.traces(CALLS[name]) == []
+        assert trials.traces(CALLS[name]) == []
 
 
 def test_no_trace_in_a_compiled_model() -> None:
-    tried = trial(torch.compile(everything(), backend="eager"))
+    trials = trial(torch.compile(everything(), backend="eager"))
     for name in ("gradients", "gradients of a native objective", "points"):
-        assert tried.traces(CALLS[name]) == []
+        assert trials.traces(CALLS[name]) == []
 
 
 Log = list[tuple[str, str]]
@@ -184,27 +159,27 @@ OF_A_MODULE = (
 OF_A_PARAMETER = ("register_hook", "register_post_accumulate_grad_hook")
 
 
-def told(model: nn.Module) -> Log:
-    """Which hooks are called from now on, on what: of every kind, on every module and trainable parameter."""
+def log_hooks(model: nn.Module) -> Log:
+    """Register hooks of every kind on every module and trainable parameter; return the log of their calls."""
     log: Log = []
 
-    def noting(kind: str, name: str) -> Callable[..., None]:
+    def recorder(kind: str, name: str) -> Callable[..., None]:
         return lambda *_: log.append((kind, name))
 
     for name, module in model.named_modules():
         for kind in OF_A_MODULE:
-            getattr(module, kind)(noting(kind, name))
+            getattr(module, kind)(recorder(kind, name))
     for name, parameter in model.named_parameters():
         for kind in OF_A_PARAMETER if parameter.requires_grad else ():
-            getattr(parameter, kind)(noting(kind, name))
+            getattr(parameter, kind)(recorder(kind, name))
     return log
 
 
-def taken(log: Log) -> Log:
-    """What was noted, which is noted no longer."""
-    noted = list(log)
+def drain(log: Log) -> Log:
+    """Return the entries of the log, and clear it."""
+    entries = list(log)
     log.clear()
-    return noted
+    return entries
 
 
 class Plain(nn.Module):
@@ -225,65 +200,65 @@ class Plain(nn.Module):
 
 @pytest.fixture
 def hooked() -> tuple[nn.Module, Log, Callable[[], Log]]:
-    """A model with hooks, what they note, and what they note in the user's own pass."""
+    """Return a model with hooks, their log, and a function that returns the log of the user's own pass."""
     model = Plain().eval()
-    log = told(model)
+    log = log_hooks(model)
 
-    def own() -> Log:
+    def user_pass() -> Log:
         step(model, example_batch().ids, LABELS)
-        return taken(log)
+        return drain(log)
 
-    return model, log, own
+    return model, log, user_pass
 
 
-def without(log: Log, *kinds: str) -> Log:
-    return [one for one in log if one[0] not in kinds]
+def except_kinds(log: Log, *kinds: str) -> Log:
+    return [entry for entry in log if entry[0] not in kinds]
 
 
 @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
 @pytest.mark.parametrize("options", [{}, {"compile": True}, {"training": True}], ids=str)
 def test_hooks_are_called_as_in_the_users_own_pass(hooked: Any, options: dict[str, Any]) -> None:
     """But those of parameters, whose gradients are not computed."""
-    model, log, own = hooked
-    expected = own()
+    model, log, user_pass = hooked
+    expected = user_pass()
     assert {kind for kind, _ in expected} == {*OF_A_MODULE, *OF_A_PARAMETER}
     embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS), **options)
-    assert taken(log) == without(expected, *OF_A_PARAMETER)
-    assert own() == expected
+    assert drain(log) == except_kinds(expected, *OF_A_PARAMETER)
+    assert user_pass() == expected
 
 
-def test_hooks_of_parameters_are_called_where_their_gradients_are_asked_for(hooked: Any) -> None:
-    model, log, own = hooked
-    expected = own()
+def test_hooks_of_parameters_are_called_by_parameter_gradients(hooked: Any) -> None:
+    model, log, user_pass = hooked
+    expected = user_pass()
     embgrad.parameter_gradients(model, example_batch(), embgrad.CrossEntropy(LABELS))
-    assert taken(log) == without(expected, "register_post_accumulate_grad_hook")  # nothing is accumulated
-    assert own() == expected
+    assert drain(log) == except_kinds(expected, "register_post_accumulate_grad_hook")  # nothing is accumulated
+    assert user_pass() == expected
 
 
 def test_hooks_in_a_captured_step(hooked: Any) -> None:
-    model, _, own = hooked
-    expected = own()
+    model, _, user_pass = hooked
+    expected = user_pass()
     with embgrad.capture(model):
-        assert own() == expected
-    assert own() == expected
+        assert user_pass() == expected
+    assert user_pass() == expected
 
 
-def test_hooks_behind_a_point_are_called(hooked: Any) -> None:
-    model, log, own = hooked
-    expected = own()
+def test_backward_hooks_run_down_to_the_point(hooked: Any) -> None:
+    model, log, user_pass = hooked
+    expected = user_pass()
     embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS), at="layer.1")
-    found = taken(log)
-    found = [one for one in found if "backward" in one[0]]  # it looks for the point in a pass of its own
-    way = [one for one in expected if "backward" in one[0]]
-    assert way[: len(found)] == found
-    assert found[-1] == ("register_full_backward_pre_hook", "layers.1")
-    assert own() == expected
+    result = drain(log)
+    result = [entry for entry in result if "backward" in entry[0]]  # a forward pass looks for the point first
+    way = [entry for entry in expected if "backward" in entry[0]]
+    assert way[: len(result)] == result
+    assert result[-1] == ("register_full_backward_pre_hook", "layers.1")
+    assert user_pass() == expected
 
 
 @pytest.mark.parametrize("kind", OF_A_MODULE)
-def test_hooks_that_raise_are_called_no_further(hooked: Any, kind: str) -> None:
-    model, _, own = hooked
-    expected = own()
+def test_a_hook_that_raises_leaves_no_trace(hooked: Any, kind: str) -> None:
+    model, _, user_pass = hooked
+    expected = user_pass()
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt("on purpose")
@@ -294,10 +269,10 @@ def test_hooks_that_raise_are_called_no_further(hooked: Any, kind: str) -> None:
         embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS))
     hook.remove()
     assert different("", before, Harness().state(model)) == {}
-    assert own()[-1] == expected[-1]
+    assert user_pass()[-1] == expected[-1]
 
 
-def test_a_graph_of_the_users_that_saved_a_buffer_is_still_good() -> None:
+def test_a_graph_that_saved_a_buffer_stays_valid() -> None:
     """The model wrote to the buffer again, and its numbers are what they were."""
 
     class Caching(nn.Module):
@@ -333,7 +308,7 @@ print(sorted({name.partition(".")[0] for name in set(sys.modules) - before} & {"
     assert done.stdout == "[]\n"
 
 
-def test_what_a_streams_source_draws_meanwhile_is_drawn() -> None:
+def test_a_source_may_draw_random_numbers_while_a_pass_runs() -> None:
     """The source is read in another thread, and PyTorch has one generator for all threads."""
 
     def source() -> Any:

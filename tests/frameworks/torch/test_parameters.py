@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import embgrad
 from tests.frameworks.torch.architectures import ARCHITECTURES, native, weighted
-from tests.frameworks.torch.checks import IDS, VOCAB, tensor
+from tests.frameworks.torch.checks import IDS, VOCAB, Recomputing, tensor
 
 
 class Net(nn.Module):
@@ -39,16 +39,16 @@ def net(**options: Any) -> Any:
 
 
 def own(model: Any, loss: Any) -> dict[str, np.ndarray]:
-    """What `backward` leaves in `grad`."""
+    """Return the gradients that `backward` leaves in `grad`."""
     model.zero_grad()
     loss().backward()
-    found = {
+    result = {
         name: np.zeros(one.shape) if one.grad is None else one.grad.to_dense().numpy().copy()
         for name, one in model.named_parameters()
         if one.requires_grad
     }
     model.zero_grad()
-    return found
+    return result
 
 
 def same(found: Any, expected: dict[str, np.ndarray], tolerance: float = 1e-12) -> None:
@@ -65,10 +65,10 @@ def same(found: Any, expected: dict[str, np.ndarray], tolerance: float = 1e-12) 
 def test_each_parameter_once_with_its_own_gradient(options: dict[str, Any]) -> None:
     model = net(**options)
     expected = own(model, lambda: model(tensor())[:, 1].sum())
-    found = embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))
-    same(found, expected)
-    assert found.unreached == ("unused",)
-    assert list(found)[:3] == ["unused", "table.weight", "inner.0.weight"]  # `again` is `inner.0`
+    result = embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))
+    same(result, expected)
+    assert result.unreached == ("unused",)
+    assert list(result)[:3] == ["unused", "table.weight", "inner.0.weight"]  # `again` is `inner.0`
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
@@ -96,49 +96,34 @@ def test_the_users_buffers_stay_as_they_were(sparse: bool, reentrant: bool | Non
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_parameters_of_architectures(name: str) -> None:
-    one = ARCHITECTURES[name]
-    model, batch = one.build(), one.batch()
+    architecture = ARCHITECTURES[name]
+    model, batch = architecture.build(), architecture.batch()
     expected = own(model, lambda: weighted(model(**native(batch))).sum())
     same(embgrad.parameter_gradients(model, batch, weighted), expected, 1e-9)
 
 
-class Again(torch.autograd.Function):
-    """Keeps nothing: its backward pass computes a part again and goes backward through that, as reversible layers do."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Any, part: Any) -> Any:
-        ctx.part = part
-        ctx.save_for_backward(rows)
-        return part(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *above: Any) -> Any:
-        with torch.enable_grad():
-            rows = ctx.saved_tensors[0].detach().requires_grad_()
-            torch.autograd.backward(ctx.part(rows), above[0])
-        return rows.grad, None
-
-
 class Reversible(Net):
     def forward(self, x: Any) -> Any:
-        return self.head(Again.apply(self.table(x), self.inner).mean(1))
+        return self.head(Recomputing.apply(self.table(x), self.inner).mean(1))
 
 
-def test_weights_that_a_backward_pass_of_the_models_own_gives_their_gradients() -> None:
+def test_weights_whose_gradients_a_custom_backward_accumulates() -> None:
     torch.manual_seed(0)
     model = Reversible().double().eval()
     model(tensor())[:, 1].sum().backward()
-    own = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    expected = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     result = embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))
-    for name, gradient in own.items():
+    for name, gradient in expected.items():
         np.testing.assert_allclose(result[name], gradient, rtol=1e-12)
         assert model.get_parameter(name).grad is gradient
     assert set(result.unreached) == {"unused"}
-    np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Logit(1)).table().to_dense(), own["table.weight"])
+    np.testing.assert_allclose(
+        embgrad.gradients(model, IDS, embgrad.Logit(1)).table().to_dense(), expected["table.weight"]
+    )
 
 
 @pytest.mark.parametrize("call", [embgrad.parameter_gradients, embgrad.table_gradients])
-def test_a_graph_of_the_users_through_which_weights_are_reached_can_still_be_used(call: Any) -> None:
+def test_a_graph_of_the_user_behind_the_weights_stays_valid(call: Any) -> None:
     """As where the weights of a call are those of a step before."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(VOCAB, 4), nn.Flatten(), nn.Linear(16, 3)).double()
@@ -147,36 +132,24 @@ def test_a_graph_of_the_users_through_which_weights_are_reached_can_still_be_use
     def with_fast(model: Any, inputs: Any) -> Any:
         return torch.func.functional_call(model, fast, (inputs,))
 
-    found = call(model, IDS, embgrad.Logit(1), call=with_fast)
+    result = call(model, IDS, embgrad.Logit(1), call=with_fast)
     expected = own(model, lambda: with_fast(model, tensor())[:, 1].sum())
     if call is embgrad.parameter_gradients:
-        same(found, expected)
+        same(result, expected)
 
 
 @pytest.mark.parametrize("way", ["table", "check"])
-def test_where_the_user_has_new_tensors_elsewhere(way: str) -> None:
+def test_another_default_device_changes_nothing(way: str) -> None:
     model = net()
     torch.set_default_device("meta")
     try:
         if way == "table":
-            found = embgrad.table_gradients(model, IDS, embgrad.Logit(1)).total
+            result = embgrad.table_gradients(model, IDS, embgrad.Logit(1)).total
         else:
-            found = embgrad.gradients(model, IDS, embgrad.Logit(1), check=True).table().to_dense()
+            result = embgrad.gradients(model, IDS, embgrad.Logit(1), check=True).table().to_dense()
     finally:
         torch.set_default_device(None)
-    np.testing.assert_allclose(found, own(model, lambda: model(tensor())[:, 1].sum())["table.weight"], atol=1e-14)
-
-
-def test_parts_are_numbered() -> None:
-    model = net()
-    parts = [model.table, nn.Sequential(model.head)]
-    found = embgrad.parameter_gradients(
-        parts, IDS, embgrad.Logit(1), call=lambda parts, inputs: parts[1](parts[0](inputs).mean(1))
-    )
-    assert list(found) == ["0.weight", "1.0.weight", "1.0.bias"]
-    loss = model.head(model.table(tensor()).mean(1))[:, 1].sum()
-    gradients = torch.autograd.grad(loss, [model.table.weight, model.head.weight, model.head.bias])
-    same(found, dict(zip(found, (one.numpy() for one in gradients), strict=True)))
+    np.testing.assert_allclose(result, own(model, lambda: model(tensor())[:, 1].sum())["table.weight"], atol=1e-14)
 
 
 def test_compiled_and_parallel_models_keep_their_names() -> None:
@@ -196,23 +169,23 @@ def test_training_mode_half_precision_and_no_grad() -> None:
             dict(embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))),
         )
     half = net().to(torch.bfloat16)
-    found = embgrad.parameter_gradients(half, IDS, embgrad.Logit(1))
+    result = embgrad.parameter_gradients(half, IDS, embgrad.Logit(1))
     expected = torch.autograd.grad(half(tensor())[:, 1].sum(), half.head.weight)[0]
-    assert found["head.weight"].dtype == np.float32
-    assert found.provenance["compute_dtype"] == "bfloat16"
-    np.testing.assert_array_equal(found["head.weight"], expected.float().numpy())
+    assert result["head.weight"].dtype == np.float32
+    assert result.provenance["compute_dtype"] == "bfloat16"
+    np.testing.assert_array_equal(result["head.weight"], expected.float().numpy())
 
 
-def test_a_frozen_model_has_none() -> None:
+def test_a_frozen_model_has_no_parameter_gradients() -> None:
     with pytest.raises(embgrad.NoGradientError, match="none of the 0 trainable parameters"):
         embgrad.parameter_gradients(net().requires_grad_(False), IDS, embgrad.Logit(1))
 
 
 def test_canonical_names_are_those_of_a_checkpoint() -> None:
-    one = ARCHITECTURES["Bert"]
-    model = one.build()
-    plain = embgrad.parameter_gradients(model, one.batch(), weighted)
-    same(embgrad.parameter_gradients(model, one.batch(), weighted, names="canonical"), dict(plain))
+    architecture = ARCHITECTURES["Bert"]
+    model = architecture.build()
+    plain = embgrad.parameter_gradients(model, architecture.batch(), weighted)
+    same(embgrad.parameter_gradients(model, architecture.batch(), weighted, names="canonical"), dict(plain))
     for other in (net(), ARCHITECTURES["Roberta"].build()):
         with pytest.raises(embgrad.UnsupportedError, match="names='canonical'"):
             embgrad.parameter_gradients(other, IDS, embgrad.Sum(), names="canonical")

@@ -92,35 +92,41 @@ def _versions() -> bool:
 
 
 def _graphs() -> bool:
-    leaf, seen = torch.ones(2, requires_grad=True), []
+    leaf, recorded = torch.ones(2, requires_grad=True), []
     first = leaf * 2
     second = first * 2
-    second.register_hook(lambda gradient: seen.append(torch._C._current_graph_task_id()))
+    second.register_hook(lambda gradient: recorded.append(torch._C._current_graph_task_id()))
     run = torch.autograd.Variable._execution_engine.run_backward
     apart = torch.ones(2, requires_grad=True)
-    found = run((second,), (torch.ones(2),), False, False, (leaf, apart), allow_unreachable=True, accumulate_grad=False)
-    told = found[1] is None and found[0].tolist() == [4.0, 4.0] and seen[0] != -1 == torch._C._current_graph_task_id()
-    return told and first.grad_fn._sequence_nr() < second.grad_fn._sequence_nr()
+    result = run(
+        (second,), (torch.ones(2),), False, False, (leaf, apart), allow_unreachable=True, accumulate_grad=False
+    )
+    is_right = (
+        result[1] is None
+        and result[0].tolist() == [4.0, 4.0]
+        and recorded[0] != -1 == torch._C._current_graph_task_id()
+    )
+    return is_right and first.grad_fn._sequence_nr() < second.grad_fn._sequence_nr()
 
 
 def _at_the_end_of_a_pass() -> bool:
-    leaf, seen = torch.ones(2, requires_grad=True), []
+    leaf, recorded = torch.ones(2, requires_grad=True), []
     engine = torch.autograd.Variable._execution_engine
     product = leaf * 2
-    product.register_hook(lambda gradient: engine.queue_callback(lambda: seen.append(leaf.grad is not None)))
+    product.register_hook(lambda gradient: engine.queue_callback(lambda: recorded.append(leaf.grad is not None)))
     product.sum().backward()
-    return seen == [True]
+    return recorded == [True]
 
 
 def _hooks_of_leaves() -> bool:
-    leaf, seen = torch.ones(2, requires_grad=True), []
-    leaf.register_post_accumulate_grad_hook(lambda tensor: seen.append(1))
+    leaf, recorded = torch.ones(2, requires_grad=True), []
+    leaf.register_post_accumulate_grad_hook(lambda tensor: recorded.append(1))
     kept = dict(leaf._post_accumulate_grad_hooks)
     leaf._post_accumulate_grad_hooks.clear()
     leaf.sum().backward()
     leaf._post_accumulate_grad_hooks.update(kept)
     leaf.sum().backward()
-    return seen == [1]
+    return recorded == [1]
 
 
 def _modes() -> bool:
@@ -141,12 +147,14 @@ def _parametrized() -> bool:
 
 
 def _compiled() -> bool:
-    module, own = nn.Linear(2, 2), nn.Linear(2, 2)
+    module, in_place = nn.Linear(2, 2), nn.Linear(2, 2)
     whole = torch.compile(module, backend="eager")
-    own.compile(backend="eager")
+    in_place.compile(backend="eager")
     function = torch.compile(lambda value: value, backend="eager")
     return (
-        whole._orig_mod is module and bool(own._compiled_call_impl) and hasattr(function, "_torchdynamo_orig_callable")
+        whole._orig_mod is module
+        and bool(in_place._compiled_call_impl)
+        and hasattr(function, "_torchdynamo_orig_callable")
     )
 
 
@@ -183,10 +191,6 @@ def _exported() -> bool:
     return args == (None,) and kwargs == {"two": None}
 
 
-def _checkpoints() -> bool:
-    return hasattr(checkpoint, "_checkpoint_without_reentrant_generator")
-
-
 CANARIES: dict[tuple[str, ...], Callable[[], bool]] = {
     ("_C", "_EnableTorchFunction"): _switching_functions,
     ("_set_grad_enabled",): _gradient_modes,
@@ -204,7 +208,9 @@ CANARIES: dict[tuple[str, ...], Callable[[], bool]] = {
     ("_dynamo", "_callback_from_stance", "torch._C._dynamo.eval_frame"): _compilers,
     ("_functorch",): _transforms,
     ("_codegen", "_pytree"): _exported,
-    ("_checkpoint_without_reentrant_generator",): _checkpoints,
+    ("_checkpoint_without_reentrant_generator",): lambda: hasattr(
+        checkpoint, "_checkpoint_without_reentrant_generator"
+    ),
 }
 
 

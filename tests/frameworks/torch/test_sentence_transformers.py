@@ -10,31 +10,15 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.models import Normalize, Pooling, Transformer
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
 import embgrad
 
 TEXTS = ["a gripping film", "the plot is thin but the film is gripping"]
 PAIRS = [("a film", "two hours"), ("the plot", "is")]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-LONGEST = 9
 #: A sum would do for no model that ends in a layer norm: it is always 0.
 DIRECTION = np.random.default_rng(0).normal(size=16)
 POOLED = embgrad.Projection(DIRECTION, output="pooled")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=SPECIAL, show_progress=False)
-    built.train_from_iterator([*TEXTS, "two hours"], trainer)
-    built.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=built, model_max_length=LONGEST, **names)
 
 
 def saved(model: Any, tokenizer: PreTrainedTokenizerFast) -> str:
@@ -65,7 +49,7 @@ def scorer(tokenizer: PreTrainedTokenizerFast) -> CrossEncoder:
 
 def inner(model: Any) -> Any:
     """The transformers model, found by its class."""
-    return next(one for one in model.modules() if type(one).__name__.startswith("Bert"))
+    return next(module for module in model.modules() if type(module).__name__.startswith("Bert"))
 
 
 def rows_of(bert: Any, encoded: Any) -> torch.Tensor:
@@ -95,20 +79,6 @@ def test_a_sentence_encoder_is_its_inner_transformer_by_hand(
     assert result.provenance["unused"] == []
 
 
-def test_exactly_what_its_own_backward_pass_gives(
-    sentences: SentenceTransformer, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    encoded = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
-    seen: list[torch.Tensor] = []
-    table = inner(sentences).get_input_embeddings()
-    hook = table.register_forward_hook(lambda module, args, out: seen.append(out))
-    value = (sentences(dict(encoded))["sentence_embedding"] * torch.tensor(DIRECTION)).sum()
-    hook.remove()
-    own = torch.autograd.grad(value, seen[0])[0].numpy()
-    result = embgrad.gradients(sentences, encoded, POOLED)
-    np.testing.assert_array_equal(result.values, own)
-
-
 def test_texts_go_through_its_own_tokenizer(sentences: SentenceTransformer, tokenizer: PreTrainedTokenizerFast) -> None:
     """Cut off where it cuts them off itself."""
     sentences.max_seq_length = 6
@@ -117,16 +87,9 @@ def test_texts_go_through_its_own_tokenizer(sentences: SentenceTransformer, toke
     assert result.ids.tolist() == encoded["input_ids"].tolist() == sentences.tokenize(TEXTS)["input_ids"].tolist()
     assert result.tokens is not None
     assert list(result.tokens[0]) == tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist())
-    own = embgrad.gradients(sentences, encoded, POOLED)
-    np.testing.assert_array_equal(result.values, own.values)
+    expected = embgrad.gradients(sentences, encoded, POOLED)
+    np.testing.assert_array_equal(result.values, expected.values)
     assert [word.text for word in result.words()[0]][1:3] == ["a", "gripping"]
-
-
-def test_what_it_makes_of_texts_itself_is_a_batch(sentences: SentenceTransformer) -> None:
-    features = sentences.tokenize(TEXTS)
-    result = embgrad.gradients(sentences, features, POOLED)
-    own = embgrad.gradients(sentences, TEXTS, POOLED)
-    np.testing.assert_array_equal(result.values, own.values)
 
 
 def test_outputs_by_their_roles(sentences: SentenceTransformer) -> None:
@@ -157,9 +120,9 @@ def test_a_cross_encoder(scorer: CrossEncoder, tokenizer: PreTrainedTokenizerFas
     rows = rows_of(bert, encoded)
     others = {name: value for name, value in encoded.items() if name != "input_ids"}
     logits = bert(inputs_embeds=rows, **others).logits
-    own = torch.autograd.grad(logits.sum(), rows)[0].numpy()
+    expected = torch.autograd.grad(logits.sum(), rows)[0].numpy()
     result = embgrad.gradients(scorer, PAIRS if texts else encoded, embgrad.Sum())
-    np.testing.assert_allclose(result.values, own, rtol=1e-10, atol=1e-15)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-10, atol=1e-15)
     np.testing.assert_allclose(result.objective, logits.detach().numpy()[:, 0], rtol=1e-12)
     assert (result.mask == 0).any()
     by_role = embgrad.gradients(scorer, encoded, embgrad.Logit(0, output="logits"))
@@ -188,12 +151,12 @@ def test_a_cross_encoder_that_is_no_module(tokenizer: PreTrainedTokenizerFast) -
     assert len(tap.steps) == 1
 
 
-def test_minilm_as_people_load_it() -> None:
+def test_minilm() -> None:
     from embgrad.cli.demo import minilm_folder
 
     model = SentenceTransformer(str(minilm_folder()), device="cpu")
     direction = np.random.default_rng(0).normal(size=384)
     result = embgrad.gradients(model, TEXTS, embgrad.Projection(direction, output="pooled"))
     encoded = model.tokenizer(TEXTS, padding=True, return_tensors="pt")
-    own = by_hand(inner(model), encoded, direction.astype(np.float32))
-    np.testing.assert_allclose(result.values, own, rtol=1e-4, atol=1e-6)
+    expected = by_hand(inner(model), encoded, direction.astype(np.float32))
+    np.testing.assert_allclose(result.values, expected, rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""What tells PyTorch's tensors from others when a stream is gone on with: also such as NumPy has no type for."""
+"""PyTorch's tensors in the digests of a stream, also those of dtypes that NumPy lacks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_tensors_are_told_by_their_values(make: Callable[[int], Any]) -> None:
     assert digest_of(make(1)) != digest_of(make(2))
 
 
-def test_functions_are_told_by_tensors_in_bfloat16() -> None:
+def test_functions_differ_by_their_tensors_in_bfloat16() -> None:
     def closing_over(tensor: torch.Tensor) -> Callable[..., Any]:
         return lambda labels: tensor[0]
 

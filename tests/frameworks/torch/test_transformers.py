@@ -10,78 +10,27 @@ import torch
 import transformers
 
 import embgrad
-from tests.frameworks.torch.architectures import OF_GPT2
+from tests.frameworks.torch.architectures import ARCHITECTURES, IDS, native
 from tests.frameworks.torch.checks import own_gradient
 
-IDS = np.random.default_rng(0).permutation(np.arange(4, 36))[:12].reshape(2, 6)
-MASK = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
-TYPES = np.array([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]])
-USUAL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-ROTARY = {**USUAL, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
-RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
-
-#: Class, configuration, and where the lookup is.
-MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "Bert": ("ForSequenceClassification", USUAL, "bert.embeddings.word_embeddings"),
-    "Roberta": ("ForSequenceClassification", USUAL, "roberta.embeddings.word_embeddings"),
-    "DistilBert": (
-        "ForSequenceClassification",
-        {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24},
-        "distilbert.embeddings.word_embeddings",
-    ),
-    "Electra": ("ForSequenceClassification", {**USUAL, "embedding_size": 8}, "electra.embeddings.word_embeddings"),
-    "DebertaV2": ("ForSequenceClassification", {**USUAL, **RELATIVE}, "deberta.embeddings.word_embeddings"),
-    "Deberta": ("ForSequenceClassification", {**USUAL, **RELATIVE}, "deberta.embeddings.word_embeddings"),
-    "GPT2": (
-        "ForSequenceClassification",
-        {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "pad_token_id": 0, **OF_GPT2},
-        "transformer.wte",
-    ),
-    "Llama": ("ForCausalLM", ROTARY, "model.embed_tokens"),
-    "Gemma": ("ForCausalLM", ROTARY, "model.embed_tokens"),
-    "T5": (
-        "ForConditionalGeneration",
-        {
-            "vocab_size": 40,
-            "d_model": 16,
-            "d_kv": 8,
-            "d_ff": 24,
-            "num_layers": 2,
-            "num_heads": 2,
-        },
-        "shared",
-    ),
-    "Bart": (
-        "ForConditionalGeneration",
-        {
-            "vocab_size": 40,
-            "d_model": 16,
-            **{f"{half}_{what}": 2 for half in ("encoder", "decoder") for what in ("layers", "attention_heads")},
-        },
-        "model.shared",
-    ),
+#: The classes of models with a head, and those that compute parts of a float64 model in float32.
+CLASSES = {
+    **dict.fromkeys(("Bert", "Roberta", "DistilBert", "Electra", "DebertaV2", "GPT2"), "ForSequenceClassification"),
+    **dict.fromkeys(("Llama", "Gemma"), "ForCausalLM"),
+    **dict.fromkeys(("T5", "Bart"), "ForConditionalGeneration"),
 }
-#: These compute parts of a float64 model in float32, which finite differences resolve to three digits only.
-ROUNDING = ("Llama", "Gemma", "T5", "Deberta")
+ROUNDING = ("Llama", "Gemma", "T5")
 
 
 def build(name: str, **changes: Any) -> Any:
-    kind, settings, _ = MODELS[name]
     torch.manual_seed(1)
-    config = getattr(transformers, f"{name}Config")(**{**settings, **changes})
-    model = getattr(transformers, name + kind)(config).double().eval()
+    architecture = ARCHITECTURES[name]
+    settings = {**architecture.settings, architecture.layers: 2, **changes}
+    config = getattr(transformers, f"{name}Config")(**settings)
+    model = getattr(transformers, name + CLASSES[name])(config).double().eval()
     if hasattr(model, "lm_head"):  # or the table's own gradient would hold the head's too
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     return model
-
-
-def inputs_of(name: str) -> dict[str, Any]:
-    inputs: dict[str, Any] = {"input_ids": IDS, "attention_mask": MASK}
-    if name == "Bert":
-        inputs["token_type_ids"] = TYPES
-    if name in ("T5", "Bart"):
-        inputs["decoder_input_ids"] = torch.tensor([[0, 1, 2], [0, 37, 39]])  # none of them among the ids
-    return inputs
 
 
 def weighted(out: Any) -> torch.Tensor:
@@ -89,48 +38,48 @@ def weighted(out: Any) -> torch.Tensor:
     return logits @ torch.linspace(-1, 1, logits.shape[1], dtype=logits.dtype)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_the_word_lookup(name: str) -> None:
     model = build(name)
     table = model.get_input_embeddings().weight
-    inputs = inputs_of(name)
-    native = {key: torch.tensor(value) if isinstance(value, np.ndarray) else value for key, value in inputs.items()}
+    inputs = ARCHITECTURES[name].batch()
+    tensors = native(inputs)
     result = embgrad.gradients(model, inputs, weighted)
-    assert result.provenance["path"] == f"{MODELS[name][2]}#0"
+    assert result.provenance["path"].endswith(f"{ARCHITECTURES[name].word}#0")
     assert result.provenance["unused"] == []
     np.testing.assert_array_equal(result.activations, table.detach().numpy()[IDS])
-    np.testing.assert_allclose(result.objective, weighted(model(**native)).detach().numpy(), rtol=1e-12)
-    own = own_gradient(lambda: weighted(model(**native)).sum(), table, IDS)
+    np.testing.assert_allclose(result.objective, weighted(model(**tensors)).detach().numpy(), rtol=1e-12)
+    own = own_gradient(lambda: weighted(model(**tensors)).sum(), table, IDS)
     assert model.get_input_embeddings().padding_idx not in IDS  # PyTorch leaves that row out
     np.testing.assert_allclose(result.values, own, rtol=1e-12, atol=1e-15)
     direction = np.random.default_rng(2).normal(size=result.values.shape)
-    along = directional(model, native, table, direction / np.linalg.norm(direction))
+    along = directional(model, tensors, table, direction / np.linalg.norm(direction))
     tolerance = 1e-2 if name in ROUNDING else 1e-7
     expected = (result.values * direction).sum() / np.linalg.norm(direction)
     assert abs(along - expected) < tolerance * np.linalg.norm(result.values)
 
 
-def directional(model: Any, native: dict[str, Any], table: torch.Tensor, direction: np.ndarray) -> float:
+def directional(model: Any, tensors: dict[str, Any], table: torch.Tensor, direction: np.ndarray) -> float:
     """The difference quotient of the objective along a direction in the looked-up rows; every id stands once."""
     step = 1e-4
     rows, change = torch.tensor(IDS.ravel()), torch.tensor(direction.reshape(-1, direction.shape[-1])) * step
-    found = []
+    result = []
     with torch.no_grad():
         before = table[rows].clone()
         for sign in (1, -1):
             table[rows] = before + sign * change
-            found.append(float(weighted(model(**native)).sum()))
+            result.append(float(weighted(model(**tensors)).sum()))
         table[rows] = before
-    return (found[0] - found[1]) / (2 * step)
+    return (result[0] - result[1]) / (2 * step)
 
 
-def test_what_the_user_did_not_give_is_not_passed() -> None:
+def test_no_input_is_passed_that_the_batch_does_not_have() -> None:
     model = build("GPT2")
-    seen: list[dict[str, Any]] = []
-    model.transformer.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    recorded: list[dict[str, Any]] = []
+    model.transformer.register_forward_pre_hook(lambda module, args, kwargs: recorded.append(kwargs), with_kwargs=True)
     plain = embgrad.gradients(model, {"input_ids": IDS}, embgrad.Logit(0))
-    assert seen[0]["token_type_ids"] is None
-    assert seen[0]["attention_mask"] is None
+    assert recorded[0]["token_type_ids"] is None
+    assert recorded[0]["attention_mask"] is None
     types = embgrad.gradients(
         model, {"input_ids": IDS, "token_type_ids": np.zeros_like(IDS)}, embgrad.Logit(0), at="word#0"
     )
@@ -146,126 +95,63 @@ def test_other_inputs_pass_through() -> None:
     np.testing.assert_allclose(result.values, own_gradient(loss, table, IDS), rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_kinds_of_attention(attention: str) -> None:
-    model = build("Bert", attn_implementation=attention)
-    result = embgrad.gradients(model, inputs_of("Bert"), embgrad.Logit(0))
-    native = {key: torch.tensor(value) for key, value in inputs_of("Bert").items()}
-    own = own_gradient(lambda: model(**native).logits[:, 0].sum(), model.get_input_embeddings().weight, IDS)
-    np.testing.assert_allclose(result.values, own, rtol=1e-12, atol=1e-15)
-
-
-def test_roles_of_outputs() -> None:
-    model = build("Bert").bert
-    for role, native in (("pooled", "pooler_output"), ("sequence", "last_hidden_state")):
-        one = embgrad.gradients(model, {"input_ids": IDS}, embgrad.Sum(output=role))
-        two = embgrad.gradients(model, {"input_ids": IDS}, lambda out, native=native: out[native].flatten(1).sum(1))
-        np.testing.assert_allclose(one.values, two.values, rtol=1e-10, atol=1e-12)
-    with pytest.raises(embgrad.OutputError, match=r"2 outputs .*'pooler_output' \(role 'pooled'\)"):
-        embgrad.gradients(model, {"input_ids": IDS}, embgrad.Sum())
-    with pytest.raises(embgrad.OutputError, match=r"no output 'poooled'.*Did you mean 'pooled'"):
-        embgrad.gradients(model, {"input_ids": IDS}, embgrad.Sum(output="poooled"))
-
-
-def test_a_batch_that_is_too_long_for_the_positions() -> None:
-    model = build("Bert", max_position_embeddings=4)
-    batch = {"input_ids": IDS, "token_type_ids": TYPES, "position_ids": np.arange(6)[None]}
-    expected = (
-        r"index 4 \(at \(0, 4\) .* 'bert.embeddings.position_embeddings' has 4 rows.*longer than the model's positions"
-    )
-    with pytest.raises(embgrad.BatchError, match=expected):
-        embgrad.gradients(model, batch, embgrad.Logit(0))
-
-
-def test_tied_language_models_leave_the_head_out() -> None:
-    torch.manual_seed(1)
-    tied = transformers.GPT2LMHeadModel(transformers.GPT2Config(**MODELS["GPT2"][1])).double().eval()
-    assert tied.lm_head.weight is tied.transformer.wte.weight
-    result = embgrad.gradients(tied, {"input_ids": IDS}, weighted)
-    assert result.provenance["path"] == "transformer.wte#0"
-    tied.lm_head.weight = torch.nn.Parameter(tied.lm_head.weight.detach().clone())
-    own = own_gradient(lambda: weighted(tied(input_ids=torch.tensor(IDS))).sum(), tied.transformer.wte.weight, IDS)
-    np.testing.assert_allclose(result.values, own, rtol=1e-12, atol=1e-14)
+def gpt2() -> tuple[Any, torch.Tensor]:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config).double().eval()
+    return model, torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"at": "layer.0"}, {"override": {"word": lambda rows: rows}}, {"compile": True}]
 )
 @pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
-def test_a_cache_that_is_given_along_stays_as_it_is(options: dict[str, Any]) -> None:
+def test_a_cache_in_the_batch_does_not_change(options: dict[str, Any]) -> None:
     """A pass makes it longer: each gets one of its own, and so does the next call."""
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
-    model, ids = (
-        transformers.GPT2LMHeadModel(config).double().eval(),
-        torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]]),
-    )
+    model, ids = gpt2()
     cache = model(ids[:, :3], use_cache=True).past_key_values
     rows = model.transformer.wte(ids[:, 3:]).detach().requires_grad_()
     past = model(ids[:, :3], use_cache=True).past_key_values
     logits = model(inputs_embeds=rows, past_key_values=past).logits
-    own = torch.autograd.grad(logits[:, -1, 7].sum(), rows)[0].numpy()
+    expected = torch.autograd.grad(logits[:, -1, 7].sum(), rows)[0].numpy()
     for _ in range(2):
         batch = {"input_ids": ids[:, 3:].numpy(), "past_key_values": cache}
         given = {"at": "word", **options}
-        found = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), **given)
+        result = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), **given)
         assert cache.get_seq_length() == 3
         if given["at"] == "word":
-            np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
+            np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
         else:
-            np.testing.assert_array_equal(found.objective, logits[:, -1, 7].detach().numpy())
-
-
-def decoding(kind: str) -> Any:
-    torch.manual_seed(0)
-    if kind == "T5":
-        config = transformers.T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
-        return transformers.T5ForConditionalGeneration(config).double().eval()
-    sizes = {f"{side}_{of}": 2 for side in ("encoder", "decoder") for of in ("layers", "attention_heads")}
-    config = transformers.BartConfig(vocab_size=30, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **sizes)
-    return transformers.BartForConditionalGeneration(config).double().eval()
+            np.testing.assert_array_equal(result.objective, logits[:, -1, 7].detach().numpy())
 
 
 @pytest.mark.parametrize("kind", ["T5", "Bart"])
-def test_what_an_encoder_returned_is_given_along_as_it_is(kind: str) -> None:
+def test_encoder_outputs_in_the_batch_do_not_change(kind: str) -> None:
     """A mapping that counts its entries, too, as users give it to a decoder."""
-    model, ids = decoding(kind), torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 5]])
+    model, ids = build(kind), torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 5]])
     encoded = model.get_encoder()(ids[:, :3])
     table = model.get_input_embeddings()
     rows = (torch.nn.functional.embedding(ids, table.weight) * getattr(table, "embed_scale", 1.0)).detach()
     logits = model(decoder_inputs_embeds=rows.requires_grad_(), encoder_outputs=encoded).logits
-    own = torch.autograd.grad(logits[:, -1, 7].sum(), rows)[0].numpy()
+    expected = torch.autograd.grad(logits[:, -1, 7].sum(), rows)[0].numpy()
 
     def call(model: Any, inputs: Any) -> Any:
         return model(decoder_input_ids=inputs["input_ids"], encoder_outputs=inputs["encoder_outputs"]).logits
 
     batch = {"input_ids": ids.numpy(), "encoder_outputs": encoded}
-    found = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call)
-    np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
-    found = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call, batch_size=1)
-    np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
+    result = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
+    result = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call, batch_size=1)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
     assert encoded.last_hidden_state.grad_fn is not None
     assert len(encoded.last_hidden_state) == 2
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"split": True, "at": "transformer.h.0"}])
-def test_a_cache_of_all_examples_is_not_cut(options: dict[str, Any]) -> None:
-    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
-    model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+def test_a_cache_cannot_be_cut_into_sub_batches(options: dict[str, Any]) -> None:
+    model, ids = gpt2()
     batch = {"input_ids": ids[:, 3:].numpy(), "past_key_values": model(ids[:, :3]).past_key_values}
     with pytest.raises(
         embgrad.BatchError, match=r"takes all 2 examples at once, and raised RuntimeError for 1 of them.*'past_key"
     ):
         embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), **options)
-
-
-def test_what_fails_by_itself_is_not_put_down_to_the_cutting() -> None:
-    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
-    model, ids = transformers.GPT2LMHeadModel(config).eval(), np.array([[3, 1, 4], [2, 6, 5]])
-
-    def failing(outputs: Any) -> Any:
-        raise ArithmeticError("by itself")
-
-    for given in ({"objective": failing}, {"objective": embgrad.Sum(), "call": lambda model, inputs: failing(model)}):
-        with pytest.raises(ArithmeticError, match="by itself"):
-            embgrad.gradients(model, ids, batch_size=1, **given)
