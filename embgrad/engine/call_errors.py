@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from embgrad.backend.protocol import BoundModel
 from embgrad.common.arrays import to_numpy
-from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.decoder import takes_decoder
 from embgrad.errors import BatchError, EmbgradError, listed
 from embgrad.inputs.batch import TokenBatch

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.backend.protocol import BoundModel
+from embgrad.backend.registry import bind
 from embgrad.backend.signature import NAMES
 from embgrad.common.arrays import owned
 from embgrad.common.keywords import explained
 from embgrad.common.tolerance import coarsest
-from embgrad.engine.bound_model import BoundModel, bind
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.provenance import origins
 from embgrad.errors import (

@@ -10,11 +10,11 @@ import numpy as np
 
 from embgrad.common.metrics import length, lengths
 from embgrad.engine.finite_differences import Precision, differences, precision_of, tolerances
-from embgrad.engine.located import Located
 from embgrad.engine.run import located_for, objective_with, run_task
 from embgrad.engine.table_gradients import gradients_of_table, sum_tolerance, why_no_sum
 from embgrad.engine.task import Task
 from embgrad.errors import CertificationError, UnsupportedError
+from embgrad.forward.axes import Located
 from embgrad.inputs.batch import TokenBatch
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from embgrad.backend.protocol import Call
+from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import joined
-from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
 from embgrad.engine.check import certified
 from embgrad.engine.options import Keywords, checked_options
@@ -24,7 +24,7 @@ from embgrad.errors import EmbgradWarning, UnsupportedError, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.native import as_objective, described
+from embgrad.objectives.objectives import as_objective, described
 from embgrad.results.gradients import EmbeddingGradients
 
 if TYPE_CHECKING:

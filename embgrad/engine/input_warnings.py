@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from embgrad.backend.protocol import BoundModel
 from embgrad.backend.signature import as_parts
-from embgrad.engine.bound_model import BoundModel
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from embgrad.backend.protocol import PointValues
+from embgrad.backend.protocol import BoundModel, PointValues
 from embgrad.backend.signature import as_parts
-from embgrad.engine.bound_model import BoundModel
-from embgrad.engine.located import Located
 from embgrad.engine.probe import example_axis, expect_ids_followed, with_layout, word_resolved
 from embgrad.errors import AmbiguousPointError, listed
-from embgrad.forward.axes import axis_of_examples, of_lookup, of_module
+from embgrad.forward.axes import Located, axis_of_examples, of_lookup, of_module
 from embgrad.forward.names import point_of
 from embgrad.forward.points import WORD, Lookup, Point, split_name
 from embgrad.inputs.batch import TokenBatch

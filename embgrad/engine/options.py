@@ -8,10 +8,9 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from embgrad.backend.protocol import Call
+from embgrad.backend.protocol import BoundModel, Call
 from embgrad.common.options import expect_flags
 from embgrad.common.progress import Progress
-from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.interventions import checked_changes
 from embgrad.errors import BatchError, PointError, UnsupportedError, did_you_mean
 from embgrad.forward.points import WORD

@@ -10,19 +10,19 @@ import numpy as np
 
 from embgrad.backend.objective_callback import objective_values
 from embgrad.backend.protocol import Call
+from embgrad.backend.registry import bind
 from embgrad.backend.signature import as_parts
 from embgrad.checkpoints.load_bert import WeightTarget, canonical_names
 from embgrad.common.finite import not_finite
 from embgrad.common.keywords import explained
 from embgrad.common.options import expect_flag
-from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.task import Task
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.native import as_objective
+from embgrad.objectives.objectives import as_objective
 
 __all__ = ["ParameterGradients", "parameter_gradients"]
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.backend.protocol import BoundModel
 from embgrad.common.arrays import to_numpy
-from embgrad.engine.bound_model import BoundModel
 from embgrad.errors import AmbiguousPointError, PointNotReachedError
 from embgrad.forward.axes import axis_of_examples
 from embgrad.forward.points import WORD, Lookup, Point, layout_is_open

@@ -10,12 +10,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.backend.objective_callback import Respond
-from embgrad.backend.protocol import Run
+from embgrad.backend.protocol import BoundModel, Run
 from embgrad.backend.signature import as_parts
-from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.options import GradientOptions
 from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import NativeObjective, described
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import described
 from embgrad.version import __version__
 
 __all__ = ["origins", "provenance"]

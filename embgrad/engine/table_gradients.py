@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.backend.protocol import Call, ParameterValues, PointValues
+from embgrad.backend.registry import bind
 from embgrad.backend.replay import agreeing
 from embgrad.common.finite import not_finite
 from embgrad.common.keywords import explained
 from embgrad.common.metrics import length
 from embgrad.common.options import expect_flag
-from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions, expect_one_name
 from embgrad.engine.probe import word_resolved
@@ -26,7 +26,7 @@ from embgrad.forward.names import point_of
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.native import as_objective
+from embgrad.objectives.objectives import as_objective
 from embgrad.results.row_sparse import scatter
 
 __all__ = ["TableGradients", "gradients_of_table", "sum_tolerance", "table_gradients", "why_no_sum"]

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from embgrad.backend.objective_callback import Respond, respond_with
-from embgrad.backend.protocol import Change, Request, reads_the_whole
+from embgrad.backend.protocol import BoundModel, Change, Request, reads_the_whole
 from embgrad.backend.replay import CallbackMemo
-from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.input_warnings import (
     warn_of_empty_mask,
@@ -18,8 +17,8 @@ from embgrad.engine.input_warnings import (
     warn_of_unused,
 )
 from embgrad.engine.interventions import prepared
-from embgrad.engine.located import Located
 from embgrad.engine.options import GradientOptions
+from embgrad.forward.axes import Located
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.protocol import Weight
+from embgrad.backend.protocol import BoundModel, Weight
 from embgrad.backend.registry import backend_for
 from embgrad.common.arrays import to_numpy
-from embgrad.engine.bound_model import BoundModel
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 
 __all__ = ["depth_of", "substituted", "weights_of", "weights_sums"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from embgrad.errors import ObjectiveError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
 from embgrad.inputs.decoder import positions_of
+from embgrad.objectives.native import NativeObjective, expect_of_outputs
 from embgrad.objectives.probabilities import are_probabilities, refuse_probabilities
 from embgrad.objectives.selection import (
     Rows,
@@ -27,7 +28,18 @@ from embgrad.objectives.selection import (
     whole,
 )
 
-__all__ = ["CrossEntropy", "Logit", "Margin", "Objective", "Projection", "Scalar", "Sum"]
+__all__ = [
+    "CrossEntropy",
+    "Logit",
+    "Margin",
+    "Objective",
+    "Projection",
+    "Scalar",
+    "Sum",
+    "as_objective",
+    "described",
+    "rebuilt",
+]
 
 
 class Objective(ABC):
@@ -427,3 +439,62 @@ class Scalar:
             raise ObjectiveError(
                 f"the function of Scalar is {brief(self.function)}: expected a function that takes what the model returned"
             )
+
+
+#: The objectives that can be rebuilt from a result's provenance.
+CLASSES: Final = {cls.__name__: cls for cls in (CrossEntropy, Logit, Margin, Projection, Sum)}
+
+
+def as_objective(objective: Any) -> Objective | NativeObjective:
+    """Return an embgrad objective unchanged; wrap a function in a `NativeObjective`.
+
+    Raises:
+        ObjectiveError: the value is neither an objective nor a function.
+    """
+    if isinstance(objective, Objective):
+        return objective
+    if isinstance(objective, Scalar):
+        expect_of_outputs(objective.function)
+        return NativeObjective(objective.function, scalar=True)
+    if isinstance(objective, type) and issubclass(objective, (Objective, Scalar)):
+        raise ObjectiveError(
+            f"the objective is the class {objective.__name__}: expected an instance; write {objective.__name__}(...)"
+        )
+    if callable(objective):
+        expect_of_outputs(objective)
+        return NativeObjective(objective, scalar=False)
+    raise ObjectiveError(
+        f"the objective is {objective!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
+        f"model's output that gives one number an example{_instead(objective)}"
+    )
+
+
+def _instead(value: Any) -> str:
+    """Return the message's advice where labels, or several objectives, were passed."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(entry, Objective) for entry in value):
+        return "; make one call for each objective"
+    is_array = hasattr(value, "shape") or isinstance(value, (list, tuple))
+    return (
+        "; pass labels to an objective, embgrad.CrossEntropy(labels)" if is_array or isinstance(value, Mapping) else ""
+    )
+
+
+def described(objective: Objective | NativeObjective) -> dict[str, Any]:
+    """Return the description of an objective for the provenance."""
+    if isinstance(objective, Objective):
+        return objective.describe()
+    function = objective.function
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return {"class": "Scalar" if objective.scalar else "callable", "name": name}
+
+
+def rebuilt(description: Mapping[str, Any]) -> Objective | None:
+    """Return the objective that a provenance describes; None for a function, or a class that embgrad does not know."""
+    arguments = {name: value for name, value in description.items() if name != "class"}
+    cls = CLASSES.get(str(description.get("class")))
+    if cls is None:
+        return None
+    try:
+        return cls(**arguments)
+    except (TypeError, ObjectiveError):  # a file whose description was not written by embgrad
+        return None

@@ -24,8 +24,7 @@ from embgrad.errors import (
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.encode import expect_id
-from embgrad.objectives.native import as_objective
-from embgrad.objectives.objectives import Objective, Scalar
+from embgrad.objectives.objectives import Objective, Scalar, as_objective
 
 if TYPE_CHECKING:
     from embgrad.backend.protocol import Call

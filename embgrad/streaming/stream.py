@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend.protocol import Call
+from embgrad.backend.registry import bind
 from embgrad.common.files import checked_path
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
-from embgrad.engine.bound_model import bind
 from embgrad.engine.interventions import BroadcastArray
 from embgrad.engine.options import checked_options
 from embgrad.engine.task import Task
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
 from embgrad.forward.points import WORD
-from embgrad.objectives.native import as_objective
-from embgrad.objectives.objectives import Sum
+from embgrad.objectives.objectives import Sum, as_objective
 from embgrad.streaming.folder import StreamFolder, open_stream, table_of
 from embgrad.streaming.manifest import KEEP
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch

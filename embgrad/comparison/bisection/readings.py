@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Backend, Call, PointValues, Request, Weight
-from embgrad.engine.bound_model import bind
+from embgrad.backend.registry import bind
 from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import with_layout, word_resolved
@@ -21,7 +21,7 @@ from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, O
 from embgrad.forward.axes import Arrangement, axis_of_examples, of_lookup, of_module
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import as_objective
+from embgrad.objectives.objectives import as_objective
 
 __all__ = ["Reader", "Reading"]
 
