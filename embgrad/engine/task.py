@@ -1,4 +1,4 @@
-"""A call of `gradients` as it goes from step to step: the model, the objective, the options, and which examples are run."""
+"""The task of one call of `gradients`: the model, the objective, the options, and the examples that are run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from embgrad.objectives.objectives import Objective
 
 __all__ = ["Memos", "Task"]
 
-#: By option and the name of a point the results of the user's function there in earlier runs of one call.
+#: By option and point's name, the recorded results of the user's function in earlier runs of the same call.
 Memos = dict[tuple[str, str], CallbackMemo]
 
 
@@ -37,11 +37,11 @@ class Task:
         bound: the model.
         objective: the objective of the examples that are run.
         options: the options of the call.
-        examples: which examples of the whole batch are run.
-        count: how many examples the whole batch has; None where it is run at once.
+        examples: the examples of the whole batch that are run.
+        count: the number of examples in the whole batch; None where it is run at once.
 
     Raises:
-        UnsupportedError: the backend cannot do what the options ask for.
+        UnsupportedError: the backend does not support the options.
     """
 
     bound: BoundModel
@@ -59,14 +59,14 @@ class Task:
         return isinstance(self.objective, NativeObjective) and self.objective.scalar
 
     def for_examples(self, examples: slice, count: int) -> Task:
-        """Return the task for some of the `count` examples."""
+        """Return the task for these of the `count` examples."""
         objective = self.objective
         if not isinstance(objective, NativeObjective):
             objective = objective.take(examples, count)
         return replace(self, objective=objective, examples=examples, count=count)
 
     def respond(self, batch: TokenBatch, sets: int = 1, *, sized: bool = False) -> Respond | NativeObjective:
-        """Return the objective as a backend's callback, see `Respond`. In an encoder-decoder it knows the decoder's positions."""
+        """Return the objective as a backend's callback, see `Respond`; it knows the positions of an encoder-decoder's decoder."""
         return respond_with(self.objective, with_decoder(self.bound.model, batch), sets, sized=sized)
 
     def request(
@@ -79,26 +79,26 @@ class Task:
         times: Mapping[str, int] | None = None,
         memos: Memos | None = None,
     ) -> Request:
-        """Return the request that a backend is given.
+        """Return the request to a backend.
 
         Args:
             respond: the objective.
             points: the keys of the points to read.
-            located: the points that are named anywhere; None for a request without changes.
+            located: all points that the options name; None for a request without changes.
             several: whether there are several pullbacks.
             times: see `Request.times`.
-            memos: keeps what the user's functions return, so that another run does not call them again.
+            memos: the recorded results of the user's functions, so that another run does not call them again.
         """
 
-        def change(option: str, name: str, given: Any, point: Located) -> Change:
-            ready = prepared(option, name, given, point.arrangement, self.examples, self.count)
-            return memos[option, name].again(ready) if memos is not None and callable(given) else ready
+        def change(option: str, name: str, value: Any, point: Located) -> Change:
+            function = prepared(option, name, value, point.arrangement, self.examples, self.count)
+            return memos[option, name].again(function) if memos is not None and callable(value) else function
 
         def changes(option: str) -> dict[str, Change]:
             if located is None:
                 return {}
-            given = self.options.changes.get(option, {})
-            return {located[name].key: change(option, name, value, located[name]) for name, value in given.items()}
+            values = self.options.changes.get(option, {})
+            return {located[name].key: change(option, name, value, located[name]) for name, value in values.items()}
 
         return Request(
             points,
@@ -116,7 +116,7 @@ class Task:
         )
 
     def warn(self, batch: TokenBatch, unused: tuple[str, ...], masked_id: int | None = None) -> None:
-        """Warn of a batch or an objective whose gradient is right, and probably not the one that the user meant.
+        """Warn of a batch or an objective whose gradient is correct, but probably not the one that the user meant.
 
         Args:
             batch: the batch that was run.
