@@ -151,8 +151,8 @@ def table_gradients(
     if is_apart and why_no_sum(task, tokens, ledger, points, tolerance) in (None, BY_THE_TABLE):
         warnings.warn(
             f"the gradients of the table {point.path!r} through its lookups and other uses differ by {ledger.apart:.1e} in sum "
-            "from the framework's own gradient, `own`: the model or the objective differentiates with respect to the table itself, or "
-            "computes something else in each pass",
+            "from the framework's own gradient, `own`: the model or the objective differentiates with respect to the "
+            "table itself, or computes something else in each pass",
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )

@@ -129,7 +129,7 @@ class Objective(ABC):
         if not finite.all():
             wrong = np.flatnonzero(~finite)
             raise ObjectiveError(
-                f"the objective is {values[wrong[0]]} at {rows.place(int(wrong[0]))}, where the output holds "
+                f"the objective is {values[wrong[0]]} at {rows.location(int(wrong[0]))}, where the output holds "
                 f"{brief(rows.values[wrong[0]])}: expected finite numbers; look at the model's weights and inputs"
             )
         if rows.positions is None:  # one row for each example
@@ -184,19 +184,23 @@ class Objective(ABC):
         places = self.places(output.shape, batch)
         if places is not None:
             return Rows(output[places].astype(np.float64), *places, len(batch))
-        batch = positions_of(output.shape, batch, self.output)
         if self.position is not None:
             raise ObjectiveError(
                 f"position={brief(self.position)} selects one position, but the output has shape {output.shape}: "
-                f"expected (example, position, classes) = ({len(batch)}, {batch.shape[1]}, …); omit position"
+                f"expected (example, position, classes) = ({len(batch)}, {self._positions(output, batch)}, …); omit position"
             )
         if output.ndim > 2 and not self.any_shape:
             raise ObjectiveError(
                 f"the output has shape {output.shape}: expected (example, classes) or (example, position, classes) with "
-                f"{len(batch)} examples and {batch.shape[1]} positions; name another with output=..., or give a callable"
+                f"{len(batch)} examples and {self._positions(output, batch)} positions; name another with output=..., or give a "
+                "callable"
             )
         values = output.astype(np.float64).reshape(len(batch), -1)
         return Rows(values, np.arange(len(batch)), None, len(batch))
+
+    def _positions(self, output: np.ndarray, batch: TokenBatch) -> int:
+        """Return the number of positions that belong to the output, for messages."""
+        return positions_of(output.shape, batch, self.output).shape[1]
 
     def _places(self, shape: tuple[int, ...], batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         if self.position is None:
@@ -352,12 +356,16 @@ class CrossEntropy(Objective):
         super().__init__(output=output, position=position)
         self.labels = np.atleast_1d(whole(labels, "labels"))
         if not isinstance(of, str) or of not in ("logits", "probabilities"):
-            kinds = ("logits", "probabilities")
-            raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'.{did_you_mean(str(of), kinds)}")
+            hint = did_you_mean(str(of), ("logits", "probabilities"))
+            raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'.{hint}")
         self.of = of
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("labels", "of", *super()._argument_names())
+
+    def _positions(self, output: np.ndarray, batch: TokenBatch) -> int:
+        """Return the number of positions that belong to the output, for messages."""
+        return positions_of(output.shape, batch, self.output).shape[1]
 
     def _places(self, shape: tuple[int, ...], batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         examples, positions = super()._places(shape, batch)
@@ -407,14 +415,14 @@ class CrossEntropy(Objective):
         wrong = np.flatnonzero(~are_probabilities(rows.values))
         if wrong.size:
             raise ObjectiveError(
-                f"the output at {rows.place(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are not probabilities: "
+                f"the output at {rows.location(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are not probabilities: "
                 "expected entries from 0 to 1 that sum to 1; pass of='logits' if the model has no softmax"
             )
         chosen = entries(rows.values, labels)
         if (chosen <= 0).any():
             row = int(np.flatnonzero(chosen <= 0)[0])
             raise ObjectiveError(
-                f"the probability of the label at {rows.place(row)} is {chosen[row]}: its logarithm is infinite; take the "
+                f"the probability of the label at {rows.location(row)} is {chosen[row]}: its logarithm is infinite; take the "
                 "cross-entropy of the model's logits instead"
             )
         return -np.log(chosen), one_hot(rows.values, labels) * (-1 / chosen)[:, None]

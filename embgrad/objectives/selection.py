@@ -39,7 +39,7 @@ class Rows:
     positions: np.ndarray | None
     count: int
 
-    def place(self, row: int) -> str:
+    def location(self, row: int) -> str:
         """Return the example and position of a row as text, for messages."""
         where = f"example {self.examples[row]}"
         return where if self.positions is None else f"{where}, position {self.positions[row]}"
@@ -94,7 +94,7 @@ def expect_inside(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
     if wrong.size:
         row = int(wrong[0])
         raise ObjectiveError(
-            f"{name} {chosen[row]} at {rows.place(row)} is out of range: the output has {classes} classes, expected 0 to "
+            f"{name} {chosen[row]} at {rows.location(row)} is out of range: the output has {classes} classes, expected 0 to "
             f"{classes - 1}"
         )
     return chosen
