@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,6 +34,8 @@ __all__ = [
     "TableRest",
     "Weight",
 ]
+
+T = TypeVar("T")
 
 #: The user's way to call the model: `call(model, inputs) -> outputs`. `inputs` is the result of `TokenBatch.inputs` with native
 #: tensors in place of arrays: a dict, a tuple, or for bare ids a single tensor.
@@ -370,6 +373,13 @@ class BoundModel:
     def run(self, batch: TokenBatch, request: Request) -> Run:
         """Run one forward pass, and the pullbacks that the request asks for."""
         return self.backend.run(self.model, batch, request)
+
+    def remembered(self, memory: WeakKeyDictionary[Any, dict[Hashable, T]]) -> dict[Hashable, T] | None:
+        """Return the dict of this model in a memory by model; None for several parts, and for a model without weak references."""
+        try:
+            return None if isinstance(self.model, (list, tuple)) else memory.setdefault(self.model, {})
+        except TypeError:
+            return None
 
     def accepts(self, batch: TokenBatch) -> bool:
         """Return whether a forward pass on the batch raises no exception."""

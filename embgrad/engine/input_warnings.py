@@ -116,7 +116,7 @@ def warn_of_unused(unused: Sequence[str], batch: TokenBatch, masked_id: int | No
 
 def _table_by_column(bound: BoundModel, example: TokenBatch, start: int) -> str | None:
     """Return the path of a table whose rows at real positions change when the padding is removed; None where none does."""
-    known = _known(bound.model) if bound.call is None else None
+    known = bound.remembered(_by_column) if bound.call is None else None
     form = (example.convention, example.types is None, tuple(example.extras))
     if known is not None and form in known:
         return known[form]
@@ -134,15 +134,6 @@ def _table_by_column(bound: BoundModel, example: TokenBatch, start: int) -> str 
     if known is not None:
         known[form] = table
     return table
-
-
-def _known(model: Any) -> dict[Hashable, str | None] | None:
-    """Return the tables remembered for a model; None for a model that has no weak references."""
-    first, *others = as_parts(model)
-    try:
-        return None if others else _by_column.setdefault(first, {})
-    except TypeError:
-        return None
 
 
 def _rows(point: Point | None, positions: int) -> np.ndarray | None:

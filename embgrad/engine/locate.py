@@ -8,7 +8,6 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from embgrad.backend.protocol import BoundModel, PointValues
-from embgrad.backend.signature import as_parts
 from embgrad.engine.probe import example_axis, expect_ids_followed, with_layout, word_resolved
 from embgrad.errors import AmbiguousPointError, listed
 from embgrad.forward.axes import Located, axis_of_examples, of_lookup, of_module
@@ -87,7 +86,7 @@ def locate_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenBat
     can show the points; see also `Sighting.arranged` and `in_whole_batch`.
     """
     wanted = tuple(names)
-    known = _remembered(bound) if wanted == (WORD,) and bound.call is None else None
+    known = bound.remembered(_words) if wanted == (WORD,) and bound.call is None else None
     form = _form(batch)
     if known is not None and form in known:
         return known[form]
@@ -108,7 +107,7 @@ def locate_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenBat
 
 def forget(bound: BoundModel) -> None:
     """Drop what is remembered of the model after a run contradicted it."""
-    known = _remembered(bound)
+    known = bound.remembered(_words)
     if known is not None:
         known.clear()
 
@@ -181,15 +180,6 @@ def _times(bound: BoundModel, points: Iterable[Point]) -> dict[str, int]:
         path = name.path if name.side is None else f"{name.path}:"
         times[path] = max(times.get(path, 0), (name.occurrence or 0) + 1)
     return times
-
-
-def _remembered(bound: BoundModel) -> dict[Hashable, Sighting] | None:
-    """Return what is remembered of the model, by the forms of batches; None for a model that has no weak references."""
-    first, *others = as_parts(bound.model)
-    try:
-        return None if others else _words.setdefault(first, {})
-    except TypeError:
-        return None
 
 
 def _form(batch: TokenBatch) -> Hashable:
