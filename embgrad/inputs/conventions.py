@@ -180,7 +180,7 @@ def _from_triple(ids: Any, types: Any, valid_length: Any) -> TokenBatch:
     lengths = whole_numbers(as_array(valid_length, "valid_length"))
     if lengths is None or lengths.shape != (len(checked),) or (lengths < 1).any() or (lengths > checked.shape[1]).any():
         raise BatchError(
-            f"valid_length is {brief(valid_length)}: expected {len(checked)} whole numbers, one an example, from 1 to "
+            f"valid_length is {brief(valid_length)}: expected {len(checked)} whole numbers, one for each example, from 1 to "
             f"{checked.shape[1]}, the number of positions, in gluonnlp's (ids, types, valid_length); if these are labels, pass "
             "them to the objective, and the inputs as a dict"
         )

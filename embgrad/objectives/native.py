@@ -51,7 +51,7 @@ def expect_of_outputs(function: Any) -> None:
         raise ObjectiveError(
             f"the objective is {name}, a loss of the framework's own, which needs a target beside the output: expected "
             "embgrad.CrossEntropy(labels) for a cross-entropy, or a function of the model's output alone that gives one number "
-            "an example, lambda output: loss(output, target) with reduction='none'"
+            "for each example, lambda output: loss(output, target) with reduction='none'"
         )
     if isinstance(function, type):
         raise ObjectiveError(f"the objective is the class {name}: expected an instance, or a function")

@@ -374,7 +374,7 @@ class CrossEntropy(Objective):
         if self.labels.shape != batch.shape:
             raise ObjectiveError(
                 f"labels have shape {self.labels.shape} and the output is per position, {shape}: expected labels "
-                f"of shape {batch.shape} (-100 ignores a position), or position=... for one position an example"
+                f"of shape {batch.shape} (-100 ignores a position), or position=... for one position in each example"
             )
         counts = self.labels[examples, positions] != IGNORED
         return examples[counts], positions[counts]
@@ -400,14 +400,15 @@ class CrossEntropy(Objective):
         """Return the label of each row."""
         if rows.values.shape[1] == 1:
             raise ObjectiveError(
-                "the output has one entry an example: a cross-entropy over one class is always 0; for a single logit use "
+                "the output has one entry for each example: a cross-entropy over one class is always 0; for a single logit use "
                 "Sum(), or give a callable with the binary cross-entropy"
             )
         if self.labels.ndim == 1:
             return chosen_entries(self.labels, rows, "label")
         if rows.positions is None or self.position is not None:
             raise ObjectiveError(
-                f"labels have shape {self.labels.shape}: expected one label an example, as the output has one row an example"
+                f"labels have shape {self.labels.shape}: expected one label for each example, of which "
+                "the output has one row"
             )
         return expect_inside(self.labels[rows.examples, rows.positions], rows, "label")
 
@@ -473,7 +474,7 @@ def as_objective(objective: Any) -> Objective | NativeObjective:
         return NativeObjective(objective, scalar=False)
     raise ObjectiveError(
         f"the objective is {objective!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
-        f"model's output that gives one number an example{_instead(objective)}"
+        f"model's output that gives one number for each example{_instead(objective)}"
     )
 
 

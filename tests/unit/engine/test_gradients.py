@@ -217,7 +217,7 @@ def test_flags_of_numpy_and_a_call_that_is_none() -> None:
         ("logits", "the objective is 'logits'"),
         (embgrad.CrossEntropy, r"the objective is the class CrossEntropy: expected an instance; write CrossEntropy\("),
         (embgrad.Scalar, "the objective is the class Scalar"),
-        (embgrad.CrossEntropy([0]), "label has 1 entries: expected 2, one an example"),
+        (embgrad.CrossEntropy([0]), "label has 1 entries: expected 2, one for each example"),
         (embgrad.CrossEntropy([0, 3]), "label 3 at example 1 is out of range"),
     ],
 )
@@ -480,7 +480,7 @@ def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
     ids=" and ".join,
 )
 def test_inputs_that_all_examples_share_are_not_cut(extras: list[str], count: int, batch_size: int) -> None:
-    """There are as many positions, and as many classes, as examples: by its shape each could be an entry an example."""
+    """There are as many positions, and as many classes, as examples: by its shape each could be an entry for each example."""
 
     def weighted(model: Any, input_ids: np.ndarray, **weights: np.ndarray) -> Tensor:
         positions, classes, examples = [weights.get(name, np.ones(1)) for name in ("positions", "classes", "examples")]
@@ -524,7 +524,7 @@ def test_micro_batches_of_native_objectives() -> None:
 
 
 def test_arguments_of_the_wrong_length_are_refused_in_micro_batches_too() -> None:
-    with pytest.raises(embgrad.ObjectiveError, match="labels has 3 entries: expected 2, one an example"):
+    with pytest.raises(embgrad.ObjectiveError, match="labels has 3 entries: expected 2, one for each example"):
         gradients(objective=embgrad.CrossEntropy([0, 1, 2]), batch_size=1)
 
 
