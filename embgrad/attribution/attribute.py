@@ -13,16 +13,17 @@ from embgrad.attribution.passes import Passes
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
 from embgrad.backend.protocol import Call
+from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
-from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.options import expect_one_name, expect_pads
 from embgrad.engine.probe import with_shared
 from embgrad.errors import EmbgradError, UnsupportedError, brief, did_you_mean, listed
 from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.native import NativeObjective, as_objective
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import as_objective
 from embgrad.results.attribution import Attribution
 
 __all__ = ["METHODS", "attribute"]

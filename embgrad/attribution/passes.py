@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.engine.bound_model import BoundModel
+from embgrad.backend.protocol import BoundModel
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions

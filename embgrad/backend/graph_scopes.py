@@ -159,17 +159,17 @@ class Crossings:
                 outer = (candidate for candidate in scopes_at[min(scope.nodes)] if _lies_in(scope, candidate))
                 innermost = min(outer, key=lambda candidate: (len(candidate.nodes), -len(candidate.path)), default=None)
                 children[innermost].append(scope)
-        self._tell(children, None)
+        self._report(children, None)
         for scope in self.scopes:
             if scope.is_operation:  # an operation is neither a layer nor part of one, so it is not nested
                 self._watch.enter(scope.path, scope.kind, None, ())
                 self._watch.leave(self._returned[scope], self._returned[scope].shape)
 
-    def _tell(self, children: Mapping[Scope | None, Sequence[Scope]], parent: Scope | None) -> None:
+    def _report(self, children: Mapping[Scope | None, Sequence[Scope]], parent: Scope | None) -> None:
         for scope in children.get(parent, ()):
             tensor, returned = self._inputs.get(scope), self._returned[scope]
             self._watch.enter(scope.path, scope.kind, tensor, () if tensor is None else tensor.shape)
-            self._tell(children, scope)
+            self._report(children, scope)
             self._watch.leave(returned, returned.shape)
 
     def _enter(self, scope: Scope, value: Any) -> Any:

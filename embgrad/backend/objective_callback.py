@@ -49,11 +49,11 @@ class Respond:
     def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the rows that the objective reads if they are at most half of all, else None; see `embgrad.backend.Reads`."""
         self.shape = shape
-        if type(self.objective).evaluate is not Objective.evaluate:  # an own `evaluate` expects the whole output
+        if type(self.objective).evaluate is not Objective.evaluate:  # a subclass's `evaluate` expects the whole output
             return None
         rows = self.objective.places(shape, self._batch)
-        few = rows is not None and 0 < 2 * len(rows[0]) <= shape[0] * shape[1]
-        self._rows = rows if few else None
+        at_most_half = rows is not None and 0 < 2 * len(rows[0]) <= shape[0] * shape[1]
+        self._rows = rows if at_most_half else None
         return self._rows
 
     def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from embgrad.errors import UnsupportedError, listed
 from embgrad.forward.points import Lookup, Point
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
@@ -17,6 +19,7 @@ from embgrad.objectives.native import NativeObjective
 __all__ = [
     "ABILITIES",
     "Backend",
+    "BoundModel",
     "Call",
     "Change",
     "Listener",
@@ -31,6 +34,8 @@ __all__ = [
     "TableRest",
     "Weight",
 ]
+
+T = TypeVar("T")
 
 #: The user's way to call the model: `call(model, inputs) -> outputs`. `inputs` is the result of `TokenBatch.inputs` with native
 #: tensors in place of arrays: a dict, a tuple, or for bare ids a single tensor.
@@ -345,3 +350,54 @@ class Backend(Protocol):
         A backend without the ability "weights" need not have this method.
         """
         ...
+
+
+@dataclass(frozen=True)
+class BoundModel:
+    """A model, ready to be run on batches.
+
+    Attributes:
+        backend: the backend that owns the model.
+        model: the model, or a sequence of its parts.
+        call: the user's function that calls the model, `call(model, inputs) -> outputs`; None for the backend's own way.
+    """
+
+    backend: Backend
+    model: Any
+    call: Call | None = None
+
+    def points(self, batch: TokenBatch) -> list[Point]:
+        """Return the points that a forward pass in evaluation mode reaches, in order."""
+        return list(self.backend.points(self.model, batch, self.call))
+
+    def run(self, batch: TokenBatch, request: Request) -> Run:
+        """Run one forward pass, and the pullbacks that the request asks for."""
+        return self.backend.run(self.model, batch, request)
+
+    def remembered(self, memory: WeakKeyDictionary[Any, dict[Hashable, T]]) -> dict[Hashable, T] | None:
+        """Return the dict of this model in a memory by model; None for several parts, and for a model without weak references."""
+        try:
+            return None if isinstance(self.model, (list, tuple)) else memory.setdefault(self.model, {})
+        except TypeError:
+            return None
+
+    def accepts(self, batch: TokenBatch) -> bool:
+        """Return whether a forward pass on the batch raises no exception."""
+        try:
+            self.points(batch)
+        except Exception:  # the framework's own, about shapes that do not fit together
+            return False
+        return True
+
+    def supports(self, *abilities: str) -> bool:
+        """Return whether the backend has all of these abilities."""
+        return all(ability in self.backend.supports for ability in abilities)
+
+    def expect_ability(self, ability: str) -> None:
+        """Raise UnsupportedError where the backend lacks an ability."""
+        if ability not in self.backend.supports:
+            supported = listed(sorted(self.backend.supports), 20)
+            instead = getattr(self.backend, "instead", {}).get(ability, "leave it out")
+            raise UnsupportedError(
+                f"the backend {self.backend.name!r} does not support {ability!r}: it supports {supported}; {instead}"
+            )

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from embgrad.backend.protocol import Backend
-from embgrad.backend.signature import as_parts
+from embgrad.backend.protocol import Backend, BoundModel, Call
+from embgrad.backend.signature import as_parts, expect_callable
 from embgrad.errors import BackendError, brief, did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "backend_for",
     "backend_named",
+    "bind",
     "broken_backends",
     "is_model",
     "list_backends",
@@ -144,6 +145,18 @@ def model_in(value: Any) -> Any:
     """Return the model in the attribute `model` of an object such as a pipeline, or the object itself if it has none."""
     inner = None if isinstance(value, (type, list, tuple)) else getattr(value, "model", None)
     return value if inner is None or is_model(value) or not is_model(inner) else inner
+
+
+def bind(model: Any, call: Call | None = None) -> BoundModel:
+    """Return the model, or the model that an object such as a pipeline holds, with its backend.
+
+    Raises:
+        BackendError: no backend takes the model.
+        BatchError: `call` is not a function.
+    """
+    expect_callable(call)
+    model = model_in(model)
+    return BoundModel(backend_for(model), model, call)
 
 
 def _owns(backend: Backend, part: Any) -> bool:

@@ -35,7 +35,7 @@ def with_functions(request: Request, replacement: Callable[[str, str, Change], C
 
     Args:
         request: the request.
-        made: takes an option ("override", "add" or "edit"), the key of a point and the function there; returns the new function.
+        replacement: takes an option ("override", "add" or "edit"), a point's key and the function there; returns the new one.
         others: further fields of the request to replace.
     """
 

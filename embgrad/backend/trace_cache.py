@@ -56,14 +56,14 @@ class TraceMaker(Protocol[Trace]):
     def watched(
         self, function: Callable[[Any], Any], report: Callable[[tuple[int, ...]], None]
     ) -> Callable[[Any], Any]:
-        """Return a native objective's function, wrapped to report the returned tensors on which its value depends to `tell`."""
+        """Return a native objective's function, wrapped to pass the returned tensors that it uses to `report`."""
         ...
 
     def make(self, result: Run, used: tuple[int, ...], *, exact: bool) -> Trace:
         """Return a new trace, for any lengths unless `exact`.
 
         Args:
-            found: the result of the model run without a trace.
+            result: the result of the model run without a trace.
             used: the indices of the tensors that a native objective uses.
             exact: make the trace for this batch's lengths alone.
 

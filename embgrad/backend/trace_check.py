@@ -61,9 +61,9 @@ class Trial:
         """Return a message about the first result that differs by more than rounding, or None; the prefix is not included.
 
         Args:
-            found: the result of the model itself.
-            given: the result of the trace.
-            far: the largest relative difference allowed.
+            result: the result of the model itself.
+            traced: the result of the trace.
+            tolerance: the largest relative difference allowed.
         """
         pairs = self._pairs(result, traced)
         differing = next(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from embgrad.common.files import read_json
+from embgrad.common.schema import FLAG, TEXT, Rule, SchemaError, number, whole
 from embgrad.errors import FileFormatError, UnsupportedError, brief, did_you_mean
 
 __all__ = [
@@ -55,32 +55,19 @@ _LAYER: Final = re.compile(r"encoder\.layer\.(0|[1-9][0-9]{0,9})\.(.+)\.(weight|
 _MOST_MEANT: Final = 1000
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_number(value: Any, most: float = math.inf) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most and value < math.inf
-
-
-#: The fields of config.json that are passed to a framework, each with its check and the expected value in words. All other fields
-#: are ignored: they may name code, or the number of labels.
-_FIELDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
-    **dict.fromkeys(DEFAULTS, (lambda value: _is_whole(value, 1), "a whole number of at least 1")),
-    **dict.fromkeys(
-        ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
-        (lambda value: _is_number(value, 1), "a number from 0 to 1"),
-    ),
-    **dict.fromkeys(("layer_norm_eps", "initializer_range"), (_is_number, "a finite number of at least 0")),
-    **dict.fromkeys(
-        ("model_type", "hidden_act", "position_embedding_type"), (lambda value: isinstance(value, str), "text")
-    ),
+#: The fields of config.json that are passed to a framework, each with the values that it may have. All other fields are
+#: ignored: they may name code, or the number of labels.
+_FIELDS: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(DEFAULTS, whole(1)),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), number(0, 1)),
+    **dict.fromkeys(("layer_norm_eps", "initializer_range"), number(0)),
+    **dict.fromkeys(("model_type", "hidden_act", "position_embedding_type"), TEXT),
     **dict.fromkeys(
         ("is_decoder", "add_cross_attention", "use_cache", "output_attentions", "output_hidden_states", "return_dict"),
-        (lambda value: isinstance(value, bool), "true or false"),
+        FLAG,
     ),
-    "chunk_size_feed_forward": (lambda value: _is_whole(value, 0), "a whole number of at least 0"),
-    "pad_token_id": (lambda value: _is_whole(value, 0), "a row of the vocabulary"),
+    "chunk_size_feed_forward": whole(0),
+    "pad_token_id": Rule(whole(0).accepts, "a row of the vocabulary"),
 }
 
 
@@ -120,12 +107,11 @@ def bert_config(folder: Path) -> dict[str, Any]:
             "embgrad.gradients takes them as they are"
         )
     fields = {name: value for name, value in config.items() if name in _FIELDS and value is not None}
-    for name, value in fields.items():
-        is_valid, expected = _FIELDS[name]
-        if not is_valid(value):
-            raise FileFormatError(
-                f"{path} says {name} {brief(value)}: expected {expected}; is it a BERT's config.json?"
-            )
+    try:
+        for name, value in fields.items():
+            _FIELDS[name].check(name, value)
+    except SchemaError as error:
+        raise FileFormatError(f"{path} {error}; is it a BERT's config.json?") from None
     position_type = fields.get("position_embedding_type", "absolute")
     # A library that has dropped the other types ignores the field, and adds absolute positions anyway.
     if position_type != "absolute":

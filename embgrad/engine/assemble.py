@@ -1,4 +1,4 @@
-"""Assemble results of the arrays that a backend returned: arranged, checked, owned, and joined from sub-batches."""
+"""Assemble results from the arrays that a backend returned: check and arrange them, and join those of sub-batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from embgrad.results.row_sparse import RowSparse, scatter
 
 __all__ = ["assembled", "joined"]
 
-#: The attributes of a result with one entry a position.
+#: The attributes of a result with one entry for each position.
 PER_POSITION: Final = ("ids", "mask", "types", "words_of")
 
 
 def assembled(
     name: str,
     values: PointValues,
-    place: Arrangement,
+    arrangement: Arrangement,
     batch: TokenBatch,
     objective: np.ndarray,
     provenance: Mapping[str, Any],
@@ -42,13 +42,13 @@ def assembled(
 
     Args:
         name: the point's name as the user gave it.
-        values: the values that the backend read; several pullbacks are one an example, in order. The result takes its arrays.
-        place: how the point's tensor is arranged.
+        values: the values that the backend read; several pullbacks are one for each example. The result takes the arrays.
+        arrangement: the arrangement of the point's tensor.
         batch: the batch that was run.
         objective: the values of L.
         provenance: the provenance of the result.
         pads: "keep" or "zero".
-        split: whether each example has a pullback of its own.
+        split: whether there is one pullback for each example.
         overridden: the other points that were overridden, through which no gradient passes.
         of_table: whether a lookup's value comes from its table, as it does unless it was overridden.
 
@@ -56,26 +56,26 @@ def assembled(
         NoGradientError: the objective does not depend on the point, or the gradient is not finite.
         UnsupportedError: `pads` is "zero", and the point has no positions.
     """
-    passed_on = _pullbacks(name, values, values.gradients, place, split, overridden)
-    arrived = _pullbacks(name, values, values.before, place, split, overridden) if values.before else None
-    mask = batch.mask if place.is_batch else _mask_beside(values, place, batch)
-    leak = max(_leak(pullback, mask) for pullback in passed_on)
-    for pullback in (*passed_on, *(arrived or ())):
+    gradients = _pullbacks(name, values, values.gradients, arrangement, split, overridden)
+    before = _pullbacks(name, values, values.before, arrangement, split, overridden) if values.before else None
+    mask = batch.mask if arrangement.is_batch else _mask_of_lookup(values, arrangement, batch)
+    leak = max(_leak(pullback, mask) for pullback in gradients)
+    for pullback in (*gradients, *(before or ())):
         _expect_finite(name, values, pullback)
         if pads == "zero" and mask is not None:
             pullback[mask == 0] = 0
     if pads == "zero" and mask is None and batch.padded:
         raise UnsupportedError(
-            f"pads='zero' sets the gradient at padding to zero, and the point {name!r} has the shape {place.shape}: expected "
-            f"(example, position, …), {batch.shape} first; leave pads out"
+            f"pads='zero' sets the gradient at padding to zero, and the point {name!r} has the shape {arrangement.shape}: "
+            f"expected (example, position, …), {batch.shape} first; omit pads"
         )
     rows = values.lookup.rows if values.lookup is not None and of_table else None
-    same = place.is_batch or values.lookup is None
+    same = arrangement.is_batch or values.lookup is None
     return EmbeddingGradients(
-        values=_by_example(passed_on, split),
-        activations=taken(place.to_user_axes(values.activation)),
+        values=_by_example(gradients, split),
+        activations=taken(arrangement.to_user_axes(values.activation)),
         objective=np.array(objective, np.float64),
-        ids=np.array(place.ids),
+        ids=np.array(arrangement.ids),
         mask=_copied(batch.mask if same else mask),
         types=_copied(batch.types if same else None),
         tokens=batch.tokens if same else None,
@@ -83,44 +83,44 @@ def assembled(
         vocab=rows,
         pad_leak=leak,
         provenance=provenance,
-        tables=tuple(scatter(place.ids, pullback, rows) for pullback in passed_on)
+        tables=tuple(scatter(arrangement.ids, pullback, rows) for pullback in gradients)
         if split and rows is not None
         else None,
-        before=None if arrived is None else _by_example(arrived, split),
+        before=None if before is None else _by_example(before, split),
     )
 
 
-def _mask_beside(values: PointValues, place: Arrangement, batch: TokenBatch) -> np.ndarray | None:
-    """Return the mask of a further lookup, whose indices are one of the batch's further inputs; None where it has none."""
-    if values.lookup is None or tuple(place.shape[:2]) != place.ids.shape:
+def _mask_of_lookup(values: PointValues, arrangement: Arrangement, batch: TokenBatch) -> np.ndarray | None:
+    """Return the mask of a lookup whose indices are one of the batch's further inputs; None where there is none."""
+    if values.lookup is None or tuple(arrangement.shape[:2]) != arrangement.ids.shape:
         return None
-    return mask_of_further(batch.extras, place.ids)
+    return mask_of_further(batch.extras, arrangement.ids)
 
 
 def _pullbacks(
     name: str,
     values: PointValues,
     gradients: Sequence[np.ndarray | None],
-    place: Arrangement,
+    arrangement: Arrangement,
     split: bool,
     overridden: Sequence[str],
 ) -> list[np.ndarray]:
-    """Return the gradients as users see them: one an example with `split`, else their sum."""
+    """Return the gradients in the axes that users see: one for each example with `split`, else their sum."""
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
         raise _no_gradient(name, values, overridden)
     filled = [np.zeros_like(present[0]) if gradient is None else gradient for gradient in gradients]
-    seen = [taken(place.to_user_axes(gradient)) for gradient in filled]
-    if place.shared and len(seen) > 1:  # each example's pullback is the gradient of its L alone at the shared tensor
-        own = np.zeros_like(seen[0])
-        for example, pullback in enumerate(seen):
-            own[example] = pullback[example]
+    pullbacks = [taken(arrangement.to_user_axes(gradient)) for gradient in filled]
+    if arrangement.shared and len(pullbacks) > 1:  # each is the gradient of one example's L at the shared tensor
+        combined = np.zeros_like(pullbacks[0])
+        for example, pullback in enumerate(pullbacks):
+            combined[example] = pullback[example]
             if split:
                 pullback[np.arange(len(pullback)) != example] = 0
-        seen = seen if split else [own]
-    elif not split and len(seen) > 1:
-        seen = [np.sum(seen, axis=0, dtype=np.float64).astype(seen[0].dtype)]
-    return seen
+        return pullbacks if split else [combined]
+    if not split and len(pullbacks) > 1:
+        return [np.sum(pullbacks, axis=0, dtype=np.float64).astype(pullbacks[0].dtype)]
+    return pullbacks
 
 
 def _by_example(pullbacks: Sequence[np.ndarray], split: bool) -> np.ndarray:
@@ -136,11 +136,11 @@ def _no_gradient(name: str, values: PointValues, overridden: Sequence[str]) -> N
     if overridden:
         return NoGradientError(
             f"the objective does not depend on {where}, or only through {listed(overridden)}, whose value was overridden, so "
-            "that the gradient ends there: expected a point behind it; use add=... for a change that the gradient passes"
+            "that the gradient ends there: expected a point after it; use add=... for a change through which the gradient flows"
         )
     return NoGradientError(
-        f"the objective does not depend on {where}: the graph has no way from it to the point; does the model detach it, turn "
-        "it into integers, or use another output than the objective reads?"
+        f"the objective does not depend on {where}: no path in the graph leads from it to the point. Check whether the "
+        "model detaches the value or converts it to integers, and whether the objective reads the right output"
     )
 
 
@@ -149,8 +149,8 @@ def _expect_finite(name: str, values: PointValues, gradient: np.ndarray) -> None
     if wrong is not None:
         path = f" ({values.lookup.path})" if values.lookup is not None else ""
         raise NoGradientError(
-            f"the gradient at {name!r}{path} is {wrong.at('example', 'position')}: expected finite numbers; the model's backward "
-            "pass overflows or divides by zero there, look at its inputs, its mask and its dtype"
+            f"the gradient at {name!r}{path} is {wrong.at('example', 'position')}: expected finite numbers. The backward pass "
+            "overflows or divides by zero there; check the model's inputs, mask and dtype"
         )
 
 
@@ -168,7 +168,7 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
     """Return one result, joined from the results of sub-batches in order.
 
     Args:
-        pieces: the results, each of which remembers its own examples' objective.
+        pieces: the results of the sub-batches.
         objective: the description of the whole objective, for the provenance.
     """
     first = pieces[0]
@@ -178,12 +178,12 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
         if piece.values.shape[1:] != first.values.shape[1:] or len(piece.values) != len(piece.objective):
             raise UnsupportedError(
                 f"the point {first.provenance['point']!r} has the shapes {first.values.shape} and {piece.values.shape} in two "
-                "sub-batches: expected examples on its first axis; leave batch_size out"
+                "sub-batches: expected examples on its first axis; omit batch_size"
             )
 
     def concatenated(name: str) -> Any:
-        parts = [getattr(piece, name) for piece in pieces]
-        return None if parts[0] is None else np.concatenate(parts)
+        arrays = [getattr(piece, name) for piece in pieces]
+        return None if arrays[0] is None else np.concatenate(arrays)
 
     tables: tuple[RowSparse, ...] = tuple(table for piece in pieces for table in piece.tables or ())
     truncated = [count for piece in pieces for count in piece.provenance["truncated"]]

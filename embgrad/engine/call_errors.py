@@ -1,4 +1,4 @@
-"""Explanations of errors that a model raises for a batch that it does not take."""
+"""Explanations of errors that a model raises for a batch that it does not accept."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from embgrad.backend.protocol import BoundModel
 from embgrad.common.arrays import to_numpy
-from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.decoder import takes_decoder
 from embgrad.errors import BatchError, EmbgradError, listed
 from embgrad.inputs.batch import TokenBatch
@@ -22,28 +22,28 @@ __all__ = ["explained_decoder", "explained_errors", "explained_forward"]
 def explained_errors(
     bound: BoundModel, batch: TokenBatch, *, sub_batches: bool = False, size: int | None = None
 ) -> Iterator[None]:
-    """Explain an error, where probes show that an example is longer than the model takes.
+    """Explain an error where probes show that an example is longer than the model accepts.
 
-    With `sub_batches` the model may also take all examples and no sub-batch, as where a cache goes with all of them.
+    With `sub_batches` a model may also accept all examples at once but no sub-batch, such as one with a cache for all of them.
 
     Args:
         bound: the model.
         batch: the whole batch.
         sub_batches: whether sub-batches are run.
-        size: how many examples are run at once; None for one example fewer than there are.
+        size: the number of examples that are run at once; None for all but one.
 
     Raises:
-        BatchError: a probe shows the cause; the original error is its `__cause__`.
+        BatchError: a probe has shown the cause; the original error is its `__cause__`.
     """
     try:
         yield
     except Exception as failure:
         is_ours = isinstance(failure, EmbgradError)
-        if is_ours and not _may_be_of_length(failure, batch):
+        if is_ours and not _may_be_too_long(failure, batch):
             raise
-        explanation = _of_positions(bound, batch)
+        explanation = _length_message(bound, batch)
         if explanation is None and sub_batches and not is_ours:
-            explanation = _of_sub_batch(bound, batch, size, failure)
+            explanation = _sub_batch_message(bound, batch, size, failure)
         if explanation is None:
             raise
         raise BatchError(explanation) from failure
@@ -53,29 +53,29 @@ def explained_errors(
 def explained_decoder(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
     """Explain an error of an encoder-decoder that was called without decoder ids.
 
-    Nothing is refused before the call, since some encoder-decoders make decoder ids of the encoder's, as BART does.
+    Nothing is refused before the call, since some encoder-decoders derive decoder ids from the encoder's, as BART does.
 
     Raises:
-        BatchError: the model takes decoder ids, and the batch has none.
+        BatchError: the model accepts decoder ids, and the batch has none.
     """
     try:
         yield
     except EmbgradError:
         raise
     except Exception as failure:
-        given = {IDS, "decoder_inputs_embeds", LABELS} & set(batch.extras)
-        if bound.call is not None or given or not takes_decoder(bound.model):
+        present = {IDS, "decoder_inputs_embeds", LABELS} & set(batch.extras)
+        if bound.call is not None or present or not takes_decoder(bound.model):
             raise
         raise BatchError(
             f"the model {type(bound.model).__name__} is an encoder-decoder, and raised {type(failure).__name__} without decoder "
-            f"ids: expected {IDS!r} in the batch's dict, of shape (example, decoder position). Give {MASK!r} beside them where "
+            f"ids: expected {IDS!r} in the batch's dict, of shape (example, decoder position), with {MASK!r} if "
             "they are padded"
         ) from failure
 
 
 @contextlib.contextmanager
 def explained_forward(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
-    """Explain an error of a forward pass on the whole batch: too long an example, or no decoder ids.
+    """Explain an error of a forward pass on the whole batch: an example that is too long, or missing decoder ids.
 
     Raises:
         BatchError: a cause was found.
@@ -84,31 +84,29 @@ def explained_forward(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
         yield
 
 
-def _of_sub_batch(bound: BoundModel, batch: TokenBatch, size: int | None, failure: Exception) -> str | None:
-    """Return the message for a model that takes the whole batch, and not a sub-batch."""
+def _sub_batch_message(bound: BoundModel, batch: TokenBatch, size: int | None, failure: Exception) -> str | None:
+    """Return the message for a model that accepts the whole batch, but not a sub-batch."""
     sub_batch = batch[: size or -1]
     if not 0 < len(sub_batch) < len(batch) or bound.accepts(sub_batch) or not bound.accepts(batch):
         return None
-    besides = (
-        f"; it is given {listed(batch.extras)} besides, where arrays are cut, also in tuples and dicts, and objects not"
-    )
+    extras = f" (of its further inputs, {listed(batch.extras)}, only arrays are sliced)" if batch.extras else ""
     return (
         f"the model takes all {len(batch)} examples at once, and raised {type(failure).__name__} for {len(sub_batch)} of "
-        f"them{besides if batch.extras else ''}: expected one that takes any number of examples, which batch_size=... and "
-        "split=... go by; leave them out, or cut what goes with the examples in call=lambda model, inputs: ..."
+        f"them{extras}: batch_size=... and split=... need a model that accepts any number of examples. Omit them, or slice the "
+        "other inputs yourself in call=lambda model, inputs: ..."
     )
 
 
-def _of_positions(bound: BoundModel, batch: TokenBatch) -> str | None:
+def _length_message(bound: BoundModel, batch: TokenBatch) -> str | None:
     """Return the message for an example that is longer than the model's positions."""
     most = _most_positions(bound, batch)
     return None if most is None else _too_long(batch, most)
 
 
-def _may_be_of_length(failure: Exception, batch: TokenBatch) -> bool:
-    """Return whether the error may be about an index that the model made: not where the batch holds positions beside the ids."""
+def _may_be_too_long(failure: Exception, batch: TokenBatch) -> bool:
+    """Return whether the error may be about an index that the model computed: not where the batch itself holds positions."""
     return isinstance(failure, BatchError) and not any(
-        _is_cut(value, batch.shape[1]) for value in batch.extras.values()
+        _has_positions(value, batch.shape[1]) for value in batch.extras.values()
     )
 
 
@@ -117,25 +115,25 @@ def _too_long(batch: TokenBatch, most: int) -> str:
     longest = int(counts.argmax())
     if counts[longest] <= most:
         return (
-            f"the batch has {batch.shape[1]} positions, padding included, and the model takes {most} at most: expected padding "
-            f"to the longest example alone, which has {counts[longest]} tokens"
+            f"the batch has {batch.shape[1]} positions, padding included, and the model accepts at most {most}: pad only to the "
+            f"longest example, which has {counts[longest]} tokens"
         )
     return (
-        f"example {longest} has {counts[longest]} tokens, and the model takes {most} positions at most: expected "
-        f"max_length={most} beside the tokenizer, which cuts texts, or ids that are cut"
+        f"example {longest} has {counts[longest]} tokens, and the model takes {most} positions at most: pass "
+        f"max_length={most} with the tokenizer, or shorter ids"
     )
 
 
 def _most_positions(bound: BoundModel, batch: TokenBatch) -> int | None:
-    """Return the most positions that the model takes; None where it takes the batch's, or fewer do not pass either.
+    """Return the most positions that the model accepts; None where it accepts the batch's, or fails with fewer as well.
 
-    The probe runs one example that holds one id throughout, so that an id outside of the table does not count as a length.
+    The probes run one example with the same id at all positions, so that an id outside the table does not look like a length.
     """
     longest = int(batch.real.sum(1).argmax())
     example = batch[longest : longest + 1]
 
     def passes(count: int) -> bool:
-        return bound.accepts(_of_length(example, count))
+        return bound.accepts(_with_length(example, count))
 
     too_many = batch.shape[1]
     if too_many < 2 or passes(too_many):
@@ -148,14 +146,14 @@ def _most_positions(bound: BoundModel, batch: TokenBatch) -> int | None:
     while too_many - enough > 1:
         middle = (too_many + enough) // 2
         enough, too_many = (middle, too_many) if passes(middle) else (enough, middle)
-    # A model may require a multiple of some number of positions: then fewer do not pass either.
+    # A model may require a multiple of some number of positions, and then fails with one position less as well.
     return enough if enough == 1 or passes(enough - 1) else None
 
 
-def _of_length(example: TokenBatch, count: int) -> TokenBatch:
+def _with_length(example: TokenBatch, count: int) -> TokenBatch:
     """Return a batch of `count` real positions, each with the id, the type and the further inputs of the first position.
 
-    Only the number of positions differs, so that a type or a label that the model does not take does not count as a length.
+    Only their number differs, so that a type or a label that the model does not accept does not look like a length.
     """
     extras = {name: _repeated(value, example.shape[1], count) for name, value in example.extras.items()}
     return example.replace(
@@ -169,10 +167,10 @@ def _of_length(example: TokenBatch, count: int) -> TokenBatch:
 
 
 def _repeated(value: Any, positions: int, count: int) -> Any:
-    return np.repeat(to_numpy(value)[:, :1], count, axis=1) if _is_cut(value, positions) else value
+    return np.repeat(to_numpy(value)[:, :1], count, axis=1) if _has_positions(value, positions) else value
 
 
-def _is_cut(value: Any, positions: int) -> bool:
+def _has_positions(value: Any, positions: int) -> bool:
     """Return whether an input has an entry for each position."""
     shape = tuple(getattr(value, "shape", ()))
     return len(shape) > 1 and shape[1] == positions

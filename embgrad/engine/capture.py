@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.backend.protocol import BoundModel
+from embgrad.backend.registry import bind
 from embgrad.backend.signature import NAMES
 from embgrad.common.arrays import owned
 from embgrad.common.keywords import explained
 from embgrad.common.tolerance import coarsest
-from embgrad.engine.bound_model import BoundModel, bind
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.provenance import origins
 from embgrad.errors import (
@@ -50,7 +51,7 @@ class _Pass:
 
     Attributes:
         key: the key of the point.
-        place: how its tensor is arranged.
+        arrangement: the arrangement of its tensor.
         lookup: the lookup at the point; None at a module.
         activation: the value at the point, in the tensor's own axes.
         batch: the ids with which the model was called.
@@ -58,7 +59,7 @@ class _Pass:
     """
 
     key: str
-    place: Arrangement
+    arrangement: Arrangement
     lookup: Lookup | None
     activation: np.ndarray
     batch: TokenBatch
@@ -69,7 +70,7 @@ class Tap:
     """The captured gradients. A step is one backward pass that reached the point.
 
     Attributes:
-        at: the point's name, as given.
+        at: the point's name, as the user wrote it.
         count: the number of steps.
         passes: the number of forward passes.
     """
@@ -99,8 +100,8 @@ class Tap:
 
     @property
     def steps(self) -> list[EmbeddingGradients]:
-        """The results, one a step, with `keep="all"`: `values` is the gradient of the user's own loss, a mean included, a copy;
-        `objective` is None. Several forward passes behind one loss are one step, their examples one after the other.
+        """The results with `keep="all"`, one for each step: `values` is a copy of the gradient of the user's own loss, which may
+        be a mean; `objective` is None. Several forward passes behind one loss are one step, with their examples concatenated.
 
         Raises:
             NoGradientError: the capture has ended without a step.
@@ -119,7 +120,7 @@ class Tap:
         if self._unequal is not None:
             raise PointError(
                 f"the gradients at {self.at!r} have the shapes {self._unequal[0]} and {self._unequal[1]} in two steps: "
-                "expected one shape in all at a point that is no lookup; take the steps one by one"
+                "at a point that is no lookup, only steps of one shape can be added. Use each of `steps` instead"
             )
         if self._total is None:
             raise NoGradientError(self._why_nothing())
@@ -154,8 +155,8 @@ class Tap:
         if self.passes:
             return (
                 f"the model was called {self.passes} time(s), and no gradient reached {self.at!r}: expected a backward pass "
-                "while the capture is open that goes by the point; was it a forward pass without gradients, or is the table not "
-                "among what is differentiated?"
+                "through the point while the capture is open. Check that gradients are enabled and that the loss depends on the "
+                "point"
             )
         children = _outermost(self._outside)
         if len(children) == 1:
@@ -170,7 +171,7 @@ class Tap:
             )
         return (
             f"nothing was captured at {self.at!r}, as {self._model} was not called while the capture was open: expected forward "
-            "and backward passes of this very model in this thread, inside of the `with` block"
+            "and backward passes of this model object in this thread, inside the `with` block"
         )
 
     # Called by a backend
@@ -182,36 +183,36 @@ class Tap:
         if self.at == WORD:
             if batch is None:
                 raise PointNotReachedError(
-                    f"the model was called without token ids: its integer arguments are {listed(arguments)}; expected one that "
-                    "is looked up, or name another point in at=..."
+                    f"the model was called without token ids: its integer arguments are {listed(arguments)}; expected token "
+                    "ids among them; or name another point in at=..."
                 )
             return PassRecorder(batch, (WORD,))
         batch = TokenBatch([[0]]) if batch is None else batch
         if self._key is None:
-            seen = list(discover(batch))
-            words = [point for point in seen if WORD in point.roles]
-            point, self._by_role = point_of(self.at, seen, words, batch)
+            reached = list(discover(batch))
+            words = [point for point in reached if WORD in point.roles]
+            point, self._by_role = point_of(self.at, reached, words, batch)
             self._key = point.key
         return PassRecorder(batch, (self._key,))
 
     def end(self, watch: PassRecorder, values: Mapping[str, np.ndarray], compute_dtype: str) -> _Pass:
         """See `embgrad.Listener`."""
         key = self._resolved(watch)
-        found, batch = watch.recorded(key), watch.batch
-        if isinstance(found, Lookup):
-            found = self._with_layout(found, batch)
-            place = of_lookup(self.at, found, batch, by_role=found.layout is not None)
-            return _Pass(key, place, found, values[key], batch, compute_dtype)
+        record, batch = watch.recorded(key), watch.batch
+        if isinstance(record, Lookup):
+            lookup = self._with_layout(record, batch)
+            arrangement = of_lookup(self.at, lookup, batch, by_role=lookup.layout is not None)
+            return _Pass(key, arrangement, lookup, values[key], batch, compute_dtype)
         shape = values[key].shape
-        place = of_module(self.at, shape, batch, self._example_axis(shape, batch), by_role=self._by_role)
-        return _Pass(key, place, None, values[key], batch, compute_dtype)
+        arrangement = of_module(self.at, shape, batch, self._example_axis(shape, batch), by_role=self._by_role)
+        return _Pass(key, arrangement, None, values[key], batch, compute_dtype)
 
     def step(self, gradients: Sequence[tuple[_Pass, str, np.ndarray]]) -> None:
         """See `embgrad.Listener`."""
         pieces = [self._piece(passed, gradient) for passed, key, gradient in gradients if key == passed.key]
         if not pieces:
             return
-        step = pieces[0] if len(pieces) == 1 else _together(pieces)
+        step = pieces[0] if len(pieces) == 1 else _one_step(pieces)
         self._add(step)
         self.count += 1
         if self._keep == "all":
@@ -225,7 +226,7 @@ class Tap:
         try:
             key = next(iter(watch.resolve().values()))
         except AmbiguousPointError as error:
-            # Positions 0, 1, 2, … can be a batch's ids by chance; the table is then that of the steps before.
+            # Positions 0, 1, 2, … can equal a batch's ids by chance; the table is then that of earlier steps.
             if self._key is None or self._key not in {lookup.key for lookup in error.lookups}:
                 raise
             return self._key
@@ -233,7 +234,7 @@ class Tap:
         return key
 
     def _with_layout(self, lookup: Lookup, batch: TokenBatch) -> Lookup:
-        """Return the lookup with the layout of earlier passes, where the ids leave it open."""
+        """Return the lookup with the layout of earlier passes, where the ids do not determine it."""
         if lookup.layout is None:
             return lookup
         if not layout_is_open(lookup.indices, batch.ids):
@@ -244,7 +245,7 @@ class Tap:
         )
 
     def _example_axis(self, shape: Sequence[int], batch: TokenBatch) -> int | None:
-        """Return which of the first two axes is the examples, by earlier passes, where there are as many as positions."""
+        """Return which of the first two axes holds the examples, from earlier passes, where both axes are equally long."""
         examples, positions = batch.shape
         pair = tuple(shape[:2])
         if examples != positions:
@@ -259,8 +260,8 @@ class Tap:
         """Return whether positions come before examples; warn where no earlier pass has shown it."""
         if self._is_transposed is None:
             warnings.warn(
-                f"the {what} of a batch of {self.at!r} read the same by example and by position, and no batch before told which "
-                "axis is the examples: the step is taken to be example first; sums and means are right either way",
+                f"the {what} of a batch at {self.at!r} is the same by example and by position, and no earlier batch showed which "
+                "axis holds the examples: the first axis is assumed to. Sums and means are right either way",
                 EmbgradWarning,
                 stacklevel=6,
             )
@@ -268,17 +269,17 @@ class Tap:
         return self._is_transposed
 
     def _piece(self, passed: _Pass, gradient: np.ndarray) -> EmbeddingGradients:
-        place, batch = passed.place, passed.batch
-        values = owned(place.to_user_axes(gradient))
-        masked = batch.mask is not None and place.is_batch and values.shape[:2] == batch.shape
+        arrangement, batch = passed.arrangement, passed.batch
+        values = owned(arrangement.to_user_axes(gradient))
+        masked = batch.mask is not None and arrangement.is_batch and values.shape[:2] == batch.shape
         leak = float(np.abs(values[batch.mask == 0]).max()) if masked and batch.padded else 0.0
         return EmbeddingGradients(
             values=values,
-            activations=owned(place.to_user_axes(passed.activation)),
+            activations=owned(arrangement.to_user_axes(passed.activation)),
             objective=None,
-            ids=np.array(place.ids),
-            mask=None if batch.mask is None or not place.is_batch else batch.mask.copy(),
-            types=None if batch.types is None or not place.is_batch else batch.types.copy(),
+            ids=np.array(arrangement.ids),
+            mask=None if batch.mask is None or not arrangement.is_batch else batch.mask.copy(),
+            types=None if batch.types is None or not arrangement.is_batch else batch.types.copy(),
             tokens=None,
             words_of=None,
             vocab=None if passed.lookup is None else passed.lookup.rows,
@@ -300,7 +301,7 @@ class Tap:
 
 @explained
 def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContextManager[Tap]:
-    """Capture the gradient at a point while the user's own loop runs, as a context manager that gives a `Tap`.
+    """Capture the gradient at a point while the user's own loop runs, as a context manager that yields a `Tap`.
 
     with embgrad.capture(model) as tap:
         for ids, labels in batches:
@@ -308,10 +309,10 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
             optimiser.step()
     tap.mean()
 
-    The loop computes what it would have computed, bit for bit; of a hybridised Gluon net, what it would have computed operator
-    by operator, which may differ in the last bit where a weight is used twice. Passes of this thread through this model count;
-    passes that `embgrad.gradients` makes do not. A capture that is never left is closed when nothing refers to it any more, and
-    a warning says so.
+    The loop computes the same numbers as without the capture, bit for bit. A hybridised Gluon net computes those of its
+    operators run one by one, which may differ in the last bit where a weight is used twice. Passes of this thread through this
+    model are captured, except those of `embgrad.gradients`. A capture that is never left is closed with a warning when nothing
+    refers to it any more.
 
     Args:
         model: a model of PyTorch, TensorFlow, Keras or MXNet Gluon.
@@ -321,13 +322,13 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
     Raises:
         BackendError: no backend takes the model.
         PointError: there is no such point.
-        NoGradientError: on leaving, where there were forward passes and no gradient reached the point; or none of the model,
-            but of a child of its, which is then named.
+        NoGradientError: on exit, if there were forward passes and no gradient reached the point, or if only a child of the
+            model was called, which is then named.
         UnsupportedError: the backend cannot do this for this model, or a pass is compiled.
     """
     if isinstance(model, (list, tuple)):
         raise UnsupportedError(
-            f"the model is a sequence of {len(model)} parts: expected one model, whose own calls are captured; open one capture "
+            f"the model is a sequence of {len(model)} parts: expected one model, whose calls are captured; open one capture "
             "for each part"
         )
     expect_one_name(at, "open one capture for each point")
@@ -362,17 +363,16 @@ class _Capture(AbstractContextManager[Tap]):
     def __enter__(self) -> Tap:
         if self._state != "new":
             raise EmbgradError(
-                f"this capture at {self._tap.at!r} is {self._state} already: expected one that was not opened before; call "
-                "embgrad.capture again"
+                f"this capture at {self._tap.at!r} is already {self._state}, and can be opened once: call embgrad.capture again"
             )
         self._listening.__enter__()
         self._state = "open"
         return self._tap
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, cls: Any, error: Any, traceback: Any) -> None:
         self._state = "closed"
-        self._listening.__exit__(kind, error, traceback)
-        self._tap.end_of_capture(raised=kind is not None)
+        self._listening.__exit__(cls, error, traceback)
+        self._tap.end_of_capture(raised=cls is not None)
 
     def __del__(self) -> None:
         if self._state == "open":
@@ -380,7 +380,7 @@ class _Capture(AbstractContextManager[Tap]):
             self._listening.__exit__(None, None, None)
             warnings.warn(
                 f"a capture at {self._tap.at!r} was left open, and nobody holds it any more: it is closed now, after "
-                f"{self._tap.count} step(s), and captures no more; open it as `with embgrad.capture(model) as tap:`",
+                f"{self._tap.count} step(s). Open it as `with embgrad.capture(model) as tap:`",
                 EmbgradWarning,
                 stacklevel=2,
             )
@@ -392,7 +392,7 @@ def _outermost(paths: Collection[str]) -> list[str]:
 
 
 def _expect_known(at: str, paths: Collection[str]) -> None:
-    """Raise UnknownPointError before the loop begins for a name that can mean no point; the first pass shows which it means."""
+    """Raise UnknownPointError before the loop begins for a name that cannot mean any point."""
     path = split_name(at).path
     roles = (WORD, POSITION, TYPE, EMBEDDINGS)
     if path not in (*roles, UNNAMED_TABLE) and not LAYER_ROLE.fullmatch(path) and path not in paths:
@@ -419,7 +419,7 @@ def _batch(arguments: Mapping[str, Any]) -> TokenBatch | None:
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the examples of all arrays, one after the other; shorter second axes are padded with zeros."""
+    """Concatenate the examples of all arrays; pad shorter second axes with zeros."""
     if arrays[0].ndim == 1:
         return np.concatenate(arrays)
     longest = max(array.shape[1] for array in arrays)
@@ -427,8 +427,8 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.pad(array, [(0, 0), (0, longest - array.shape[1]), *others]) for array in arrays])
 
 
-def _together(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
-    """Return one step of several forward passes behind one loss: their examples one after the other, the shorter ones padded."""
+def _one_step(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
+    """Return one step from several forward passes behind one loss: their examples concatenated, the shorter ones padded."""
     first = pieces[0]
     ndim = first.values.ndim
     free = 2 if ndim > 2 else 1  # examples, and positions where there are such
@@ -437,17 +437,14 @@ def _together(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
     ):
         raise PointError(
             f"one backward pass reached {first.provenance['point']!r} in the shapes "
-            f"{', '.join(str(piece.values.shape) for piece in pieces)}, which make no one step: name another point"
+            f"{', '.join(str(piece.values.shape) for piece in pieces)}, which cannot be joined into one step: name another point"
         )
 
     def joined(name: str, otherwise: Callable[[EmbeddingGradients], np.ndarray] | None = None) -> Any:
-        parts = [getattr(piece, name) for piece in pieces]
-        if otherwise is None and any(part is None for part in parts):
+        arrays = [(piece, getattr(piece, name)) for piece in pieces]
+        if otherwise is None and any(array is None for _, array in arrays):
             return None
-        filled = [
-            otherwise(piece) if part is None and otherwise else part for piece, part in zip(pieces, parts, strict=True)
-        ]
-        return _joined(filled)
+        return _joined([otherwise(piece) if array is None and otherwise else array for piece, array in arrays])
 
     uneven = len({piece.ids.shape[1:] for piece in pieces}) > 1
     masked = uneven or any(piece.mask is not None for piece in pieces)

@@ -10,34 +10,34 @@ import numpy as np
 
 from embgrad.common.metrics import length, lengths
 from embgrad.engine.finite_differences import Precision, differences, precision_of, tolerances
-from embgrad.engine.located import Located
 from embgrad.engine.run import located_for, objective_with, run_task
 from embgrad.engine.table_gradients import gradients_of_table, sum_tolerance, why_no_sum
 from embgrad.engine.task import Task
 from embgrad.errors import CertificationError, UnsupportedError
+from embgrad.forward.axes import Located
 from embgrad.inputs.batch import TokenBatch
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["certified"]
 
-#: How uncertain the slope in the gradient's own direction may be, relative to it, to count as a test at all.
+#: The largest relative uncertainty of the slope in the gradient's own direction with which it still counts as a test.
 ROUGH: Final = 0.2
 
-#: How much of it the tolerance may be: a test that takes half the gradient, or twice, for the right one is none.
+#: The largest relative tolerance: a test that accepts half the gradient, or twice the gradient, is no test.
 HALF: Final = 0.5
 
-#: The least size of an activation that counts: smaller steps, among larger numbers, would show nothing.
+#: The smallest activation by which a step is scaled: smaller steps would be lost among larger numbers.
 LEAST: Final = 1e-2
 
 #: The number of random directions beside the gradient's own.
 RANDOM: Final = 2
 
-#: With `split=True` the most examples that are moved one by one, where moving them together does not test them all.
+#: With `split=True` the most examples that are changed one by one, where changing them together does not test them all.
 MOST_EXAMPLES: Final = 8
 
-#: How many times the kink that is seen in random directions the gradient may be off by it in such a direction: as many pieces
-#: may meet in it, and a framework may take any, or add them up.
+#: The largest accepted error at a kink, as a multiple of the kink in random directions: several pieces may meet in it, and a
+#: framework may return the gradient of any of them, or their sum.
 KINKS: Final = 10.0
 
 
@@ -55,38 +55,37 @@ def certified(
     whole = {name: precision_of(result.provenance["compute_dtype"]) for name, result in results.items()}
     sums = {name: sum_tolerance(result.provenance["compute_dtype"]) for name, result in results.items()}
     tables = _scatter(task, batch, located, sums)
-    done = {}
+    checked = {}
     for name, result in results.items():
-        slopes, untested, blind = _Trial(task, batch, located, name, result, whole[name]).slopes()
-        apart, why = tables.get(name, (None, None))
+        slopes, untested, excused = _Trial(task, batch, located, name, result, whole[name]).slopes()
+        difference, why = tables.get(name, (None, None))
         alone = _independence(task, batch, located[name], name, result)
-        certificate = Certificate(tuple(slopes), apart, alone, untested, why)
-        _expect_right(name, certificate, sums[name], blind)
-        done[name] = replace(result, certificate=certificate)
-    return done
+        certificate = Certificate(tuple(slopes), difference, alone, untested, why)
+        _expect_right(name, certificate, sums[name], excused)
+        checked[name] = replace(result, certificate=certificate)
+    return checked
 
 
 def _expect_testable(task: Task) -> None:
     if task.options.changes.get("edit"):
         raise UnsupportedError(
-            "check=True tests that a gradient is the objective's, and edit=... puts another in its place: leave one of them out"
+            "check=True tests that a gradient is the objective's, and edit=... replaces it by another: omit one of them"
         )
     if task.options.training:
         raise UnsupportedError(
-            "check=True compares forward passes with each other, and training=True draws random numbers in each: leave one of "
-            "them out"
+            "check=True compares forward passes with each other, and training=True draws random numbers in each: omit one of them"
         )
     task.bound.expect_ability("add")
 
 
-def _expect_right(name: str, certificate: Certificate, tolerance: float, blind: Sequence[Slope] = ()) -> None:
+def _expect_right(name: str, certificate: Certificate, tolerance: float, excused: Sequence[Slope] = ()) -> None:
     """Refuse a gradient that is wrong, or that could not be tested.
 
     Args:
         name: the name of the point.
         certificate: the figures.
         tolerance: the tolerance for the table's own gradient.
-        blind: for a gradient of zeros the slopes that a kink has excused.
+        excused: for a gradient of zeros the slopes that a kink has excused.
     """
     wrong = [slope for slope in certificate.slopes if not slope.holds]
     if wrong:
@@ -98,20 +97,19 @@ def _expect_right(name: str, certificate: Certificate, tolerance: float, blind: 
             "look for custom gradients, straight-through estimators and detached parts behind the point",
             certificate,
         )
-    own = [slope for slope in certificate.slopes if slope.direction.startswith("gradient")] or list(blind)
-    if own and all(map(_is_rough, own)):
+    along = [slope for slope in certificate.slopes if slope.direction.startswith("gradient")] or list(excused)
+    if along and all(map(_is_rough, along)):
         raise CertificationError(
             f"the gradient at {name!r} could not be tested: in its own direction the objective changes by "
-            f"{own[0].expected:.3g}, and finite differences are uncertain by {own[0].uncertainty:.2g}; expected an objective "
-            "that changes by more than its rounding, and has a slope there, which it has not where a ReLU gets exactly zero or "
-            "entries tie for a maximum: give the model in float64, or an objective of its scale",
+            f"{along[0].expected:.3g}, and finite differences are uncertain by {along[0].uncertainty:.2g}. The change is within "
+            "rounding, or there is a kink (a ReLU at zero, a tied maximum); pass the model in float64, or a larger objective",
             certificate,
         )
     if certificate.scatter is not None and certificate.scatter > tolerance:
         raise CertificationError(
             f"the gradient at {name!r} and the framework's own gradient of the table differ by {certificate.scatter:.2g} "
-            "(relative): expected the sum over its lookups and its other uses; does the table rescale its gradient "
-            "(scale_grad_by_freq), or have a hook?",
+            "(relative): expected the sum over its lookups and its other uses. Check whether the table rescales its gradient "
+            "(scale_grad_by_freq) or has a hook",
             certificate,
         )
 
@@ -121,7 +119,7 @@ def _expect_right(name: str, certificate: Certificate, tolerance: float, blind: 
 
 @dataclass(frozen=True)
 class _Line:
-    """The slope in one direction; `kink` and `stairs` as in `Slopes`. A direction in which nothing `moves` tests nothing."""
+    """The slope in one direction; `kink` and `stairs` as in `Slopes`. A direction in which nothing `moves` is no test."""
 
     slope: Slope
     moves: bool
@@ -136,7 +134,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Tests the gradient at one point by finite differences, in its own direction and in random ones."""
+    """The tests of the gradient at one point by finite differences, in its own direction and in random ones."""
 
     task: Task
     batch: TokenBatch
@@ -151,23 +149,25 @@ class _Trial:
         if not self.task.options.split or len(self.result.values) != count:
             lines = [line for name, change in self._directions() for line in self._along(name, change, None)]
             judged = self._judged(lines)
-            return judged, (), _blind(lines, judged)
-        found = dict(enumerate(zip(*(self._along(*one, range(count)) for one in self._directions()), strict=True)))
-        # Where examples meet, moving them together tells something else: these are moved one by one. A shared tensor is one.
-        apart = [example for example, lines in found.items() if not all(line.slope.holds for line in lines)]
-        over: list[int] = []
-        if apart and count > 1 and not shared:
-            chosen = np.random.default_rng(0).permutation(apart)[:MOST_EXAMPLES].tolist()
-            over = [example for example in apart if example not in chosen]
-            found |= {example: tuple(self._alone(example)) for example in chosen}
-        kept, untested = [], list(over)
-        for example in sorted(found.keys() - set(over)):
-            slopes = self._judged(found[example])
-            kept += slopes
-            if any(map(_is_rough_own, slopes)) or _blind(found[example], slopes):
+            return judged, (), _excused(lines, judged)
+        lines_of = dict(
+            enumerate(zip(*(self._along(*direction, range(count)) for direction in self._directions()), strict=True))
+        )
+        # Where examples depend on one another, changing all at once shows another slope, so these are changed one by one.
+        failing = [example for example, lines in lines_of.items() if not all(line.slope.holds for line in lines)]
+        skipped: list[int] = []
+        if failing and count > 1 and not shared:
+            chosen = np.random.default_rng(0).permutation(failing)[:MOST_EXAMPLES].tolist()
+            skipped = [example for example in failing if example not in chosen]
+            lines_of |= {example: tuple(self._alone(example)) for example in chosen}
+        tested, untested = [], list(skipped)
+        for example in sorted(lines_of.keys() - set(skipped)):
+            slopes = self._judged(lines_of[example])
+            tested += slopes
+            if any(map(_is_rough_own, slopes)) or _excused(lines_of[example], slopes):
                 untested.append(example)
         start = self.task.examples.start or 0
-        return kept, tuple(start + example for example in sorted(untested)), []
+        return tested, tuple(start + example for example in sorted(untested)), []
 
     def _alone(self, example: int) -> list[_Line]:
         lines = []
@@ -178,26 +178,26 @@ class _Trial:
         return lines
 
     def _directions(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield names and directions as long as the activations; with `split` each example's as long as its own."""
-        place = self.located[self.point].arrangement
+        """Yield names and directions, scaled to the norm of the activations; with `split` for each example by itself."""
+        arrangement = self.located[self.point].arrangement
         random = np.random.default_rng(0)
         values = self.result.values.astype(np.float64)
         counted = values != 0 if self.result.provenance["pads"] == "zero" else np.ones(values.shape, bool)
         drawn = {f"random {number + 1}": random.normal(size=values.shape) * counted for number in range(RANDOM)}
-        each = self.task.options.split and not place.shared and len(values) == len(self.batch)
+        each = self.task.options.split and not arrangement.shared and len(values) == len(self.batch)
         size = values[0].size if each else values.size
         activations = _length(self.result.activations, each=each)
         for name, direction in {"gradient": values, **drawn}.items():
-            own = _length(direction, each=each)
-            if not own.any():
+            norm = _length(direction, each=each)
+            if not norm.any():
                 continue
-            scale = np.maximum(activations, LEAST * size**0.5) / np.where(own > 0, own, 1.0)
+            scale = np.maximum(activations, LEAST * size**0.5) / np.where(norm > 0, norm, 1.0)
             scaled = direction * scale
-            yield name, np.broadcast_to(scaled.mean(0), scaled.shape) if place.shared else scaled
+            yield name, np.broadcast_to(scaled.mean(0), scaled.shape) if arrangement.shared else scaled
 
     def _along(self, name: str, change: np.ndarray, examples: Sequence[int] | None) -> list[_Line]:
-        """Return the slopes in a direction: of the sum over the examples, or of each of some examples by itself."""
-        one, count = self.located[self.point], len(self.batch)
+        """Return the slopes in a direction: of the sum over all examples, or of each of these examples."""
+        located, count = self.located[self.point], len(self.batch)
         products = self.result.values.astype(np.float64) * change
         chosen = None if examples is None else list(examples)
         gradient = self.result.values if chosen is None else self.result.values[chosen]
@@ -209,11 +209,11 @@ class _Trial:
         share = _length(gradient, each=each) * _length(moved_by, each=each) / max(entries, 1) ** 0.5
 
         def value(step: float) -> tuple[np.ndarray, np.ndarray]:
-            moved = _own(one, change * step)
-            values, size = objective_with(self.task, self.batch, self.located, one.key, lambda _: moved)
+            moved = _in_native_axes(located, change * step)
+            values, size = objective_with(self.task, self.batch, self.located, located.key, lambda _: moved)
             if chosen is None:
                 return np.reshape(values.sum(), 1), np.reshape(size, 1)
-            # How large the numbers of one example are is not told: twice what they are on average.
+            # The size of a single example's numbers is not known: assume up to twice their average.
             sizes = np.minimum(size, 2 * size / count + np.abs(values))
             return values[chosen], sizes[chosen]
 
@@ -227,14 +227,14 @@ class _Trial:
         moving = np.reshape(moved_by.any(axes), -1)
         kinks = np.where(slopes.kink > large, slopes.kink, 0.0)
         return [
-            _Line(Slope(named, *map(float, rest)), bool(moves), float(kink), bool(stairs))
-            for (named, *rest), moves, kink, stairs in zip(figures, moving, kinks, slopes.stairs, strict=True)
+            _Line(Slope(label, *map(float, rest)), bool(moves), float(kink), bool(stairs))
+            for (label, *rest), moves, kink, stairs in zip(figures, moving, kinks, slopes.stairs, strict=True)
         ]
 
     def _judged(self, lines: Sequence[_Line]) -> list[Slope]:
         """Return the slopes; a slope that does not hold counts as uncertain where any direction shows a kink or stairs.
 
-        A random direction of many entries shows of a kink as little as lies in it; the gradient's own may lie in it wholly.
+        A random direction of many entries lies across a kink only slightly; the gradient's own may lie across it wholly.
         """
         kink, stairs = max((line.kink for line in lines), default=0.0), any(line.stairs for line in lines)
         entries = self.result.values[0].size if self.task.options.split else self.result.values.size
@@ -250,19 +250,20 @@ class _Trial:
         return judged
 
 
-def _blind(lines: Sequence[_Line], judged: Sequence[Slope]) -> list[Slope]:
+def _excused(lines: Sequence[_Line], judged: Sequence[Slope]) -> list[Slope]:
     """Return the slopes that a kink or stairs has excused, for a gradient of zeros, which has no direction of its own."""
-    found = [line.slope for line in lines if line.moves]
-    own = any(line.is_own for line in lines if line.moves)
-    return [] if own else [after for before, after in zip(found, judged, strict=True) if after is not before]
+    measured = [line for line in lines if line.moves]
+    if any(line.is_own for line in measured):
+        return []
+    return [after for line, after in zip(measured, judged, strict=True) if after is not line.slope]
 
 
 def _length(array: np.ndarray, *, each: bool) -> np.ndarray:
     """Return the length of the whole array; or of each example, with axes of length 1 for the others."""
     if not each:
         return np.asarray(length(array))
-    found = lengths(array.astype(np.float64).reshape(len(array), -1))
-    return found.reshape(-1, *[1] * (array.ndim - 1))
+    norms = lengths(array.astype(np.float64).reshape(len(array), -1))
+    return norms.reshape(-1, *[1] * (array.ndim - 1))
 
 
 def _is_rough(slope: Slope) -> bool:
@@ -274,7 +275,7 @@ def _is_rough_own(slope: Slope) -> bool:
     return slope.direction.startswith("gradient") and _is_rough(slope)
 
 
-def _own(located: Located, change: np.ndarray) -> np.ndarray:
+def _in_native_axes(located: Located, change: np.ndarray) -> np.ndarray:
     return (
         change[0].reshape(located.arrangement.native)
         if located.arrangement.shared
@@ -288,21 +289,21 @@ def _own(located: Located, change: np.ndarray) -> np.ndarray:
 def _scatter(
     task: Task, batch: TokenBatch, located: Mapping[str, Located], tolerances: Mapping[str, float]
 ) -> dict[str, tuple[float | None, str | None]]:
-    """Return for each lookup how far the framework's own gradient of its table is from the sum of its ways.
+    """Return for each lookup the difference of the framework's own gradient of its table from the sum over the table's uses.
 
-    Where the framework's gradient is no such sum by design, the reason stands in place of the figure.
+    Where the framework's gradient is no such sum by design, the result is the reason instead of a number.
     """
     if task.options.changed or not task.bound.supports("parameters", "tables"):
         return {}
     paths = {name: point.lookup.path for name, point in located.items() if point.lookup is not None}
-    seen = task.bound.points(batch) if paths else ()
+    reached = task.bound.points(batch) if paths else ()
     figures: dict[str, tuple[float | None, str | None]] = {}
     for path in dict.fromkeys(paths.values()):
-        ledger = gradients_of_table(task, batch, path, seen)
+        ledger = gradients_of_table(task, batch, path, reached)
         if ledger is None or ledger.apart is None:
             continue
         tolerance = min(tolerances[name] for name, other in paths.items() if other == path)
-        why = why_no_sum(task, batch, ledger, seen, tolerance) if ledger.apart > tolerance else None
+        why = why_no_sum(task, batch, ledger, reached, tolerance) if ledger.apart > tolerance else None
         figures[path] = (None if why else ledger.apart, why)
     return {name: figures[path] for name, path in paths.items() if path in figures}
 
@@ -313,7 +314,7 @@ def _scatter(
 def _independence(
     task: Task, batch: TokenBatch, located: Located, name: str, result: EmbeddingGradients
 ) -> float | None:
-    """Return how far the first example's gradient is from its gradient in a batch of its own; None where that is not known."""
+    """Return the difference of the first example's gradient from its gradient when run alone; None where that is not known."""
     if len(batch) < 2 or task.is_scalar or not located.arrangement.is_batch:
         return None
     start, count = task.examples.start or 0, task.count or len(batch)

@@ -1,4 +1,4 @@
-"""Encoder-decoders: whether a model takes decoder ids, and the batch as an objective sees it."""
+"""Encoder-decoders: the decoder ids that a model accepts or derives, for an objective."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["takes_decoder", "with_decoder"]
 
 
 def with_decoder(model: Any, batch: TokenBatch) -> TokenBatch:
-    """Return the batch as an objective sees it.
+    """Return the batch for an objective.
 
-    It has decoder ids where the model makes them of the labels, and none where the model takes none.
+    It has decoder ids where the model derives them from the labels, and none where the model does not accept any.
     """
     if IDS not in batch.extras and LABELS not in batch.extras:
         return batch
@@ -29,7 +29,7 @@ def with_decoder(model: Any, batch: TokenBatch) -> TokenBatch:
 
 
 def takes_decoder(model: Any) -> bool | None:
-    """Return whether the model takes decoder ids; None where its signature leaves that open."""
+    """Return whether the model accepts decoder ids; None where its signature does not show it."""
     function = next(
         (method for name in ("forward", "call") if (method := getattr(model, name, None)) is not None), None
     )

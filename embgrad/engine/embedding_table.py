@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.protocol import Call, PointValues, Request
+from embgrad.backend.protocol import BoundModel, Call, PointValues, Request
+from embgrad.backend.registry import bind
 from embgrad.common.arrays import owned
 from embgrad.common.keywords import explained
-from embgrad.engine.bound_model import BoundModel, bind
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.locate import locate
 from embgrad.engine.options import expect_one_name

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend.protocol import Call
+from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
-from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.options import checked_options
 from embgrad.engine.probe import with_shared
@@ -21,7 +21,7 @@ from embgrad.engine.task import Task
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.native import as_objective
+from embgrad.objectives.objectives import as_objective
 
 __all__ = ["evaluate", "evaluated"]
 

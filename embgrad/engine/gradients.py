@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from embgrad.backend.protocol import Call
+from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import joined
-from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
 from embgrad.engine.check import certified
 from embgrad.engine.options import Keywords, checked_options
@@ -24,7 +24,7 @@ from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.native import as_objective, described
+from embgrad.objectives.objectives import as_objective, described
 from embgrad.results.gradients import EmbeddingGradients
 
 if TYPE_CHECKING:
@@ -80,34 +80,35 @@ def gradients(
         at: the point. A role: "word", the lookup whose indices are the batch's ids; "position", "type"; "embeddings", the
             output of the embedding block; "layer.N", the output of the Nth repeated block, "layer.-1" of the last. Or an
             attribute path, of a table or a module (`path:input` for the input of a module); with `#occurrence` where it is
-            reached several times. See `points`. A sequence of names gives a dict, by the names as given.
+            reached several times. See `points`. With a sequence of names the result is a dict by these names.
         tokenizer: makes ids of texts, see `embgrad.encode`, and names the tokens of ids. Without it texts go through the model's
             own tokenizer, which is its attribute of that name.
         max_length: the most tokens of a text, special tokens included; how many were cut off is in the provenance, under
-            `truncated`. With None nothing is cut off for a tokenizer that is given; the model's own tokenizer cuts at the model's
+            `truncated`. With None the argument `tokenizer` cuts nothing off, and the model's own tokenizer cuts at the model's
             own limit.
         call: calls the model, `call(model, inputs) -> outputs`; `inputs` are native tensors in the batch's convention, under
             the keys that the batch has.
         training: run the model in training mode (dropout drops, batch norm takes the batch's averages).
         pads: "keep" the gradient that the model computes at masked positions, or set it to "zero"; `pad_leak` reports its size in
             both cases.
-        split: make one pullback an example, for models in which examples meet: `values[i]` is then ∂L_i/∂e[i].
-        override: by the names of points the values to put in place of theirs in the forward pass: an array that broadcasts
-            to the point's shape as users see it (an array with an example axis is cut along with the batch), or a function of the
+        split: make one pullback for each example, for models in which examples depend on one another: `values[i]` is then
+            ∂L_i/∂e[i].
+        override: by the names of points the values that replace theirs in the forward pass: an array that broadcasts
+            to the point's shape as users see it (an array with an example axis is sliced with the batch), or a function of the
             value, which gets a copy that it may write into. The gradient at the point is the gradient at the new value.
-        add: likewise arrays or functions to add to the values, after `override`; the gradient goes on.
-        edit: by the names of points a function of the gradient during the backward pass; the array that it returns, or its
-            argument where it writes into that and returns None, goes on in place of the gradient. `values` at the point is the
-            gradient that goes on, `before` the gradient that arrived.
+        add: likewise arrays or functions to add to the values, after `override`; the gradient flows on.
+        edit: by the names of points a function of the gradient during the backward pass. It returns an array that replaces the
+            gradient, or writes into its argument and returns None. `values` at the point is the new gradient, `before` the
+            original one.
         check: test the result by finite differences, by the table's own gradient and by running an example alone; the figures
             are in `certificate`.
-        batch_size: run at most so many examples at once; the result is that of all.
+        batch_size: the most examples to run at once; the result is that of all.
         progress: a function that takes (examples done, number of examples), called at the start and after each sub-batch; or True
             for a line on stderr, where that is a terminal.
         compile: compile the model, or the parts of it that can be, and run the compiled code at later calls, of any length.
             Weights, labels, changes and functions given here may differ from call to call; when a constant or a layer of the
-            model changes, it is compiled anew. Where nothing can be compiled, a warning says why, and the model runs as
-            without.
+            model changes, it is compiled again. Where nothing can be compiled, a warning says why, and the model runs
+            uncompiled.
 
     Returns:
         An `EmbeddingGradients`, whose `values` are (example, position, dim), float32, or float64 where the model computes in it;
@@ -115,7 +116,7 @@ def gradients(
 
     Raises:
         BackendError: no backend takes the model.
-        BatchError: the batch is malformed, an id lies outside the table, or an example is longer than the model takes.
+        BatchError: the batch is malformed, an id lies outside the table, or an example is longer than the model accepts.
         PointError: there is no such point, the name fits several, or a change does not fit the point.
         OutputError: the objective names an output that the model does not have.
         ObjectiveError: the objective does not fit the output, or is not finite.
@@ -161,7 +162,7 @@ def results_of(
     is_cut = batch_size is not None and batch_size < count
     if is_cut:
         task.expect_cuttable(batch_size, count)
-    done: list[dict[str, EmbeddingGradients]] = []
+    pieces: list[dict[str, EmbeddingGradients]] = []
     by_example = count > 1 and (options.split or is_cut)
     if by_example:
         with (
@@ -174,15 +175,15 @@ def results_of(
         report(end, count)
         for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
             start, end = end, end + len(sub_batch)
-            own = task.for_examples(slice(start, end), count) if is_cut else task
-            results = run_task(own, sub_batch)
-            done.append(certified(own, sub_batch, results) if options.check else results)
+            sub_task = task.for_examples(slice(start, end), count) if is_cut else task
+            results = run_task(sub_task, sub_batch)
+            pieces.append(certified(sub_task, sub_batch, results) if options.check else results)
             report(end, count)
     if options.compile:
-        _warn_of_uncompiled(done)
-    if len(done) == 1:
-        return done[0]
-    return {name: joined([results[name] for results in done], described(task.objective)) for name in options.names}
+        _warn_of_uncompiled(pieces)
+    if len(pieces) == 1:
+        return pieces[0]
+    return {name: joined([results[name] for results in pieces], described(task.objective)) for name in options.names}
 
 
 @explained
@@ -207,9 +208,9 @@ def points(
     return [point for point in reached if point.listed]
 
 
-def _warn_of_uncompiled(done: Sequence[Mapping[str, EmbeddingGradients]]) -> None:
+def _warn_of_uncompiled(pieces: Sequence[Mapping[str, EmbeddingGradients]]) -> None:
     """Warn once of the reason why no compiled code was run."""
-    reasons = [result.provenance.get("uncompiled") for results in done for result in results.values()]
+    reasons = [result.provenance.get("uncompiled") for results in pieces for result in results.values()]
     reason = next((reason for reason in reasons if reason), None)
     if reason is not None:
         warnings.warn(

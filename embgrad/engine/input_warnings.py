@@ -1,4 +1,4 @@
-"""Warnings of batches and objectives whose gradient is right, and probably not the one that the user meant."""
+"""Warnings of batches and objectives whose gradient is correct, but probably not the one that the user meant."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from embgrad.backend.protocol import BoundModel
 from embgrad.backend.signature import as_parts
-from embgrad.engine.bound_model import BoundModel
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
@@ -21,11 +21,11 @@ __all__ = ["warn_of_empty_mask", "warn_of_labels", "warn_of_left_padding", "warn
 
 
 def warn_of_empty_mask(batch: TokenBatch) -> None:
-    """Warn where no position counts, as where 0 stands for the real ones."""
+    """Warn where no position is real, as with a mask that has 0 at real positions."""
     if batch.mask is not None and not batch.mask.any():
         warnings.warn(
             f"the mask is 0 at all {batch.mask.size} positions, so that all of them count as padding: expected 1 at real "
-            "positions; an additive mask, of 0 and large negative numbers, goes to the model by call=...",
+            "positions. Pass an additive mask, of 0 and large negative numbers, to the model with call=...",
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )
@@ -38,12 +38,12 @@ def warn_of_labels(objective: Any, model: Any, batch: TokenBatch) -> None:
     labels, ids = objective.labels, batch.ids
     counted = batch.real & (labels != IGNORED)
     shifted = counted[:, :-1] & (labels[:, :-1] != ids[:, 1:])
-    # Of a text that repeats one token, the next ids are the ids, too.
+    # In a text that repeats one token, the next ids equal the ids as well.
     if counted.sum() < 2 or (labels != ids)[counted].any() or not shifted.any():
         return
     warnings.warn(
         f"the labels are the ids themselves at all {int(counted.sum())} positions that count, and CrossEntropy does not shift "
-        "them, so that the model is asked for the token that it is given: for a causal model shift the labels by one "
+        "them, so that each token is predicted from itself: for a causal model shift the labels by one "
         "(labels[:, :-1] = ids[:, 1:], and -100 in the last column), for a masked one mask the ids",
         EmbgradWarning,
         stacklevel=level_of_user() + 1,
@@ -51,13 +51,13 @@ def warn_of_labels(objective: Any, model: Any, batch: TokenBatch) -> None:
 
 
 def _has_a_decoder(model: Any, batch: TokenBatch) -> bool:
-    """Return whether the labels may be a decoder's, which gets the ids before them."""
+    """Return whether the labels may be those of a decoder, which itself shifts them."""
     configs = [getattr(part, "config", None) for part in as_parts(model)]
     declared = any(getattr(config, "is_encoder_decoder", False) is True for config in configs)
     return declared or any(name.startswith("decoder") for name in batch.extras)
 
 
-#: By a model, and by the form of a batch, the path of a table that the model reads by column, whatever the padding.
+#: By model and by form of a batch, the path of a table that the model looks up by column, regardless of the padding.
 _by_column: WeakKeyDictionary[Any, dict[Hashable, str | None]] = WeakKeyDictionary()
 
 
@@ -79,7 +79,7 @@ def warn_of_left_padding(bound: BoundModel, batch: TokenBatch) -> None:
         return
     warnings.warn(
         f"the batch is padded on the left, and the model counts the padding in its positions ({table!r}): example {example}, "
-        f"behind {start} of padding, gets another result than without it. Pass position_ids beside the ids, "
+        f"after {start} of padding, gets another result than without padding. Pass position_ids with the ids, "
         "(mask.cumsum(1) - 1).clip(0), or pad on the right",
         EmbgradWarning,
         stacklevel=level_of_user() + 1,
@@ -87,7 +87,7 @@ def warn_of_left_padding(bound: BoundModel, batch: TokenBatch) -> None:
 
 
 def warn_of_unused(unused: Sequence[str], batch: TokenBatch, masked_id: int | None = None) -> None:
-    """Warn of inputs that the batch holds and the model does not take.
+    """Warn of inputs that the batch holds and the model does not accept.
 
     Args:
         unused: see `Run.unused`.
@@ -104,7 +104,7 @@ def warn_of_unused(unused: Sequence[str], batch: TokenBatch, masked_id: int | No
     elif "mask" in unused and batch.padded:
         ignored.append("the mask, so that it reads padding as text")
     if "types" in unused and batch.types is not None and batch.types.any():
-        ignored.append("the types, so that it cannot tell the segments")
+        ignored.append("the types, so that it cannot distinguish the segments")
     ignored += [f"the input {name!r}" for name in unused if name in batch.extras]
     if ignored:
         warnings.warn(
@@ -116,14 +116,14 @@ def warn_of_unused(unused: Sequence[str], batch: TokenBatch, masked_id: int | No
 
 def _table_by_column(bound: BoundModel, example: TokenBatch, start: int) -> str | None:
     """Return the path of a table whose rows at real positions change when the padding is removed; None where none does."""
-    known = _known(bound.model) if bound.call is None else None
+    known = bound.remembered(_by_column) if bound.call is None else None
     form = (example.convention, example.types is None, tuple(example.extras))
     if known is not None and form in known:
         return known[form]
     try:
         padded = {point.key: point for point in bound.points(example)}
         unpadded = bound.points(_without_start(example, start))
-    except Exception:  # the model may take no other number of positions, or need more inputs than these
+    except Exception:  # the model may accept no other number of positions, or need more inputs than these
         return None
     table = None
     for point in unpadded:
@@ -136,17 +136,8 @@ def _table_by_column(bound: BoundModel, example: TokenBatch, start: int) -> str 
     return table
 
 
-def _known(model: Any) -> dict[Hashable, str | None] | None:
-    """Return the tables remembered for a model; None for a model that has no weak references."""
-    first, *others = as_parts(model)
-    try:
-        return None if others else _by_column.setdefault(first, {})
-    except TypeError:
-        return None
-
-
 def _rows(point: Point | None, positions: int) -> np.ndarray | None:
-    """Return the rows that a lookup reads, one a position; None where they are the ids, or not one a position."""
+    """Return the row that a lookup reads for each position; None where they are the ids, or not one for each position."""
     if point is None or point.lookup is None or WORD in point.roles or point.lookup.indices.size != positions:
         return None
     return point.lookup.indices.ravel()

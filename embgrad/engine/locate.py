@@ -1,4 +1,4 @@
-"""Locate the points that names mean by a forward pass, of a few examples where these are enough, and their tensors' axes."""
+"""Locate the points that names mean, and their tensors' axes, by a forward pass of a sub-batch where that suffices."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from embgrad.backend.protocol import PointValues
-from embgrad.backend.signature import as_parts
-from embgrad.engine.bound_model import BoundModel
-from embgrad.engine.located import Located
+from embgrad.backend.protocol import BoundModel, PointValues
 from embgrad.engine.probe import example_axis, expect_ids_followed, with_layout, word_resolved
 from embgrad.errors import AmbiguousPointError, listed
-from embgrad.forward.axes import axis_of_examples, of_lookup, of_module
+from embgrad.forward.axes import Located, axis_of_examples, of_lookup, of_module
 from embgrad.forward.names import point_of
 from embgrad.forward.points import WORD, Lookup, Point, split_name
 from embgrad.inputs.batch import TokenBatch
@@ -29,24 +26,24 @@ __all__ = [
     "word_of",
 ]
 
-#: How many examples a forward pass runs to locate points for a larger batch.
-FEW: Final = 2
+#: The number of examples that a forward pass runs to locate points for a larger batch.
+PROBED: Final = 2
 
-#: The most forms of batches of which the lookup of the ids is remembered, for each model.
+#: The most forms of batches for which the lookup of the ids is remembered, for each model.
 MOST_FORMS: Final = 64
 
 
 class ProbeInconclusiveError(Exception):
-    """A forward pass of a few examples did not show what holds for all: the whole batch must be run. No user sees it."""
+    """Internal: the sub-batch probe was inconclusive; run the whole batch."""
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """The points that a forward pass of a few examples reached.
+    """The points that a forward pass of a sub-batch reached.
 
     Attributes:
-        located: the points by the names as the user gave them, as they are arranged with a few examples.
-        times: how often the pass reached each table and module, see `Request.times`.
+        located: the points by the user's names, arranged as in the sub-batch.
+        times: the number of times that the pass reached each table and module, see `Request.times`.
         count: the number of examples in the pass.
     """
 
@@ -57,7 +54,7 @@ class Sighting:
     def arranged(self, changed: Iterable[str], batch: TokenBatch) -> dict[str, Located] | None:
         """Return the points as they should be arranged in the whole batch, so that changes can be prepared.
 
-        None is for points at which something is changed and whose arrangement with more examples is not known.
+        The result is None if the arrangement of a changed point with more examples is not known.
         """
         arrangements = {name: point.arrangement.for_batch(self.count, batch) for name, point in self.located.items()}
         if any(arrangements[name] is None for name in changed):
@@ -68,7 +65,7 @@ class Sighting:
         }
 
 
-#: By a model, and by the form of a batch, the sighting of "word".
+#: By model and by form of a batch, the sighting of "word".
 _words: WeakKeyDictionary[Any, dict[Hashable, Sighting]] = WeakKeyDictionary()
 
 
@@ -82,24 +79,24 @@ def locate(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> dict[s
 
 
 def locate_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> Sighting | None:
-    """Return the points that a forward pass of the first examples reaches, for a fraction of the whole batch's cost.
+    """Return the points that a forward pass of the first examples reaches, at a fraction of the whole batch's cost.
 
     "word" is remembered from call to call, since the run of all examples shows whether the lookup is still the only lookup of
-    the ids. Other roles follow from the whole of a pass, and are located in each call. None is for points that only the whole
-    batch can show; see `Sighting.arranged` and `in_whole_batch` for the others.
+    the ids. Other roles depend on the whole pass, and are located in each call. The result is None where only the whole batch
+    can show the points; see also `Sighting.arranged` and `in_whole_batch`.
     """
     wanted = tuple(names)
-    known = _remembered(bound) if wanted == (WORD,) and bound.call is None else None
+    known = bound.remembered(_words) if wanted == (WORD,) and bound.call is None else None
     form = _form(batch)
     if known is not None and form in known:
         return known[form]
-    few = FEW if known is None or len(batch) >= 2 * FEW else len(batch)
-    if len(batch) < few or batch.shape[1] == few or (known is None and len(batch) < 2 * FEW):
+    count = PROBED if known is None or len(batch) >= 2 * PROBED else len(batch)
+    if len(batch) < count or batch.shape[1] == count or (known is None and len(batch) < 2 * PROBED):
         return None
     try:
-        points = bound.points(batch[:few])
-        sighting = Sighting(_located(bound, wanted, batch[:few], points), _times(bound, points), few)
-    except Exception:  # the model may not take another number of examples; and the whole batch gives the better message
+        points = bound.points(batch[:count])
+        sighting = Sighting(_located(bound, wanted, batch[:count], points), _times(bound, points), count)
+    except Exception:  # the model may accept no other number of examples, and the whole batch gives the better message
         return None
     if known is not None:
         if len(known) >= MOST_FORMS:
@@ -109,17 +106,17 @@ def locate_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenBat
 
 
 def forget(bound: BoundModel) -> None:
-    """Forget what is remembered of the model, since it does not hold any more."""
-    known = _remembered(bound)
+    """Drop what is remembered of the model after a run contradicted it."""
+    known = bound.remembered(_words)
     if known is not None:
         known.clear()
 
 
 def in_whole_batch(bound: BoundModel, name: str, point: Located, values: PointValues, batch: TokenBatch) -> Located:
-    """Return a point that a few examples have located, as it is arranged in the run of all of them.
+    """Return a point that a sub-batch has located, as it is arranged in the run of all examples.
 
     Raises:
-        ProbeInconclusiveError: the few examples do not show which axis of its tensor is the examples, or what "word" is.
+        ProbeInconclusiveError: the sub-batch does not show which axis holds the examples, or which lookup is "word".
         AmbiguousPointError: a probe that would show it failed.
         UnsupportedError: a role's tensor has no entry for each example and position.
     """
@@ -135,7 +132,7 @@ def in_whole_batch(bound: BoundModel, name: str, point: Located, values: PointVa
 
 
 def word_of(bound: BoundModel, lookup: Lookup, batch: TokenBatch) -> Located:
-    """Return "word", which is the only lookup of the ids, after the run that made it."""
+    """Return "word", which is the only lookup of the ids, after the run in which it was made."""
     expect_ids_followed(bound, batch, lookup)
     lookup = with_layout(bound, batch, lookup)
     return Located(lookup.key, of_lookup(WORD, lookup, batch, by_role=True), lookup, True)
@@ -150,7 +147,7 @@ def expect_each_once(option: str, names: Iterable[str], located: Mapping[str, Lo
     keys = {name: located[name].key for name in names}
     twice = [name for name, key in keys.items() if list(keys.values()).count(key) > 1]
     if twice:
-        raise AmbiguousPointError(f"{option} names one point several times, as {listed(twice)}: expected each once")
+        raise AmbiguousPointError(f"{option} names one point several times, as {listed(twice)}: name it once")
 
 
 def _located(bound: BoundModel, names: Iterable[str], batch: TokenBatch, points: list[Point]) -> dict[str, Located]:
@@ -176,7 +173,7 @@ def _at(bound: BoundModel, name: str, point: Point, by_role: bool, batch: TokenB
 
 
 def _times(bound: BoundModel, points: Iterable[Point]) -> dict[str, int]:
-    """Return how often a pass reached each table and module, see `Request.times`; modules that it did not reach have 0."""
+    """Return the number of times that a pass reached each table and module, see `Request.times`; 0 for unreached modules."""
     times = {f"{path}:": 0 for path in bound.backend.paths(bound.model)}
     for point in points:
         name = split_name(point.key)
@@ -185,26 +182,17 @@ def _times(bound: BoundModel, points: Iterable[Point]) -> dict[str, int]:
     return times
 
 
-def _remembered(bound: BoundModel) -> dict[Hashable, Sighting] | None:
-    """Return what is remembered of the model, by the forms of batches; None for a model that has no weak references."""
-    first, *others = as_parts(bound.model)
-    try:
-        return None if others else _words.setdefault(first, {})
-    except TypeError:
-        return None
-
-
 def _form(batch: TokenBatch) -> Hashable:
     """Return the properties of a batch, without its number of examples, that can decide how a model is called."""
     return (batch.shape[1], batch.convention, batch.mask is None, batch.types is None, tuple(batch.extras))
 
 
-def _example_axis(few: tuple[int, ...], whole: tuple[int, ...], batch: TokenBatch) -> int | None:
-    """Return the axis of the examples as `example_axis` does, by the shape that the tensor had with a few examples."""
+def _example_axis(probed: tuple[int, ...], whole: tuple[int, ...], batch: TokenBatch) -> int | None:
+    """Return the axis of the examples as `example_axis` does, from the shape that the tensor had in the sub-batch."""
     examples, positions = batch.shape
     if examples != positions or tuple(whole[:2]) != batch.shape:
         return None
-    axis = axis_of_examples(few, FEW, positions)
+    axis = axis_of_examples(probed, PROBED, positions)
     if axis is None:
-        raise ProbeInconclusiveError(few, whole)
+        raise ProbeInconclusiveError(probed, whole)
     return axis

@@ -8,10 +8,9 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from embgrad.backend.protocol import Call
+from embgrad.backend.protocol import BoundModel, Call
 from embgrad.common.options import expect_flags
 from embgrad.common.progress import Progress
-from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.interventions import checked_changes
 from embgrad.errors import BatchError, PointError, UnsupportedError, did_you_mean
 from embgrad.forward.points import WORD
@@ -45,10 +44,10 @@ class GradientOptions:
 
     Attributes:
         names: the points to read, as the user named them.
-        single: whether the user named one point, and gets its result alone, not a dict.
+        single: whether the user named a single point, and gets its result instead of a dict.
         training: run the model in training mode.
         pads: "keep" or "zero", the gradient at padding.
-        split: make one pullback an example.
+        split: make one pullback for each example.
         changes: by option ("override", "add", "edit") the changes by the points' names.
         check: test the results.
         compile: compile the model, and keep what was compiled.
@@ -74,10 +73,10 @@ class GradientOptions:
         return tuple(dict.fromkeys([*self.names, *self.changed]))
 
     def expect_supported(self, bound: BoundModel, objective: Objective | NativeObjective) -> None:
-        """Refuse before anything runs what the backend cannot do.
+        """Refuse options that the backend does not support, before anything runs.
 
         Raises:
-            UnsupportedError: the backend lacks an ability, or `split` meets an objective of the whole batch.
+            UnsupportedError: the backend lacks an ability, or `split` is combined with an objective of the whole batch.
         """
         wanted: dict[str, Any] = {
             "training": self.training,
@@ -108,7 +107,7 @@ def checked_options(
     check: bool,
     compile: bool,
 ) -> GradientOptions:
-    """Return the options as the user gave them, see `gradients`.
+    """Return the options of `gradients`, checked.
 
     Raises:
         BatchError: a flag is neither True nor False, or `pads` is neither "keep" nor "zero".
@@ -117,8 +116,7 @@ def checked_options(
     names = _names(at)
     expect_pads(pads)
     expect_flags(training=training, split=split, check=check, compile=compile)
-    given = {"override": override, "add": add, "edit": edit}
-    changes = {option: checked_changes(value, option) for option, value in given.items()}
+    changes = checked_changes(override=override, add=add, edit=edit)
     return GradientOptions(names, isinstance(at, str), training, pads, split, changes, check, compile)
 
 

@@ -28,21 +28,21 @@ class PaddingReport:
 
     Attributes:
         pad_id: the id at padding.
-        pads: how many positions are padding; of `positions`.
-        positions: how many positions there are.
+        pads: the number of padding positions.
+        positions: the number of all positions.
         declared: the row that the model declares to be padding (`padding_idx` in PyTorch, `mask_zero` in Keras); None for none.
-        row_norm: the norm of the table's row at `pad_id`. PyTorch sets a declared row to zero when the table is made, and a
-            pretrained one is not zero, where a head that shares the table has learned it as a target.
-        at_pads: the norm of what reaches the row through its lookups at padding.
-        at_real: the norm of what reaches it through its lookups at real positions, where the id is also a token.
-        head: the norm of what reaches it by other ways, such as a head that shares the table.
-        own: the norm of the framework's own gradient of the row, which leaves a declared row's lookups out; None where the
-            table is not trainable.
+        row_norm: the norm of the table's row at `pad_id`. PyTorch sets a declared row to zero when the table is created; a
+            pretrained row is not zero if a head that shares the table was trained on it as a target.
+        at_pads: the norm of the gradient that reaches the row through its lookups at padding.
+        at_real: the norm of the gradient through its lookups at real positions, where the id is also a token.
+        head: the norm of the gradient through other uses, such as a head that shares the table.
+        own: the norm of the framework's own gradient of the row, which omits a declared row's lookups; None where the table
+            is not trainable.
         names: the parameters that share the table's memory.
         pad_leak: the largest magnitude of the gradient at padding.
-        mask_taken: whether the model took the mask.
-        average_off: how far the mean of the gradient over all positions is from that over the real ones, relative to it.
-        saliency_off: likewise of the gradient's norm at each position: -0.25 says that the plain average is a quarter too
+        mask_taken: whether the model accepted the mask.
+        average_off: the relative error of the mean gradient over all positions, compared with that over the real ones.
+        saliency_off: the same for the gradient's norm at each position: -0.25 means that the plain average is a quarter too
             small.
     """
 
@@ -68,12 +68,12 @@ class PaddingReport:
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """The ways by which a gradient reaches the row: of "lookup at padding", "lookup at real positions", "head"."""
+        """The ways in which a gradient reaches the row: of "lookup at padding", "lookup at real positions", "head"."""
         by = {"lookup at padding": self.at_pads, "lookup at real positions": self.at_real, "head": self.head}
         return tuple(name for name, norm in by.items() if norm > 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as values that JSON can hold."""
+        """Return the report as JSON-compatible values."""
         return {**asdict(self), "row_is_zero": self.row_is_zero, "doors": self.doors}
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def padding_report(
     call: Call | None = None,
     training: bool = False,
 ) -> PaddingReport:
-    """Report whether the pad row is zero, by which ways gradients reach it, and how far an average over all positions is off.
+    """Report whether the pad row is zero, how gradients reach it, and the error of an average over all positions.
 
     Args:
         model: as in `gradients`; so are `batch`, which must hold padding, `objective`, `tokenizer`, `max_length`,
@@ -149,15 +149,14 @@ def padding_report(
 
 def _pad_id(batch: TokenBatch) -> int:
     if not batch.padded:
-        said = "no mask" if batch.mask is None else "a mask without zeros"
+        mask = "no mask" if batch.mask is None else "a mask without zeros"
         raise BatchError(
-            f"the batch has {said}: expected padding, which the report is about; give texts of different lengths, or a mask "
-            "with zeros at the padding"
+            f"the batch has {mask}, and the report is about padding: pass texts of different lengths, or a mask with zeros at "
+            "the padding"
         )
     if not batch.real.any():
         raise BatchError(
-            f"the mask is zero at all {batch.real.size} positions: expected real positions beside the padding, which is 0 in the "
-            "mask, and 1 elsewhere"
+            f"the mask is zero at all {batch.real.size} positions: expected 1 at real positions and 0 at padding"
         )
     ids = np.unique(batch.ids[~batch.real])
     if len(ids) > 1:
@@ -168,7 +167,7 @@ def _pad_id(batch: TokenBatch) -> int:
 
 
 def _norm(result: EmbeddingGradients, where: np.ndarray) -> float:
-    """Return the norm of the sum of the gradients at some positions, which is their share of the row's gradient."""
+    """Return the norm of the sum of the gradients at these positions, which is their share of the row's gradient."""
     return length(result.values[where].sum(0, np.float64))
 
 

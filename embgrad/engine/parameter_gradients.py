@@ -10,19 +10,19 @@ import numpy as np
 
 from embgrad.backend.objective_callback import objective_values
 from embgrad.backend.protocol import Call
+from embgrad.backend.registry import bind
 from embgrad.backend.signature import as_parts
 from embgrad.checkpoints.load_bert import WeightTarget, canonical_names
 from embgrad.common.finite import not_finite
 from embgrad.common.keywords import explained
 from embgrad.common.options import expect_flag
-from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.task import Task
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.native import as_objective
+from embgrad.objectives.objectives import as_objective
 
 __all__ = ["ParameterGradients", "parameter_gradients"]
 
@@ -60,7 +60,7 @@ class ParameterGradients(Mapping[str, np.ndarray]):
         return len(self._gradients)
 
     def __repr__(self) -> str:
-        numbers = sum(one.size for one in self._gradients.values())
+        numbers = sum(gradient.size for gradient in self._gradients.values())
         source = self.provenance
         return (
             f"ParameterGradients({len(self)} parameters, {numbers} numbers, {len(self.unreached)} unreached, of "
@@ -110,10 +110,10 @@ def parameter_gradients(
     parameters = run.parameters or {}
     unreached = [name for name, parameter in parameters.items() if parameter.gradient is None]
     if len(unreached) == len(parameters):
-        parts = ", ".join(type(part).__qualname__ for part in as_parts(bound.model))
+        models = ", ".join(type(part).__qualname__ for part in as_parts(bound.model))
         raise NoGradientError(
-            f"the objective depends on none of the {len(parameters)} trainable parameters of {parts}: expected some; are they "
-            "frozen, or is the output detached?"
+            f"the objective depends on none of the {len(parameters)} trainable parameters of {models}: check "
+            "whether they are frozen, or the output is detached"
         )
     gradients = {name: _expect_finite(name, parameter.filled()) for name, parameter in parameters.items()}
     if canonical is not None:
@@ -132,19 +132,19 @@ def _expect_finite(name: str, gradient: np.ndarray) -> np.ndarray:
     wrong = not_finite(gradient)
     if wrong is not None:
         raise NoGradientError(
-            f"the gradient of the parameter {name!r} is {wrong.at()}: expected finite numbers; look at the model's inputs, its "
-            "mask and its dtype"
+            f"the gradient of the parameter {name!r} is {wrong.at()}: expected finite numbers. Check the model's inputs, mask "
+            "and dtype"
         )
     return gradient
 
 
 def _renamed(gradients: Mapping[str, np.ndarray], canonical: Mapping[str, WeightTarget]) -> dict[str, np.ndarray]:
-    """Return the gradients under the checkpoint's names, in the checkpoint's orientation of matrices."""
-    without = [name for name in gradients if name not in canonical]
-    if without:
+    """Return the gradients under the checkpoint's names, with matrices oriented as in the checkpoint."""
+    nameless = [name for name in gradients if name not in canonical]
+    if nameless:
         raise UnsupportedError(
-            f"names='canonical' has no name for {len(without)} of the {len(gradients)} trainable parameters, {listed(without)}: "
-            "expected those of a BERT encoder; leave it out for the framework's own names"
+            f"names='canonical' has no name for {len(nameless)} of the {len(gradients)} trainable parameters, "
+            f"{listed(nameless)}: expected those of a BERT encoder; omit it for the framework's own names"
         )
     return {
         canonical[name].source: np.ascontiguousarray(gradient.T) if canonical[name].transposed else gradient

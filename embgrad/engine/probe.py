@@ -1,4 +1,4 @@
-"""Probes: forward passes on a changed batch, which show what the batch itself leaves open."""
+"""Probes: forward passes on a changed batch, which show what the batch itself does not determine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.engine.bound_model import BoundModel
+from embgrad.backend.protocol import BoundModel
 from embgrad.errors import AmbiguousPointError, PointNotReachedError
 from embgrad.forward.axes import axis_of_examples
 from embgrad.forward.points import WORD, Lookup, Point, layout_is_open
@@ -24,7 +24,7 @@ __all__ = [
     "word_resolved",
 ]
 
-#: The most further inputs that are tried at once as inputs that all examples share.
+#: The most further inputs that are tried together as inputs that all examples share.
 MOST_SHARED: Final = 3
 
 
@@ -46,14 +46,14 @@ def word_resolved(bound: BoundModel, batch: TokenBatch, points: Sequence[Point])
     except Exception as failure:
         raise AmbiguousPointError(
             f"'word' fits {len(lookups)} lookups, {', '.join(map(str, lookups))}, and a forward pass with other ids, which would "
-            f"tell them apart, raised {type(failure).__name__}: name one of them in at=...",
+            f"distinguish them, raised {type(failure).__name__}: name one of them in at=...",
             lookups,
         ) from failure
     return [_with_probed_roles(point, probed.get(point.key)) for point in points]
 
 
 def _with_probed_roles(point: Point, probed: Sequence[str] | None) -> Point:
-    """Return the point with the roles that it had in the probe as well; None stands for a point that the probe did not reach."""
+    """Return the point with only the roles that it also had in the probe; `probed` is None if the probe did not reach it."""
     words = {WORD} & set(point.roles) & set(probed or ())
     others = [role for role in (point.roles if probed is None else probed) if role != WORD]
     lookup = point.lookup
@@ -63,7 +63,7 @@ def _with_probed_roles(point: Point, probed: Sequence[str] | None) -> Point:
 
 
 def with_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
-    """Return the lookup with its layout, from a probe with one id changed where the batch's own ids leave it open.
+    """Return the lookup with its layout, from a probe with one id changed where the batch's ids do not determine it.
 
     Raises:
         AmbiguousPointError: the probe did not show the layout either.
@@ -76,7 +76,7 @@ def with_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
         layout = next((other.layout for other in lookups if other is not None and other.key == lookup.key), None)
     if layout is None:
         raise AmbiguousPointError(
-            f"the ids are the same read by example and by position, so that they do not tell which axis of {lookup} is the "
+            f"the ids are the same by example and by position, so that they do not show which axis of {lookup} holds the "
             "examples, and a forward pass with another id did not either: run the examples one at a time, batch_size=1",
             [lookup],
         )
@@ -84,15 +84,15 @@ def with_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
 
 
 def example_axis(bound: BoundModel, batch: TokenBatch, point: Point) -> int | None:
-    """Return which of the first two axes of a point's tensor is the examples, where there are as many of them as positions.
+    """Return which of the first two axes of a point's tensor holds the examples, where both axes are equally long.
 
-    A probe with one example fewer shows it. None is for tensors whose lengths show the axes by themselves.
+    A probe with one example fewer shows it. The result is None for tensors whose shape shows the axes.
 
     Raises:
         AmbiguousPointError: the probe failed, or did not show the axis either.
     """
     examples, positions = batch.shape
-    # Only a lookup's indices have such axes: the rows of a table can be as long as the batch has positions, too.
+    # At a lookup only the indices have such axes: a table's rows may be as long as the batch has positions.
     shape = point.shape if point.lookup is None else point.lookup.indices.shape
     if examples != positions or examples == 1 or shape[:2] != batch.shape:
         return None
@@ -100,16 +100,16 @@ def example_axis(bound: BoundModel, batch: TokenBatch, point: Point) -> int | No
         probed = bound.points(batch[:-1])
     except Exception as failure:
         raise AmbiguousPointError(
-            f"the batch has as many examples as positions, so that it does not tell which axis of {point} is the examples, and a "
-            f"forward pass with one example less, which would tell, raised {type(failure).__name__}: give it another number of "
+            f"the batch has as many examples as positions, so that the axes of {point} cannot be distinguished, and a forward "
+            f"pass with one example less, which would show them, raised {type(failure).__name__}: pass another number of "
             "examples, or of positions"
         ) from failure
     shorter = next((other.shape for other in probed if other.key == point.key), ())
     axis = axis_of_examples(shorter, examples - 1, positions)
     if axis is None:
         raise AmbiguousPointError(
-            f"the batch has as many examples as positions, so that it does not tell which axis of {point} is the examples, and "
-            "a forward pass with one example less did not either: run it with another batch_size"
+            f"the batch has as many examples as positions, so that the axes of {point} cannot be distinguished, and a forward "
+            "pass with one example less did not show them either: run it with another batch_size"
         )
     return axis
 
@@ -117,11 +117,11 @@ def example_axis(bound: BoundModel, batch: TokenBatch, point: Point) -> int | No
 def expect_ids_followed(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> None:
     """Refuse a lookup whose indices equal the ids only by chance.
 
-    Ids such as 0, 1, 2, … or zeros can be the positions or types that a model makes itself, while its lookup of the ids cannot
-    be seen. A probe with other ids shows whether the indices follow.
+    Ids such as 0, 1, 2, … or zeros can be the positions or types that a model computes itself, while its lookup of the ids is
+    not recorded. A probe with other ids shows whether the indices follow.
 
     Raises:
-        PointNotReachedError: the indices stayed what they were.
+        PointNotReachedError: the indices did not change.
     """
     if lookup.layout is None or not could_be_positions(batch.ids):
         return
@@ -130,20 +130,20 @@ def expect_ids_followed(bound: BoundModel, batch: TokenBatch, lookup: Lookup) ->
         return
     try:
         probed = {point.key: point.roles for point in bound.points(other)}
-    except Exception:  # the model may not take other ids: then nothing speaks against the lookup
+    except Exception:  # the model may not accept other ids: then nothing contradicts the lookup
         return
     if WORD not in probed.get(lookup.key, (WORD,)):
         raise PointNotReachedError(
-            f"the model made no lookup of the batch's ids: the indices of {lookup} equal them by chance, and stayed what they "
-            "were when the ids changed; expected the model to look up the ids that it is given, or name the table with at=..."
+            f"the model made no lookup of the batch's ids: the indices of {lookup} equal them by chance, and did not "
+            "follow when the ids changed. Use a model that looks up the ids that it receives, or name the table with at=..."
         )
 
 
 def with_shared(bound: BoundModel, batch: TokenBatch) -> TokenBatch:
     """Return the batch with its shared inputs marked: further inputs that have as many entries as examples only by chance.
 
-    Such an input has one entry a position or a class, say. A probe with another number of examples shows it: the model takes the
-    input whole, and not cut along with the examples.
+    Such an input may have one entry for each position or class. A probe with another number of examples shows it: the model
+    accepts the whole input, and not a slice of it.
     """
     if len(batch) < 2 or not batch.of_each:
         return batch

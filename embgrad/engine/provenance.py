@@ -1,4 +1,4 @@
-"""The provenance: what a result remembers of how it was made."""
+"""The provenance of a result: the versions, model, objective and options with which it was computed."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.backend.objective_callback import Respond
-from embgrad.backend.protocol import Run
+from embgrad.backend.protocol import BoundModel, Run
 from embgrad.backend.signature import as_parts
-from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.options import GradientOptions
 from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import NativeObjective, described
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import described
 from embgrad.version import __version__
 
 __all__ = ["origins", "provenance"]
 
-#: The origins that are the same in the whole process.
+#: The origins that are the same throughout the process.
 PLATFORM: Final = {"embgrad": __version__, "python": platform.python_version(), "numpy": np.__version__}
 
-#: By a model's first part the identities of its other parts, and the number of its matrices.
+#: By a model's first part, the identities of its other parts and the number of its matrices.
 _matrices: WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = WeakKeyDictionary()
 
 
 def provenance(
     bound: BoundModel, options: GradientOptions, batch: TokenBatch, run: Run, respond: Respond | NativeObjective
 ) -> dict[str, Any]:
-    """Return what the results of one run remember, but for their points.
+    """Return the provenance of the results of one run, without their points.
 
     Args:
         bound: the model.
@@ -59,7 +59,7 @@ def provenance(
 
 
 def origins(bound: BoundModel) -> dict[str, Any]:
-    """Return what every result remembers of its model: the versions, and the model's class and depth."""
+    """Return the provenance that depends on the model alone: the versions, and the model's class and depth."""
     classes = [type(part) for part in as_parts(bound.model)]
     return {
         **PLATFORM,
@@ -71,9 +71,9 @@ def origins(bound: BoundModel) -> dict[str, Any]:
 
 
 def _count_of_matrices(bound: BoundModel) -> int:
-    """Return how many weights have two axes or more, by which `compare` knows how far rounding may reach.
+    """Return the number of weights with two axes or more, from which `compare` estimates rounding errors.
 
-    They are counted once a model, since that takes time; a model that is changed afterwards has about as many.
+    They are counted once for each model, since that takes time; a model that is changed afterwards has about as many.
     """
     first, *others = as_parts(bound.model)
     identities = tuple(map(id, others))

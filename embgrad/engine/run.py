@@ -24,11 +24,11 @@ from embgrad.engine.locate import (
     locate_in_sub_batch,
     word_of,
 )
-from embgrad.engine.located import Located
 from embgrad.engine.probe import could_be_positions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.task import Memos, Task
 from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError
+from embgrad.forward.axes import Located
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
@@ -102,11 +102,11 @@ def located_for(task: Task, batch: TokenBatch) -> dict[str, Located]:
 
 
 def expect_examples_first(task: Task, batch: TokenBatch, whole: TokenBatch) -> None:
-    """Refuse points without an axis of examples, where each example's own gradient is asked for.
+    """Refuse points without an axis of examples, where sub-batches are run or each example's gradient is requested.
 
     Args:
-        task: what is asked.
-        batch: the examples that are run first, all or some.
+        task: the task.
+        batch: the examples that are run first.
         whole: all examples.
 
     Raises:
@@ -127,8 +127,8 @@ def expect_examples_first(task: Task, batch: TokenBatch, whole: TokenBatch) -> N
         if shapes.get(point.key) != (len(other), *native[1:]) or native[0] != len(batch):
             raise UnsupportedError(
                 f"the point {name!r} has the shape {native} with {len(batch)} examples, and "
-                f"{shapes.get(point.key, 'is not reached')} with {len(other)}: expected examples on its first axis, which "
-                "split=... and batch_size=... go by; leave them out, or name it by a role"
+                f"{shapes.get(point.key, 'is not reached')} with {len(other)}: split=... and batch_size=... need "
+                "the examples on its first axis. Omit them, or name the point by a role"
             )
 
 
@@ -138,18 +138,19 @@ def objective_with(
     """Return the objective's values where an array is added at a point, without a pullback.
 
     Args:
-        task: what is asked.
+        task: the task.
         batch: the batch to run.
         located: all points that the task names.
         key: the key of the point.
         change: returns the array to add, in the tensor's own axes.
 
     Returns:
-        The values, and by how much their sum changes at most when every number that it is made of changes by its own size:
-        times the rounding of the model's dtype, the error of the sum.
+        The values, and the largest change of their sum when every number from which it is computed changes by its own size:
+        times the rounding error of the model's dtype, this is the error of the sum.
     """
     respond = task.respond(batch, 0)
-    request = replace(task.request(respond, (), located), compiled=False)  # a check takes another way
+    # A check computes the numbers in a different way.
+    request = replace(task.request(respond, (), located), compiled=False)
     before = request.add.get(key)
     added = change if before is None else lambda value: before(value) + change(value)
     run = task.bound.run(batch, replace(request, add={**request.add, key: added}))
@@ -186,9 +187,9 @@ def _run(task: Task, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective,
 
 
 def _is_plain(task: Task, batch: TokenBatch) -> bool:
-    """Return whether one forward pass may be enough: "word" alone is read, and nothing is changed.
+    """Return whether one forward pass may suffice: only "word" is read, and nothing is changed.
 
-    A pass in training mode draws random numbers and is made once, so that its ids must not leave "word" open.
+    A pass in training mode draws random numbers and cannot be repeated, so its ids must determine "word".
     """
     is_open = task.options.training and could_be_positions(batch.ids)
     return task.options.named == (WORD,) and not task.options.changed and not is_open
@@ -206,8 +207,8 @@ def _run_once(
     shared = located is not None and any(located[name].arrangement.shared for name in names)
     if shared and task.is_scalar:
         raise UnsupportedError(
-            f"all examples share one tensor at {names}, and its gradient for each of them takes a pullback for each: "
-            "a Scalar objective has one for the whole batch; give a function of shape (example,)"
+            f"all examples share one tensor at {names}, whose gradient for each example needs a pullback for each, and a Scalar "
+            "objective has one for the whole batch: pass a function of shape (example,)"
         )
     sets = (len(batch) if split or shared else 1) if task.pullback else 0
     respond = task.respond(batch, sets)
@@ -222,11 +223,11 @@ def _run_once(
 
 
 def _run_resolved(task: Task, batch: TokenBatch, error: PointError) -> tuple[Run, Respond | NativeObjective]:
-    """Run again where no lookup, or several, had the ids as indices: a probe shows which one follows them."""
+    """Run again after no lookup, or several, had the ids as indices: a probe shows which lookup follows them."""
     try:
         located = located_for(task, batch)
     except PointNotReachedError:
-        raise error from None  # the run's own message says more about the reason
+        raise error from None  # the message of the run says more about the reason
     run, respond = _run_once(task, batch, located)
     return replace(run, points={name: run.points[located[name].key] for name in task.options.names}), respond
 

@@ -1,4 +1,4 @@
-"""`embgrad.table_gradients`: a table's gradient through its lookups, and by other ways, such as a head that shares it."""
+"""`embgrad.table_gradients`: a table's gradient through its lookups, and through other uses, such as a head that shares it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.backend.protocol import Call, ParameterValues, PointValues
+from embgrad.backend.registry import bind
 from embgrad.backend.replay import agreeing
 from embgrad.common.finite import not_finite
 from embgrad.common.keywords import explained
 from embgrad.common.metrics import length
 from embgrad.common.options import expect_flag
-from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions, expect_one_name
 from embgrad.engine.probe import word_resolved
@@ -26,37 +26,37 @@ from embgrad.forward.names import point_of
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.native import as_objective
+from embgrad.objectives.objectives import as_objective
 from embgrad.results.row_sparse import scatter
 
 __all__ = ["TableGradients", "gradients_of_table", "sum_tolerance", "table_gradients", "why_no_sum"]
 
-#: How far apart a gradient of a table and the sum of its parts may be at least: float32 rounds by less, float64 where parts of
-#: a model are computed in float32.
+#: The smallest tolerance for the difference of a table's gradient from the sum over its uses: it exceeds float32's rounding,
+#: since parts of a float64 model may compute in float32.
 LEAST: Final = 1e-6
 
-#: Why it is no sum of what comes through the lookups, where that is no fault.
-DETACHED: Final = "the table is detached from lookups in it: the framework's own gradient has nothing of them"
+#: The reasons why the framework's own gradient is not the sum over the table's uses although it is correct.
+DETACHED: Final = "the table is detached from lookups in it: the framework's own gradient does not include them"
 BY_THE_TABLE: Final = (
-    "the model or the objective differentiates by the table itself: all that comes, comes by the lookups"
+    "the model or the objective differentiates with respect to the table: its gradient is that of the lookups"
 )
 BY_FREQUENCY: Final = "the framework divides each row's gradient by how often the row is looked up (scale_grad_by_freq)"
 
 
 @dataclass(frozen=True, eq=False)
 class TableGradients:
-    """The gradient of ΣL with respect to a table, (vocab, dim), by the ways on which it comes; total = lookup + head.
+    """The gradient of ΣL with respect to a table, (vocab, dim), by the uses of the table; total = lookup + head.
 
     Attributes:
         lookup: through all lookups in the table.
-        head: by all other ways: a head that shares the table, a penalty on it. Zeros where there is none.
+        head: through all other uses, such as a head that shares the table or a penalty on it. Zeros where there is none.
         names: the parameters that share the table's memory, the table's own name first, as `parameter_gradients` has them.
         path: the table's path as `points` has it.
         lookups: the number of lookups in the table.
-        padding: the row that the model declares to be padding, whose lookups the framework's own gradient leaves out; None
-            where it declares none.
-        own: the framework's own gradient of the table; None where the table is not trainable, and in training mode, whose
-            random numbers are others in each pass.
+        padding: the row that the model declares as padding, whose lookups the framework's own gradient omits; None where it
+            declares none.
+        own: the framework's own gradient of the table; None where the table is not trainable, and in training mode, where
+            each pass draws other random numbers.
         provenance: as of `EmbeddingGradients`.
     """
 
@@ -76,23 +76,23 @@ class TableGradients:
 
     @property
     def tied(self) -> bool:
-        """Return whether something else uses the table: a parameter that shares its memory, or a head that takes it as it is."""
+        """Return whether something else uses the table: a parameter that shares its memory, or a head that reads it directly."""
         return len(self.names) > 1 or bool(self.head.any())
 
     @property
     def apart(self) -> float | None:
-        """How far `total` is from the framework's own gradient, less the row of padding; None without one.
+        """The difference of `total` from the framework's own gradient, without the row of padding; None where that is unknown.
 
-        Relative to the largest of that and of the two parts, which may cancel: rounding is theirs.
+        It is relative to the largest of `own`, `lookup` and `head`: the last two may cancel in the total.
         """
         if self.own is None:
             return None
         kept = np.arange(len(self.own)) != (-1 if self.padding is None else self.padding)
-        scale = max(length(one[kept]) for one in (self.own, self.lookup, self.head)) or 1.0
+        scale = max(length(gradient[kept]) for gradient in (self.own, self.lookup, self.head)) or 1.0
         return length((self.total - self.own)[kept]) / scale
 
     def __repr__(self) -> str:
-        lookup, head, total = (length(one) for one in (self.lookup, self.head, self.total))
+        lookup, head, total = map(length, (self.lookup, self.head, self.total))
         shared = f"shared by {', '.join(self.names)}" if len(self.names) > 1 else "tied" if self.tied else "not shared"
         return (
             f"TableGradients({self.path!r}, {' × '.join(map(str, self.lookup.shape))}, norms: lookup {lookup:.4g}, head "
@@ -112,10 +112,10 @@ def table_gradients(
     call: Call | None = None,
     training: bool = False,
 ) -> TableGradients:
-    """Return the gradient of ΣL with respect to a whole table, divided by the ways on which it comes.
+    """Return the gradient of ΣL with respect to a whole table, separated by the uses of the table.
 
-    A BERT with its masked-language-model head, a GPT-2: the head's matrix is the table, so that the table's gradient is that
-    of the lookups plus that of the head, which reaches every row.
+    In a BERT with its masked-language-model head, or a GPT-2, the head's matrix is the table, so that the table's gradient is
+    that of the lookups plus that of the head, which reaches every row.
 
     Args:
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and
@@ -142,17 +142,17 @@ def table_gradients(
     ledger = gradients_of_table(task, tokens, point.path, points)
     if ledger is None:
         raise PointError(
-            f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass, and only "
-            "what it is computed from has a gradient; see embgrad.parameter_gradients"
+            f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass. "
+            "embgrad.parameter_gradients has the gradients of the parameters from which it is computed"
         )
     task.warn(tokens, ledger.provenance["unused"], ledger.provenance.get("masked_id"))
     tolerance = sum_tolerance(ledger.provenance["compute_dtype"])
     is_apart = ledger.apart is not None and ledger.apart > tolerance
     if is_apart and why_no_sum(task, tokens, ledger, points, tolerance) in (None, BY_THE_TABLE):
         warnings.warn(
-            f"what comes to the table {point.path!r} through its lookups and by other ways is {ledger.apart:.1e} from the "
-            "framework's own gradient of it, `own`, where it should add up to that: the model or the objective differentiates by "
-            "the table itself, or computes something else in each pass",
+            f"the gradients of the table {point.path!r} through its lookups and other uses differ by {ledger.apart:.1e} in sum "
+            "from the framework's own gradient, `own`: the model or the objective differentiates with respect to the "
+            "table itself, or computes something else in each pass",
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )
@@ -160,10 +160,10 @@ def table_gradients(
 
 
 def sum_tolerance(dtype: str) -> float:
-    """Return how far `TableGradients.apart` may be from zero by rounding, since the same numbers are added in another order.
+    """Return the value of `TableGradients.apart` that rounding explains, since the same numbers are added in another order.
 
     Args:
-        dtype: in which the model computes; one in float64 may do so in float32 for a moment.
+        dtype: the dtype in which the model computes; a float64 model may cast to float32 in between.
     """
     return max(agreeing([dtype]), LEAST)
 
@@ -181,7 +181,7 @@ def _lookup_at(at: str, points: Sequence[Point], words: Sequence[Point], batch: 
 
 
 def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequence[Point]) -> TableGradients | None:
-    """Return the gradient of a table by the ways on which it comes; None for a table that is no parameter.
+    """Return the gradient of a table by the table's uses; None for a table that is no parameter.
 
     Args:
         task: the model and the objective; its changes are not made.
@@ -200,7 +200,8 @@ def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequenc
     through = [_scattered(value) for value in values]
     if rest.gradient is None and all(table is None for table in through):
         raise NoGradientError(
-            f"the objective does not depend on the table {path!r}: the graph has no way from it to a lookup or another use"
+            f"the objective does not depend on the table {path!r}: no path in the graph leads from it to a lookup "
+            "or another use"
         )
     shape = (lookup.rows, lookup.dim)
     zeros = np.zeros(shape, np.float64 if run.compute_dtype == "float64" else np.float32)
@@ -226,12 +227,12 @@ def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequenc
 def why_no_sum(
     task: Task, batch: TokenBatch, ledger: TableGradients, points: Sequence[Point], tolerance: float
 ) -> str | None:
-    """Return why the framework's own gradient of a table is not the sum of its parts, where that is by design; else None.
+    """Return the reason why the framework's own gradient of a table is not the sum over its uses by design; else None.
 
     Args:
         task: as in `gradients_of_table`; so are `batch` and `points`.
         ledger: the gradients of the table, with the framework's own.
-        tolerance: how far apart, relative, two gradients may be that are the same.
+        tolerance: the relative difference up to which two gradients count as equal.
     """
     assert ledger.own is not None
     keys = [point.key for point in points if point.lookup is not None and point.path == ledger.path]
@@ -255,11 +256,11 @@ def why_no_sum(
     return None if _taken(own, divided, tolerance) is None else BY_FREQUENCY
 
 
-def _taken(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -> np.ndarray | None:
-    """Return 1 or 0 for each part, so that the whole is the sum of the parts with 1; None where it is no such sum."""
-    if not parts:
+def _taken(whole: np.ndarray, arrays: Sequence[np.ndarray], tolerance: float) -> np.ndarray | None:
+    """Return 1 or 0 for each array, so that the whole is the sum of those with 1; None where it is no such sum."""
+    if not arrays:
         return None
-    columns = np.stack([part.ravel() for part in parts], axis=1)
+    columns = np.stack([array.ravel() for array in arrays], axis=1)
     taken = np.linalg.lstsq(columns, whole.ravel(), rcond=None)[0].round().clip(0, 1)
     scale = float(np.linalg.norm(columns, axis=0).max())
     rest = float(np.linalg.norm(columns @ taken - whole.ravel()))
@@ -267,12 +268,12 @@ def _taken(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -> 
 
 
 def _expect_finite(path: str, lookup: np.ndarray, head: np.ndarray) -> None:
-    for way, gradient in {"lookups": lookup, "other ways": head}.items():
+    for use, gradient in {"lookups": lookup, "other uses": head}.items():
         wrong = not_finite(gradient)
         if wrong is not None:
             raise NoGradientError(
-                f"the gradient of the table {path!r} by its {way} is {wrong.at('row')}: expected finite numbers; look at the "
-                "model's inputs, its mask and its dtype"
+                f"the gradient of the table {path!r} through its {use} is {wrong.at('row')}: expected finite numbers. Check the "
+                "model's inputs, mask and dtype"
             )
 
 

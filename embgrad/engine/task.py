@@ -1,4 +1,4 @@
-"""A call of `gradients` as it goes from step to step: the model, the objective, the options, and which examples are run."""
+"""The task of one call of `gradients`: the model, the objective, the options, and the examples that are run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from embgrad.backend.objective_callback import Respond, respond_with
-from embgrad.backend.protocol import Change, Request, reads_the_whole
+from embgrad.backend.protocol import BoundModel, Change, Request, reads_the_whole
 from embgrad.backend.replay import CallbackMemo
-from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.input_warnings import (
     warn_of_empty_mask,
@@ -18,16 +17,16 @@ from embgrad.engine.input_warnings import (
     warn_of_unused,
 )
 from embgrad.engine.interventions import prepared
-from embgrad.engine.located import Located
 from embgrad.engine.options import GradientOptions
 from embgrad.errors import UnsupportedError
+from embgrad.forward.axes import Located
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
 
 __all__ = ["Memos", "Task"]
 
-#: By option and the name of a point the results of the user's function there in earlier runs of one call.
+#: By option and point's name, the recorded results of the user's function in earlier runs of the same call.
 Memos = dict[tuple[str, str], CallbackMemo]
 
 
@@ -39,13 +38,13 @@ class Task:
         bound: the model.
         objective: the objective of the examples that are run.
         options: the options of the call.
-        examples: which examples of the whole batch are run.
-        count: how many examples the whole batch has; None where it is run at once.
+        examples: the examples of the whole batch that are run.
+        count: the number of examples in the whole batch; None where it is run at once.
         pullback: whether gradients are computed; otherwise the results' `values` are zeros.
         quiet: whether `warn` does nothing, as for further passes on a batch of which the user has been warned.
 
     Raises:
-        UnsupportedError: the backend cannot do what the options ask for.
+        UnsupportedError: the backend does not support the options.
     """
 
     bound: BoundModel
@@ -68,19 +67,19 @@ class Task:
         """Refuse a Scalar objective where a batch of `count` examples is run in sub-batches of at most `size`."""
         if self.is_scalar:
             raise UnsupportedError(
-                f"batch_size={size} cuts the batch of {count}, and a Scalar objective reduces over the whole of it: "
-                "leave batch_size out, or give a function of shape (example,)"
+                f"batch_size={size} splits the batch of {count}, and a Scalar objective reduces over all of it: "
+                "omit batch_size, or pass a function of shape (example,)"
             )
 
     def for_examples(self, examples: slice, count: int) -> Task:
-        """Return the task for some of the `count` examples."""
+        """Return the task for these of the `count` examples."""
         objective = self.objective
         if not isinstance(objective, NativeObjective):
             objective = objective.take(examples, count)
         return replace(self, objective=objective, examples=examples, count=count)
 
     def respond(self, batch: TokenBatch, sets: int = 1, *, sized: bool = False) -> Respond | NativeObjective:
-        """Return the objective as a backend's callback, see `Respond`. In an encoder-decoder it knows the decoder's positions."""
+        """Return the objective as a backend's callback, see `Respond`; it knows the positions of an encoder-decoder's decoder."""
         return respond_with(self.objective, with_decoder(self.bound.model, batch), sets, sized=sized)
 
     def request(
@@ -93,26 +92,26 @@ class Task:
         times: Mapping[str, int] | None = None,
         memos: Memos | None = None,
     ) -> Request:
-        """Return the request that a backend is given.
+        """Return the request to a backend.
 
         Args:
             respond: the objective.
             points: the keys of the points to read.
-            located: the points that are named anywhere; None for a request without changes.
+            located: all points that the options name; None for a request without changes.
             several: whether there are several pullbacks.
             times: see `Request.times`.
-            memos: keeps what the user's functions return, so that another run does not call them again.
+            memos: the recorded results of the user's functions, so that another run does not call them again.
         """
 
-        def change(option: str, name: str, given: Any, point: Located) -> Change:
-            ready = prepared(option, name, given, point.arrangement, self.examples, self.count)
-            return memos[option, name].again(ready) if memos is not None and callable(given) else ready
+        def change(option: str, name: str, value: Any, point: Located) -> Change:
+            function = prepared(option, name, value, point.arrangement, self.examples, self.count)
+            return memos[option, name].again(function) if memos is not None and callable(value) else function
 
         def changes(option: str) -> dict[str, Change]:
             if located is None:
                 return {}
-            given = self.options.changes.get(option, {})
-            return {located[name].key: change(option, name, value, located[name]) for name, value in given.items()}
+            values = self.options.changes.get(option, {})
+            return {located[name].key: change(option, name, value, located[name]) for name, value in values.items()}
 
         return Request(
             points,
@@ -130,7 +129,7 @@ class Task:
         )
 
     def warn(self, batch: TokenBatch, unused: tuple[str, ...], masked_id: int | None = None) -> None:
-        """Warn of a batch or an objective whose gradient is right, and probably not the one that the user meant.
+        """Warn of a batch or an objective whose gradient is correct, but probably not the one that the user meant.
 
         Args:
             batch: the batch that was run.

@@ -1,4 +1,4 @@
-"""The weights of a model in any framework: reading them, and substituting others for a while."""
+"""Read the weights of a model in any framework, and substitute others temporarily."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.protocol import Weight
+from embgrad.backend.protocol import BoundModel, Weight
 from embgrad.backend.registry import backend_for
 from embgrad.common.arrays import to_numpy
-from embgrad.engine.bound_model import BoundModel
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 
 __all__ = ["depth_of", "substituted", "weights_of", "weights_sums"]
 
-#: How many words of 64 bits a block of weights has. An odd number: as many changes of sign, or of one exponent, as a power of
-#: two has would add up to nothing.
+#: The number of 64-bit words in a block of weights. It is odd, since equal changes to a power-of-two number of words, such as
+#: of their signs, would add up to zero.
 BLOCK: Final = 1021
 
 
 def weights_of(model: Any) -> list[Weight]:
-    """Return every floating-point parameter and buffer that has values, in the model's order; shared ones once.
+    """Return every floating-point parameter and buffer that has values, in the model's order, shared ones once.
 
     Args:
         model: as in `gradients`.
@@ -45,7 +44,7 @@ def weights_of(model: Any) -> list[Weight]:
 
 
 def weights_sums(model: Any) -> dict[str, str]:
-    """Return by name checksums that change when a weight changes or is moved, in a fraction of the time of a digest.
+    """Return by name checksums that change when values change or move, in a fraction of the time of a digest.
 
     The dict is empty where the backend cannot read weights.
 
@@ -62,10 +61,10 @@ def _sums(array: np.ndarray) -> str:
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = len(data) - len(data) % (8 * BLOCK)
     blocks = data[:whole].view(np.uint64).reshape(-1, BLOCK)
-    made = hashlib.sha256()
-    for part in (np.add.reduce(blocks, axis=1), np.add.reduce(blocks, axis=0), data[whole:]):
-        made.update(part.tobytes())
-    return made.hexdigest()
+    digest = hashlib.sha256()
+    for sums in (np.add.reduce(blocks, axis=1), np.add.reduce(blocks, axis=0), data[whole:]):
+        digest.update(sums.tobytes())
+    return digest.hexdigest()
 
 
 def depth_of(model: Any) -> int:
@@ -91,20 +90,20 @@ def substituted(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
     Raises:
         BackendError: no backend takes the model.
         UnsupportedError: its backend cannot do this.
-        EmbgradError: there is no weight of that name, or it has another shape; then nothing is put.
+        EmbgradError: there is no weight of that name, or it has another shape; then no weight is changed.
     """
     backend = backend_for(model)
     BoundModel(backend, model).expect_ability("weights")
     with backend.alone(model):
         known = {weight.name: weight for weight in backend.weights(model)}
         checked = {name: _checked(name, value, known) for name, value in values.items()}
-        found = {name: known[name].get() for name in checked}
+        original = {name: known[name].get() for name in checked}
         try:
             for name, value in checked.items():
                 known[name].put(value)
             yield
         finally:
-            for name, value in found.items():
+            for name, value in original.items():
                 known[name].put(value)
 
 

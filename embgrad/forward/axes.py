@@ -11,7 +11,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.forward.points import Layout, Lookup
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["Arrangement", "axis_of_examples", "of_lookup", "of_module"]
+__all__ = ["Arrangement", "Located", "axis_of_examples", "of_lookup", "of_module"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,23 @@ class Arrangement:
     def editable(self) -> tuple[int, ...]:
         """The shape in which users may give values: the shape that they see, or one example's for a shared tensor."""
         return self.shape[1:] if self.shared else self.shape
+
+
+@dataclass(frozen=True)
+class Located:
+    """A point that a name means, as a forward pass reached it.
+
+    Attributes:
+        key: the key of the point, which no other point has.
+        arrangement: how the axes of its tensor are arranged.
+        lookup: the lookup at the point; None at a module.
+        by_role: whether the name is a role.
+    """
+
+    key: str
+    arrangement: Arrangement
+    lookup: Lookup | None
+    by_role: bool
 
 
 def of_lookup(

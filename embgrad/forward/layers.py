@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from embgrad.forward.points import ModuleCall
-from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["NUMBERED", "Calls", "Stack", "ancestors", "is_decoders", "stacked"]
 
@@ -53,19 +52,19 @@ class Calls:
     """The calls of one forward pass, with the derived facts that several functions need.
 
     Attributes:
-        batch: the batch that the model was run on.
+        shape: the batch's shape, (example, position).
         all: the calls.
         holding: the indices of the calls during which other calls are made.
         items: for each call the item of a list that its module is; None where its path names no item of a list.
         hidden: the indices of the calls whose input and output have an entry for each example and position.
     """
 
-    def __init__(self, batch: TokenBatch, calls: Sequence[ModuleCall]) -> None:
-        self.batch = batch
+    def __init__(self, shape: tuple[int, int], calls: Sequence[ModuleCall]) -> None:
+        self.shape = shape
         self.all = calls
         self.holding = {call.parent for call in calls}
         self.items = _list_items(calls)
-        self.hidden = [number for number, call in enumerate(calls) if _is_hidden(call, batch)]
+        self.hidden = [number for number, call in enumerate(calls) if _is_hidden(call, *shape)]
 
     def parent(self, number: int) -> int | None:
         """Return the index of the call during which a call was made; None for the outermost."""
@@ -94,7 +93,7 @@ class Calls:
         The result is 0 where either is not of shape (example, position, dim).
         """
         source, result = self.all[number].source_shape, self.all[number].token_shape
-        by_example = len(source) == len(result) == 3 and source[0] == result[0] == self.batch.shape[0]
+        by_example = len(source) == len(result) == 3 and source[0] == result[0] == self.shape[0]
         return max(source[1], result[1]) if by_example else 0
 
     def is_slight(self, number: int) -> bool:
@@ -156,9 +155,8 @@ def _list_item(path: str, kind: str) -> ListItem | None:
     return None if counted else ListItem(path[: match.start()], int(match[1]))
 
 
-def _is_hidden(call: ModuleCall, batch: TokenBatch) -> bool:
+def _is_hidden(call: ModuleCall, examples: int, positions: int) -> bool:
     """Return whether the call's input and output have an entry for each example and position."""
-    examples, positions = batch.shape
     shapes = ((examples, positions), (positions, examples))
 
     def fits(shape: tuple[int, ...]) -> bool:

@@ -18,7 +18,7 @@ from embgrad.inputs.batch import TokenBatch
 __all__ = ["PassRecorder", "PointWatch"]
 
 #: Up to this many indices, comparing them in Python is faster than calling NumPy.
-FEW: Final = 64
+SMALL: Final = 64
 
 
 class PassRecorder:
@@ -55,7 +55,7 @@ class PassRecorder:
         self._times = times
         self._open: list[int] = []
         self._ended = 0
-        self._seen: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._reached: set[str] = set()
         self._tokens = _Tokens()
 
@@ -106,13 +106,13 @@ class PassRecorder:
         if self.everything:
             self.lookups[-1] = replace(self.lookups[-1], token=self._tokens[tensor])
 
-    def enter(self, path: str, kind: str, given: Any, shape: Sequence[int], also: Sequence[str] = ()) -> str | None:
+    def enter(self, path: str, kind: str, tensor: Any, shape: Sequence[int], also: Sequence[str] = ()) -> str | None:
         """Record that a module's call begins.
 
         Args:
             path: the module's attribute path.
             kind: a name that modules of the same type share, such as their class's name.
-            given: the first floating tensor among its arguments, see `embgrad.common.pytree`; None where there is none.
+            tensor: the first floating tensor among its arguments, see `embgrad.common.pytree`; None where there is none.
             shape: that tensor's shape.
             also: further names of the module.
 
@@ -120,12 +120,12 @@ class PassRecorder:
             The key of the call's input where that is a requested point, else None.
         """
         call = ModuleCall(path, self._count(f"{path}:"), kind, self._open[-1] if self._open else None, tuple(also))
-        if given is not None:
+        if tensor is not None:
             call.source_shape = tuple(map(int, shape))
-            call.source = self._tokens[given] if self.everything else None
+            call.source = self._tokens[tensor] if self.everything else None
         self._open.append(len(self.calls))
         self.calls.append(call)
-        return self._reach(call, INPUT, given)
+        return self._reach(call, INPUT, tensor)
 
     def leave(self, result: Any, shape: Sequence[int]) -> str | None:
         """Record that the innermost open call ends.
@@ -206,23 +206,23 @@ class PassRecorder:
     @property
     def times(self) -> dict[str, int]:
         """The number of times that the pass reached each module and table, by path; the paths of modules end in a colon."""
-        return dict(self._seen)
+        return dict(self._counts)
 
     def _expect_times(self) -> None:
         if self._times is None:
             return
         path = next(
-            (path for path in {*self._times, *self._seen} if self._times.get(path, 0) != self._seen[path]), None
+            (path for path in {*self._times, *self._counts} if self._times.get(path, 0) != self._counts[path]), None
         )
         if path is not None:
             raise PointNotReachedError(
-                f"the forward pass reached {path.rstrip(':')!r} {self._seen[path]} time(s), but an earlier pass reached it "
+                f"the forward pass reached {path.rstrip(':')!r} {self._counts[path]} time(s), but an earlier pass reached it "
                 f"{self._times.get(path, 0)} time(s): expected a model that makes the same calls each time"
             )
 
     def _count(self, path: str) -> int:
-        before = self._seen[path]
-        self._seen[path] = before + 1
+        before = self._counts[path]
+        self._counts[path] = before + 1
         return before
 
     def _reach(self, call: ModuleCall, side: str, tensor: Any) -> str | None:
@@ -258,9 +258,9 @@ PointWatch = PassRecorder
 
 def not_looked_up(batch: TokenBatch, lookups: Sequence[Lookup], hint: str = "") -> str:
     """Return the message for a pass in which no lookup is `word`."""
-    seen = "; ".join(str(lookup) for lookup in lookups) or "none"
+    recorded = "; ".join(str(lookup) for lookup in lookups) or "none"
     return (
-        f"the model made no lookup whose indices are the batch's ids, of shape {batch.shape}; lookups seen: {seen}. Expected "
+        f"the model made no lookup whose indices are the batch's ids, of shape {batch.shape}; lookups seen: {recorded}. Expected "
         "the model to look up the ids that it is given: if it changes them first, give it the changed ones, or name the table "
         f"with at=...{' ' if hint else ''}{hint}"
     )
@@ -307,7 +307,7 @@ def _reference(tensor: Any) -> Any:
 
 
 def _are_inside(indices: np.ndarray, rows: int) -> bool:
-    if indices.dtype == np.int64 and indices.size <= FEW:
+    if indices.dtype == np.int64 and indices.size <= SMALL:
         numbers = indices.ravel().tolist()
         return bool(min(numbers) >= 0 and max(numbers) < rows)
     if indices.dtype == np.int64:  # negative numbers, read as unsigned ones, are large

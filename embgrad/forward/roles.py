@@ -36,9 +36,9 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
     for lookup in lookups:
         if lookup.layout is not None:
             roles[lookup.key].append(WORD)
-    reading = Calls(batch, calls)
-    stack = _layers(reading, lookups)
-    away = _away(reading, lookups, stack.blocks)
+    reading = Calls(batch.shape, calls)
+    stack = _layers(batch, reading, lookups)
+    away = _away(batch, reading, lookups, stack.blocks)
     before = _made_before(reading, lookups, stack.blocks[-1:] if away is None else [away])
     added = {POSITION: _position(batch, before), TYPE: _type(batch, before)}
     words = sum(lookup.layout is not None for lookup in lookups)
@@ -196,12 +196,12 @@ def _per_position(indices: np.ndarray, batch: TokenBatch) -> Iterator[np.ndarray
 # The layers
 
 
-def _layers(calls: Calls, lookups: Sequence[Lookup]) -> Stack:
+def _layers(batch: TokenBatch, calls: Calls, lookups: Sequence[Lookup]) -> Stack:
     """Return the calls of the repeated block in order; `certain` is False where they may be something else than the layers.
 
     Blocks that hold other modules are preferred to blocks that hold none, such as the linear maps in a head or a layer.
     """
-    added = (_position(calls.batch, lookups), _type(calls.batch, lookups))
+    added = (_position(batch, lookups), _type(batch, lookups))
     makers = {
         lookup.parent for lookup in lookups if lookup.layout is not None or any(lookup is other for other in added)
     }
@@ -302,7 +302,7 @@ def _are_parts(calls: Calls, layers: Sequence[int]) -> bool:
         for number, call in enumerate(calls.all)
         if "decoder" in path or "decoder" not in call.path.lower()  # a decoder may have other positions
     ]
-    positions = calls.batch.shape[1]
+    positions = calls.shape[1]
     pooled = [number for number, call in others if call.kind in kinds and 1 < calls.positions(number) < positions]
     if len(pooled) > 1 or any(calls.parent(number) == first.parent for number in pooled):
         return True
@@ -312,25 +312,25 @@ def _are_parts(calls: Calls, layers: Sequence[int]) -> bool:
     return any(_take_turns(calls, listed, other) for listed in of_layers for other in beside.values())
 
 
-def _away(calls: Calls, lookups: Sequence[Lookup], layers: Sequence[int]) -> int | None:
+def _away(batch: TokenBatch, calls: Calls, lookups: Sequence[Lookup], layers: Sequence[int]) -> int | None:
     """Return the last block before `layers` that runs the ids at a different number of positions; None where there is none.
 
     An encoder that pads its inputs, as LED's does to its window size, has such blocks. The layers after it are the decoder's.
     """
-    word = _word_of(lookups, (_position(calls.batch, lookups), _type(calls.batch, lookups)))
+    word = _word_of(lookups, (_position(batch, lookups), _type(batch, lookups)))
     if word is None or not layers:
         return None
     first, around = calls.all[layers[0]], set(ancestors(calls.all, word.parent))
     without = around.difference(
         ancestors(calls.all, layers[0])
     )  # such as the encoder's call, when `layers` are the decoder's
-    turned = (first.token_shape[-1], calls.batch.shape[1])  # the axes of a convolution
+    turned = (first.token_shape[-1], calls.shape[1])  # the axes of a convolution
 
     def is_away(number: int) -> bool:
         call = calls.all[number]
         if number not in calls.holding or calls.items[number] is None or call.token_shape[1:] == turned:
             return False
-        if calls.positions(number) in (0, 1, calls.batch.shape[1]) or (call.token or 0) < (word.token or 0):
+        if calls.positions(number) in (0, 1, calls.shape[1]) or (call.token or 0) < (word.token or 0):
             return False
         named = is_decoders(first) and not is_decoders(call) and "encoder" in call.path.lower()
         beside = call.parent == first.parent and (call.parent is None or call.parent in around)

@@ -98,7 +98,7 @@ def checked_tokens(
     if lengths != [ids.shape[1]] * ids.shape[0]:
         raise BatchError(
             f"tokens are {len(examples)} lists of the lengths {lengths[:8]}: expected {ids.shape[0]} lists of {ids.shape[1]}, "
-            "one token a position, padding included"
+            "one token for each position, padding included"
         )
     return tuple(tuple(str(token) for token in example) for example in examples)
 
@@ -126,7 +126,7 @@ def as_array(value: Any, name: str) -> np.ndarray:
 
 def _expect_shape(array: np.ndarray, name: str, shape: tuple[int, ...]) -> None:
     if array.shape != shape:
-        like = "as the ids" if len(shape) == 2 else "one an example"
+        like = "as the ids" if len(shape) == 2 else "one for each example"
         raise BatchError(f"{name} has shape {array.shape}: expected {shape}, {like}")
 
 

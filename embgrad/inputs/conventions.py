@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.checks import as_array, checked_ids, is_text
 from embgrad.inputs.encode import encode, with_tokens
 from embgrad.inputs.fast_tokenizers import words_of
-from embgrad.inputs.tokenizer_holders import own_length, own_tokenizer
 
 __all__ = ["as_batch", "batch_of"]
+
+#: Attributes of an object with a tokenizer that hold the number of tokens to which it cuts its texts.
+LENGTHS: Final = ("max_seq_length", "max_length")
 
 
 def batch_of(batch: Any, tokenizer: Any, max_length: int | None = None, model: Any = None) -> TokenBatch:
@@ -32,9 +34,9 @@ def batch_of(batch: Any, tokenizer: Any, max_length: int | None = None, model: A
         BatchError: the batch is in none of these forms, or `max_length` is given for ids.
     """
     if is_text(batch):
-        tokenizer_of_model = own_tokenizer(model) if tokenizer is None else None
+        tokenizer_of_model = getattr(model, "tokenizer", None) if tokenizer is None else None
         if tokenizer_of_model is not None:
-            return encode(batch, tokenizer_of_model, max_length=own_length(model) if max_length is None else max_length)
+            return encode(batch, tokenizer_of_model, max_length=_length_of(model) if max_length is None else max_length)
         return as_batch(batch) if tokenizer is None else encode(batch, tokenizer, max_length=max_length)
     if tokenizer is not None and isinstance(batch, (list, tuple)) and not batch:
         raise BatchError("the batch is an empty list: expected at least one text or pair of texts")
@@ -45,6 +47,12 @@ def batch_of(batch: Any, tokenizer: Any, max_length: int | None = None, model: A
             f":{brief(max_length)}], with mask and types alike; omit max_length"
         )
     return checked if tokenizer is None else with_tokens(checked, tokenizer)
+
+
+def _length_of(model: Any) -> int | None:
+    """Return the number of tokens to which a model with a tokenizer cuts its texts; None where it does not cut them."""
+    lengths = (getattr(model, name, None) for name in LENGTHS)
+    return next((length for length in lengths if type(length) is int and length > 0), None)
 
 
 def as_batch(batch: Any) -> TokenBatch:
@@ -172,7 +180,7 @@ def _from_triple(ids: Any, types: Any, valid_length: Any) -> TokenBatch:
     lengths = whole_numbers(as_array(valid_length, "valid_length"))
     if lengths is None or lengths.shape != (len(checked),) or (lengths < 1).any() or (lengths > checked.shape[1]).any():
         raise BatchError(
-            f"valid_length is {brief(valid_length)}: expected {len(checked)} whole numbers, one an example, from 1 to "
+            f"valid_length is {brief(valid_length)}: expected {len(checked)} whole numbers, one for each example, from 1 to "
             f"{checked.shape[1]}, the number of positions, in gluonnlp's (ids, types, valid_length); if these are labels, pass "
             "them to the objective, and the inputs as a dict"
         )

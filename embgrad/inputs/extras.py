@@ -53,15 +53,21 @@ def _whole(value: Any) -> np.ndarray | None:
         return None
 
 
-def is_of_each(value: Any, examples: int) -> bool:
+def is_of_each(value: Any, examples: int, *, outside: bool = True) -> bool:
     """Return whether an input, or an array in it, has one entry for each example.
 
     Args:
         value: an array, which has if its first axis has that length; a list or tuple with one entry for each example; or a
             nest of arrays, such as a dict, or one entry for each layer that holds all examples.
         examples: the number of examples.
+        outside: see `of_examples`.
     """
-    return _is_of_each(value, examples, outside=True)
+    if _is_array(value):
+        return _has(value, examples)
+    if outside and _is_one_an_example(value, examples):
+        return True
+    inside = outside and not isinstance(value, (list, tuple))
+    return any(is_of_each(entry, examples, outside=inside) for _, entry in entries(value))
 
 
 def cut(name: str, value: Any, count: int, examples: slice | np.ndarray) -> Any:
@@ -127,15 +133,6 @@ def of_examples(
         if replacement is not entry:
             new = with_entry(new, key, replacement)
     return new
-
-
-def _is_of_each(value: Any, examples: int, *, outside: bool) -> bool:
-    if _is_array(value):
-        return _has(value, examples)
-    if outside and _is_one_an_example(value, examples):
-        return True
-    inside = outside and not isinstance(value, (list, tuple))
-    return any(_is_of_each(entry, examples, outside=inside) for _, entry in entries(value))
 
 
 def _is_one_an_example(value: Any, examples: int) -> bool:

@@ -1,10 +1,10 @@
-"""Accept an objective as users pass it: an embgrad objective, or a function of the model's native outputs."""
+"""Objectives that the framework computes: functions of the model's native outputs, and their values."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Final
@@ -13,9 +13,8 @@ import numpy as np
 
 from embgrad.common.finite import not_finite
 from embgrad.errors import ObjectiveError, listed
-from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
 
-__all__ = ["NativeObjective", "as_objective", "described", "native_values", "rebuilt"]
+__all__ = ["NativeObjective", "expect_of_outputs", "native_values"]
 
 
 #: The modules of the frameworks' losses, both functions and classes.
@@ -23,9 +22,6 @@ LOSSES: Final = re.compile(r"(torch|tf_keras|keras|tensorflow|mxnet)\.(.*\.)?(lo
 
 #: The module of PyTorch's functions, some of which are losses.
 FUNCTIONAL: Final = "torch.nn.functional"
-
-#: The objectives that can be rebuilt from a result's provenance.
-CLASSES: Final = {cls.__name__: cls for cls in (CrossEntropy, Logit, Margin, Projection, Sum)}
 
 
 @dataclass(frozen=True)
@@ -42,41 +38,7 @@ class NativeObjective:
     scalar: bool
 
 
-def as_objective(objective: Any) -> Objective | NativeObjective:
-    """Return an embgrad objective unchanged; wrap a function in a `NativeObjective`.
-
-    Raises:
-        ObjectiveError: the value is neither an objective nor a function.
-    """
-    if isinstance(objective, Objective):
-        return objective
-    if isinstance(objective, Scalar):
-        _expect_of_outputs(objective.function)
-        return NativeObjective(objective.function, scalar=True)
-    if isinstance(objective, type) and issubclass(objective, (Objective, Scalar)):
-        raise ObjectiveError(
-            f"the objective is the class {objective.__name__}: expected an instance; write {objective.__name__}(...)"
-        )
-    if callable(objective):
-        _expect_of_outputs(objective)
-        return NativeObjective(objective, scalar=False)
-    raise ObjectiveError(
-        f"the objective is {objective!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
-        f"model's output that gives one number an example{_instead(objective)}"
-    )
-
-
-def _instead(value: Any) -> str:
-    """Return the message's advice where labels, or several objectives, were passed."""
-    if isinstance(value, (list, tuple)) and value and all(isinstance(entry, Objective) for entry in value):
-        return "; make one call for each objective"
-    is_array = hasattr(value, "shape") or isinstance(value, (list, tuple))
-    return (
-        "; pass labels to an objective, embgrad.CrossEntropy(labels)" if is_array or isinstance(value, Mapping) else ""
-    )
-
-
-def _expect_of_outputs(function: Any) -> None:
+def expect_of_outputs(function: Any) -> None:
     """Raise an error if a function takes more than the model's output, as the frameworks' losses do.
 
     Raises:
@@ -89,7 +51,7 @@ def _expect_of_outputs(function: Any) -> None:
         raise ObjectiveError(
             f"the objective is {name}, a loss of the framework's own, which needs a target beside the output: expected "
             "embgrad.CrossEntropy(labels) for a cross-entropy, or a function of the model's output alone that gives one number "
-            "an example, lambda output: loss(output, target) with reduction='none'"
+            "for each example, lambda output: loss(output, target) with reduction='none'"
         )
     if isinstance(function, type):
         raise ObjectiveError(f"the objective is the class {name}: expected an instance, or a function")
@@ -131,24 +93,3 @@ def native_values(values: np.ndarray | None) -> np.ndarray:
             f"the objective is {wrong.value}{where}: expected finite numbers; look at the function and at the model's outputs"
         )
     return array
-
-
-def described(objective: Objective | NativeObjective) -> dict[str, Any]:
-    """Return the description of an objective for the provenance."""
-    if isinstance(objective, Objective):
-        return objective.describe()
-    function = objective.function
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return {"class": "Scalar" if objective.scalar else "callable", "name": name}
-
-
-def rebuilt(description: Mapping[str, Any]) -> Objective | None:
-    """Return the objective that a provenance describes; None for a function, or a class that embgrad does not know."""
-    arguments = {name: value for name, value in description.items() if name != "class"}
-    cls = CLASSES.get(str(description.get("class")))
-    if cls is None:
-        return None
-    try:
-        return cls(**arguments)
-    except (TypeError, ObjectiveError):  # a file whose description was not written by embgrad
-        return None

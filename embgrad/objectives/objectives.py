@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from embgrad.errors import ObjectiveError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
 from embgrad.inputs.decoder import positions_of
+from embgrad.objectives.native import NativeObjective, expect_of_outputs
 from embgrad.objectives.probabilities import are_probabilities, refuse_probabilities
 from embgrad.objectives.selection import (
     Rows,
@@ -27,7 +28,18 @@ from embgrad.objectives.selection import (
     whole,
 )
 
-__all__ = ["CrossEntropy", "Logit", "Margin", "Objective", "Projection", "Scalar", "Sum"]
+__all__ = [
+    "CrossEntropy",
+    "Logit",
+    "Margin",
+    "Objective",
+    "Projection",
+    "Scalar",
+    "Sum",
+    "as_objective",
+    "described",
+    "rebuilt",
+]
 
 
 class Objective(ABC):
@@ -117,7 +129,7 @@ class Objective(ABC):
         if not finite.all():
             wrong = np.flatnonzero(~finite)
             raise ObjectiveError(
-                f"the objective is {values[wrong[0]]} at {rows.place(int(wrong[0]))}, where the output holds "
+                f"the objective is {values[wrong[0]]} at {rows.location(int(wrong[0]))}, where the output holds "
                 f"{brief(rows.values[wrong[0]])}: expected finite numbers; look at the model's weights and inputs"
             )
         if rows.positions is None:  # one row for each example
@@ -172,19 +184,23 @@ class Objective(ABC):
         places = self.places(output.shape, batch)
         if places is not None:
             return Rows(output[places].astype(np.float64), *places, len(batch))
-        batch = positions_of(output.shape, batch, self.output)
         if self.position is not None:
             raise ObjectiveError(
                 f"position={brief(self.position)} selects one position, but the output has shape {output.shape}: "
-                f"expected (example, position, classes) = ({len(batch)}, {batch.shape[1]}, …); omit position"
+                f"expected (example, position, classes) = ({len(batch)}, {self._positions(output, batch)}, …); omit position"
             )
         if output.ndim > 2 and not self.any_shape:
             raise ObjectiveError(
                 f"the output has shape {output.shape}: expected (example, classes) or (example, position, classes) with "
-                f"{len(batch)} examples and {batch.shape[1]} positions; name another with output=..., or give a callable"
+                f"{len(batch)} examples and {self._positions(output, batch)} positions; name another with output=..., or give a "
+                "callable"
             )
         values = output.astype(np.float64).reshape(len(batch), -1)
         return Rows(values, np.arange(len(batch)), None, len(batch))
+
+    def _positions(self, output: np.ndarray, batch: TokenBatch) -> int:
+        """Return the number of positions that belong to the output, for messages."""
+        return positions_of(output.shape, batch, self.output).shape[1]
 
     def _places(self, shape: tuple[int, ...], batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         if self.position is None:
@@ -340,12 +356,16 @@ class CrossEntropy(Objective):
         super().__init__(output=output, position=position)
         self.labels = np.atleast_1d(whole(labels, "labels"))
         if not isinstance(of, str) or of not in ("logits", "probabilities"):
-            kinds = ("logits", "probabilities")
-            raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'.{did_you_mean(str(of), kinds)}")
+            hint = did_you_mean(str(of), ("logits", "probabilities"))
+            raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'.{hint}")
         self.of = of
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("labels", "of", *super()._argument_names())
+
+    def _positions(self, output: np.ndarray, batch: TokenBatch) -> int:
+        """Return the number of positions that belong to the output, for messages."""
+        return positions_of(output.shape, batch, self.output).shape[1]
 
     def _places(self, shape: tuple[int, ...], batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         examples, positions = super()._places(shape, batch)
@@ -354,7 +374,7 @@ class CrossEntropy(Objective):
         if self.labels.shape != batch.shape:
             raise ObjectiveError(
                 f"labels have shape {self.labels.shape} and the output is per position, {shape}: expected labels "
-                f"of shape {batch.shape} (-100 ignores a position), or position=... for one position an example"
+                f"of shape {batch.shape} (-100 ignores a position), or position=... for one position in each example"
             )
         counts = self.labels[examples, positions] != IGNORED
         return examples[counts], positions[counts]
@@ -380,14 +400,15 @@ class CrossEntropy(Objective):
         """Return the label of each row."""
         if rows.values.shape[1] == 1:
             raise ObjectiveError(
-                "the output has one entry an example: a cross-entropy over one class is always 0; for a single logit use "
+                "the output has one entry for each example: a cross-entropy over one class is always 0; for a single logit use "
                 "Sum(), or give a callable with the binary cross-entropy"
             )
         if self.labels.ndim == 1:
             return chosen_entries(self.labels, rows, "label")
         if rows.positions is None or self.position is not None:
             raise ObjectiveError(
-                f"labels have shape {self.labels.shape}: expected one label an example, as the output has one row an example"
+                f"labels have shape {self.labels.shape}: expected one label for each example, of which "
+                "the output has one row"
             )
         return expect_inside(self.labels[rows.examples, rows.positions], rows, "label")
 
@@ -395,14 +416,14 @@ class CrossEntropy(Objective):
         wrong = np.flatnonzero(~are_probabilities(rows.values))
         if wrong.size:
             raise ObjectiveError(
-                f"the output at {rows.place(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are not probabilities: "
+                f"the output at {rows.location(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are not probabilities: "
                 "expected entries from 0 to 1 that sum to 1; pass of='logits' if the model has no softmax"
             )
         chosen = entries(rows.values, labels)
         if (chosen <= 0).any():
             row = int(np.flatnonzero(chosen <= 0)[0])
             raise ObjectiveError(
-                f"the probability of the label at {rows.place(row)} is {chosen[row]}: its logarithm is infinite; take the "
+                f"the probability of the label at {rows.location(row)} is {chosen[row]}: its logarithm is infinite; take the "
                 "cross-entropy of the model's logits instead"
             )
         return -np.log(chosen), one_hot(rows.values, labels) * (-1 / chosen)[:, None]
@@ -427,3 +448,62 @@ class Scalar:
             raise ObjectiveError(
                 f"the function of Scalar is {brief(self.function)}: expected a function that takes what the model returned"
             )
+
+
+#: The objectives that can be rebuilt from a result's provenance.
+CLASSES: Final = {cls.__name__: cls for cls in (CrossEntropy, Logit, Margin, Projection, Sum)}
+
+
+def as_objective(objective: Any) -> Objective | NativeObjective:
+    """Return an embgrad objective unchanged; wrap a function in a `NativeObjective`.
+
+    Raises:
+        ObjectiveError: the value is neither an objective nor a function.
+    """
+    if isinstance(objective, Objective):
+        return objective
+    if isinstance(objective, Scalar):
+        expect_of_outputs(objective.function)
+        return NativeObjective(objective.function, scalar=True)
+    if isinstance(objective, type) and issubclass(objective, (Objective, Scalar)):
+        raise ObjectiveError(
+            f"the objective is the class {objective.__name__}: expected an instance; write {objective.__name__}(...)"
+        )
+    if callable(objective):
+        expect_of_outputs(objective)
+        return NativeObjective(objective, scalar=False)
+    raise ObjectiveError(
+        f"the objective is {objective!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
+        f"model's output that gives one number for each example{_instead(objective)}"
+    )
+
+
+def _instead(value: Any) -> str:
+    """Return the message's advice where labels, or several objectives, were passed."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(entry, Objective) for entry in value):
+        return "; make one call for each objective"
+    is_array = hasattr(value, "shape") or isinstance(value, (list, tuple))
+    return (
+        "; pass labels to an objective, embgrad.CrossEntropy(labels)" if is_array or isinstance(value, Mapping) else ""
+    )
+
+
+def described(objective: Objective | NativeObjective) -> dict[str, Any]:
+    """Return the description of an objective for the provenance."""
+    if isinstance(objective, Objective):
+        return objective.describe()
+    function = objective.function
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return {"class": "Scalar" if objective.scalar else "callable", "name": name}
+
+
+def rebuilt(description: Mapping[str, Any]) -> Objective | None:
+    """Return the objective that a provenance describes; None for a function, or a class that embgrad does not know."""
+    arguments = {name: value for name, value in description.items() if name != "class"}
+    cls = CLASSES.get(str(description.get("class")))
+    if cls is None:
+        return None
+    try:
+        return cls(**arguments)
+    except (TypeError, ObjectiveError):  # a file whose description was not written by embgrad
+        return None

@@ -39,7 +39,7 @@ class Rows:
     positions: np.ndarray | None
     count: int
 
-    def place(self, row: int) -> str:
+    def location(self, row: int) -> str:
         """Return the example and position of a row as text, for messages."""
         where = f"example {self.examples[row]}"
         return where if self.positions is None else f"{where}, position {self.positions[row]}"
@@ -57,7 +57,7 @@ def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
     """
     if position.ndim and position.shape != (len(batch),):
         raise ObjectiveError(
-            f"position has shape {position.shape}: expected one number, or {len(batch)}, one an example"
+            f"position has shape {position.shape}: expected one number, or {len(batch)}, one for each example"
         )
     wanted = np.broadcast_to(position, (len(batch),))
     real = batch.real
@@ -81,7 +81,7 @@ def chosen_entries(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
         return expect_inside(np.broadcast_to(index, len(rows.values)), rows, name)
     if index.ndim > 1:
         raise ObjectiveError(
-            f"{name} has shape {index.shape}: expected one number for all examples, or ({rows.count},), one an example"
+            f"{name} has shape {index.shape}: expected one number for all examples, or ({rows.count},), one for each example"
         )
     expect_one_per_example(index, rows.count, name)
     return expect_inside(index[rows.examples], rows, name)
@@ -94,7 +94,7 @@ def expect_inside(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
     if wrong.size:
         row = int(wrong[0])
         raise ObjectiveError(
-            f"{name} {chosen[row]} at {rows.place(row)} is out of range: the output has {classes} classes, expected 0 to "
+            f"{name} {chosen[row]} at {rows.location(row)} is out of range: the output has {classes} classes, expected 0 to "
             f"{classes - 1}"
         )
     return chosen
@@ -115,7 +115,7 @@ def one_hot(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 def expect_one_per_example(argument: np.ndarray, count: int, name: str) -> None:
     """Raise an error if an argument's first axis does not have the number of examples."""
     if argument.shape[0] != count:
-        raise ObjectiveError(f"{name} has {len(argument)} entries: expected {count}, one an example")
+        raise ObjectiveError(f"{name} has {len(argument)} entries: expected {count}, one for each example")
 
 
 def whole(value: Any, name: str) -> np.ndarray:

@@ -15,7 +15,7 @@ from pyarrow import fs
 
 from embgrad.common.options import count_or_none
 from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief, did_you_mean
-from embgrad.objectives.native import as_objective, described
+from embgrad.objectives.objectives import as_objective, described
 from embgrad.ray.actors import expect_startable, mapped
 from embgrad.ray.dataset import dataset_of, expect_no_query, readable
 from embgrad.ray.failures import plain_errors

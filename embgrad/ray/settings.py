@@ -25,8 +25,7 @@ from embgrad.errors import (
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.encode import expect_id
-from embgrad.objectives.native import as_objective
-from embgrad.objectives.objectives import Objective, Scalar
+from embgrad.objectives.objectives import Objective, Scalar, as_objective
 from embgrad.ray.row_columns import Inputs
 from embgrad.streaming.broadcast import for_all_batches
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from embgrad.backend.registry import backend_for
-from embgrad.engine.bound_model import bind
+from embgrad.backend.registry import backend_for, bind
 from embgrad.engine.gradients import results_of
 from embgrad.engine.task import Task
 from embgrad.errors import (
@@ -26,8 +25,7 @@ from embgrad.errors import (
     listed,
 )
 from embgrad.inputs.encode import padding_of
-from embgrad.objectives.native import as_objective
-from embgrad.objectives.objectives import Objective, Scalar
+from embgrad.objectives.objectives import Objective, Scalar, as_objective
 from embgrad.ray.partial_sum import Partial
 from embgrad.ray.result_columns import RowGradients, Wanted, with_columns
 from embgrad.ray.row_columns import Columns, Examples, NoColumnError, examples_of, named_row, rows_at

@@ -62,19 +62,19 @@ class Certificate:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Certificate:
+    def from_dict(cls, content: Mapping[str, Any]) -> Certificate:
         """Return the certificate from the output of `to_dict`; files of earlier versions lack the last two fields.
 
         Raises:
             KeyError, TypeError: the mapping is not a certificate.
         """
-        slopes = tuple(Slope(**fields) for fields in given["slopes"])
-        untested, why = given.get("untested", ()), given.get("unscattered")
+        slopes = tuple(Slope(**fields) for fields in content["slopes"])
+        untested, why = content.get("untested", ()), content.get("unscattered")
         if not isinstance(untested, (list, tuple)) or not all(type(example) is int for example in untested):
             raise TypeError("the untested examples are not whole numbers")
         if not isinstance(why, (str, type(None))):
             raise TypeError("the reason in unscattered is not text")
-        return cls(slopes, given["scatter"], given["independence"], tuple(untested), why)
+        return cls(slopes, content["scatter"], content["independence"], tuple(untested), why)
 
 
 def worst(certificates: Sequence[Certificate | None]) -> Certificate:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from embgrad.common import schema
 from embgrad.common.files import checked_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
+from embgrad.common.schema import SchemaError, expect_names, whole
 from embgrad.errors import EmbgradError, FileFormatError, brief
 from embgrad.results.certificate import Certificate
 from embgrad.results.row_sparse import RowSparse
@@ -43,11 +44,10 @@ _ARRAYS: Final = {
 _LEAST: Final = {"mask": 0, "types": 0, "words": -1}
 _FIELDS: Final = ("tokens", "vocab", "pad_leak", "provenance", "certificate")
 
+#: The integers that fit into a float.
+_INTEGER: Final = whole(-(2**1023), 2**1023)
+
 _EXPECTED: Final = "expected what embgrad.save writes"
-
-
-class _UnexpectedError(ValueError):
-    """The content of a file does not follow the format; the message is a clause that says how."""
 
 
 def write_results(named: Mapping[str, Any], path: object, *, single: bool, durable: bool = False) -> None:
@@ -70,7 +70,7 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
         result_arrays, entry = _arrays_of(result), _entry_of(result, name)
         try:
             _fields_of(result_arrays, json.loads(entry))  # write only what can be read back
-        except _UnexpectedError as error:
+        except SchemaError as error:
             where = "" if single else f" {brief(name)}"
             raise EmbgradError(f"the result{where} cannot be saved, since it {error}") from error
         arrays.update(result_arrays if single else {f"{number}.{key}": array for key, array in result_arrays.items()})
@@ -97,7 +97,7 @@ def read_results(path: object) -> tuple[dict[str, Fields], bool]:
         if described.pop("format") == 1:
             return {"": _fields_of(arrays, described)}, True
         return _several(arrays, described), False
-    except _UnexpectedError as error:
+    except SchemaError as error:
         raise FileFormatError(f"{file} {error}; write or fetch it again") from error
 
 
@@ -149,7 +149,7 @@ def _described(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     except (KeyError, ValueError, RecursionError) as error:
         raise FileFormatError(foreign) from error
     version: Any = described.get("format") if isinstance(described, dict) else None
-    if not _is_whole(version) or version < 1:
+    if not whole(1).accepts(version):
         raise FileFormatError(foreign)
     if version > FORMAT:
         raise FileFormatError(
@@ -161,12 +161,12 @@ def _described(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> dict[str, Fields]:
     entries = described.get("results")
     if not isinstance(entries, list) or not entries or set(described) != {"results"}:
-        raise _UnexpectedError(f"lists no results: {_EXPECTED}")
+        raise SchemaError(f"lists no results: {_EXPECTED}")
     groups: dict[str, dict[str, np.ndarray]] = {str(number): {} for number in range(len(entries))}
     for key, array in arrays.items():
         number, _, local_key = key.partition(".")
         if number not in groups:
-            raise _UnexpectedError(
+            raise SchemaError(
                 f"holds the array {brief(key)}, which belongs to none of its {len(entries)} results: {_EXPECTED}"
             )
         groups[number][local_key] = array
@@ -174,24 +174,23 @@ def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> 
     for entry, group in zip(entries, groups.values(), strict=True):
         name = entry.pop("name", None) if isinstance(entry, dict) else None
         if not isinstance(name, str) or name in results:
-            raise _UnexpectedError(f"names a result {brief(name)}: expected names that are text, each once")
+            raise SchemaError(f"names a result {brief(name)}: expected names that are text, each once")
         try:
             results[name] = _fields_of(group, entry)
-        except _UnexpectedError as error:
-            raise _UnexpectedError(f"at {brief(name)} {error}") from error
+        except SchemaError as error:
+            raise SchemaError(f"at {brief(name)} {error}") from error
     return results
 
 
 def _fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fields:
     """Return the fields of a result, checked so that none can cause an error later, far from the file."""
-    _expect_keys("fields", entry, _FIELDS, needed=_FIELDS[:-1])
+    expect_names("fields", entry, _FIELDS, optional=_FIELDS[-1:])
     provenance = _checked_provenance(entry["provenance"])
-    needed = ["values", "activations", "ids"] + ([] if provenance.get("captured") else ["objective"])
-    _expect_keys("arrays", [name for name in arrays if not name.startswith("table.")], tuple(_ARRAYS), needed)
+    optional = set(_ARRAYS) - {"values", "activations", "ids", *(() if provenance.get("captured") else ("objective",))}
+    expect_names("arrays", [name for name in arrays if not name.startswith("table.")], _ARRAYS, optional)
     _check_arrays(arrays)
     vocab = _checked_vocab(entry["vocab"], arrays)
-    if not _is_number(entry["pad_leak"]) or not 0 <= entry["pad_leak"] < math.inf:
-        raise _UnexpectedError(f"holds a pad_leak of {brief(entry['pad_leak'])}: expected a finite number, not below 0")
+    schema.number(0).check("pad_leak", entry["pad_leak"])
     return {
         **{name: arrays.get(key) for key, name in _ARRAYS.items()},
         "tokens": _checked_tokens(entry["tokens"], arrays["ids"].shape),
@@ -203,18 +202,11 @@ def _fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fi
     }
 
 
-def _expect_keys(what: str, present: Iterable[str], known: Sequence[str], needed: Sequence[str]) -> None:
-    if missing := [name for name in needed if name not in present]:
-        raise _UnexpectedError(f"lacks the {what} {missing}: {_EXPECTED}")
-    if unknown := sorted(set(present) - set(known)):
-        raise _UnexpectedError(f"holds the {what} {brief(unknown)}: {_EXPECTED}, of {list(known)}")
-
-
 def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
     values, ids = arrays["values"], arrays["ids"]
     _expect_dtype("values", values, ("float32", "float64"))
     if values.ndim < 2 or not values.size or not ids.size:
-        raise _UnexpectedError(
+        raise SchemaError(
             f"holds values of shape {values.shape} and ids of shape {ids.shape}: expected (example, position, dim) and "
             "(example, position), with one of each at least"
         )
@@ -227,13 +219,13 @@ def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
             _expect_dtype(name, arrays[name], ("int64",))
             _expect_shape(name, arrays[name], ids.shape, "ids")
             if arrays[name].min() < least:
-                raise _UnexpectedError(f"holds {arrays[name].min()} in {name}: expected no number below {least}")
+                raise SchemaError(f"holds {arrays[name].min()} in {name}: expected no number below {least}")
     if "mask" in arrays and arrays["mask"].max() > 1:
-        raise _UnexpectedError(f"holds {arrays['mask'].max()} in mask: expected 1 at real positions and 0 at padding")
+        raise SchemaError(f"holds {arrays['mask'].max()} in mask: expected 1 at real positions and 0 at padding")
     if "objective" in arrays:
         _expect_dtype("objective", arrays["objective"], ("float64",))
         if arrays["objective"].ndim > 1 or not arrays["objective"].size:
-            raise _UnexpectedError(
+            raise SchemaError(
                 f"holds an objective of shape {arrays['objective'].shape}: expected (example,), or () where the reduction "
                 "was the user's"
             )
@@ -241,24 +233,24 @@ def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
 
 def _expect_dtype(name: str, array: np.ndarray, dtypes: Sequence[str]) -> None:
     if str(array.dtype) not in dtypes:
-        raise _UnexpectedError(f"holds {name} of dtype {array.dtype}: expected {' or '.join(dtypes)}")
+        raise SchemaError(f"holds {name} of dtype {array.dtype}: expected {' or '.join(dtypes)}")
 
 
 def _expect_shape(name: str, array: np.ndarray, shape: tuple[int, ...], like: str) -> None:
     if array.shape != shape:
-        raise _UnexpectedError(f"holds {name} of shape {array.shape}: expected {shape}, as the {like}")
+        raise SchemaError(f"holds {name} of shape {array.shape}: expected {shape}, as the {like}")
 
 
 def _checked_vocab(vocab: Any, arrays: Mapping[str, np.ndarray]) -> int | None:
     if vocab is None:
         return None
     ids, values = arrays["ids"], arrays["values"]
-    if not _is_whole(vocab) or not 0 < vocab <= np.iinfo(np.int64).max:
-        raise _UnexpectedError(f"holds a vocab of {brief(vocab)}: expected the number of the table's rows, or null")
+    if not whole(1, np.iinfo(np.int64).max).accepts(vocab):
+        raise SchemaError(f"holds a vocab of {brief(vocab)}: expected the number of the table's rows, or null")
     if ids.max() >= vocab:
-        raise _UnexpectedError(f"holds the id {ids.max()}: expected rows of its table of {vocab}")
+        raise SchemaError(f"holds the id {ids.max()}: expected rows of its table of {vocab}")
     if values.shape[:-1] != ids.shape:
-        raise _UnexpectedError(
+        raise SchemaError(
             f"holds values of shape {values.shape} at a lookup of ids of shape {ids.shape}: expected (*ids, dim)"
         )
     return int(vocab)
@@ -269,11 +261,9 @@ def _checked_tokens(tokens: Any, shape: tuple[int, ...]) -> tuple[tuple[str, ...
         return None
     listed = isinstance(tokens, list) and all(isinstance(example, list) for example in tokens)
     if len(shape) != 2 or not listed or (len(tokens), {*map(len, tokens)}) != (shape[0], {shape[1]}):
-        raise _UnexpectedError(
-            f"holds tokens that are not one for each of the ids, whose shape is {shape}: {_EXPECTED}"
-        )
+        raise SchemaError(f"holds tokens that are not one for each of the ids, whose shape is {shape}: {_EXPECTED}")
     if wrong := [token for example in tokens for token in example if not isinstance(token, str)]:
-        raise _UnexpectedError(f"holds the token {brief(wrong[0])}: expected text")
+        raise SchemaError(f"holds the token {brief(wrong[0])}: expected text")
     return tuple(tuple(example) for example in tokens)
 
 
@@ -284,11 +274,9 @@ def _checked_tables(arrays: Mapping[str, np.ndarray], vocab: int | None) -> tupl
         return None
     values, count = arrays["values"], arrays["objective"].size if "objective" in arrays else len(names) // 2
     if names != {f"table.{number}.{part}" for number in range(len(names) // 2) for part in ("rows", "values")}:
-        raise _UnexpectedError(
-            f"holds the arrays {brief(sorted(names))}: expected rows and values of each table from 0 on"
-        )
+        raise SchemaError(f"holds the arrays {brief(sorted(names))}: expected rows and values of each table from 0 on")
     if vocab is None or len(names) != 2 * count:
-        raise _UnexpectedError(f"holds {len(names) // 2} tables, of {vocab} rows, for {count} examples: {_EXPECTED}")
+        raise SchemaError(f"holds {len(names) // 2} tables, of {vocab} rows, for {count} examples: {_EXPECTED}")
     for number in range(count):
         rows, table_values = arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"]
         _expect_dtype(f"table.{number}.rows", rows, ("int64",))
@@ -298,7 +286,7 @@ def _checked_tables(arrays: Mapping[str, np.ndarray], vocab: int | None) -> tupl
         )
         inside = rows.ndim == 1 and (not rows.size or 0 <= rows.min() <= rows.max() < vocab)
         if not inside or (np.diff(rows) <= 0).any():
-            raise _UnexpectedError(
+            raise SchemaError(
                 f"holds {brief(rows)} as table.{number}.rows: expected rows of a table of {vocab}, ascending"
             )
     dim = values.shape[-1]
@@ -310,17 +298,17 @@ def _checked_tables(arrays: Mapping[str, np.ndarray], vocab: int | None) -> tupl
 
 def _checked_provenance(provenance: Any) -> dict[str, Any]:
     if not isinstance(provenance, dict):
-        raise _UnexpectedError(f"holds {brief(provenance)} as provenance: expected an object")
+        raise SchemaError(f"holds {brief(provenance)} as provenance: expected an object")
     for key in ("backend", "model", "point", "path", "compute_dtype"):
         if not isinstance(provenance.get(key, ""), str):
-            raise _UnexpectedError(f"holds {brief(provenance[key])} as provenance[{key!r}]: expected text")
+            raise SchemaError(f"holds {brief(provenance[key])} as provenance[{key!r}]: expected text")
     objective, versions = provenance.get("objective", {}), provenance.get("versions", {})
     if not isinstance(objective, dict) or not isinstance(objective.get("class", ""), str):
-        raise _UnexpectedError(
+        raise SchemaError(
             f"holds {brief(objective)} as provenance['objective']: expected an object with the class's name"
         )
     if not isinstance(versions, dict) or not all(isinstance(version, str) for version in versions.values()):
-        raise _UnexpectedError(f"holds {brief(versions)} as provenance['versions']: expected text by library")
+        raise SchemaError(f"holds {brief(versions)} as provenance['versions']: expected text by library")
     return provenance
 
 
@@ -333,17 +321,9 @@ def _checked_certificate(certificate: Any) -> Certificate | None:
         numbers = [slope[name] for slope in slopes for name in figures] + [
             figure for figure in rest if figure is not None
         ]
-        if not all(map(_is_number, numbers)) or not all(isinstance(slope["direction"], str) for slope in slopes):
+        are_numbers = all(isinstance(figure, float) or _INTEGER.accepts(figure) for figure in numbers)
+        if not are_numbers or not all(isinstance(slope["direction"], str) for slope in slopes):
             raise TypeError("a measurement is not a number, or a direction is not text")
         return Certificate.from_dict(certificate)
     except (KeyError, TypeError) as error:
-        raise _UnexpectedError(f"holds an invalid certificate: {error!r}; {_EXPECTED}") from error
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether the value is a number that fits into a float."""
-    return isinstance(value, float) or (_is_whole(value) and abs(value) < 2**1023)
+        raise SchemaError(f"holds an invalid certificate: {error!r}; {_EXPECTED}") from error

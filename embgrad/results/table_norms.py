@@ -143,20 +143,20 @@ def _shared(mine: _Entries, theirs: _Entries) -> Iterator[tuple[np.ndarray, np.n
     """
     _, left, right = np.intersect1d(mine.rows, theirs.rows, assume_unique=True, return_indices=True)
     counts = np.stack([mine.ends[left] - mine.starts[left], theirs.ends[right] - theirs.starts[right]], axis=1)
-    kinds, kind_of = np.unique(counts, axis=0, return_inverse=True)
+    pairs, pair_of = np.unique(counts, axis=0, return_inverse=True)
     side = max(
         1, int((mine.dim**2 + BLOCK_BYTES // 8) ** 0.5) - mine.dim
     )  # the side of the largest square block within BLOCK_BYTES
-    for number, (few, many) in enumerate(kinds):
-        chosen = np.flatnonzero(kind_of.ravel() == number)
-        a, b = min(int(few), side), min(int(many), side)
+    for number, (count, other_count) in enumerate(pairs):
+        chosen = np.flatnonzero(pair_of.ravel() == number)
+        a, b = min(int(count), side), min(int(other_count), side)
         size = max(1, BLOCK_BYTES // (8 * max(1, (a + b) * mine.dim + a * b)))
         for start in range(0, len(chosen), size):
             block = chosen[start : start + size]
-            for first, second in product(range(0, int(few), a), range(0, int(many), b)):
+            for first, second in product(range(0, int(count), a), range(0, int(other_count), b)):
                 yield (
-                    mine.starts[left[block]][:, None] + np.arange(first, min(first + a, few)),
-                    theirs.starts[right[block]][:, None] + np.arange(second, min(second + b, many)),
+                    mine.starts[left[block]][:, None] + np.arange(first, min(first + a, count)),
+                    theirs.starts[right[block]][:, None] + np.arange(second, min(second + b, other_count)),
                 )
 
 

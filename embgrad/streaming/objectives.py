@@ -10,8 +10,7 @@ import numpy as np
 
 from embgrad.errors import ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import as_objective
-from embgrad.objectives.objectives import Objective, Scalar
+from embgrad.objectives.objectives import Objective, Scalar, as_objective
 
 __all__ = ["Labelled", "Objectives", "PerBatch"]
 

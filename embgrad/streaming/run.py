@@ -20,7 +20,7 @@ from embgrad.engine.weights import weights_sums
 from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, brief, level_of_user, listed
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.collate import padded
-from embgrad.objectives.native import as_objective, described
+from embgrad.objectives.objectives import as_objective, described
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.streaming.buckets import Group, Piece, grouped, per_window, restored
 from embgrad.streaming.folder import read_shard

@@ -10,8 +10,7 @@ from embgrad.backend.signature import as_parts
 from embgrad.engine.interventions import BroadcastArray
 from embgrad.engine.task import Task
 from embgrad.engine.weights import weights_of
-from embgrad.objectives.native import as_objective, described
-from embgrad.objectives.objectives import Objective
+from embgrad.objectives.objectives import Objective, as_objective, described
 from embgrad.streaming.code_digest import read
 from embgrad.streaming.digest import digest_of, function_digest, object_digest, tokenizer_digest, update
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch

@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend.protocol import Call
+from embgrad.backend.registry import bind
 from embgrad.common.files import checked_path
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
-from embgrad.engine.bound_model import bind
 from embgrad.engine.options import checked_options
 from embgrad.engine.task import Task
 from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
 from embgrad.forward.points import WORD
-from embgrad.objectives.native import as_objective
-from embgrad.objectives.objectives import Sum
+from embgrad.objectives.objectives import Sum, as_objective
 from embgrad.streaming.broadcast import for_all_batches
 from embgrad.streaming.digest import update
 from embgrad.streaming.folder import StreamFolder, open_stream, table_of

@@ -24,7 +24,7 @@ PARTS: Final = {
         "embgrad_torch",
         "embgrad.backend.cotangents:answer OutputError: the output … is of dtype",
         "embgrad.cli.tokenizer:tokenizer_of UsageError: … holds no tokenizer that transformers",
-        "embgrad.objectives.native:_expect_of_outputs ObjectiveError: the objective is …, a loss",
+        "embgrad.objectives.native:expect_of_outputs ObjectiveError: the objective is …, a loss",
     ),
     "tensorflow": (
         "embgrad_tensorflow",

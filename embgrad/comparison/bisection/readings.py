@@ -12,9 +12,9 @@ import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Backend, Call, PointValues, Request, Weight
+from embgrad.backend.registry import bind
 from embgrad.checkpoints.load_bert import LAYER_MODULES
 from embgrad.comparison.bisection.records import LAYER, Reading
-from embgrad.engine.bound_model import bind
 from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import with_layout, word_resolved
@@ -24,7 +24,7 @@ from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, O
 from embgrad.forward.axes import Arrangement, axis_of_examples, of_lookup, of_module
 from embgrad.forward.points import OUTPUT, WORD, Point
 from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import as_objective
+from embgrad.objectives.objectives import as_objective
 
 __all__ = ["Reader", "Side"]
 

@@ -119,7 +119,7 @@ def test_labels_serve_as_decoder_ids(build: Callable[[], Any], labels: np.ndarra
 def test_missing_decoder_ids_are_reported() -> None:
     expected = (
         r"the model T5ForConditionalGeneration is an encoder-decoder, and raised ValueError without decoder ids: expected "
-        r"'decoder_input_ids' in the batch's dict, of shape \(example, decoder position\)\. Give 'decoder_attention_mask' beside"
+        r"'decoder_input_ids' in the batch's dict, of shape \(example, decoder position\), with 'decoder_attention_mask' if"
     )
     model = t5()
     for ask in (

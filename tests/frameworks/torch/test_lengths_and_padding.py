@@ -89,8 +89,8 @@ def test_text_longer_than_the_positions_is_refused(name: str) -> None:
     with pytest.raises(embgrad.BatchError) as caught:
         embgrad.gradients(model, ids, objective(name))
     assert caught.value.message == (
-        f"example 0 has 40 tokens, and the model takes {most} positions at most: expected max_length={most} beside the "
-        "tokenizer, which cuts texts, or ids that are cut"
+        f"example 0 has 40 tokens, and the model takes {most} positions at most: pass max_length={most} with the "
+        "tokenizer, or shorter ids"
     )
     assert embgrad.gradients(model, ids[:, :most], objective(name)).shape == (2, most, 16)
 

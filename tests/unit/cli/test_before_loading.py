@@ -42,7 +42,7 @@ WRONG = [
         ["--ids", "ids.json", "--labels", "nowhere"],
         "--labels 'nowhere': expected whole numbers such as 0,1,1, or a file",
     ),
-    (["--ids", "ids.json", "--labels", "0,1,1"], "labels has 3 entries: expected 2, one an example"),
+    (["--ids", "ids.json", "--labels", "0,1,1"], "labels has 3 entries: expected 2, one for each example"),
     (["--ids", "ids.json", "--objective", "Sun()"], "there is no objective 'Sun' on the command line"),
     (
         ["-t", "one", "--tokenizer", "vocab.txt", "--max-length", "0"],

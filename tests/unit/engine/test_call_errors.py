@@ -21,8 +21,8 @@ IDS = np.random.default_rng(3).integers(1, 30, (3, 10))
 MASK = (np.arange(10) < np.array([[5], [9], [10]])).astype(int)
 SUM = embgrad.Sum()
 TOO_LONG = (
-    "example 2 has 10 tokens, and the model takes 6 positions at most: expected max_length=6 beside the tokenizer, which cuts "
-    "texts, or ids that are cut"
+    "example 2 has 10 tokens, and the model takes 6 positions at most: pass max_length=6 with the tokenizer, "
+    "or shorter ids"
 )
 
 
@@ -68,8 +68,8 @@ def test_padding_that_is_too_long_is_told_from_text() -> None:
     with pytest.raises(embgrad.BatchError) as caught:
         embgrad.gradients(model(by_table), {"input_ids": IDS, "attention_mask": mask}, SUM)
     assert caught.value.message == (
-        "the batch has 10 positions, padding included, and the model takes 6 at most: expected padding to the longest example "
-        "alone, which has 5 tokens"
+        "the batch has 10 positions, padding included, and the model accepts at most 6: pad only to the longest example, "
+        "which has 5 tokens"
     )
 
 

@@ -218,8 +218,8 @@ def test_forward_passes_whose_shapes_make_no_one_step() -> None:
         weights[f"head.{length}"] = random.normal(size=(length, CLASSES))
     built = ReferenceModel(attending, weights, ["scores"])
     message = (
-        r"one backward pass reached 'scores' in the shapes \(2, 3, 3\), \(2, 2, 2\), which make no one step: name another "
-        "point"
+        r"one backward pass reached 'scores' in the shapes \(2, 3, 3\), \(2, 2, 2\), which cannot be joined into one step: "
+        "name another point"
     )
     with pytest.raises(embgrad.PointError, match=message), embgrad.capture(built, at="scores"):
         step(built, IDS, OTHER[:, :2])
@@ -253,7 +253,7 @@ def test_batches_of_different_shapes_in_different_steps() -> None:
     assert len(words.sum().rows) == 5
     for ask in (layers.sum, layers.mean):
         with pytest.raises(
-            embgrad.PointError, match=r"the shapes \(2, 3, 4\) and \(2, 2, 4\) in two steps.*one by one"
+            embgrad.PointError, match=r"the shapes \(2, 3, 4\) and \(2, 2, 4\) in two steps.*Use each of `steps`"
         ):
             ask()
 
@@ -571,10 +571,10 @@ def test_a_capture_is_opened_once() -> None:
     capturing = embgrad.capture(model())
     with (
         capturing,
-        pytest.raises(embgrad.EmbgradError, match="this capture at 'word' is open already: expected one that was not"),
+        pytest.raises(embgrad.EmbgradError, match="this capture at 'word' is already open, and can be opened once"),
     ):
         capturing.__enter__()
-    with pytest.raises(embgrad.EmbgradError, match="is closed already"):
+    with pytest.raises(embgrad.EmbgradError, match="is already closed"):
         capturing.__enter__()
 
 

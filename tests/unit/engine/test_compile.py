@@ -32,7 +32,7 @@ class Falling(reference.ReferenceBackend):
 
 def test_one_warning_says_why_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = Harness().build("mean", example_weights()), example_batch()
-    monkeypatch.setattr("embgrad.engine.bound_model.backend_for", lambda model: Falling())
+    monkeypatch.setattr("embgrad.backend.registry.backend_for", lambda model: Falling())
     assert backend_named("reference").supports < Falling.supports
     plain = embgrad.gradients(model, batch, embgrad.Logit(0))
     assert "compiled" not in plain.provenance

@@ -42,7 +42,7 @@ def test_objectives_are_those_of_gradients(objective: Any, size: int | None, opt
 def test_a_scalar_objective_has_one_value_and_is_not_cut() -> None:
     objective = embgrad.Scalar(lambda output: output.sum(1).sum(0))
     assert embgrad.evaluate(curved(), BATCH, objective).shape == ()
-    with pytest.raises(embgrad.UnsupportedError, match="batch_size=1 cuts the batch of 2"):
+    with pytest.raises(embgrad.UnsupportedError, match="batch_size=1 splits the batch of 2"):
         embgrad.evaluate(curved(), BATCH, objective, batch_size=1)
 
 

@@ -109,7 +109,7 @@ def test_ids_that_read_the_same_either_way(forward: Any, ids: Any) -> None:
 def test_a_layout_that_nothing_tells() -> None:
     one_row = ReferenceModel(mean, {"E": WEIGHTS["E"][:1], "W": WEIGHTS["W"]})
     with pytest.raises(
-        embgrad.AmbiguousPointError, match=r"do not tell which axis of E#0 .*is the examples.*batch_size=1"
+        embgrad.AmbiguousPointError, match=r"do not show which axis of E#0 holds the examples.*batch_size=1"
     ):
         embgrad.gradients(one_row, np.zeros((2, 2)), embgrad.CrossEntropy(LABELS))
     each = embgrad.gradients(one_row, np.zeros((2, 2)), embgrad.CrossEntropy(LABELS), batch_size=1)
@@ -217,7 +217,7 @@ def test_flags_of_numpy_and_a_call_that_is_none() -> None:
         ("logits", "the objective is 'logits'"),
         (embgrad.CrossEntropy, r"the objective is the class CrossEntropy: expected an instance; write CrossEntropy\("),
         (embgrad.Scalar, "the objective is the class Scalar"),
-        (embgrad.CrossEntropy([0]), "label has 1 entries: expected 2, one an example"),
+        (embgrad.CrossEntropy([0]), "label has 1 entries: expected 2, one for each example"),
         (embgrad.CrossEntropy([0, 3]), "label 3 at example 1 is out of range"),
     ],
 )
@@ -448,7 +448,7 @@ def test_pads_of_a_point_without_positions_cannot_be_zeroed() -> None:
     assert gradients(pooled, batch, at="pool").shape == (2, DIM)
     message = (
         r"pads='zero' sets the gradient at padding to zero, and the point 'pool' has the shape \(2, 4\): expected "
-        r"\(example, position, …\), \(2, 3\) first; leave pads out"
+        r"\(example, position, …\), \(2, 3\) first; omit pads"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message):
         gradients(pooled, batch, at="pool", pads="zero")
@@ -467,7 +467,7 @@ def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
     assert gradients(packed, batch, at="packed").shape == (2, 3, DIM)
     message = (
         r"the point 'packed' has the shapes \(1, 3, 4\) and \(1, 2, 4\) in two sub-batches: expected examples on its first "
-        "axis; leave batch_size out"
+        "axis; omit batch_size"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message):
         gradients(packed, batch, at="packed", batch_size=1)
@@ -480,7 +480,7 @@ def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
     ids=" and ".join,
 )
 def test_inputs_that_all_examples_share_are_not_cut(extras: list[str], count: int, batch_size: int) -> None:
-    """There are as many positions, and as many classes, as examples: by its shape each could be an entry an example."""
+    """There are as many positions, and as many classes, as examples: by its shape each could be an entry for each example."""
 
     def weighted(model: Any, input_ids: np.ndarray, **weights: np.ndarray) -> Tensor:
         positions, classes, examples = [weights.get(name, np.ones(1)) for name in ("positions", "classes", "examples")]
@@ -517,14 +517,14 @@ def test_micro_batches_of_native_objectives() -> None:
     np.testing.assert_allclose(pieces.values, whole.values)
     scalar = embgrad.Scalar(lambda logits: logits.column(1).sum(0))
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"batch_size=1 cuts the batch of 2, and a Scalar .*leave batch_size"
+        embgrad.UnsupportedError, match=r"batch_size=1 splits the batch of 2, and a Scalar .*omit batch_size"
     ):
         gradients(mean, objective=scalar, batch_size=1)
     assert gradients(mean, objective=scalar, batch_size=2).objective.shape == ()
 
 
 def test_arguments_of_the_wrong_length_are_refused_in_micro_batches_too() -> None:
-    with pytest.raises(embgrad.ObjectiveError, match="labels has 3 entries: expected 2, one an example"):
+    with pytest.raises(embgrad.ObjectiveError, match="labels has 3 entries: expected 2, one for each example"):
         gradients(objective=embgrad.CrossEntropy([0, 1, 2]), batch_size=1)
 
 

@@ -49,8 +49,8 @@ def of_labels(labels: np.ndarray, ids: np.ndarray = IDS, forward: Any = language
 
 
 UNSHIFTED = (
-    "the labels are the ids themselves at all 8 positions that count, and CrossEntropy does not shift them, so that the model is "
-    "asked for the token that it is given: for a causal model shift the labels by one (labels[:, :-1] = ids[:, 1:], and -100 in "
+    "the labels are the ids themselves at all 8 positions that count, and CrossEntropy does not shift them, so that each token "
+    "is predicted from itself: for a causal model shift the labels by one (labels[:, :-1] = ids[:, 1:], and -100 in "
     "the last column), for a masked one mask the ids"
 )
 
@@ -129,8 +129,8 @@ def of_padding(forward: Any, mask: Any, **more: Any) -> list[str]:
 
 
 BY_COLUMN = (
-    "the batch is padded on the left, and the model counts the padding in its positions ('P'): example 1, behind 2 of padding, "
-    "gets another result than without it. Pass position_ids beside the ids, (mask.cumsum(1) - 1).clip(0), or pad on the right"
+    "the batch is padded on the left, and the model counts the padding in its positions ('P'): example 1, after 2 of padding, "
+    "gets another result than without padding. Pass position_ids with the ids, (mask.cumsum(1) - 1).clip(0), or pad on the right"
 )
 
 
@@ -179,6 +179,6 @@ def test_a_model_that_takes_one_length_alone_is_left_in_peace() -> None:
 
 def test_a_mask_of_zeros_is_a_warning() -> None:
     assert of_padding(without, np.zeros_like(MASK)) == [
-        "the mask is 0 at all 10 positions, so that all of them count as padding: expected 1 at real positions; an additive "
-        "mask, of 0 and large negative numbers, goes to the model by call=..."
+        "the mask is 0 at all 10 positions, so that all of them count as padding: expected 1 at real positions. Pass an "
+        "additive mask, of 0 and large negative numbers, to the model with call=..."
     ]

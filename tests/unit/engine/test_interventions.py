@@ -389,7 +389,7 @@ def test_a_batch_of_one(batch_size: int | None) -> None:
 @pytest.mark.parametrize("rows", [3, 2])  # as many positions as examples, too
 def test_points_without_an_axis_of_examples_are_not_cut_into_examples(option: dict[str, Any], rows: int) -> None:
     ids = np.arange(3 * rows).reshape(3, rows) + 3
-    message = r"the point 'pos' has the shape .* expected examples on its first axis.*or name it by a role"
+    message = r"the point 'pos' has the shape .* need the examples on its first axis.*or name the point by a role"
     for at in ("pos", ["word", "pos"]):
         with pytest.raises(embgrad.UnsupportedError, match=message):
             gradients(embgrad.Sum(), ids % 12, at=at, **option)
@@ -480,7 +480,7 @@ def test_what_a_function_may_not_return(option: str, result: Any, message: str) 
 
 def test_a_function_that_adds_nothing() -> None:
     with pytest.raises(
-        embgrad.PointError, match=r"the function add\['word'\] returned None: expected what is to be added"
+        embgrad.PointError, match=r"the function add\['word'\] returned None: expected the array to add"
     ):
         gradients(add={"word": lambda given: None})
 
@@ -516,7 +516,7 @@ def test_what_all_examples_share_can_be_given_back_as_it_is_seen(batch_size: int
 
 @pytest.mark.parametrize("option", ["override", "add"])
 def test_other_values_for_other_examples_where_they_share_a_tensor(option: str) -> None:
-    message = r"with other values for other examples: all share one tensor there; expected one for all of them"
+    message = r"with different values for different examples, which share one tensor there: expected one array for all"
     for given_apart in (np.arange(24.0).reshape(EXAMPLES, POSITIONS, DIM), np.zeros((0, POSITIONS, DIM))):
         with pytest.raises(embgrad.PointError, match=message):
             gradients(**{option: {"position": given_apart}})

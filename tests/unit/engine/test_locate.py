@@ -137,7 +137,7 @@ def test_changes_by_few(passes: list[Any], shape: tuple[int, int], point: str) -
 def monkey_few(number: int) -> Iterator[None]:
     """So many examples are few."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embgrad.engine.locate.FEW", number)
+        patch.setattr("embgrad.engine.locate.PROBED", number)
         yield
 
 

@@ -228,7 +228,7 @@ def test_a_square_batch_of_which_a_model_takes_no_part() -> None:
     built = ReferenceModel(forward, {"E": random(30, DIM)})
     ids = np.arange(9).reshape(3, 3)
     with pytest.raises(
-        embgrad.AmbiguousPointError, match=r"one example less, which would tell, raised ValueError"
+        embgrad.AmbiguousPointError, match=r"one example less, which would show them, raised ValueError"
     ) as told:
         embgrad.gradients(built, ids, embgrad.Sum(), at="layer.0")
     assert isinstance(told.value.__cause__, ValueError)

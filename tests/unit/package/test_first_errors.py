@@ -152,7 +152,7 @@ def test_functions_that_take_the_output_alone() -> None:
         ([0, 1], r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
         ({"labels": [0, 1]}, r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
         ([SUM, SUM], "; make one call for each objective"),
-        ("loss", "the objective is 'loss': expected CrossEntropy, .* gives one number an example\n"),
+        ("loss", "the objective is 'loss': expected CrossEntropy, .* gives one number for each example\n"),
     ],
 )
 def test_what_is_no_objective(given: Any, message: str) -> None:

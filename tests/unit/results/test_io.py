@@ -221,7 +221,7 @@ LOOP["itself"] = LOOP
         ({"ids": IDS.astype(np.int32)}, "ids of dtype int32: expected int64"),
         ({"tokens": (("a",), ("b",))}, "tokens that are not one for each of the ids"),
         ({"vocab": 7}, "holds the id 7: expected rows of its table of 7"),
-        ({"pad_leak": float("nan")}, "a pad_leak of nan"),
+        ({"pad_leak": float("nan")}, "says pad_leak nan"),
         ({"provenance": LOOP}, "its provenance cannot be stored as JSON"),
         ({"provenance": {(1, 2): 3}}, "its provenance cannot be stored as JSON"),
         ({"provenance": {"model": 3}}, r"3 as provenance\['model'\]: expected text"),

@@ -245,7 +245,7 @@ def test_a_table_that_all_examples_share_has_no_place_in_a_window() -> None:
 def test_arrays_with_an_entry_for_each_example_are_refused(option: str, window: int | None) -> None:
     source = ["ab", "cd", "ef", "gh"]
     for wrong in (np.ones((2, DIM)), np.ones((4, DIM))):
-        with pytest.raises(embgrad.UnsupportedError, match=r"an entry for each example, and a stream has many batches"):
+        with pytest.raises(embgrad.UnsupportedError, match=r"an entry for each example, but a stream has many batches"):
             streamed(source, **{option: {"pooled": wrong}, "window": window})
     for right in (np.ones(DIM), np.ones((1, DIM))):
         assert len(streamed(source, at="pooled", **{option: {"pooled": right}, "window": window})) == 2
