@@ -178,8 +178,9 @@ class EmbeddingGradients:
                 "the tokens of this result are not known: build the batch with embgrad.encode(texts, tokenizer), or pass "
                 "tokens=... to embgrad.TokenBatch"
             )
+        scores = self.saliency(kind).astype(np.float64)
         merge = length if kind == "norm" else np.sum
-        return words_of_examples(self.tokens, self.words_of, self.real, self.saliency(kind).astype(np.float64), merge)
+        return words_of_examples(self.tokens, self.words_of, self.real, scores, merge)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.
