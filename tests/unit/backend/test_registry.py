@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,13 +65,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 # Stages
 
 
-def test_the_same_entry_point_twice_is_one() -> None:
-    """So with an editable and a wheel installation of one distribution."""
-    unique, clashes = registry.drop_duplicates([FakeEntryPoint("a"), FakeEntryPoint("a"), FakeEntryPoint("b")])
-    assert [point.name for point in unique] == ["a", "b"]
-    assert clashes == {}
-
-
 def test_two_entry_points_of_one_name_are_neither() -> None:
     points = [
         FakeEntryPoint("a", value="one:A", distribution="first"),
@@ -91,16 +83,6 @@ def test_a_backend_that_cannot_be_loaded(error: Exception) -> None:
     loaded, broken = registry.load([FakeEntryPoint("a", error), FakeEntryPoint("b", backend("b"))])
     assert list(loaded) == ["b"]
     assert broken["a"] == f"some-package 1.2 (package_of_a:Backend) raised {type(error).__name__}: {error}"
-
-
-def test_a_backend_that_cannot_be_built() -> None:
-    class NeedsMore:
-        def __init__(self, more: int) -> None: ...
-
-    loaded, broken = registry.load([FakeEntryPoint("a", NeedsMore), FakeEntryPoint("b", "no class")])
-    assert loaded == {}
-    assert "raised TypeError" in broken["a"]
-    assert "raised TypeError" in broken["b"]
 
 
 def test_a_backend_without_every_member() -> None:
@@ -128,12 +110,6 @@ def test_all_stages_together() -> None:
     )
     assert list(found.backends) == ["good", "good too"]
     assert set(found.failures) == {"broken", "misshapen", "twice"}
-
-
-def test_real_entry_points_are_taken() -> None:
-    point = EntryPoint("reference", "embgrad.testing.reference:ReferenceBackend", registry.GROUP)
-    found = registry.discover([point])
-    assert isinstance(found.backends["reference"], ReferenceBackend)
 
 
 def test_the_installed_reference() -> None:

@@ -62,13 +62,6 @@ def test_one_entry_of_many_makes_another_value(other: float) -> None:
         np.testing.assert_array_equal(tries.next().add["word"](changed), changed * 2)
 
 
-def test_large_values_are_not_kept() -> None:
-    gave = CallbackMemo()
-    gave.again(lambda value: value[:0])(np.ones((1000, 1000)))
-    ((glimpse, _),) = gave.calls
-    assert sum(one.nbytes for one in vars(glimpse).values() if isinstance(one, np.ndarray)) < 1 << 17
-
-
 def test_what_a_try_raises_comes_out_and_is_not_remembered() -> None:
     raised = [KeyboardInterrupt]
 
@@ -81,8 +74,3 @@ def test_what_a_try_raises_comes_out_and_is_not_remembered() -> None:
     with pytest.raises(KeyboardInterrupt):
         tries.next().edit["word"](VALUE)
     np.testing.assert_array_equal(tries.next().edit["word"](VALUE), VALUE)
-
-
-def test_a_request_without_functions_is_the_same_in_each_try() -> None:
-    request = Request(("word",), lambda _: [])
-    assert Retries(request).next() is request

@@ -56,25 +56,6 @@ def test_the_second_run_gets_what_the_first_got() -> None:
         trial.second().respond({None: VALUE[:1]})  # type: ignore[operator]
 
 
-def test_what_the_first_run_raises_comes_out() -> None:
-    def stopped(_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    trial = Trial(Request(("word",), stopped, edit={"word": stopped}), unwatched)
-    for function in (trial.first().edit["word"], trial.first().respond):
-        with pytest.raises(KeyboardInterrupt):
-            function(VALUE)  # type: ignore[operator]
-
-
-def test_a_native_objective_is_called_again() -> None:
-    called: list[Any] = []
-    trial = Trial(Request(("word",), NativeObjective(called.append, scalar=True)), unwatched)
-    for request in (trial.first(), trial.second()):
-        request.respond.function("returned")  # type: ignore[union-attr]
-    assert called == ["returned"] * 2
-    assert trial.used == (1,)
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

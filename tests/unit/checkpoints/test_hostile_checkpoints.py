@@ -228,14 +228,6 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path: Path, shard: Any) ->
     assert caught.value.message.isprintable()
 
 
-def test_an_index_of_a_million_shards(tmp_path: Path) -> None:
-    write(tmp_path, example_weights())
-    index = {"weight_map": {f"a{number}": f"{number}.safetensors" for number in range(10**5)}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(embgrad.FileFormatError, match=r"0\.safetensors is missing"):
-        embgrad.load_bert(tmp_path, "fake")
-
-
 def test_a_weight_in_two_shards(tmp_path: Path) -> None:
     write(tmp_path, example_weights())
     for name in ("a", "b"):

@@ -206,19 +206,6 @@ def test_a_lock_that_is_none(tmp_path: Path, make: Callable[[Path], None]) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["s"], "nothing is made where the link leads"
 
 
-def test_a_shard_that_is_gone_when_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streamed(tmp_path / "s").finish()
-
-    def gone(path: Path) -> str:
-        raise FileNotFoundError(2, "No such file or directory", str(path))
-
-    monkeypatch.setattr("embgrad.streaming.folder.file_digest", gone)
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"cannot be read: .*No such file.*; fetch it again, or write the folder"
-    ):
-        list(embgrad.open_stream(tmp_path / "s"))
-
-
 def test_shards_are_not_written_through_links(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "other").write_bytes(b"someone's")

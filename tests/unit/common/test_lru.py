@@ -9,23 +9,6 @@ import pytest
 from embgrad.common.lru import LRUCache
 
 
-def test_the_entry_that_was_not_used_for_the_longest_goes() -> None:
-    table: LRUCache[int] = LRUCache(2)
-    table.put("a", 1)
-    table.put("b", 2)
-    assert table.get("a", None) == 1
-    table.put("c", 3)
-    assert [table.get(key, None) for key in "abc"] == [1, None, 3]
-    assert len(table) == 2
-
-
-def test_an_entry_that_is_put_again_is_another_and_the_newest() -> None:
-    table: LRUCache[int] = LRUCache(2)
-    for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
-        table.put(key, value)
-    assert [table.get(key, None) for key in "abc"] == [3, None, 4]
-
-
 def test_an_entry_is_made_once_also_where_it_is_none() -> None:
     table: LRUCache[int | None] = LRUCache(2)
     made: list[str] = []
@@ -40,13 +23,6 @@ def test_what_making_an_entry_raises_leaves_none_behind() -> None:
         table.get_or_make("a", lambda: 1 / 0)
     assert len(table) == 0
     assert table.get_or_make("a", lambda: 2) == 2
-
-
-def test_a_table_that_was_cleared_is_empty() -> None:
-    table: LRUCache[int] = LRUCache(2)
-    table.put("a", 1)
-    table.clear()
-    assert (len(table), table.get("a", "none")) == (0, "none")
 
 
 @pytest.mark.parametrize("go", ["pushed out", "replaced", "cleared"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,12 +115,6 @@ def test_an_output_that_is_a_dict_with_attributes() -> None:
     assert nest["logits"] is nest.logits is T  # type: ignore[attr-defined]
 
 
-def test_an_object_of_another_sort_is_not_looked_into() -> None:
-    nest = SimpleNamespace(hidden=T)
-    assert first(nest, is_tensor) is None
-    assert with_first(nest, is_tensor, NEW) is nest
-
-
 NESTS = st.recursive(
     st.sampled_from([None, 1, "a", T, U]),
     lambda inner: st.one_of(
@@ -133,17 +126,6 @@ NESTS = st.recursive(
     ),
     max_leaves=8,
 )
-
-
-@given(NESTS)
-def test_what_is_put_in_is_found_first_and_putting_back_restores(nest: Any) -> None:
-    found = first(nest, is_tensor)
-    changed = with_first(nest, is_tensor, NEW)
-    if found is None:
-        assert changed is nest
-    else:
-        assert first(changed, is_tensor) is NEW
-        assert same(with_first(changed, is_tensor, found), nest)
 
 
 @given(NESTS)

@@ -95,21 +95,6 @@ def test_each_step_is_the_gradient_at_that_step(at: str) -> None:
     assert isinstance(summed, RowSparse) == (at in ("word", "E", "E#0", "word#0", "pos"))
 
 
-@pytest.mark.parametrize("at", ["word", "layer.0", "pool"])
-@pytest.mark.parametrize("keep", ["all", "mean"])
-def test_training_ends_with_the_same_weights_bit_for_bit(at: str, keep: str) -> None:
-    plain, captured = model(), model()
-    for _ in range(3):
-        step(plain, IDS, OTHER)
-    with embgrad.capture(captured, at=at, keep=keep):
-        for _ in range(3):
-            step(captured, IDS, OTHER)
-    for name in WEIGHTS:
-        assert plain[name].value.tobytes() == captured[name].value.tobytes()
-    assert sorted(vars(plain)) == sorted(vars(captured))
-    assert captured.around is None
-
-
 def test_what_a_step_holds() -> None:
     built = model()
     mask, types = np.array([[1, 1, 1], [1, 1, 0]]), np.array([[0, 0, 1], [0, 1, 1]])
@@ -333,29 +318,6 @@ def test_captures_that_end_in_the_order_in_which_they_began() -> None:
     assert (outer.count, inner.count) == (2, 1)
 
 
-def test_two_models_are_captured_apart() -> None:
-    first, second = model(), model()
-    with embgrad.capture(first) as one, embgrad.capture(second) as two:
-        step(first, IDS)
-        step(second, OTHER)
-        step(second, IDS)
-    assert (one.count, two.count) == (1, 2)
-
-
-def test_embgrads_own_passes_are_not_captured() -> None:
-    built = model()
-    with embgrad.capture(built) as tap, embgrad.capture(built, at="layer.0") as layer:
-        step(built, IDS)
-        embgrad.gradients(built, OTHER, embgrad.Sum(), at=["word", "layer.0"], check=True)
-        embgrad.points(built, OTHER)
-        embgrad.parameter_gradients(built, OTHER, embgrad.Sum())
-        embgrad.table_gradients(built, OTHER, embgrad.Sum())
-        expected = by_gradients(built, OTHER)
-        step(built, OTHER)
-    assert (tap.count, tap.passes, layer.count) == (2, 2, 2)
-    np.testing.assert_allclose(tap.steps[1].values, expected, atol=1e-15)
-
-
 def test_a_model_that_calls_itself_is_one_pass() -> None:
     def nested(model: Any, input_ids: Any, depth: int = 1) -> Tensor:
         return model(input_ids, depth=0) if depth else forward(model, input_ids)
@@ -458,15 +420,6 @@ def by_the_head(built: ReferenceModel) -> None:
     """A step that does not go by the lookup."""
     logits = built(IDS)
     pull_back([(logits, slope(logits))], [built["H"]])
-
-
-def test_leaving_without_a_forward_pass_is_no_error() -> None:
-    with embgrad.capture(model()) as tap:
-        pass
-    assert tap.count == 0
-    for ask in (tap.sum, tap.mean):
-        with pytest.raises(embgrad.NoGradientError, match="nothing was captured at 'word'"):
-            ask()
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, embgrad.BatchError])
@@ -619,15 +572,6 @@ def test_an_empty_capture_says_why_when_it_is_read() -> None:
         with pytest.raises(embgrad.NoGradientError, match=message):
             ask()
     assert message in repr(tap)
-
-
-def test_a_capture_without_a_gradient_says_why_when_it_is_read() -> None:
-    built = model()
-    with pytest.raises(embgrad.NoGradientError, match="no gradient reached 'word'"), embgrad.capture(built) as tap:
-        built(IDS)
-    with pytest.raises(embgrad.NoGradientError, match="no gradient reached 'word'"):
-        tap.mean()
-    assert "no gradient reached 'word'" in repr(tap)
 
 
 def test_what_the_loop_raises_is_not_hidden_by_a_part_that_was_called() -> None:

@@ -110,12 +110,6 @@ def test_the_word_takes_no_pass_of_its_own(passes: list[Any]) -> None:
     assert passes == [("run", (6, 4))]
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (6, 2), (1, 5)])
-def test_few_examples_are_run_whole(passes: list[Any], shape: tuple[int, int]) -> None:
-    embgrad.gradients(model(), ids(*shape), OBJECTIVE, at="layer.0")
-    assert passes[0] == ("points", shape)
-
-
 @pytest.mark.parametrize("shape", [(6, 4), (5, 5)])
 @pytest.mark.parametrize("point", ["word", "layer.0", "embeddings", "position", "layers.0:input"])
 def test_changes_by_few(passes: list[Any], shape: tuple[int, int], point: str) -> None:
@@ -206,23 +200,6 @@ def test_more_examples_go_deeper(passes: list[Any], at: str) -> None:
     expected = embgrad.gradients(whole, ids(6, 4), OBJECTIVE, at=at)
     assert found.provenance["path"] == expected.provenance["path"]
     np.testing.assert_array_equal(found.values, expected.values)
-
-
-@pytest.mark.parametrize("shape", [(6, 4), (2, 5), (1, 5), (4, 4)])
-def test_where_the_word_was_is_remembered(passes: list[Any], shape: tuple[int, int]) -> None:
-    batch, built = ids(*shape), model()
-    few = min(2, shape[0]) if shape[0] < 4 else 2
-    for number in range(3):
-        del passes[:]
-        change = {"word": lambda rows, number=number: rows * (number + 0.5)}
-        found = embgrad.gradients(built, batch, OBJECTIVE, override=change)
-        runs: list[Any] = [("run", shape)]
-        assert passes == ([("points", (few, shape[1]))] if number == 0 else []) + runs
-        expected = embgrad.gradients(built, batch, OBJECTIVE, at=["word", "layer.0"], override=change)["word"]
-        np.testing.assert_array_equal(found.values, expected.values)
-        np.testing.assert_array_equal(found.ids, batch)
-    embgrad.gradients(built, ids(6, 3), OBJECTIVE, override=change)
-    assert passes[-2:] == [("points", (2, 3)), ("run", (6, 3))]
 
 
 class Turning:

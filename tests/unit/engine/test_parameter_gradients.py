@@ -183,12 +183,6 @@ def test_names_that_are_refused(names: Any) -> None:
         embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names=names)
 
 
-@pytest.mark.parametrize("call", [[], 3, "model"])
-def test_a_call_that_is_no_function(call: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"call is .*: expected a function, call\(model, inputs\)"):
-        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), call=call)
-
-
 def test_an_objective_that_depends_on_no_parameter() -> None:
     def detached(model: Any, input_ids: np.ndarray) -> Tensor:
         return forward(model, input_ids).detach()
@@ -225,13 +219,6 @@ def test_a_backend_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     for option in ("override", "add", "edit"):
         with pytest.raises(embgrad.UnsupportedError, match=f"does not support '{option}'"):
             embgrad.gradients(model(), IDS, embgrad.Sum(), **{option: {"word": lambda x: x}})  # type: ignore[call-overload]
-
-
-def test_a_mask_that_is_not_taken_is_said_where_the_call_is() -> None:
-    batch = embgrad.TokenBatch(IDS, [[1, 1, 1], [1, 1, 0]])
-    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask") as caught:
-        embgrad.parameter_gradients(model(), batch, embgrad.Sum())
-    assert {one.filename for one in caught} == {__file__}
 
 
 def test_training_draws_as_the_users_own_forward_pass() -> None:

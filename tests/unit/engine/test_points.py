@@ -65,15 +65,6 @@ def test_a_layout_is_right_or_known_to_be_open(ids: np.ndarray, way: int) -> Non
     assert layout.transposed is transposed
 
 
-def test_a_single_example_is_the_same_either_way() -> None:
-    ids = np.array([[3, 3, 4]])
-    vectors = np.arange(6.0).reshape(3, 1, 2)
-    layout = layout_of(ids.T, ids)
-    assert layout is not None
-    np.testing.assert_array_equal(layout.vectors(vectors), vectors.reshape(1, 3, 2))
-    assert not layout_is_open(ids.T, ids)
-
-
 @pytest.mark.parametrize(
     ("ids", "indices", "expected"),
     [

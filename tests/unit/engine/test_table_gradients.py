@@ -99,32 +99,12 @@ def test_the_parts_of_a_tied_table() -> None:
     assert not by_lookup[[0, 4]].any()
 
 
-def test_all_lookups_in_the_table_count_whichever_is_named() -> None:
-    objective = embgrad.CrossEntropy(LABELS)
-    first, second, path = (embgrad.table_gradients(model(twice), IDS, objective, at=at) for at in ("word", "E#1", "E"))
-    np.testing.assert_array_equal(first.lookup, second.lookup)
-    np.testing.assert_array_equal(first.lookup, path.lookup)
-    each = embgrad.gradients(model(twice), IDS, objective, at=["E#0", "E#1"])
-    np.testing.assert_allclose(first.lookup, sum(one.table().to_dense() for one in each.values()), atol=1e-14)
-
-
-def test_two_lookups_of_the_ids_in_one_table_are_one_table() -> None:
-    found = embgrad.table_gradients(model(same), IDS, embgrad.Sum())
-    assert (found.path, found.lookups) == ("E", 2)
-
-
 def test_the_arrays_are_contiguous() -> None:
     """Of a head that is the table's transpose too, whose gradient comes transposed."""
     found = embgrad.table_gradients(model(tied), IDS, embgrad.CrossEntropy(LABELS))
     for array in (found.lookup, found.head, found.total, found.own):
         assert array is not None
         assert array.flags.c_contiguous
-
-
-@pytest.mark.parametrize("call", [[], 3, "model"])
-def test_a_call_that_is_no_function(call: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"call is .*: expected a function, call\(model, inputs\)"):
-        embgrad.table_gradients(model(tied), IDS, embgrad.Sum(), call=call)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -233,21 +213,4 @@ def test_a_gradient_that_is_not_finite(way: str) -> None:
         embgrad.table_gradients(model(steep), IDS, embgrad.Sum())
 
 
-def test_a_mask_that_is_not_taken_is_said_where_the_call_is() -> None:
-    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask") as caught:
-        embgrad.table_gradients(model(tied), embgrad.TokenBatch(IDS, [[1, 1, 1], [1, 1, 0]]), embgrad.Sum())
-    assert {one.filename for one in caught} == {__file__}
-
-
 # Padding
-
-
-def test_a_report_on_padding_says_where_the_call_is_that_the_mask_is_not_taken() -> None:
-    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask") as caught:
-        embgrad.padding_report(model(untied), embgrad.TokenBatch(IDS, IDS != 1), embgrad.Sum())
-    assert {one.filename for one in caught} == {__file__}
-
-
-def test_nothing_but_padding_cannot_be_reported_on() -> None:
-    with pytest.raises(embgrad.BatchError, match="zero at all 6 positions: expected real positions beside the padding"):
-        embgrad.padding_report(model(untied), embgrad.TokenBatch(np.zeros_like(IDS), np.zeros_like(IDS)), embgrad.Sum())

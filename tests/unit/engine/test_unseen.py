@@ -205,16 +205,6 @@ def test_every_point_is_certified_and_captured(forward: Any, key: str) -> None:
     np.testing.assert_array_equal(tap.steps[0].activations, result.activations)
 
 
-@pytest.mark.parametrize("forward", MODELS)
-def test_all_points_at_once(forward: Any) -> None:
-    keys = [case.values[1] for case in cases() if case.values[0] is forward]  # type: ignore[attr-defined]
-    together = embgrad.gradients(build(forward), IDS, OBJECTIVE, at=keys)
-    for key in keys:
-        np.testing.assert_allclose(
-            together[key].values, embgrad.gradients(build(forward), IDS, OBJECTIVE, at=key).values, atol=1e-15
-        )
-
-
 @pytest.mark.parametrize("name", ["fast", "fast.inner", "log", "log:input"])
 def test_points_on_ways_that_lead_nowhere(name: str) -> None:
     forward = recovering if name.startswith("fast") else unchanged

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -261,18 +260,3 @@ def test_no_lookup_of_the_ids(name: str) -> None:
 
 
 # What a call of the user's says of it
-
-
-def test_names_are_resolved_by_what_the_ids_do(monkeypatch: Any) -> None:
-    """Of positions that equal the ids by chance it is told by other ids that they are the position's, not the word's."""
-    from embgrad.testing.reference import ReferenceModel, lookup
-
-    def forward(model: Any, input_ids: np.ndarray) -> Any:
-        rows = lookup(model["P"], np.arange(input_ids.shape[1])[None]) + lookup(model["E"], input_ids)
-        return rows.tanh().mean(1)
-
-    random = np.random.default_rng(0)
-    model = ReferenceModel(forward, {"E": random.normal(size=(9, 4)), "P": random.normal(size=(9, 4))})
-    ids = np.arange(3)[None]
-    results = embgrad.gradients(model, ids, embgrad.Sum(), at=["word", "position"])
-    assert {name: one.provenance["path"] for name, one in results.items()} == {"word": "E#0", "position": "P#0"}

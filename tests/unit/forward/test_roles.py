@@ -43,11 +43,6 @@ def test_bert() -> None:
     }
 
 
-@pytest.mark.parametrize("layers", [1, 2, 12])
-def test_any_number_of_layers(layers: int) -> None:
-    assert layers_of(bert(BATCH, layers)) == outputs("encoder.layer", layers)
-
-
 @pytest.mark.parametrize("shape", [(1, 5), (2, 2), (5, 5), (1, 1), (4, 1)])
 def test_bert_in_batches_of_every_shape(shape: tuple[int, int]) -> None:
     """One position only, and as many examples as positions."""
@@ -261,12 +256,6 @@ def test_barts_stacks_are_of_two_classes(encoder: int, decoder: int) -> None:
     assert layers_of(trace) == outputs("encoder.layers", encoder)
     assert trace.roles["position"] == "encoder.embed_positions#0"
     assert trace.roles["embeddings"] == "encoder.layernorm_embedding:output#0"
-
-
-def test_a_decoder_alone_has_its_own_layers() -> None:
-    trace = Trace(BATCH)
-    stack(trace, "decoder.layers", trace.table("embed_tokens", IDS), 3)
-    assert layers_of(trace) == outputs("decoder.layers", 3)
 
 
 # Lists of several kinds
@@ -576,10 +565,6 @@ def test_a_model_without_layers() -> None:
     assert x.shape == (2, 5, 8)
 
 
-def test_nothing_at_all() -> None:
-    assert not Trace(BATCH).points
-
-
 def test_pooled_vectors_are_no_hidden_states() -> None:
     trace = Trace(BATCH)
     trace.table("table", IDS)
@@ -670,13 +655,6 @@ def test_one_position_does_not_tell_positions_from_types_but_by_name(
     trace.table("wte", [[7], [9]])
     trace.table(path, [[0]])
     assert trace.roles == {"word": "wte#0", **roles}
-
-
-def test_one_position_with_types_that_tell() -> None:
-    trace = Trace(embgrad.TokenBatch([[7], [9]], types=[[0], [1]]))
-    trace.table("wte", [[7], [9]])
-    trace.table("segment", [[0], [1]])
-    assert trace.roles["type"] == "segment#0"
 
 
 def test_relative_positions_are_no_positions() -> None:

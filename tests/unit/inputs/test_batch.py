@@ -166,11 +166,6 @@ def test_a_float_id_that_may_have_been_rounded_is_refused(number: int, kind: Any
         embgrad.TokenBatch(np.array([[1, number]], kind))
 
 
-@pytest.mark.parametrize(("number", "kind"), [(2047, np.float16), (2**24 - 1, np.float32), (2**53 - 1, np.float64)])
-def test_the_largest_float_ids(number: int, kind: Any) -> None:
-    assert embgrad.TokenBatch(np.array([[number]], kind)).ids.tolist() == [[number]]
-
-
 def test_a_matrix_becomes_a_plain_array() -> None:
     with pytest.warns(PendingDeprecationWarning):
         matrix = np.matrix(IDS)

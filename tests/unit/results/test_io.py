@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +127,6 @@ def test_a_result_from_a_run_comes_back(objective: Any) -> None:
     expect_same_bits(one, through_a_file(one))
 
 
-def test_split_and_certified_results_come_back() -> None:
-    one = embgrad.gradients(model(), [[0, 1], [2, 3]], embgrad.Sum(), split=True, check=True)
-    assert one.tables is not None
-    assert one.certificate is not None
-    expect_same_bits(one, through_a_file(one))
-    assert replace(one).tables is one.tables
-
-
-def test_captured_results_come_back() -> None:
-    reference = model()
-    with embgrad.capture(reference) as tap:
-        from embgrad.testing.reference import pull_back
-
-        output = reference(np.array([[0, 1], [2, 3]]))
-        pull_back([(output, np.ones_like(output.value))], list(reference.parameters.values()))
-    assert tap.steps[0].objective is None
-    expect_same_bits(tap.steps[0], through_a_file(tap.steps[0]))
-
-
 def test_a_table_that_all_examples_share_comes_back() -> None:
     """Its values have no example axis, and the objective has: as of position embeddings that are looked up once."""
 
@@ -175,14 +155,6 @@ def test_several_results_come_back_by_any_name_in_order(names: list[str]) -> Non
     assert list(again) == names
     for name, one in results.items():
         expect_same_bits(one, again[name])
-
-
-def test_results_of_one_call_come_back(tmp_path: Path) -> None:
-    results = embgrad.gradients(model(), [[0, 1], [2, 3]], embgrad.Sum(), at=["word", "E"])
-    again = through_a_file(results)
-    assert isinstance(again, dict)
-    for name in ("word", "E"):
-        expect_same_bits(results[name], again[name])
 
 
 def test_a_mapping_of_one_comes_back_as_a_mapping() -> None:
@@ -235,37 +207,6 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, changes: dic
 
 
 # Whole or not at all
-
-
-def test_saving_replaces_the_old_file_whole(tmp_path: Path) -> None:
-    path = tmp_path / "g.safetensors"
-    result().save(path)
-    result(values=np.zeros((2, 3, 4), np.float32)).save(path)
-    assert not embgrad.load(path).values.any()
-    assert os.listdir(tmp_path) == ["g.safetensors"]
-
-
-@pytest.mark.parametrize("name", ["replace", "open", "fdopen"])
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    path = tmp_path / "g.safetensors"
-    result().save(path)
-    before = path.read_bytes()
-
-    def broken(*args: Any) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(f"embgrad.common.files.os.{name}", broken)
-    with pytest.raises(OSError, match="disk full"):
-        result(objective=np.zeros(2)).save(path)
-    monkeypatch.undo()
-    assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["g.safetensors"]
-
-
-def test_a_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
-    result().save(tmp_path / "g.safetensors")
-    (tmp_path / "other").write_text("")
-    assert (tmp_path / "g.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

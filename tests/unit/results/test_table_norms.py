@@ -122,16 +122,6 @@ def test_products_are_those_of_the_matrices(seed: int, mine: int, theirs: int, v
     np.testing.assert_allclose(embgrad.table_norms(first), np.sqrt(np.diag(own)), rtol=1e-12)
 
 
-def test_products_are_sums_over_pairs_of_positions_with_one_id() -> None:
-    g = result()
-    expected = np.zeros((7, 7))
-    same = g.ids[:, :, None, None] == g.ids[None, None]
-    pairs = np.einsum("ipd,jqd->ipjq", g.values.astype(np.float64), g.values.astype(np.float64))
-    expected = (pairs * same).sum((1, 3))
-    np.testing.assert_allclose(embgrad.table_products(g), expected, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(embgrad.table_norms(g), np.sqrt(np.diag(expected)), rtol=1e-6)
-
-
 def test_products_are_those_of_the_framework_s_own_table_gradients() -> None:
     count = 5
     own = [
@@ -183,16 +173,6 @@ def test_an_example_without_gradient_is_not_divided_by_its_norm() -> None:
     nothing = RowSparse(np.array([2]), np.zeros((1, 3), np.float32), (9, 3))
     assert not embgrad.clipped_table([nothing], 1.0).values.any()
     assert embgrad.table_norms([nothing]).tolist() == [0.0]
-
-
-def test_products_take_little_memory() -> None:
-    """64 examples of 100,000 rows × 16 would be 820 MB dense."""
-    given = drawn(0, 64, 200, 100_000)
-    tracemalloc.start()
-    embgrad.table_products(given)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 64e6
 
 
 def test_products_of_many_examples_that_share_a_row_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
