@@ -55,7 +55,7 @@ def test_the_lock_is_reentrant() -> None:
         pass
 
 
-def test_who_waits_for_one_part_gets_them_all() -> None:
+def test_waiting_for_one_part_locks_all_parts() -> None:
     parts, held, done = [Model(), Model(), Model()], threading.Event(), threading.Event()
 
     def take() -> None:
@@ -77,7 +77,7 @@ def test_who_waits_for_one_part_gets_them_all() -> None:
         assert free_for_another_thread(parts)
 
 
-def test_who_is_interrupted_while_waiting_holds_nothing() -> None:
+def test_an_interrupted_wait_holds_no_lock() -> None:
     parts = sorted([Model(), Model()], key=id)  # in the order in which they are taken
     held, done, main = threading.Event(), threading.Event(), threading.main_thread()
 

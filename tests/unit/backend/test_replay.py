@@ -34,8 +34,7 @@ def test_a_function_is_called_once_in_several_tries() -> None:
     assert len(called) == 4
 
 
-def test_what_a_function_gave_is_kept_once_where_a_try_takes_several_itself() -> None:
-    """As one does that a call makes with points found by few examples, of a trace that turns out not to serve."""
+def test_nested_tries_record_a_return_value_once() -> None:
     called: list[Any] = []
 
     def change(value: Any) -> Any:
@@ -52,7 +51,6 @@ def test_what_a_function_gave_is_kept_once_where_a_try_takes_several_itself() ->
 
 @pytest.mark.parametrize("other", [1e3, np.nan, np.inf])
 def test_one_entry_of_many_makes_another_value(other: float) -> None:
-    """Wherever it is."""
     values = np.ones((300, 100))
     tries = Retries(Request(("word",), lambda _: [], add={"word": lambda value: value * 2}))
     np.testing.assert_array_equal(tries.next().add["word"](values), values * 2)
@@ -62,7 +60,7 @@ def test_one_entry_of_many_makes_another_value(other: float) -> None:
         np.testing.assert_array_equal(tries.next().add["word"](changed), changed * 2)
 
 
-def test_what_a_try_raises_comes_out_and_is_not_remembered() -> None:
+def test_an_error_of_a_try_propagates_and_is_not_recorded() -> None:
     raised = [KeyboardInterrupt]
 
     def change(value: Any) -> Any:

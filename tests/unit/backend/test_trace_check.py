@@ -28,7 +28,7 @@ def ran(gradient: Any, activation: Any = VALUE, before: Any = (), objective: Any
     return Run({"word": PointValues(activation, (gradient,), None, before)}, "float64", objective=objective)
 
 
-def test_the_second_run_gets_what_the_first_got() -> None:
+def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
     called: list[Any] = []
 
     def change(value: Any) -> Any:
@@ -69,12 +69,12 @@ def test_the_second_run_gets_what_the_first_got() -> None:
         (ran(VALUE, objective=np.ones(2)), "the objective's values"),
     ],
 )
-def test_what_is_apart(given: Run, said: str | None) -> None:
+def test_differences_are_described(given: Run, said: str | None) -> None:
     trial = Trial(Request(("word",), lambda _: []), unwatched)
     assert trial.difference(ran(VALUE), given, 1e-6) == (said and f"{said} {APART}")
 
 
-def test_what_is_apart_with_an_objective_of_the_users() -> None:
+def test_differences_with_a_native_objective_are_described() -> None:
     trial = Trial(Request(("word",), NativeObjective(lambda _: None, scalar=False)), unwatched)
     assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) is None
     said = trial.difference(ran(VALUE), ran(VALUE * 2), 1e-6)

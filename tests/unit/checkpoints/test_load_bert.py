@@ -17,6 +17,7 @@ import safetensors.numpy
 import embgrad
 from embgrad.backend import registry
 from embgrad.checkpoints.load_bert import WeightTarget, bert_names
+from tests.unit.refusals import refused
 
 SIZE, INNER = 3, 4
 ROWS = {"vocab_size": 7, "max_position_embeddings": 5, "type_vocab_size": 2}
@@ -113,7 +114,7 @@ def test_gamma_and_beta_of_the_oldest_checkpoints(tmp_path: Path, built: dict[st
     expect_weights(built, weights)
 
 
-def test_buffers_are_passed_over(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+def test_buffers_are_ignored(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
     weights = example_weights()
     buffers = {"embeddings.position_ids": np.arange(4), "bert.embeddings.token_type_ids": np.zeros(4, np.int64)}
     embgrad.load_bert(write(tmp_path, {**weights, **buffers}), "fake")
@@ -165,7 +166,7 @@ def test_bfloat16_is_widened(tmp_path: Path, built: dict[str, np.ndarray]) -> No
     assert built["pooler.dense.bias"].dtype == np.float32
 
 
-def test_what_is_drawn_for_the_weights_that_are_replaced_moves_no_generator(
+def test_loading_leaves_the_random_generators_unchanged(
     tmp_path: Path, built: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = registry.list_backends()["fake"]
@@ -187,7 +188,7 @@ def test_what_is_drawn_for_the_weights_that_are_replaced_moves_no_generator(
 
 
 @pytest.mark.parametrize(("ignore", "said"), [(3, "3"), ([None], "None"), (None, "None"), (["cls.*", b"c*"], "b'c")])
-def test_patterns_that_are_none(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any, said: str) -> None:
+def test_invalid_patterns_are_refused(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any, said: str) -> None:
     write(tmp_path, example_weights())
     with pytest.raises(
         embgrad.EmbgradError, match=rf"ignore holds {said}.*: expected patterns of weights' names, such as"
@@ -197,14 +198,16 @@ def test_patterns_that_are_none(tmp_path: Path, built: dict[str, np.ndarray], ig
 
 
 @pytest.mark.parametrize("ignore", [["cls.*"], ("cls.*", "none"), "cls.*"])
-def test_a_head_can_be_left_over_on_purpose(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any) -> None:
+def test_a_head_can_be_ignored_on_request(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any) -> None:
     weights = example_weights()
     head = {"cls.predictions.bias": np.zeros(3), "cls.seq_relationship.bias": np.zeros(2)}
     write(tmp_path, {**weights, **head})
-    with pytest.raises(embgrad.FileFormatError) as caught:
+    with refused(
+        embgrad.FileFormatError,
+        "holds 2 weights that the encoder does not have: 'cls.predictions.bias'",
+        "ignore=['cls.*']",
+    ):
         embgrad.load_bert(tmp_path, "fake")
-    for fragment in ("holds 2 weights that the encoder does not have: 'cls.predictions.bias'", "ignore=['cls.*']"):
-        assert fragment in str(caught.value)
     assert built == {}
     embgrad.load_bert(tmp_path, "fake", ignore=ignore)
     expect_weights(built, weights)
@@ -217,10 +220,12 @@ def test_a_head_can_be_left_over_on_purpose(tmp_path: Path, built: dict[str, np.
 def test_a_missing_weight_is_named(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
     weights = example_weights()
     del weights["encoder.layer.1.output.dense.bias"]
-    with pytest.raises(embgrad.FileFormatError) as caught:
+    with refused(
+        embgrad.FileFormatError,
+        "lacks 1 of the model's weights: 'encoder.layer.1.output.dense.bias'",
+        "expected all of 39",
+    ):
         embgrad.load_bert(write(tmp_path, weights), "fake")
-    for fragment in ("lacks 1 of the model's weights: 'encoder.layer.1.output.dense.bias'", "expected all of 39"):
-        assert fragment in str(caught.value)
     assert built == {}
 
 
@@ -261,7 +266,6 @@ def test_a_misshapen_weight_is_named(
 def test_a_backend_whose_bert_is_not_as_the_configuration_says(
     tmp_path: Path, built: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
-    """As of a release of a framework that has more weights, or others: nothing is put into it."""
     fake: Any = registry.backend_named("fake")
     own = fake.bert
 
@@ -282,9 +286,6 @@ def test_two_encoders_in_one_checkpoint(tmp_path: Path, built: dict[str, np.ndar
         embgrad.FileFormatError, match=r"holds the weight 'pooler\.dense\.bias' twice, once as '.*pooler"
     ):
         embgrad.load_bert(tmp_path, "fake")
-
-
-# Folders
 
 
 def test_no_configuration(tmp_path: Path, built: Any) -> None:

@@ -24,8 +24,6 @@ from tests.unit.results.test_io_hostile import folder_ as folder_in_its_place
 from tests.unit.stored import result
 from tests.unit.streams import model, texts, tokenizer
 
-# Written whole, or not at all
-
 
 def test_a_name_as_long_as_the_system_lets_it_be(tmp_path: Path) -> None:
     for name in ("x" * 255, "é" * 127):
@@ -92,10 +90,8 @@ def test_a_write_that_fails_leaves_the_good_file_and_nothing_else(
 
 @unix
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_a_file_has_the_permissions_of_the_users_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int
-) -> None:
-    """Which are not found out by changing the process's own: other threads make files meanwhile."""
+def test_a_file_has_the_permissions_of_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int) -> None:
+    """The umask of the process is not changed meanwhile, as other threads may create files."""
     before = os.umask(mask)
     try:
         with monkeypatch.context() as patched:
@@ -109,7 +105,6 @@ def test_a_file_has_the_permissions_of_the_users_own(
 
 @unix
 def test_a_disk_that_is_full_in_the_middle(tmp_path: Path) -> None:
-    """The system itself stops the writing, half way: the process may write no longer files."""
     code = """
 import resource, signal, sys
 import numpy as np
@@ -137,7 +132,7 @@ for durable in (False, True):
     np.testing.assert_array_equal(embgrad.load(tmp_path / "g.safetensors").values, result().values)  # type: ignore[union-attr]
 
 
-def test_a_full_device_is_told(tmp_path: Path) -> None:
+def test_a_full_device_is_an_error(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with pytest.raises(OSError, match="No space left on device") as raised:
@@ -166,16 +161,13 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
             link.unlink()
 
 
-# Folders of streams
-
-
 def streamed(to: Path, **options: Any) -> embgrad.Stream:
     return embgrad.stream(model(), texts(4), embgrad.Sum(), tokenizer=tokenizer, batch_size=2, to=to, **options)
 
 
 @unix
 @pytest.mark.parametrize("make", [*NO_FILES, in_a_circle])
-def test_streams_whose_files_are_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_streams_without_regular_files_are_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     streamed(tmp_path / "s").finish()
     (shard,) = (tmp_path / "s").glob("*.safetensors")
     for path, said in (
@@ -196,7 +188,7 @@ def test_streams_whose_files_are_none(tmp_path: Path, make: Callable[[Path], Non
 
 @unix
 @pytest.mark.parametrize("make", [pipe, folder_in_its_place, lambda path: path.symlink_to("../other"), in_a_circle])
-def test_a_lock_that_is_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_lock_that_is_not_a_regular_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     (tmp_path / "s").mkdir()
     make(tmp_path / "s" / ".lock")
     with pytest.raises(
@@ -230,7 +222,6 @@ def test_a_manifest_that_is_too_long(tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be whole: nobody is told to write the folder again."""
     streamed(tmp_path / "s").finish()
     opening = os.open
 
@@ -249,7 +240,6 @@ def test_a_manifest_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
 def test_changed_shards_with_a_manifest_that_vouches_for_them(tmp_path: Path, keep: str) -> None:
-    """Who can write the manifest, too, can hand over any bytes."""
     streamed(tmp_path / "s", keep=keep).finish()
     folder, (shard,) = tmp_path / "s", list((tmp_path / "s").glob("*.safetensors"))
     whole, manifest = shard.read_bytes(), (folder / "manifest.json").read_text()

@@ -55,7 +55,7 @@ def test_other_options(name: str, message: str) -> None:
     assert message in caught.value.message
 
 
-def test_what_is_missing() -> None:
+def test_missing_arguments_are_named() -> None:
     with pytest.raises(embgrad.EmbgradError) as caught:
         embgrad.gradients(MODEL, IDS)  # type: ignore[call-overload]
     assert caught.value.message == (
@@ -76,7 +76,7 @@ def test_the_functions_say_what_they_take(function: Any) -> None:
         function(nonsense=1)
 
 
-def test_what_a_function_raises_itself_comes_through() -> None:
+def test_errors_of_the_function_itself_propagate() -> None:
     @explained
     def double(number: int) -> int:
         return number * 2

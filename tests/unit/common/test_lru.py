@@ -9,7 +9,7 @@ import pytest
 from embgrad.common.lru import LRUCache
 
 
-def test_an_entry_is_made_once_also_where_it_is_none() -> None:
+def test_an_entry_is_made_once_even_if_it_is_none() -> None:
     table: LRUCache[int | None] = LRUCache(2)
     made: list[str] = []
     for key in ("a", "a", "b", "a", "c", "a", "b"):
@@ -17,7 +17,7 @@ def test_an_entry_is_made_once_also_where_it_is_none() -> None:
     assert made == ["a", "b", "c", "b"]
 
 
-def test_what_making_an_entry_raises_leaves_none_behind() -> None:
+def test_a_failed_entry_is_not_stored() -> None:
     table: LRUCache[float] = LRUCache(2)
     with pytest.raises(ZeroDivisionError):
         table.get_or_make("a", lambda: 1 / 0)
@@ -26,7 +26,7 @@ def test_what_making_an_entry_raises_leaves_none_behind() -> None:
 
 
 @pytest.mark.parametrize("go", ["pushed out", "replaced", "cleared"])
-def test_what_runs_when_an_entry_goes_may_use_the_table(go: str) -> None:
+def test_a_finalizer_of_an_entry_may_use_the_cache(go: str) -> None:
     table: LRUCache[object] = LRUCache(1)
     seen: list[object] = []
 

@@ -87,7 +87,7 @@ def same(one: Any, other: Any) -> bool:
         (Output, Output),
     ],
 )
-def test_the_first_of_a_nest_and_another_in_its_place(nest: Any, expected: Any) -> None:
+def test_the_first_tensor_is_found_and_replaced(nest: Any, expected: Any) -> None:
     before = repr(nest)
     found = first(nest, is_tensor)
     changed = with_first(nest, is_tensor, NEW)
@@ -96,7 +96,7 @@ def test_the_first_of_a_nest_and_another_in_its_place(nest: Any, expected: Any) 
     assert repr(nest) == before  # what was given stays as it was
 
 
-def test_what_is_not_on_the_way_stays_the_same_object() -> None:
+def test_unchanged_parts_remain_the_same_objects() -> None:
     cache, left, right = {"key": [U]}, [1, 2], [T]
     changed = with_first((left, right, cache), is_tensor, NEW)
     assert changed[0] is left

@@ -54,7 +54,7 @@ def stacked(text: str) -> int:
 
 
 @every
-def test_what_is_shown_is_harmless(text: str) -> None:
+def test_displayed_text_is_harmless(text: str) -> None:
     for shown in (visible(text), token_text(text), repr(text)):
         expect_harmless(shown)
     expect_harmless(visible_lines(text), lines=True)
@@ -92,11 +92,8 @@ def test_any_text_is_harmless(text: str) -> None:
         ("می\u200cخواهم", "می\u200cخواهم"),
     ],
 )
-def test_how_it_is_spelled_out(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert visible(text) == shown
-
-
-# What Python prints
 
 
 @every
@@ -116,7 +113,6 @@ def test_results_and_comparisons_print(text: str) -> None:
 
 @every
 def test_errors_print(text: str, tmp_path: Path) -> None:
-    """What a message quotes of a file does nothing to who reads it: in a traceback, in a log, in a test's output."""
     one, other = marked(text), times(result([["[CLS]", "a", "b", "c"]]), 2)
     other = replace(other, provenance={"versions": {"numpy": text}, "embgrad": text})
     golden = embgrad.golden(tmp_path / "g.safetensors")
@@ -143,7 +139,6 @@ def test_errors_print(text: str, tmp_path: Path) -> None:
 
 @every
 def test_errors_on_files_print(text: str, tmp_path: Path) -> None:
-    """Of names inside of files: of arrays, of fields, of results, and of what a JSON holds in their place."""
     path = tmp_path / "g.safetensors"
     plain = {"format": 1, "tokens": None, "vocab": None, "pad_leak": 0.0, "provenance": {}}
     array = np.zeros((1, 1, 1), np.float32)
@@ -167,9 +162,6 @@ def test_errors_on_files_print(text: str, tmp_path: Path) -> None:
             embgrad.load(path)
         expect_harmless(str(caught.value), lines=True)
         assert len(caught.value.message) < 1000
-
-
-# The page
 
 
 @every
@@ -208,9 +200,6 @@ def test_a_notebook_holds_it_as_text(text: str) -> None:
         seen = Reader(fragment)
         expect_harmless(seen.seen, lines=True)
         assert not {tag for tag, _ in seen.tags} & {"script", "img", "b", "iframe", "style", "link"}
-
-
-# Files
 
 
 @every

@@ -68,9 +68,6 @@ def by_gradients(built: ReferenceModel, ids: Any = IDS, at: str = "word", **opti
     return result.values / 2  # their mean, our sum
 
 
-# Steps
-
-
 @pytest.mark.parametrize(
     "at", ["word", "E", "E#0", "word#0", "embeddings", "layer.0", "layer.-1", "layers.1", "pool", "pos"]
 )
@@ -95,7 +92,7 @@ def test_each_step_is_the_gradient_at_that_step(at: str) -> None:
     assert isinstance(summed, RowSparse) == (at in ("word", "E", "E#0", "word#0", "pos"))
 
 
-def test_what_a_step_holds() -> None:
+def test_a_step_has_the_fields_of_a_result() -> None:
     built = model()
     mask, types = np.array([[1, 1, 1], [1, 1, 0]]), np.array([[0, 0, 1], [0, 1, 1]])
     with embgrad.capture(built) as tap:
@@ -150,9 +147,6 @@ def test_a_result_without_an_objective_is_otherwise_not_saved(tmp_path: Path) ->
         replace(result, objective=None).save(tmp_path / "g.safetensors")
 
 
-# Several passes in one step
-
-
 def test_several_forward_passes_behind_one_loss_are_one_step() -> None:
     built = model()
     expected = [by_gradients(built, ids) for ids in (IDS, OTHER)]
@@ -189,8 +183,7 @@ def test_forward_passes_of_different_lengths_in_one_step(at: str) -> None:
         np.testing.assert_allclose(tap.sum().to_dense(), dense, atol=1e-14)
 
 
-def test_forward_passes_whose_shapes_make_no_one_step() -> None:
-    """Attention scores, (example, position, position): of two lengths there is no array of both."""
+def test_forward_passes_with_incompatible_shapes_are_refused() -> None:
 
     def attending(model: Any, input_ids: Any) -> Tensor:
         rows = lookup(model["E"], input_ids)
@@ -220,7 +213,7 @@ def test_gradient_accumulation_is_a_step_for_each_backward_pass() -> None:
     np.testing.assert_allclose([one.values for one in tap.steps], expected, atol=1e-15)
 
 
-def test_a_forward_pass_whose_gradient_is_not_taken_is_no_step() -> None:
+def test_a_forward_pass_without_a_backward_pass_adds_no_step() -> None:
     built = model()
     with embgrad.capture(built) as tap:
         built(OTHER)  # as in validation
@@ -241,9 +234,6 @@ def test_batches_of_different_shapes_in_different_steps() -> None:
             embgrad.PointError, match=r"the shapes \(2, 3, 4\) and \(2, 2, 4\) in two steps.*one by one"
         ):
             ask()
-
-
-# What is kept
 
 
 @pytest.mark.parametrize("at", ["word", "layer.0"])
@@ -283,9 +273,6 @@ def test_passes_are_held_no_longer_than_their_graphs(keep: str) -> None:
         ]
         assert len(results) <= (20 if keep == "all" else 1)
     assert tap.count == 20
-
-
-# Several captures, and calls of embgrad inside
 
 
 def test_captures_at_once_on_the_same_and_on_different_points() -> None:
@@ -328,16 +315,12 @@ def test_a_model_that_calls_itself_is_one_pass() -> None:
     assert (tap.count, tap.passes) == (1, 1)
 
 
-# Ids
-
-
 def single(model: Any, input_ids: np.ndarray) -> Tensor:
     """Positions looked up in the shape of the ids of one text."""
     return (lookup(model["pos"], np.arange(3)[None]) + lookup(model["E"], input_ids)).tanh().sum(1) @ model["H"]
 
 
 def test_positions_that_equal_the_ids_in_a_later_step() -> None:
-    """Of a batch whose ids are 0, 1, 2 the table is that of the steps before."""
     built, ids = model(single), np.array([[0, 1, 2]])
     with embgrad.capture(built) as tap:
         for one in (IDS[:1], ids):
@@ -367,7 +350,7 @@ def test_positions_that_equal_the_ids_in_the_first_step() -> None:
         ("x", {"k": 3}),
     ],
 )
-def test_the_ids_are_told_by_the_name_of_an_argument(name: str, others: dict[str, Any]) -> None:
+def test_the_ids_are_found_by_the_name_of_an_argument(name: str, others: dict[str, Any]) -> None:
     source = f"def call(model, {', '.join([*others, name])}): return forward(model, {name})"
     scope: dict[str, Any] = {"forward": forward}
     exec(source, scope)  # a function whose parameters are called so
@@ -403,10 +386,7 @@ def test_a_model_that_is_called_without_ids() -> None:
     assert tap.steps[0].values.shape == (2, 3, DIM)
 
 
-# Nothing came
-
-
-def test_leaving_without_a_gradient_is_said() -> None:
+def test_a_capture_without_a_gradient_is_an_error() -> None:
     built = model()
     message = r"called 1 time\(s\), and no gradient reached 'word': expected a backward pass"
     with pytest.raises(embgrad.NoGradientError, match=message), embgrad.capture(built):
@@ -423,7 +403,7 @@ def by_the_head(built: ReferenceModel) -> None:
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, embgrad.BatchError])
-def test_what_the_loop_raises_comes_through_and_leaves_no_trace(kind: type[BaseException]) -> None:
+def test_errors_of_the_loop_propagate_and_the_model_is_restored(kind: type[BaseException]) -> None:
     built = model()
 
     def loop() -> None:
@@ -437,7 +417,7 @@ def test_what_the_loop_raises_comes_through_and_leaves_no_trace(kind: type[BaseE
     assert tap.count == 0
 
 
-def test_what_the_model_raises_comes_through() -> None:
+def test_errors_of_the_model_propagate() -> None:
     def broken(model: Any, input_ids: Any) -> Tensor:
         rows = lookup(model["E"], input_ids)
         if input_ids[0, 0] == 7:
@@ -451,9 +431,6 @@ def test_what_the_model_raises_comes_through() -> None:
             built(OTHER)
         step(built, IDS)
     assert tap.count == 2
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(
@@ -514,7 +491,7 @@ def test_a_point_that_a_later_pass_does_not_reach() -> None:
     assert tap.count == 1
 
 
-def test_an_id_outside_the_table_is_said() -> None:
+def test_an_id_outside_the_table_is_refused() -> None:
     built = model()
     with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 1 is outside"), embgrad.capture(built):
         built(np.array([[3, 12, 4]]))
@@ -538,7 +515,7 @@ def embed_and_pool(built: ReferenceModel) -> None:
     pull_back([(logits, slope(logits))], [built["E"]])
 
 
-def test_a_model_in_whose_place_its_parts_are_called_is_named_with_these() -> None:
+def test_calling_only_the_children_of_a_model_is_an_error_that_names_them() -> None:
     built = model()
     message = "forward of ReferenceModel was never called while the capture was open, and those of its children 'embed', 'pool' "
     with pytest.raises(embgrad.NoGradientError, match=message) as caught, embgrad.capture(built) as tap:
@@ -553,7 +530,7 @@ def test_a_model_in_whose_place_its_parts_are_called_is_named_with_these() -> No
     assert tap.count == 1
 
 
-def test_a_part_of_a_part_that_was_called_is_not_named() -> None:
+def test_only_direct_children_are_named() -> None:
     built = model()
     with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(built):
         built.module("layers", lambda: built.module("layers.0", lambda: None))
@@ -574,7 +551,7 @@ def test_an_empty_capture_says_why_when_it_is_read() -> None:
     assert message in repr(tap)
 
 
-def test_what_the_loop_raises_is_not_hidden_by_a_part_that_was_called() -> None:
+def test_errors_of_the_loop_propagate_after_a_part_was_called() -> None:
     def loop() -> None:
         embed_and_pool(built)
         raise ZeroDivisionError

@@ -86,9 +86,6 @@ def certificate(
     return result.certificate if isinstance(result, embgrad.EmbeddingGradients) else result
 
 
-# Right gradients
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("forward", [layered, linear, quadratic, softened, tied, twice, centred, saturated])
 def test_right_gradients_pass(forward: Any, dtype: str) -> None:
@@ -188,7 +185,7 @@ def test_with_override_and_add_the_gradient_is_tested_at_the_new_values() -> Non
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_micro_batches_are_tested_each(batch_size: int) -> None:
+def test_each_sub_batch_is_tested(batch_size: int) -> None:
     whole, pieces = certificate(layered), certificate(layered, batch_size=batch_size)
     count = -(-3 // batch_size)
     assert len(pieces.slopes) == count * len(whole.slopes)
@@ -197,7 +194,7 @@ def test_micro_batches_are_tested_each(batch_size: int) -> None:
     assert changed.independence is None or changed.independence < 1e-12
 
 
-def test_padding_is_tested_as_it_is_counted() -> None:
+def test_padding_is_tested_with_the_chosen_treatment() -> None:
     def masked(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         rows = lookup(model["E"], input_ids) * Tensor(0.5 + attention_mask[..., None])  # pads leak
         return classify(model, rows)
@@ -213,8 +210,6 @@ def masked_wrongly(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray
     rows = lookup(model["E"], input_ids)
     return classify(model, Tensor(rows.value, [(rows, lambda g: g * 1.5)]))
 
-
-# Wrong gradients
 
 WRONG: dict[str, Wrong] = {
     "factor": lambda g: 2 * g,
@@ -295,7 +290,7 @@ def one_entry_less(rows: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32", "scales": {"H": 1e-27}}, {"dtype": "float32"}])
 @pytest.mark.parametrize(("wrong", "said"), [(half_more, r"0\.33"), (one_entry_less, r"0\.00")])
 def test_a_wrong_gradient_of_the_table_is_found(wrong: Wrong, said: str, options: dict[str, Any]) -> None:
-    """The lookup's own gradient is right, and what the framework makes of it for the table is not."""
+    """The lookup's own gradient is right; the gradient that the framework makes of it for the table is not."""
 
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
         table = model["E"]
@@ -319,7 +314,7 @@ def test_a_wrong_gradient_of_the_table_is_found(wrong: Wrong, said: str, options
         certificate(forward, **options)
 
 
-def test_an_objective_lost_in_rounding_is_not_said_to_be_tested() -> None:
+def test_an_objective_lost_in_rounding_cannot_be_certified() -> None:
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
         logits = layered(model, input_ids)
         return logits + Tensor(np.full((1, CLASSES), 1e5, logits.value.dtype))
@@ -327,9 +322,6 @@ def test_an_objective_lost_in_rounding_is_not_said_to_be_tested() -> None:
     with pytest.raises(embgrad.CertificationError, match=r"could not be tested: .* give the model in float64"):
         certificate(forward, dtype="float32")
     assert certificate(forward).slopes
-
-
-# What cannot be tested
 
 
 @pytest.mark.parametrize(
@@ -342,15 +334,12 @@ def test_an_objective_lost_in_rounding_is_not_said_to_be_tested() -> None:
         ({"training": True}, "check=True compares forward passes .* training=True draws random numbers"),
     ],
 )
-def test_what_cannot_be_tested_is_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_exclude_a_check_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(embgrad.UnsupportedError, match=message):
         certificate(layered, **options)
 
 
-# Figures
-
-
-def test_independence_tells_where_examples_meet() -> None:
+def test_independence_is_large_where_examples_interact() -> None:
     assert certificate(layered).independence < 1e-12
     assert certificate(centred).independence > 0.05
     assert certificate(centred, dtype="float32", scales={"H": 1e-27}).independence > 0.05  # of numbers without squares
@@ -384,9 +373,6 @@ def test_the_certificate_of_several_has_the_worst_figures() -> None:
     assert both.independence == other.independence
     assert both.scatter == max(one.scatter, other.scatter)
     assert worst([None]) == embgrad.Certificate(())
-
-
-# Kinks
 
 
 def relu(x: Tensor) -> Tensor:
@@ -440,8 +426,7 @@ def test_wrong_gradients_do_not_pass_among_kinks(dtype: str, wrong: str) -> None
             embgrad.gradients(model, MORE_IDS, embgrad.CrossEntropy([0, 2, 1]), check=True)
 
 
-def test_a_tie_has_no_slope_and_is_not_said_to_be_wrong() -> None:
-    """A token that comes several times ties with itself; a framework may give each the whole gradient."""
+def test_a_tie_for_a_maximum_cannot_be_certified() -> None:
 
     def largest(model: Any, input_ids: np.ndarray) -> Tensor:
         rows = lookup(model["E"], input_ids)
@@ -454,7 +439,7 @@ def test_a_tie_has_no_slope_and_is_not_said_to_be_wrong() -> None:
     assert certificate(largest, batch=ids[1:]).slopes
 
 
-def test_fewer_digits_inside_than_the_model_says_are_not_said_to_be_wrong() -> None:
+def test_lower_precision_inside_the_model_is_not_reported_as_an_error() -> None:
     def cast(model: Any, input_ids: np.ndarray) -> Tensor:
         rows = lookup(model["E"], input_ids)
         inner = Tensor(rows.value.astype(np.float32).astype(np.float64), [(rows, lambda g: g)])
@@ -463,9 +448,6 @@ def test_fewer_digits_inside_than_the_model_says_are_not_said_to_be_wrong() -> N
     found = certificate(cast)
     assert all(slope.holds for slope in found.slopes)
     assert found.slopes[0].uncertainty < 1e-2 * found.slopes[0].found
-
-
-# Each example by itself
 
 
 def weighed(factors: list[float]) -> Any:
@@ -493,7 +475,7 @@ def test_every_example_is_tested_by_split(count: int) -> None:
     assert found.untested == ()
 
 
-def test_where_examples_meet_a_sample_is_tested_one_by_one() -> None:
+def test_a_sample_of_interacting_examples_is_tested_one_by_one() -> None:
     objective = embgrad.Projection([1.0, 2.0, 3.0])
     ids = np.arange(24).reshape(12, 2) % 12
     found = certificate(centred, objective, batch=ids, split=True)
@@ -504,13 +486,12 @@ def test_where_examples_meet_a_sample_is_tested_one_by_one() -> None:
     assert certificate(centred, split=True).untested == ()
 
 
-def test_examples_of_micro_batches_go_by_their_place_in_the_whole() -> None:
+def test_examples_of_sub_batches_are_numbered_in_the_whole_batch() -> None:
     found = certificate(layered, split=True, batch_size=2)
     assert {slope.direction.rpartition(", ")[2] for slope in found.slopes} == {f"example {one}" for one in range(3)}
 
 
-def test_an_example_that_cannot_be_tested_is_told() -> None:
-    """The second one's objective is constant but for what is lost in rounding."""
+def test_an_example_that_cannot_be_tested_is_listed() -> None:
 
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
         logits = layered(model, input_ids)
@@ -518,9 +499,6 @@ def test_an_example_that_cannot_be_tested_is_told() -> None:
         return logits * weights + Tensor(np.array([[0.0], [10.0], [0.0]], logits.value.dtype)[: len(input_ids)])
 
     assert certificate(forward, dtype="float32", split=True).untested == (1,)
-
-
-# A table whose own gradient is no sum
 
 
 def frequent(table: Tensor, ids: np.ndarray, factors: Any) -> Tensor:
@@ -548,7 +526,7 @@ def detached(ids: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("with_head", [False, True])
 @pytest.mark.parametrize(("factors", "why"), [(over_times, "how often the row is looked up"), (detached, "detached")])
-def test_where_a_table_has_no_sum_the_certificate_says_why(factors: Any, why: str, with_head: bool) -> None:
+def test_the_certificate_says_why_the_table_gradient_is_not_a_sum(factors: Any, why: str, with_head: bool) -> None:
     ids = np.array([[7, 7, 7, 1], [9, 4, 7, 3]])
 
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:

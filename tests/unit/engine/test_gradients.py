@@ -78,9 +78,6 @@ def expected_of_mean(ids: np.ndarray, labels: Sequence[int]) -> np.ndarray:
     return np.asarray((slope @ WEIGHTS["W"].T)[:, None] / ids.shape[1] * (1 - hidden**2))
 
 
-# Numbers
-
-
 @given(
     st.integers(1, 4).flatmap(
         lambda width: st.lists(st.lists(st.integers(0, 3), min_size=width, max_size=width), min_size=1, max_size=4)
@@ -88,14 +85,13 @@ def expected_of_mean(ids: np.ndarray, labels: Sequence[int]) -> np.ndarray:
     st.sampled_from([mean, time_major, flat_time_major]),
 )
 def test_any_ids_in_any_arrangement(rows: list[list[int]], forward: Any) -> None:
-    """Few different ids, so that many batches read the same by example and by position."""
     ids = np.array(rows)
     labels = np.arange(len(ids)) % CLASSES
     result = gradients(forward, ids, embgrad.CrossEntropy(labels))
     np.testing.assert_allclose(result.values, expected_of_mean(ids, labels), atol=1e-14)
 
 
-def test_a_layout_that_nothing_tells() -> None:
+def test_an_ambiguous_layout_is_refused() -> None:
     one_row = ReferenceModel(mean, {"E": WEIGHTS["E"][:1], "W": WEIGHTS["W"]})
     with pytest.raises(
         embgrad.AmbiguousPointError, match=r"do not tell which axis of E#0 .*is the examples.*batch_size=1"
@@ -118,9 +114,6 @@ def test_half_precision_is_widened() -> None:
     assert result.values.dtype == np.float32
     assert result.provenance["compute_dtype"] == "float16"
     np.testing.assert_allclose(result.values, expected_of_mean(IDS, LABELS), atol=5e-3)
-
-
-# Batches of every form
 
 
 @pytest.mark.parametrize(
@@ -165,11 +158,13 @@ def test_flags_are_true_or_false(name: str, flag: Any) -> None:
         gradients(**{name: flag})
 
 
-def test_flags_of_numpy_and_a_call_that_is_none() -> None:
+def test_numpy_booleans_are_flags_and_calls_must_be_functions() -> None:
     np.testing.assert_array_equal(gradients(split=np.True_).values, gradients(split=True).values)
     for function in (embgrad.table_gradients, embgrad.parameter_gradients):
         with pytest.raises(embgrad.BatchError, match="training is 'no': expected True or False"):
             function(model(mean), IDS, embgrad.Sum(), training="no")
+        with pytest.raises(embgrad.BatchError, match=r"call is 3: expected a function, call\(model, inputs\)"):
+            function(model(mean), IDS, embgrad.Sum(), call=3)
     with pytest.raises(embgrad.BatchError, match=r"call is \[\]: expected a function"):
         embgrad.points(model(mean), IDS, call=[])  # type: ignore[arg-type]
 
@@ -197,9 +192,6 @@ def test_names_that_are_refused(at: Any) -> None:
         gradients(at=at)
 
 
-# Points
-
-
 def test_a_list_of_names_gives_a_dict_by_the_names_as_given() -> None:
     for names in (["word"], ("word", "E", "E#0", "word#0"), iter(["E", "word"])):
         results = gradients(at=names)
@@ -216,7 +208,7 @@ def test_points_lists_the_lookups_in_order() -> None:
     assert [point.name for point in embgrad.points(model(mean), ["ab"], tokenizer=lambda text: [1, 2])] == ["E#0"]
 
 
-def test_positions_that_equal_the_ids_are_told_apart() -> None:
+def test_positions_that_equal_the_ids_are_distinguished_from_them() -> None:
     ids = np.arange(3)[None]
     result = gradients(positional, ids, embgrad.Sum())
     np.testing.assert_array_equal(result.activations, WEIGHTS["E"][ids])
@@ -228,7 +220,7 @@ def test_positions_that_equal_the_ids_are_told_apart() -> None:
         gradients(positional, ids, embgrad.Sum(), at="word#1")
 
 
-def test_positions_that_equal_the_ids_are_not_taken_for_a_lookup_that_cannot_be_seen() -> None:
+def test_positions_that_equal_the_ids_are_not_mistaken_for_the_word_lookup() -> None:
     def one_hot(model: Any, input_ids: np.ndarray) -> Tensor:
         positions = lookup(model["P"], np.arange(input_ids.shape[1])[None])
         return (Tensor(np.eye(VOCAB)[input_ids]) @ model["E"] + positions).tanh().mean(1) @ model["W"]
@@ -240,7 +232,7 @@ def test_positions_that_equal_the_ids_are_not_taken_for_a_lookup_that_cannot_be_
         gradients(one_hot, np.arange(3)[None], embgrad.Sum())
 
 
-def test_telling_lookups_apart_draws_no_random_numbers() -> None:
+def test_distinguishing_lookups_draws_no_random_numbers() -> None:
     def dropping(model: Any, input_ids: np.ndarray) -> Tensor:
         positions = lookup(model["P"], np.arange(input_ids.shape[1])[None])
         return model.dropout(lookup(model["E"], input_ids) + positions, 0.5).tanh().mean(1) @ model["W"]
@@ -253,7 +245,7 @@ def test_telling_lookups_apart_draws_no_random_numbers() -> None:
     assert built.random.bit_generator.state == own.random.bit_generator.state
 
 
-def test_a_model_that_fails_with_other_ids_says_that_it_cannot_be_told() -> None:
+def test_a_model_that_fails_with_other_ids_leaves_the_word_ambiguous() -> None:
     def particular(model: Any, input_ids: np.ndarray) -> Tensor:
         if input_ids.tolist() != [[0, 1, 2]]:
             raise ValueError("not these")
@@ -318,9 +310,6 @@ def expected_of_positional() -> np.ndarray:
     logits = hidden.mean(1) @ WEIGHTS["W"]
     slope = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - np.eye(CLASSES)[LABELS]
     return np.asarray((slope @ WEIGHTS["W"].T)[:, None] / 3 * (1 - hidden**2))
-
-
-# Split, pads, micro-batches
 
 
 def test_split_where_examples_meet() -> None:
@@ -403,7 +392,6 @@ def test_pads_of_a_point_without_positions_cannot_be_zeroed() -> None:
 
 
 def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
-    """A model that cuts its padding off: the shorter micro-batch has fewer positions there."""
 
     def packed(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         longest = int(attention_mask.sum(1).max())
@@ -428,7 +416,7 @@ def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
     ids=" and ".join,
 )
 def test_inputs_that_all_examples_share_are_not_cut(extras: list[str], count: int, batch_size: int) -> None:
-    """There are as many positions, and as many classes, as examples: by its shape each could be an entry an example."""
+    """There are as many positions and classes as examples, so that shapes alone do not decide."""
 
     def weighted(model: Any, input_ids: np.ndarray, **weights: np.ndarray) -> Tensor:
         positions, classes, examples = [weights.get(name, np.ones(1)) for name in ("positions", "classes", "examples")]
@@ -476,9 +464,6 @@ def test_arguments_of_the_wrong_length_are_refused_in_micro_batches_too() -> Non
         gradients(objective=embgrad.CrossEntropy([0, 1, 2]), batch_size=1)
 
 
-# Native objectives
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_native_objective_that_is_not_finite(value: float) -> None:
     with pytest.raises(
@@ -506,7 +491,7 @@ def test_a_backend_is_asked_only_for_what_it_supports(monkeypatch: pytest.Monkey
     assert gradients().values.any()
 
 
-def test_split_of_an_objective_of_the_users_own() -> None:
+def test_split_with_a_native_objective() -> None:
     native = gradients(centred, objective=lambda logits: logits.column(1), split=True)
     ours = gradients(centred, objective=embgrad.Logit(1), split=True)
     np.testing.assert_allclose(native.values, ours.values, atol=1e-15)
@@ -521,27 +506,26 @@ def test_split_needs_an_objective_of_each_example() -> None:
         gradients(centred, objective=embgrad.Scalar(lambda logits: logits.column(0).sum(0)), split=True)
 
 
-# Gradients that are none
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (embgrad.gradients, {}),
+        (embgrad.gradients, {"batch_size": 1}),
+        (embgrad.parameter_gradients, {}),
+        (embgrad.table_gradients, {}),
+        (embgrad.padding_report, {}),
+    ],
+)
+def test_the_warning_of_an_unused_mask_points_at_the_call(function: Any, options: dict[str, Any]) -> None:
+    ids = np.where(RIGHT == 1, IDS, 0)
+    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask, so that it reads padding as text") as caught:
+        result = function(model(mean), embgrad.TokenBatch(ids, RIGHT), embgrad.CrossEntropy(LABELS), **options)
+    assert {warning.filename for warning in caught} == {__file__}
+    if function is embgrad.gradients:
+        assert result.provenance["unused"] == ["mask"]
 
 
-# What the model cannot take
-
-
-def test_a_mask_that_is_not_taken_is_said() -> None:
-    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask, so that it reads padding as text"):
-        result = gradients(mean, embgrad.TokenBatch(IDS, RIGHT))
-    assert result.provenance["unused"] == ["mask"]
-
-
-@pytest.mark.parametrize("batch_size", [None, 1])
-def test_the_warning_points_at_the_call(batch_size: int | None) -> None:
-    batch = embgrad.TokenBatch(IDS, RIGHT)
-    with pytest.warns(embgrad.EmbgradWarning) as caught:
-        embgrad.gradients(model(mean), batch, embgrad.CrossEntropy(LABELS), batch_size=batch_size)
-    assert {one.filename for one in caught} == {__file__}
-
-
-def test_other_inputs_that_are_not_taken_are_said() -> None:
+def test_other_unused_inputs_are_a_warning() -> None:
     batch = {"input_ids": IDS, "token_type_ids": [[0, 1, 1]] * 2, "position_ids": IDS}
     with pytest.warns(
         embgrad.EmbgradWarning, match=r"the types, so that .* and the input 'position_ids'; .*call=lambda"
@@ -551,19 +535,19 @@ def test_other_inputs_that_are_not_taken_are_said() -> None:
 
 
 @pytest.mark.parametrize("name", ["mask", "types"])
-def test_an_input_under_a_name_that_embgrad_uses_itself_is_said(name: str) -> None:
+def test_an_unused_input_with_a_reserved_name_is_a_warning(name: str) -> None:
     with pytest.warns(embgrad.EmbgradWarning, match=f"cannot take the input '{name}'"):
         gradients(mean, {"input_ids": IDS, name: RIGHT})
 
 
 @pytest.mark.parametrize("batch", [embgrad.TokenBatch(IDS, np.ones_like(IDS), np.zeros_like(IDS)), IDS])
-def test_what_changes_nothing_is_not_said(batch: Any) -> None:
+def test_unused_inputs_without_effect_are_no_warning(batch: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gradients(mean, batch)
 
 
-def test_call_is_given_the_batch_in_its_own_convention() -> None:
+def test_call_receives_the_batch_in_its_own_convention() -> None:
     seen: list[Any] = []
 
     def call(model: ReferenceModel, inputs: Any) -> Tensor:
@@ -595,7 +579,7 @@ def premise_and_hypothesis(
         ("input_ids_b", "attention_mask_b"),
     ],
 )
-def test_a_further_lookup_has_the_mask_of_its_ids(ids_name: str, mask_name: str) -> None:
+def test_a_second_lookup_has_the_mask_of_its_ids(ids_name: str, mask_name: str) -> None:
     def forward(model: Any, input_ids: np.ndarray, **further: np.ndarray) -> Tensor:
         return premise_and_hypothesis(model, input_ids, further[ids_name], further[mask_name])
 
@@ -608,8 +592,7 @@ def test_a_further_lookup_has_the_mask_of_its_ids(ids_name: str, mask_name: str)
     assert gradients(forward, batch, at="E#1", batch_size=1).mask.tolist() == mask.tolist()
 
 
-def test_what_of_a_further_lookup_is_at_padding() -> None:
-    """The model counts it; `pad_leak` says so, and `pads="zero"` takes it out."""
+def test_padding_of_a_second_lookup_is_reported_or_zeroed() -> None:
     more, mask = np.array([[4, 0], [8, 6]]), np.array([[1, 0], [1, 1]])
 
     def forward(model: Any, input_ids: np.ndarray, hypothesis_ids: np.ndarray, hypothesis_mask: Any) -> Tensor:
@@ -680,9 +663,6 @@ def test_a_call_that_is_refused() -> None:
             gradients(call=lambda model, inputs, outputs=outputs: [model(inputs), outputs][1])
     with pytest.raises(embgrad.BatchError, match="the model needs 'hypothesis'"):
         gradients(siamese)
-
-
-# The result
 
 
 def test_provenance() -> None:

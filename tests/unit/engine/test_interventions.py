@@ -81,7 +81,7 @@ def test_the_gradient_at_an_overridden_point_is_that_at_the_new_value(name: str)
 
 
 @pytest.mark.parametrize("name", BATCHED[2:])
-def test_nothing_comes_through_an_overridden_point(name: str) -> None:
+def test_no_gradient_flows_through_an_overridden_point(name: str) -> None:
     message = rf"'word' \(E#0 .*or only through '{name}', whose value was overridden.*use add="
     with pytest.raises(embgrad.NoGradientError, match=message):
         gradients(at="word", override={name: drawn(name)})
@@ -130,12 +130,9 @@ def test_edits_at_several_points_and_of_one_tensor_under_several_names() -> None
     assert order == ["layer.2", "input", "layer.0"]
 
 
-# What functions get
-
-
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
 @pytest.mark.parametrize("name", POINTS)
-def test_functions_get_a_copy_of_their_own_as_users_see_the_point(option: str, name: str) -> None:
+def test_functions_get_a_copy_in_the_public_layout(option: str, name: str) -> None:
     seen: list[np.ndarray] = []
 
     def change(given: np.ndarray) -> np.ndarray:
@@ -153,15 +150,12 @@ def test_functions_get_a_copy_of_their_own_as_users_see_the_point(option: str, n
     np.testing.assert_array_equal(changed.activations, plain.activations)
 
 
-# Broadcasting
-
-
 @pytest.mark.parametrize("option", ["override", "add"])
 @pytest.mark.parametrize(
     "shape",
     [(), (1,), (DIM,), (POSITIONS, DIM), (POSITIONS, 1), (EXAMPLES, 1, 1), (1, 1, DIM), (EXAMPLES, POSITIONS, DIM)],
 )
-def test_arrays_are_spread_to_the_points_shape(option: str, shape: tuple[int, ...]) -> None:
+def test_arrays_broadcast_to_the_shape_of_the_point(option: str, shape: tuple[int, ...]) -> None:
     change = np.random.default_rng(1).normal(size=shape)
     whole = np.broadcast_to(change, (EXAMPLES, POSITIONS, DIM))
     given = change.astype(np.float32).tolist() if shape else float(np.float32(change))
@@ -187,9 +181,6 @@ class Tensorlike:
 
     def numpy(self) -> np.ndarray:
         return self.value
-
-
-# Micro-batches
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -258,12 +249,8 @@ def test_points_without_an_axis_of_examples_are_not_cut_into_examples(option: di
     np.testing.assert_allclose(pooled.values, gradients(at="pool").values, atol=1e-14)
 
 
-# What is refused
-
-
 @pytest.mark.parametrize("change", [lambda value: value * 0, np.zeros(2)])
 def test_a_model_that_gives_a_point_another_shape_each_time(change: Any) -> None:
-    """A layer whose width goes by how often it was called: found with two, run with three."""
     widths = iter([2, 3])
 
     def turning(model: Any, input_ids: np.ndarray) -> Tensor:
@@ -281,7 +268,7 @@ def test_a_model_that_gives_a_point_another_shape_each_time(change: Any) -> None
 
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
 @pytest.mark.parametrize("given", [3, "word", ["word"], {3: 1}, {"": 1}, [("word", np.zeros(4))], {("word",): 1}])
-def test_what_is_no_dict_of_names(option: str, given: Any) -> None:
+def test_changes_must_be_a_dict_by_point_names(option: str, given: Any) -> None:
     with pytest.raises(embgrad.PointError, match=f"{option} is .*: expected a dict by the names of points"):
         gradients(**{option: given})
 
@@ -334,7 +321,7 @@ def test_an_edit_is_a_function(given: Any) -> None:
         (np.zeros((2, 2)), r"has the shape \(2, 2\): expected one that broadcasts"),
     ],
 )
-def test_what_a_function_may_not_return(option: str, result: Any, message: str) -> None:
+def test_invalid_return_values_of_a_change_are_refused(option: str, result: Any, message: str) -> None:
     with pytest.raises(embgrad.PointError, match=message):
         gradients(**{option: {"word": lambda given: result}})
 
@@ -365,7 +352,7 @@ def test_one_point_under_two_names_in_one_option(option: str) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_what_all_examples_share_can_be_given_back_as_it_is_seen(batch_size: int | None) -> None:
+def test_shared_activations_can_be_passed_back_as_an_override(batch_size: int | None) -> None:
     found = gradients(at="position")
     assert found.activations.shape == (EXAMPLES, POSITIONS, DIM)
     for given_back in (found.activations, found.activations[:1], found.activations[0]):

@@ -47,7 +47,6 @@ def ids(examples: int, positions: int) -> np.ndarray:
 
 @pytest.mark.parametrize("of_time", [False, True])
 def test_types_that_are_the_ids_by_chance_and_the_same_either_way(of_time: bool) -> None:
-    """A symmetric square: other ids tell that it is no lookup of theirs, and one example less which axis is the examples."""
 
     def forward(model: Any, input_ids: np.ndarray, token_type_ids: np.ndarray) -> Any:
         ids, types = (input_ids.T, token_type_ids.T) if of_time else (input_ids, token_type_ids)
@@ -69,7 +68,7 @@ def test_types_that_are_the_ids_by_chance_and_the_same_either_way(of_time: bool)
 
 
 def test_positions_in_a_table_as_narrow_as_the_batch_is_long() -> None:
-    """Two examples of two positions, and rows of two numbers: the indices, (position,), tell that there is no example axis."""
+    """Indices of shape (position,) show that there is no example axis."""
 
     def forward(model: Any, input_ids: np.ndarray) -> Any:
         places = lookup(model["P"], np.arange(input_ids.shape[1]))
@@ -89,7 +88,7 @@ def test_positions_in_a_table_as_narrow_as_the_batch_is_long() -> None:
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
 @pytest.mark.parametrize("at", ["layer.1", "embeddings", "position", "layer.-1", "E"])
-def test_two_examples_find_the_points(passes: list[Any], shape: tuple[int, int], at: str) -> None:
+def test_two_examples_suffice_to_locate_points(passes: list[Any], shape: tuple[int, int], at: str) -> None:
     batch = ids(*shape)
     found = embgrad.gradients(model(), batch, OBJECTIVE, at=at)
     assert passes[0] == ("points", (2, shape[1]))
@@ -100,7 +99,7 @@ def test_two_examples_find_the_points(passes: list[Any], shape: tuple[int, int],
     np.testing.assert_array_equal(found.activations, np.concatenate([one.activations for one in alone]))
 
 
-def test_several_points_by_one_pass(passes: list[Any]) -> None:
+def test_several_points_take_one_pass(passes: list[Any]) -> None:
     embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at=["word", "layer.0", "layer.-1"])
     assert passes == [("points", (2, 4)), ("run", (6, 4))]
 
@@ -112,7 +111,9 @@ def test_the_word_takes_no_pass_of_its_own(passes: list[Any]) -> None:
 
 @pytest.mark.parametrize("shape", [(6, 4), (5, 5)])
 @pytest.mark.parametrize("point", ["word", "layer.0", "embeddings", "position", "layers.0:input"])
-def test_changes_by_few(passes: list[Any], shape: tuple[int, int], point: str) -> None:
+def test_changes_located_with_a_sub_batch_match_the_whole(
+    passes: list[Any], shape: tuple[int, int], point: str
+) -> None:
     batch, built = ids(*shape), model()
     value = np.random.default_rng(0).normal(size=(shape[1], 5) if point == "position" else (*shape, 5))
     given: list[tuple[str, Any]] = [("add", value), ("override", value), ("add", lambda one: one * 0.1)]
@@ -167,8 +168,7 @@ def test_an_error_is_about_the_whole_batch(passes: list[Any]) -> None:
         embgrad.gradients(model(), wrong, OBJECTIVE, at="layer.0")
 
 
-def test_the_few_meet_points_that_the_whole_does_not(passes: list[Any]) -> None:
-    """A model that takes another way with more examples: told by the whole batch, then."""
+def test_points_found_only_in_a_sub_batch_are_located_in_the_whole(passes: list[Any]) -> None:
     batch = ids(6, 4)
     built = {few: model("layers" if few else "repeated") for few in (True, False)}
 
@@ -181,8 +181,7 @@ def test_the_few_meet_points_that_the_whole_does_not(passes: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("at", ["layer.-1", "layer.-2", "layer"])
-def test_more_examples_go_deeper(passes: list[Any], at: str) -> None:
-    """A model that leaves early where it may: the last layer of all is not that of the few."""
+def test_a_model_that_uses_more_layers_for_more_examples(passes: list[Any], at: str) -> None:
     whole, early = model("repeated"), model("repeated")
 
     def early_exit(built: Any, input_ids: np.ndarray) -> Any:
@@ -213,7 +212,7 @@ class Turning:
         return {"logits": (rows[0] if len(rows) == 1 else rows[0] + rows[1]).mean(1) @ built["W"]}
 
 
-def test_what_is_remembered_of_the_word_is_shown_to_hold() -> None:
+def test_the_remembered_word_lookup_is_verified() -> None:
     turning, random = Turning(), np.random.default_rng(0)
     weights = {"E": random.normal(size=(50, 4)), "F": random.normal(size=(50, 4)), "W": random.normal(size=(4, 3))}
     built, batch = ReferenceModel(turning, weights), ids(6, 4)

@@ -55,7 +55,6 @@ def test_every_public_method_that_takes_a_model_is_called() -> None:
 
 
 def test_every_option_of_gradients_has_a_call() -> None:
-    """Those that change what happens to the model, that is; `at` and `pads` are the others' affair."""
     given: set[str] = set()
 
     class Noting(Asked):
@@ -82,7 +81,7 @@ def call(make: Callable[[Asked], Any], *passes: str) -> PublicCall:
     return PublicCall("gradients", make, frozenset(passes))
 
 
-def test_what_leaves_nothing() -> None:
+def test_a_call_without_side_effects_has_no_findings() -> None:
     assert trial().traces(call(Asked.gradients, "forward", "backward", "objective")) == []
 
 
@@ -155,7 +154,7 @@ def sets_a_variable(one: Asked) -> None:
         (lambda one: None, "success: it does not reach 'backward'"),
     ],
 )
-def test_a_trace_is_found(make: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_side_effect_is_reported(make: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EMBGRAD_LEFT", raising=False)
     found = trial().traces(call(make, "backward"))
     monkeypatch.delenv("EMBGRAD_LEFT", raising=False)

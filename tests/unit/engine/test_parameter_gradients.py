@@ -62,7 +62,7 @@ def test_every_parameter_by_finite_differences(objective: Any) -> None:
     np.testing.assert_allclose(found["E"], result.table().to_dense(), atol=1e-14)
 
 
-def test_objectives_of_the_users_own() -> None:
+def test_native_objectives() -> None:
     ours = embgrad.parameter_gradients(model(), IDS, embgrad.Logit(2))
     native = embgrad.parameter_gradients(model(), IDS, lambda logits: logits.column(2))
     scalar = embgrad.parameter_gradients(model(), IDS, embgrad.Scalar(lambda logits: logits.column(2).sum(0)))
@@ -131,9 +131,6 @@ def test_provenance() -> None:
     assert "point" not in found.provenance
 
 
-# Canonical names
-
-
 def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
     def target(source: str, native: str, transposed: bool = False) -> WeightTarget:
         return WeightTarget(source, WEIGHTS[native].shape, lambda value: None, native, transposed)
@@ -172,9 +169,6 @@ def test_a_parameter_without_a_canonical_name(monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_without_canonical_names() -> None:
     with pytest.raises(embgrad.UnsupportedError, match=r"names='canonical' requires a BERT .* Omit it"):
         embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
-
-
-# What is refused
 
 
 @pytest.mark.parametrize("names", ["natives", "canonic", None, 3, ["native"], np.array(["native", "canonical"])])
@@ -221,7 +215,7 @@ def test_a_backend_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
             embgrad.gradients(model(), IDS, embgrad.Sum(), **{option: {"word": lambda x: x}})  # type: ignore[call-overload]
 
 
-def test_training_draws_as_the_users_own_forward_pass() -> None:
+def test_training_draws_the_random_numbers_of_a_plain_forward_pass() -> None:
     def dropping(model: Any, input_ids: np.ndarray) -> Tensor:
         return model.dropout(lookup(model["E"], input_ids).mean(1) @ model["W"], 0.5) @ model["H"]
 

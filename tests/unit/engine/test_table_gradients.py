@@ -86,7 +86,6 @@ def test_the_total_is_the_whole_gradient_of_the_table(forward: Any) -> None:
 
 
 def test_the_parts_of_a_tied_table() -> None:
-    """By hand: with the head's table held fast, and with the lookup's."""
     objective = embgrad.CrossEntropy(LABELS)
     built = model(untied)
     built["F"].value = built["E"].value.copy()
@@ -100,7 +99,6 @@ def test_the_parts_of_a_tied_table() -> None:
 
 
 def test_the_arrays_are_contiguous() -> None:
-    """Of a head that is the table's transpose too, whose gradient comes transposed."""
     found = embgrad.table_gradients(model(tied), IDS, embgrad.CrossEntropy(LABELS))
     for array in (found.lookup, found.head, found.total, found.own):
         assert array is not None
@@ -108,7 +106,7 @@ def test_the_arrays_are_contiguous() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_figures_and_what_is_said(dtype: str) -> None:
+def test_dtypes_repr_and_provenance(dtype: str) -> None:
     found = embgrad.table_gradients(model(tied, dtype), IDS, embgrad.CrossEntropy(LABELS))
     assert found.lookup.dtype == found.head.dtype == found.total.dtype == dtype
     assert found.apart < 1e-6
@@ -129,7 +127,7 @@ def test_figures_of_gradients_whose_squares_are_no_float32() -> None:
     assert "norms: lookup 0," not in repr(off)
 
 
-def test_objectives_of_the_users_own() -> None:
+def test_native_objectives() -> None:
     ours = embgrad.table_gradients(model(tied), IDS, embgrad.Logit(2))
     for objective in (lambda logits: logits.column(2), embgrad.Scalar(lambda logits: logits.column(2).sum(0))):
         native = embgrad.table_gradients(model(tied), IDS, objective)
@@ -144,7 +142,7 @@ def test_a_table_that_is_reached_by_other_ways_alone() -> None:
     assert found.apart < 1e-15
 
 
-def test_in_training_mode_there_is_no_second_draw() -> None:
+def test_training_mode_draws_random_numbers_once() -> None:
     def dropping(model: Any, input_ids: np.ndarray) -> Tensor:
         return model.dropout(hidden(model, lookup(model["E"], input_ids)), 0.5) @ model["E"].swap(0, 1)
 
@@ -154,9 +152,6 @@ def test_in_training_mode_there_is_no_second_draw() -> None:
     np.testing.assert_allclose(found.lookup, result.table().to_dense(), atol=1e-14)
     assert found.own is found.apart is None
     assert built.random.bit_generator.state == own.random.bit_generator.state
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(
@@ -176,7 +171,7 @@ def test_in_training_mode_there_is_no_second_draw() -> None:
         (tied, {"at": ""}, embgrad.PointError, "at is '': expected the name of a point"),
     ],
 )
-def test_what_is_no_table(forward: Any, options: Any, kind: type[Exception], message: str) -> None:
+def test_anything_but_a_table_is_refused(forward: Any, options: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         embgrad.table_gradients(model(forward), IDS, embgrad.Sum(), **options)
 
@@ -211,6 +206,3 @@ def test_a_gradient_that_is_not_finite(way: str) -> None:
         embgrad.NoGradientError, match=rf"of the table 'E' by its {way} is nan at row \d, and in \d+ of 28"
     ):
         embgrad.table_gradients(model(steep), IDS, embgrad.Sum())
-
-
-# Padding

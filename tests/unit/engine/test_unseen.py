@@ -206,15 +206,14 @@ def test_every_point_is_certified_and_captured(forward: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fast", "fast.inner", "log", "log:input"])
-def test_points_on_ways_that_lead_nowhere(name: str) -> None:
+def test_points_on_dead_branches_have_no_gradient(name: str) -> None:
     forward = recovering if name.startswith("fast") else unchanged
     known = embgrad.UnknownPointError if name in ("fast", "log") else embgrad.NoGradientError
     with pytest.raises(known, match=rf"'{name}'"):
         embgrad.gradients(build(forward), IDS, OBJECTIVE, at=name)
 
 
-def test_the_input_of_a_call_that_failed_leads_nowhere_and_changes_nothing() -> None:
-    """It is the lookup's rows, which another module takes, too."""
+def test_the_input_of_a_failed_call_has_no_gradient_and_no_effect() -> None:
     with pytest.raises(embgrad.NoGradientError, match="'fast:input'"):
         gradients(recovering, "fast:input")
     changed = gradients(recovering, "word", add={"fast:input": 7.0})

@@ -31,9 +31,6 @@ def expect_inverse(place: Arrangement) -> None:
         np.testing.assert_array_equal(place.to_native_axes(seen), tensor)
 
 
-# Lookups
-
-
 def test_a_lookup_of_other_indices_has_no_role() -> None:
     with pytest.raises(
         embgrad.UnsupportedError,
@@ -42,9 +39,6 @@ def test_a_lookup_of_other_indices_has_no_role() -> None:
         of_lookup("type", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=True)
     place = of_lookup("table", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=False)
     assert (place.shape, place.is_batch) == ((3, 3, DIM), False)
-
-
-# Modules
 
 
 @pytest.mark.parametrize(
@@ -75,9 +69,6 @@ def test_a_role_needs_an_entry_for_each_example_and_position(shape: tuple[int, .
         embgrad.UnsupportedError, match=r"'layer.0' has the shape .*: expected \(example, position, dim\)"
     ):
         of_module("layer.0", shape, BATCH, None, by_role=True)
-
-
-# Through the call
 
 
 def random(*shape: int) -> np.ndarray:
@@ -151,7 +142,6 @@ def test_a_square_batch_that_a_model_takes_only_whole() -> None:
 
 
 def test_a_square_batch_of_which_a_model_takes_no_part() -> None:
-    """As where a further input, such as a cache, goes with all examples."""
 
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
         return model.module("layer.0", lambda x: x * Tensor(np.ones((3, 3, 1))), lookup(model["E"], input_ids)).sum(1)

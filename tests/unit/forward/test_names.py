@@ -30,9 +30,6 @@ def simple(*paths: str) -> Trace:
     return trace
 
 
-# Names that mean a point
-
-
 @pytest.mark.parametrize(
     ("name", "key", "by_role"),
     [
@@ -136,9 +133,6 @@ def test_several_lookups_of_the_ids() -> None:
         named(trace, "word#2")
 
 
-# Names that mean none
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -238,8 +232,7 @@ def test_roles_that_a_llama_lacks(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["position", "type"])
-def test_roles_that_nothing_tells_in_a_batch_of_one_position(role: str) -> None:
-    """It is not said that the model makes no such lookup: it may."""
+def test_roles_that_cannot_be_identified_in_a_batch_of_one_position(role: str) -> None:
     trace = Trace(embgrad.TokenBatch(IDS[:, :1]))
     trace.lookup("table", IDS[:, :1])
     trace.lookup("second", np.zeros((1, 1), int))
@@ -257,6 +250,3 @@ def test_no_lookup_of_the_ids(name: str) -> None:
         embgrad.PointNotReachedError, match=r"no lookup whose indices are the batch's ids.*table#0 \(1000"
     ):
         named(trace, name)
-
-
-# What a call of the user's says of it

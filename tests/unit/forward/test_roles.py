@@ -15,6 +15,12 @@ BATCH = embgrad.TokenBatch(IDS)
 POSITIONS = np.arange(5)[None]
 
 
+def started() -> tuple[Trace, Value]:
+    """Return a trace that begins with the word lookup, and the rows that it returned."""
+    trace = Trace(BATCH)
+    return trace, trace.table("table", IDS)
+
+
 def layers_of(trace: Trace) -> list[str]:
     roles = trace.roles
     numbered = [roles[f"layer.{number}"] for number in range(len(roles)) if f"layer.{number}" in roles]
@@ -24,9 +30,6 @@ def layers_of(trace: Trace) -> list[str]:
 
 def outputs(path: str, count: int) -> list[str]:
     return [f"{path}.{number}:output#0" for number in range(count)]
-
-
-# Encoders
 
 
 def test_bert() -> None:
@@ -45,7 +48,6 @@ def test_bert() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 5), (2, 2), (5, 5), (1, 1), (4, 1)])
 def test_bert_in_batches_of_every_shape(shape: tuple[int, int]) -> None:
-    """One position only, and as many examples as positions."""
     ids = np.random.default_rng(0).permutation(100)[: shape[0] * shape[1]].reshape(shape) + 50
     for types in (None, np.zeros(shape, int)):
         roles = bert(embgrad.TokenBatch(ids, types=types)).roles
@@ -73,8 +75,7 @@ def test_albert_calls_one_layer_repeatedly_and_projects_what_it_embeds() -> None
     assert trace.roles["embeddings"] == "embeddings:output#0"
 
 
-def test_one_layer_with_something_between_its_calls_is_no_single_layer() -> None:
-    """Its first call would be the last layer, too: of what comes between nothing is known, so nothing is said."""
+def test_a_layer_called_with_other_operations_between_has_no_role() -> None:
     trace = Trace(BATCH)
     x = bert_embeddings(trace)
     for _ in range(3):
@@ -121,7 +122,6 @@ def test_positions_of_padding_on_the_left() -> None:
 
 
 def test_positions_under_a_mask_with_holes() -> None:
-    """They go up by one from the first position to the last, though not at the real ones alone."""
     mask = np.array([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
     roles = bert(embgrad.TokenBatch(IDS, mask)).roles
     assert roles["position"] == "embeddings.position_embeddings#0"
@@ -129,7 +129,6 @@ def test_positions_under_a_mask_with_holes() -> None:
 
 
 def test_positions_of_one_token_with_padding() -> None:
-    """As a micro-batch may be: what the mask leaves out tells the positions, whatever their table is called."""
     batch = embgrad.TokenBatch([[7, 9]], [[0, 1]])
     trace = Trace(batch)
     for path, indices in (("words", batch.ids), ("segments", np.zeros((1, 2), int)), ("places", np.arange(2)[None])):
@@ -162,9 +161,6 @@ def test_gluonnlps_bert_has_no_module_for_its_embeddings() -> None:
     assert layers_of(trace) == outputs("encoder.transformer_cells", 3)
 
 
-# Decoders
-
-
 def test_gpt2_adds_its_positions_outside_a_module_and_ends_in_a_norm() -> None:
     trace = Trace(BATCH)
     trace.table("wte", IDS)
@@ -178,7 +174,7 @@ def test_gpt2_adds_its_positions_outside_a_module_and_ends_in_a_norm() -> None:
     assert layers_of(trace) == outputs("h", 2)
 
 
-def test_gpt2_without_dropout_takes_what_no_module_gave() -> None:
+def test_gpt2_without_dropout_uses_the_input_of_its_first_layer() -> None:
     trace = Trace(BATCH)
     trace.table("wte", IDS)
     trace.table("wpe", POSITIONS)
@@ -215,9 +211,6 @@ def test_gemma_scales_its_words() -> None:
     stack(trace, "layers", trace.hidden(), 2)
     assert trace.roles["embeddings"] == "layers.0:input#0"
     assert trace.roles["word"] == "embed_tokens#0"
-
-
-# Encoders with decoders
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (2, 3), (3, 2), (1, 3), (2, 1)])
@@ -258,34 +251,9 @@ def test_barts_stacks_are_of_two_classes(encoder: int, decoder: int) -> None:
     assert trace.roles["embeddings"] == "encoder.layernorm_embedding:output#0"
 
 
-# Lists of several kinds
-
-
-@pytest.mark.parametrize("kinds", ["ABAB", "ABBABB", "ABBB", "BBBA", "AB", "ABC", "AABBCC", "AAAA"])
-def test_a_list_of_layers_of_several_kinds_is_one_stack(kinds: str) -> None:
-    """As in Jamba, or where one layer was put into a wrapper: without some of them the others had wrong numbers."""
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
-    for number, kind in enumerate(kinds):
-        x = encoder_layer(trace, f"layers.{number}", x, kind)
-    trace.new("norm", "LayerNorm", x)
-    assert layers_of(trace) == outputs("layers", len(kinds))
-    assert trace.roles["embeddings"] == "table#0"
-
-
-def test_a_list_with_a_layer_that_holds_no_modules() -> None:
-    trace = Trace(BATCH)
-    x = encoder_layer(trace, "layers.0", trace.table("table", IDS))
-    x = encoder_layer(trace, "layers.1", trace.new("layers.1.dropout", "Dropout", x))
-    trace.new("layers.2", "Mixer", x)
-    assert layers_of(trace) == outputs("layers", 3)
-
-
 @pytest.mark.parametrize("dims", [(8, 8, 16), (8, 16)])
 def test_a_list_of_layers_of_several_widths_is_refused(dims: tuple[int, ...]) -> None:
-    """The last would not be the last of those of one width."""
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
+    trace, x = started()
     for number, dim in enumerate(dims):
 
         def body(x: Value, number: int = number, dim: int = dim) -> Value:
@@ -322,7 +290,7 @@ def piped(trace: Trace, modules: list[str]) -> Value:
         (["A", "linear"], [1]),
     ],
 )
-def test_what_a_sequential_begins_and_ends_with_may_be_no_layer(modules: list[str], layers: list[int]) -> None:
+def test_the_first_and_last_modules_of_a_sequential_need_not_be_layers(modules: list[str], layers: list[int]) -> None:
     trace = Trace(BATCH)
     trace.module("", "Sequential", lambda _: piped(trace, modules), None)
     assert layers_of(trace) == [f"{number}:output#0" for number in layers]
@@ -340,9 +308,6 @@ def test_parts_of_a_single_layer_are_no_layers() -> None:
     assert layers_of(trace) == ["block.0:output#0"]
 
 
-# Stacks of one class in one module, and in several
-
-
 @pytest.mark.parametrize(("encoder", "decoder"), [(1, 1), (3, 3), (2, 3), (3, 2), (1, 3)])
 @pytest.mark.parametrize("mark", [".", "_"])
 def test_an_encoder_and_a_decoder_of_one_class_in_one_module(encoder: int, decoder: int, mark: str) -> None:
@@ -356,14 +321,14 @@ def test_an_encoder_and_a_decoder_of_one_class_in_one_module(encoder: int, decod
 
 
 @pytest.mark.parametrize(("first", "second", "layers"), [(2, 2, 2), (2, 3, 2), (3, 1, 3), (1, 3, 0)])
-def test_stacks_that_nothing_but_their_order_tells_apart(first: int, second: int, layers: int) -> None:
+def test_stacks_that_differ_only_in_their_order(first: int, second: int, layers: int) -> None:
     trace = Trace(BATCH)
     stack(trace, "one", trace.table("table", IDS), first)
     stack(trace, "other", trace.table("table", IDS + 20), second)
     assert layers_of(trace) == outputs("one", layers)
 
 
-def test_layers_that_are_called_again_with_something_in_between_are_none() -> None:
+def test_layers_called_again_with_other_operations_between_have_no_role() -> None:
     trace = Trace(BATCH)
     for x in (trace.table("table", IDS), trace.hidden()):
         stack(trace, "layers", x, 2)
@@ -372,8 +337,7 @@ def test_layers_that_are_called_again_with_something_in_between_are_none() -> No
 
 @pytest.mark.parametrize(("lower", "upper"), [(2, 2), (1, 3), (3, 1)])
 def test_layers_in_two_modules_are_not_those_of_one(lower: int, upper: int) -> None:
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
+    trace, x = started()
     x = trace.module("lower", "Lower", lambda x: stack(trace, "lower.blocks", x, lower), x)
     trace.module("upper", "Upper", lambda x: stack(trace, "upper.blocks", x, upper), x)
     assert not layers_of(trace)
@@ -387,9 +351,6 @@ def test_a_list_that_tensorflow_made_unique(layers: int) -> None:
     for number in range(layers):
         x = encoder_layer(trace, f"model_1/layer_{number}_1", x, "model_#/layer_#_#")
     assert layers_of(trace) == [f"model_1/layer_{number}_1:output#0" for number in range(layers)]
-
-
-# Other positions than the batch's
 
 
 @pytest.mark.parametrize("paths", [("encoder", "decoder"), ("first", "second")])
@@ -414,8 +375,7 @@ def test_an_encoder_that_pads_inside_leaves_its_roles_to_no_decoder(
     assert trace.roles == {"word": "shared#0"}
 
 
-def test_what_ran_elsewhere_before_the_ids_were_looked_up_is_no_encoder_of_theirs() -> None:
-    """As an image's patches, that a decoder of text looks at."""
+def test_an_encoder_that_runs_before_the_word_lookup_is_not_used() -> None:
     trace = Trace(BATCH)
     trace.module("encoder", "Encoder", lambda x: stack(trace, "encoder.layers", x, 2), trace.hidden(2, 9, 8))
     trace.module(
@@ -433,12 +393,9 @@ def test_a_decoders_positions_are_not_the_encoders() -> None:
     assert layers_of(trace) == outputs("encoder.layers", 2)
 
 
-# Layers that are none, or not all
-
-
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("decoder", [0, 2, 4])
-def test_blocks_behind_pooling_are_layers_too_so_that_none_is_the_last(sizes: tuple[int, int], decoder: int) -> None:
+def test_blocks_behind_pooling_make_the_layers_ambiguous(sizes: tuple[int, int], decoder: int) -> None:
     """As in Funnel, whose second block runs on half the positions."""
     trace = Trace(BATCH)
 
@@ -469,8 +426,7 @@ def test_a_first_layer_over_characters_is_not_the_model_behind_it() -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_halves_of_layers_in_lists_of_their_own_are_no_layers(layers: int) -> None:
     """As in XLM: attentions, feed-forward nets and norms, each in a list."""
-    trace = Trace(BATCH)
-    trace.table("table", IDS)
+    trace, _ = started()
     for number in range(layers):
         for half in ("attentions", "ffns"):
             encoder_layer(trace, f"{half}.{number}", trace.hidden(), half)
@@ -487,7 +443,7 @@ def test_layers_and_then_a_decoders_in_one_module(encoder: int, decoder: int) ->
     assert layers_of(trace) == outputs("encoder_layers", encoder)
 
 
-def test_what_was_written_into_is_no_longer_what_a_module_gave() -> None:
+def test_a_tensor_written_in_place_is_no_longer_a_module_output() -> None:
     """As in XLM, which sets its embeddings to zero at padding, in place."""
     for written in (False, True):
         trace = Trace(BATCH)
@@ -499,43 +455,7 @@ def test_what_was_written_into_is_no_longer_what_a_module_gave() -> None:
         assert trace.roles["embeddings"] == ("layers.0:input#0" if written else "norm:output#0")
 
 
-# Other nets
-
-
-def test_layers_without_modules_inside() -> None:
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
-    for name in ("first", "second", "third"):  # told by one taking what the other gave
-        x = trace.new(name, "GRU", x)
-    assert layers_of(trace) == ["first:output#0", "second:output#0", "third:output#0"]
-
-
-def test_dropout_between_layers() -> None:
-    """Told neither by the numbers, which have gaps, nor by one taking the very tensor that the other gave."""
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
-    for number in (0, 2, 4):
-        x = trace.new(f"{number + 1}", "Dropout", encoder_layer(trace, f"{number}", x))
-    assert layers_of(trace) == ["0:output#0", "2:output#0", "4:output#0"]
-
-
-def test_a_head_of_more_linear_maps_than_there_are_layers() -> None:
-    trace = Trace(BATCH)
-    x = stack(trace, "layers", trace.table("table", IDS), 2)
-    for number in range(4):
-        x = trace.new(f"head.{number}", "Linear", x)
-    assert layers_of(trace) == outputs("layers", 2)
-
-
-def test_one_layer_before_a_head_of_several_linear_maps() -> None:
-    trace = Trace(BATCH)
-    x = stack(trace, "layers", trace.table("table", IDS), 1)
-    for number in range(3):
-        x = trace.new(f"head.{number}", "Linear", x)
-    assert layers_of(trace) == outputs("layers", 1)
-
-
-def test_a_list_that_holds_nothing_but_layers_is_no_layer() -> None:
+def test_a_container_of_layers_is_not_a_layer() -> None:
     trace = Trace(BATCH)
 
     def body(x: Value) -> Value:
@@ -549,8 +469,7 @@ def test_a_list_that_holds_nothing_but_layers_is_no_layer() -> None:
 
 
 def test_norms_side_by_side_are_no_layers() -> None:
-    trace = Trace(BATCH)
-    trace.table("table", IDS)
+    trace, _ = started()
     for name in ("norm_of_this", "norm_of_that"):
         trace.new(name, "LayerNorm", trace.hidden())
     assert not layers_of(trace)
@@ -558,16 +477,14 @@ def test_norms_side_by_side_are_no_layers() -> None:
 
 
 def test_a_model_without_layers() -> None:
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
+    trace, x = started()
     trace.new("head", "Linear", trace.hidden(2, 8))
     assert trace.roles == {"word": "table#0"}
     assert x.shape == (2, 5, 8)
 
 
 def test_pooled_vectors_are_no_hidden_states() -> None:
-    trace = Trace(BATCH)
-    trace.table("table", IDS)
+    trace, _ = started()
     x = trace.hidden(2, 8)
     for number in range(3):
         x = trace.new(f"head.{number}", "Block", x)
@@ -607,12 +524,8 @@ def test_positions_looked_up_flat() -> None:
         assert ("position" in trace.roles) is told
 
 
-# Lookups whose indices equal the ids by chance
-
-
 @pytest.mark.parametrize("positions_first", [True, False])
 def test_ids_that_are_positions(positions_first: bool) -> None:
-    """Both look like `word`; the one that is called so is also the position."""
     trace = Trace(embgrad.TokenBatch([[0, 1, 2]]))
     tables = ["pos_table", "table"] if positions_first else ["table", "pos_table"]
     for path in tables:
@@ -623,7 +536,6 @@ def test_ids_that_are_positions(positions_first: bool) -> None:
 
 
 def test_a_word_table_called_as_if_of_positions() -> None:
-    """Ids may go up by one, and a path may hold "pos": the only lookup of the ids is no position."""
     trace = Trace(embgrad.TokenBatch([[5, 6, 7]]))
     trace.table("composer.embedding", [[5, 6, 7]])
     assert trace.roles == {"word": "composer.embedding#0"}
@@ -648,7 +560,7 @@ def test_ids_that_are_all_zero_beside_types() -> None:
         ("P", {}),
     ],
 )
-def test_one_position_does_not_tell_positions_from_types_but_by_name(
+def test_with_one_position_only_names_distinguish_positions_from_types(
     types: Any, path: str, roles: dict[str, str]
 ) -> None:
     trace = Trace(embgrad.TokenBatch([[7], [9]], types=types))
@@ -662,3 +574,29 @@ def test_relative_positions_are_no_positions() -> None:
     trace.table("table", np.arange(9).reshape(3, 3) + 10)
     trace.table("relative_attention_bias", [[0, 17, 18], [1, 0, 17], [2, 1, 0]])
     assert trace.roles == {"word": "table#0"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "layers"),
+    [
+        ("first:GRU second:GRU third:GRU", "first second third"),
+        ("0:Layer 1:Dropout 2:Layer 3:Dropout 4:Layer 5:Dropout", "0 2 4"),
+        ("layers.0:Layer layers.1:Layer head.0:Linear head.1:Linear head.2:Linear head.3:Linear", "layers.0 layers.1"),
+        ("layers.0:Layer head.0:Linear head.1:Linear head.2:Linear", "layers.0"),
+        ("layers.0:Layer layers.1.dropout:Dropout layers.1:Layer layers.2:Mixer", "layers.0 layers.1 layers.2"),
+        *(
+            (
+                " ".join(f"layers.{number}:{kind}" for number, kind in enumerate(kinds)) + " norm:LayerNorm",
+                " ".join(f"layers.{number}" for number in range(len(kinds))),
+            )
+            for kinds in ("ABAB", "ABBABB", "ABBB", "BBBA", "AB", "ABC", "AABBCC", "AAAA")
+        ),
+    ],
+)
+def test_layers_of_a_chain_of_modules(calls: str, layers: str) -> None:
+    trace, x = started()
+    for call in calls.split():
+        path, kind = call.split(":")
+        x = encoder_layer(trace, path, x, kind) if kind in ("Layer", *"ABC") else trace.new(path, kind, x)
+    assert layers_of(trace) == [f"{path}:output#0" for path in layers.split()]
+    assert trace.roles.get("embeddings") == "table#0"

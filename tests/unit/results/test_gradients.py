@@ -28,9 +28,6 @@ def marked(tokens: list[str], numbers: list[int] | None = None, mask: list[int] 
     )
 
 
-# Tables
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_tables_are_sums_over_positions(dtype: Any) -> None:
     one = result(dtype)
@@ -52,9 +49,6 @@ def test_tables_of_split_results_are_their_own() -> None:
     assert one.per_example() == list(tables)
     assert one.table().to_dense()[3].tolist() == [22.0] * 4
     assert one.table().to_dense()[5].tolist() == [22.0] * 4
-
-
-# Saliency
 
 
 def test_saliency_kinds() -> None:
@@ -89,9 +83,6 @@ def test_an_unknown_kind(kind: Any) -> None:
         result().saliency(kind)
     with pytest.raises(embgrad.EmbgradError, match=f"kind is {kind!r}"):
         result().words(kind)
-
-
-# Words
 
 
 @pytest.mark.parametrize(
@@ -137,7 +128,7 @@ def test_a_words_saliency_is_that_of_its_tokens_together() -> None:
     assert isinstance(norm[0].saliency, float)
 
 
-def test_padding_is_no_word() -> None:
+def test_padding_is_not_part_of_words() -> None:
     left = marked(["[PAD]", "[PAD]", "a", "##b"], mask=[0, 0, 1, 1])
     assert [(word.text, word.positions) for word in left.words()[0]] == [("ab", (2, 3))]
     gap = marked(["a", "[PAD]", "##b"], mask=[1, 0, 1])
@@ -157,9 +148,6 @@ def test_a_point_without_positions_has_no_words() -> None:
         result(values=np.ones((2, 4)), activations=np.ones((2, 4)), provenance={"point": "pool"}).words()
 
 
-# Repr
-
-
 def test_repr_says_what_it_is() -> None:
     text = repr(result())
     for fragment in ("2 × 3 × 4 float32", "at 'word' = 'E' of some.Model (reference)", "Sum = 0.5, 1.25", "1 padded"):
@@ -169,9 +157,6 @@ def test_repr_says_what_it_is() -> None:
     assert "Sum = 0.5" in repr(result(objective=np.array(0.5)))
     assert "1, 1, 1, …" in repr(result(objective=np.ones(9)))
     assert "None" in repr(result(provenance={}))
-
-
-# As an array
 
 
 def test_a_result_is_its_values_to_numpy() -> None:

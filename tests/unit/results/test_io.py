@@ -24,8 +24,6 @@ from tests.unit.stored import (
     through_a_file,
 )
 
-# One result
-
 OPTIONAL = st.fixed_dictionaries(
     {},
     optional={
@@ -101,7 +99,7 @@ def test_a_single_result_is_of_the_first_format_which_every_embgrad_reads(tmp_pa
 
 
 @pytest.mark.parametrize("path", [3, None, [], b"bytes"])
-def test_a_path_that_is_none(path: Any) -> None:
+def test_invalid_paths_are_refused(path: Any) -> None:
     with pytest.raises(embgrad.EmbgradError, match=r"path is .*: expected the path of a file or folder"):
         embgrad.load(path)
     with pytest.raises(embgrad.EmbgradError, match=r"path is .*: expected the path of a file or folder"):
@@ -128,7 +126,6 @@ def test_a_result_from_a_run_comes_back(objective: Any) -> None:
 
 
 def test_a_table_that_all_examples_share_comes_back() -> None:
-    """Its values have no example axis, and the objective has: as of position embeddings that are looked up once."""
 
     def forward(model: Any, input_ids: np.ndarray) -> Any:
         return lookup(model["E"], input_ids).mean(1) + lookup(model["P"], np.array([[0, 1]])).mean(1)
@@ -138,8 +135,6 @@ def test_a_table_that_all_examples_share_comes_back() -> None:
     assert (one.shape[0], one.objective.shape) == (1, (3,))
     expect_same_bits(one, through_a_file(one))
 
-
-# Several results
 
 NAMES = st.lists(st.text(max_size=20), unique=True, min_size=1, max_size=4)
 
@@ -172,7 +167,7 @@ def test_a_mapping_of_one_comes_back_as_a_mapping() -> None:
         ("g.safetensors", "results is 'g.safetensors': .* the path comes second"),
     ],
 )
-def test_what_is_no_result_is_not_saved(tmp_path: Path, results: Any, message: str) -> None:
+def test_anything_but_results_is_not_saved(tmp_path: Path, results: Any, message: str) -> None:
     with pytest.raises(embgrad.EmbgradError, match=message):
         embgrad.save(results, tmp_path / "g.safetensors")
     assert not os.listdir(tmp_path)
@@ -199,14 +194,11 @@ LOOP["itself"] = LOOP
         ({"provenance": {"model": 3}}, r"3 as provenance\['model'\]: expected text"),
     ],
 )
-def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_unreadable_results_are_not_written(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     for results in (result(**changes), {"fine": result(), "not": result(**changes)}):
         with pytest.raises(embgrad.EmbgradError, match=message):
             embgrad.save(results, tmp_path / "g.safetensors")
     assert not os.listdir(tmp_path)
-
-
-# Whole or not at all
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -220,7 +212,6 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
-    """A file in the place of /dev/null would be the end of many a program."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

@@ -228,12 +228,9 @@ def test_files_of_several_results_changed_by_hand(tmp_path: Path, change: Change
         embgrad.load(path)
 
 
-def test_a_file_of_before_certificates_loads(tmp_path: Path) -> None:
+def test_a_file_without_a_certificate_field_loads(tmp_path: Path) -> None:
     path = rewritten(tmp_path, removing("description", "certificate"))
     expect_same_bits(result(), embgrad.load(path))
-
-
-# Files whose bytes were changed
 
 
 def with_header(header: str, data: bytes = b"") -> bytes:
@@ -253,7 +250,6 @@ def packed(arrays: dict[str, Any], metadata: dict[str, str]) -> bytes:
 
 
 def test_empty_arrays_of_huge_shapes_take_no_memory(tmp_path: Path) -> None:
-    """No entry at all in 2**40 rows, each with a token as it is claimed."""
     shape, none = f"[{2**40},0]", '"data_offsets":[0,0]'
     arrays = {"values": ("F32", f"[{2**40},0,4]"), "activations": ("F32", f"[{2**40},0,4]"), "ids": ("I64", shape)}
     arrays["objective"] = ("F64", "[0]")
@@ -298,7 +294,6 @@ PIECES = [
 @given(st.integers(8, HEADER - 1), st.integers(0, 12), st.sampled_from(PIECES))
 @settings(max_examples=400)
 def test_edited_headers(start: int, length: int, piece: bytes) -> None:
-    """The header's own length is put right, so that what lies behind it is what it was."""
     header = WHOLE[8:start] + piece + WHOLE[start + length : HEADER]
     expect_refused_or_sound(struct.pack("<Q", len(header)) + header + WHOLE[HEADER:])
 
@@ -312,7 +307,7 @@ JSON = st.recursive(
 
 @given(st.sampled_from(["format", "tokens", "vocab", "pad_leak", "provenance", "certificate"]), JSON)
 @settings(max_examples=200)
-def test_any_json_in_a_fields_place(name: str, value: Any) -> None:
+def test_any_json_as_a_field_is_refused_or_sound(name: str, value: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = rewritten(Path(folder), field(name, value), everything())
         expect_refused_or_sound(path.read_bytes())
@@ -330,15 +325,14 @@ KINDS = (np.float32, np.float64, np.int64, np.int32, np.float16, np.bool_, np.ui
     st.integers(-2, 12),
 )
 @settings(max_examples=200)
-def test_any_array_in_an_arrays_place(name: str, shape: list[int], kind: Any, value: int) -> None:
+def test_any_array_as_a_field_is_refused_or_sound(name: str, shape: list[int], kind: Any, value: int) -> None:
     filled = np.full(shape, value % 3 if kind in (np.bool_, np.uint8) else value, kind)
     with tempfile.TemporaryDirectory() as folder:
         path = rewritten(Path(folder), array(name, filled), everything())
         expect_refused_or_sound(path.read_bytes())
 
 
-def test_the_property_is_of_something(tmp_path: Path) -> None:
-    """The file that the properties begin with is sound, and holds every kind of thing."""
+def test_the_file_of_the_properties_is_sound_and_complete(tmp_path: Path) -> None:
     expect_refused_or_sound(WHOLE)
     path = tmp_path / "g.safetensors"
     path.write_bytes(WHOLE)

@@ -214,9 +214,6 @@ def test_flips_in_the_data_change_the_touched_array_alone(data: st.DataObject) -
     assert start + entry[0] <= place < start + entry[1]
 
 
-# Claims
-
-
 F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 CLAIMS = {
     "no header": (b"", "its header should be 0 bytes long, but the file has only 0"),
@@ -281,7 +278,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_claims_are_refused_each_with_its_reason_and_take_no_memory(name: str) -> None:
+def test_false_headers_are_refused_with_a_reason_in_little_memory(name: str) -> None:
     data, why = CLAIMS[name]
     for read in (embgrad.load, read_tensors):
 
@@ -351,7 +348,7 @@ def test_a_header_takes_thirty_times_its_length_at_most(name: str) -> None:
     assert 2 * len(header) < used < 30 * len(header), "the bombs do go off, and the stated bound holds"
 
 
-def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_results_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "g.safetensors"
     path.write_bytes(b"before")
     with pytest.raises(
@@ -362,9 +359,6 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch:
     with pytest.raises(embgrad.EmbgradError, match=r"g\.safetensors would have a header of \d+ bytes or more"):
         result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f"))).save(path)
     assert path.read_bytes() == b"before"
-
-
-# What is no file, or changes
 
 
 def at_once(work: Callable[[], Any]) -> Any:
@@ -418,7 +412,7 @@ unix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no 
 
 @unix
 @pytest.mark.parametrize("make", NO_FILES)
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_anything_but_a_regular_file_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "g.safetensors")
     readers: list[Callable[[Path], Any]] = [
         embgrad.load,
@@ -435,10 +429,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path
 
 
 @unix
-def test_a_pipe_that_comes_into_a_files_place_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is a file when it is looked at, and a pipe when it is opened."""
+def test_a_file_replaced_by_a_pipe_is_refused_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "g.safetensors"
     result().save(path)
     kept = os.stat(path)
@@ -449,7 +440,7 @@ def test_a_pipe_that_comes_into_a_files_place_is_not_waited_for(
         at_once(lambda: embgrad.load(path))
 
 
-def test_links_are_followed_and_said_where_they_lead_nowhere(tmp_path: Path) -> None:
+def test_links_are_followed_and_broken_links_are_refused(tmp_path: Path) -> None:
     result().save(tmp_path / "g.safetensors")
     (tmp_path / "link").symlink_to("g.safetensors")
     assert embgrad.load(tmp_path / "link").values.any()  # type: ignore[union-attr]
@@ -464,7 +455,6 @@ def test_links_are_followed_and_said_where_they_lead_nowhere(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the file mapped into memory the process would end here, without a word."""
     path = tmp_path / "g.safetensors"
     large = np.ones((2, 3, 4000), np.float32)  # more than is read ahead
     result(values=large, activations=large).save(path)

@@ -29,7 +29,6 @@ def test_scatter_is_the_sum_over_lookups(seed: int, examples: int, positions: in
 
 
 def test_many_small_summands_are_not_lost() -> None:
-    """Summed one by one in float32, 1e-8 would vanish beside 1."""
     vectors = np.full((1, 100_001, 1), 1e-8, np.float32)
     vectors[0, 0] = 1
     total = scatter(np.zeros((1, 100_001), int), vectors, 1).values[0, 0]

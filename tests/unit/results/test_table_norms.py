@@ -54,7 +54,6 @@ def test_scatter_each_of_a_table_whose_rows_cannot_be_counted_together() -> None
 
 @given(SEEDS, st.integers(1, 200), st.sampled_from([1, 2, 31, 32, 33, 34, 70]), st.integers(1, 5))
 def test_scatter_sums_as_one_by_one_in_float64(seed: int, positions: int, repeats: int, block: int) -> None:
-    """Whichever way the vectors of a row are summed: few of many rows, or many of one."""
     random = np.random.default_rng(seed)
     ids = random.permutation(np.concatenate([np.zeros(repeats, int), random.integers(1, 300, positions)]))
     vectors = random.normal(size=(len(ids), 2)).astype(np.float32)
@@ -72,7 +71,7 @@ def test_scatter_gives_no_negative_zeros() -> None:
 
 
 def test_scatter_takes_no_wide_copy_of_all_vectors() -> None:
-    """30,000 positions of 64 numbers are 15 MB in float64: no more than the sums and one copy in their own dtype are made."""
+    """A copy in float64 would take 15 MB."""
     random = np.random.default_rng(0)
     for ids in (random.integers(0, 50_000, 30_000), random.integers(0, 10, 30_000), np.zeros(30_000, int)):
         vectors = random.normal(size=(30_000, 64)).astype(np.float32)
@@ -93,7 +92,6 @@ def test_norm_and_dot_are_those_of_the_matrices(seed: int, positions: int, vocab
 
 
 def test_norms_of_small_numbers_do_not_vanish() -> None:
-    """The square of 1e-30 is no float32."""
     assert RowSparse(np.array([1]), np.full((1, 4), 1e-30, np.float32), (9, 4)).norm() == pytest.approx(2e-30)
 
 
@@ -108,7 +106,6 @@ def test_norms_of_what_has_no_square_in_float64(size: float) -> None:
 
 @given(SEEDS, st.integers(1, 6), st.integers(1, 6), st.integers(1, 9), st.sampled_from([1, 10_000]))
 def test_products_are_those_of_the_matrices(seed: int, mine: int, theirs: int, vocab: int, block: int) -> None:
-    """Of examples of different lengths, with ids that come again in an example and in many."""
     first = [*drawn(seed, mine, 4, vocab), *drawn(seed + 1, 2, 9, vocab)]
     second = drawn(seed + 2, theirs, 7, vocab)
     with pytest.MonkeyPatch.context() as patched:
@@ -157,14 +154,13 @@ def test_clipped_sums(seed: int, most: float) -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, int, Fraction])
-def test_the_limit_s_own_precision_is_not_that_of_the_sum(kind: Any) -> None:
+def test_the_precision_of_the_limit_does_not_limit_the_sum(kind: Any) -> None:
     values = np.random.default_rng(0).normal(size=(5, 7))
     found = embgrad.clipped_table([RowSparse(np.arange(5), values, (9, 7))], kind(1))
     np.testing.assert_allclose(found.values, values / np.linalg.norm(values), rtol=1e-14)
 
 
 def test_a_large_norm_is_scaled_down_to_a_small_one() -> None:
-    """By a number that is none of float32's."""
     large = RowSparse(np.array([2]), np.array([[3e20, 4e20]], np.float32), (9, 2))
     np.testing.assert_allclose(embgrad.clipped_table([large], 1e-25).values, [[6e-26, 8e-26]], rtol=1e-6)
 
@@ -198,7 +194,7 @@ def test_no_example_and_no_shared_row() -> None:
 @pytest.mark.parametrize(
     "function", [embgrad.table_norms, embgrad.table_products, lambda g: embgrad.clipped_table(g, 1)]
 )
-def test_what_is_no_table(function: Any) -> None:
+def test_anything_but_a_table_is_refused(function: Any) -> None:
     with pytest.raises(
         embgrad.EmbgradError, match=r"g is a list that holds a int: expected a result of embgrad.gradients"
     ):
