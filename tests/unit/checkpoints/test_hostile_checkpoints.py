@@ -52,7 +52,7 @@ def handed_on(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_an_unfit_configuration_is_refused_before_building(tmp_path: Path, name: str) -> None:
+def test_nothing_is_built_of_a_configuration_that_does_not_fit(tmp_path: Path, name: str) -> None:
     changes, message = CONFIGURATIONS[name]
     write(tmp_path, example_weights(), {**CONFIG, **changes})
     began = time.monotonic()
@@ -105,7 +105,7 @@ def test_a_bert_of_the_usual_size_fits_its_configuration(tmp_path: Path) -> None
             expect_fitting({}, {**shapes, name: (*shape, 1)}, tmp_path)
 
 
-def test_irrelevant_settings_are_ignored(tmp_path: Path) -> None:
+def test_what_makes_no_bert_is_left_aside(tmp_path: Path) -> None:
     write(tmp_path, example_weights(), {**CONFIG, **ASIDE})
     assert handed_on(tmp_path) == CONFIG
     kept = {
@@ -299,7 +299,7 @@ def test_pickles_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {Path(name).name for name in read if str(tmp_path) in name} == {"config.json", "model.safetensors"}
 
 
-def test_extra_files_are_ignored(tmp_path: Path) -> None:
+def test_extra_files_are_passed_over(tmp_path: Path) -> None:
     write(tmp_path, example_weights())
     for name in ("modeling_bert.py", "setup.py", "__init__.py", "conftest.py"):
         (tmp_path / name).write_text("raise SystemExit('it was run')")

@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import tracemalloc
@@ -348,7 +350,7 @@ def test_a_header_takes_thirty_times_its_length_at_most(name: str) -> None:
     assert 2 * len(header) < used < 30 * len(header), "the bombs do go off, and the stated bound holds"
 
 
-def test_unreadable_results_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "g.safetensors"
     path.write_bytes(b"before")
     with pytest.raises(
@@ -412,7 +414,7 @@ unix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no 
 
 @unix
 @pytest.mark.parametrize("make", NO_FILES)
-def test_anything_but_a_regular_file_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "g.safetensors")
     readers: list[Callable[[Path], Any]] = [
         embgrad.load,
@@ -512,3 +514,57 @@ def test_paths_that_no_file_has(tmp_path: Path) -> None:
         embgrad.load(tmp_path / "a.safetensors" / "b")
     with pytest.raises(embgrad.FileFormatError, match="File name too long"):
         embgrad.load(tmp_path / ("x" * 5000))
+
+
+def test_streams_part_long_texts_so_that_each_shard_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embgrad.streaming import writer
+
+    kept = result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f")))
+    assert writer._text_bytes(kept) == len(json.dumps(kept.tokens)) + len(json.dumps(kept.provenance))
+    assert 2 * writer.MOST_TEXT < MOST_HEADER
+    monkeypatch.setattr(writer, "MOST_TEXT", 10_000)
+
+    class Tokenizer:
+        def tokenize(self, text: str) -> list[str]:
+            return [letter * 2000 for letter in text]
+
+        def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
+            return [1 + len(token) % 7 for token in tokens]
+
+    from tests.unit.streams import model
+
+    to = tmp_path / "s"
+    embgrad.stream(
+        model(), ["ab", "cd", "ef", "gh", "ij"], embgrad.Sum(), tokenizer=Tokenizer(), batch_size=1, to=to
+    ).finish()
+    shards = embgrad.open_stream(to)
+    assert [len(read_tensors(path)[0]) > 0 for path in sorted(to.glob("*.safetensors"))] == [True, True]
+    assert [one.tokens[0][1][0] for one in shards] == ["a", "c", "e", "g", "i"]
+
+
+def test_a_process_of_little_memory_refuses_them_all(tmp_path: Path) -> None:
+    """The claims again, where the system itself would stop who takes memory for them."""
+    for number, (data, _) in enumerate(CLAIMS.values()):
+        (tmp_path / f"{number}.safetensors").write_bytes(data)
+    code = """
+import resource, sys
+from pathlib import Path
+import embgrad
+in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**27,) * 2)
+refused = 0
+for path in Path(sys.argv[1]).iterdir():
+    try:
+        embgrad.load(path)
+    except embgrad.FileFormatError:
+        refused += 1
+print(refused)
+"""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("this system does not say how much memory is in use")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout) == len(CLAIMS)
