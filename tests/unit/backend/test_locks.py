@@ -122,8 +122,8 @@ def test_equal_models_have_their_own_locks() -> None:
 
         __hash__ = None  # type: ignore[assignment]
 
-    one, other = Equal(), Equal()
-    with model_lock([one]):
+    item, other = Equal(), Equal()
+    with model_lock([item]):
         assert free_for_another_thread([other])
 
 

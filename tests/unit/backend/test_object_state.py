@@ -57,25 +57,25 @@ def test_large_data_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_state, "LARGEST_ARRAY", 7)
     data, small = [[number] for number in range(9)], [[1]]
     arrays = [np.zeros(6), np.zeros(6), np.zeros(2), np.zeros(8)]
-    state = ObjectState([{"data": data, "small": small, **{str(n): one for n, one in enumerate(arrays)}}])
-    for one in arrays:
-        one += 1
+    state = ObjectState([{"data": data, "small": small, **{str(n): item for n, item in enumerate(arrays)}}])
+    for item in arrays:
+        item += 1
     data.append([9])
     small[0].append(2)
     state.restore()
     assert len(data) == 10
     assert small == [[1]]
-    assert [one[0] for one in arrays] == [0, 1, 0, 1]
+    assert [item[0] for item in arrays] == [0, 1, 0, 1]
 
 
 def test_any_number_of_modules_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_state, "MOST_ENTRIES", 8)
     owned = [{"buffers": {"first": number, "second": number}} for number in range(9)]
     state = ObjectState(owned)
-    for one in owned:
-        one["buffers"]["first"] = -1
+    for item in owned:
+        item["buffers"]["first"] = -1
     state.restore()
-    assert [one["buffers"]["first"] for one in owned] == list(range(9))
+    assert [item["buffers"]["first"] for item in owned] == list(range(9))
 
 
 def test_arrays_are_restored_to_the_bit() -> None:

@@ -55,10 +55,10 @@ class Model:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What `entry_points` finds."""
-    found: list[Any] = []
-    monkeypatch.setattr(registry, "entry_points", lambda group: list(found) if group == registry.GROUP else [])
+    points: list[Any] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: list(points) if group == registry.GROUP else [])
     embgrad.refresh_backends()
-    yield found
+    yield points
     monkeypatch.undo()
     embgrad.refresh_backends()
 
@@ -96,7 +96,7 @@ def test_a_backend_without_every_member() -> None:
 
 
 def test_all_stages_together() -> None:
-    found = registry.discover(
+    discovery = registry.discover(
         [
             FakeEntryPoint("good", backend("good")),
             FakeEntryPoint("broken", RuntimeError("at import")),
@@ -106,8 +106,8 @@ def test_all_stages_together() -> None:
             FakeEntryPoint("good too", backend("good too")),
         ]
     )
-    assert list(found.backends) == ["good", "good too"]
-    assert set(found.failures) == {"broken", "misshapen", "twice"}
+    assert list(discovery.backends) == ["good", "good too"]
+    assert set(discovery.failures) == {"broken", "misshapen", "twice"}
 
 
 def test_the_installed_reference() -> None:

@@ -23,14 +23,14 @@ def test_a_function_is_called_once_in_several_tries() -> None:
 
     tries = Retries(Request(("word",), lambda _: [], add={"word": change}))
     for _ in range(3):
-        one = tries.next().add["word"]
-        np.testing.assert_array_equal(one(VALUE.copy()), VALUE + 1)
-        np.testing.assert_array_equal(one(VALUE.copy()), VALUE + 2)  # the point is come by again
+        function = tries.next().add["word"]
+        np.testing.assert_array_equal(function(VALUE.copy()), VALUE + 1)
+        np.testing.assert_array_equal(function(VALUE.copy()), VALUE + 2)  # the point is come by again
         assert len(called) == 2
-    one = tries.next().add["word"]
-    np.testing.assert_array_equal(one(VALUE * (1 + 1e-12)), VALUE + 1)
-    np.testing.assert_array_equal(one(VALUE * 1e-9), VALUE * 1e-9 + 3)  # another value, however small
-    np.testing.assert_array_equal(one(VALUE[:1].copy()), VALUE[:1] + 4)
+    function = tries.next().add["word"]
+    np.testing.assert_array_equal(function(VALUE * (1 + 1e-12)), VALUE + 1)
+    np.testing.assert_array_equal(function(VALUE * 1e-9), VALUE * 1e-9 + 3)  # another value, however small
+    np.testing.assert_array_equal(function(VALUE[:1].copy()), VALUE[:1] + 4)
     assert len(called) == 4
 
 
@@ -41,12 +41,12 @@ def test_nested_tries_record_a_return_value_once() -> None:
         called.append(value)
         return value + len(called)
 
-    gave = CallbackMemo()
+    memo = CallbackMemo()
     for _ in range(2):
-        tries = Retries(Request(("word",), lambda _: [], add={"word": gave.again(change)}))
+        tries = Retries(Request(("word",), lambda _: [], add={"word": memo.again(change)}))
         for _ in range(2):
             np.testing.assert_array_equal(tries.next().add["word"](VALUE), VALUE + 1)
-    assert len(called) == len(gave.calls) == 1
+    assert len(called) == len(memo.calls) == 1
 
 
 @pytest.mark.parametrize("other", [1e3, np.nan, np.inf])
@@ -54,9 +54,9 @@ def test_one_entry_of_many_makes_another_value(other: float) -> None:
     values = np.ones((300, 100))
     tries = Retries(Request(("word",), lambda _: [], add={"word": lambda value: value * 2}))
     np.testing.assert_array_equal(tries.next().add["word"](values), values * 2)
-    for place in (1, 2, 6, 14_000, 29_999):
+    for index in (1, 2, 6, 14_000, 29_999):
         changed = values.copy()
-        changed.flat[place] = other
+        changed.flat[index] = other
         np.testing.assert_array_equal(tries.next().add["word"](changed), changed * 2)
 
 

@@ -256,7 +256,7 @@ def test_weights_that_do_not_fit_are_not_read(tmp_path: Path) -> None:
     assert traced(refused) < 2**20
 
 
-class Told:
+class Unpickled:
     """Unpickled it makes a file."""
 
     def __init__(self, path: Path) -> None:
@@ -276,12 +276,12 @@ def test_pickles_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "config.pkl",
         "model.safetensors.pkl",
     )
-    told = tmp_path / "told"
+    marker = tmp_path / "marker"
     for name in bombs:
-        (tmp_path / name).write_bytes(pickle.dumps(Told(told)))
-    pickle.loads(pickle.dumps(Told(told)))
-    assert told.exists(), "it would go off"
-    told.unlink()
+        (tmp_path / name).write_bytes(pickle.dumps(Unpickled(marker)))
+    pickle.loads(pickle.dumps(Unpickled(marker)))
+    assert marker.exists(), "it would go off"
+    marker.unlink()
     read: list[str] = []
     original = os.open
     monkeypatch.setattr(os, "open", lambda path, *rest, **more: read.append(str(path)) or original(path, *rest, **more))
@@ -290,12 +290,12 @@ def test_pickles_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         embgrad.FileFormatError, match=r"model\.safetensors is missing.*'model\.ckpt', 'model\.pt'.* is not read"
     ):
         embgrad.load_bert(tmp_path, "fake")
-    (tmp_path / "model.safetensors").write_bytes(pickle.dumps(Told(told)))
+    (tmp_path / "model.safetensors").write_bytes(pickle.dumps(Unpickled(marker)))
     with pytest.raises(embgrad.FileFormatError, match="not a complete safetensors file"):
         embgrad.load_bert(tmp_path, "fake")
     write(tmp_path, example_weights())
     assert handed_on(tmp_path) == CONFIG
-    assert not told.exists()
+    assert not marker.exists()
     assert {Path(name).name for name in read if str(tmp_path) in name} == {"config.json", "model.safetensors"}
 
 
@@ -321,7 +321,7 @@ def test_a_backend_with_other_weights_is_an_error(tmp_path: Path, monkeypatch: p
         ("pooler.dens.bias", (3,), r"lacks 1 of the model's weights: 'pooler\.dens\.bias'; expected all of 40"),
         ("pooler.dense.bias", (4,), r"'pooler\.dense\.bias' of shape \(3,\): the configuration requires \(4,\)"),
     ):
-        shapes = {**{one: shape_of(one) for one in names}, name: shape}
-        wanted[:] = [WeightTarget(one, shapes[one], lambda _: None, one) for one in shapes]
+        shapes = {**{item: shape_of(item) for item in names}, name: shape}
+        wanted[:] = [WeightTarget(item, shapes[item], lambda _: None, item) for item in shapes]
         with pytest.raises(embgrad.FileFormatError, match=said):
             embgrad.load_bert(tmp_path, "fake")

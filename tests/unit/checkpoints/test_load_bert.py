@@ -68,8 +68,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
 
     fake = SimpleNamespace(name="fake", package="numpy", extra=None, supports=frozenset({"load_bert"}), bert=bert)
     unable = SimpleNamespace(name="unable", package="numpy", extra=None, supports=frozenset({"word"}))
-    found = registry.Discovery({"fake": fake, "unable": unable}, {})  # type: ignore[dict-item]
-    monkeypatch.setattr(registry, "_discovered", lambda: found)
+    discovery = registry.Discovery({"fake": fake, "unable": unable}, {})  # type: ignore[dict-item]
+    monkeypatch.setattr(registry, "_discovered", lambda: discovery)
     return model
 
 
@@ -181,10 +181,10 @@ def test_loading_leaves_the_random_generators_unchanged(
     random.seed(3)
     np.random.seed(3)
     embgrad.load_bert(tmp_path, "fake")
-    found = random.random(), np.random.random()
+    actual = random.random(), np.random.random()
     random.seed(3)
     np.random.seed(3)
-    assert found == (random.random(), np.random.random())
+    assert actual == (random.random(), np.random.random())
 
 
 @pytest.mark.parametrize(("ignore", "said"), [(3, "3"), ([None], "None"), (None, "None"), (["cls.*", b"c*"], "b'c")])

@@ -252,8 +252,8 @@ def test_changed_shards_with_a_manifest_that_vouches_for_them(tmp_path: Path, ke
         shard.write_bytes(data)
         (folder / "manifest.json").write_text(manifest.replace(before, hashlib.sha256(data).hexdigest()))
         try:
-            found = embgrad.open_stream(folder)
-            assert list(found) if keep != "table" else found.table().values.size
+            actual = embgrad.open_stream(folder)
+            assert list(actual) if keep != "table" else actual.table().values.size
         except embgrad.FileFormatError:
             pass
 

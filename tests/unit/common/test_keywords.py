@@ -70,7 +70,7 @@ def test_missing_arguments_are_named() -> None:
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_functions_say_what_they_take(function: Any) -> None:
     parameters = inspect.signature(function).parameters
-    assert not any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters.values())
+    assert not any(item.kind in (item.VAR_KEYWORD, item.VAR_POSITIONAL) for item in parameters.values())
     assert not set(INSTEAD) & set(parameters)
     with pytest.raises(embgrad.EmbgradError, match=f"{function.__name__} takes no 'nonsense': expected one of 'model"):
         function(nonsense=1)

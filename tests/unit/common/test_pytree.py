@@ -89,9 +89,9 @@ def same(one: Any, other: Any) -> bool:
 )
 def test_the_first_tensor_is_found_and_replaced(nest: Any, expected: Any) -> None:
     before = repr(nest)
-    found = first(nest, is_tensor)
+    actual = first(nest, is_tensor)
     changed = with_first(nest, is_tensor, NEW)
-    assert found is (T if before != repr(expected) else None)
+    assert actual is (T if before != repr(expected) else None)
     assert same(changed, expected)
     assert repr(nest) == before  # what was given stays as it was
 
@@ -130,12 +130,12 @@ NESTS = st.recursive(
 
 @given(NESTS)
 def test_every_tensor_is_found_in_order_and_replaced(nest: Any) -> None:
-    found = every(nest, is_tensor)
-    assert (found[0] if found else None) is first(nest, is_tensor)
-    assert mapped(nest, is_tensor, lambda one: one) is nest, "where nothing changes, nothing is copied"
-    fresh = iter([Tensor() for _ in found])
-    new = mapped(nest, is_tensor, lambda one: next(fresh))
-    assert len(every(new, is_tensor)) == len(found)
-    assert not {*map(id, every(new, is_tensor))} & {*map(id, found)}
-    back = iter(found)
-    assert same(mapped(new, is_tensor, lambda one: next(back)), nest)
+    actual = every(nest, is_tensor)
+    assert (actual[0] if actual else None) is first(nest, is_tensor)
+    assert mapped(nest, is_tensor, lambda item: item) is nest, "where nothing changes, nothing is copied"
+    fresh = iter([Tensor() for _ in actual])
+    new = mapped(nest, is_tensor, lambda item: next(fresh))
+    assert len(every(new, is_tensor)) == len(actual)
+    assert not {*map(id, every(new, is_tensor))} & {*map(id, actual)}
+    back = iter(actual)
+    assert same(mapped(new, is_tensor, lambda item: next(back)), nest)

@@ -100,9 +100,9 @@ def test_an_id_outside_the_table_is_reported_before_the_length() -> None:
 
 
 def test_a_model_of_one_position() -> None:
-    one = ReferenceModel(by_table, {**WEIGHTS, "P": WEIGHTS["P"][:1]})
+    item = ReferenceModel(by_table, {**WEIGHTS, "P": WEIGHTS["P"][:1]})
     with pytest.raises(embgrad.BatchError, match="example 0 has 2 tokens, and the model takes 1 positions at most"):
-        embgrad.gradients(one, IDS[:, :2], SUM)
+        embgrad.gradients(item, IDS[:, :2], SUM)
 
 
 # max_length

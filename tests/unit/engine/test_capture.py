@@ -78,12 +78,12 @@ def test_each_step_is_the_gradient_at_that_step(at: str) -> None:
             expected.append(by_gradients(built, ids, at))
             step(built, ids)
     assert tap.count == len(tap.steps) == tap.passes == 3
-    for one, values in zip(tap.steps, expected, strict=True):
-        np.testing.assert_allclose(one.values, values, atol=1e-15)
+    for item, values in zip(tap.steps, expected, strict=True):
+        np.testing.assert_allclose(item.values, values, atol=1e-15)
     assert not np.allclose(expected[0], expected[2])  # training went on
     summed = tap.sum()
     if isinstance(summed, RowSparse):
-        tables = [one.table().to_dense() for one in tap.steps]
+        tables = [item.table().to_dense() for item in tap.steps]
         np.testing.assert_allclose(summed.to_dense(), sum(tables), atol=1e-14)
         np.testing.assert_allclose(tap.mean().to_dense(), sum(tables) / 3, atol=1e-14)
     else:
@@ -97,19 +97,19 @@ def test_a_step_has_the_fields_of_a_result() -> None:
     mask, types = np.array([[1, 1, 1], [1, 1, 0]]), np.array([[0, 0, 1], [0, 1, 1]])
     with embgrad.capture(built) as tap:
         step(built, IDS, attention_mask=mask, token_type_ids=types)
-    (one,) = tap.steps
-    assert one.objective is None
-    assert one.tokens is one.words_of is None
+    (item,) = tap.steps
+    assert item.objective is None
+    assert item.tokens is item.words_of is None
     for name, value in {"ids": IDS, "mask": mask, "types": types, "activations": WEIGHTS["E"][IDS]}.items():
-        np.testing.assert_array_equal(getattr(one, name), value)
-    assert (one.vocab, one.pad_leak) == (12, 0.0)
-    assert one.provenance["captured"]
-    assert (one.provenance["point"], one.provenance["path"]) == ("word", "E#0")
-    assert one.provenance["objective"]["class"] == "captured"
-    assert "captured" in repr(one)
+        np.testing.assert_array_equal(getattr(item, name), value)
+    assert (item.vocab, item.pad_leak) == (12, 0.0)
+    assert item.provenance["captured"]
+    assert (item.provenance["point"], item.provenance["path"]) == ("word", "E#0")
+    assert item.provenance["objective"]["class"] == "captured"
+    assert "captured" in repr(item)
     assert repr(tap) == "Tap(at='word', 1 steps, 1 forward passes)"
-    assert one.saliency().shape == (2, 3)
-    np.testing.assert_allclose(sum(each.to_dense() for each in one.per_example()), one.table().to_dense())
+    assert item.saliency().shape == (2, 3)
+    np.testing.assert_allclose(sum(each.to_dense() for each in item.per_example()), item.table().to_dense())
 
 
 def test_steps_are_copies() -> None:
@@ -165,17 +165,17 @@ def test_forward_passes_of_different_lengths_in_one_step(at: str) -> None:
     expected = [by_gradients(built, ids, at) for ids in (IDS, short)]
     with embgrad.capture(built, at=at) as tap:
         step(built, IDS, short)
-    (one,) = tap.steps
+    (item,) = tap.steps
     if at == "pool":
-        np.testing.assert_allclose(one.values, np.concatenate(expected), atol=1e-15)
+        np.testing.assert_allclose(item.values, np.concatenate(expected), atol=1e-15)
     elif at == "pos":  # a table of positions, looked up by position alone
-        np.testing.assert_allclose(one.values, np.concatenate(expected), atol=1e-15)
-        np.testing.assert_array_equal(one.ids, [0, 1, 2, 0, 1])
+        np.testing.assert_allclose(item.values, np.concatenate(expected), atol=1e-15)
+        np.testing.assert_array_equal(item.ids, [0, 1, 2, 0, 1])
     else:
-        np.testing.assert_allclose(one.values[:2], expected[0], atol=1e-15)
-        np.testing.assert_allclose(one.values[2:, :2], expected[1], atol=1e-15)
-        assert not one.values[2:, 2].any()
-        np.testing.assert_array_equal(one.mask, [[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 1, 0]])
+        np.testing.assert_allclose(item.values[:2], expected[0], atol=1e-15)
+        np.testing.assert_allclose(item.values[2:, :2], expected[1], atol=1e-15)
+        assert not item.values[2:, 2].any()
+        np.testing.assert_array_equal(item.mask, [[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 1, 0]])
     if at in ("word", "pos"):
         dense = np.zeros((12 if at == "word" else 6, DIM))
         for ids, values in zip((IDS, short), expected, strict=True):
@@ -210,7 +210,7 @@ def test_gradient_accumulation_is_a_step_for_each_backward_pass() -> None:
         for ids in (IDS, OTHER):  # no update in between
             logits = built(ids)
             pull_back([(logits, slope(logits))], list(built.parameters.values()))
-    np.testing.assert_allclose([one.values for one in tap.steps], expected, atol=1e-15)
+    np.testing.assert_allclose([item.values for item in tap.steps], expected, atol=1e-15)
 
 
 def test_a_forward_pass_without_a_backward_pass_adds_no_step() -> None:
@@ -246,8 +246,8 @@ def test_keeping_the_mean_keeps_no_steps(at: str) -> None:
         for ids in (IDS, OTHER, IDS):
             step(mean, ids)
     assert (tap.steps, tap.count) == ([], 3)
-    for one, other in ((tap.mean(), kept.mean()), (tap.sum(), kept.sum())):
-        dense = [each.to_dense() if isinstance(each, RowSparse) else each for each in (one, other)]
+    for item, other in ((tap.mean(), kept.mean()), (tap.sum(), kept.sum())):
+        dense = [each.to_dense() if isinstance(each, RowSparse) else each for each in (item, other)]
         np.testing.assert_array_equal(*dense)
 
 
@@ -255,7 +255,7 @@ def test_keeping_the_mean_keeps_no_steps(at: str) -> None:
 def test_passes_are_held_no_longer_than_their_graphs(keep: str) -> None:
     built = model()
     alive = []
-    before = {id(one) for one in gc.get_objects() if isinstance(one, embgrad.EmbeddingGradients)}
+    before = {id(item) for item in gc.get_objects() if isinstance(item, embgrad.EmbeddingGradients)}
 
     def own(model: Any, input_ids: Any) -> Tensor:
         logits = forward(model, input_ids)
@@ -267,9 +267,9 @@ def test_passes_are_held_no_longer_than_their_graphs(keep: str) -> None:
         for _ in range(20):
             step(built, IDS)
         gc.collect()
-        assert not [one for one in alive if one() is not None]
+        assert not [item for item in alive if item() is not None]
         results = [
-            one for one in gc.get_objects() if isinstance(one, embgrad.EmbeddingGradients) and id(one) not in before
+            item for item in gc.get_objects() if isinstance(item, embgrad.EmbeddingGradients) and id(item) not in before
         ]
         assert len(results) <= (20 if keep == "all" else 1)
     assert tap.count == 20
@@ -278,7 +278,7 @@ def test_passes_are_held_no_longer_than_their_graphs(keep: str) -> None:
 def test_captures_at_once_on_the_same_and_on_different_points() -> None:
     built, alone = model(), model()
     with (
-        embgrad.capture(built) as one,
+        embgrad.capture(built) as item,
         embgrad.capture(built, at="layer.0") as layer,
         embgrad.capture(built, at="word", keep="mean") as two,
     ):
@@ -287,7 +287,7 @@ def test_captures_at_once_on_the_same_and_on_different_points() -> None:
     with embgrad.capture(alone) as expected:
         step(alone, IDS)
         step(alone, OTHER)
-    for first, second in zip(one.steps, expected.steps, strict=True):
+    for first, second in zip(item.steps, expected.steps, strict=True):
         np.testing.assert_array_equal(first.values, second.values)
     np.testing.assert_array_equal(two.sum().to_dense(), expected.sum().to_dense())
     np.testing.assert_allclose(layer.steps[0].values, by_gradients(model(), at="layer.0"), atol=1e-15)
@@ -323,10 +323,10 @@ def single(model: Any, input_ids: np.ndarray) -> Tensor:
 def test_positions_that_equal_the_ids_in_a_later_step() -> None:
     built, ids = model(single), np.array([[0, 1, 2]])
     with embgrad.capture(built) as tap:
-        for one in (IDS[:1], ids):
-            logits = built(one)
+        for item in (IDS[:1], ids):
+            logits = built(item)
             pull_back([(logits, slope(logits, LABELS[:1]))], [built["E"]])
-    assert [one.provenance["path"] for one in tap.steps] == ["E#0", "E#0"]
+    assert [item.provenance["path"] for item in tap.steps] == ["E#0", "E#0"]
     np.testing.assert_array_equal(tap.steps[1].activations, WEIGHTS["E"][ids])
 
 

@@ -90,11 +90,11 @@ def certificate(
 @pytest.mark.parametrize("forward", [layered, linear, quadratic, softened, tied, twice, centred, saturated])
 def test_right_gradients_pass(forward: Any, dtype: str) -> None:
     objective = embgrad.Logit(1) if forward is tied else PROJECTION
-    found = certificate(forward, objective, dtype)
-    assert [slope.direction for slope in found.slopes if slope.expected] or forward is saturated
-    assert all(slope.holds for slope in found.slopes)
-    assert found.scatter < 1e-6
-    assert found.independence < 1e-6 or forward is centred
+    actual = certificate(forward, objective, dtype)
+    assert [slope.direction for slope in actual.slopes if slope.expected] or forward is saturated
+    assert all(slope.holds for slope in actual.slopes)
+    assert actual.scatter < 1e-6
+    assert actual.independence < 1e-6 or forward is centred
 
 
 def test_half_precision_passes() -> None:
@@ -115,11 +115,11 @@ def test_right_gradients_of_every_size_pass(scales: dict[str, float], dtype: str
 def test_every_point_can_be_tested(name: str, split: bool) -> None:
     if name == "pos" and split:
         return  # it has no examples
-    found = certificate(layered, at=name, split=split)
-    directions = {slope.direction.partition(",")[0] for slope in found.slopes}
+    actual = certificate(layered, at=name, split=split)
+    directions = {slope.direction.partition(",")[0] for slope in actual.slopes}
     assert directions == {"gradient", "random 1", "random 2"}
-    assert (found.scatter is None) == ("layer" in name)
-    assert (found.independence is None) == (name == "pos")
+    assert (actual.scatter is None) == ("layer" in name)
+    assert (actual.independence is None) == (name == "pos")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_every_point_can_be_tested(name: str, split: bool) -> None:
     ],
 )
 def test_every_objective_can_be_tested(objective: Any) -> None:
-    found = certificate(layered, objective)
-    assert all(slope.holds for slope in found.slopes)
-    assert (found.independence is None) == isinstance(objective, embgrad.Scalar)
+    actual = certificate(layered, objective)
+    assert all(slope.holds for slope in actual.slopes)
+    assert (actual.independence is None) == isinstance(objective, embgrad.Scalar)
 
 
 @pytest.mark.parametrize("at", ["word", "position"])
@@ -176,12 +176,12 @@ def test_with_override_and_add_the_gradient_is_tested_at_the_new_values() -> Non
         {"add": {"layers.0": step}},
         {"override": {"word": value}, "add": {"word": lambda given: 0.1 * given}},
     ):
-        found = certificate(layered, **changes)
-        assert all(slope.holds for slope in found.slopes)
-        assert found.scatter is None  # the table's own gradient is of other values
+        actual = certificate(layered, **changes)
+        assert all(slope.holds for slope in actual.slopes)
+        assert actual.scatter is None  # the table's own gradient is of other values
         plain = certificate(layered)
-        assert found.slopes[0].expected != plain.slopes[0].expected
-        assert found.independence < 1e-12
+        assert actual.slopes[0].expected != plain.slopes[0].expected
+        assert actual.independence < 1e-12
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -362,16 +362,16 @@ def test_a_certificate_comes_back_from_a_file(tmp_path: Path) -> None:
     plain = embgrad.gradients(model, IDS, PROJECTION)
     plain.save(tmp_path / "g.safetensors")
     assert embgrad.load(tmp_path / "g.safetensors").certificate is None
-    found = certificate(layered)
-    assert embgrad.Certificate.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    actual = certificate(layered)
+    assert embgrad.Certificate.from_dict(json.loads(json.dumps(actual.to_dict()))) == actual
 
 
 def test_the_certificate_of_several_has_the_worst_figures() -> None:
-    one, other = certificate(layered), certificate(centred)
-    both = worst([one, None, other])
-    assert both.slopes == one.slopes + other.slopes
+    item, other = certificate(layered), certificate(centred)
+    both = worst([item, None, other])
+    assert both.slopes == item.slopes + other.slopes
     assert both.independence == other.independence
-    assert both.scatter == max(one.scatter, other.scatter)
+    assert both.scatter == max(item.scatter, other.scatter)
     assert worst([None]) == embgrad.Certificate(())
 
 
@@ -445,9 +445,9 @@ def test_lower_precision_inside_the_model_is_not_reported_as_an_error() -> None:
         inner = Tensor(rows.value.astype(np.float32).astype(np.float64), [(rows, lambda g: g)])
         return classify(model, inner @ model["W"])
 
-    found = certificate(cast)
-    assert all(slope.holds for slope in found.slopes)
-    assert found.slopes[0].uncertainty < 1e-2 * found.slopes[0].found
+    actual = certificate(cast)
+    assert all(slope.holds for slope in actual.slopes)
+    assert actual.slopes[0].uncertainty < 1e-2 * actual.slopes[0].found
 
 
 def weighed(factors: list[float]) -> Any:
@@ -468,27 +468,27 @@ def test_every_example_is_tested_by_split(count: int) -> None:
         factors = [5.0 if one == example else 1.0 for one in range(count)]
         with pytest.raises(embgrad.CertificationError, match=rf"'gradient, example {example}'"):
             certificate(weighed(factors), batch=ids, split=True)
-        found = certificate(weighed([1.0] * count), batch=ids, split=True)
-    assert {slope.direction for slope in found.slopes} == {
+        actual = certificate(weighed([1.0] * count), batch=ids, split=True)
+    assert {slope.direction for slope in actual.slopes} == {
         f"{name}, example {one}" for name in ("gradient", "random 1", "random 2") for one in range(count)
     }
-    assert found.untested == ()
+    assert actual.untested == ()
 
 
 def test_a_sample_of_interacting_examples_is_tested_one_by_one() -> None:
     objective = embgrad.Projection([1.0, 2.0, 3.0])
     ids = np.arange(24).reshape(12, 2) % 12
-    found = certificate(centred, objective, batch=ids, split=True)
-    tested = {int(slope.direction.rpartition(" ")[2]) for slope in found.slopes}
+    actual = certificate(centred, objective, batch=ids, split=True)
+    tested = {int(slope.direction.rpartition(" ")[2]) for slope in actual.slopes}
     assert len(tested) == 8
-    assert sorted(tested | set(found.untested)) == list(range(12))
-    assert all(slope.holds for slope in found.slopes)
+    assert sorted(tested | set(actual.untested)) == list(range(12))
+    assert all(slope.holds for slope in actual.slopes)
     assert certificate(centred, split=True).untested == ()
 
 
 def test_examples_of_sub_batches_are_numbered_in_the_whole_batch() -> None:
-    found = certificate(layered, split=True, batch_size=2)
-    assert {slope.direction.rpartition(", ")[2] for slope in found.slopes} == {f"example {one}" for one in range(3)}
+    actual = certificate(layered, split=True, batch_size=2)
+    assert {slope.direction.rpartition(", ")[2] for slope in actual.slopes} == {f"example {one}" for one in range(3)}
 
 
 def test_an_example_that_cannot_be_tested_is_listed() -> None:
@@ -533,17 +533,17 @@ def test_the_certificate_says_why_the_table_gradient_is_not_a_sum(factors: Any, 
         hidden = (frequent(model["E"], input_ids, factors) @ model["W"]).tanh().mean(1)
         return hidden @ (model["E"].swap(0, 1) if with_head else model["H"])
 
-    found = certificate(forward, embgrad.Logit(1), batch=ids)
-    assert found.scatter is None
-    assert why in found.unscattered
-    assert embgrad.Certificate.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-    assert worst([certificate(layered), found]).unscattered == found.unscattered
+    actual = certificate(forward, embgrad.Logit(1), batch=ids)
+    assert actual.scatter is None
+    assert why in actual.unscattered
+    assert embgrad.Certificate.from_dict(json.loads(json.dumps(actual.to_dict()))) == actual
+    assert worst([certificate(layered), actual]).unscattered == actual.unscattered
 
 
 def test_a_certificate_without_the_later_figures_is_read() -> None:
-    found = certificate(layered)
-    old = {name: figure for name, figure in found.to_dict().items() if name not in ("untested", "unscattered")}
-    assert embgrad.Certificate.from_dict(old) == found
+    actual = certificate(layered)
+    old = {name: figure for name, figure in actual.to_dict().items() if name not in ("untested", "unscattered")}
+    assert embgrad.Certificate.from_dict(old) == actual
     for wrong in ({"untested": 3}, {"untested": [True]}, {"unscattered": 3}):
         with pytest.raises(TypeError):
             embgrad.Certificate.from_dict({**old, **wrong})

@@ -36,8 +36,8 @@ def warned(call: Callable[[], Any]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    assert all(one.filename == __file__ and one.category is embgrad.errors.EmbgradWarning for one in caught)
-    return [str(one.message) for one in caught]
+    assert all(item.filename == __file__ and item.category is embgrad.errors.EmbgradWarning for item in caught)
+    return [str(item.message) for item in caught]
 
 
 def of_labels(labels: np.ndarray, ids: np.ndarray = IDS, forward: Any = language, **more: Any) -> list[str]:
@@ -146,9 +146,9 @@ def test_the_warning_is_true() -> None:
     bare = {"input_ids": IDS[1:, 2:]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        one, other = (embgrad.gradients(model(by_column), batch, embgrad.Sum()) for batch in (padded, bare))
+        item, other = (embgrad.gradients(model(by_column), batch, embgrad.Sum()) for batch in (padded, bare))
         same, again = (embgrad.gradients(model(by_mask), batch, embgrad.Sum()) for batch in (padded, bare))
-    assert np.abs(one.values[1, 2:] - other.values[0]).max() > 0.01
+    assert np.abs(item.values[1, 2:] - other.values[0]).max() > 0.01
     np.testing.assert_allclose(same.values[1, 2:], again.values[0], rtol=1e-12)
 
 

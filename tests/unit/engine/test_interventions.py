@@ -55,13 +55,13 @@ def drawn(name: str, seed: int = 5) -> np.ndarray:
 
 def differences(value: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-4) -> np.ndarray:
     """The gradient by central differences of fourth order."""
-    found = np.zeros_like(at)
-    for place in np.ndindex(at.shape):
+    actual = np.zeros_like(at)
+    for index in np.ndindex(at.shape):
         unit = np.zeros_like(at)
-        unit[place] = step
+        unit[index] = step
         wide, narrow = value(at + 2 * unit) - value(at - 2 * unit), value(at + unit) - value(at - unit)
-        found[place] = (8 * narrow - wide) / (12 * step)
-    return found
+        actual[index] = (8 * narrow - wide) / (12 * step)
+    return actual
 
 
 # override
@@ -145,7 +145,7 @@ def test_functions_get_a_copy_in_the_public_layout(option: str, name: str) -> No
 
     changed, plain = gradients(at=name, **{option: {name: change}}), gradients(at=name)
     times = EXAMPLES if name == "position" and option == "edit" else 1
-    assert [one.shape for one in seen] == [SHAPES[name]] * times
+    assert [item.shape for item in seen] == [SHAPES[name]] * times
     np.testing.assert_array_equal(changed.values, plain.values)
     np.testing.assert_array_equal(changed.activations, plain.activations)
 
@@ -160,8 +160,8 @@ def test_arrays_broadcast_to_the_shape_of_the_point(option: str, shape: tuple[in
     whole = np.broadcast_to(change, (EXAMPLES, POSITIONS, DIM))
     given = change.astype(np.float32).tolist() if shape else float(np.float32(change))
     expected = gradients(at=["word", "layer.1"], **{option: {"word": whole}})
-    for one in (change, Tensorlike(change)):
-        changed = gradients(at=["word", "layer.1"], **{option: {"word": one}})
+    for item in (change, Tensorlike(change)):
+        changed = gradients(at=["word", "layer.1"], **{option: {"word": item}})
         np.testing.assert_allclose(changed["layer.1"].values, expected["layer.1"].values, atol=1e-15)
     rounded = gradients(at=["word", "layer.1"], **{option: {"word": given}})
     np.testing.assert_allclose(rounded["layer.1"].values, expected["layer.1"].values, atol=1e-5)
@@ -353,12 +353,12 @@ def test_one_point_under_two_names_in_one_option(option: str) -> None:
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_shared_activations_can_be_passed_back_as_an_override(batch_size: int | None) -> None:
-    found = gradients(at="position")
-    assert found.activations.shape == (EXAMPLES, POSITIONS, DIM)
-    for given_back in (found.activations, found.activations[:1], found.activations[0]):
+    actual = gradients(at="position")
+    assert actual.activations.shape == (EXAMPLES, POSITIONS, DIM)
+    for given_back in (actual.activations, actual.activations[:1], actual.activations[0]):
         again = gradients(at="position", override={"position": given_back}, batch_size=batch_size)
-        np.testing.assert_allclose(again.values, found.values, rtol=1e-6, atol=1e-9)
-    moved = gradients(at="word", add={"position": np.ones_like(found.activations)}, batch_size=batch_size)
+        np.testing.assert_allclose(again.values, actual.values, rtol=1e-6, atol=1e-9)
+    moved = gradients(at="word", add={"position": np.ones_like(actual.activations)}, batch_size=batch_size)
     np.testing.assert_array_equal(moved.values, gradients(add={"position": 1.0}, batch_size=batch_size).values)
 
 

@@ -31,18 +31,18 @@ def report(ids: Any = IDS, mask: Any = MASK, **options: Any) -> embgrad.PaddingR
 
 
 def test_a_masked_mean_gives_padding_nothing() -> None:
-    found = report()
-    assert (found.pad_id, found.pads, found.positions, found.mask_taken, found.doors) == (0, 1, 6, True, ())
-    assert found.row_norm == pytest.approx(np.linalg.norm(TABLE[0]), rel=1e-12)
+    actual = report()
+    assert (actual.pad_id, actual.pads, actual.positions, actual.mask_taken, actual.doors) == (0, 1, 6, True, ())
+    assert actual.row_norm == pytest.approx(np.linalg.norm(TABLE[0]), rel=1e-12)
     # Each real position has the slope over its example's length: three thirds and two halves, of six positions or five.
-    assert found.average_off == pytest.approx(1 / 6, rel=1e-12)
-    assert found.saliency_off == pytest.approx(-1 / 6, rel=1e-12)
+    assert actual.average_off == pytest.approx(1 / 6, rel=1e-12)
+    assert actual.saliency_off == pytest.approx(-1 / 6, rel=1e-12)
 
 
 def test_the_pad_id_as_a_real_token_is_reported() -> None:
-    found = report([[0, 5, 7], [2, 9, 0]])
-    assert found.doors == ("lookup at real positions",)
-    assert found.at_real == pytest.approx(np.linalg.norm(SLOPE) / 3, rel=1e-12)
+    actual = report([[0, 5, 7], [2, 9, 0]])
+    assert actual.doors == ("lookup at real positions",)
+    assert actual.at_real == pytest.approx(np.linalg.norm(SLOPE) / 3, rel=1e-12)
 
 
 @pytest.mark.parametrize(

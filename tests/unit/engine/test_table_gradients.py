@@ -60,29 +60,29 @@ def computed(model: Any, input_ids: np.ndarray) -> Tensor:
 
 def differences(forward: Any, objective: Any, step: float = 1e-4) -> np.ndarray:
     """The whole gradient of the table by central differences of fourth order."""
-    found = np.zeros((VOCAB, DIM))
+    actual = np.zeros((VOCAB, DIM))
 
-    def total(place: tuple[int, ...], by: float) -> float:
+    def total(index: tuple[int, ...], by: float) -> float:
         built = model(forward)
-        built["E"].value[place] += by
+        built["E"].value[index] += by
         return float(embgrad.gradients(built, IDS, objective, at="E#0").objective.sum())
 
-    for place in np.ndindex(found.shape):
-        wide, narrow = (total(place, k * step) - total(place, -k * step) for k in (2, 1))
-        found[place] = (8 * narrow - wide) / (12 * step)
-    return found
+    for index in np.ndindex(actual.shape):
+        wide, narrow = (total(index, k * step) - total(index, -k * step) for k in (2, 1))
+        actual[index] = (8 * narrow - wide) / (12 * step)
+    return actual
 
 
 @pytest.mark.parametrize("forward", [tied, untied, twice, same])
 def test_the_total_is_the_whole_gradient_of_the_table(forward: Any) -> None:
     objective = embgrad.CrossEntropy(LABELS)
-    found = embgrad.table_gradients(model(forward), IDS, objective, at="E#0")
-    np.testing.assert_allclose(found.total, differences(forward, objective), atol=1e-9)
-    np.testing.assert_array_equal(found.total, found.lookup + found.head)
-    assert found.apart < 1e-14
-    assert (found.names, found.tied, found.path, found.padding) == (("E",), forward in (tied, twice), "E", None)
-    assert found.lookups == (2 if forward in (twice, same) else 1)
-    assert found.head.any() == (forward in (tied, twice))
+    actual = embgrad.table_gradients(model(forward), IDS, objective, at="E#0")
+    np.testing.assert_allclose(actual.total, differences(forward, objective), atol=1e-9)
+    np.testing.assert_array_equal(actual.total, actual.lookup + actual.head)
+    assert actual.apart < 1e-14
+    assert (actual.names, actual.tied, actual.path, actual.padding) == (("E",), forward in (tied, twice), "E", None)
+    assert actual.lookups == (2 if forward in (twice, same) else 1)
+    assert actual.head.any() == (forward in (tied, twice))
 
 
 def test_the_parts_of_a_tied_table() -> None:
@@ -91,35 +91,35 @@ def test_the_parts_of_a_tied_table() -> None:
     built["F"].value = built["E"].value.copy()
     by_lookup = embgrad.gradients(built, IDS, objective).table().to_dense()
     by_head = embgrad.parameter_gradients(built, IDS, objective)["F"]
-    found = embgrad.table_gradients(model(tied), IDS, objective)
-    np.testing.assert_allclose(found.lookup, by_lookup, atol=1e-15)
-    np.testing.assert_allclose(found.head, by_head, atol=1e-15)
+    actual = embgrad.table_gradients(model(tied), IDS, objective)
+    np.testing.assert_allclose(actual.lookup, by_lookup, atol=1e-15)
+    np.testing.assert_allclose(actual.head, by_head, atol=1e-15)
     assert by_head.any(axis=1).all()  # each row of it
     assert not by_lookup[[0, 4]].any()
 
 
 def test_the_arrays_are_contiguous() -> None:
-    found = embgrad.table_gradients(model(tied), IDS, embgrad.CrossEntropy(LABELS))
-    for array in (found.lookup, found.head, found.total, found.own):
+    actual = embgrad.table_gradients(model(tied), IDS, embgrad.CrossEntropy(LABELS))
+    for array in (actual.lookup, actual.head, actual.total, actual.own):
         assert array is not None
         assert array.flags.c_contiguous
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dtypes_repr_and_provenance(dtype: str) -> None:
-    found = embgrad.table_gradients(model(tied, dtype), IDS, embgrad.CrossEntropy(LABELS))
-    assert found.lookup.dtype == found.head.dtype == found.total.dtype == dtype
-    assert found.apart < 1e-6
-    assert repr(found).startswith("TableGradients('E', 7 × 4, norms: lookup ")
-    assert repr(found).endswith("; tied)")
-    assert found.provenance["compute_dtype"] == dtype
-    assert found.provenance["backend"] == "reference"
+    actual = embgrad.table_gradients(model(tied, dtype), IDS, embgrad.CrossEntropy(LABELS))
+    assert actual.lookup.dtype == actual.head.dtype == actual.total.dtype == dtype
+    assert actual.apart < 1e-6
+    assert repr(actual).startswith("TableGradients('E', 7 × 4, norms: lookup ")
+    assert repr(actual).endswith("; tied)")
+    assert actual.provenance["compute_dtype"] == dtype
+    assert actual.provenance["backend"] == "reference"
 
 
 def test_figures_of_gradients_whose_squares_are_no_float32() -> None:
-    found = embgrad.table_gradients(model(untied, "float32"), IDS, embgrad.CrossEntropy(LABELS))
+    actual = embgrad.table_gradients(model(untied, "float32"), IDS, embgrad.CrossEntropy(LABELS))
     tiny = replace(
-        found, lookup=found.lookup * np.float32(1e-30), head=found.head * np.float32(1e-30), own=found.lookup
+        actual, lookup=actual.lookup * np.float32(1e-30), head=actual.head * np.float32(1e-30), own=actual.lookup
     )
     assert tiny.apart == pytest.approx(1.0)
     off = replace(tiny, own=tiny.lookup * np.float32(1.5))
@@ -136,10 +136,10 @@ def test_native_objectives() -> None:
 
 def test_a_table_that_is_reached_by_other_ways_alone() -> None:
     objective = embgrad.Sum()
-    found = embgrad.table_gradients(model(penalised), IDS, objective)
-    assert not found.lookup.any()
-    np.testing.assert_allclose(found.head, 2 * 2 * WEIGHTS["E"], atol=1e-14)  # for each of two examples
-    assert found.apart < 1e-15
+    actual = embgrad.table_gradients(model(penalised), IDS, objective)
+    assert not actual.lookup.any()
+    np.testing.assert_allclose(actual.head, 2 * 2 * WEIGHTS["E"], atol=1e-14)  # for each of two examples
+    assert actual.apart < 1e-15
 
 
 def test_training_mode_draws_random_numbers_once() -> None:
@@ -147,10 +147,10 @@ def test_training_mode_draws_random_numbers_once() -> None:
         return model.dropout(hidden(model, lookup(model["E"], input_ids)), 0.5) @ model["E"].swap(0, 1)
 
     built, own = model(dropping), model(dropping)
-    found = embgrad.table_gradients(built, IDS, embgrad.Sum(), training=True)
+    actual = embgrad.table_gradients(built, IDS, embgrad.Sum(), training=True)
     result = embgrad.gradients(own, IDS, embgrad.Sum(), training=True)  # the same random numbers
-    np.testing.assert_allclose(found.lookup, result.table().to_dense(), atol=1e-14)
-    assert found.own is found.apart is None
+    np.testing.assert_allclose(actual.lookup, result.table().to_dense(), atol=1e-14)
+    assert actual.own is actual.apart is None
     assert built.random.bit_generator.state == own.random.bit_generator.state
 
 

@@ -59,8 +59,8 @@ def nested(model: Any, input_ids: np.ndarray) -> Tensor:
         y, same = model.module("outer.middle", middle, x)
         return [None, {"y": y, "x": same}]
 
-    found = model.module("outer", outer, input_ids)[1]
-    return head(model, found["y"] + found["x"] * found["x"])
+    actual = model.module("outer", outer, input_ids)[1]
+    return head(model, actual["y"] + actual["x"] * actual["x"])
 
 
 def recursive(model: Any, input_ids: np.ndarray) -> Tensor:

@@ -22,13 +22,13 @@ def seen_lookup(indices: Any) -> Lookup:
     return Lookup("table", 0, indices, 10, DIM, layout_of(indices, IDS))
 
 
-def expect_inverse(place: Arrangement) -> None:
+def expect_inverse(arrangement: Arrangement) -> None:
     """What is seen, put back, is the tensor itself."""
-    tensor = np.arange(float(np.prod(place.native))).reshape(place.native)
-    seen = place.to_user_axes(tensor)
-    assert seen.shape == place.shape
-    if not place.shared:
-        np.testing.assert_array_equal(place.to_native_axes(seen), tensor)
+    tensor = np.arange(float(np.prod(arrangement.native))).reshape(arrangement.native)
+    seen = arrangement.to_user_axes(tensor)
+    assert seen.shape == arrangement.shape
+    if not arrangement.shared:
+        np.testing.assert_array_equal(arrangement.to_native_axes(seen), tensor)
 
 
 def test_a_lookup_of_other_indices_has_no_role() -> None:
@@ -37,8 +37,8 @@ def test_a_lookup_of_other_indices_has_no_role() -> None:
         match=r"the point 'type' is table#0 .*for each of 2 examples and 3 positions; .*'table'",
     ):
         of_lookup("type", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=True)
-    place = of_lookup("table", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=False)
-    assert (place.shape, place.is_batch) == ((3, 3, DIM), False)
+    arrangement = of_lookup("table", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=False)
+    assert (arrangement.shape, arrangement.is_batch) == ((3, 3, DIM), False)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,14 @@ def test_a_lookup_of_other_indices_has_no_role() -> None:
     ],
 )
 def test_a_module_by_its_path(shape: tuple[int, ...], seen: tuple[int, ...], is_batch: bool) -> None:
-    place = of_module("path", shape, BATCH, None, by_role=False)
-    assert (place.native, place.shape, place.is_batch, place.shared) == (shape, seen, is_batch, False)
-    expect_inverse(place)
+    arrangement = of_module("path", shape, BATCH, None, by_role=False)
+    assert (arrangement.native, arrangement.shape, arrangement.is_batch, arrangement.shared) == (
+        shape,
+        seen,
+        is_batch,
+        False,
+    )
+    expect_inverse(arrangement)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (6, 4), (2, 3, 4, 5), (4, 2, 3), (2, 4, 3), (2, 3)])
@@ -150,6 +155,6 @@ def test_a_square_batch_of_which_a_model_takes_no_part() -> None:
     ids = np.arange(9).reshape(3, 3)
     with pytest.raises(
         embgrad.AmbiguousPointError, match=r"one example less, which would tell, raised ValueError"
-    ) as told:
+    ) as listed:
         embgrad.gradients(built, ids, embgrad.Sum(), at="layer.0")
-    assert isinstance(told.value.__cause__, ValueError)
+    assert isinstance(listed.value.__cause__, ValueError)

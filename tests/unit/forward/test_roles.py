@@ -180,9 +180,9 @@ def test_gpt2_without_dropout_uses_the_input_of_its_first_layer() -> None:
     trace.table("wpe", POSITIONS)
     stack(trace, "h", trace.hidden(), 2, "Block")
     assert trace.roles["embeddings"] == "h.0:input#0"
-    told = {point.key: point for point in trace.points}
-    assert told["h.0:input#0"].listed
-    assert not told["h.1:input#0"].listed
+    listed = {point.key: point for point in trace.points}
+    assert listed["h.0:input#0"].listed
+    assert not listed["h.1:input#0"].listed
 
 
 def test_gpt2_looks_its_types_up_among_its_words() -> None:
@@ -201,8 +201,8 @@ def test_llamas_embeddings_are_its_words() -> None:
     roles = trace.roles
     assert roles["embeddings"] == roles["word"] == "embed_tokens#0"
     assert not {"position", "type"} & set(roles)
-    told = {point.key: point.roles for point in trace.points}
-    assert told["embed_tokens#0"] == ("word", "embeddings")
+    listed = {point.key: point.roles for point in trace.points}
+    assert listed["embed_tokens#0"] == ("word", "embeddings")
 
 
 def test_gemma_scales_its_words() -> None:
@@ -517,11 +517,11 @@ def test_positions_time_major() -> None:
 def test_positions_looked_up_flat() -> None:
     """As in M2M100. Numbers that go on from example to example are no positions."""
     mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    for positions, told in (([2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True), (list(range(10)), False)):
+    for positions, listed in (([2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True), (list(range(10)), False)):
         trace = Trace(embgrad.TokenBatch(IDS, mask))
         trace.table("word", IDS)
         trace.table("place", positions)
-        assert ("position" in trace.roles) is told
+        assert ("position" in trace.roles) is listed
 
 
 @pytest.mark.parametrize("positions_first", [True, False])
@@ -530,9 +530,9 @@ def test_ids_that_are_positions(positions_first: bool) -> None:
     tables = ["pos_table", "table"] if positions_first else ["table", "pos_table"]
     for path in tables:
         trace.table(path, [[0, 1, 2]])
-    told = {point.key: point.roles for point in trace.points if point.lookup}
-    assert told["table#0"] == ("word",)
-    assert told["pos_table#0"] == ("word", "position")
+    listed = {point.key: point.roles for point in trace.points if point.lookup}
+    assert listed["table#0"] == ("word",)
+    assert listed["pos_table#0"] == ("word", "position")
 
 
 def test_a_word_table_called_as_if_of_positions() -> None:
@@ -545,8 +545,8 @@ def test_ids_that_are_all_zero_beside_types() -> None:
     trace = Trace(embgrad.TokenBatch([[0, 0, 0]]))
     trace.table("table", [[0, 0, 0]])
     trace.table("types", [[0, 0, 0]])
-    told = {point.key: point.roles for point in trace.points if point.lookup}
-    assert told == {"table#0": ("word",), "types#0": ("word", "type")}
+    listed = {point.key: point.roles for point in trace.points if point.lookup}
+    assert listed == {"table#0": ("word",), "types#0": ("word", "type")}
 
 
 @pytest.mark.parametrize("types", [None, [[0], [0]]])

@@ -389,10 +389,10 @@ def test_each_field_counts_for_equality(field: str) -> None:
 
 
 def test_equality_with_extras_that_are_no_arrays() -> None:
-    one = embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
-    assert one == embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
-    assert one != embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 4]]})
-    assert one != embgrad.TokenBatch(IDS, extras={"cache": {"b": 1}, "ragged": [[1], [2, 3]]})
+    item = embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
+    assert item == embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
+    assert item != embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 4]]})
+    assert item != embgrad.TokenBatch(IDS, extras={"cache": {"b": 1}, "ragged": [[1], [2, 3]]})
 
 
 def test_equality_with_extras_that_hold_arrays() -> None:
@@ -497,7 +497,7 @@ def test_nests_are_cut_where_their_arrays_have_an_entry_an_example() -> None:
     assert cut["pair"].second is shared
     assert cut["read only"]["rows"].tolist() == [1.0]
     assert len(cut["vectors"]) == 1, "a list of arrays is one array"
-    assert [one["box"].shape for one in cut["dicts"]] == [(2, 4)]
+    assert [item["box"].shape for item in cut["dicts"]] == [(2, 4)]
     assert cut["three"] is extras["three"]
     assert cut["lists"] == [[3, 4]]
     assert extras["dict"]["rows"] is rows

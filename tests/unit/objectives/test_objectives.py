@@ -39,13 +39,13 @@ def expect_cotangent_is_slope(objective: Objective, output: np.ndarray, batch: T
     assert values.dtype == cotangent.dtype == np.float64
     assert cotangent.shape == output.shape
     step = 1e-5
-    for place in np.ndindex(*output.shape):
+    for index in np.ndindex(*output.shape):
         moved = np.zeros_like(output)
-        moved[place] = step
+        moved[index] = step
         high, low = objective.evaluate(output + moved, batch)[0], objective.evaluate(output - moved, batch)[0]
         slope = (high - low) / (2 * step)
-        assert slope.sum() == pytest.approx(cotangent[place], rel=1e-6, abs=1e-7)
-        assert not np.delete(slope, place[0]).any()  # an example's value depends on its own outputs alone
+        assert slope.sum() == pytest.approx(cotangent[index], rel=1e-6, abs=1e-7)
+        assert not np.delete(slope, index[0]).any()  # an example's value depends on its own outputs alone
 
 
 @given(seeds)

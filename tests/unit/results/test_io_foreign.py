@@ -336,8 +336,8 @@ def test_the_file_of_the_properties_is_sound_and_complete(tmp_path: Path) -> Non
     expect_refused_or_sound(WHOLE)
     path = tmp_path / "g.safetensors"
     path.write_bytes(WHOLE)
-    found = embgrad.load(path)
-    assert isinstance(found, dict)
-    expect_same_bits(everything(), found["word"])
-    assert isinstance((found["word"].tables or ())[0], RowSparse)
+    actual = embgrad.load(path)
+    assert isinstance(actual, dict)
+    expect_same_bits(everything(), actual["word"])
+    assert isinstance((actual["word"].tables or ())[0], RowSparse)
     assert '"certificate\\"' in TEXT

@@ -68,10 +68,10 @@ def in_a_file(data: bytes, read: Callable[[Path], Any]) -> Any:
 def by_the_library(data: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
     """What safetensors' own reader finds; None where it refuses."""
     try:
-        found = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        actual = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError:
         return None
-    return {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in found}
+    return {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in actual}
 
 
 def by_embgrad(data: bytes) -> dict[str, np.ndarray] | None:
@@ -115,14 +115,14 @@ def _for_a_reason(data: bytes) -> bool:
     """Whether the header is one that safetensors takes, and embgrad refuses: names twice, other types, odd entries."""
     pairs: list[Any] = []
 
-    def kept(one: list[tuple[str, Any]]) -> dict[str, Any]:
-        pairs.append(one)
-        return dict(one)
+    def kept(item: list[tuple[str, Any]]) -> dict[str, Any]:
+        pairs.append(item)
+        return dict(item)
 
     header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]], object_pairs_hook=kept)
     entries = [entry for name, entry in header.items() if name != "__metadata__"]
     return (
-        any(len(dict(one)) != len(one) for one in pairs)
+        any(len(dict(item)) != len(item) for item in pairs)
         or any(not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"} for entry in entries)
         or any(entry["dtype"] not in TYPES or len(entry["shape"]) > headers.MOST_AXES for entry in entries)
         or any(size >= 2**31 for entry in entries for size in entry["shape"])
@@ -156,15 +156,15 @@ def changed(data: bytes, changes: list[tuple[str, float, Any]], *, repaired: boo
     header, rest = bytearray(data[8 : 8 + length]), bytearray(data[8 + length :])
     for number, (kind, where, what) in enumerate(changes):
         part = header if number % 2 == 0 or not rest else rest
-        place = min(int(where * len(part)), max(len(part) - 1, 0))
+        index = min(int(where * len(part)), max(len(part) - 1, 0))
         if kind == "flip" and part:
-            part[place] ^= what
+            part[index] ^= what
         elif kind == "cut":
-            del part[place : place + what]
+            del part[index : index + what]
         elif kind == "insert":
-            part[place:place] = what
+            part[index:index] = what
         elif kind == "end":
-            del part[place:]
+            del part[index:]
     return struct.pack("<Q", len(header) if repaired else length) + bytes(header) + bytes(rest)
 
 
@@ -204,16 +204,16 @@ def test_any_bytes(data: bytes) -> None:
 def test_flips_in_the_data_change_the_touched_array_alone(data: st.DataObject) -> None:
     whole = SOUND["one result"]
     start = 8 + struct.unpack("<Q", whole[:8])[0]
-    place = data.draw(st.integers(start, len(whole) - 1))
+    index = data.draw(st.integers(start, len(whole) - 1))
     flipped = bytearray(whole)
-    flipped[place] ^= data.draw(st.integers(1, 255))
+    flipped[index] ^= data.draw(st.integers(1, 255))
     before, after = by_the_library(whole), by_embgrad(bytes(flipped))
     assert before is not None
     assert after is not None
     differ = [name for name, (_, _, bits) in before.items() if after[name].tobytes() != bits]
     assert len(differ) == 1
     entry = json.loads(whole[8:start])[differ[0]]["data_offsets"]
-    assert start + entry[0] <= place < start + entry[1]
+    assert start + entry[0] <= index < start + entry[1]
 
 
 F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
@@ -365,21 +365,21 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch:
 
 def at_once(work: Callable[[], Any]) -> Any:
     """What the work gives or raises; it fails where the work waits for something."""
-    found: list[Any] = []
+    actual: list[Any] = []
 
     def run() -> None:
         try:
-            found.append((work(), None))
+            actual.append((work(), None))
         except BaseException as error:  # which is raised below
-            found.append((None, error))
+            actual.append((None, error))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(30)
-    assert found, "it waits"
-    if found[0][1] is not None:
-        raise found[0][1]
-    return found[0][0]
+    assert actual, "it waits"
+    if actual[0][1] is not None:
+        raise actual[0][1]
+    return actual[0][0]
 
 
 def pipe(path: Path) -> None:
@@ -395,11 +395,11 @@ def folder_(path: Path) -> None:
 
 
 def listening(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as one:
+    with socket.socket(socket.AF_UNIX) as item:
         here = os.getcwd()
         os.chdir(path.parent)  # its address may be no longer than a hundred letters
         try:
-            one.bind(path.name)
+            item.bind(path.name)
         finally:
             os.chdir(here)
 
@@ -541,7 +541,7 @@ def test_streams_part_long_texts_so_that_each_shard_can_be_read(
     ).finish()
     shards = embgrad.open_stream(to)
     assert [len(read_tensors(path)[0]) > 0 for path in sorted(to.glob("*.safetensors"))] == [True, True]
-    assert [one.tokens[0][1][0] for one in shards] == ["a", "c", "e", "g", "i"]
+    assert [item.tokens[0][1][0] for item in shards] == ["a", "c", "e", "g", "i"]
 
 
 def test_a_process_of_little_memory_refuses_them_all(tmp_path: Path) -> None:

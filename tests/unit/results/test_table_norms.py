@@ -27,7 +27,7 @@ def drawn(seed: int, examples: int, positions: int, vocab: int, dtype: type = np
 
 
 def dense(given: list[RowSparse]) -> np.ndarray:
-    return np.stack([one.to_dense().astype(np.float64).ravel() for one in given])
+    return np.stack([item.to_dense().astype(np.float64).ravel() for item in given])
 
 
 def result(count: int = 7) -> embgrad.EmbeddingGradients:
@@ -39,12 +39,12 @@ def test_scatter_each_is_scatter_of_each(seed: int, examples: int, positions: in
     random = np.random.default_rng(seed)
     ids = random.integers(0, vocab, (examples, positions))
     vectors = random.normal(size=(examples, positions, 3)).astype(dtype)
-    for one, own, vector in zip(scatter_each(ids, vectors, vocab), ids, vectors, strict=True):
+    for item, own, vector in zip(scatter_each(ids, vectors, vocab), ids, vectors, strict=True):
         alone = scatter(own, vector, vocab)
-        np.testing.assert_array_equal(one.rows, alone.rows)
-        np.testing.assert_array_equal(one.values, alone.values)
-        assert (one.values.dtype, one.shape) == (dtype, (vocab, 3))
-        assert one.values.base is None
+        np.testing.assert_array_equal(item.rows, alone.rows)
+        np.testing.assert_array_equal(item.values, alone.values)
+        assert (item.values.dtype, item.shape) == (dtype, (vocab, 3))
+        assert item.values.base is None
 
 
 def test_scatter_each_of_a_table_whose_rows_cannot_be_counted_together() -> None:
@@ -61,9 +61,9 @@ def test_scatter_sums_as_one_by_one_in_float64(seed: int, positions: int, repeat
     np.add.at(expected, ids, vectors)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("embgrad.results.row_sparse.BLOCK", block)
-        found = scatter(ids, vectors, 300)
-    np.testing.assert_allclose(found.to_dense(), expected, rtol=1e-7, atol=1e-7)
-    np.testing.assert_array_equal(found.values, scatter(ids, vectors, 300).values)
+        actual = scatter(ids, vectors, 300)
+    np.testing.assert_allclose(actual.to_dense(), expected, rtol=1e-7, atol=1e-7)
+    np.testing.assert_array_equal(actual.values, scatter(ids, vectors, 300).values)
 
 
 def test_scatter_gives_no_negative_zeros() -> None:
@@ -147,8 +147,8 @@ def test_clipped_sums(seed: int, most: float) -> None:
     given = drawn(seed, 5, 4, 6, np.float64)
     whole = dense(given)
     scales = np.minimum(1, most / np.linalg.norm(whole, axis=1))
-    found = embgrad.clipped_table(given, most)
-    np.testing.assert_allclose(found.to_dense().ravel(), scales @ whole, rtol=1e-10, atol=1e-12)
+    actual = embgrad.clipped_table(given, most)
+    np.testing.assert_allclose(actual.to_dense().ravel(), scales @ whole, rtol=1e-10, atol=1e-12)
     loose = embgrad.clipped_table(result(), float("inf"))
     np.testing.assert_allclose(loose.values, result().table().values, rtol=1e-6, atol=1e-7)
 
@@ -156,8 +156,8 @@ def test_clipped_sums(seed: int, most: float) -> None:
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, int, Fraction])
 def test_the_precision_of_the_limit_does_not_limit_the_sum(kind: Any) -> None:
     values = np.random.default_rng(0).normal(size=(5, 7))
-    found = embgrad.clipped_table([RowSparse(np.arange(5), values, (9, 7))], kind(1))
-    np.testing.assert_allclose(found.values, values / np.linalg.norm(values), rtol=1e-14)
+    actual = embgrad.clipped_table([RowSparse(np.arange(5), values, (9, 7))], kind(1))
+    np.testing.assert_allclose(actual.values, values / np.linalg.norm(values), rtol=1e-14)
 
 
 def test_a_large_norm_is_scaled_down_to_a_small_one() -> None:
@@ -173,7 +173,7 @@ def test_an_example_without_gradient_is_not_divided_by_its_norm() -> None:
 
 def test_products_of_many_examples_that_share_a_row_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_norms, "BLOCK_BYTES", 2**16)
-    many = [RowSparse(np.array([0, 1 + one]), np.full((2, 3), 1.0), (601, 3)) for one in range(600)]
+    many = [RowSparse(np.array([0, 1 + item]), np.full((2, 3), 1.0), (601, 3)) for item in range(600)]
     for other in (None, many):
         tracemalloc.start()
         products = embgrad.table_products(many, other)
