@@ -23,53 +23,44 @@ def test_a_function_is_called_once_in_several_tries() -> None:
 
     tries = Retries(Request(("word",), lambda _: [], add={"word": change}))
     for _ in range(3):
-        one = tries.next().add["word"]
-        np.testing.assert_array_equal(one(VALUE.copy()), VALUE + 1)
-        np.testing.assert_array_equal(one(VALUE.copy()), VALUE + 2)  # the point is come by again
+        function = tries.next().add["word"]
+        np.testing.assert_array_equal(function(VALUE.copy()), VALUE + 1)
+        np.testing.assert_array_equal(function(VALUE.copy()), VALUE + 2)  # the point is come by again
         assert len(called) == 2
-    one = tries.next().add["word"]
-    np.testing.assert_array_equal(one(VALUE * (1 + 1e-12)), VALUE + 1)
-    np.testing.assert_array_equal(one(VALUE * 1e-9), VALUE * 1e-9 + 3)  # another value, however small
-    np.testing.assert_array_equal(one(VALUE[:1].copy()), VALUE[:1] + 4)
+    function = tries.next().add["word"]
+    np.testing.assert_array_equal(function(VALUE * (1 + 1e-12)), VALUE + 1)
+    np.testing.assert_array_equal(function(VALUE * 1e-9), VALUE * 1e-9 + 3)  # another value, however small
+    np.testing.assert_array_equal(function(VALUE[:1].copy()), VALUE[:1] + 4)
     assert len(called) == 4
 
 
-def test_what_a_function_gave_is_kept_once_where_a_try_takes_several_itself() -> None:
-    """As one does that a call makes with points found by few examples, of a trace that turns out not to serve."""
+def test_nested_tries_record_a_return_value_once() -> None:
     called: list[Any] = []
 
     def change(value: Any) -> Any:
         called.append(value)
         return value + len(called)
 
-    gave = CallbackMemo()
+    memo = CallbackMemo()
     for _ in range(2):
-        tries = Retries(Request(("word",), lambda _: [], add={"word": gave.again(change)}))
+        tries = Retries(Request(("word",), lambda _: [], add={"word": memo.again(change)}))
         for _ in range(2):
             np.testing.assert_array_equal(tries.next().add["word"](VALUE), VALUE + 1)
-    assert len(called) == len(gave.calls) == 1
+    assert len(called) == len(memo.calls) == 1
 
 
 @pytest.mark.parametrize("other", [1e3, np.nan, np.inf])
 def test_one_entry_of_many_makes_another_value(other: float) -> None:
-    """Wherever it is."""
     values = np.ones((300, 100))
     tries = Retries(Request(("word",), lambda _: [], add={"word": lambda value: value * 2}))
     np.testing.assert_array_equal(tries.next().add["word"](values), values * 2)
-    for place in (1, 2, 6, 14_000, 29_999):
+    for index in (1, 2, 6, 14_000, 29_999):
         changed = values.copy()
-        changed.flat[place] = other
+        changed.flat[index] = other
         np.testing.assert_array_equal(tries.next().add["word"](changed), changed * 2)
 
 
-def test_large_values_are_not_kept() -> None:
-    gave = CallbackMemo()
-    gave.again(lambda value: value[:0])(np.ones((1000, 1000)))
-    ((glimpse, _),) = gave.calls
-    assert sum(one.nbytes for one in vars(glimpse).values() if isinstance(one, np.ndarray)) < 1 << 17
-
-
-def test_what_a_try_raises_comes_out_and_is_not_remembered() -> None:
+def test_an_error_of_a_try_propagates_and_is_not_recorded() -> None:
     raised = [KeyboardInterrupt]
 
     def change(value: Any) -> Any:
@@ -81,8 +72,3 @@ def test_what_a_try_raises_comes_out_and_is_not_remembered() -> None:
     with pytest.raises(KeyboardInterrupt):
         tries.next().edit["word"](VALUE)
     np.testing.assert_array_equal(tries.next().edit["word"](VALUE), VALUE)
-
-
-def test_a_request_without_functions_is_the_same_in_each_try() -> None:
-    request = Request(("word",), lambda _: [])
-    assert Retries(request).next() is request

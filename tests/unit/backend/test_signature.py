@@ -13,6 +13,7 @@ import pytest
 import embgrad
 from embgrad.backend.signature import CallPlan, as_parts, parameters_of, plan_call, plan_mapping
 from embgrad.inputs.conventions import as_batch
+from tests.unit.refusals import refused
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 MASK = np.array([[1, 1, 1], [1, 1, 0]])
@@ -136,7 +137,7 @@ def test_a_plan_can_be_called() -> None:
         inspect.signature(function).bind(*plan.args, **plan.kwargs)
 
 
-def test_what_nobody_gave_is_left_as_it_is_where_others_follow_by_their_places() -> None:
+def test_omitted_positional_arguments_keep_their_default() -> None:
     plan = planned(by_place, FULL.replace(mask=None))
     assert plan.args[1] is None
     np.testing.assert_array_equal(plan.args[2], TYPES)
@@ -158,7 +159,7 @@ def test_bare_ids_go_first_where_no_parameter_has_a_name() -> None:
 
 
 def test_a_mask_that_was_given_as_bool_reaches_the_model_as_bool() -> None:
-    """A model may index with it or invert it, and ~1 is -2."""
+    """A model may index with the mask or invert it, and ~1 is -2."""
     given = {"input_ids": IDS, "attention_mask": np.asarray(MASK) == 1}
     batch = as_batch(given)
     assert batch.mask is not None
@@ -181,7 +182,7 @@ def test_a_mask_goes_to_one_parameter_alone() -> None:
     expect_plan(planned(reversed_twin, FULL.replace(types=None)), [IDS], {"attention_mask": MASK}, ())
 
 
-def test_lengths_of_the_users_own_say_what_the_mask_says() -> None:
+def test_explicit_lengths_replace_the_mask() -> None:
     def recurrent(text, lengths):  # type: ignore[no-untyped-def]
         ...
 
@@ -194,7 +195,7 @@ def test_left_padding_reaches_a_model_that_takes_lengths_and_a_mask() -> None:
     expect_plan(planned(both, left), [IDS, np.asarray(MASK)[:, ::-1]], {}, ())
 
 
-def test_parameters_that_are_not_the_batchs_affair() -> None:
+def test_skipped_parameters_are_not_filled() -> None:
     class Block:
         def hybrid_forward(self, F: Any, inputs: Any, training: bool = False) -> None: ...
 
@@ -203,10 +204,10 @@ def test_parameters_that_are_not_the_batchs_affair() -> None:
 
 
 def test_an_argument_that_the_batch_has_nothing_for() -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with refused(
+        embgrad.BatchError, "the model needs 'hypothesis'", "as a dict with that key", "call=lambda model, inputs: ..."
+    ):
         planned(siamese, BARE)
-    for fragment in ("the model needs 'hypothesis'", "as a dict with that key", "call=lambda model, inputs: ..."):
-        assert fragment in str(caught.value)
 
 
 def test_left_padding_has_no_valid_length() -> None:
@@ -218,9 +219,6 @@ def test_parts() -> None:
     model = object()
     assert as_parts(model) == (model,)
     assert as_parts([model, 1]) == as_parts((model, 1)) == (model, 1)
-
-
-# Models that declare their inputs
 
 
 @pytest.mark.parametrize(
@@ -273,13 +271,8 @@ def test_extras_fill_inputs_of_their_names() -> None:
     ],
 )
 def test_mappings_that_cannot_be_filled(names: list[str], fragments: list[str]) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with refused(embgrad.BatchError, *fragments):
         plan_mapping(names, BARE)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
-
-
-# Models that take all inputs in one dict
 
 
 def takes_dict(features: dict[str, Any]) -> None: ...

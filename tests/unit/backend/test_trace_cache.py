@@ -103,7 +103,7 @@ def test_a_model_that_changes_takes_another_trace() -> None:
     assert asked(traces, model) == (5.0, ["plain", "make", "run"], None)
 
 
-def test_where_lengths_matter_each_has_a_trace() -> None:
+def test_length_dependent_models_have_one_trace_per_length() -> None:
     traces, model = TraceCache[float](), Model()
     assert asked(traces, model, "lengths")[1:] == (["plain", "make", "exact", "run"], None)
     assert asked(traces, model, "lengths", lengths=4)[1:] == (["plain", "exact", "run"], None)
@@ -121,7 +121,7 @@ def test_where_lengths_matter_each_has_a_trace() -> None:
         ("unfit", "it does not fit"),
     ],
 )
-def test_what_does_not_serve_is_remembered(wrong: str, why: str) -> None:
+def test_an_unusable_trace_is_remembered(wrong: str, why: str) -> None:
     traces, model = TraceCache[float](), Model()
     gradient, _, uncompiled = asked(traces, model, wrong)
     assert gradient == 2.0
@@ -129,7 +129,7 @@ def test_what_does_not_serve_is_remembered(wrong: str, why: str) -> None:
     assert asked(traces, model, wrong) == (2.0, ["plain"], uncompiled)
 
 
-def test_questions_that_never_come_again_take_no_trace_in_the_end() -> None:
+def test_requests_that_never_repeat_are_no_longer_traced() -> None:
     traces, model = TraceCache[float](patience=3), Model()
     for question in range(3):
         assert asked(traces, model, question=question)[2] is None
@@ -137,7 +137,7 @@ def test_questions_that_never_come_again_take_no_trace_in_the_end() -> None:
     assert asked(traces, model, question=3)[2] is None
 
 
-def test_a_bound_method_is_known_again_and_nothing_is_kept_alive() -> None:
+def test_a_bound_method_is_recognised_and_the_model_is_not_kept_alive() -> None:
     traces, model = TraceCache[float](), Model()
     for done in (["plain", "make", "run"], ["run"]):
         maker = Maker(model)

@@ -28,7 +28,7 @@ def ran(gradient: Any, activation: Any = VALUE, before: Any = (), objective: Any
     return Run({"word": PointValues(activation, (gradient,), None, before)}, "float64", objective=objective)
 
 
-def test_the_second_run_gets_what_the_first_got() -> None:
+def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
     called: list[Any] = []
 
     def change(value: Any) -> Any:
@@ -42,9 +42,9 @@ def test_the_second_run_gets_what_the_first_got() -> None:
     trial = Trial(Request(("word",), respond, (None,), edit={"word": change}, compiled=True), unwatched)
     first, second = trial.first(), trial.second()
     assert first.compiled is second.compiled is False
-    gave, answered = first.edit["word"](VALUE), first.respond({None: VALUE})  # type: ignore[operator]
+    returned, answered = first.edit["word"](VALUE), first.respond({None: VALUE})  # type: ignore[operator]
     second = trial.second()
-    np.testing.assert_array_equal(second.edit["word"](VALUE * 9), gave)
+    np.testing.assert_array_equal(second.edit["word"](VALUE * 9), returned)
     assert second.respond({None: VALUE * 9}) is answered  # type: ignore[operator]
     assert len(called) == 2
     assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) == f"the outputs {APART}"
@@ -54,25 +54,6 @@ def test_the_second_run_gets_what_the_first_got() -> None:
         trial.second().edit["word"](VALUE[:1])
     with pytest.raises(UntraceableError, match="outputs of other shapes"):
         trial.second().respond({None: VALUE[:1]})  # type: ignore[operator]
-
-
-def test_what_the_first_run_raises_comes_out() -> None:
-    def stopped(_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    trial = Trial(Request(("word",), stopped, edit={"word": stopped}), unwatched)
-    for function in (trial.first().edit["word"], trial.first().respond):
-        with pytest.raises(KeyboardInterrupt):
-            function(VALUE)  # type: ignore[operator]
-
-
-def test_a_native_objective_is_called_again() -> None:
-    called: list[Any] = []
-    trial = Trial(Request(("word",), NativeObjective(called.append, scalar=True)), unwatched)
-    for request in (trial.first(), trial.second()):
-        request.respond.function("returned")  # type: ignore[union-attr]
-    assert called == ["returned"] * 2
-    assert trial.used == (1,)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +69,12 @@ def test_a_native_objective_is_called_again() -> None:
         (ran(VALUE, objective=np.ones(2)), "the objective's values"),
     ],
 )
-def test_what_is_apart(given: Run, said: str | None) -> None:
+def test_differences_are_described(given: Run, said: str | None) -> None:
     trial = Trial(Request(("word",), lambda _: []), unwatched)
     assert trial.difference(ran(VALUE), given, 1e-6) == (said and f"{said} {APART}")
 
 
-def test_what_is_apart_with_an_objective_of_the_users() -> None:
+def test_differences_with_a_native_objective_are_described() -> None:
     trial = Trial(Request(("word",), NativeObjective(lambda _: None, scalar=False)), unwatched)
     assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) is None
     said = trial.difference(ran(VALUE), ran(VALUE * 2), 1e-6)

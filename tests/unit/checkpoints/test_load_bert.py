@@ -17,6 +17,7 @@ import safetensors.numpy
 import embgrad
 from embgrad.backend import registry
 from embgrad.checkpoints.load_bert import WeightTarget, bert_names
+from tests.unit.refusals import refused
 
 SIZE, INNER = 3, 4
 ROWS = {"vocab_size": 7, "max_position_embeddings": 5, "type_vocab_size": 2}
@@ -67,8 +68,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
 
     fake = SimpleNamespace(name="fake", package="numpy", extra=None, supports=frozenset({"load_bert"}), bert=bert)
     unable = SimpleNamespace(name="unable", package="numpy", extra=None, supports=frozenset({"word"}))
-    found = registry.Discovery({"fake": fake, "unable": unable}, {})  # type: ignore[dict-item]
-    monkeypatch.setattr(registry, "_discovered", lambda: found)
+    discovery = registry.Discovery({"fake": fake, "unable": unable}, {})  # type: ignore[dict-item]
+    monkeypatch.setattr(registry, "_discovered", lambda: discovery)
     return model
 
 
@@ -86,14 +87,6 @@ def expect_weights(built: dict[str, np.ndarray], expected: dict[str, np.ndarray]
     assert built.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(built[name], value.T if name in TRANSPOSED else value)
-
-
-def test_the_names_of_a_bert() -> None:
-    names = bert_names(2)
-    assert len(names) == len(set(names)) == 3 + 2 + 2 * 16 + 2
-    assert names[0] == "embeddings.word_embeddings.weight"
-    assert "encoder.layer.1.attention.output.LayerNorm.bias" in names
-    assert names[-1] == "pooler.dense.bias"
 
 
 def test_every_weight_arrives(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
@@ -121,7 +114,7 @@ def test_gamma_and_beta_of_the_oldest_checkpoints(tmp_path: Path, built: dict[st
     expect_weights(built, weights)
 
 
-def test_buffers_are_passed_over(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+def test_buffers_are_ignored(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
     weights = example_weights()
     buffers = {"embeddings.position_ids": np.arange(4), "bert.embeddings.token_type_ids": np.zeros(4, np.int64)}
     embgrad.load_bert(write(tmp_path, {**weights, **buffers}), "fake")
@@ -173,7 +166,7 @@ def test_bfloat16_is_widened(tmp_path: Path, built: dict[str, np.ndarray]) -> No
     assert built["pooler.dense.bias"].dtype == np.float32
 
 
-def test_what_is_drawn_for_the_weights_that_are_replaced_moves_no_generator(
+def test_loading_leaves_the_random_generators_unchanged(
     tmp_path: Path, built: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = registry.list_backends()["fake"]
@@ -188,14 +181,14 @@ def test_what_is_drawn_for_the_weights_that_are_replaced_moves_no_generator(
     random.seed(3)
     np.random.seed(3)
     embgrad.load_bert(tmp_path, "fake")
-    found = random.random(), np.random.random()
+    actual = random.random(), np.random.random()
     random.seed(3)
     np.random.seed(3)
-    assert found == (random.random(), np.random.random())
+    assert actual == (random.random(), np.random.random())
 
 
 @pytest.mark.parametrize(("ignore", "said"), [(3, "3"), ([None], "None"), (None, "None"), (["cls.*", b"c*"], "b'c")])
-def test_patterns_that_are_none(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any, said: str) -> None:
+def test_invalid_patterns_are_refused(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any, said: str) -> None:
     write(tmp_path, example_weights())
     with pytest.raises(
         embgrad.EmbgradError, match=rf"ignore holds {said}.*: expected patterns of weights' names, such as"
@@ -205,14 +198,16 @@ def test_patterns_that_are_none(tmp_path: Path, built: dict[str, np.ndarray], ig
 
 
 @pytest.mark.parametrize("ignore", [["cls.*"], ("cls.*", "none"), "cls.*"])
-def test_a_head_can_be_left_over_on_purpose(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any) -> None:
+def test_a_head_can_be_ignored_on_request(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any) -> None:
     weights = example_weights()
     head = {"cls.predictions.bias": np.zeros(3), "cls.seq_relationship.bias": np.zeros(2)}
     write(tmp_path, {**weights, **head})
-    with pytest.raises(embgrad.FileFormatError) as caught:
+    with refused(
+        embgrad.FileFormatError,
+        "holds 2 weights that the encoder does not have: 'cls.predictions.bias'",
+        "ignore=['cls.*']",
+    ):
         embgrad.load_bert(tmp_path, "fake")
-    for fragment in ("holds 2 weights that the encoder does not have: 'cls.predictions.bias'", "ignore=['cls.*']"):
-        assert fragment in str(caught.value)
     assert built == {}
     embgrad.load_bert(tmp_path, "fake", ignore=ignore)
     expect_weights(built, weights)
@@ -225,10 +220,12 @@ def test_a_head_can_be_left_over_on_purpose(tmp_path: Path, built: dict[str, np.
 def test_a_missing_weight_is_named(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
     weights = example_weights()
     del weights["encoder.layer.1.output.dense.bias"]
-    with pytest.raises(embgrad.FileFormatError) as caught:
+    with refused(
+        embgrad.FileFormatError,
+        "lacks 1 of the model's weights: 'encoder.layer.1.output.dense.bias'",
+        "expected all of 39",
+    ):
         embgrad.load_bert(write(tmp_path, weights), "fake")
-    for fragment in ("lacks 1 of the model's weights: 'encoder.layer.1.output.dense.bias'", "expected all of 39"):
-        assert fragment in str(caught.value)
     assert built == {}
 
 
@@ -269,7 +266,6 @@ def test_a_misshapen_weight_is_named(
 def test_a_backend_whose_bert_is_not_as_the_configuration_says(
     tmp_path: Path, built: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
-    """As of a release of a framework that has more weights, or others: nothing is put into it."""
     fake: Any = registry.backend_named("fake")
     own = fake.bert
 
@@ -292,9 +288,6 @@ def test_two_encoders_in_one_checkpoint(tmp_path: Path, built: dict[str, np.ndar
         embgrad.load_bert(tmp_path, "fake")
 
 
-# Folders
-
-
 def test_no_configuration(tmp_path: Path, built: Any) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(embgrad.FileFormatError, match=r"holds no config\.json: expected a checkpoint folder"):
@@ -305,15 +298,6 @@ def test_a_file_in_the_folders_place(tmp_path: Path, built: Any) -> None:
     write(tmp_path, {})
     with pytest.raises(embgrad.FileFormatError, match=r"cannot be read as JSON"):
         embgrad.load_bert(tmp_path / "model.safetensors", "fake")
-
-
-@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe"])
-def test_a_configuration_that_is_no_json(tmp_path: Path, built: Any, content: bytes) -> None:
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"config\.json cannot be read as JSON: .*expected a model's config"
-    ):
-        embgrad.load_bert(tmp_path, "fake")
 
 
 @pytest.mark.parametrize(
@@ -343,13 +327,6 @@ def test_weights_in_other_formats(tmp_path: Path, built: Any) -> None:
         embgrad.load_bert(tmp_path, "fake")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(embgrad.FileFormatError, match=r"'pytorch_model\.bin' is not read, convert it to safetensors"):
-        embgrad.load_bert(tmp_path, "fake")
-
-
-def test_weights_that_are_not_whole(tmp_path: Path, built: Any) -> None:
-    path = write(tmp_path, example_weights()) / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(embgrad.FileFormatError, match="not a complete safetensors file"):
         embgrad.load_bert(tmp_path, "fake")
 
 

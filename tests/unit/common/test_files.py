@@ -24,8 +24,6 @@ from tests.unit.results.test_io_hostile import folder_ as folder_in_its_place
 from tests.unit.stored import result
 from tests.unit.streams import model, texts, tokenizer
 
-# Written whole, or not at all
-
 
 def test_a_name_as_long_as_the_system_lets_it_be(tmp_path: Path) -> None:
     for name in ("x" * 255, "é" * 127):
@@ -92,10 +90,8 @@ def test_a_write_that_fails_leaves_the_good_file_and_nothing_else(
 
 @unix
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_a_file_has_the_permissions_of_the_users_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int
-) -> None:
-    """Which are not found out by changing the process's own: other threads make files meanwhile."""
+def test_a_file_has_the_permissions_of_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int) -> None:
+    """The umask of the process is not changed meanwhile, as other threads may create files."""
     before = os.umask(mask)
     try:
         with monkeypatch.context() as patched:
@@ -109,7 +105,6 @@ def test_a_file_has_the_permissions_of_the_users_own(
 
 @unix
 def test_a_disk_that_is_full_in_the_middle(tmp_path: Path) -> None:
-    """The system itself stops the writing, half way: the process may write no longer files."""
     code = """
 import resource, signal, sys
 import numpy as np
@@ -137,7 +132,7 @@ for durable in (False, True):
     np.testing.assert_array_equal(embgrad.load(tmp_path / "g.safetensors").values, result().values)  # type: ignore[union-attr]
 
 
-def test_a_full_device_is_told(tmp_path: Path) -> None:
+def test_a_full_device_is_an_error(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with pytest.raises(OSError, match="No space left on device") as raised:
@@ -166,16 +161,13 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
             link.unlink()
 
 
-# Folders of streams
-
-
 def streamed(to: Path, **options: Any) -> embgrad.Stream:
     return embgrad.stream(model(), texts(4), embgrad.Sum(), tokenizer=tokenizer, batch_size=2, to=to, **options)
 
 
 @unix
 @pytest.mark.parametrize("make", [*NO_FILES, in_a_circle])
-def test_streams_whose_files_are_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_streams_without_regular_files_are_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     streamed(tmp_path / "s").finish()
     (shard,) = (tmp_path / "s").glob("*.safetensors")
     for path, said in (
@@ -206,19 +198,6 @@ def test_a_lock_that_is_none(tmp_path: Path, make: Callable[[Path], None]) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["s"], "nothing is made where the link leads"
 
 
-def test_a_shard_that_is_gone_when_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streamed(tmp_path / "s").finish()
-
-    def gone(path: Path) -> str:
-        raise FileNotFoundError(2, "No such file or directory", str(path))
-
-    monkeypatch.setattr("embgrad.streaming.folder.file_digest", gone)
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"cannot be read: .*No such file.*; fetch it again, or write the folder"
-    ):
-        list(embgrad.open_stream(tmp_path / "s"))
-
-
 def test_shards_are_not_written_through_links(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "other").write_bytes(b"someone's")
@@ -243,7 +222,6 @@ def test_a_manifest_that_is_too_long(tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be whole: nobody is told to write the folder again."""
     streamed(tmp_path / "s").finish()
     opening = os.open
 
@@ -262,7 +240,6 @@ def test_a_manifest_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
 def test_changed_shards_with_a_manifest_that_vouches_for_them(tmp_path: Path, keep: str) -> None:
-    """Who can write the manifest, too, can hand over any bytes."""
     streamed(tmp_path / "s", keep=keep).finish()
     folder, (shard,) = tmp_path / "s", list((tmp_path / "s").glob("*.safetensors"))
     whole, manifest = shard.read_bytes(), (folder / "manifest.json").read_text()
@@ -275,8 +252,8 @@ def test_changed_shards_with_a_manifest_that_vouches_for_them(tmp_path: Path, ke
         shard.write_bytes(data)
         (folder / "manifest.json").write_text(manifest.replace(before, hashlib.sha256(data).hexdigest()))
         try:
-            found = embgrad.open_stream(folder)
-            assert list(found) if keep != "table" else found.table().values.size
+            actual = embgrad.open_stream(folder)
+            assert list(actual) if keep != "table" else actual.table().values.size
         except embgrad.FileFormatError:
             pass
 

@@ -55,7 +55,7 @@ def test_other_options(name: str, message: str) -> None:
     assert message in caught.value.message
 
 
-def test_what_is_missing() -> None:
+def test_missing_arguments_are_named() -> None:
     with pytest.raises(embgrad.EmbgradError) as caught:
         embgrad.gradients(MODEL, IDS)  # type: ignore[call-overload]
     assert caught.value.message == (
@@ -70,13 +70,13 @@ def test_what_is_missing() -> None:
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_functions_say_what_they_take(function: Any) -> None:
     parameters = inspect.signature(function).parameters
-    assert not any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters.values())
+    assert not any(item.kind in (item.VAR_KEYWORD, item.VAR_POSITIONAL) for item in parameters.values())
     assert not set(INSTEAD) & set(parameters)
     with pytest.raises(embgrad.EmbgradError, match=f"{function.__name__} takes no 'nonsense': expected one of 'model"):
         function(nonsense=1)
 
 
-def test_what_a_function_raises_itself_comes_through() -> None:
+def test_errors_of_the_function_itself_propagate() -> None:
     @explained
     def double(number: int) -> int:
         return number * 2

@@ -54,7 +54,7 @@ def stacked(text: str) -> int:
 
 
 @every
-def test_what_is_shown_is_harmless(text: str) -> None:
+def test_displayed_text_is_harmless(text: str) -> None:
     for shown in (visible(text), token_text(text), repr(text)):
         expect_harmless(shown)
     expect_harmless(visible_lines(text), lines=True)
@@ -72,7 +72,7 @@ def test_any_text_is_harmless(text: str) -> None:
     expect_harmless(visible(text))
     assert stacked(visible(text)) <= MOST_MARKS
     assert visible(visible(text)) == visible(text), "what is spelled out is not spelled out again"
-    if text.isprintable() and not any(unicodedata.category(one).startswith("M") for one in text):
+    if text.isprintable() and not any(unicodedata.category(item).startswith("M") for item in text):
         assert visible(text) == text or set(text) & set("\u115f\u1160\u3164\uffa0\u2800")
 
 
@@ -92,19 +92,18 @@ def test_any_text_is_harmless(text: str) -> None:
         ("می\u200cخواهم", "می\u200cخواهم"),
     ],
 )
-def test_how_it_is_spelled_out(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert visible(text) == shown
-
-
-# What Python prints
 
 
 @every
 def test_results_and_comparisons_print(text: str) -> None:
-    one = marked(text)
-    comparison = embgrad.compare(one, replace(times(one, 3), provenance={**one.provenance, "compute_dtype": "float32"}))
+    item = marked(text)
+    comparison = embgrad.compare(
+        item, replace(times(item, 3), provenance={**item.provenance, "compute_dtype": "float32"})
+    )
     comparison = replace(comparison, notes=(text,), advice=text, labels=(text, text))
-    for shown in (one, comparison, embgrad.Comparisons({text: comparison})):
+    for shown in (item, comparison, embgrad.Comparisons({text: comparison})):
         with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")) as out:
             print(shown, repr(shown), str(shown))
             out.flush()
@@ -116,25 +115,24 @@ def test_results_and_comparisons_print(text: str) -> None:
 
 @every
 def test_errors_print(text: str, tmp_path: Path) -> None:
-    """What a message quotes of a file does nothing to who reads it: in a traceback, in a log, in a test's output."""
-    one, other = marked(text), times(result([["[CLS]", "a", "b", "c"]]), 2)
+    item, other = marked(text), times(result([["[CLS]", "a", "b", "c"]]), 2)
     other = replace(other, provenance={"versions": {"numpy": text}, "embgrad": text})
     golden = embgrad.golden(tmp_path / "g.safetensors")
-    golden.update({text: one, "b": one})
+    golden.update({text: item, "b": item})
     calls = [
         lambda: golden.check({text: other, "c": other}),
-        lambda: golden.check(one),
-        lambda: embgrad.compare(embgrad.load(golden.path), {text + "x": one}),
-        lambda: one.table(),
-        lambda: one.saliency(text),
-        lambda: render_page({text: one, "b": other}, layers=[text, text + "x"]),
+        lambda: golden.check(item),
+        lambda: embgrad.compare(embgrad.load(golden.path), {text + "x": item}),
+        lambda: item.table(),
+        lambda: item.saliency(text),
+        lambda: render_page({text: item, "b": other}, layers=[text, text + "x"]),
         lambda: embgrad.save({text: 3}, tmp_path / "x"),  # type: ignore[dict-item]
     ]
     for call in calls:
         with pytest.raises(embgrad.EmbgradError) as caught:
             call()
-        told = "".join(traceback.format_exception_only(caught.type, caught.value))
-        expect_harmless(told, lines=True)
+        formatted = "".join(traceback.format_exception_only(caught.type, caught.value))
+        expect_harmless(formatted, lines=True)
         stream = io.StringIO()
         logging.Formatter().format(logging.makeLogRecord({"msg": "%s", "args": (caught.value,)}))
         print(caught.value, file=stream)
@@ -143,7 +141,6 @@ def test_errors_print(text: str, tmp_path: Path) -> None:
 
 @every
 def test_errors_on_files_print(text: str, tmp_path: Path) -> None:
-    """Of names inside of files: of arrays, of fields, of results, and of what a JSON holds in their place."""
     path = tmp_path / "g.safetensors"
     plain = {"format": 1, "tokens": None, "vocab": None, "pad_leak": 0.0, "provenance": {}}
     array = np.zeros((1, 1, 1), np.float32)
@@ -169,14 +166,11 @@ def test_errors_on_files_print(text: str, tmp_path: Path) -> None:
         assert len(caught.value.message) < 1000
 
 
-# The page
-
-
 @every
 def test_a_page_holds_it_as_text(text: str) -> None:
-    one = marked(text)
-    points = {text or "word": one, "layer.0": one, text + "2": one}
-    comparison = replace(embgrad.compare(one, times(one, 2)), notes=(text,), advice=text, labels=(text, text))
+    item = marked(text)
+    points = {text or "word": item, "layer.0": item, text + "2": item}
+    comparison = replace(embgrad.compare(item, times(item, 2)), notes=(text,), advice=text, labels=(text, text))
     page = render_page(
         {f"a{text}": points, f"b{text}": {name: times(each, 2) for name, each in points.items()}},
         {f"b{text}": dict.fromkeys(points, comparison)},
@@ -199,9 +193,9 @@ def test_a_page_holds_it_as_text(text: str) -> None:
 
 @every
 def test_a_notebook_holds_it_as_text(text: str) -> None:
-    one = marked(text)
-    comparison = replace(embgrad.compare(one, times(one, 2)), notes=(text,), advice=text, labels=(text, text))
-    for shown in (one, comparison, embgrad.Comparisons({text: comparison, text + "2": comparison})):
+    item = marked(text)
+    comparison = replace(embgrad.compare(item, times(item, 2)), notes=(text,), advice=text, labels=(text, text))
+    for shown in (item, comparison, embgrad.Comparisons({text: comparison, text + "2": comparison})):
         fragment = shown._repr_html_()
         assert fragment is not None
         fragment.encode("utf-8")
@@ -210,22 +204,19 @@ def test_a_notebook_holds_it_as_text(text: str) -> None:
         assert not {tag for tag, _ in seen.tags} & {"script", "img", "b", "iframe", "style", "link"}
 
 
-# Files
-
-
 @every
 def test_files_give_it_back(text: str, tmp_path: Path) -> None:
-    one = marked(text)
-    embgrad.save({text: one, text + "x": one}, tmp_path / "g.safetensors", durable=True)
-    found = embgrad.load(tmp_path / "g.safetensors")
-    assert isinstance(found, dict)
-    assert list(found) == [text, text + "x"]
-    assert found[text].tokens == one.tokens
-    assert found[text].provenance == one.provenance
+    item = marked(text)
+    embgrad.save({text: item, text + "x": item}, tmp_path / "g.safetensors", durable=True)
+    actual = embgrad.load(tmp_path / "g.safetensors")
+    assert isinstance(actual, dict)
+    assert list(actual) == [text, text + "x"]
+    assert actual[text].tokens == item.tokens
+    assert actual[text].provenance == item.provenance
     text_of_it = safetensors.safe_open(str(tmp_path / "g.safetensors"), "numpy").metadata()["embgrad"]
     assert text_of_it.isascii(), "any reader can have it, and print it"
     assert text_of_it.isprintable()
-    write_page(tmp_path / "page.html", found[text], title=text)
+    write_page(tmp_path / "page.html", actual[text], title=text)
     (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -243,7 +234,7 @@ def test_streams_give_it_back(keep: str, tmp_path: Path) -> None:
     given = list(TEXTS.values())
     for folder in (tmp_path / "a", tmp_path / "a"):  # and again, where nothing is left to do
         run = embgrad.stream(model(), given, embgrad.Sum(), tokenizer=Tokenizer(), batch_size=4, to=folder, keep=keep)
-        found = [row[1] for one in run for row in one.tokens]
-        assert found == given
-    assert [row[1] for one in embgrad.open_stream(tmp_path / "a") for row in one.tokens] == given
+        actual = [row[1] for item in run for row in item.tokens]
+        assert actual == given
+    assert [row[1] for item in embgrad.open_stream(tmp_path / "a") for row in item.tokens] == given
     assert (tmp_path / "a" / "manifest.json").read_text(encoding="utf-8").isascii()

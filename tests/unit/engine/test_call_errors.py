@@ -63,7 +63,7 @@ def test_an_example_that_is_too_long_is_named(call: str, forward: Any) -> None:
     assert caught.value.__cause__ is not None
 
 
-def test_padding_that_is_too_long_is_told_from_text() -> None:
+def test_padding_that_is_too_long_has_its_own_message() -> None:
     mask = (np.arange(10) < np.array([[5], [4], [2]])).astype(int)
     with pytest.raises(embgrad.BatchError) as caught:
         embgrad.gradients(model(by_table), {"input_ids": IDS, "attention_mask": mask}, SUM)
@@ -73,7 +73,7 @@ def test_padding_that_is_too_long_is_told_from_text() -> None:
     )
 
 
-def test_what_the_model_raises_for_other_reasons_comes_through() -> None:
+def test_other_errors_of_the_model_propagate() -> None:
     def broken(model: Any, input_ids: np.ndarray) -> Tensor:
         raise ZeroDivisionError("at any length")
 
@@ -92,25 +92,17 @@ def test_what_the_model_raises_for_other_reasons_comes_through() -> None:
             embgrad.gradients(model(forward), IDS[:, :6], SUM)
 
 
-def test_an_id_outside_the_table_is_no_matter_of_length() -> None:
+def test_an_id_outside_the_table_is_reported_before_the_length() -> None:
     ids = IDS[:, :5].copy()
     ids[1, 3] = 30
     with pytest.raises(embgrad.BatchError, match="id 30 at example 1, position 3 is outside the table"):
         embgrad.gradients(model(by_table), ids, SUM)
 
 
-def test_objectives_that_raise_come_through() -> None:
-    def wrong(logits: Tensor) -> Tensor:
-        raise ZeroDivisionError("of the user's")
-
-    with pytest.raises(ZeroDivisionError, match="of the user's"):
-        embgrad.gradients(model(by_table), IDS[:, :5], wrong)
-
-
 def test_a_model_of_one_position() -> None:
-    one = ReferenceModel(by_table, {**WEIGHTS, "P": WEIGHTS["P"][:1]})
+    item = ReferenceModel(by_table, {**WEIGHTS, "P": WEIGHTS["P"][:1]})
     with pytest.raises(embgrad.BatchError, match="example 0 has 2 tokens, and the model takes 1 positions at most"):
-        embgrad.gradients(one, IDS[:, :2], SUM)
+        embgrad.gradients(item, IDS[:, :2], SUM)
 
 
 # max_length
@@ -137,7 +129,7 @@ def test_texts_are_cut_wherever_a_tokenizer_is_taken(call: str) -> None:
     CALLS[call](model(by_table), TEXTS, tokenizer=tokenizer(), max_length=6)
 
 
-def test_cut_texts_give_the_gradients_of_what_is_left() -> None:
+def test_truncated_texts_give_the_gradients_of_the_remaining_tokens() -> None:
     cut = embgrad.gradients(model(by_table), TEXTS, SUM, tokenizer=tokenizer(), max_length=6)
     batch = embgrad.encode(TEXTS, tokenizer(), max_length=6)
     np.testing.assert_array_equal(cut.values, embgrad.gradients(model(by_table), batch, SUM).values)
@@ -147,21 +139,20 @@ def test_cut_texts_give_the_gradients_of_what_is_left() -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_ids_are_the_users_own_to_cut(call: str) -> None:
+def test_max_length_is_refused_for_ids(call: str) -> None:
     message = r"max_length=6 cuts texts, and the batch holds ids: expected ids of that length, ids\[:, :6\]"
     with pytest.raises(embgrad.BatchError, match=message):
         CALLS[call](model(by_table), IDS, max_length=6)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "6"])
-def test_what_is_no_length(wrong: Any) -> None:
+def test_an_invalid_max_length_is_refused(wrong: Any) -> None:
     with pytest.raises(embgrad.BatchError, match=r"max_length is .*: expected a whole number of at least 1, or None"):
         embgrad.gradients(model(by_table), TEXTS, SUM, tokenizer=tokenizer(), max_length=wrong)
 
 
 @pytest.mark.parametrize("given", ["types", "labels"])
-def test_an_input_that_is_wrong_further_on_is_no_matter_of_length(given: str) -> None:
-    """Fewer positions pass where they leave it out: that is not said to be the most that the model takes."""
+def test_an_invalid_input_is_not_reported_as_too_long(given: str) -> None:
 
     def picky(model: Any, input_ids: np.ndarray, token_type_ids: Any = None, labels: Any = None) -> Tensor:
         for value in (token_type_ids, labels):
@@ -196,13 +187,13 @@ def test_an_encoder_decoder_without_decoder_ids_is_named() -> None:
         embgrad.gradients(encoder_decoder(strict=True), IDS[:, :4], SUM)
 
 
-def test_in_an_encoder_decoder_too_the_length_is_named_first() -> None:
+def test_an_encoder_decoder_reports_the_length_first() -> None:
     with pytest.raises(embgrad.BatchError, match="example 0 has 10 tokens, and the model takes 6 positions at most"):
         embgrad.gradients(encoder_decoder(strict=False), IDS, SUM)
 
 
 @pytest.mark.parametrize("options", [{}, {"split": True}, {"batch_size": 1}])
-def test_what_the_progress_function_raises_comes_out_as_it_is(options: Any) -> None:
+def test_errors_of_the_progress_function_propagate(options: Any) -> None:
     def progress(done: int, count: int | None) -> None:
         raise ZeroDivisionError("the user's own")
 
@@ -210,8 +201,7 @@ def test_what_the_progress_function_raises_comes_out_as_it_is(options: Any) -> N
         embgrad.gradients(encoder_decoder(strict=False), IDS[:, :4], SUM, progress=progress, **options)
 
 
-def test_what_an_objective_raises_under_split_comes_out_as_it_is() -> None:
-    """Also where the model takes this number of examples and no other."""
+def test_errors_of_an_objective_under_split_propagate() -> None:
 
     def fixed(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
         if len(input_ids) != 3:

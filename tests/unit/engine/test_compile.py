@@ -38,9 +38,9 @@ def test_one_warning_says_why_there_is_no_trace(monkeypatch: pytest.MonkeyPatch)
     assert "compiled" not in plain.provenance
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = embgrad.gradients(model, batch, embgrad.Logit(0), compile=True, batch_size=1, check=True)
-    said = [one for one in caught if issubclass(one.category, embgrad.EmbgradWarning)]
-    assert [str(one.message) for one in said] == ["compile=True: the moon is full; the model ran without a trace"]
+        actual = embgrad.gradients(model, batch, embgrad.Logit(0), compile=True, batch_size=1, check=True)
+    said = [item for item in caught if issubclass(item.category, embgrad.EmbgradWarning)]
+    assert [str(item.message) for item in said] == ["compile=True: the moon is full; the model ran without a trace"]
     assert said[0].filename == __file__
-    assert found.provenance["compiled"] is False
-    np.testing.assert_array_equal(found.values, plain.values)
+    assert actual.provenance["compiled"] is False
+    np.testing.assert_array_equal(actual.values, plain.values)

@@ -36,11 +36,8 @@ def warned(call: Callable[[], Any]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    assert all(one.filename == __file__ and one.category is embgrad.errors.EmbgradWarning for one in caught)
-    return [str(one.message) for one in caught]
-
-
-# Labels
+    assert all(item.filename == __file__ and item.category is embgrad.errors.EmbgradWarning for item in caught)
+    return [str(item.message) for item in caught]
 
 
 def of_labels(labels: np.ndarray, ids: np.ndarray = IDS, forward: Any = language, **more: Any) -> list[str]:
@@ -65,7 +62,7 @@ def test_labels_that_are_the_ids_are_a_warning() -> None:
         assert warned(lambda call=call: call(model(language), batch, embgrad.CrossEntropy(IDS))) == [UNSHIFTED]
 
 
-def test_other_labels_are_none() -> None:
+def test_other_labels_are_no_warning() -> None:
     shifted = np.concatenate([IDS[:, 1:], np.full((2, 1), -100)], axis=1)
     masked = np.where(np.arange(5) == 2, 11, IDS)
     assert of_labels(shifted) == []
@@ -82,7 +79,7 @@ def test_labels_of_a_text_of_one_token_may_be_shifted() -> None:
     assert of_labels(np.concatenate([same[:, 1:], np.full((2, 1), -100)], axis=1), same) == []
 
 
-def test_labels_of_a_decoder_are_no_mistake() -> None:
+def test_labels_of_a_decoder_are_no_warning() -> None:
     def decoding(
         model: Any, input_ids: np.ndarray, attention_mask: Any = None, decoder_input_ids: Any = None
     ) -> Tensor:
@@ -96,9 +93,6 @@ def test_labels_of_a_decoder_are_no_mistake() -> None:
     made = model(language)
     made.config = Config()
     assert warned(lambda: embgrad.gradients(made, IDS, embgrad.CrossEntropy(IDS))) == []
-
-
-# Padding on the left
 
 
 def by_column(model: Any, input_ids: np.ndarray, attention_mask: Any = None, position_ids: Any = None) -> Tensor:
@@ -152,13 +146,13 @@ def test_the_warning_is_true() -> None:
     bare = {"input_ids": IDS[1:, 2:]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        one, other = (embgrad.gradients(model(by_column), batch, embgrad.Sum()) for batch in (padded, bare))
+        item, other = (embgrad.gradients(model(by_column), batch, embgrad.Sum()) for batch in (padded, bare))
         same, again = (embgrad.gradients(model(by_mask), batch, embgrad.Sum()) for batch in (padded, bare))
-    assert np.abs(one.values[1, 2:] - other.values[0]).max() > 0.01
+    assert np.abs(item.values[1, 2:] - other.values[0]).max() > 0.01
     np.testing.assert_allclose(same.values[1, 2:], again.values[0], rtol=1e-12)
 
 
-def test_padding_that_is_not_counted_is_none() -> None:
+def test_padding_outside_the_positions_is_no_warning() -> None:
     for forward in (by_mask, without):
         assert of_padding(forward, LEFT) == []
     assert of_padding(by_column, MASK) == []
@@ -166,15 +160,12 @@ def test_padding_that_is_not_counted_is_none() -> None:
     assert of_padding(by_column, LEFT, position_ids=(LEFT.cumsum(1) - 1).clip(0)) == []
 
 
-def test_a_model_that_takes_one_length_alone_is_left_in_peace() -> None:
+def test_a_model_of_one_fixed_length_is_no_warning() -> None:
     def fixed(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
         assert input_ids.shape[1] == 5
         return by_column(model, input_ids, attention_mask)
 
     assert of_padding(fixed, LEFT) == []
-
-
-# Masks
 
 
 def test_a_mask_of_zeros_is_a_warning() -> None:

@@ -47,7 +47,6 @@ def ids(examples: int, positions: int) -> np.ndarray:
 
 @pytest.mark.parametrize("of_time", [False, True])
 def test_types_that_are_the_ids_by_chance_and_the_same_either_way(of_time: bool) -> None:
-    """A symmetric square: other ids tell that it is no lookup of theirs, and one example less which axis is the examples."""
 
     def forward(model: Any, input_ids: np.ndarray, token_type_ids: np.ndarray) -> Any:
         ids, types = (input_ids.T, token_type_ids.T) if of_time else (input_ids, token_type_ids)
@@ -57,19 +56,19 @@ def test_types_that_are_the_ids_by_chance_and_the_same_either_way(of_time: bool)
     random = np.random.default_rng(0)
     weights = {name: random.normal(size=(5, 4)) for name in "ET"} | {"W": random.normal(size=(4, 3))}
     same = np.array([[0, 1], [1, 2]])
-    found = embgrad.gradients(
+    actual = embgrad.gradients(
         ReferenceModel(forward, weights), {"input_ids": same, "token_type_ids": same}, OBJECTIVE, at=["type", "word"]
     )
     hidden = np.tanh(weights["E"][same] + weights["T"][same])
     expected = (OBJECTIVE.vector @ weights["W"].T) / 2 * (1 - hidden**2)
-    for name, result in found.items():
+    for name, result in actual.items():
         np.testing.assert_allclose(result.values, expected, atol=1e-14, err_msg=name)
         np.testing.assert_array_equal(result.ids, same)
-    np.testing.assert_array_equal(found["type"].activations, weights["T"][same])
+    np.testing.assert_array_equal(actual["type"].activations, weights["T"][same])
 
 
 def test_positions_in_a_table_as_narrow_as_the_batch_is_long() -> None:
-    """Two examples of two positions, and rows of two numbers: the indices, (position,), tell that there is no example axis."""
+    """Indices of shape (position,) show that there is no example axis."""
 
     def forward(model: Any, input_ids: np.ndarray) -> Any:
         places = lookup(model["P"], np.arange(input_ids.shape[1]))
@@ -80,27 +79,27 @@ def test_positions_in_a_table_as_narrow_as_the_batch_is_long() -> None:
         forward, {name: random.normal(size=(8, 2)) for name in "EP"} | {"W": random.normal(size=(2, 3))}
     )
     batch = np.array([[7, 3], [4, 6]])
-    found = embgrad.gradients(built, batch, OBJECTIVE, at="position")
+    actual = embgrad.gradients(built, batch, OBJECTIVE, at="position")
     word = embgrad.gradients(built, batch, OBJECTIVE)
     # A position is added to the word's row, so that it has its gradient.
-    np.testing.assert_array_equal(found.values, word.values)
-    np.testing.assert_array_equal(found.ids, [[0, 1], [0, 1]])
+    np.testing.assert_array_equal(actual.values, word.values)
+    np.testing.assert_array_equal(actual.ids, [[0, 1], [0, 1]])
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
 @pytest.mark.parametrize("at", ["layer.1", "embeddings", "position", "layer.-1", "E"])
-def test_two_examples_find_the_points(passes: list[Any], shape: tuple[int, int], at: str) -> None:
+def test_two_examples_suffice_to_locate_points(passes: list[Any], shape: tuple[int, int], at: str) -> None:
     batch = ids(*shape)
-    found = embgrad.gradients(model(), batch, OBJECTIVE, at=at)
+    actual = embgrad.gradients(model(), batch, OBJECTIVE, at=at)
     assert passes[0] == ("points", (2, shape[1]))
     assert passes.count(("run", shape)) == 1
     assert ("points", shape) not in passes or (at, shape) == ("position", (5, 5))
     alone = [embgrad.gradients(model(), batch[i : i + 1], OBJECTIVE, at=at) for i in range(len(batch))]
-    np.testing.assert_allclose(found.values, np.concatenate([one.values for one in alone]), rtol=1e-12)
-    np.testing.assert_array_equal(found.activations, np.concatenate([one.activations for one in alone]))
+    np.testing.assert_allclose(actual.values, np.concatenate([item.values for item in alone]), rtol=1e-12)
+    np.testing.assert_array_equal(actual.activations, np.concatenate([item.activations for item in alone]))
 
 
-def test_several_points_by_one_pass(passes: list[Any]) -> None:
+def test_several_points_take_one_pass(passes: list[Any]) -> None:
     embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at=["word", "layer.0", "layer.-1"])
     assert passes == [("points", (2, 4)), ("run", (6, 4))]
 
@@ -110,27 +109,23 @@ def test_the_word_takes_no_pass_of_its_own(passes: list[Any]) -> None:
     assert passes == [("run", (6, 4))]
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (6, 2), (1, 5)])
-def test_few_examples_are_run_whole(passes: list[Any], shape: tuple[int, int]) -> None:
-    embgrad.gradients(model(), ids(*shape), OBJECTIVE, at="layer.0")
-    assert passes[0] == ("points", shape)
-
-
 @pytest.mark.parametrize("shape", [(6, 4), (5, 5)])
 @pytest.mark.parametrize("point", ["word", "layer.0", "embeddings", "position", "layers.0:input"])
-def test_changes_by_few(passes: list[Any], shape: tuple[int, int], point: str) -> None:
+def test_changes_located_with_a_sub_batch_match_the_whole(
+    passes: list[Any], shape: tuple[int, int], point: str
+) -> None:
     batch, built = ids(*shape), model()
     value = np.random.default_rng(0).normal(size=(shape[1], 5) if point == "position" else (*shape, 5))
-    given: list[tuple[str, Any]] = [("add", value), ("override", value), ("add", lambda one: one * 0.1)]
-    given += [("edit", lambda one: one * 2)]
+    given: list[tuple[str, Any]] = [("add", value), ("override", value), ("add", lambda item: item * 0.1)]
+    given += [("edit", lambda item: item * 2)]
     for option, change in given:
         del passes[:]
-        found = embgrad.gradients(built, batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
+        actual = embgrad.gradients(built, batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
         assert passes == [("points", (2, shape[1])), ("run", shape)]
         with monkey_few(100):
             expected = embgrad.gradients(built, batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
         assert passes[2] == ("points", shape)
-        np.testing.assert_array_equal(found.values, expected.values)
+        np.testing.assert_array_equal(actual.values, expected.values)
 
 
 @contextlib.contextmanager
@@ -159,9 +154,9 @@ def test_a_model_that_takes_no_other_number_of_examples(passes: list[Any]) -> No
             raise RuntimeError("six, please")
         return built(inputs)
 
-    found = embgrad.gradients(model(), batch, OBJECTIVE, at="layer.0", call=call)
-    assert [one for one in passes if one[1] == (6, 4)] == [("points", (6, 4)), ("run", (6, 4))]
-    np.testing.assert_array_equal(found.values, embgrad.gradients(model(), batch, OBJECTIVE, at="layer.0").values)
+    actual = embgrad.gradients(model(), batch, OBJECTIVE, at="layer.0", call=call)
+    assert [item for item in passes if item[1] == (6, 4)] == [("points", (6, 4)), ("run", (6, 4))]
+    np.testing.assert_array_equal(actual.values, embgrad.gradients(model(), batch, OBJECTIVE, at="layer.0").values)
 
 
 def test_an_error_is_about_the_whole_batch(passes: list[Any]) -> None:
@@ -173,22 +168,20 @@ def test_an_error_is_about_the_whole_batch(passes: list[Any]) -> None:
         embgrad.gradients(model(), wrong, OBJECTIVE, at="layer.0")
 
 
-def test_the_few_meet_points_that_the_whole_does_not(passes: list[Any]) -> None:
-    """A model that takes another way with more examples: told by the whole batch, then."""
+def test_points_found_only_in_a_sub_batch_are_located_in_the_whole(passes: list[Any]) -> None:
     batch = ids(6, 4)
     built = {few: model("layers" if few else "repeated") for few in (True, False)}
 
     def call(_: Any, inputs: Any) -> Any:
         return built[len(inputs) == 2](inputs)
 
-    found = embgrad.gradients(list(built.values()), batch, OBJECTIVE, at="layer.2", call=call)
+    actual = embgrad.gradients(list(built.values()), batch, OBJECTIVE, at="layer.2", call=call)
     expected = embgrad.gradients(built[False], batch, OBJECTIVE, at="layer.2")
-    np.testing.assert_array_equal(found.values, expected.values)
+    np.testing.assert_array_equal(actual.values, expected.values)
 
 
 @pytest.mark.parametrize("at", ["layer.-1", "layer.-2", "layer"])
-def test_more_examples_go_deeper(passes: list[Any], at: str) -> None:
-    """A model that leaves early where it may: the last layer of all is not that of the few."""
+def test_a_model_that_uses_more_layers_for_more_examples(passes: list[Any], at: str) -> None:
     whole, early = model("repeated"), model("repeated")
 
     def early_exit(built: Any, input_ids: np.ndarray) -> Any:
@@ -202,27 +195,10 @@ def test_more_examples_go_deeper(passes: list[Any], at: str) -> None:
         with pytest.raises(embgrad.AmbiguousPointError, match="'layer' fits 3 points"):
             embgrad.gradients(early, ids(6, 4), OBJECTIVE, at=at)
         return
-    found = embgrad.gradients(early, ids(6, 4), OBJECTIVE, at=at)
+    actual = embgrad.gradients(early, ids(6, 4), OBJECTIVE, at=at)
     expected = embgrad.gradients(whole, ids(6, 4), OBJECTIVE, at=at)
-    assert found.provenance["path"] == expected.provenance["path"]
-    np.testing.assert_array_equal(found.values, expected.values)
-
-
-@pytest.mark.parametrize("shape", [(6, 4), (2, 5), (1, 5), (4, 4)])
-def test_where_the_word_was_is_remembered(passes: list[Any], shape: tuple[int, int]) -> None:
-    batch, built = ids(*shape), model()
-    few = min(2, shape[0]) if shape[0] < 4 else 2
-    for number in range(3):
-        del passes[:]
-        change = {"word": lambda rows, number=number: rows * (number + 0.5)}
-        found = embgrad.gradients(built, batch, OBJECTIVE, override=change)
-        runs: list[Any] = [("run", shape)]
-        assert passes == ([("points", (few, shape[1]))] if number == 0 else []) + runs
-        expected = embgrad.gradients(built, batch, OBJECTIVE, at=["word", "layer.0"], override=change)["word"]
-        np.testing.assert_array_equal(found.values, expected.values)
-        np.testing.assert_array_equal(found.ids, batch)
-    embgrad.gradients(built, ids(6, 3), OBJECTIVE, override=change)
-    assert passes[-2:] == [("points", (2, 3)), ("run", (6, 3))]
+    assert actual.provenance["path"] == expected.provenance["path"]
+    np.testing.assert_array_equal(actual.values, expected.values)
 
 
 class Turning:
@@ -236,7 +212,7 @@ class Turning:
         return {"logits": (rows[0] if len(rows) == 1 else rows[0] + rows[1]).mean(1) @ built["W"]}
 
 
-def test_what_is_remembered_of_the_word_is_shown_to_hold() -> None:
+def test_the_remembered_word_lookup_is_verified() -> None:
     turning, random = Turning(), np.random.default_rng(0)
     weights = {"E": random.normal(size=(50, 4)), "F": random.normal(size=(50, 4)), "W": random.normal(size=(4, 3))}
     built, batch = ReferenceModel(turning, weights), ids(6, 4)
@@ -247,9 +223,9 @@ def test_what_is_remembered_of_the_word_is_shown_to_hold() -> None:
     for _ in range(2):
         for name in ("E", "F"):
             turning.tables = [name]
-            found = asked()
-            assert found.provenance["path"] == f"{name}#0"
-            np.testing.assert_array_equal(found.activations, weights[name][batch] + 0.5)
+            actual = asked()
+            assert actual.provenance["path"] == f"{name}#0"
+            np.testing.assert_array_equal(actual.activations, weights[name][batch] + 0.5)
         turning.tables = ["E", "F"]
         with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 lookups"):
             asked()

@@ -43,19 +43,18 @@ def test_every_public_function_has_a_call_or_takes_no_model() -> None:
 
 
 def test_every_public_method_that_takes_a_model_is_called() -> None:
-    found = {
+    actual = {
         f"{name}.{method}"
         for name in embgrad.__all__
         if inspect.isclass(kind := getattr(embgrad, name)) and name != "Backend"
         for method, function in inspect.getmembers(kind, inspect.isfunction)
         if takes_a_model(function)
     }
-    assert found == METHODS.keys()
+    assert actual == METHODS.keys()
     assert {call.function for call in CALLS.values()} >= set(METHODS.values())
 
 
 def test_every_option_of_gradients_has_a_call() -> None:
-    """Those that change what happens to the model, that is; `at` and `pads` are the others' affair."""
     given: set[str] = set()
 
     class Noting(Asked):
@@ -82,7 +81,7 @@ def call(make: Callable[[Asked], Any], *passes: str) -> PublicCall:
     return PublicCall("gradients", make, frozenset(passes))
 
 
-def test_what_leaves_nothing() -> None:
+def test_a_call_without_side_effects_has_no_findings() -> None:
     assert trial().traces(call(Asked.gradients, "forward", "backward", "objective")) == []
 
 
@@ -155,15 +154,15 @@ def sets_a_variable(one: Asked) -> None:
         (lambda one: None, "success: it does not reach 'backward'"),
     ],
 )
-def test_a_trace_is_found(make: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_side_effect_is_reported(make: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EMBGRAD_LEFT", raising=False)
-    found = trial().traces(call(make, "backward"))
+    actual = trial().traces(call(make, "backward"))
     monkeypatch.delenv("EMBGRAD_LEFT", raising=False)
-    assert any(line.startswith(said) for line in found), found
+    assert any(line.startswith(said) for line in actual), actual
 
 
 def test_an_object_in_a_state_is_equal_to_itself_alone() -> None:
-    one = [1]
-    assert different("", {"a": Same(one)}, {"a": Same(one)}) == {}
-    assert list(different("", {"a": [Same(one)]}, {"a": [Same([1])]})) == ["/a/0"]
-    assert len({Same(one), Same(one)}) == 1
+    item = [1]
+    assert different("", {"a": Same(item)}, {"a": Same(item)}) == {}
+    assert list(different("", {"a": [Same(item)]}, {"a": [Same([1])]})) == ["/a/0"]
+    assert len({Same(item), Same(item)}) == 1

@@ -31,18 +31,18 @@ def report(ids: Any = IDS, mask: Any = MASK, **options: Any) -> embgrad.PaddingR
 
 
 def test_a_masked_mean_gives_padding_nothing() -> None:
-    found = report()
-    assert (found.pad_id, found.pads, found.positions, found.mask_taken, found.doors) == (0, 1, 6, True, ())
-    assert found.row_norm == pytest.approx(np.linalg.norm(TABLE[0]), rel=1e-12)
+    actual = report()
+    assert (actual.pad_id, actual.pads, actual.positions, actual.mask_taken, actual.doors) == (0, 1, 6, True, ())
+    assert actual.row_norm == pytest.approx(np.linalg.norm(TABLE[0]), rel=1e-12)
     # Each real position has the slope over its example's length: three thirds and two halves, of six positions or five.
-    assert found.average_off == pytest.approx(1 / 6, rel=1e-12)
-    assert found.saliency_off == pytest.approx(-1 / 6, rel=1e-12)
+    assert actual.average_off == pytest.approx(1 / 6, rel=1e-12)
+    assert actual.saliency_off == pytest.approx(-1 / 6, rel=1e-12)
 
 
-def test_the_pad_id_as_a_token_has_a_door_of_its_own() -> None:
-    found = report([[0, 5, 7], [2, 9, 0]])
-    assert found.doors == ("lookup at real positions",)
-    assert found.at_real == pytest.approx(np.linalg.norm(SLOPE) / 3, rel=1e-12)
+def test_the_pad_id_as_a_real_token_is_reported() -> None:
+    actual = report([[0, 5, 7], [2, 9, 0]])
+    assert actual.doors == ("lookup at real positions",)
+    assert actual.at_real == pytest.approx(np.linalg.norm(SLOPE) / 3, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -64,21 +64,20 @@ def test_batches_without_padding_of_one_id(ids: Any, mask: Any, message: str) ->
 
 
 @pytest.mark.parametrize("at", ["pool", "rows"])
-def test_a_point_that_is_no_lookup(at: str) -> None:
+def test_a_point_other_than_a_lookup_is_refused(at: str) -> None:
     message = rf"the point '{at}' is no lookup of the batch's ids: expected one, such as at='word'"
     with pytest.raises(embgrad.PointError, match=message):
         report(at=at)
 
 
 @pytest.mark.parametrize("at", [["word"], None, ""])
-def test_what_is_no_name_of_one_point(at: Any) -> None:
+def test_anything_but_one_point_name_is_refused(at: Any) -> None:
     with pytest.raises(embgrad.PointError, match=r"at is .*: expected the name of a point, .*one call for each lookup"):
         report(at=at)
 
 
 @pytest.mark.parametrize("ids", [[[3, 5, 7], [2, 9, 0]], [[3, 5, 7], [2, 9, 1]]])
-def test_a_lookup_of_something_else(ids: Any) -> None:
-    """The pad id would be a row of another table."""
+def test_a_lookup_of_other_indices_is_refused(ids: Any) -> None:
 
     def with_positions(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         rows = lookup(model["E"], input_ids) + lookup(model["places"], np.arange(3)[None])

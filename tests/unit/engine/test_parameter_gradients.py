@@ -33,36 +33,36 @@ def model(function: Any = forward, dtype: str = "float64") -> ReferenceModel:
 
 
 def differences(name: str, objective: Any, step: float = 1e-4) -> np.ndarray:
-    found = np.zeros_like(WEIGHTS[name])
+    actual = np.zeros_like(WEIGHTS[name])
 
-    def total(place: tuple[int, ...], by: float) -> float:
+    def total(index: tuple[int, ...], by: float) -> float:
         built = model()
-        built[name].value[place] += by
+        built[name].value[index] += by
         return float(embgrad.gradients(built, IDS, objective).objective.sum())
 
-    for place in np.ndindex(found.shape):
-        wide, narrow = (total(place, k * step) - total(place, -k * step) for k in (2, 1))
-        found[place] = (8 * narrow - wide) / (12 * step)
-    return found
+    for index in np.ndindex(actual.shape):
+        wide, narrow = (total(index, k * step) - total(index, -k * step) for k in (2, 1))
+        actual[index] = (8 * narrow - wide) / (12 * step)
+    return actual
 
 
 @pytest.mark.parametrize("objective", [embgrad.CrossEntropy(LABELS), embgrad.Sum(), embgrad.Margin(0, against=1)])
 def test_every_parameter_by_finite_differences(objective: Any) -> None:
-    found = embgrad.parameter_gradients(model(), IDS, objective)
-    assert list(found) == list(WEIGHTS)
-    assert len(found) == 5
-    assert found.unreached == ("unused",)
+    actual = embgrad.parameter_gradients(model(), IDS, objective)
+    assert list(actual) == list(WEIGHTS)
+    assert len(actual) == 5
+    assert actual.unreached == ("unused",)
     for name, value in WEIGHTS.items():
-        assert found[name].shape == value.shape
+        assert actual[name].shape == value.shape
         if name != "unused":
-            np.testing.assert_allclose(found[name], differences(name, objective), atol=1e-9)
-    assert not found["unused"].any()
+            np.testing.assert_allclose(actual[name], differences(name, objective), atol=1e-9)
+    assert not actual["unused"].any()
     result = embgrad.gradients(model(), IDS, objective)
-    np.testing.assert_array_equal(found.objective, result.objective)
-    np.testing.assert_allclose(found["E"], result.table().to_dense(), atol=1e-14)
+    np.testing.assert_array_equal(actual.objective, result.objective)
+    np.testing.assert_allclose(actual["E"], result.table().to_dense(), atol=1e-14)
 
 
-def test_objectives_of_the_users_own() -> None:
+def test_native_objectives() -> None:
     ours = embgrad.parameter_gradients(model(), IDS, embgrad.Logit(2))
     native = embgrad.parameter_gradients(model(), IDS, lambda logits: logits.column(2))
     scalar = embgrad.parameter_gradients(model(), IDS, embgrad.Scalar(lambda logits: logits.column(2).sum(0)))
@@ -75,12 +75,12 @@ def test_objectives_of_the_users_own() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dtypes(dtype: str) -> None:
-    found = embgrad.parameter_gradients(model(dtype=dtype), IDS, embgrad.Sum())
+    actual = embgrad.parameter_gradients(model(dtype=dtype), IDS, embgrad.Sum())
     exact = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
-    assert found.provenance["compute_dtype"] == dtype
+    assert actual.provenance["compute_dtype"] == dtype
     for name in WEIGHTS:
-        np.testing.assert_allclose(found[name], exact[name], atol=5e-2 if dtype == "float16" else 1e-5)
-    assert found["unused"].dtype == (np.float64 if dtype == "float64" else np.float32)
+        np.testing.assert_allclose(actual[name], exact[name], atol=5e-2 if dtype == "float16" else 1e-5)
+    assert actual["unused"].dtype == (np.float64 if dtype == "float64" else np.float32)
 
 
 def test_several_parts() -> None:
@@ -91,25 +91,25 @@ def test_several_parts() -> None:
         return (lookup(model["E"], input_ids) @ model["W"] + model["b"]).tanh().mean(1)
 
     parts = [model(body), model(head)]
-    found = embgrad.parameter_gradients(parts, IDS, embgrad.Sum(), call=lambda parts, ids: parts[1](parts[0](ids)))
+    actual = embgrad.parameter_gradients(parts, IDS, embgrad.Sum(), call=lambda parts, ids: parts[1](parts[0](ids)))
     whole = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
-    assert list(found) == [f"{part}.{name}" for part in range(2) for name in WEIGHTS]
+    assert list(actual) == [f"{part}.{name}" for part in range(2) for name in WEIGHTS]
     for name, part in {"E": 0, "W": 0, "b": 0, "H": 1}.items():
-        np.testing.assert_array_equal(found[f"{part}.{name}"], whole[name])
-    assert set(found.unreached) == set(found) - {"0.E", "0.W", "0.b", "1.H"}
+        np.testing.assert_array_equal(actual[f"{part}.{name}"], whole[name])
+    assert set(actual.unreached) == set(actual) - {"0.E", "0.W", "0.b", "1.H"}
 
 
 def test_it_is_a_mapping() -> None:
-    found = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
-    assert "W" in found
-    assert "w" not in found
-    assert dict(found).keys() == WEIGHTS.keys()
-    assert found.get("nothing") is None
-    assert repr(found).startswith(
+    actual = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
+    assert "W" in actual
+    assert "w" not in actual
+    assert dict(actual).keys() == WEIGHTS.keys()
+    assert actual.get("nothing") is None
+    assert repr(actual).startswith(
         "ParameterGradients(5 parameters, 74 numbers, 1 unreached, of embgrad.testing.tensors"
     )
     with pytest.raises(KeyError, match=r"no parameter 'unsued'\. Did you mean 'unused'\?"):
-        found["unsued"]
+        actual["unsued"]
 
 
 def test_the_arrays_are_the_callers_own() -> None:
@@ -125,13 +125,10 @@ def test_the_arrays_are_the_callers_own() -> None:
 
 
 def test_provenance() -> None:
-    found = embgrad.parameter_gradients(model(), IDS, embgrad.CrossEntropy(LABELS))
-    assert found.provenance["names"] == "native"
-    assert found.provenance["objective"]["class"] == "CrossEntropy"
-    assert "point" not in found.provenance
-
-
-# Canonical names
+    actual = embgrad.parameter_gradients(model(), IDS, embgrad.CrossEntropy(LABELS))
+    assert actual.provenance["names"] == "native"
+    assert actual.provenance["objective"]["class"] == "CrossEntropy"
+    assert "point" not in actual.provenance
 
 
 def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,13 +145,13 @@ def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Able()}, {}))
     native = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
-    found = embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
-    assert list(found) == ["other.E", "encoder.dense.weight", "encoder.dense.bias", "other.H", "other.unused"]
-    np.testing.assert_array_equal(found["encoder.dense.weight"], native["W"].T)
-    assert found["encoder.dense.weight"].flags.c_contiguous
-    np.testing.assert_array_equal(found["other.H"], native["H"])
-    assert found.unreached == ("other.unused",)
-    assert found.provenance["names"] == "canonical"
+    actual = embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
+    assert list(actual) == ["other.E", "encoder.dense.weight", "encoder.dense.bias", "other.H", "other.unused"]
+    np.testing.assert_array_equal(actual["encoder.dense.weight"], native["W"].T)
+    assert actual["encoder.dense.weight"].flags.c_contiguous
+    np.testing.assert_array_equal(actual["other.H"], native["H"])
+    assert actual.unreached == ("other.unused",)
+    assert actual.provenance["names"] == "canonical"
 
 
 def test_a_parameter_without_a_canonical_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,19 +171,10 @@ def test_a_model_without_canonical_names() -> None:
         embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
 
 
-# What is refused
-
-
 @pytest.mark.parametrize("names", ["natives", "canonic", None, 3, ["native"], np.array(["native", "canonical"])])
 def test_names_that_are_refused(names: Any) -> None:
     with pytest.raises(embgrad.BatchError, match=r"names is .*: expected 'native' or 'canonical'"):
         embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names=names)
-
-
-@pytest.mark.parametrize("call", [[], 3, "model"])
-def test_a_call_that_is_no_function(call: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"call is .*: expected a function, call\(model, inputs\)"):
-        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), call=call)
 
 
 def test_an_objective_that_depends_on_no_parameter() -> None:
@@ -227,19 +215,12 @@ def test_a_backend_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
             embgrad.gradients(model(), IDS, embgrad.Sum(), **{option: {"word": lambda x: x}})  # type: ignore[call-overload]
 
 
-def test_a_mask_that_is_not_taken_is_said_where_the_call_is() -> None:
-    batch = embgrad.TokenBatch(IDS, [[1, 1, 1], [1, 1, 0]])
-    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask") as caught:
-        embgrad.parameter_gradients(model(), batch, embgrad.Sum())
-    assert {one.filename for one in caught} == {__file__}
-
-
-def test_training_draws_as_the_users_own_forward_pass() -> None:
+def test_training_draws_the_random_numbers_of_a_plain_forward_pass() -> None:
     def dropping(model: Any, input_ids: np.ndarray) -> Tensor:
         return model.dropout(lookup(model["E"], input_ids).mean(1) @ model["W"], 0.5) @ model["H"]
 
     built, own = model(dropping), model(dropping)
-    found = embgrad.parameter_gradients(built, IDS, embgrad.Sum(), training=True)
+    actual = embgrad.parameter_gradients(built, IDS, embgrad.Sum(), training=True)
     own.training = True
-    np.testing.assert_allclose(found.objective, own(IDS).value.sum(1), rtol=1e-12)
+    np.testing.assert_allclose(actual.objective, own(IDS).value.sum(1), rtol=1e-12)
     assert not built.training

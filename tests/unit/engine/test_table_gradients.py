@@ -60,88 +60,66 @@ def computed(model: Any, input_ids: np.ndarray) -> Tensor:
 
 def differences(forward: Any, objective: Any, step: float = 1e-4) -> np.ndarray:
     """The whole gradient of the table by central differences of fourth order."""
-    found = np.zeros((VOCAB, DIM))
+    actual = np.zeros((VOCAB, DIM))
 
-    def total(place: tuple[int, ...], by: float) -> float:
+    def total(index: tuple[int, ...], by: float) -> float:
         built = model(forward)
-        built["E"].value[place] += by
+        built["E"].value[index] += by
         return float(embgrad.gradients(built, IDS, objective, at="E#0").objective.sum())
 
-    for place in np.ndindex(found.shape):
-        wide, narrow = (total(place, k * step) - total(place, -k * step) for k in (2, 1))
-        found[place] = (8 * narrow - wide) / (12 * step)
-    return found
+    for index in np.ndindex(actual.shape):
+        wide, narrow = (total(index, k * step) - total(index, -k * step) for k in (2, 1))
+        actual[index] = (8 * narrow - wide) / (12 * step)
+    return actual
 
 
 @pytest.mark.parametrize("forward", [tied, untied, twice, same])
 def test_the_total_is_the_whole_gradient_of_the_table(forward: Any) -> None:
     objective = embgrad.CrossEntropy(LABELS)
-    found = embgrad.table_gradients(model(forward), IDS, objective, at="E#0")
-    np.testing.assert_allclose(found.total, differences(forward, objective), atol=1e-9)
-    np.testing.assert_array_equal(found.total, found.lookup + found.head)
-    assert found.apart < 1e-14
-    assert (found.names, found.tied, found.path, found.padding) == (("E",), forward in (tied, twice), "E", None)
-    assert found.lookups == (2 if forward in (twice, same) else 1)
-    assert found.head.any() == (forward in (tied, twice))
+    actual = embgrad.table_gradients(model(forward), IDS, objective, at="E#0")
+    np.testing.assert_allclose(actual.total, differences(forward, objective), atol=1e-9)
+    np.testing.assert_array_equal(actual.total, actual.lookup + actual.head)
+    assert actual.apart < 1e-14
+    assert (actual.names, actual.tied, actual.path, actual.padding) == (("E",), forward in (tied, twice), "E", None)
+    assert actual.lookups == (2 if forward in (twice, same) else 1)
+    assert actual.head.any() == (forward in (tied, twice))
 
 
 def test_the_parts_of_a_tied_table() -> None:
-    """By hand: with the head's table held fast, and with the lookup's."""
     objective = embgrad.CrossEntropy(LABELS)
     built = model(untied)
     built["F"].value = built["E"].value.copy()
     by_lookup = embgrad.gradients(built, IDS, objective).table().to_dense()
     by_head = embgrad.parameter_gradients(built, IDS, objective)["F"]
-    found = embgrad.table_gradients(model(tied), IDS, objective)
-    np.testing.assert_allclose(found.lookup, by_lookup, atol=1e-15)
-    np.testing.assert_allclose(found.head, by_head, atol=1e-15)
+    actual = embgrad.table_gradients(model(tied), IDS, objective)
+    np.testing.assert_allclose(actual.lookup, by_lookup, atol=1e-15)
+    np.testing.assert_allclose(actual.head, by_head, atol=1e-15)
     assert by_head.any(axis=1).all()  # each row of it
     assert not by_lookup[[0, 4]].any()
 
 
-def test_all_lookups_in_the_table_count_whichever_is_named() -> None:
-    objective = embgrad.CrossEntropy(LABELS)
-    first, second, path = (embgrad.table_gradients(model(twice), IDS, objective, at=at) for at in ("word", "E#1", "E"))
-    np.testing.assert_array_equal(first.lookup, second.lookup)
-    np.testing.assert_array_equal(first.lookup, path.lookup)
-    each = embgrad.gradients(model(twice), IDS, objective, at=["E#0", "E#1"])
-    np.testing.assert_allclose(first.lookup, sum(one.table().to_dense() for one in each.values()), atol=1e-14)
-
-
-def test_two_lookups_of_the_ids_in_one_table_are_one_table() -> None:
-    found = embgrad.table_gradients(model(same), IDS, embgrad.Sum())
-    assert (found.path, found.lookups) == ("E", 2)
-
-
 def test_the_arrays_are_contiguous() -> None:
-    """Of a head that is the table's transpose too, whose gradient comes transposed."""
-    found = embgrad.table_gradients(model(tied), IDS, embgrad.CrossEntropy(LABELS))
-    for array in (found.lookup, found.head, found.total, found.own):
+    actual = embgrad.table_gradients(model(tied), IDS, embgrad.CrossEntropy(LABELS))
+    for array in (actual.lookup, actual.head, actual.total, actual.own):
         assert array is not None
         assert array.flags.c_contiguous
 
 
-@pytest.mark.parametrize("call", [[], 3, "model"])
-def test_a_call_that_is_no_function(call: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"call is .*: expected a function, call\(model, inputs\)"):
-        embgrad.table_gradients(model(tied), IDS, embgrad.Sum(), call=call)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_figures_and_what_is_said(dtype: str) -> None:
-    found = embgrad.table_gradients(model(tied, dtype), IDS, embgrad.CrossEntropy(LABELS))
-    assert found.lookup.dtype == found.head.dtype == found.total.dtype == dtype
-    assert found.apart < 1e-6
-    assert repr(found).startswith("TableGradients('E', 7 × 4, norms: lookup ")
-    assert repr(found).endswith("; tied)")
-    assert found.provenance["compute_dtype"] == dtype
-    assert found.provenance["backend"] == "reference"
+def test_dtypes_repr_and_provenance(dtype: str) -> None:
+    actual = embgrad.table_gradients(model(tied, dtype), IDS, embgrad.CrossEntropy(LABELS))
+    assert actual.lookup.dtype == actual.head.dtype == actual.total.dtype == dtype
+    assert actual.apart < 1e-6
+    assert repr(actual).startswith("TableGradients('E', 7 × 4, norms: lookup ")
+    assert repr(actual).endswith("; tied)")
+    assert actual.provenance["compute_dtype"] == dtype
+    assert actual.provenance["backend"] == "reference"
 
 
 def test_figures_of_gradients_whose_squares_are_no_float32() -> None:
-    found = embgrad.table_gradients(model(untied, "float32"), IDS, embgrad.CrossEntropy(LABELS))
+    actual = embgrad.table_gradients(model(untied, "float32"), IDS, embgrad.CrossEntropy(LABELS))
     tiny = replace(
-        found, lookup=found.lookup * np.float32(1e-30), head=found.head * np.float32(1e-30), own=found.lookup
+        actual, lookup=actual.lookup * np.float32(1e-30), head=actual.head * np.float32(1e-30), own=actual.lookup
     )
     assert tiny.apart == pytest.approx(1.0)
     off = replace(tiny, own=tiny.lookup * np.float32(1.5))
@@ -149,7 +127,7 @@ def test_figures_of_gradients_whose_squares_are_no_float32() -> None:
     assert "norms: lookup 0," not in repr(off)
 
 
-def test_objectives_of_the_users_own() -> None:
+def test_native_objectives() -> None:
     ours = embgrad.table_gradients(model(tied), IDS, embgrad.Logit(2))
     for objective in (lambda logits: logits.column(2), embgrad.Scalar(lambda logits: logits.column(2).sum(0))):
         native = embgrad.table_gradients(model(tied), IDS, objective)
@@ -158,25 +136,22 @@ def test_objectives_of_the_users_own() -> None:
 
 def test_a_table_that_is_reached_by_other_ways_alone() -> None:
     objective = embgrad.Sum()
-    found = embgrad.table_gradients(model(penalised), IDS, objective)
-    assert not found.lookup.any()
-    np.testing.assert_allclose(found.head, 2 * 2 * WEIGHTS["E"], atol=1e-14)  # for each of two examples
-    assert found.apart < 1e-15
+    actual = embgrad.table_gradients(model(penalised), IDS, objective)
+    assert not actual.lookup.any()
+    np.testing.assert_allclose(actual.head, 2 * 2 * WEIGHTS["E"], atol=1e-14)  # for each of two examples
+    assert actual.apart < 1e-15
 
 
-def test_in_training_mode_there_is_no_second_draw() -> None:
+def test_training_mode_draws_random_numbers_once() -> None:
     def dropping(model: Any, input_ids: np.ndarray) -> Tensor:
         return model.dropout(hidden(model, lookup(model["E"], input_ids)), 0.5) @ model["E"].swap(0, 1)
 
     built, own = model(dropping), model(dropping)
-    found = embgrad.table_gradients(built, IDS, embgrad.Sum(), training=True)
+    actual = embgrad.table_gradients(built, IDS, embgrad.Sum(), training=True)
     result = embgrad.gradients(own, IDS, embgrad.Sum(), training=True)  # the same random numbers
-    np.testing.assert_allclose(found.lookup, result.table().to_dense(), atol=1e-14)
-    assert found.own is found.apart is None
+    np.testing.assert_allclose(actual.lookup, result.table().to_dense(), atol=1e-14)
+    assert actual.own is actual.apart is None
     assert built.random.bit_generator.state == own.random.bit_generator.state
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(
@@ -196,7 +171,7 @@ def test_in_training_mode_there_is_no_second_draw() -> None:
         (tied, {"at": ""}, embgrad.PointError, "at is '': expected the name of a point"),
     ],
 )
-def test_what_is_no_table(forward: Any, options: Any, kind: type[Exception], message: str) -> None:
+def test_anything_but_a_table_is_refused(forward: Any, options: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         embgrad.table_gradients(model(forward), IDS, embgrad.Sum(), **options)
 
@@ -231,23 +206,3 @@ def test_a_gradient_that_is_not_finite(way: str) -> None:
         embgrad.NoGradientError, match=rf"of the table 'E' through its {way} is nan at row \d, and in \d+ of 28"
     ):
         embgrad.table_gradients(model(steep), IDS, embgrad.Sum())
-
-
-def test_a_mask_that_is_not_taken_is_said_where_the_call_is() -> None:
-    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask") as caught:
-        embgrad.table_gradients(model(tied), embgrad.TokenBatch(IDS, [[1, 1, 1], [1, 1, 0]]), embgrad.Sum())
-    assert {one.filename for one in caught} == {__file__}
-
-
-# Padding
-
-
-def test_a_report_on_padding_says_where_the_call_is_that_the_mask_is_not_taken() -> None:
-    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask") as caught:
-        embgrad.padding_report(model(untied), embgrad.TokenBatch(IDS, IDS != 1), embgrad.Sum())
-    assert {one.filename for one in caught} == {__file__}
-
-
-def test_nothing_but_padding_cannot_be_reported_on() -> None:
-    with pytest.raises(embgrad.BatchError, match="zero at all 6 positions: expected 1 at real positions"):
-        embgrad.padding_report(model(untied), embgrad.TokenBatch(np.zeros_like(IDS), np.zeros_like(IDS)), embgrad.Sum())

@@ -21,7 +21,7 @@ def model() -> ReferenceModel:
     return ReferenceModel(forward, {name: value.copy() for name, value in WEIGHTS.items()})
 
 
-def test_values_are_put_and_taken_back() -> None:
+def test_substituted_values_are_restored() -> None:
     built, ids = model(), [[3, 5], [2, 9]]
     with substituted(built, {"W": WEIGHTS["W"] * 2}):
         doubled = embgrad.gradients(built, ids, embgrad.Logit(1))
@@ -47,7 +47,7 @@ def test_values_are_put_and_taken_back() -> None:
         ),
     ],
 )
-def test_values_that_cannot_be_put(values: Any, message: str) -> None:
+def test_unfit_values_are_refused(values: Any, message: str) -> None:
     built = model()
     with pytest.raises(embgrad.EmbgradError, match=message), substituted(built, {"E": WEIGHTS["E"] + 1} | values):
         raise AssertionError("nothing is put, and nothing run")

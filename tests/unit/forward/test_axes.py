@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import embgrad
 from embgrad.forward.axes import Arrangement, of_lookup, of_module
@@ -24,70 +22,13 @@ def seen_lookup(indices: Any) -> Lookup:
     return Lookup("table", 0, indices, 10, DIM, layout_of(indices, IDS))
 
 
-def expect_inverse(place: Arrangement) -> None:
+def expect_inverse(arrangement: Arrangement) -> None:
     """What is seen, put back, is the tensor itself."""
-    tensor = np.arange(float(np.prod(place.native))).reshape(place.native)
-    seen = place.to_user_axes(tensor)
-    assert seen.shape == place.shape
-    if not place.shared:
-        np.testing.assert_array_equal(place.to_native_axes(seen), tensor)
-
-
-# Lookups
-
-
-@pytest.mark.parametrize("indices", [IDS, IDS.ravel(), IDS[None], IDS[..., None], IDS.T, IDS.T.ravel()])
-@pytest.mark.parametrize("by_role", [True, False])
-def test_a_lookup_of_the_ids_is_seen_by_example_and_position(indices: np.ndarray, by_role: bool) -> None:
-    place = of_lookup("word", seen_lookup(indices), BATCH, by_role=by_role)
-    assert place.native == (*indices.shape, DIM)
-    assert place.shape == place.editable == (2, 3, DIM)
-    assert place.is_batch
-    assert not place.shared
-    expect_inverse(place)
-    table = np.random.default_rng(0).normal(size=(10, DIM))
-    np.testing.assert_array_equal(place.to_user_axes(table[indices]), table[IDS])
-
-
-@pytest.mark.parametrize("indices", [np.arange(3), np.arange(3)[None], np.arange(3)[:, None]])
-def test_a_lookup_that_all_examples_share(indices: np.ndarray) -> None:
-    place = of_lookup("position", seen_lookup(indices), BATCH, by_role=True)
-    assert place.shared
-    assert place.is_batch
-    assert (place.shape, place.editable) == ((2, 3, DIM), (3, DIM))
-    np.testing.assert_array_equal(place.ids, [[0, 1, 2]] * 2)
-    rows = np.random.default_rng(0).normal(size=place.native)
-    np.testing.assert_array_equal(place.to_user_axes(rows), [rows.reshape(3, DIM)] * 2)
-    own = of_lookup("table", seen_lookup(indices), BATCH, by_role=False)
-    assert (own.shape, own.native, own.is_batch, own.shared) == ((*indices.shape, DIM), own.native, False, False)
-    expect_inverse(own)
-
-
-def test_another_lookup_of_one_index_a_position() -> None:
-    place = of_lookup("type", seen_lookup(IDS + 1), BATCH, by_role=True)
-    assert place.is_batch
-    assert place.layout is None
-    expect_inverse(place)
-
-
-def test_another_lookup_time_major() -> None:
-    indices = np.broadcast_to(np.arange(3)[:, None], (3, 2))
-    place = of_lookup("position", seen_lookup(indices), BATCH, by_role=True)
-    assert place.shape == (2, 3, DIM)
-    np.testing.assert_array_equal(place.ids, [[0, 1, 2]] * 2)
-    expect_inverse(place)
-    assert of_lookup("table", seen_lookup(indices), BATCH, by_role=False).shape == (3, 2, DIM)
-
-
-def test_a_square_lookup_goes_by_the_axis_that_was_found() -> None:
-    batch = embgrad.TokenBatch(np.arange(9).reshape(3, 3))
-    indices = np.broadcast_to(np.arange(3)[:, None], (3, 3)) + 5
-    one = Lookup("table", 0, indices, 10, DIM, None)
-    turned = of_lookup("position", one, batch, 1, by_role=True)
-    np.testing.assert_array_equal(turned.ids, [[5, 6, 7]] * 3)
-    expect_inverse(turned)
-    straight = of_lookup("position", one, batch, 0, by_role=True)
-    np.testing.assert_array_equal(straight.ids, indices)
+    tensor = np.arange(float(np.prod(arrangement.native))).reshape(arrangement.native)
+    seen = arrangement.to_user_axes(tensor)
+    assert seen.shape == arrangement.shape
+    if not arrangement.shared:
+        np.testing.assert_array_equal(arrangement.to_native_axes(seen), tensor)
 
 
 def test_a_lookup_of_other_indices_has_no_role() -> None:
@@ -96,11 +37,8 @@ def test_a_lookup_of_other_indices_has_no_role() -> None:
         match=r"the point 'type' is table#0 .*for each of 2 examples and 3 positions; .*'table'",
     ):
         of_lookup("type", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=True)
-    place = of_lookup("table", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=False)
-    assert (place.shape, place.is_batch) == ((3, 3, DIM), False)
-
-
-# Modules
+    arrangement = of_lookup("table", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=False)
+    assert (arrangement.shape, arrangement.is_batch) == ((3, 3, DIM), False)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +58,14 @@ def test_a_lookup_of_other_indices_has_no_role() -> None:
     ],
 )
 def test_a_module_by_its_path(shape: tuple[int, ...], seen: tuple[int, ...], is_batch: bool) -> None:
-    place = of_module("path", shape, BATCH, None, by_role=False)
-    assert (place.native, place.shape, place.is_batch, place.shared) == (shape, seen, is_batch, False)
-    expect_inverse(place)
+    arrangement = of_module("path", shape, BATCH, None, by_role=False)
+    assert (arrangement.native, arrangement.shape, arrangement.is_batch, arrangement.shared) == (
+        shape,
+        seen,
+        is_batch,
+        False,
+    )
+    expect_inverse(arrangement)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (6, 4), (2, 3, 4, 5), (4, 2, 3), (2, 4, 3), (2, 3)])
@@ -131,22 +74,6 @@ def test_a_role_needs_an_entry_for_each_example_and_position(shape: tuple[int, .
         embgrad.UnsupportedError, match=r"'layer.0' has the shape .*: expected \(example, position, dim\)"
     ):
         of_module("layer.0", shape, BATCH, None, by_role=True)
-
-
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.booleans())
-def test_modules_are_seen_alike_whichever_axis_comes_first(
-    examples: int, positions: int, dim: int, turned: bool
-) -> None:
-    batch = embgrad.TokenBatch(np.arange(examples * positions).reshape(examples, positions))
-    values = np.random.default_rng(0).normal(size=(examples, positions, dim))
-    native = values.swapaxes(0, 1) if turned else values
-    axis = int(turned) if examples == positions > 1 else None
-    place = of_module("layer.0", native.shape, batch, axis, by_role=True)
-    np.testing.assert_array_equal(place.to_user_axes(native), values)
-    np.testing.assert_array_equal(place.to_native_axes(values), native)
-
-
-# Through the call
 
 
 def random(*shape: int) -> np.ndarray:
@@ -220,7 +147,6 @@ def test_a_square_batch_that_a_model_takes_only_whole() -> None:
 
 
 def test_a_square_batch_of_which_a_model_takes_no_part() -> None:
-    """As where a further input, such as a cache, goes with all examples."""
 
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
         return model.module("layer.0", lambda x: x * Tensor(np.ones((3, 3, 1))), lookup(model["E"], input_ids)).sum(1)
@@ -229,6 +155,6 @@ def test_a_square_batch_of_which_a_model_takes_no_part() -> None:
     ids = np.arange(9).reshape(3, 3)
     with pytest.raises(
         embgrad.AmbiguousPointError, match=r"one example less, which would show them, raised ValueError"
-    ) as told:
+    ) as listed:
         embgrad.gradients(built, ids, embgrad.Sum(), at="layer.0")
-    assert isinstance(told.value.__cause__, ValueError)
+    assert isinstance(listed.value.__cause__, ValueError)

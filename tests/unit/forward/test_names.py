@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,9 +28,6 @@ def simple(*paths: str) -> Trace:
     for path in paths or ("table",):
         trace.lookup(path, IDS)
     return trace
-
-
-# Names that mean a point
 
 
 @pytest.mark.parametrize(
@@ -137,9 +133,6 @@ def test_several_lookups_of_the_ids() -> None:
         named(trace, "word#2")
 
 
-# Names that mean none
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -239,8 +232,7 @@ def test_roles_that_a_llama_lacks(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["position", "type"])
-def test_roles_that_nothing_tells_in_a_batch_of_one_position(role: str) -> None:
-    """It is not said that the model makes no such lookup: it may."""
+def test_roles_that_cannot_be_identified_in_a_batch_of_one_position(role: str) -> None:
     trace = Trace(embgrad.TokenBatch(IDS[:, :1]))
     trace.lookup("table", IDS[:, :1])
     trace.lookup("second", np.zeros((1, 1), int))
@@ -258,21 +250,3 @@ def test_no_lookup_of_the_ids(name: str) -> None:
         embgrad.PointNotReachedError, match=r"no lookup whose indices are the batch's ids.*table#0 \(1000"
     ):
         named(trace, name)
-
-
-# What a call of the user's says of it
-
-
-def test_names_are_resolved_by_what_the_ids_do(monkeypatch: Any) -> None:
-    """Of positions that equal the ids by chance it is told by other ids that they are the position's, not the word's."""
-    from embgrad.testing.reference import ReferenceModel, lookup
-
-    def forward(model: Any, input_ids: np.ndarray) -> Any:
-        rows = lookup(model["P"], np.arange(input_ids.shape[1])[None]) + lookup(model["E"], input_ids)
-        return rows.tanh().mean(1)
-
-    random = np.random.default_rng(0)
-    model = ReferenceModel(forward, {"E": random.normal(size=(9, 4)), "P": random.normal(size=(9, 4))})
-    ids = np.arange(3)[None]
-    results = embgrad.gradients(model, ids, embgrad.Sum(), at=["word", "position"])
-    assert {name: one.provenance["path"] for name, one in results.items()} == {"word": "E#0", "position": "P#0"}

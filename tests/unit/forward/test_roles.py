@@ -15,6 +15,12 @@ BATCH = embgrad.TokenBatch(IDS)
 POSITIONS = np.arange(5)[None]
 
 
+def started() -> tuple[Trace, Value]:
+    """Return a trace that begins with the word lookup, and the rows that it returned."""
+    trace = Trace(BATCH)
+    return trace, trace.table("table", IDS)
+
+
 def layers_of(trace: Trace) -> list[str]:
     roles = trace.roles
     numbered = [roles[f"layer.{number}"] for number in range(len(roles)) if f"layer.{number}" in roles]
@@ -24,9 +30,6 @@ def layers_of(trace: Trace) -> list[str]:
 
 def outputs(path: str, count: int) -> list[str]:
     return [f"{path}.{number}:output#0" for number in range(count)]
-
-
-# Encoders
 
 
 def test_bert() -> None:
@@ -43,14 +46,8 @@ def test_bert() -> None:
     }
 
 
-@pytest.mark.parametrize("layers", [1, 2, 12])
-def test_any_number_of_layers(layers: int) -> None:
-    assert layers_of(bert(BATCH, layers)) == outputs("encoder.layer", layers)
-
-
 @pytest.mark.parametrize("shape", [(1, 5), (2, 2), (5, 5), (1, 1), (4, 1)])
 def test_bert_in_batches_of_every_shape(shape: tuple[int, int]) -> None:
-    """One position only, and as many examples as positions."""
     ids = np.random.default_rng(0).permutation(100)[: shape[0] * shape[1]].reshape(shape) + 50
     for types in (None, np.zeros(shape, int)):
         roles = bert(embgrad.TokenBatch(ids, types=types)).roles
@@ -78,8 +75,7 @@ def test_albert_calls_one_layer_repeatedly_and_projects_what_it_embeds() -> None
     assert trace.roles["embeddings"] == "embeddings:output#0"
 
 
-def test_one_layer_with_something_between_its_calls_is_no_single_layer() -> None:
-    """Its first call would be the last layer, too: of what comes between nothing is known, so nothing is said."""
+def test_a_layer_called_with_other_operations_between_has_no_role() -> None:
     trace = Trace(BATCH)
     x = bert_embeddings(trace)
     for _ in range(3):
@@ -126,7 +122,6 @@ def test_positions_of_padding_on_the_left() -> None:
 
 
 def test_positions_under_a_mask_with_holes() -> None:
-    """They go up by one from the first position to the last, though not at the real ones alone."""
     mask = np.array([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
     roles = bert(embgrad.TokenBatch(IDS, mask)).roles
     assert roles["position"] == "embeddings.position_embeddings#0"
@@ -134,7 +129,6 @@ def test_positions_under_a_mask_with_holes() -> None:
 
 
 def test_positions_of_one_token_with_padding() -> None:
-    """As a micro-batch may be: what the mask leaves out tells the positions, whatever their table is called."""
     batch = embgrad.TokenBatch([[7, 9]], [[0, 1]])
     trace = Trace(batch)
     for path, indices in (("words", batch.ids), ("segments", np.zeros((1, 2), int)), ("places", np.arange(2)[None])):
@@ -167,9 +161,6 @@ def test_gluonnlps_bert_has_no_module_for_its_embeddings() -> None:
     assert layers_of(trace) == outputs("encoder.transformer_cells", 3)
 
 
-# Decoders
-
-
 def test_gpt2_adds_its_positions_outside_a_module_and_ends_in_a_norm() -> None:
     trace = Trace(BATCH)
     trace.table("wte", IDS)
@@ -183,15 +174,15 @@ def test_gpt2_adds_its_positions_outside_a_module_and_ends_in_a_norm() -> None:
     assert layers_of(trace) == outputs("h", 2)
 
 
-def test_gpt2_without_dropout_takes_what_no_module_gave() -> None:
+def test_gpt2_without_dropout_uses_the_input_of_its_first_layer() -> None:
     trace = Trace(BATCH)
     trace.table("wte", IDS)
     trace.table("wpe", POSITIONS)
     stack(trace, "h", trace.hidden(), 2, "Block")
     assert trace.roles["embeddings"] == "h.0:input#0"
-    told = {point.key: point for point in trace.points}
-    assert told["h.0:input#0"].listed
-    assert not told["h.1:input#0"].listed
+    listed = {point.key: point for point in trace.points}
+    assert listed["h.0:input#0"].listed
+    assert not listed["h.1:input#0"].listed
 
 
 def test_gpt2_looks_its_types_up_among_its_words() -> None:
@@ -210,8 +201,8 @@ def test_llamas_embeddings_are_its_words() -> None:
     roles = trace.roles
     assert roles["embeddings"] == roles["word"] == "embed_tokens#0"
     assert not {"position", "type"} & set(roles)
-    told = {point.key: point.roles for point in trace.points}
-    assert told["embed_tokens#0"] == ("word", "embeddings")
+    listed = {point.key: point.roles for point in trace.points}
+    assert listed["embed_tokens#0"] == ("word", "embeddings")
 
 
 def test_gemma_scales_its_words() -> None:
@@ -220,9 +211,6 @@ def test_gemma_scales_its_words() -> None:
     stack(trace, "layers", trace.hidden(), 2)
     assert trace.roles["embeddings"] == "layers.0:input#0"
     assert trace.roles["word"] == "embed_tokens#0"
-
-
-# Encoders with decoders
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (2, 3), (3, 2), (1, 3), (2, 1)])
@@ -263,40 +251,9 @@ def test_barts_stacks_are_of_two_classes(encoder: int, decoder: int) -> None:
     assert trace.roles["embeddings"] == "encoder.layernorm_embedding:output#0"
 
 
-def test_a_decoder_alone_has_its_own_layers() -> None:
-    trace = Trace(BATCH)
-    stack(trace, "decoder.layers", trace.table("embed_tokens", IDS), 3)
-    assert layers_of(trace) == outputs("decoder.layers", 3)
-
-
-# Lists of several kinds
-
-
-@pytest.mark.parametrize("kinds", ["ABAB", "ABBABB", "ABBB", "BBBA", "AB", "ABC", "AABBCC", "AAAA"])
-def test_a_list_of_layers_of_several_kinds_is_one_stack(kinds: str) -> None:
-    """As in Jamba, or where one layer was put into a wrapper: without some of them the others had wrong numbers."""
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
-    for number, kind in enumerate(kinds):
-        x = encoder_layer(trace, f"layers.{number}", x, kind)
-    trace.new("norm", "LayerNorm", x)
-    assert layers_of(trace) == outputs("layers", len(kinds))
-    assert trace.roles["embeddings"] == "table#0"
-
-
-def test_a_list_with_a_layer_that_holds_no_modules() -> None:
-    trace = Trace(BATCH)
-    x = encoder_layer(trace, "layers.0", trace.table("table", IDS))
-    x = encoder_layer(trace, "layers.1", trace.new("layers.1.dropout", "Dropout", x))
-    trace.new("layers.2", "Mixer", x)
-    assert layers_of(trace) == outputs("layers", 3)
-
-
 @pytest.mark.parametrize("dims", [(8, 8, 16), (8, 16)])
 def test_a_list_of_layers_of_several_widths_is_refused(dims: tuple[int, ...]) -> None:
-    """The last would not be the last of those of one width."""
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
+    trace, x = started()
     for number, dim in enumerate(dims):
 
         def body(x: Value, number: int = number, dim: int = dim) -> Value:
@@ -333,7 +290,7 @@ def piped(trace: Trace, modules: list[str]) -> Value:
         (["A", "linear"], [1]),
     ],
 )
-def test_what_a_sequential_begins_and_ends_with_may_be_no_layer(modules: list[str], layers: list[int]) -> None:
+def test_the_first_and_last_modules_of_a_sequential_need_not_be_layers(modules: list[str], layers: list[int]) -> None:
     trace = Trace(BATCH)
     trace.module("", "Sequential", lambda _: piped(trace, modules), None)
     assert layers_of(trace) == [f"{number}:output#0" for number in layers]
@@ -351,9 +308,6 @@ def test_parts_of_a_single_layer_are_no_layers() -> None:
     assert layers_of(trace) == ["block.0:output#0"]
 
 
-# Stacks of one class in one module, and in several
-
-
 @pytest.mark.parametrize(("encoder", "decoder"), [(1, 1), (3, 3), (2, 3), (3, 2), (1, 3)])
 @pytest.mark.parametrize("mark", [".", "_"])
 def test_an_encoder_and_a_decoder_of_one_class_in_one_module(encoder: int, decoder: int, mark: str) -> None:
@@ -367,14 +321,14 @@ def test_an_encoder_and_a_decoder_of_one_class_in_one_module(encoder: int, decod
 
 
 @pytest.mark.parametrize(("first", "second", "layers"), [(2, 2, 2), (2, 3, 2), (3, 1, 3), (1, 3, 0)])
-def test_stacks_that_nothing_but_their_order_tells_apart(first: int, second: int, layers: int) -> None:
+def test_stacks_that_differ_only_in_their_order(first: int, second: int, layers: int) -> None:
     trace = Trace(BATCH)
     stack(trace, "one", trace.table("table", IDS), first)
     stack(trace, "other", trace.table("table", IDS + 20), second)
     assert layers_of(trace) == outputs("one", layers)
 
 
-def test_layers_that_are_called_again_with_something_in_between_are_none() -> None:
+def test_layers_called_again_with_other_operations_between_have_no_role() -> None:
     trace = Trace(BATCH)
     for x in (trace.table("table", IDS), trace.hidden()):
         stack(trace, "layers", x, 2)
@@ -383,8 +337,7 @@ def test_layers_that_are_called_again_with_something_in_between_are_none() -> No
 
 @pytest.mark.parametrize(("lower", "upper"), [(2, 2), (1, 3), (3, 1)])
 def test_layers_in_two_modules_are_not_those_of_one(lower: int, upper: int) -> None:
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
+    trace, x = started()
     x = trace.module("lower", "Lower", lambda x: stack(trace, "lower.blocks", x, lower), x)
     trace.module("upper", "Upper", lambda x: stack(trace, "upper.blocks", x, upper), x)
     assert not layers_of(trace)
@@ -398,9 +351,6 @@ def test_a_list_that_tensorflow_made_unique(layers: int) -> None:
     for number in range(layers):
         x = encoder_layer(trace, f"model_1/layer_{number}_1", x, "model_#/layer_#_#")
     assert layers_of(trace) == [f"model_1/layer_{number}_1:output#0" for number in range(layers)]
-
-
-# Other positions than the batch's
 
 
 @pytest.mark.parametrize("paths", [("encoder", "decoder"), ("first", "second")])
@@ -425,8 +375,7 @@ def test_an_encoder_that_pads_inside_leaves_its_roles_to_no_decoder(
     assert trace.roles == {"word": "shared#0"}
 
 
-def test_what_ran_elsewhere_before_the_ids_were_looked_up_is_no_encoder_of_theirs() -> None:
-    """As an image's patches, that a decoder of text looks at."""
+def test_an_encoder_that_runs_before_the_word_lookup_is_not_used() -> None:
     trace = Trace(BATCH)
     trace.module("encoder", "Encoder", lambda x: stack(trace, "encoder.layers", x, 2), trace.hidden(2, 9, 8))
     trace.module(
@@ -444,12 +393,9 @@ def test_a_decoders_positions_are_not_the_encoders() -> None:
     assert layers_of(trace) == outputs("encoder.layers", 2)
 
 
-# Layers that are none, or not all
-
-
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("decoder", [0, 2, 4])
-def test_blocks_behind_pooling_are_layers_too_so_that_none_is_the_last(sizes: tuple[int, int], decoder: int) -> None:
+def test_blocks_behind_pooling_make_the_layers_ambiguous(sizes: tuple[int, int], decoder: int) -> None:
     """As in Funnel, whose second block runs on half the positions."""
     trace = Trace(BATCH)
 
@@ -480,8 +426,7 @@ def test_a_first_layer_over_characters_is_not_the_model_behind_it() -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_halves_of_layers_in_lists_of_their_own_are_no_layers(layers: int) -> None:
     """As in XLM: attentions, feed-forward nets and norms, each in a list."""
-    trace = Trace(BATCH)
-    trace.table("table", IDS)
+    trace, _ = started()
     for number in range(layers):
         for half in ("attentions", "ffns"):
             encoder_layer(trace, f"{half}.{number}", trace.hidden(), half)
@@ -498,7 +443,7 @@ def test_layers_and_then_a_decoders_in_one_module(encoder: int, decoder: int) ->
     assert layers_of(trace) == outputs("encoder_layers", encoder)
 
 
-def test_what_was_written_into_is_no_longer_what_a_module_gave() -> None:
+def test_a_tensor_written_in_place_is_no_longer_a_module_output() -> None:
     """As in XLM, which sets its embeddings to zero at padding, in place."""
     for written in (False, True):
         trace = Trace(BATCH)
@@ -510,43 +455,7 @@ def test_what_was_written_into_is_no_longer_what_a_module_gave() -> None:
         assert trace.roles["embeddings"] == ("layers.0:input#0" if written else "norm:output#0")
 
 
-# Other nets
-
-
-def test_layers_without_modules_inside() -> None:
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
-    for name in ("first", "second", "third"):  # told by one taking what the other gave
-        x = trace.new(name, "GRU", x)
-    assert layers_of(trace) == ["first:output#0", "second:output#0", "third:output#0"]
-
-
-def test_dropout_between_layers() -> None:
-    """Told neither by the numbers, which have gaps, nor by one taking the very tensor that the other gave."""
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
-    for number in (0, 2, 4):
-        x = trace.new(f"{number + 1}", "Dropout", encoder_layer(trace, f"{number}", x))
-    assert layers_of(trace) == ["0:output#0", "2:output#0", "4:output#0"]
-
-
-def test_a_head_of_more_linear_maps_than_there_are_layers() -> None:
-    trace = Trace(BATCH)
-    x = stack(trace, "layers", trace.table("table", IDS), 2)
-    for number in range(4):
-        x = trace.new(f"head.{number}", "Linear", x)
-    assert layers_of(trace) == outputs("layers", 2)
-
-
-def test_one_layer_before_a_head_of_several_linear_maps() -> None:
-    trace = Trace(BATCH)
-    x = stack(trace, "layers", trace.table("table", IDS), 1)
-    for number in range(3):
-        x = trace.new(f"head.{number}", "Linear", x)
-    assert layers_of(trace) == outputs("layers", 1)
-
-
-def test_a_list_that_holds_nothing_but_layers_is_no_layer() -> None:
+def test_a_container_of_layers_is_not_a_layer() -> None:
     trace = Trace(BATCH)
 
     def body(x: Value) -> Value:
@@ -560,8 +469,7 @@ def test_a_list_that_holds_nothing_but_layers_is_no_layer() -> None:
 
 
 def test_norms_side_by_side_are_no_layers() -> None:
-    trace = Trace(BATCH)
-    trace.table("table", IDS)
+    trace, _ = started()
     for name in ("norm_of_this", "norm_of_that"):
         trace.new(name, "LayerNorm", trace.hidden())
     assert not layers_of(trace)
@@ -569,20 +477,14 @@ def test_norms_side_by_side_are_no_layers() -> None:
 
 
 def test_a_model_without_layers() -> None:
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS)
+    trace, x = started()
     trace.new("head", "Linear", trace.hidden(2, 8))
     assert trace.roles == {"word": "table#0"}
     assert x.shape == (2, 5, 8)
 
 
-def test_nothing_at_all() -> None:
-    assert not Trace(BATCH).points
-
-
 def test_pooled_vectors_are_no_hidden_states() -> None:
-    trace = Trace(BATCH)
-    trace.table("table", IDS)
+    trace, _ = started()
     x = trace.hidden(2, 8)
     for number in range(3):
         x = trace.new(f"head.{number}", "Block", x)
@@ -615,30 +517,25 @@ def test_positions_time_major() -> None:
 def test_positions_looked_up_flat() -> None:
     """As in M2M100. Numbers that go on from example to example are no positions."""
     mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    for positions, told in (([2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True), (list(range(10)), False)):
+    for positions, listed in (([2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True), (list(range(10)), False)):
         trace = Trace(embgrad.TokenBatch(IDS, mask))
         trace.table("word", IDS)
         trace.table("place", positions)
-        assert ("position" in trace.roles) is told
-
-
-# Lookups whose indices equal the ids by chance
+        assert ("position" in trace.roles) is listed
 
 
 @pytest.mark.parametrize("positions_first", [True, False])
 def test_ids_that_are_positions(positions_first: bool) -> None:
-    """Both look like `word`; the one that is called so is also the position."""
     trace = Trace(embgrad.TokenBatch([[0, 1, 2]]))
     tables = ["pos_table", "table"] if positions_first else ["table", "pos_table"]
     for path in tables:
         trace.table(path, [[0, 1, 2]])
-    told = {point.key: point.roles for point in trace.points if point.lookup}
-    assert told["table#0"] == ("word",)
-    assert told["pos_table#0"] == ("word", "position")
+    listed = {point.key: point.roles for point in trace.points if point.lookup}
+    assert listed["table#0"] == ("word",)
+    assert listed["pos_table#0"] == ("word", "position")
 
 
 def test_a_word_table_called_as_if_of_positions() -> None:
-    """Ids may go up by one, and a path may hold "pos": the only lookup of the ids is no position."""
     trace = Trace(embgrad.TokenBatch([[5, 6, 7]]))
     trace.table("composer.embedding", [[5, 6, 7]])
     assert trace.roles == {"word": "composer.embedding#0"}
@@ -648,8 +545,8 @@ def test_ids_that_are_all_zero_beside_types() -> None:
     trace = Trace(embgrad.TokenBatch([[0, 0, 0]]))
     trace.table("table", [[0, 0, 0]])
     trace.table("types", [[0, 0, 0]])
-    told = {point.key: point.roles for point in trace.points if point.lookup}
-    assert told == {"table#0": ("word",), "types#0": ("word", "type")}
+    listed = {point.key: point.roles for point in trace.points if point.lookup}
+    assert listed == {"table#0": ("word",), "types#0": ("word", "type")}
 
 
 @pytest.mark.parametrize("types", [None, [[0], [0]]])
@@ -663,7 +560,7 @@ def test_ids_that_are_all_zero_beside_types() -> None:
         ("P", {}),
     ],
 )
-def test_one_position_does_not_tell_positions_from_types_but_by_name(
+def test_with_one_position_only_names_distinguish_positions_from_types(
     types: Any, path: str, roles: dict[str, str]
 ) -> None:
     trace = Trace(embgrad.TokenBatch([[7], [9]], types=types))
@@ -672,15 +569,34 @@ def test_one_position_does_not_tell_positions_from_types_but_by_name(
     assert trace.roles == {"word": "wte#0", **roles}
 
 
-def test_one_position_with_types_that_tell() -> None:
-    trace = Trace(embgrad.TokenBatch([[7], [9]], types=[[0], [1]]))
-    trace.table("wte", [[7], [9]])
-    trace.table("segment", [[0], [1]])
-    assert trace.roles["type"] == "segment#0"
-
-
 def test_relative_positions_are_no_positions() -> None:
     trace = Trace(embgrad.TokenBatch(np.arange(9).reshape(3, 3) + 10))
     trace.table("table", np.arange(9).reshape(3, 3) + 10)
     trace.table("relative_attention_bias", [[0, 17, 18], [1, 0, 17], [2, 1, 0]])
     assert trace.roles == {"word": "table#0"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "layers"),
+    [
+        ("first:GRU second:GRU third:GRU", "first second third"),
+        ("0:Layer 1:Dropout 2:Layer 3:Dropout 4:Layer 5:Dropout", "0 2 4"),
+        ("layers.0:Layer layers.1:Layer head.0:Linear head.1:Linear head.2:Linear head.3:Linear", "layers.0 layers.1"),
+        ("layers.0:Layer head.0:Linear head.1:Linear head.2:Linear", "layers.0"),
+        ("layers.0:Layer layers.1.dropout:Dropout layers.1:Layer layers.2:Mixer", "layers.0 layers.1 layers.2"),
+        *(
+            (
+                " ".join(f"layers.{number}:{kind}" for number, kind in enumerate(kinds)) + " norm:LayerNorm",
+                " ".join(f"layers.{number}" for number in range(len(kinds))),
+            )
+            for kinds in ("ABAB", "ABBABB", "ABBB", "BBBA", "AB", "ABC", "AABBCC", "AAAA")
+        ),
+    ],
+)
+def test_layers_of_a_chain_of_modules(calls: str, layers: str) -> None:
+    trace, x = started()
+    for call in calls.split():
+        path, kind = call.split(":")
+        x = encoder_layer(trace, path, x, kind) if kind in ("Layer", *"ABC") else trace.new(path, kind, x)
+    assert layers_of(trace) == [f"{path}:output#0" for path in layers.split()]
+    assert trace.roles.get("embeddings") == "table#0"

@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as npst
 import embgrad
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch
+from tests.unit.refusals import refused
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 RIGHT = np.array([[1, 1, 1], [1, 1, 0]])
@@ -79,10 +80,7 @@ class UnconvertibleLike(TorchLike):
         raise NotImplementedError("no storage")
 
 
-# What it takes
-
-
-def test_what_was_given_is_there() -> None:
+def test_fields_hold_the_arguments() -> None:
     batch = embgrad.TokenBatch(
         IDS, RIGHT, TYPES, tokens=[list("abc"), list("def")], words=[[-1, 0, 0], [0, 1, -1]], truncated=[0, 4]
     )
@@ -109,7 +107,7 @@ def test_tokens_of_an_iterator_are_kept() -> None:
         embgrad.TokenBatch(IDS, tokens=iter(texts[:1]))  # type: ignore[arg-type]
 
 
-def test_what_was_not_given_is_none() -> None:
+def test_omitted_fields_are_none() -> None:
     batch = embgrad.TokenBatch([[1, 2]])
     assert batch.mask is batch.types is batch.tokens is batch.words is None
     assert batch.truncated.tolist() == [0]
@@ -166,11 +164,6 @@ def test_a_float_id_that_may_have_been_rounded_is_refused(number: int, kind: Any
         embgrad.TokenBatch(np.array([[1, number]], kind))
 
 
-@pytest.mark.parametrize(("number", "kind"), [(2047, np.float16), (2**24 - 1, np.float32), (2**53 - 1, np.float64)])
-def test_the_largest_float_ids(number: int, kind: Any) -> None:
-    assert embgrad.TokenBatch(np.array([[number]], kind)).ids.tolist() == [[number]]
-
-
 def test_a_matrix_becomes_a_plain_array() -> None:
     with pytest.warns(PendingDeprecationWarning):
         matrix = np.matrix(IDS)
@@ -185,9 +178,6 @@ def test_the_callers_arrays_are_neither_kept_nor_changed() -> None:
     np.testing.assert_array_equal(batch.mask, RIGHT)
     np.testing.assert_array_equal(batch.types, TYPES)
     assert ids.flags.writeable
-
-
-# What it refuses
 
 
 @pytest.mark.parametrize(
@@ -234,10 +224,8 @@ def test_the_callers_arrays_are_neither_kept_nor_changed() -> None:
     ids=lambda value: None if isinstance(value, list) else type(value).__name__,
 )
 def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with refused(embgrad.BatchError, *fragments):
         embgrad.TokenBatch(ids)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -296,10 +284,8 @@ def test_options_that_are_refused(options: dict[str, Any], message: str) -> None
     ],
 )
 def test_masks_that_are_refused(mask: Any, fragments: list[str]) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with refused(embgrad.BatchError, *fragments):
         embgrad.TokenBatch(IDS, mask)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -323,16 +309,11 @@ def test_masks_that_are_refused(mask: Any, fragments: list[str]) -> None:
     ],
 )
 def test_other_fields_that_are_refused(fields: dict[str, Any], fragments: list[str]) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with refused(embgrad.BatchError, *fragments):
         embgrad.TokenBatch(IDS, **fields)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
 
 
-# Immutability, equality, copies
-
-
-def test_it_cannot_be_changed() -> None:
+def test_a_batch_is_immutable() -> None:
     batch = embgrad.TokenBatch(IDS, RIGHT, TYPES, words=TYPES, extras={"position_ids": IDS})
     with pytest.raises(AttributeError, match="immutable: cannot set 'ids'; build a new one"):
         batch.ids = IDS
@@ -411,10 +392,10 @@ def test_each_field_counts_for_equality(field: str) -> None:
 
 
 def test_equality_with_extras_that_are_no_arrays() -> None:
-    one = embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
-    assert one == embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
-    assert one != embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 4]]})
-    assert one != embgrad.TokenBatch(IDS, extras={"cache": {"b": 1}, "ragged": [[1], [2, 3]]})
+    item = embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
+    assert item == embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
+    assert item != embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 4]]})
+    assert item != embgrad.TokenBatch(IDS, extras={"cache": {"b": 1}, "ragged": [[1], [2, 3]]})
 
 
 def test_equality_with_extras_that_hold_arrays() -> None:
@@ -445,9 +426,6 @@ def test_repr_says_what_is_in_it() -> None:
     assert repr(embgrad.TokenBatch([[1]])) == "TokenBatch(1 examples × 1 positions)"
 
 
-# Slices
-
-
 @pytest.mark.parametrize("examples", [slice(0, 1), slice(1, 2), slice(None), slice(None, None, -1)])
 def test_slices_cut_every_field(examples: slice) -> None:
     batch = embgrad.TokenBatch(**FULL)
@@ -461,7 +439,6 @@ def test_slices_cut_every_field(examples: slice) -> None:
 
 
 def test_extras_that_are_shared_are_never_cut() -> None:
-    """As long as there are examples, by chance."""
     extras = {"bias": np.arange(len(IDS)), "weights": np.arange(len(IDS))}
     batch = embgrad.TokenBatch(IDS, extras=extras, shared=["bias"])
     assert batch.of_each == ["weights"]
@@ -495,7 +472,6 @@ Pair = collections.namedtuple("Pair", ["first", "second"])
 
 
 def test_nests_are_cut_where_their_arrays_have_an_entry_an_example() -> None:
-    """As what another model returned, or what it kept of each layer, of which there may be as many as examples."""
     rows, layer, shared = np.arange(2.0), np.arange(12.0).reshape(2, 3, 2), np.ones((1, 2))
     extras = {
         "dict": {"rows": rows, "deep": {"more": layer, "shared": shared}, "lengths": [3, 4], "name": "ab"},
@@ -524,7 +500,7 @@ def test_nests_are_cut_where_their_arrays_have_an_entry_an_example() -> None:
     assert cut["pair"].second is shared
     assert cut["read only"]["rows"].tolist() == [1.0]
     assert len(cut["vectors"]) == 1, "a list of arrays is one array"
-    assert [one["box"].shape for one in cut["dicts"]] == [(2, 4)]
+    assert [item["box"].shape for item in cut["dicts"]] == [(2, 4)]
     assert cut["three"] is extras["three"]
     assert cut["lists"] == [[3, 4]]
     assert extras["dict"]["rows"] is rows
@@ -553,10 +529,7 @@ def test_sizes_of_micro_batches_that_are_refused(size: Any) -> None:
         list(embgrad.TokenBatch(IDS).micro_batches(size))
 
 
-# Conventions
-
-
-def test_huggingface_gives_what_was_given() -> None:
+def test_to_huggingface_returns_the_fields_that_are_set() -> None:
     assert list(embgrad.TokenBatch(IDS).to_huggingface()) == ["input_ids"]
     named = embgrad.TokenBatch(IDS, RIGHT, TYPES).to_huggingface()
     assert list(named) == ["input_ids", "attention_mask", "token_type_ids"]
@@ -621,13 +594,13 @@ def test_every_convention_both_ways(ids: np.ndarray, lengths: list[int], types: 
 
 
 @pytest.mark.parametrize("convention", ["huggingface", "tfhub", "keras_hub"])
-def test_what_was_not_given_has_no_key(convention: str) -> None:
+def test_omitted_fields_have_no_key(convention: str) -> None:
     ids, mask, types = CONVENTIONS[convention]
     for given_as in ({ids: IDS}, {ids: IDS, mask: RIGHT}, {ids: IDS, types: RIGHT}, {ids: IDS, mask: RIGHT, "more": 3}):
         assert list(as_batch(given_as).inputs()) == list(given_as)
 
 
-def test_a_triple_without_types_gets_zeros_as_the_format_has_a_place_for_them() -> None:
+def test_a_triple_without_types_gets_zeros() -> None:
     ids, types, lengths = as_batch((IDS, None, [3, 2])).inputs()
     np.testing.assert_array_equal(ids, IDS)
     np.testing.assert_array_equal(types, np.zeros_like(IDS))
@@ -676,7 +649,7 @@ def test_extras_go_with_a_dict() -> None:
     assert given_as.keys() == {"input_ids", "position_ids", "decoder_input_ids"}
 
 
-def test_a_tuple_of_three_rows_is_no_triple() -> None:
+def test_a_tuple_of_three_rows_is_bare_ids() -> None:
     np.testing.assert_array_equal(as_batch(([1, 2], [3, 4], [5, 6])).ids, [[1, 2], [3, 4], [5, 6]])
 
 
@@ -716,7 +689,5 @@ def test_gluonnlps_triple_without_types() -> None:
     ],
 )
 def test_batches_that_are_refused(given_as: Any, fragments: list[str]) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with refused(embgrad.BatchError, *fragments):
         as_batch(given_as)
-    for fragment in fragments:
-        assert fragment in str(caught.value)

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 import embgrad
+from tests.unit.refusals import refused
 
 SENTENCES = ["a gripping film", "the plot is thin but the film is gripping", "two hours of films, well spent"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -55,9 +56,6 @@ def letters(text: str) -> list[int]:
     return [ord(letter) - 96 for letter in text]
 
 
-# A tokenizers.Tokenizer
-
-
 def test_special_tokens_padding_types_and_words(tokenizer: Tokenizer) -> None:
     batch = embgrad.encode(["a gripping film", ("the plot", "is thin")], tokenizer)
     assert batch.tokens == (
@@ -92,7 +90,7 @@ def test_one_text_is_a_batch_of_one(tokenizer: Tokenizer) -> None:
     assert embgrad.encode([["the plot", "is thin"]], tokenizer) == embgrad.encode([("the plot", "is thin")], tokenizer)
 
 
-def test_an_example_is_the_same_whoever_stands_beside_it(tokenizer: Tokenizer) -> None:
+def test_an_example_does_not_depend_on_the_others(tokenizer: Tokenizer) -> None:
     alone = embgrad.encode("a film", tokenizer)
     beside = embgrad.encode(["the plot is thin but gripping", "a film"], tokenizer)
     width = alone.shape[1]
@@ -100,8 +98,8 @@ def test_an_example_is_the_same_whoever_stands_beside_it(tokenizer: Tokenizer) -
     np.testing.assert_array_equal(beside.real[1], np.arange(beside.shape[1]) < width)
 
 
-def test_types_of_zeros_are_not_told(tokenizer: Tokenizer, byte_level: Tokenizer) -> None:
-    """These tokenizers give zeros whether the model has types or not, and to GPT-2 zeros are not the same as none."""
+def test_types_of_zeros_are_omitted(tokenizer: Tokenizer, byte_level: Tokenizer) -> None:
+    """These tokenizers return zeros for any model, and to GPT-2 zeros differ from no types."""
     assert embgrad.encode(["a film", "the plot"], tokenizer).types is None
     assert embgrad.encode(["a film", "the plot"], byte_level).types is None
 
@@ -167,7 +165,6 @@ def test_the_users_tokenizer_is_as_it_was(tokenizer: Tokenizer, max_length: int 
 
 @pytest.mark.parametrize("texts", [["a film"], [("the plot", "is thin")]])
 def test_no_room_for_the_special_tokens_is_an_error(tokenizer: Tokenizer, texts: Any) -> None:
-    """The tokenizer itself cuts nothing then, and says nothing."""
     with pytest.raises(embgrad.BatchError, match=r"max_length is 1, .* of example 0: expected room for its special"):
         embgrad.encode(texts, tokenizer, max_length=1)
 
@@ -178,9 +175,6 @@ def test_texts_of_any_letters(tokenizer: Tokenizer, byte_level: Tokenizer) -> No
     assert embgrad.encode(["", "a film"], byte_level).real[0].any() == np.False_
     with pytest.raises(embgrad.BatchError, match="returned no tokens for any text"):
         embgrad.encode([""], byte_level)
-
-
-# An object with tokenize and convert_tokens_to_ids
 
 
 def test_pieces_get_berts_special_tokens() -> None:
@@ -204,9 +198,6 @@ def test_pieces_are_cut_off_the_longer_text() -> None:
         embgrad.encode([("a", "a")], Pieces(), max_length=2)
 
 
-# A callable
-
-
 @pytest.mark.parametrize("wrap", [list, np.array, lambda ids: np.array([ids]), lambda ids: np.array(ids, np.float32)])
 def test_a_callable_that_returns_ids(wrap: Any) -> None:
     batch = embgrad.encode(["ab", "abc"], lambda text: wrap(letters(text)))
@@ -225,7 +216,6 @@ def test_a_callable_that_returns_ids(wrap: Any) -> None:
     ],
 )
 def test_a_callable_that_returns_a_padded_dict(keys: tuple[str, str, str]) -> None:
-    """As a preprocessor of TF Hub, which pads to a fixed length."""
 
     def preprocess(*texts: str) -> dict[str, Any]:
         ids = [number for text in texts for number in letters(text)]
@@ -258,14 +248,9 @@ def test_a_dict_without_types_gives_none() -> None:
         ({"input_ids": [1, 2], "token_type_ids": [1, 0, 0]}, ["2 ids and 3 numbers under 'token_type_ids'"]),
     ],
 )
-def test_what_a_callable_may_not_return(returned: Any, fragments: list[str]) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+def test_invalid_return_values_of_a_callable_are_refused(returned: Any, fragments: list[str]) -> None:
+    with refused(embgrad.BatchError, *fragments):
         embgrad.encode(["ab"], lambda text: returned)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
-
-
-# Bad input
 
 
 @pytest.mark.parametrize(
@@ -284,10 +269,8 @@ def test_what_a_callable_may_not_return(returned: Any, fragments: list[str]) -> 
     ],
 )
 def test_texts_that_are_refused(texts: Any, fragments: list[str]) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with refused(embgrad.BatchError, *fragments):
         embgrad.encode(texts, letters)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -303,10 +286,8 @@ def test_texts_that_are_refused(texts: Any, fragments: list[str]) -> None:
     ],
 )
 def test_tokenizers_that_are_refused(given: Any, fragments: list[str]) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with refused(embgrad.BatchError, *fragments):
         embgrad.encode(["a"], given)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -327,10 +308,8 @@ def test_tokenizers_that_are_refused(given: Any, fragments: list[str]) -> None:
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], fragments: list[str]) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with refused(embgrad.BatchError, *fragments):
         embgrad.encode(["a", "ab"], letters, **options)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
 
 
 class _Spaces:
@@ -364,8 +343,7 @@ def test_special_tokens_in_a_text_are_what_the_tokenizer_says(tokenizer: Tokeniz
     assert tokenizer.encode_special_tokens
 
 
-def test_of_a_tokenizer_that_draws_nothing_is_cut_off() -> None:
-    """Byte-pair encoding with dropout gives other tokens each time."""
+def test_a_random_tokenizer_reports_no_false_truncation() -> None:
     merges = [("a", "b"), ("c", "d"), ("ab", "cd")]
     vocabulary = {token: number for number, token in enumerate(["a", "b", "c", "d", "ab", "cd", "abcd"])}
     drawing = Tokenizer(models.BPE(vocabulary, merges, dropout=0.5))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import embgrad
 from embgrad import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum, TokenBatch
 from embgrad.backend.objective_callback import Respond
+from tests.unit.refusals import refused
 
 EXAMPLES, POSITIONS, CLASSES = 3, 4, 5
 RIGHT = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
@@ -38,16 +39,13 @@ def expect_cotangent_is_slope(objective: Objective, output: np.ndarray, batch: T
     assert values.dtype == cotangent.dtype == np.float64
     assert cotangent.shape == output.shape
     step = 1e-5
-    for place in np.ndindex(*output.shape):
+    for index in np.ndindex(*output.shape):
         moved = np.zeros_like(output)
-        moved[place] = step
+        moved[index] = step
         high, low = objective.evaluate(output + moved, batch)[0], objective.evaluate(output - moved, batch)[0]
         slope = (high - low) / (2 * step)
-        assert slope.sum() == pytest.approx(cotangent[place], rel=1e-6, abs=1e-7)
-        assert not np.delete(slope, place[0]).any()  # an example's value depends on its own outputs alone
-
-
-# Closed forms
+        assert slope.sum() == pytest.approx(cotangent[index], rel=1e-6, abs=1e-7)
+        assert not np.delete(slope, index[0]).any()  # an example's value depends on its own outputs alone
 
 
 @given(seeds)
@@ -61,7 +59,6 @@ def test_cross_entropy_of_logits(seed: int) -> None:
 
 @given(st.floats(1, 700))
 def test_cross_entropy_of_a_confident_prediction_keeps_its_digits(lead: float) -> None:
-    """The others' probabilities, also where that of the label is 1 but for rounding."""
     logits = np.array([[0.0, lead, 0.0], [lead, -lead, 0.0]])
     values, cotangent = CrossEntropy([1, 0]).evaluate(logits, TokenBatch([[1], [1]]))
     others = np.array([[1, 0, 1], [0, np.exp(-lead), 1]]) * np.exp(-lead)
@@ -96,7 +93,6 @@ def test_cross_entropy_of_huge_logits_does_not_overflow(scale: float) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_classes_masked_with_minus_infinity() -> None:
-    """Only the entries that are asked for need to be finite."""
     logits, batch = np.array([[1.0, -np.inf, 3.0]]), TokenBatch([[1]])
     values, cotangent = CrossEntropy([0]).evaluate(logits, batch)
     assert values[0] == pytest.approx(np.log1p(np.exp(2.0)))
@@ -147,8 +143,6 @@ def test_half_precision_is_computed_in_double() -> None:
     assert CrossEntropy([0, 1, 2]).evaluate(output, BATCH)[0] == pytest.approx(np.log(5000))
 
 
-# Finite differences
-
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "cross entropy": lambda: CrossEntropy([0, 4, 2]),
     "logit": lambda: Logit(3),
@@ -192,7 +186,6 @@ def test_finite_differences_of_cross_entropy_at_each_position(mask: Any) -> None
 @given(seeds)
 @settings(max_examples=10)
 def test_finite_differences_of_probabilities(seed: int) -> None:
-    """Each entry by itself, within the tolerance of the rows' sums; none of them small, where the logarithm is steep."""
     probabilities = (softmax(drawn(seed, EXAMPLES, CLASSES)) + 0.2) / 2
     expect_cotangent_is_slope(CrossEntropy([0, 4, 2], of="probabilities"), probabilities)
 
@@ -210,9 +203,6 @@ def test_an_output_with_one_number_an_example() -> None:
     values, cotangent = Logit(0).evaluate(np.array([1.0, 2.0, 3.0]), BATCH)
     assert values.tolist() == [1.0, 2.0, 3.0]
     assert cotangent.tolist() == [1.0, 1.0, 1.0]
-
-
-# Which positions count
 
 
 @pytest.mark.parametrize("mask", [RIGHT, LEFT])
@@ -276,9 +266,6 @@ def test_one_label_an_example_at_a_position() -> None:
     np.testing.assert_allclose(values, -np.log(softmax(logits)[[0, 1, 2], [3, 2, 1], [1, 2, 3]]))
 
 
-# Arguments of any kind
-
-
 class TensorLike:
     """Converts as an eager TensorFlow tensor does."""
 
@@ -322,9 +309,6 @@ def test_the_callers_vector_is_not_kept() -> None:
     assert objective.evaluate(np.ones((3, CLASSES)), BATCH)[0].tolist() == [5.0, 5.0, 5.0]
 
 
-# What is refused
-
-
 @pytest.mark.parametrize(
     ("build", "fragments"),
     [
@@ -363,10 +347,8 @@ def test_the_callers_vector_is_not_kept() -> None:
     ],
 )
 def test_arguments_that_are_refused(build: Callable[[], Any], fragments: list[str]) -> None:
-    with pytest.raises(embgrad.ObjectiveError) as caught:
+    with refused(embgrad.ObjectiveError, *fragments):
         build()
-    for fragment in fragments:
-        assert fragment in str(caught.value)
 
 
 ROWS = drawn(0, EXAMPLES, CLASSES)
@@ -431,10 +413,8 @@ PER_POSITION = drawn(0, EXAMPLES, POSITIONS, CLASSES)
 )
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_outputs_that_are_refused(objective: Objective, output: np.ndarray, fragments: list[str]) -> None:
-    with pytest.raises(embgrad.ObjectiveError) as caught:
+    with refused(embgrad.ObjectiveError, *fragments):
         objective.evaluate(output, BATCH)
-    for fragment in fragments:
-        assert fragment in str(caught.value)
 
 
 def test_a_position_of_an_example_that_is_all_padding() -> None:
@@ -443,9 +423,6 @@ def test_a_position_of_an_example_that_is_all_padding() -> None:
         embgrad.ObjectiveError, match=r"position -1 of example 1 is padding: its real positions are \[\]"
     ):
         Sum(position=-1).evaluate(PER_POSITION, batch)
-
-
-# Descriptions and cuts
 
 
 @pytest.mark.parametrize(
@@ -512,12 +489,12 @@ def test_the_rows_that_count_give_what_the_whole_output_gives(seed: int) -> None
         (Sum(position=[0, 1]), "position has 2 entries"),
     ],
 )
-def test_what_cannot_be_cut(objective: Objective, fragment: str) -> None:
+def test_arguments_of_the_wrong_length_cannot_be_sliced(objective: Objective, fragment: str) -> None:
     with pytest.raises(embgrad.ObjectiveError, match=fragment):
         objective.take(slice(0, 1), 3)
 
 
-def test_an_objective_of_the_users_keeps_what_it_holds_when_it_is_cut() -> None:
+def test_a_subclass_keeps_its_attributes_when_sliced() -> None:
     class Scaled(Sum):
         def __init__(self, factor: float = 1.0) -> None:
             super().__init__()
@@ -539,14 +516,14 @@ def test_logits_that_come_near_to_probabilities_by_chance_are_taken(row: list[fl
 
 
 @pytest.mark.parametrize("classes", [2, 50_000])
-def test_a_softmax_in_single_precision_is_told(classes: int) -> None:
+def test_a_softmax_in_single_precision_is_recognised(classes: int) -> None:
     rows = softmax(drawn(1, 3, classes).astype(np.float32))
     assert rows.dtype == np.float32
     with pytest.raises(embgrad.ObjectiveError, match="end in a softmax"):
         CrossEntropy([0, 1, 1]).evaluate(rows, BATCH)
 
 
-def test_an_objective_of_ones_own_need_not_call_ours() -> None:
+def test_a_subclass_need_not_call_the_base_class() -> None:
     class Squares(Objective):
         def __init__(self, factor: float) -> None:
             self.factor = factor
@@ -561,8 +538,6 @@ def test_an_objective_of_ones_own_need_not_call_ours() -> None:
     assert Squares(3.0).describe() == {"class": "Squares"}
     np.testing.assert_allclose(Respond(Squares(3.0), BATCH, 1)({None: output})[0][None], 6 * output)
 
-
-# Outputs over a decoder's positions
 
 DECODER = np.array([[0, 5, 6], [0, 7, 0], [0, 8, 9]])
 DECODER_MASK = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0]])

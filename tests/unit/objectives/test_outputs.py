@@ -11,6 +11,7 @@ import pytest
 
 import embgrad
 from embgrad.objectives.outputs import choose_output, name_outputs
+from tests.unit.refusals import refused
 
 
 class T:
@@ -110,7 +111,5 @@ def test_choices(names: list[str], wanted: str | None, expected: str) -> None:
     ],
 )
 def test_outputs_that_are_not_there(names: list[str], wanted: Any, fragments: list[str]) -> None:
-    with pytest.raises(embgrad.OutputError) as caught:
+    with refused(embgrad.OutputError, *fragments):
         choose_output(dict.fromkeys(names, A), wanted)
-    for fragment in fragments:
-        assert fragment in str(caught.value)

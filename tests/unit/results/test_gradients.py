@@ -28,40 +28,34 @@ def marked(tokens: list[str], numbers: list[int] | None = None, mask: list[int] 
     )
 
 
-# Tables
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_tables_are_sums_over_positions(dtype: Any) -> None:
-    one = result(dtype)
+    item = result(dtype)
     dense = np.zeros((10, 4))
-    for place in np.ndindex(2, 3):
-        dense[IDS[place]] += one.values[place]
-    np.testing.assert_allclose(one.table().to_dense(), dense, rtol=1e-6)
-    assert one.table().shape == (10, 4)
-    assert one.table().values.dtype == dtype
-    each = one.per_example()
+    for index in np.ndindex(2, 3):
+        dense[IDS[index]] += item.values[index]
+    np.testing.assert_allclose(item.table().to_dense(), dense, rtol=1e-6)
+    assert item.table().shape == (10, 4)
+    assert item.table().values.dtype == dtype
+    each = item.per_example()
     assert [table.rows.tolist() for table in each] == [[3, 5], [0, 3, 7]]
     np.testing.assert_allclose(sum(table.to_dense() for table in each), dense, rtol=1e-6)
-    np.testing.assert_allclose(each[0].to_dense()[5], one.values[0, 1:].sum(0), rtol=1e-6)
+    np.testing.assert_allclose(each[0].to_dense()[5], item.values[0, 1:].sum(0), rtol=1e-6)
 
 
 def test_tables_of_split_results_are_their_own() -> None:
     tables = tuple(scatter(IDS, np.full((2, 3, 4), float(number)), 10) for number in (1, 10))
-    one = result(tables=tables)
-    assert one.per_example() == list(tables)
-    assert one.table().to_dense()[3].tolist() == [22.0] * 4
-    assert one.table().to_dense()[5].tolist() == [22.0] * 4
-
-
-# Saliency
+    item = result(tables=tables)
+    assert item.per_example() == list(tables)
+    assert item.table().to_dense()[3].tolist() == [22.0] * 4
+    assert item.table().to_dense()[5].tolist() == [22.0] * 4
 
 
 def test_saliency_kinds() -> None:
-    one = result()
-    np.testing.assert_allclose(one.saliency(), np.linalg.norm(one.values, axis=-1), rtol=1e-6)
-    np.testing.assert_array_equal(one.saliency("norm"), one.saliency())
-    np.testing.assert_allclose(one.saliency("dot"), (one.values * one.activations).sum(-1), rtol=1e-5, atol=1e-6)
+    item = result()
+    np.testing.assert_allclose(item.saliency(), np.linalg.norm(item.values, axis=-1), rtol=1e-6)
+    np.testing.assert_array_equal(item.saliency("norm"), item.saliency())
+    np.testing.assert_allclose(item.saliency("dot"), (item.values * item.activations).sum(-1), rtol=1e-5, atol=1e-6)
     for dtype in (np.float32, np.float64):
         assert result(dtype).saliency("norm").dtype == result(dtype).saliency("dot").dtype == dtype
 
@@ -70,11 +64,11 @@ def test_saliency_kinds() -> None:
     ("dtype", "size"), [(np.float32, 1e-30), (np.float32, 1e30), (np.float64, 1e-200), (np.float64, 1e200)]
 )
 def test_gradients_whose_squares_are_no_number_have_a_saliency(dtype: type, size: float) -> None:
-    one = result(dtype, values=np.full((2, 3, 4), size, dtype))
-    np.testing.assert_allclose(one.saliency(), 2 * size, rtol=1e-6)
-    words = [word.saliency for word in one.words()[0]]
+    item = result(dtype, values=np.full((2, 3, 4), size, dtype))
+    np.testing.assert_allclose(item.saliency(), 2 * size, rtol=1e-6)
+    words = [word.saliency for word in item.words()[0]]
     np.testing.assert_allclose(words, [2 * size, 2 * size * np.sqrt(2)], rtol=1e-6)
-    assert f"norm {size * np.sqrt(24):.4g}," in repr(one)
+    assert f"norm {size * np.sqrt(24):.4g}," in repr(item)
 
 
 def test_an_array_of_kinds() -> None:
@@ -89,9 +83,6 @@ def test_an_unknown_kind(kind: Any) -> None:
         result().saliency(kind)
     with pytest.raises(embgrad.EmbgradError, match=f"kind is {kind!r}"):
         result().words(kind)
-
-
-# Words
 
 
 @pytest.mark.parametrize(
@@ -129,15 +120,15 @@ def test_words_of_the_tokenizers_own(tokens: list[str], numbers: list[int], expe
 
 
 def test_a_words_saliency_is_that_of_its_tokens_together() -> None:
-    one = marked(["[CLS]", "grip", "##ping"])
-    norm, dot = one.words()[0], one.words("dot")[0]
+    item = marked(["[CLS]", "grip", "##ping"])
+    norm, dot = item.words()[0], item.words("dot")[0]
     assert norm[1] == ("gripping", (1, 2), pytest.approx(np.hypot(2, 3)))
     assert dot[1] == ("gripping", (1, 2), pytest.approx(2 * 2 + 2 * 3))
     assert norm[0] == ("[CLS]", (0,), pytest.approx(1.0))
     assert isinstance(norm[0].saliency, float)
 
 
-def test_padding_is_no_word() -> None:
+def test_padding_is_not_part_of_words() -> None:
     left = marked(["[PAD]", "[PAD]", "a", "##b"], mask=[0, 0, 1, 1])
     assert [(word.text, word.positions) for word in left.words()[0]] == [("ab", (2, 3))]
     gap = marked(["a", "[PAD]", "##b"], mask=[1, 0, 1])
@@ -157,9 +148,6 @@ def test_a_point_without_positions_has_no_words() -> None:
         result(values=np.ones((2, 4)), activations=np.ones((2, 4)), provenance={"point": "pool"}).words()
 
 
-# Repr
-
-
 def test_repr_says_what_it_is() -> None:
     text = repr(result())
     for fragment in ("2 × 3 × 4 float32", "at 'word' = 'E' of some.Model (reference)", "Sum = 0.5, 1.25", "1 padded"):
@@ -171,21 +159,18 @@ def test_repr_says_what_it_is() -> None:
     assert "None" in repr(result(provenance={}))
 
 
-# As an array
-
-
 def test_a_result_is_its_values_to_numpy() -> None:
-    one = result()
-    assert np.asarray(one) is one.values
-    assert one.__array__() is one.values  # as NumPy 1 asks
-    assert np.asarray(one, np.float64).dtype == np.float64
-    np.testing.assert_array_equal(np.abs(one), np.abs(one.values))
-    np.testing.assert_array_equal(np.array([one, one])[1], one.values)
-    copied = np.array(one)
-    np.testing.assert_array_equal(copied, one.values)
-    for copy in (copied, one.__array__(copy=True), one.__array__(np.float32, copy=True)):
-        assert not np.shares_memory(copy, one.values)
-    assert one.__array__(copy=False) is one.values
-    assert one.__array__("float32", copy=False) is one.values
+    item = result()
+    assert np.asarray(item) is item.values
+    assert item.__array__() is item.values  # as NumPy 1 asks
+    assert np.asarray(item, np.float64).dtype == np.float64
+    np.testing.assert_array_equal(np.abs(item), np.abs(item.values))
+    np.testing.assert_array_equal(np.array([item, item])[1], item.values)
+    copied = np.array(item)
+    np.testing.assert_array_equal(copied, item.values)
+    for copy in (copied, item.__array__(copy=True), item.__array__(np.float32, copy=True)):
+        assert not np.shares_memory(copy, item.values)
+    assert item.__array__(copy=False) is item.values
+    assert item.__array__("float32", copy=False) is item.values
     with pytest.raises(ValueError, match="the values are float32: expected that dtype with copy=False, not float64"):
-        one.__array__(np.float64, copy=False)
+        item.__array__(np.float64, copy=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import tempfile
 import tracemalloc
@@ -29,30 +28,6 @@ from tests.unit.stored import (
     result,
     saved_bytes,
 )
-
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"not a file of tensors", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 64, b"\x80\x04N.", POINTER]
-)
-def test_foreign_files(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "g.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"g\.safetensors is not a complete safetensors file: .*write or fetch"
-    ):
-        embgrad.load(path)
-
-
-def test_folders_and_pipes_are_no_files(tmp_path: Path) -> None:
-    with pytest.raises(embgrad.FileFormatError, match="not a complete safetensors file: it is not a regular file"):
-        embgrad.load(tmp_path)
-    if hasattr(os, "mkfifo"):
-        os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(embgrad.FileFormatError, match="not a regular file"):
-            embgrad.load(tmp_path / "pipe")
-
 
 Change = Callable[[dict[str, Any], dict[str, Any]], "dict[str, str] | None"]
 
@@ -253,12 +228,9 @@ def test_files_of_several_results_changed_by_hand(tmp_path: Path, change: Change
         embgrad.load(path)
 
 
-def test_a_file_of_before_certificates_loads(tmp_path: Path) -> None:
+def test_a_file_without_a_certificate_field_loads(tmp_path: Path) -> None:
     path = rewritten(tmp_path, removing("description", "certificate"))
     expect_same_bits(result(), embgrad.load(path))
-
-
-# Files whose bytes were changed
 
 
 def with_header(header: str, data: bytes = b"") -> bytes:
@@ -277,37 +249,7 @@ def packed(arrays: dict[str, Any], metadata: dict[str, str]) -> bytes:
     return with_header(json.dumps(header), data)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        '{"values":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}',
-        '{"values":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}',
-        '{"values":{"dtype":"F32","shape":[18446744073709551615,18446744073709551615],"data_offsets":[0,4]}}',
-        '{"values":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}',
-        '{"values":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
-        '"values":{"dtype":"I32","shape":[1],"data_offsets":[0,4]}}',
-        '{"__metadata__":{"embgrad":"1","embgrad":"2"},"values":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
-        "[" * 10_000,
-        '{"a":' * 10_000,
-    ],
-)
-def test_headers_that_claim_what_is_not_there(tmp_path: Path, header: str) -> None:
-    path = tmp_path / "g.safetensors"
-    path.write_bytes(with_header(header, b"1234"))
-    with pytest.raises(embgrad.FileFormatError):
-        embgrad.load(path)
-
-
-@pytest.mark.parametrize("size", [2**40, 2**63, 2**64 - 1])
-def test_a_header_longer_than_the_file(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "g.safetensors"
-    path.write_bytes(struct.pack("<Q", size) + b"{}")
-    with pytest.raises(embgrad.FileFormatError):
-        embgrad.load(path)
-
-
 def test_empty_arrays_of_huge_shapes_take_no_memory(tmp_path: Path) -> None:
-    """No entry at all in 2**40 rows, each with a token as it is claimed."""
     shape, none = f"[{2**40},0]", '"data_offsets":[0,0]'
     arrays = {"values": ("F32", f"[{2**40},0,4]"), "activations": ("F32", f"[{2**40},0,4]"), "ids": ("I64", shape)}
     arrays["objective"] = ("F64", "[0]")
@@ -327,25 +269,6 @@ def test_empty_arrays_of_huge_shapes_take_no_memory(tmp_path: Path) -> None:
 
 WHOLE = saved_bytes({"word": everything(), "layer.-1": result(vocab=None)})
 HEADER = struct.unpack("<Q", WHOLE[:8])[0] + 8
-
-
-@given(st.integers(0, len(WHOLE) - 1))
-@settings(max_examples=60)
-def test_truncated_files(size: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "g.safetensors"
-        path.write_bytes(WHOLE[:size])
-        with pytest.raises(embgrad.FileFormatError):
-            embgrad.load(path)
-
-
-@given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(1, 255)), min_size=1, max_size=4))
-@settings(max_examples=200)
-def test_flipped_bytes(flips: list[tuple[int, int]]) -> None:
-    data = bytearray(WHOLE)
-    for place, bits in flips:
-        data[place] ^= bits
-    expect_refused_or_sound(bytes(data))
 
 
 TEXT = WHOLE[8:HEADER].decode()
@@ -371,7 +294,6 @@ PIECES = [
 @given(st.integers(8, HEADER - 1), st.integers(0, 12), st.sampled_from(PIECES))
 @settings(max_examples=400)
 def test_edited_headers(start: int, length: int, piece: bytes) -> None:
-    """The header's own length is put right, so that what lies behind it is what it was."""
     header = WHOLE[8:start] + piece + WHOLE[start + length : HEADER]
     expect_refused_or_sound(struct.pack("<Q", len(header)) + header + WHOLE[HEADER:])
 
@@ -385,7 +307,7 @@ JSON = st.recursive(
 
 @given(st.sampled_from(["format", "tokens", "vocab", "pad_leak", "provenance", "certificate"]), JSON)
 @settings(max_examples=200)
-def test_any_json_in_a_fields_place(name: str, value: Any) -> None:
+def test_any_json_as_a_field_is_refused_or_sound(name: str, value: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = rewritten(Path(folder), field(name, value), everything())
         expect_refused_or_sound(path.read_bytes())
@@ -403,20 +325,19 @@ KINDS = (np.float32, np.float64, np.int64, np.int32, np.float16, np.bool_, np.ui
     st.integers(-2, 12),
 )
 @settings(max_examples=200)
-def test_any_array_in_an_arrays_place(name: str, shape: list[int], kind: Any, value: int) -> None:
+def test_any_array_as_a_field_is_refused_or_sound(name: str, shape: list[int], kind: Any, value: int) -> None:
     filled = np.full(shape, value % 3 if kind in (np.bool_, np.uint8) else value, kind)
     with tempfile.TemporaryDirectory() as folder:
         path = rewritten(Path(folder), array(name, filled), everything())
         expect_refused_or_sound(path.read_bytes())
 
 
-def test_the_property_is_of_something(tmp_path: Path) -> None:
-    """The file that the properties begin with is sound, and holds every kind of thing."""
+def test_the_file_of_the_properties_is_sound_and_complete(tmp_path: Path) -> None:
     expect_refused_or_sound(WHOLE)
     path = tmp_path / "g.safetensors"
     path.write_bytes(WHOLE)
-    found = embgrad.load(path)
-    assert isinstance(found, dict)
-    expect_same_bits(everything(), found["word"])
-    assert isinstance((found["word"].tables or ())[0], RowSparse)
+    actual = embgrad.load(path)
+    assert isinstance(actual, dict)
+    expect_same_bits(everything(), actual["word"])
+    assert isinstance((actual["word"].tables or ())[0], RowSparse)
     assert '"certificate\\"' in TEXT

@@ -68,10 +68,10 @@ def in_a_file(data: bytes, read: Callable[[Path], Any]) -> Any:
 def by_the_library(data: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
     """What safetensors' own reader finds; None where it refuses."""
     try:
-        found = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        actual = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError:
         return None
-    return {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in found}
+    return {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in actual}
 
 
 def by_embgrad(data: bytes) -> dict[str, np.ndarray] | None:
@@ -115,14 +115,14 @@ def _for_a_reason(data: bytes) -> bool:
     """Whether the header is one that safetensors takes, and embgrad refuses: names twice, other types, odd entries."""
     pairs: list[Any] = []
 
-    def kept(one: list[tuple[str, Any]]) -> dict[str, Any]:
-        pairs.append(one)
-        return dict(one)
+    def kept(item: list[tuple[str, Any]]) -> dict[str, Any]:
+        pairs.append(item)
+        return dict(item)
 
     header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]], object_pairs_hook=kept)
     entries = [entry for name, entry in header.items() if name != "__metadata__"]
     return (
-        any(len(dict(one)) != len(one) for one in pairs)
+        any(len(dict(item)) != len(item) for item in pairs)
         or any(not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"} for entry in entries)
         or any(entry["dtype"] not in TYPES or len(entry["shape"]) > headers.MOST_AXES for entry in entries)
         or any(size >= 2**31 for entry in entries for size in entry["shape"])
@@ -156,15 +156,15 @@ def changed(data: bytes, changes: list[tuple[str, float, Any]], *, repaired: boo
     header, rest = bytearray(data[8 : 8 + length]), bytearray(data[8 + length :])
     for number, (kind, where, what) in enumerate(changes):
         part = header if number % 2 == 0 or not rest else rest
-        place = min(int(where * len(part)), max(len(part) - 1, 0))
+        index = min(int(where * len(part)), max(len(part) - 1, 0))
         if kind == "flip" and part:
-            part[place] ^= what
+            part[index] ^= what
         elif kind == "cut":
-            del part[place : place + what]
+            del part[index : index + what]
         elif kind == "insert":
-            part[place:place] = what
+            part[index:index] = what
         elif kind == "end":
-            del part[place:]
+            del part[index:]
     return struct.pack("<Q", len(header) if repaired else length) + bytes(header) + bytes(rest)
 
 
@@ -204,19 +204,16 @@ def test_any_bytes(data: bytes) -> None:
 def test_flips_in_the_data_change_the_touched_array_alone(data: st.DataObject) -> None:
     whole = SOUND["one result"]
     start = 8 + struct.unpack("<Q", whole[:8])[0]
-    place = data.draw(st.integers(start, len(whole) - 1))
+    index = data.draw(st.integers(start, len(whole) - 1))
     flipped = bytearray(whole)
-    flipped[place] ^= data.draw(st.integers(1, 255))
+    flipped[index] ^= data.draw(st.integers(1, 255))
     before, after = by_the_library(whole), by_embgrad(bytes(flipped))
     assert before is not None
     assert after is not None
     differ = [name for name, (_, _, bits) in before.items() if after[name].tobytes() != bits]
     assert len(differ) == 1
     entry = json.loads(whole[8:start])[differ[0]]["data_offsets"]
-    assert start + entry[0] <= place < start + entry[1]
-
-
-# Claims
+    assert start + entry[0] <= index < start + entry[1]
 
 
 F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
@@ -283,7 +280,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_claims_are_refused_each_with_its_reason_and_take_no_memory(name: str) -> None:
+def test_false_headers_are_refused_with_a_reason_in_little_memory(name: str) -> None:
     data, why = CLAIMS[name]
     for read in (embgrad.load, read_tensors):
 
@@ -366,80 +363,23 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch:
     assert path.read_bytes() == b"before"
 
 
-def test_streams_part_long_texts_so_that_each_shard_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from embgrad.streaming import writer
-
-    kept = result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f")))
-    assert writer._text_bytes(kept) == len(json.dumps(kept.tokens)) + len(json.dumps(kept.provenance))
-    assert 2 * writer.MOST_TEXT < MOST_HEADER
-    monkeypatch.setattr(writer, "MOST_TEXT", 10_000)
-
-    class Tokenizer:
-        def tokenize(self, text: str) -> list[str]:
-            return [letter * 2000 for letter in text]
-
-        def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
-            return [1 + len(token) % 7 for token in tokens]
-
-    from tests.unit.streams import model
-
-    to = tmp_path / "s"
-    embgrad.stream(
-        model(), ["ab", "cd", "ef", "gh", "ij"], embgrad.Sum(), tokenizer=Tokenizer(), batch_size=1, to=to
-    ).finish()
-    shards = embgrad.open_stream(to)
-    assert [len(read_tensors(path)[0]) > 0 for path in sorted(to.glob("*.safetensors"))] == [True, True]
-    assert [one.tokens[0][1][0] for one in shards] == ["a", "c", "e", "g", "i"]
-
-
-def test_a_process_of_little_memory_refuses_them_all(tmp_path: Path) -> None:
-    """The claims again, where the system itself would stop who takes memory for them."""
-    for number, (data, _) in enumerate(CLAIMS.values()):
-        (tmp_path / f"{number}.safetensors").write_bytes(data)
-    code = """
-import resource, sys
-from pathlib import Path
-import embgrad
-in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**27,) * 2)
-refused = 0
-for path in Path(sys.argv[1]).iterdir():
-    try:
-        embgrad.load(path)
-    except embgrad.FileFormatError:
-        refused += 1
-print(refused)
-"""
-    if not Path("/proc/self/statm").exists():
-        pytest.skip("this system does not say how much memory is in use")
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert int(done.stdout) == len(CLAIMS)
-
-
-# What is no file, or changes
-
-
 def at_once(work: Callable[[], Any]) -> Any:
     """What the work gives or raises; it fails where the work waits for something."""
-    found: list[Any] = []
+    actual: list[Any] = []
 
     def run() -> None:
         try:
-            found.append((work(), None))
+            actual.append((work(), None))
         except BaseException as error:  # which is raised below
-            found.append((None, error))
+            actual.append((None, error))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(30)
-    assert found, "it waits"
-    if found[0][1] is not None:
-        raise found[0][1]
-    return found[0][0]
+    assert actual, "it waits"
+    if actual[0][1] is not None:
+        raise actual[0][1]
+    return actual[0][0]
 
 
 def pipe(path: Path) -> None:
@@ -455,11 +395,11 @@ def folder_(path: Path) -> None:
 
 
 def listening(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as one:
+    with socket.socket(socket.AF_UNIX) as item:
         here = os.getcwd()
         os.chdir(path.parent)  # its address may be no longer than a hundred letters
         try:
-            one.bind(path.name)
+            item.bind(path.name)
         finally:
             os.chdir(here)
 
@@ -491,10 +431,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path
 
 
 @unix
-def test_a_pipe_that_comes_into_a_files_place_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is a file when it is looked at, and a pipe when it is opened."""
+def test_a_file_replaced_by_a_pipe_is_refused_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "g.safetensors"
     result().save(path)
     kept = os.stat(path)
@@ -505,7 +442,7 @@ def test_a_pipe_that_comes_into_a_files_place_is_not_waited_for(
         at_once(lambda: embgrad.load(path))
 
 
-def test_links_are_followed_and_said_where_they_lead_nowhere(tmp_path: Path) -> None:
+def test_links_are_followed_and_broken_links_are_refused(tmp_path: Path) -> None:
     result().save(tmp_path / "g.safetensors")
     (tmp_path / "link").symlink_to("g.safetensors")
     assert embgrad.load(tmp_path / "link").values.any()  # type: ignore[union-attr]
@@ -520,7 +457,6 @@ def test_links_are_followed_and_said_where_they_lead_nowhere(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the file mapped into memory the process would end here, without a word."""
     path = tmp_path / "g.safetensors"
     large = np.ones((2, 3, 4000), np.float32)  # more than is read ahead
     result(values=large, activations=large).save(path)
@@ -578,3 +514,57 @@ def test_paths_that_no_file_has(tmp_path: Path) -> None:
         embgrad.load(tmp_path / "a.safetensors" / "b")
     with pytest.raises(embgrad.FileFormatError, match="File name too long"):
         embgrad.load(tmp_path / ("x" * 5000))
+
+
+def test_streams_part_long_texts_so_that_each_shard_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embgrad.streaming import writer
+
+    kept = result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f")))
+    assert writer._text_bytes(kept) == len(json.dumps(kept.tokens)) + len(json.dumps(kept.provenance))
+    assert 2 * writer.MOST_TEXT < MOST_HEADER
+    monkeypatch.setattr(writer, "MOST_TEXT", 10_000)
+
+    class Tokenizer:
+        def tokenize(self, text: str) -> list[str]:
+            return [letter * 2000 for letter in text]
+
+        def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
+            return [1 + len(token) % 7 for token in tokens]
+
+    from tests.unit.streams import model
+
+    to = tmp_path / "s"
+    embgrad.stream(
+        model(), ["ab", "cd", "ef", "gh", "ij"], embgrad.Sum(), tokenizer=Tokenizer(), batch_size=1, to=to
+    ).finish()
+    shards = embgrad.open_stream(to)
+    assert [len(read_tensors(path)[0]) > 0 for path in sorted(to.glob("*.safetensors"))] == [True, True]
+    assert [item.tokens[0][1][0] for item in shards] == ["a", "c", "e", "g", "i"]
+
+
+def test_a_process_of_little_memory_refuses_them_all(tmp_path: Path) -> None:
+    """The claims again, where the system itself would stop who takes memory for them."""
+    for number, (data, _) in enumerate(CLAIMS.values()):
+        (tmp_path / f"{number}.safetensors").write_bytes(data)
+    code = """
+import resource, sys
+from pathlib import Path
+import embgrad
+in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**27,) * 2)
+refused = 0
+for path in Path(sys.argv[1]).iterdir():
+    try:
+        embgrad.load(path)
+    except embgrad.FileFormatError:
+        refused += 1
+print(refused)
+"""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("this system does not say how much memory is in use")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout) == len(CLAIMS)

@@ -17,8 +17,8 @@ def test_scatter_is_the_sum_over_lookups(seed: int, examples: int, positions: in
     ids = random.integers(0, 7, (examples, positions))
     vectors = random.normal(size=(examples, positions, 3)).astype(dtype)
     expected = np.zeros((7, 3))
-    for place in np.ndindex(*ids.shape):
-        expected[ids[place]] += vectors[place]
+    for index in np.ndindex(*ids.shape):
+        expected[ids[index]] += vectors[index]
     sparse = scatter(ids, vectors, 7)
     assert sparse.rows.tolist() == sorted(set(ids.ravel().tolist()))
     assert sparse.rows.dtype == np.int64
@@ -29,7 +29,6 @@ def test_scatter_is_the_sum_over_lookups(seed: int, examples: int, positions: in
 
 
 def test_many_small_summands_are_not_lost() -> None:
-    """Summed one by one in float32, 1e-8 would vanish beside 1."""
     vectors = np.full((1, 100_001, 1), 1e-8, np.float32)
     vectors[0, 0] = 1
     total = scatter(np.zeros((1, 100_001), int), vectors, 1).values[0, 0]
@@ -64,14 +63,14 @@ def test_repr() -> None:
 
 
 def test_it_is_the_whole_matrix_to_numpy() -> None:
-    one = scatter(np.array([[1, 3]]), np.ones((1, 2, 2), np.float32), 4)
+    item = scatter(np.array([[1, 3]]), np.ones((1, 2, 2), np.float32), 4)
     dense = np.array([[0, 0], [1, 1], [0, 0], [1, 1]], np.float32)
-    for array in (np.asarray(one), np.array(one), one.__array__(), one.__array__(np.float32, copy=True)):
+    for array in (np.asarray(item), np.array(item), item.__array__(), item.__array__(np.float32, copy=True)):
         np.testing.assert_array_equal(array, dense)
         assert array.dtype == np.float32
-    assert np.asarray(one, np.float64).dtype == np.float64
+    assert np.asarray(item, np.float64).dtype == np.float64
     with pytest.raises(ValueError, match="becomes an array by filling in its zeros: expected copy=None or copy=True"):
-        one.__array__(copy=False)
+        item.__array__(copy=False)
     large = scatter(np.array([[1]]), np.ones((1, 1, 2**10), np.float32), 2**21)
     with pytest.raises(MemoryError, match=r"use \.rows and \.values, or pass limit=None"):
         np.asarray(large)
