@@ -138,11 +138,7 @@ CLAIMS = [
         "unit/page/test_page.py",
         "test_whatever_a_token_holds_stands_in_its_place",
     ),
-    (
-        "written completely or not at all",
-        "unit/common/test_files.py",
-        "test_a_write_that_fails_leaves_the_good_file",
-    ),
+    ("written completely or not at all", "unit/common/test_files.py", "test_a_write_that_fails_leaves_the_good_file"),
     ("If the disk is full", "unit/common/test_files.py", "test_a_disk_that_is_full_in_the_middle"),
     ("the target of the link is not changed", "unit/common/test_files.py", "test_nothing_is_written_through_a_link"),
     (

@@ -61,9 +61,7 @@ OF_GRADIENTS = [
     ),
     (["--ids", "ids.json", "--framework", "trch"], "there is no backend 'trch'"),
 ]
-OF_TWO = [
-    (["--ids", "ids.json", "--tolerance", "-1"], "tolerance is -1.0: expected a number of at least 0"),
-]
+OF_TWO = [(["--ids", "ids.json", "--tolerance", "-1"], "tolerance is -1.0: expected a number of at least 0")]
 
 
 @pytest.mark.parametrize(
@@ -77,10 +75,7 @@ OF_TWO = [
     ids=["gradients", "compare", "bisect", "report"],
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(
-    start: Sequence[str],
-    more: Sequence[tuple[list[str], str]],
-    command: Callable[..., SimpleNamespace],
-    place: Path,
+    start: Sequence[str], more: Sequence[tuple[list[str], str]], command: Callable[..., SimpleNamespace], place: Path
 ) -> None:
     (place / "my.py").write_text(LOADED)
     for wrong, message in [*WRONG, *more]:

@@ -87,14 +87,8 @@ def test_a_file_of_pairs(command: Any, place: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            ("--pairs",),
-            "--pairs applies to the lines of a file, and there is no --file: pass --file, or use --pair",
-        ),
-        (
-            ("--pairs", "-t", "a film"),
-            "--pairs applies to the lines of a file, and there is no --file: pass --file",
-        ),
+        (("--pairs",), "--pairs applies to the lines of a file, and there is no --file: pass --file, or use --pair"),
+        (("--pairs", "-t", "a film"), "--pairs applies to the lines of a file, and there is no --file: pass --file"),
         (("--file", "-"), "'-' stands for stdin, and nothing is piped in: name a file, or pipe one in"),
     ],
 )

@@ -38,7 +38,7 @@ TWINS = frozenset(
 #: The files that a backend has beside these, with the reason.
 OWN = {
     "embgrad_torch": {
-        "checkpoints": "PyTorch's gradient checkpoints run segments of a model twice, which must be told apart",
+        "checkpoints": "PyTorch's gradient checkpoints run segments of a model twice, which must be told apart"
     },
     "embgrad_tensorflow": {
         "fingerprint": "a tf.function does not notice that the model's Python has changed, as torch.compile does",

@@ -67,10 +67,7 @@ class Loader:
             [{"input_ids": IDS}] * 3,
             r"the batch is a list of 3 dicts: expected one dict of arrays, \(example, position\)",
         ),
-        (
-            (IDS, np.array([0, 1])),
-            "the batch is a pair of arrays with two axes and one axis: expected the ids alone",
-        ),
+        ((IDS, np.array([0, 1])), "the batch is a pair of arrays with two axes and one axis: expected the ids alone"),
         (
             Loader(),
             r"the batch is a Loader: expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream for all",

@@ -22,12 +22,7 @@ VERBS = (
     "never came back",
     "plays the piano badly",
 )
-ENDS = (
-    ".",
-    ", and nobody in the audience cared.",
-    " because of the weather, or so the papers said at the time.",
-    "!",
-)
+ENDS = (".", ", and nobody in the audience cared.", " because of the weather, or so the papers said at the time.", "!")
 TIMES = ("", "In the end, ", "Last year ", "To the surprise of all, ", "Yesterday at noon, when the bells rang, ")
 
 #: What float32 leaves of a network of some twenty matrices, relative to the largest entry.

@@ -520,12 +520,7 @@ def test_a_name_that_is_taken_is_refused(items: Items) -> None:
 @pytest.mark.parametrize(
     ("objective", "options", "error", "message"),
     [
-        (
-            embgrad.CrossEntropy([0, 1]),
-            {},
-            embgrad.ObjectiveError,
-            "one entry an example.*pass a function of the rows",
-        ),
+        (embgrad.CrossEntropy([0, 1]), {}, embgrad.ObjectiveError, "one entry an example.*pass a function of the rows"),
         (embgrad.Scalar(len), {}, embgrad.UnsupportedError, "reduces over the batch"),
         (embgrad.Sum, {}, embgrad.ObjectiveError, "the class Sum"),
         (embgrad.Sum(), {"at": ["word", "position"]}, embgrad.PointError, "expected the name of one point"),

@@ -68,10 +68,7 @@ def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
         (b'{"ids": [1]}\n{"ids": "x"}\n', r"^a cannot be read \(.*ids.*array to string.*of one type in each column"),
         (b'[{"ids": [1]}, {"ids": "x"}]', r"^a cannot be read \(.*of one type in each column"),
         (b"[1, 2]", r"^a, line 1 is \[1, 2\]"),
-        (
-            b'{"k": 1}\n{"k": ' + b"[" * 100 + b"]" * 100 + b"}",
-            "^a nests lists and objects 101 deep: expected at m",
-        ),
+        (b'{"k": 1}\n{"k": ' + b"[" * 100 + b"]" * 100 + b"}", "^a nests lists and objects 101 deep: expected at m"),
         (b'{"k": ' * 30_000 + b"1" + b"}" * 30_000, "^a nests lists and objects 30000 deep"),
         (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a nests lists and objects 5002 deep"),
         (b'{"k": [1\n' * 200, "^a, line 1 is no JSON"),

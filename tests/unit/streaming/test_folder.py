@@ -432,8 +432,7 @@ def test_another_objective_is_refused(tmp_path: Path, objective: Any) -> None:
     with run(tmp_path) as parts:
         next(parts)
     with pytest.raises(
-        embgrad.FileFormatError,
-        match=r"another run: objective was 'Labelled embgrad.objective.CrossEntropy'",
+        embgrad.FileFormatError, match=r"another run: objective was 'Labelled embgrad.objective.CrossEntropy'"
     ):
         embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
 
