@@ -24,7 +24,6 @@ def test_each_error_has_a_page_and_each_page_an_error() -> None:
 
 @pytest.mark.parametrize("page", CLASSES)
 def test_an_errors_page_is_of_its_class(page: str) -> None:
-    """It has the class's name for its heading, names its built-in base, and shows a message of it as it is printed."""
     kind = CLASSES[page]
     text = (DOCS / "errors" / f"{page}.md").read_text(encoding="utf-8")
     assert re.search(rf"^# {kind.__name__}$", text, flags=re.MULTILINE)

@@ -52,7 +52,6 @@ def test_the_page_states_every_limit_as_it_is() -> None:
 
 @pytest.mark.parametrize("module", [files, headers, manifest, tokenizer, texts, visible, environment])
 def test_no_limit_is_left_unsaid(module: Any) -> None:
-    """Of the modules that read what others wrote, and of those that show it."""
     stated = {number for each in LIMITS.values() for number in each}
     own = {name: value for name, value in vars(module).items() if name.startswith("MOST_") and name != "MOST_NAME"}
     assert own

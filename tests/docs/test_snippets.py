@@ -48,7 +48,6 @@ def test_pages_that_are_run_elsewhere_are(page: str, test: str) -> None:
 @pytest.mark.framework(REFERENCE)
 @pytest.mark.parametrize("page", pages())
 def test_fences_are_of_languages_that_say_what_they_are(page: str) -> None:
-    """A fence without a language, or in `py`, would be run by nobody and look as if it were."""
     text = (DOCS / page).read_text(encoding="utf-8")
     opened = re.findall(r"^\s*```(.*)$", text, flags=re.MULTILINE)[::2]
     assert {*opened} <= {"python", "text", "console", "toml", "{toctree}", "{eval-rst}", "{image}"}
@@ -56,7 +55,6 @@ def test_fences_are_of_languages_that_say_what_they_are(page: str) -> None:
 
 @pytest.mark.framework(REFERENCE)
 def test_what_differs_is_told() -> None:
-    """The comparison can fail: in a word, in a whole number, in a number beyond its last place, in a line too many."""
     assert difference("a 0.50 b\n", "a  0.51 b") is None
     assert difference("a 1.4e-06", "a 1.5e-06") is None
     assert difference("from ... to 3", "from here\nand there to 3\n") is None

@@ -161,7 +161,6 @@ def test_doctor_knows_the_pythons(
 def test_doctor_shows_where_versions_stand(
     command: Any, backends: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is too old or new, and what nobody has tried, of a framework itself and of embgrad too; what is sound, in short."""
     installed(numpy="1.20.0", safetensors="0.99", typer="0.16.0", torch="2.3.1", transformers="5.99.0")
     backends({"torch": backend("torch")}, {})
     tried = {"works": True, "tried": True, "error": "", "versions": {}, "classes": {}, "seconds": 1.0}

@@ -16,7 +16,6 @@ from tests.unit.cli.commands import Command, configured, said
 
 @pytest.mark.framework("torch")
 def test_a_checkpoint_that_transformers_cannot_load(command: Command, place: Path) -> None:
-    """Its weights are no safetensors, or its configuration is of no architecture."""
     folder = place / configured(place, model_type="gpt2", n_embd=8, n_head=2, n_layer=1, vocab_size=30)
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     assert "error: m cannot be loaded as a AutoModel: Error while des" in said(command, "m", "--framework", "torch")
@@ -51,7 +50,6 @@ def test_a_saved_model_that_tensorflow_cannot_load(command: Command, place: Path
 
 @pytest.mark.framework("torch")
 def test_a_tokenizer_that_transformers_cannot_load(place: Path) -> None:
-    """Byte-pair encoding, of whose two files one is not there."""
     folder = place / "gpt2"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "gpt2"}')

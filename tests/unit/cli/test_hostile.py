@@ -103,7 +103,6 @@ def test_what_is_wrong_is_told_in_one_line(name: str, file: str, command: Any) -
 
 
 def test_texts_are_taken_as_texts(command: Any) -> None:
-    """What no file of UTF-8 can hold is refused on the command line."""
     broken = [text for text in TEXTS.values() if any("\ud800" <= one <= "\udfff" for one in text)]
     assert len(broken) == 2
     for text in broken:
@@ -128,7 +127,6 @@ class Screen(io.StringIO):
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 def test_what_is_going_on_is_no_markup(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal, where a spinner and a bar are drawn."""
     monkeypatch.setenv("TERM", "xterm-256color")
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
@@ -158,9 +156,6 @@ def test_options_that_do_not_exist_are_told_as_they_are(text: str) -> None:
     assert "No such option" in plain
 
 
-# Inputs
-
-
 def test_inputs_without_an_end(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     if not Path("/dev/zero").exists():
         pytest.skip("this system has no /dev/zero")
@@ -182,7 +177,6 @@ def test_inputs_without_an_end(monkeypatch: pytest.MonkeyPatch, place: Path) -> 
 
 @unix
 def test_a_pipe_is_read_to_its_end(place: Path, command: Any) -> None:
-    """As a shell makes one of <(cut -f2 reviews.tsv)."""
     os.mkfifo(place / "pipe")
     writer = threading.Thread(target=lambda: (place / "pipe").write_bytes(b"never again\n"))
     writer.start()
@@ -223,9 +217,6 @@ def test_ids_that_mean_harm(place: Path, content: bytes, said: str) -> None:
         ids_from("bad.json", lambda _: None)
     expect_harmless(str(caught.value), lines=True)
     assert len(caught.value.message) < 600
-
-
-# Tokenizers
 
 
 def test_vocabularies_that_mean_harm(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +279,6 @@ def test_tokenizer_files_that_mean_harm(place: Path, content: bytes, said: str) 
 
 
 def test_tokenizers_that_break_when_they_are_used(place: Path, command: Any) -> None:
-    """Rust panics, and what Python is given is no Exception; the command must not leave with 1, which says that two differ."""
     tokenizer_from("vocab.txt").save("tokenizer.json")
     sound = json.loads(Path("tokenizer.json").read_text())
     template = {

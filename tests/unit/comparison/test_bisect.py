@@ -191,7 +191,6 @@ def test_the_head_and_the_objective() -> None:
 
 
 def test_an_objective_in_which_nearly_all_cancels() -> None:
-    """What is left of it is rounding of the logits, which agree."""
     logits = embgrad.gradients(model(), IDS, embgrad.Sum(), at="layer.3").activations.mean(1) @ weights()["head.W"]
     across = np.cross(logits[0], logits[1])  # of two examples the projection is zero but for rounding
     objective = embgrad.Projection(across / np.linalg.norm(across) + 1e-9)
@@ -216,8 +215,6 @@ def test_a_model_that_differs_from_itself(examples: int) -> None:
 
 
 def test_random_numbers_that_are_put_back_are_seen_even_so() -> None:
-    """As embgrad puts a framework's generator back after a run, so that the same call draws the same twice."""
-
     def drawing(tensor: Tensor) -> Tensor:
         return tensor * Tensor(np.random.default_rng(0).random(tensor.value.shape))
 
@@ -239,8 +236,6 @@ def test_a_given_tolerance_is_taken_at_its_word() -> None:
 
 @pytest.mark.parametrize(("at_pads", "elsewhere", "agrees"), [(7.0, 0.0, True), (0.0, 1e-3, False)])
 def test_values_count_where_positions_are_real(at_pads: float, elsewhere: float, agrees: bool) -> None:
-    """What a model makes of padding is its own affair, as long as it reaches nothing else."""
-
     def sequence(at_pads: float = 0.0, elsewhere: float = 0.0) -> ReferenceModel:
         def forward(m: ReferenceModel, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
             hidden = lookup(m["table"], input_ids)

@@ -168,7 +168,6 @@ def test_a_factor_whose_square_is_no_number(factor: float) -> None:
 
 @pytest.mark.parametrize("times_own", [False, True])
 def test_a_factor_that_is_a_product_by_chance_of_whole_numbers(times_own: bool) -> None:
-    """√16 is a whole number, and with a mean may be nearly any factor; not where the mean is another for each example."""
     table, head = RANDOM.normal(size=(20, 16)), RANDOM.normal(size=(16, 5))
     sound = embgrad.gradients(classifier({"E": table, "W": head}), BATCH, OBJECTIVE)
     factor = TOKENS[:, None, None] * 4.0 if times_own else 4 / 3

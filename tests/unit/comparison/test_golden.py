@@ -43,9 +43,6 @@ def failure(golden: embgrad.Golden, results: Any, **options: Any) -> embgrad.Gol
     return caught.value
 
 
-# Kept
-
-
 def test_what_was_kept_agrees(golden: embgrad.Golden) -> None:
     golden.update(run())
     comparison = golden.check(run())
@@ -140,7 +137,6 @@ def test_a_gradient_that_is_not_finite_is_not_kept(golden: embgrad.Golden, value
 
 
 def test_hidden_values_may_hold_infinities(golden: embgrad.Golden) -> None:
-    """As attention scores of masked positions do."""
     one = run()
     activations = one.activations.copy()
     activations[0, 0, 0] = -np.inf
@@ -148,9 +144,6 @@ def test_hidden_values_may_hold_infinities(golden: embgrad.Golden) -> None:
     golden.update(one)
     assert golden.check(one).agrees
     assert "the value at the point moved, relative L2 inf" in str(failure(golden, run()))
-
-
-# Moved
 
 
 def test_no_file(golden: embgrad.Golden) -> None:
@@ -191,7 +184,6 @@ def test_a_change_of_the_backward_pass_alone(golden: embgrad.Golden) -> None:
 
 
 def test_a_change_that_no_gradient_sees(golden: embgrad.Golden) -> None:
-    """A bias: the gradients agree to the last bit, and the objective does not."""
     golden.update(run())
     error = failure(golden, run(bias=0.25))
     assert str(error).startswith("the objective moved, most at example ")
@@ -259,7 +251,6 @@ def test_the_same_examples_in_another_order_are_other_ids(golden: embgrad.Golden
 
 
 def test_a_gradient_that_has_come_to_padding_moved(golden: embgrad.Golden) -> None:
-    """Under a mask that says that it is none; neither the value there nor the objective need show it."""
     one = replace(run(), mask=np.array([[1, 1, 1], [1, 1, 0]]))
     golden.update(replace(one, values=one.values * one.mask[..., None].astype(one.values.dtype)))
     text = str(failure(golden, replace(one, mask=np.ones_like(one.ids))))
@@ -281,9 +272,6 @@ def test_vectors_of_another_length_cannot_be_compared(golden: embgrad.Golden) ->
     assert "differs from the golden file" in str(error)
     assert "(4,)" in str(error)
     assert error.comparison is None
-
-
-# Several results
 
 
 def test_points_that_are_missing_or_new(golden: embgrad.Golden) -> None:
@@ -315,9 +303,6 @@ def test_of_many_points_that_differ_all_are_named_and_the_first_shown_whole(gold
         assert (f"at {name!r} the gradient moved" in text) == (name != "layer.3")
     assert text.count("relative L2     largest") == 3
     assert list(error.comparison) == names
-
-
-# What else it says
 
 
 def test_versions_that_changed(golden: embgrad.Golden) -> None:
@@ -356,9 +341,6 @@ def test_a_tolerance_of_ones_own(golden: embgrad.Golden) -> None:
     golden.check(run(), tolerance=0)
     with pytest.raises(embgrad.EmbgradError, match="tolerance is -1"):
         golden.check(run(), tolerance=-1)
-
-
-# Files
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"<<<<<<< HEAD\n"])

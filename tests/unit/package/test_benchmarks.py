@@ -60,7 +60,6 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
 
 
 def test_the_page_is_what_the_figures_beside_it_give() -> None:
-    """No figure and no verdict of it is written by hand; `python -m tests.benchmarks` says how it is made of them anew."""
     figures = json.loads((ROOT / "docs" / "performance.json").read_text(encoding="utf-8"))
     assert table.page(figures, quick=False) == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 

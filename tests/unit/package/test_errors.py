@@ -48,8 +48,6 @@ def test_a_class_without_a_page_names_that_of_its_nearest_kin() -> None:
 
 
 def test_an_error_that_tells_of_another_names_one_page() -> None:
-    """The pages of both, one in the middle of the message, would be read as the end of it."""
-
     def batches() -> object:
         yield [[1, 2]]
         yield [[1, -2]]

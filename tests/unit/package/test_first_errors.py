@@ -87,9 +87,6 @@ def test_no_texts_for_the_tokenizer() -> None:
         embgrad.gradients(model(), [], SUM, tokenizer=lambda text: [1])
 
 
-# Functions as objectives
-
-
 def loss(output: Any, target: Any) -> Any:
     return (output - target).sum(1)
 

@@ -110,7 +110,6 @@ def test_the_check_can_fail(child: Any) -> None:
 
 
 def test_importing_brings_in_one_library_beyond_numpy(child: Any) -> None:
-    """What keeps it quick; how quick it is stands in docs/performance.md."""
     code = (
         "import json, sys, numpy\n"
         "before = set(sys.modules)\n"

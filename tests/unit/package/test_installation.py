@@ -49,7 +49,6 @@ def constraint_files(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["Makefile", "tox.ini"])
 def test_constraint_files_are_named_by_absolute_paths(name: str) -> None:
-    """pip is called from other folders, too: a package that is built calls it from its own, unless its wheel is cached."""
     named = constraint_files((ROOT / name).read_text(encoding="utf-8"))
     assert named
     assert [path for path in named if not path.startswith(ABSOLUTE)] == []
@@ -71,7 +70,6 @@ def test_constraint_files_are_found(line: str, named: list[str]) -> None:
 
 
 def test_ci_runs_the_two_commands_with_an_empty_package_cache() -> None:
-    """A wheel that is cached hides an installation that does not work."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     lines = script.splitlines()
     assert lines.index("make demo") < lines.index("make test")

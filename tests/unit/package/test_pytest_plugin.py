@@ -77,9 +77,6 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-# Missing, written, checked, changed
-
-
 def test_from_no_file_to_a_change(project: Project) -> None:
     project.write(ONE)
     path = project.folder / "goldens" / "test_it" / "test_one.safetensors"
@@ -135,7 +132,6 @@ class TestModel:
 
 
 def test_each_test_has_a_file_of_its_own_wherever_it_runs(project: Project) -> None:
-    """In several processes too."""
     project.write(SEVERAL)
     project.write(ONE, "further/test_it.py")
     text = project.run("--embgrad-update", "-n", "2", "--import-mode=importlib")
@@ -209,7 +205,6 @@ def test_misuse_fails_the_test(project: Project) -> None:
 
 
 def test_files_that_differ_in_case_alone_are_refused(project: Project) -> None:
-    """On macOS and Windows the two would be one, and each test would write over the other's."""
     project.write("def test_one(embgrad_golden):\n    embgrad_golden(run())\ntest_One = test_one\n")
     text = project.run("--embgrad-update", fails=True)
     assert "differ only in case, and are one file on macOS and Windows" in text
@@ -221,9 +216,6 @@ def test_a_failure_before_the_check_writes_nothing(project: Project) -> None:
     text = project.run("--embgrad-update", fails=True)
     assert "embgrad golden files" not in text
     assert project.goldens() == []
-
-
-# Names
 
 
 @pytest.mark.parametrize(
@@ -288,8 +280,6 @@ def test_parameters_and_names_are_told_apart(first: str, second: str, third: str
     assert len({file_stem(*one) for one in distinct.values()}) == len(distinct)
 
 
-# What it costs, and how it is switched on and off
-
 IDLE = """
 def test_nothing():
     pass
@@ -340,7 +330,6 @@ def test_ways_to_switch_it_on_and_off(
 
 
 def test_pytest_started_from_a_process_that_uses_embgrad(project: Project) -> None:
-    """As from a notebook: pytest would warn of a package that is imported already, and here warnings are errors."""
     project.write(ONE)
     code = (
         "import sys, pytest, embgrad; embgrad.list_backends();"
@@ -349,9 +338,6 @@ def test_pytest_started_from_a_process_that_uses_embgrad(project: Project) -> No
     done = subprocess.run([sys.executable, "-c", code], cwd=project.folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 written" in done.stdout
-
-
-# What is refused, in this run of pytest
 
 
 def gradient() -> embgrad.EmbeddingGradients:
@@ -385,7 +371,6 @@ def test_files_that_differ_only_in_case(
     monkeypatch: pytest.MonkeyPatch,
     folder: bool,
 ) -> None:
-    """Of a test that was named otherwise, or of its module."""
     monkeypatch.setattr(request.node, "path", tmp_path / "test_it.py")
     path = embgrad_golden.path("film")
     assert path.parent == tmp_path / "goldens" / "test_it"

@@ -98,9 +98,6 @@ def boxes_of(page: Page, panel: int) -> list[list[float]]:
     )
 
 
-# What is there
-
-
 def test_the_page_opens_without_a_complaint_or_a_request(opened: Open) -> None:
     page = opened(*everything())
     assert page.complaints() == []
@@ -131,7 +128,6 @@ def test_hostile_text_is_text(opened: Open) -> None:
 
 
 def test_whatever_a_token_holds_stands_in_its_place(opened: Open) -> None:
-    """Control characters, overrides of the direction, marks upon marks: the browser shows them, and nothing beside moves."""
     texts = [text for text in TEXTS.values() if text.strip()]
     one = result([["[CLS]", *texts, "[SEP]"]], provenance={"point": texts[9], "model": texts[5], "backend": texts[12]})
     page = opened({"a": one, texts[8]: times(one, 2)}, title=texts[3])
@@ -153,7 +149,6 @@ def test_whatever_a_token_holds_stands_in_its_place(opened: Open) -> None:
 
 
 def test_what_would_run_is_seen_to_run(browser: Browser, tmp_path: Path) -> None:
-    """The two tests above can fail."""
     bad = tmp_path / "bad.html"
     bad.write_text("<script>alert(1)</script><img src=x onerror=\"console.log('ran')\">")
     page = browser.open(bad.as_uri())
@@ -186,9 +181,6 @@ def test_the_policy_would_stop_what_slipped_in(opened: Open) -> None:
     )
     assert blocked == ["frame-src", "img-src", "script-src-elem", "style-src-elem"]
     assert page.evaluate("[window.ran === undefined, getComputedStyle(document.body).opacity]") == [True, "1"]
-
-
-# How it looks
 
 
 @pytest.mark.parametrize("width", [360, 320, 768, 1200])
@@ -281,9 +273,6 @@ def test_parts_of_a_word_touch_and_words_do_not(opened: Open) -> None:
     assert gaps[1] < 2 < min(gaps[0], gaps[2])
 
 
-# By hand
-
-
 def test_the_keyboard_reaches_every_tokens_figures(opened: Open) -> None:
     page = opened(result([["a", "grip", "##ping"], ["b", "c", "d"]]))
     assert figures_shown(page) == []
@@ -353,9 +342,6 @@ def test_a_large_page_is_quick(opened: Open) -> None:
     assert page.evaluate("document.querySelectorAll('.t').length") <= 10_000
     took = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
     assert took < 20_000
-
-
-# In notebooks
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

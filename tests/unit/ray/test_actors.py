@@ -31,7 +31,6 @@ def test_actors_that_leave_no_cpu_are_warned_of(items: Items) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
 def test_gradients_of_gradients_do_not_wait_for_each_other(items: Items) -> None:
-    """Both pools of actors are there at once, and somebody has to read the rows: on two CPUs there was none left to do so."""
     rows = items(20)
     first = embgrad.ray.gradients(
         ray.data.from_items(rows), models.reference, embgrad.Logit(0), ids="ids_", prefix="a_", batch_size=2

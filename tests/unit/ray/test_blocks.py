@@ -132,7 +132,6 @@ def test_a_model_that_takes_no_mask_reads_no_padding(items: Items) -> None:
 
 
 def test_what_a_call_does_with_the_mask_nobody_knows(items: Items) -> None:
-    """Rows of one length alone share a batch, as the padding is ours."""
     rows = items(11)
     for row in worked(rows, models.maskless, ids="ids_", call=lambda model, inputs: model(inputs["input_ids"])):
         expected = alone(row, models.maskless)
@@ -145,7 +144,6 @@ def test_what_a_call_does_with_the_mask_nobody_knows(items: Items) -> None:
 @pytest.mark.parametrize("size", [1, 3, 32])
 @pytest.mark.parametrize("output", ["saliency", "tables"])
 def test_a_model_to_which_padding_counts_is_given_none(items: Items, output: str, size: int) -> None:
-    """Which rows meet is Ray's affair: one is run alone, too, and where its numbers are others, all are by length."""
     rows = items(11)
     for row in worked(rows, models.forgetful, ids="ids_", output=output, batch_size=size):
         expected = alone(row, models.forgetful)
@@ -189,7 +187,6 @@ MEETING: dict[str, tuple[Callable[[], Any], Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("lengths", [{"shortest": 6, "longest": 6}, {}], ids=["of one length", "of several"])
 @pytest.mark.parametrize("what", MEETING)
 def test_rows_that_meet_are_refused(items: Items, what: str, lengths: dict[str, int]) -> None:
-    """Which rows share a batch is Ray's affair, and the numbers would hang on that."""
     build, objective, options = MEETING[what]
     rows = items(16, **lengths)
     with pytest.raises(
@@ -201,8 +198,6 @@ def test_rows_that_meet_are_refused(items: Items, what: str, lengths: dict[str, 
 
 
 def test_padding_on_the_left_moves_no_tokens(items: Items) -> None:
-    """Where a token stands counts, and that is not to depend on which rows are in the batch."""
-
     def build() -> tuple[Any, Any]:
         model, made = models.torch_bert()
         made.enable_padding(direction="left")
@@ -273,7 +268,6 @@ def test_masks_and_types_are_columns(items: Items) -> None:
 
 
 def test_masks_may_be_of_true_and_false(items: Items) -> None:
-    """As for `embgrad.gradients`, and the model is then given them so."""
     seen = []
 
     def call(model: Any, inputs: Any) -> Any:
@@ -353,7 +347,6 @@ def test_tensors_and_nulls_beside_stay_as_they_are(items: Items) -> None:
 
 
 def test_columns_are_a_mapping() -> None:
-    """Whether there is a column can be asked, and one that is missing is a KeyError, too."""
     columns = Columns(pa.table({"label": [1, 0]}))
     assert "label" in columns
     assert "gold" not in columns

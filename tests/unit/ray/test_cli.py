@@ -128,7 +128,6 @@ def test_rows_and_models_are_looked_for_before_ray_is_started(
 def test_columns_that_are_taken_and_texts_that_are_cut(
     command: Callable[..., SimpleNamespace], items: Items, tmp_path: Path
 ) -> None:
-    """A prefix sets the new columns apart, and what was cut off is said as without Ray."""
     rows = [{**row, "ids": [0], "text": row["text"] if row["key"] else "w1"} for row in items(5, shortest=6)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     models.tokenizer().save(str(tmp_path / "tokenizer.json"))

@@ -114,7 +114,6 @@ def test_texts_that_look_like_dates_are_texts() -> None:
 
 
 def test_what_is_deep_within_bounds_is_read(tmp_path: Path) -> None:
-    """Brackets in texts are letters, and what lies a hundred deep goes through Ray."""
     deep: Any = 1
     for _ in range(99):
         deep = {"k": [deep]} if not isinstance(deep, dict) else {"k": deep}
@@ -143,7 +142,6 @@ def test_files_that_are_broken_are_named(tmp_path: Path, name: str) -> None:
 
 
 def test_files_that_are_cut_off_are_named() -> None:
-    """As in the task of Ray's that reads them."""
     whole = gzip.compress(b'{"text": "a"}\n' * 10_000)
     for content in (whole[:60], b'{"text": "a"}'):
         stream = pa.CompressedInputStream(pa.BufferReader(content), "gzip")
@@ -165,7 +163,6 @@ def test_a_users_own_dataset_raises_its_own_errors() -> None:
 
 
 def test_a_path_with_a_question_mark(tmp_path: Path) -> None:
-    """Ray finds lines behind it, and no Parquet."""
     folder = tmp_path / "what?"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "a"}\n')

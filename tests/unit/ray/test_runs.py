@@ -184,7 +184,6 @@ def test_saliencies_of_texts_in_torch(items: Items) -> None:
 @pytest.mark.slow
 @pytest.mark.framework("tensorflow")
 def test_the_sum_in_keras(items: Items) -> None:
-    """The net takes no mask, and its mean is over all positions."""
     rows = items(24)
     found = embgrad.ray.table(
         ray.data.from_items(rows), models.keras_net, labelled, ids="ids_", convention="ids", batch_size=4, verify=False

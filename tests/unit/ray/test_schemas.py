@@ -48,7 +48,6 @@ def written(dataset: Any, folder: Path, **options: Any) -> tuple[dict[int, dict[
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_columns_of_some_files_are_null_in_the_others(items: Items, tmp_path: Path, verify: bool) -> None:
-    """What the one file lacks, holds as another number, as null alone, or as an object without fields."""
     rows = items(40)
     for row in rows[:20]:
         row |= {"note": "x", "number": 1, "later": None, "more": {}, "deep": [{"a": 1}]}
@@ -83,7 +82,6 @@ def test_blocks_of_a_dataset_are_brought_together(items: Items, tmp_path: Path) 
 
 
 def test_tensors_of_several_lengths_are_lists(items: Items, tmp_path: Path) -> None:
-    """As Ray makes them of arrays: of one shape in the first blocks, of another in the next, of several in the last."""
     rows = [{**row, "image": np.full((2, 1 + row["key"] // 10), 0.5, np.float32)} for row in items(40)]
     for row in rows:
         if row["key"] >= 10:
@@ -98,7 +96,6 @@ def test_tensors_of_several_lengths_are_lists(items: Items, tmp_path: Path) -> N
 
 
 def test_keys_of_two_types_are_the_same_rows(items: Items, tmp_path: Path) -> None:
-    """Whole numbers and fractions in one column: the sum is of each row, whichever way its key is held."""
     rows = items(20)
     other = [{**row, "key": row["key"] + 0.5} for row in rows]
     files = [lines(rows, tmp_path / "a.jsonl"), lines(other, tmp_path / "b.jsonl")]
@@ -157,7 +154,6 @@ def test_types_that_do_not_go_together_are_refused_at_once(items: Items, tmp_pat
 
 
 def test_no_whole_number_becomes_another(items: Items, tmp_path: Path) -> None:
-    """Past 2**53 not every whole number is a float."""
     (row,) = items(1)
     files = [lines([{**row, "n": n}], tmp_path / name) for name, n in (("a.jsonl", 2**53 + 1), ("b.jsonl", 1.5))]
     message = r"^the column 'n' of \S*a.jsonl is of the type int64, and double elsewhere, which cannot hold all of its values \("

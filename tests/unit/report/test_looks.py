@@ -15,8 +15,6 @@ from embgrad.report.plot import plot
 from embgrad.report.verdicts import Line
 from tests.unit.pages import SENTENCE, read, result
 
-# Colours
-
 
 def test_levels_are_shares_of_the_scale() -> None:
     values = np.zeros((1, 5, 1))
@@ -110,9 +108,6 @@ def test_text_can_be_read_on_a_notebooks_tints(text: str, paper: str) -> None:
         base = [int(paper[i : i + 2], 16) for i in (1, 3, 5)]
         mixed = [round(old + (new - old) * opacity) for old, new in zip(base, (red, green, blue), strict=True)]
         assert contrast(text, "#" + "".join(f"{channel:02x}" for channel in mixed)) >= LEAST_CONTRAST
-
-
-# The picture
 
 
 def lines(**figures: list[float]) -> dict[str, list[Line]]:

@@ -21,8 +21,6 @@ from embgrad.report import render_page, write_page
 from embgrad.report.verdicts import figure
 from tests.unit.pages import SENTENCE, Reader, read, result, times
 
-# Figures
-
 
 def test_every_figure_is_the_results_own() -> None:
     one = result(
@@ -110,9 +108,6 @@ def test_an_extra_token_has_no_difference() -> None:
         *["differs from ours by 0.0e+00"] * 3,
         "not in ours",
     ]
-
-
-# Verdicts
 
 
 def verdict_of(page: Reader) -> str:
@@ -228,9 +223,6 @@ def test_many_examples_are_listed_in_part() -> None:
     assert "30 more examples not listed" in page.seen
 
 
-# Size
-
-
 def test_a_large_result_is_cut_and_says_so() -> None:
     tokens = [[f"word{position}" for position in range(128)]] * 200
     one = result(tokens, ids=np.tile(np.arange(128), (200, 1)) + np.arange(200)[:, None] * 128)
@@ -267,9 +259,6 @@ def test_points_with_axes_of_their_own_have_no_sentences() -> None:
     assert "has no sentences here: its gradient has the shape (1, 4)" in page.seen
     assert page.panels == []
     assert "of shape" in Reader(one._repr_html_()).seen or "the shape (1, 4)" in Reader(one._repr_html_()).seen
-
-
-# The file
 
 
 def test_the_page_asks_nothing_of_anyone_and_runs_nothing() -> None:
@@ -353,9 +342,6 @@ def test_the_installed_package_has_its_templates(tmp_path: Path) -> None:
     assert Reader((tmp_path / "page.html").read_text(encoding="utf-8")).texts() == ["1", "2"]
 
 
-# What cannot be shown
-
-
 @pytest.mark.parametrize(
     ("results", "message"),
     [
@@ -416,9 +402,6 @@ def test_results_without_a_common_point() -> None:
 def test_results_of_other_texts_cannot_be_compared_here() -> None:
     with pytest.raises(embgrad.BatchError):
         render_page({"a": result([["x", "y"]]), "b": result([["x", "y", "z"]], ids=[[7, 8, 9]])})
-
-
-# Notebooks
 
 
 def test_notebooks_show_sentences() -> None:

@@ -89,7 +89,6 @@ def test_hostile_text_is_shown_and_never_taken_for_markup(hostile: str) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.text(st.characters(), max_size=12), min_size=1, max_size=5))
 def test_any_token_is_shown_as_one(tokens: list[str]) -> None:
-    """Lone surrogates and control characters included; html.parser finds each token's text again."""
     one = result([tokens])
     page = read(one)
     for shown, token in zip(page.panels[0].tokens, tokens, strict=True):

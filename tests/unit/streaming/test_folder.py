@@ -72,9 +72,6 @@ def expect_same(one: Any, other: Any) -> None:
         expect_same_bits(one, other)
 
 
-# Written and read
-
-
 def test_what_is_written_is_what_was_given(tmp_path: Path) -> None:
     given = list(run(tmp_path / "run"))
     found = embgrad.open_stream(tmp_path / "run")
@@ -133,9 +130,6 @@ def test_the_sum_of_a_folder(tmp_path: Path) -> None:
     run(tmp_path / "saliency", keep="saliency").finish()
     with pytest.raises(embgrad.EmbgradError, match="keeps saliencies alone"):
         embgrad.open_stream(tmp_path / "saliency").table()
-
-
-# Interrupted
 
 
 @pytest.mark.parametrize(
@@ -212,7 +206,6 @@ def test_whatever_stops_the_model_what_was_finished_stays(tmp_path: Path, stop: 
 def test_a_process_that_dies_at_any_moment_of_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """As if by a kill: nothing is tidied up. What the manifest does not name is not read."""
     parts = run(tmp_path / "parts")
     write, name = writing.write_manifest, "shard-00000003-000003.safetensors"
 
@@ -260,7 +253,6 @@ MOMENTS = {
 def test_an_interruption_at_any_moment_counts_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, keep: str
 ) -> None:
-    """As by Ctrl-C or a full disk: the stream is closed, and what it holds is written."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     run(tmp_path / "whole", keep=keep).finish()
     place, name, before = MOMENTS[moment]
@@ -361,7 +353,6 @@ def test_a_fork_s_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("written", [False, True])
 def test_a_fork_s_copy_gives_nothing(tmp_path: Path, ahead: int, written: bool) -> None:
-    """It would wait for ever for a thread that it does not have, or write beside who has the folder."""
     parts = run(tmp_path / "run" if written else None, ahead=ahead)
     next(parts)
     with warnings.catch_warnings():
@@ -380,9 +371,6 @@ def test_a_fork_s_copy_gives_nothing(tmp_path: Path, ahead: int, written: bool) 
 
 def _finished(folder: Path) -> int:
     return len(embgrad.open_stream(folder)) if (folder / "manifest.json").exists() else 0
-
-
-# Another run
 
 
 def other_forward(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
@@ -502,9 +490,6 @@ def test_a_model_whose_weights_come_with_the_first_batch(tmp_path: Path) -> None
     assert run(tmp_path).finish().complete  # of the same weights, all there from the beginning
 
 
-# Two writers, foreign folders
-
-
 def test_two_writers_are_refused(tmp_path: Path) -> None:
     with run(tmp_path) as parts:
         next(parts)
@@ -544,8 +529,6 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_was_closed_before_its_end_has_no_sum(tmp_path: Path) -> None:
-    """It would be that of a part; another stream goes on."""
-
     def stop(done: int, count: int | None) -> None:
         if done == 6:
             raise KeyboardInterrupt
@@ -628,7 +611,6 @@ def test_a_tokenizer_that_is_set_up_otherwise_is_another_run(tmp_path: Path, oth
 
 
 def test_a_stream_has_a_tokenizer_of_its_own(tmp_path: Path) -> None:
-    """What is set up anew while it runs counts for the next one."""
     shared = _trained()
     with run(tmp_path, tokenizer=shared, ahead=0) as parts:
         next(parts)
@@ -659,7 +641,6 @@ def test_what_is_done_to_a_result_is_not_what_is_written(tmp_path: Path, keep: s
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
 def test_weights_that_change_meanwhile_make_no_folder(tmp_path: Path, keep: str) -> None:
-    """The results so far are of the first ones, and go on with these."""
     given = model()
     original = given.parameters["U"].value.copy()
 
@@ -684,7 +665,6 @@ def test_weights_that_change_meanwhile_make_no_folder(tmp_path: Path, keep: str)
 def test_weights_that_change_and_add_up_to_the_same_make_no_folder(
     tmp_path: Path, change: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Read as whole numbers, 4,096 floats of 64 bits that are doubled or change their signs have the sum that they had."""
     given = model(dtype="float64")
     table = given.parameters["E"].value = np.random.default_rng(0).normal(size=(1024, 4))
 
@@ -717,7 +697,6 @@ def test_weights_count_as_they_are_at_the_first_result(tmp_path: Path, resumed: 
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_hold_the_folder(tmp_path: Path) -> None:
-    """As a data loader's, which has all that was open when it was begun."""
     parts = run(tmp_path)
     next(parts)
     waiting = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
@@ -756,7 +735,6 @@ def test_a_folder_is_where_it_was_when_the_stream_was_made(tmp_path: Path, monke
 def test_the_numbers_of_objectives_count_for_the_size_of_a_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They stand in each result's header, and a header has a largest size."""
     monkeypatch.setattr(writing, "MOST_RESULTS", 1000)
     monkeypatch.setattr(writing, "MOST_TEXT", 50_000)
     source = (embgrad.TokenBatch([[1, 2, 3]]) for _ in range(12))

@@ -194,7 +194,6 @@ def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path, keep: str, old: str,
 
 
 def test_a_shard_that_goes_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a share that another machine writes to, or that loses its connection."""
     run(tmp_path).finish()
     found = embgrad.open_stream(tmp_path)
     digest = reading.file_digest

@@ -18,7 +18,6 @@ from tests.unit.streams import DIM, LABELLED, VOCAB, forward, model, rows, texts
 @settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 40), st.booleans())
 def test_batches_by_length_give_the_same_numbers(count: int, size: int, window: int, several: bool) -> None:
-    """Whatever the window, the same batches in the same order; each example's numbers as in a batch of its own."""
     at = ["word", "block"] if several else "word"
     options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": size, "at": at}
     plain = list(embgrad.stream(model(), rows(count), LABELLED, **options))
@@ -116,8 +115,6 @@ def test_scalars_that_are_made_for_each_batch_have_no_place_in_a_window() -> Non
 
 
 def test_outputs_with_a_number_a_position_have_no_place_in_a_window() -> None:
-    """As the logits of where an answer begins: those of padding count, and so does who is in a batch."""
-
     def starts(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
         return ((lookup(self["E"], input_ids) @ self["U"]).tanh()).sum(2)
 
@@ -144,8 +141,6 @@ def test_what_cannot_be_put_together_by_length(options: dict[str, Any], message:
 
 
 def test_channels_before_positions_cannot_be_put_together_by_length() -> None:
-    """As convolutions have them, (example, channel, position): what belongs to a position is not told."""
-
     def convolving(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
         rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype("float32"))
         return model.module("channels", lambda x: x.swap(1, 2), rows).sum(2) @ model["W"]
@@ -162,8 +157,6 @@ def test_channels_before_positions_cannot_be_put_together_by_length() -> None:
 
 
 def test_pairs_of_positions_cannot_be_put_together_by_length() -> None:
-    """As attention has them, (example, position, position): both axes follow the batches' lengths."""
-
     def attending(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
         rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype("float32"))
         return model.module("scores", paired, rows).sum(1)
@@ -208,7 +201,6 @@ def streamed(source: list[str], **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("lengths", [[1, 9, 2, 3, 8], [DIM - 2, DIM - 2, 9, 9], [2, 2, 2, 2]])
 def test_a_point_without_positions_has_no_padding_to_take_away(lengths: list[int]) -> None:
-    """Also where a batch is as long as the point is wide."""
     source = ["abcdefghi"[:length] for length in lengths]
     plain = streamed(source, at="pooled")
     for one, other in zip(plain, streamed(source, at="pooled", window=8), strict=True):
@@ -369,7 +361,6 @@ def test_an_example_without_a_gradient_tells_nothing_and_the_next_is_run_alone()
 @pytest.mark.filterwarnings("ignore:the model .* mask")
 @pytest.mark.parametrize("side", [Left, Right])
 def test_pieces_without_padding_do_not_hide_that_padding_counts(side: Any) -> None:
-    """As where lengths are cut to `max_length`: each piece is of one length, and each batch of the source's own is not."""
     heedless = ReferenceModel(_heedless, {name: one.value for name, one in by_place().parameters.items()})
     asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 2}
     for source in (["a", "abcdef"] * 2, ["abcdef", "a"] * 2, ["a", "abc", "abcdef"] * 2):
