@@ -26,7 +26,7 @@ def missing_package_error() -> type[embgrad.EmbgradError]:
 
 
 @pytest.mark.parametrize("kind", CLASSES.values())
-def test_the_message_ends_in_its_page_which_exists(kind: type[embgrad.EmbgradError]) -> None:
+def test_a_message_names_its_page(kind: type[embgrad.EmbgradError]) -> None:
     error = kind("what was wrong: what was expected")
     assert str(error) == (
         "what was wrong: what was expected\n"
@@ -37,7 +37,7 @@ def test_the_message_ends_in_its_page_which_exists(kind: type[embgrad.EmbgradErr
     assert str(pickle.loads(pickle.dumps(error))) == str(copy.copy(error)) == str(error)
 
 
-def test_a_class_without_a_page_names_that_of_its_nearest_kin() -> None:
+def test_a_class_without_a_page_names_that_of_its_base() -> None:
     class OwnError(embgrad.UnknownPointError):
         """A backend's own."""
 
@@ -47,7 +47,7 @@ def test_a_class_without_a_page_names_that_of_its_nearest_kin() -> None:
     assert str(missing("no Ray")) == f"no Ray\n{errors.EmbgradError.see()}"
 
 
-def test_an_error_that_tells_of_another_names_one_page() -> None:
+def test_an_error_that_quotes_another_names_one_page() -> None:
     def batches() -> object:
         yield [[1, 2]]
         yield [[1, -2]]

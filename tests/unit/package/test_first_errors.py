@@ -19,7 +19,7 @@ def model() -> ReferenceModel:
     return ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).sum(1), {"E": np.ones((8, 2))})
 
 
-def test_the_model_and_the_batch_swapped() -> None:
+def test_the_model_and_the_batch_in_the_wrong_order() -> None:
     message = (
         "the batch is a ReferenceModel: expected token ids there, the model first and the objective last, as in embgrad"
     )
@@ -33,7 +33,7 @@ def test_the_model_and_the_batch_swapped() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"input_ids": IDS}])
-def test_embeddings_in_the_batch(more: dict[str, Any]) -> None:
+def test_embeddings_in_the_batch_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(embgrad.BatchError) as caught:
         embgrad.gradients(model(), {**more, "inputs_embeds": np.zeros((2, 2, 2))}, SUM)
     assert caught.value.message == (
@@ -43,7 +43,7 @@ def test_embeddings_in_the_batch(more: dict[str, Any]) -> None:
     assert embgrad.gradients(model(), {"input_ids": IDS, "inputs_embeds": None}, SUM).shape == (2, 2, 2)
 
 
-def test_names_in_place_of_models_and_tokenizers() -> None:
+def test_names_instead_of_models_and_tokenizers_are_refused() -> None:
     with pytest.raises(
         embgrad.BackendError,
         match=r"in place of a name, pass the model that from_pretrained\(...\) or embgrad.load_bert",
@@ -75,12 +75,12 @@ class Loader:
         ((one for one in [IDS]), "the batch is a generator: expected one batch"),
     ],
 )
-def test_what_is_no_one_batch(batch: Any, message: str) -> None:
+def test_several_batches_are_refused(batch: Any, message: str) -> None:
     with pytest.raises(embgrad.BatchError, match=message):
         embgrad.gradients(model(), batch, SUM)
 
 
-def test_no_texts_for_the_tokenizer() -> None:
+def test_an_empty_list_of_texts_is_refused() -> None:
     with pytest.raises(
         embgrad.BatchError, match="the batch is an empty list: expected at least one text or pair of texts"
     ):
@@ -113,7 +113,7 @@ class Module:
     "function", [loss, Loss(), Loss().of, Module()], ids=["function", "object", "method", "module"]
 )
 @pytest.mark.parametrize("wrap", [lambda function: function, embgrad.Scalar], ids=["itself", "Scalar"])
-def test_functions_that_take_a_target(function: Any, wrap: Any) -> None:
+def test_functions_that_take_a_target_are_refused(function: Any, wrap: Any) -> None:
     message = (
         r"takes 2 arguments, '(output|prediction)', 'target': expected a function of what the model returned alone"
     )
@@ -121,14 +121,14 @@ def test_functions_that_take_a_target(function: Any, wrap: Any) -> None:
         embgrad.gradients(model(), IDS, wrap(function))
 
 
-def test_classes_of_losses() -> None:
+def test_a_class_as_objective_is_refused() -> None:
     with pytest.raises(
         embgrad.ObjectiveError, match="the objective is the class Loss: expected an instance, or a function"
     ):
         embgrad.gradients(model(), IDS, Loss)
 
 
-def test_functions_that_take_the_output_alone() -> None:
+def test_functions_may_have_optional_arguments() -> None:
     def scaled(output: Any, by: float = 2.0, *more: Any, **options: Any) -> Any:
         return output.column(0)
 
@@ -149,13 +149,13 @@ def test_functions_that_take_the_output_alone() -> None:
         ("loss", "the objective is 'loss': expected CrossEntropy, .* gives one number an example\n"),
     ],
 )
-def test_what_is_no_objective(given: Any, message: str) -> None:
+def test_other_objectives_are_refused(given: Any, message: str) -> None:
     with pytest.raises(embgrad.ObjectiveError, match=message):
         embgrad.gradients(model(), IDS, given)
 
 
 @pytest.mark.parametrize("call", [lambda model: model, lambda: None, lambda model, inputs, more: None])
-def test_a_call_of_other_arguments(call: Any) -> None:
+def test_a_call_with_other_arguments_is_refused(call: Any) -> None:
     message = r"call takes \(.*\), and is called with the model and its inputs \(.*\): expected a function, call\(model, inputs\)"
     with pytest.raises(embgrad.BatchError, match=message):
         embgrad.gradients(model(), IDS, SUM, call=call)
@@ -164,7 +164,7 @@ def test_a_call_of_other_arguments(call: Any) -> None:
     )
 
 
-def test_a_capture_that_was_not_opened() -> None:
+def test_a_capture_that_was_not_entered_is_refused() -> None:
     captured = embgrad.capture(model())
     for name in ("mean", "sum", "steps"):
         message = (

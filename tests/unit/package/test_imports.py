@@ -15,19 +15,21 @@ import pytest
 
 import embgrad
 
-FRAMEWORKS = (
-    "torch",
-    "tensorflow",
-    "mxnet",
-    "gluonnlp",
-    "transformers",
-    "keras",
-    "tf_keras",
-    "tokenizers",
-    "rich",
-    "jinja2",
-    "ray",
-    "pyarrow",
+FRAMEWORKS = tuple(
+    [
+        "torch",
+        "tensorflow",
+        "mxnet",
+        "gluonnlp",
+        "transformers",
+        "keras",
+        "tf_keras",
+        "tokenizers",
+        "rich",
+        "jinja2",
+        "ray",
+        "pyarrow",
+    ]
 )
 
 CORE = Path(embgrad.__file__).parent
@@ -86,16 +88,12 @@ def child(tmp_path: Path) -> Any:
 REPORT = f"; import sys, json; print(json.dumps([name for name in {FRAMEWORKS!r} if name in sys.modules]))"
 
 
-def test_importing_brings_in_no_framework(child: Any) -> None:
-    assert child("import embgrad" + REPORT) == []
-
-
-def test_listing_backends_brings_in_no_framework(child: Any) -> None:
+def test_listing_backends_loads_no_framework(child: Any) -> None:
     code = "import embgrad; assert 'reference' in embgrad.list_backends(), embgrad.list_backends()"
     assert child(code + REPORT) == []
 
 
-def test_refusing_what_is_no_model_brings_in_no_framework(child: Any) -> None:
+def test_refusing_a_model_loads_no_framework(child: Any) -> None:
     code = (
         "import embgrad\n"
         "try: embgrad.gradients(3, [[1]], embgrad.Sum())\n"
@@ -109,7 +107,7 @@ def test_the_check_can_fail(child: Any) -> None:
     assert child(f"import embgrad, {', '.join(FRAMEWORKS)}" + REPORT) == list(FRAMEWORKS)
 
 
-def test_importing_brings_in_one_library_beyond_numpy(child: Any) -> None:
+def test_importing_loads_one_library_beyond_numpy(child: Any) -> None:
     code = (
         "import json, sys, numpy\n"
         "before = set(sys.modules)\n"
@@ -153,13 +151,13 @@ def test_the_walk_sees_every_import() -> None:
     assert {path.parent.name for path in MODULES} >= {"embgrad", "testing", "embgrad_torch", "embgrad_gluon"}
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert sorted(embgrad.__all__) == sorted(set(embgrad.__all__))
     for name in embgrad.__all__:
         assert getattr(embgrad, name) is not None
 
 
-def test_every_error_is_of_the_tree() -> None:
+def test_every_error_has_its_base() -> None:
     errors = [getattr(embgrad, name) for name in embgrad.__all__ if name.endswith("Error")]
     assert len(errors) > 10
     for error in errors:

@@ -21,11 +21,9 @@ import pytest
 import tokenizers
 
 import embgrad
-from embgrad.streaming import folder as reading
 from embgrad.streaming import writer as writing
 from embgrad.streaming.totals import Total
 from embgrad.testing.reference import ReferenceModel
-from tests.unit.streaming.test_digests import closing_over
 from tests.unit.streams import (
     COUNT,
     LABELLED,
@@ -72,7 +70,7 @@ def expect_same(one: Any, other: Any) -> None:
         expect_same_bits(one, other)
 
 
-def test_what_is_written_is_what_was_given(tmp_path: Path) -> None:
+def test_results_are_read_back_bit_for_bit(tmp_path: Path) -> None:
     given = list(run(tmp_path / "run"))
     found = embgrad.open_stream(tmp_path / "run")
     assert (len(found), found.examples, found.complete, found.keep) == (12, COUNT, True, "all")
@@ -86,35 +84,21 @@ def test_what_is_written_is_what_was_given(tmp_path: Path) -> None:
         found[12]
 
 
-def test_results_are_taken_by_number_and_by_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = list(run(tmp_path / "run"))
-    found = embgrad.open_stream(tmp_path / "run")
+def test_results_are_indexed_by_whole_numbers_and_slices(tmp_path: Path) -> None:
+    streamed = list(run(tmp_path / "run"))
+    folder = embgrad.open_stream(tmp_path / "run")
     for part in (slice(3), slice(2, 11, 4), slice(None, None, -1), slice(-2, None), slice(20, 30), slice(None)):
-        taken = found[part]
-        assert isinstance(taken, list)
-        for one, other in zip(given[part], taken, strict=True):
-            expect_same_bits(one, other)
-    expect_same_bits(found[np.int64(-12)], given[0])
+        assert isinstance(folder[part], list)
+        for first, second in zip(streamed[part], folder[part], strict=True):
+            expect_same_bits(first, second)
+    expect_same_bits(folder[np.int64(-12)], streamed[0])
+    message = r"the number of a result is .*: expected a whole number, .*or a slice"
     for wrong in ("3", 1.0, None, (1, 2), slice(None, None, 0), slice("a")):
-        with pytest.raises(
-            embgrad.EmbgradError, match=r"the number of a result is .*: expected a whole number, .*or a slice"
-        ):
-            found[wrong]
-    reads: list[Any] = []
-    read = reading.read_shard
-    monkeypatch.setattr(reading, "read_shard", lambda *given: [reads.append(given), read(*given)][1])
-    embgrad.open_stream(tmp_path / "run")[:]
-    assert len(reads) == len(list((tmp_path / "run").glob("shard-*"))) > 1
+        with pytest.raises(embgrad.EmbgradError, match=message):
+            folder[wrong]
 
 
-@pytest.mark.parametrize("options", [{"at": ["word", "block"]}, {"split": True}, {"keep": "saliency"}, {"window": 8}])
-def test_options_that_change_what_is_written(tmp_path: Path, options: dict[str, Any]) -> None:
-    given = list(run(tmp_path, **options))
-    for one, other in zip(given, embgrad.open_stream(tmp_path), strict=True):
-        expect_same(one, other)
-
-
-def test_the_sum_of_a_folder(tmp_path: Path) -> None:
+def test_the_sum_of_a_folder_equals_that_of_its_stream(tmp_path: Path) -> None:
     plain = run(tmp_path / "all").table()
     kept = run(tmp_path / "table", keep="table").table()
     both = run(tmp_path / "both", keep="table", at=["word"]).table()
@@ -136,9 +120,7 @@ def test_the_sum_of_a_folder(tmp_path: Path) -> None:
     "options", [{}, {"keep": "saliency"}, {"keep": "table"}, {"window": 7}, {"at": ["word", "block"]}]
 )
 @pytest.mark.parametrize("stops", [[1], [3], [5, 1, 4], [12]])
-def test_a_run_that_is_interrupted_ends_in_the_same_bytes(
-    tmp_path: Path, options: dict[str, Any], stops: list[int]
-) -> None:
+def test_an_interrupted_run_ends_in_the_same_bytes(tmp_path: Path, options: dict[str, Any], stops: list[int]) -> None:
     whole = run(tmp_path / "whole", **options)
     whole.finish()
     for stop in stops:
@@ -158,19 +140,7 @@ def test_a_run_that_is_interrupted_ends_in_the_same_bytes(
         assert sum(runs) == COUNT - 6  # what was finished is not run again
 
 
-def test_finish_reads_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with run(tmp_path) as parts:
-        for _ in range(6):
-            next(parts)
-    shard = tmp_path / "shard-00000000-000003.safetensors"
-    kept = shard.read_bytes()
-    shard.write_bytes(b"")
-    found = run(tmp_path).finish()
-    shard.write_bytes(kept)
-    assert len(list(found)) == 12
-
-
-def test_a_complete_run_runs_nothing(tmp_path: Path) -> None:
+def test_a_complete_run_does_not_run_the_model_again(tmp_path: Path) -> None:
     run(tmp_path).finish()
     before = files(tmp_path)
     given, runs = counted()
@@ -183,27 +153,8 @@ class _Stop(BaseException):
     pass
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError, _Stop])
-def test_whatever_stops_the_model_what_was_finished_stays(tmp_path: Path, stop: type[BaseException]) -> None:
-    calls = itertools.count()
-
-    def stopping(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
-        if next(calls) == 7:
-            raise stop
-        return forward(self, input_ids, attention_mask)
-
-    broken = ReferenceModel(stopping, {name: one.value for name, one in model().parameters.items()})
-    with pytest.raises(stop):
-        run(tmp_path / "parts", broken).finish()
-    assert len(embgrad.open_stream(tmp_path / "parts")) == 7
-    assert not embgrad.open_stream(tmp_path / "parts").complete
-    run(tmp_path / "parts").finish()
-    run(tmp_path / "whole").finish()
-    assert files(tmp_path / "parts") == files(tmp_path / "whole")
-
-
 @pytest.mark.parametrize("moment", ["before the shard", "before the manifest", "after the manifest"])
-def test_a_process_that_dies_at_any_moment_of_writing(
+def test_a_process_may_die_at_any_moment_of_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     parts = run(tmp_path / "parts")
@@ -234,6 +185,10 @@ def test_a_process_that_dies_at_any_moment_of_writing(
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
 
 
+class _Stop(BaseException):
+    pass
+
+
 def _die() -> None:
     raise _Stop
 
@@ -250,7 +205,7 @@ MOMENTS = {
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_an_interruption_at_any_moment_counts_nothing_twice(
+def test_an_interruption_at_any_moment_counts_no_example_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, keep: str
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
@@ -296,7 +251,7 @@ embgrad.stream(model(), slowly(), labelled, tokenizer=tokenizer, batch_size=2, t
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
-def test_a_killed_process_goes_on(tmp_path: Path) -> None:
+def test_a_killed_run_is_continued(tmp_path: Path) -> None:
     for results in (6, 30):
         command = [sys.executable, "-c", KILLED, str(tmp_path / "parts")]
         child = subprocess.Popen(command, cwd=Path(__file__).parents[3])
@@ -330,14 +285,14 @@ if sys.argv[3] == "interrupted":
 
 @pytest.mark.parametrize("end", ["ended", "interrupted"])
 @pytest.mark.parametrize("keep", ["all", "table"])
-def test_a_process_that_ends_amid_a_stream_loses_nothing(tmp_path: Path, keep: str, end: str) -> None:
+def test_a_process_that_ends_within_a_stream_loses_no_result(tmp_path: Path, keep: str, end: str) -> None:
     command = [sys.executable, "-c", LEFT, str(tmp_path), keep, end]
     found = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
     assert "Exception ignored" not in found.stderr
     assert _finished(tmp_path) == 7
 
 
-def test_a_fork_s_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = run(tmp_path)
     next(parts)
     with monkeypatch.context() as forked:
@@ -352,7 +307,7 @@ def test_a_fork_s_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("written", [False, True])
-def test_a_fork_s_copy_gives_nothing(tmp_path: Path, ahead: int, written: bool) -> None:
+def test_a_forked_copy_returns_no_result(tmp_path: Path, ahead: int, written: bool) -> None:
     parts = run(tmp_path / "run" if written else None, ahead=ahead)
     next(parts)
     with warnings.catch_warnings():
@@ -438,14 +393,6 @@ def test_other_labels_are_another_objective(tmp_path: Path) -> None:
     assert len(list(with_labels(labels(COUNT)))) == 12
 
 
-def test_functions_are_told_by_what_they_have_closed_over(tmp_path: Path) -> None:
-    with run(tmp_path, edit={"word": closing_over(2)}) as parts:
-        next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="edit was"):
-        run(tmp_path, edit={"word": closing_over(3)})
-    run(tmp_path, edit={"word": closing_over(2)}).finish()
-
-
 @pytest.mark.parametrize("changed", [0, 3, 5])
 def test_another_source_is_refused_before_anything_is_written(tmp_path: Path, changed: int) -> None:
     with run(tmp_path) as parts:
@@ -478,7 +425,7 @@ def test_a_longer_source_after_whole_batches_is_refused(tmp_path: Path) -> None:
         run(tmp_path).finish()
 
 
-def test_a_model_whose_weights_come_with_the_first_batch(tmp_path: Path) -> None:
+def test_weights_may_be_built_with_the_first_batch(tmp_path: Path) -> None:
     def late() -> ReferenceModel:
         def building(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
             self.parameters.update(model().parameters)
@@ -499,17 +446,10 @@ def test_two_writers_are_refused(tmp_path: Path) -> None:
     run(tmp_path).finish()
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"holds 'thesis\.txt' and no manifest\.json: expected an empty folder"
-    ):
-        run(tmp_path)
-    assert (tmp_path / "thesis.txt").read_text() == "all of it"
-
-
-@pytest.mark.parametrize("name", ["shard-00001-of-00002.safetensors", "shard-00000003-000003.safetensors"])
-def test_shards_whose_manifest_is_not_there_are_left_alone(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["thesis.txt", "shard-00001-of-00002.safetensors", "shard-00000003-000003.safetensors"]
+)
+def test_files_without_a_manifest_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"weights")
     with pytest.raises(embgrad.FileFormatError, match=rf"holds '{name}' and no manifest\.json"):
         run(tmp_path)
@@ -521,7 +461,7 @@ def test_shards_whose_manifest_is_not_there_are_left_alone(tmp_path: Path, name:
     assert (tmp_path / "shard-of-mine.safetensors").read_bytes() == b"weights"
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"is no folder: expected what embgrad.stream"):
         embgrad.open_stream(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"holds no manifest\.json"):
@@ -570,15 +510,6 @@ class Pieces(Shifted):
         return [1 + (len(piece) + self.shift) % 30 for piece in pieces]
 
 
-@pytest.mark.parametrize("make", [Shifted, Pieces, lambda shift: functools.partial(Shifted.__call__, Shifted(shift))])
-def test_another_tokenizer_is_another_run(tmp_path: Path, make: Any) -> None:
-    with run(tmp_path, tokenizer=make(0)) as parts:
-        next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
-        run(tmp_path, tokenizer=make(1))
-    run(tmp_path, tokenizer=make(0)).finish()
-
-
 def _trained() -> tokenizers.Tokenizer:
     vocabulary = {token: number for number, token in enumerate(["[UNK]", "[SEP]", *LETTERS])}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[UNK]"))
@@ -587,30 +518,37 @@ def _trained() -> tokenizers.Tokenizer:
     return made
 
 
-def _cutting(made: tokenizers.Tokenizer) -> None:
-    made.enable_truncation(3)
+SETTINGS: dict[str, Callable[[tokenizers.Tokenizer], Any]] = {
+    "length": lambda made: made.enable_truncation(3),
+    "side": lambda made: made.enable_truncation(8, direction="left"),
+    "special tokens": lambda made: setattr(made, "encode_special_tokens", True),
+}
 
 
-def _cutting_elsewhere(made: tokenizers.Tokenizer) -> None:
-    made.enable_truncation(8, direction="left")
+def _set_up(name: str) -> tokenizers.Tokenizer:
+    made = _trained()
+    SETTINGS[name](made)
+    return made
 
 
-def _spelling(made: tokenizers.Tokenizer) -> None:
-    made.encode_special_tokens = True
-
-
-@pytest.mark.parametrize("other", [_cutting, _cutting_elsewhere, _spelling])
-def test_a_tokenizer_that_is_set_up_otherwise_is_another_run(tmp_path: Path, other: Any) -> None:
-    with run(tmp_path, tokenizer=_trained()) as parts:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda: Shifted(0), lambda: Shifted(1)),
+        (lambda: Pieces(0), lambda: Pieces(1)),
+        *[(lambda n=n: functools.partial(Shifted.__call__, Shifted(n)) for n in (0, 1))],
+        *[(_trained, functools.partial(_set_up, name)) for name in SETTINGS],
+    ],
+)
+def test_another_tokenizer_is_another_run(tmp_path: Path, first: Any, second: Any) -> None:
+    with run(tmp_path, tokenizer=first()) as parts:
         next(parts)
-    changed = _trained()
-    other(changed)
     with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
-        run(tmp_path, tokenizer=changed)
-    run(tmp_path, tokenizer=_trained()).finish()
+        run(tmp_path, tokenizer=second())
+    run(tmp_path, tokenizer=first()).finish()
 
 
-def test_a_stream_has_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+def test_a_stream_copies_its_tokenizer(tmp_path: Path) -> None:
     shared = _trained()
     with run(tmp_path, tokenizer=shared, ahead=0) as parts:
         next(parts)
@@ -621,7 +559,7 @@ def test_a_stream_has_a_tokenizer_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency"])
-def test_what_is_done_to_a_result_is_not_what_is_written(tmp_path: Path, keep: str) -> None:
+def test_a_modified_result_is_not_written(tmp_path: Path, keep: str) -> None:
     def changed(result: Any) -> None:
         for name in ("values", "activations", "objective", "norm", "dot", "ids"):
             if getattr(result, name, None) is not None:
@@ -640,7 +578,7 @@ def test_what_is_done_to_a_result_is_not_what_is_written(tmp_path: Path, keep: s
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
-def test_weights_that_change_meanwhile_make_no_folder(tmp_path: Path, keep: str) -> None:
+def test_weights_that_change_meanwhile_are_refused(tmp_path: Path, keep: str) -> None:
     given = model()
     original = given.parameters["U"].value.copy()
 
@@ -662,7 +600,7 @@ def test_weights_that_change_meanwhile_make_no_folder(tmp_path: Path, keep: str)
     [np.flipud, np.negative, lambda table: table * 2],
     ids=["rows that changed places", "other signs", "doubled"],
 )
-def test_weights_that_change_and_add_up_to_the_same_make_no_folder(
+def test_weights_that_change_to_the_same_sum_are_refused(
     tmp_path: Path, change: Callable[[np.ndarray], np.ndarray]
 ) -> None:
     given = model(dtype="float64")
@@ -677,7 +615,7 @@ def test_weights_that_change_and_add_up_to_the_same_make_no_folder(
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_weights_count_as_they_are_at_the_first_result(tmp_path: Path, resumed: bool) -> None:
+def test_the_weights_at_the_first_result_identify_the_run(tmp_path: Path, resumed: bool) -> None:
     if resumed:
         with run(tmp_path) as parts:
             for _ in range(5):
@@ -696,7 +634,7 @@ def test_weights_count_as_they_are_at_the_first_result(tmp_path: Path, resumed: 
     run(tmp_path, given).finish()
 
 
-def test_a_process_that_was_forked_meanwhile_does_not_hold_the_folder(tmp_path: Path) -> None:
+def test_a_forked_process_does_not_lock_the_folder(tmp_path: Path) -> None:
     parts = run(tmp_path)
     next(parts)
     waiting = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
@@ -712,7 +650,7 @@ def test_a_process_that_was_forked_meanwhile_does_not_hold_the_folder(tmp_path: 
 
 
 @pytest.mark.parametrize("inside", ["", "run", "run/deep"])
-def test_a_file_in_the_folders_place_is_left_alone(tmp_path: Path, inside: str) -> None:
+def test_a_file_where_the_folder_should_be_is_left_alone(tmp_path: Path, inside: str) -> None:
     file = tmp_path / "thesis.txt"
     file.write_text("chapter 1")
     with pytest.raises(
@@ -722,7 +660,7 @@ def test_a_file_in_the_folders_place_is_left_alone(tmp_path: Path, inside: str) 
     assert file.read_text() == "chapter 1"
 
 
-def test_a_folder_is_where_it_was_when_the_stream_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_is_resolved_when_the_stream_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     parts = run(Path("run"))
     next(parts)
@@ -732,7 +670,7 @@ def test_a_folder_is_where_it_was_when_the_stream_was_made(tmp_path: Path, monke
     assert (tmp_path / "run").is_dir()
 
 
-def test_the_numbers_of_objectives_count_for_the_size_of_a_shard(
+def test_the_arguments_of_objectives_count_for_the_size_of_a_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "MOST_RESULTS", 1000)

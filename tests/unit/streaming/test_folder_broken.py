@@ -72,7 +72,7 @@ def test_broken_manifests_are_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("keep", ["all", "table"])
-def test_a_manifest_of_no_shard_has_no_sum(tmp_path: Path, keep: str) -> None:
+def test_a_manifest_without_shards_has_no_sum(tmp_path: Path, keep: str) -> None:
     run(tmp_path, keep=keep).finish()
     _edited(lambda read: read.update(shards=[], complete=False))(tmp_path / "manifest.json")
     found = embgrad.open_stream(tmp_path)
@@ -114,7 +114,7 @@ def _rewritten(folder: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
-def test_shards_of_something_else_are_refused(tmp_path: Path, keep: str) -> None:
+def test_shards_of_other_content_are_refused(tmp_path: Path, keep: str) -> None:
     import safetensors.numpy
 
     def read() -> Iterator[Any]:
@@ -180,7 +180,9 @@ def test_shards_of_something_else_are_refused(tmp_path: Path, keep: str) -> None
         ),
     ],
 )
-def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path, keep: str, old: str, new: str, message: str) -> None:
+def test_the_message_says_what_is_wrong_with_a_shard(
+    tmp_path: Path, keep: str, old: str, new: str, message: str
+) -> None:
     import safetensors.numpy
 
     run(tmp_path, keep=keep).finish()
@@ -193,7 +195,7 @@ def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path, keep: str, old: str,
         found.table() if keep == "table" else list(found)
 
 
-def test_a_shard_that_goes_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_is_deleted_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path).finish()
     found = embgrad.open_stream(tmp_path)
     digest = reading.file_digest

@@ -17,7 +17,7 @@ from tests.unit.streams import DIM, LABELLED, VOCAB, forward, model, rows, texts
 
 @settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 40), st.booleans())
-def test_batches_by_length_give_the_same_numbers(count: int, size: int, window: int, several: bool) -> None:
+def test_a_window_returns_the_same_numbers(count: int, size: int, window: int, several: bool) -> None:
     at = ["word", "block"] if several else "word"
     options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": size, "at": at}
     plain = list(embgrad.stream(model(), rows(count), LABELLED, **options))
@@ -37,7 +37,7 @@ def test_batches_by_length_give_the_same_numbers(count: int, size: int, window: 
             assert (second.values.flags.c_contiguous, second.values.flags.owndata) == (True, True)
 
 
-def test_batches_by_length_run_less_padding() -> None:
+def test_a_window_runs_less_padding() -> None:
     runs: list[tuple[int, ...]] = []
 
     def counting(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
@@ -46,7 +46,7 @@ def test_batches_by_length_run_less_padding() -> None:
 
     def positions(window: int | None) -> int:
         runs.clear()
-        counted = ReferenceModel(counting, {name: one.value for name, one in model().parameters.items()})
+        counted = ReferenceModel(counting, weights(model()))
         given = ["a" * length for length in [1, 20] * 8]
         for _ in embgrad.stream(counted, given, embgrad.Logit(0), tokenizer=tokenizer, batch_size=4, window=window):
             pass
@@ -83,7 +83,7 @@ def _words(ids: list[int]) -> dict[str, Any]:
     return {"word_ids": list(range(len(ids))), "sequence_ids": [0] * len(ids)}
 
 
-def test_padding_on_the_left_by_length() -> None:
+def test_a_window_of_texts_padded_on_the_left() -> None:
     plain = list(embgrad.stream(model(), rows(9), LABELLED, tokenizer=Left(), batch_size=3))
     by_length = list(embgrad.stream(model(), rows(9), LABELLED, tokenizer=Left(), batch_size=3, window=9))
     assert plain[0].mask is not None
@@ -97,7 +97,7 @@ def test_padding_on_the_left_by_length() -> None:
 
 @pytest.mark.parametrize("position", [0, 6, [1] * 9])
 @pytest.mark.parametrize("fixed", [False, True])
-def test_columns_of_batches_padded_on_the_left_have_no_place_in_a_window(position: Any, fixed: bool) -> None:
+def test_a_column_of_a_batch_padded_on_the_left_is_refused(position: Any, fixed: bool) -> None:
     def of_batch(batch: Any) -> embgrad.Objective:
         return embgrad.Logit(0, position=position[: len(batch)] if isinstance(position, list) else position)
 
@@ -108,17 +108,17 @@ def test_columns_of_batches_padded_on_the_left_have_no_place_in_a_window(positio
         list(embgrad.stream(model(), texts(9), objective, tokenizer=Left(), batch_size=3, window=9))
 
 
-def test_scalars_that_are_made_for_each_batch_have_no_place_in_a_window() -> None:
+def test_a_scalar_for_each_batch_is_refused() -> None:
     objective = embgrad.Labelled(lambda labels: embgrad.Scalar(lambda out: out.sum()))
     with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
         list(embgrad.stream(model(), rows(9), objective, tokenizer=tokenizer, batch_size=3, window=9))
 
 
-def test_outputs_with_a_number_a_position_have_no_place_in_a_window() -> None:
+def test_an_output_with_a_number_for_each_position_is_refused() -> None:
     def starts(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
         return ((lookup(self["E"], input_ids) @ self["U"]).tanh()).sum(2)
 
-    answering = ReferenceModel(starts, {name: one.value for name, one in model().parameters.items()})
+    answering = ReferenceModel(starts, weights(model()))
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3}
     assert len(list(embgrad.stream(answering, texts(9), embgrad.Sum(), **asked))) == 3
     with pytest.raises(embgrad.UnsupportedError, match="a number for each position, padding included"):
@@ -133,19 +133,19 @@ def test_outputs_with_a_number_a_position_have_no_place_in_a_window() -> None:
         ({"tokenizer": None}, "the source yields whole batches: pass texts with tokenizer"),
     ],
 )
-def test_what_cannot_be_put_together_by_length(options: dict[str, Any], message: str) -> None:
+def test_options_that_depend_on_the_batch_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(embgrad.UnsupportedError, match=message):
         embgrad.stream(model(), [[[3]]], embgrad.Sum(), **{"tokenizer": tokenizer, "window": 8, **options})
     with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
         embgrad.stream(model(), [], embgrad.Scalar(lambda out: out.sum()), tokenizer=tokenizer, window=8)
 
 
-def test_channels_before_positions_cannot_be_put_together_by_length() -> None:
+def test_a_point_with_channels_before_positions_is_refused() -> None:
     def convolving(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
         rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype("float32"))
         return model.module("channels", lambda x: x.swap(1, 2), rows).sum(2) @ model["W"]
 
-    built = ReferenceModel(convolving, {name: one.value for name, one in model().parameters.items()}, ["channels"])
+    built = ReferenceModel(convolving, weights(model()), ["channels"])
     plain = embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, at="channels")
     assert [one.values.shape[:2] for one in plain] == [(2, DIM)] * 3
     message = (
@@ -156,7 +156,7 @@ def test_channels_before_positions_cannot_be_put_together_by_length() -> None:
         list(embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, window=6, at="channels"))
 
 
-def test_pairs_of_positions_cannot_be_put_together_by_length() -> None:
+def test_a_point_with_pairs_of_positions_is_refused() -> None:
     def attending(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
         rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype("float32"))
         return model.module("scores", paired, rows).sum(1)
@@ -166,10 +166,10 @@ def test_pairs_of_positions_cannot_be_put_together_by_length() -> None:
         value = np.repeat(rows.value.sum(2)[:, :, None], length, axis=2)
         return Tensor(value, [(rows, lambda grad: np.repeat(grad.sum(2)[:, :, None], DIM, axis=2))])
 
-    weights = {name: one.value for name, one in model().parameters.items()}
+    shared = weights(model())
 
     def attended(source: list[str], **options: Any) -> list[Any]:
-        built = ReferenceModel(attending, weights, ["scores"])
+        built = ReferenceModel(attending, shared, ["scores"])
         return list(
             embgrad.stream(built, source, embgrad.Sum(), tokenizer=tokenizer, batch_size=2, at="scores", **options)
         )
@@ -180,7 +180,7 @@ def test_pairs_of_positions_cannot_be_put_together_by_length() -> None:
             attended(source, window=4)
 
 
-def _by_place(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+def _with_positions(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
     """With a table of positions that all examples share, and a hidden state that has none."""
     positions = lookup(model["P"], np.arange(input_ids.shape[1])[None])
     read = np.where(attention_mask.any(1, keepdims=True), attention_mask, 1)  # as attention does where all is masked
@@ -188,19 +188,25 @@ def _by_place(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> 
     return model.module("pooled", Tensor.tanh, rows.sum(1)) @ model["W"]
 
 
-def by_place() -> ReferenceModel:
+def with_positions() -> ReferenceModel:
     random = np.random.default_rng(0)
     shapes = {"E": (40, DIM), "P": (20, DIM), "W": (DIM, 3)}
-    return ReferenceModel(_by_place, {name: random.normal(size=shape) for name, shape in shapes.items()}, ["pooled"])
+    return ReferenceModel(
+        _with_positions, {name: random.normal(size=shape) for name, shape in shapes.items()}, ["pooled"]
+    )
+
+
+def weights(model: ReferenceModel) -> dict[str, np.ndarray]:
+    return {name: parameter.value for name, parameter in model.parameters.items()}
 
 
 def streamed(source: list[str], **options: Any) -> list[Any]:
     asked = {"tokenizer": tokenizer, "batch_size": 2, **options}
-    return list(embgrad.stream(by_place(), source, embgrad.Logit(0), **asked))
+    return list(embgrad.stream(with_positions(), source, embgrad.Logit(0), **asked))
 
 
 @pytest.mark.parametrize("lengths", [[1, 9, 2, 3, 8], [DIM - 2, DIM - 2, 9, 9], [2, 2, 2, 2]])
-def test_a_point_without_positions_has_no_padding_to_take_away(lengths: list[int]) -> None:
+def test_a_point_without_positions_is_unchanged(lengths: list[int]) -> None:
     source = ["abcdefghi"[:length] for length in lengths]
     plain = streamed(source, at="pooled")
     for one, other in zip(plain, streamed(source, at="pooled", window=8), strict=True):
@@ -212,16 +218,16 @@ def test_a_point_without_positions_has_no_padding_to_take_away(lengths: list[int
         assert other.tokens == one.tokens
 
 
-def test_a_table_that_all_examples_share_has_no_place_in_a_window() -> None:
+def test_a_table_that_all_examples_share_is_refused() -> None:
     source = texts(6)
     assert [len(one.values) for one in streamed(source, at="P")] == [1, 1, 1]
     runs: list[int] = []
 
     def counting(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         runs.append(len(input_ids))
-        return _by_place(self, input_ids, attention_mask)
+        return _with_positions(self, input_ids, attention_mask)
 
-    counted = ReferenceModel(counting, {name: one.value for name, one in by_place().parameters.items()}, ["pooled"])
+    counted = ReferenceModel(counting, weights(with_positions()), ["pooled"])
     with pytest.raises(
         embgrad.UnsupportedError, match=r"'P' has the shape \(1, \d+, 4\) in a batch of 2 examples, which share"
     ):
@@ -258,7 +264,7 @@ class Bare(Left):
         return found
 
 
-def test_texts_without_a_token_are_run_as_in_their_own_batches() -> None:
+def test_texts_without_tokens() -> None:
     source = ["abc", "", "", "abcdef", "a", ""]
     plain = streamed(source, tokenizer=Bare())
     for one, other in zip(plain, streamed(source, tokenizer=Bare(), window=6), strict=True):
@@ -274,7 +280,7 @@ def _from_the_left(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray
     return (rows * Tensor(attention_mask[..., None].astype("float64"))).sum(1) @ model["W"]
 
 
-def _heedless(model: Any, input_ids: np.ndarray) -> Tensor:
+def _maskless(model: Any, input_ids: np.ndarray) -> Tensor:
     """Without a mask, so that padding is summed up with the rest."""
     return lookup(model["E"], input_ids).tanh().sum(1).tanh() @ model["W"]
 
@@ -287,20 +293,17 @@ class Right(Left):
 @pytest.mark.parametrize("at", ["word", ["word", "position"]])
 @pytest.mark.parametrize(
     ("forwards", "side", "counts"),
-    [(_from_the_left, Left, True), (_from_the_left, Right, False), (_heedless, Right, True), (_heedless, Left, True)],
+    [(_from_the_left, Left, True), (_from_the_left, Right, False), (_maskless, Right, True), (_maskless, Left, True)],
 )
-def test_a_model_to_which_padding_counts_has_no_place_in_a_window(
-    forwards: Any, side: Any, counts: bool, at: Any
-) -> None:
-    weights = {name: one.value for name, one in by_place().parameters.items()}
-    asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 3, "at": "word" if forwards is _heedless else at}
+def test_a_model_that_padding_changes_is_refused(forwards: Any, side: Any, counts: bool, at: Any) -> None:
+    asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 3, "at": "word" if forwards is _maskless else at}
     runs: list[int] = []
 
     def counting(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         runs.append(len(input_ids))
         return forwards(self, input_ids, *([attention_mask] if forwards is _from_the_left else []))
 
-    built = ReferenceModel(counting, weights)
+    built = ReferenceModel(counting, weights(with_positions()))
     plain = list(embgrad.stream(built, texts(12), embgrad.Logit(0), **asked))
     before = len(runs)
     if not counts:
@@ -324,10 +327,10 @@ def taking(takes: Any) -> ReferenceModel:
             raise ValueError(f"a batch of {len(input_ids)}")
         return _from_the_left(self, input_ids, attention_mask)
 
-    return ReferenceModel(forward, {name: one.value for name, one in by_place().parameters.items()})
+    return ReferenceModel(forward, weights(with_positions()))
 
 
-def test_a_model_that_takes_one_number_of_examples_is_seen_by_copies_of_one() -> None:
+def test_a_model_of_a_fixed_batch_size_is_probed_with_copies() -> None:
     of_three = taking(lambda mask: len(mask) == 3)
     asked: dict[str, Any] = {"tokenizer": Left(), "batch_size": 3}
     assert len(list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), **asked))) == 4
@@ -337,7 +340,7 @@ def test_a_model_that_takes_one_number_of_examples_is_seen_by_copies_of_one() ->
     assert len(list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), window=12, **asked))) == 4
 
 
-def test_a_model_that_takes_no_example_without_padding_is_told_of() -> None:
+def test_a_model_that_cannot_be_probed_is_a_warning() -> None:
     with_padding = taking(lambda mask: not mask.all())
     asked: dict[str, Any] = {"tokenizer": Right(), "batch_size": 3, "window": 3}
     with pytest.warns(
@@ -350,38 +353,38 @@ def test_a_model_that_takes_no_example_without_padding_is_told_of() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the model .* mask")
-def test_an_example_without_a_gradient_tells_nothing_and_the_next_is_run_alone() -> None:
-    heedless = ReferenceModel(_heedless, {name: one.value for name, one in by_place().parameters.items()})
+def test_an_example_without_a_gradient_is_skipped_as_a_probe() -> None:
+    maskless = ReferenceModel(_maskless, weights(with_positions()))
     source = [(text, float(len(text) > 5)) for text in ["ab", "abc", "abcd", "abcdefg", "abcdefgh", "abcdefghi"]]
     objective = embgrad.Labelled(lambda weights: embgrad.Projection(np.outer(weights, [1.0, 2.0, 3.0])))
     with pytest.raises(embgrad.UnsupportedError, match=r"example 3 of the source has other results alone than with 2"):
-        list(embgrad.stream(heedless, source, objective, tokenizer=Right(), batch_size=3, window=6))
+        list(embgrad.stream(maskless, source, objective, tokenizer=Right(), batch_size=3, window=6))
 
 
 @pytest.mark.filterwarnings("ignore:the model .* mask")
 @pytest.mark.parametrize("side", [Left, Right])
-def test_pieces_without_padding_do_not_hide_that_padding_counts(side: Any) -> None:
-    heedless = ReferenceModel(_heedless, {name: one.value for name, one in by_place().parameters.items()})
+def test_sub_batches_without_padding_do_not_hide_that_padding_counts(side: Any) -> None:
+    maskless = ReferenceModel(_maskless, weights(with_positions()))
     asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 2}
     for source in (["a", "abcdef"] * 2, ["abcdef", "a"] * 2, ["a", "abc", "abcdef"] * 2):
         with pytest.raises(embgrad.UnsupportedError, match=r"other results alone than with \d+ positions of padding"):
-            list(embgrad.stream(heedless, source, embgrad.Logit(0), window=6, **asked))
+            list(embgrad.stream(maskless, source, embgrad.Logit(0), window=6, **asked))
 
 
 def slotted() -> ReferenceModel:
-    """A model with a point of five slots an example, whatever its length."""
+    """Return a model with a point of five slots an example, whatever its length."""
     random = np.random.default_rng(0)
-    weights = {"E": random.normal(size=(VOCAB, DIM)), "S": random.normal(size=(DIM, 5 * DIM))}
+    drawn = {"E": random.normal(size=(VOCAB, DIM)), "S": random.normal(size=(DIM, 5 * DIM))}
 
     def forward(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         rows = (lookup(self["E"], input_ids).tanh() * Tensor(attention_mask[..., None].astype(float))).sum(1)
         slots = self.module("slots", lambda value: (value @ self["S"]).reshape(len(input_ids), 5, DIM), rows)
         return slots.tanh().sum(1)
 
-    return ReferenceModel(forward, weights, ["slots"])
+    return ReferenceModel(forward, drawn, ["slots"])
 
 
-def test_an_axis_that_is_as_long_as_a_batch_by_chance_is_not_cut(tmp_path: Path) -> None:
+def test_an_axis_as_long_as_the_batch_by_chance_is_not_cut(tmp_path: Path) -> None:
     source = [*["a"] * 4, *["abc"] * 3, "a", *["ab"] * 2]  # five tokens is as many as slots
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 4, "at": "slots"}
     plain = list(embgrad.stream(slotted(), source, embgrad.Logit(0), **asked))
@@ -399,7 +402,7 @@ def test_an_axis_that_is_as_long_as_a_batch_by_chance_is_not_cut(tmp_path: Path)
             np.testing.assert_allclose(other.values, one.values, rtol=1e-5, atol=1e-7)
 
 
-def test_numbers_that_are_drawn_in_each_pass_do_not_refuse_a_window() -> None:
+def test_random_numbers_do_not_refuse_a_window() -> None:
     random = np.random.default_rng(0)
     noise = {"word": lambda value: random.normal(size=value.shape)}
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3, "window": 12, "add": noise}
