@@ -34,27 +34,27 @@ def expect_as_said(page: str) -> None:
 
 @pytest.mark.framework(REFERENCE)
 @pytest.mark.parametrize("page", pages())
-def test_needs_are_known(page: str) -> None:
+def test_the_needs_of_pages_are_known(page: str) -> None:
     assert {*needs(page)} <= {"torch", "tensorflow", "gluon", "ray", *PARTS, *WEIGHTS}
 
 
 @pytest.mark.framework(REFERENCE)
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
-def test_pages_that_are_run_elsewhere_are(page: str, test: str) -> None:
+def test_other_pages_are_run_by_other_tests(page: str, test: str) -> None:
     assert page in pages()
     assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
 
 
 @pytest.mark.framework(REFERENCE)
 @pytest.mark.parametrize("page", pages())
-def test_fences_are_of_languages_that_say_what_they_are(page: str) -> None:
+def test_fences_name_a_known_language(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     opened = re.findall(r"^\s*```(.*)$", text, flags=re.MULTILINE)[::2]
     assert {*opened} <= {"python", "text", "console", "toml", "{toctree}", "{eval-rst}", "{image}"}
 
 
 @pytest.mark.framework(REFERENCE)
-def test_what_differs_is_told() -> None:
+def test_differences_are_found() -> None:
     assert difference("a 0.50 b\n", "a  0.51 b") is None
     assert difference("a 1.4e-06", "a 1.5e-06") is None
     assert difference("from ... to 3", "from here\nand there to 3\n") is None

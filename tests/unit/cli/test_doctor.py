@@ -15,7 +15,7 @@ from embgrad.cli.supported import SUPPORTED
 from tests.unit.cli.commands import child
 
 
-def test_doctor_in_a_process_of_its_own() -> None:
+def test_doctor_in_its_own_process() -> None:
     done = child("doctor", "--json", "--timeout", "5")
     found = json.loads(done.out)
     assert set(found["backends"]) >= {"torch", "tensorflow", "gluon"}
@@ -27,15 +27,8 @@ def test_doctor_in_a_process_of_its_own() -> None:
 
 
 def backend(name: str, package: str = "numpy") -> Any:
-    members = {
-        "extra": None,
-        "supports": frozenset(),
-        "owns": lambda part: False,
-        "versions": dict,
-        "points": None,
-        "run": None,
-    }
-    return SimpleNamespace(name=name, package=package, **members)
+    members = {"extra": None, "supports": frozenset(), "versions": dict, "points": None, "run": None}
+    return SimpleNamespace(name=name, package=package, owns=lambda part: False, **members)
 
 
 @pytest.fixture
@@ -46,7 +39,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return put
 
 
-def test_doctor_shows_what_is_broken_and_what_is_not_installed(command: Any, backends: Any) -> None:
+def test_broken_and_missing_backends(command: Any, backends: Any) -> None:
     backends({"absent": backend("absent", "no_such_package")}, {"bad": "bad 1.0 (bad:Backend) raised ImportError: oh"})
     done = command("doctor")
     assert done.code == 1
@@ -65,7 +58,7 @@ def test_doctor_shows_what_is_broken_and_what_is_not_installed(command: Any, bac
         ("import time; time.sleep(60)", "took longer than 1 s"),
     ],
 )
-def test_doctor_survives_what_a_framework_does(
+def test_a_framework_that_crashes_or_hangs(
     command: Any, backends: Any, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
     backends({"wild": backend("wild")}, {})
@@ -94,7 +87,7 @@ def troubles(name: str) -> dict[str, str]:
     return {part.name: part.trouble for part in health._parts(name) if part.trouble}
 
 
-def test_doctor_names_what_does_not_go_together(installed: Any) -> None:
+def test_versions_that_are_incompatible(installed: Any) -> None:
     installed(
         numpy="2.2.6",
         tensorflow="2.21.0",
@@ -122,13 +115,13 @@ def test_doctor_names_what_does_not_go_together(installed: Any) -> None:
     assert {"pip install 'numpy>=1.24,<2'", "pip install 'setuptools<81'"} <= {*mends}
 
 
-def test_doctor_mends_a_package_under_the_name_that_it_has(installed: Any) -> None:
+def test_advice_names_the_installed_distribution(installed: Any) -> None:
     installed(tensorflow_cpu="2.15.1", mxnet_mkl="1.6.0")
     assert health._parts("tensorflow")[0].mend.startswith("pip install 'tensorflow-cpu>=")
     assert health._parts("gluon")[0].mend == "pip install 'mxnet==1.9.1'"  # which is not called mxnet-mkl any more
 
 
-def test_doctor_knows_what_it_was_never_tested_with(installed: Any) -> None:
+def test_a_version_newer_than_tested(installed: Any) -> None:
     installed(torch="2.99.0", transformers="4.57.6")
     torch, transformers = health._parts("torch")
     assert (torch.trouble, transformers.trouble, transformers.note) == ("", "", "")
@@ -145,7 +138,7 @@ def test_doctor_knows_what_it_was_never_tested_with(installed: Any) -> None:
         ("3.13.0", "", "expected a version below 3.13: no NumPy below 2"),
     ],
 )
-def test_doctor_knows_the_pythons(
+def test_versions_of_python(
     installed: Any, monkeypatch: pytest.MonkeyPatch, python: str, core: str, gluon: str
 ) -> None:
     installed(numpy="1.26.4", safetensors="0.8.0", mxnet="1.9.1", gluonnlp="0.10.0", setuptools="80.9.0")
@@ -158,7 +151,7 @@ def test_doctor_knows_the_pythons(
     assert ("python" in troubles("gluon")) == bool(gluon)
 
 
-def test_doctor_shows_where_versions_stand(
+def test_the_output_lists_old_and_new_versions(
     command: Any, backends: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(numpy="1.20.0", safetensors="0.99", typer="0.16.0", torch="2.3.1", transformers="5.99.0")

@@ -15,7 +15,7 @@ from tests.unit.cli.commands import Command, configured, said
 
 
 @pytest.mark.framework("torch")
-def test_a_checkpoint_that_transformers_cannot_load(command: Command, place: Path) -> None:
+def test_a_checkpoint_that_transformers_cannot_load_is_refused(command: Command, place: Path) -> None:
     folder = place / configured(place, model_type="gpt2", n_embd=8, n_head=2, n_layer=1, vocab_size=30)
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     assert "error: m cannot be loaded as a AutoModel: Error while des" in said(command, "m", "--framework", "torch")
@@ -32,7 +32,7 @@ def test_a_checkpoint_that_transformers_cannot_load(command: Command, place: Pat
         ({"text_config": {"_attn_implementation": {"": "a/b"}}}, "'a/b'"),
     ],
 )
-def test_a_checkpoint_that_names_code_elsewhere(command: Command, place: Path, config: Any, name: str) -> None:
+def test_a_checkpoint_that_names_remote_code_is_refused(command: Command, place: Path, config: Any, name: str) -> None:
     folder = configured(place, model_type="gpt2", **config)
     found = said(command, folder, "--framework", "torch")
     assert (
@@ -42,14 +42,14 @@ def test_a_checkpoint_that_names_code_elsewhere(command: Command, place: Path, c
 
 
 @pytest.mark.framework("tensorflow")
-def test_a_saved_model_that_tensorflow_cannot_load(command: Command, place: Path) -> None:
+def test_a_broken_saved_model_is_refused(command: Command, place: Path) -> None:
     (place / "saved").mkdir()
     (place / "saved" / "saved_model.pb").write_bytes(b"no protocol buffer")
     assert "error: saved cannot be loaded as a SavedModel: " in said(command, "saved")
 
 
 @pytest.mark.framework("torch")
-def test_a_tokenizer_that_transformers_cannot_load(place: Path) -> None:
+def test_a_broken_tokenizer_is_refused(place: Path) -> None:
     folder = place / "gpt2"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "gpt2"}')

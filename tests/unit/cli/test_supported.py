@@ -75,25 +75,19 @@ EXTRAS = {
         ),
     ],
 )
-def test_what_a_version_means(package: Supported, version: str, standing: Standing) -> None:
+def test_a_version_is_judged(package: Supported, version: str, standing: Standing) -> None:
     found = package.standing(version)
     for name in ("trouble", "note", "mend"):
         expected, told = getattr(standing, name), getattr(found, name)
         assert told.startswith(expected[:-3]) if expected.endswith("...") else told == expected
 
 
-def test_what_is_installed_under_another_name_is_mended_under_it() -> None:
+def test_advice_names_the_installed_distribution() -> None:
     mend = SUPPORTED["tensorflow"]["tensorflow-cpu"].standing("2.15.1", "tensorflow").mend
     assert mend == "pip install 'tensorflow>=2.16'"
 
 
-def test_versions_are_compared_as_numbers() -> None:
-    assert numbers("2.13.0+cpu") == (2, 13, 0)
-    assert numbers("1.8.0.post0") == (1, 8, 0)
-    assert numbers("2.9") < numbers("2.13")
-
-
-def test_the_page_on_installation_has_the_table() -> None:
+def test_the_installation_page_has_the_table() -> None:
     text = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
     assert table() in text, "docs/installation.md has another table than python -m embgrad.cli.supported prints"
 
@@ -119,7 +113,7 @@ def bounds(requirements: list[str]) -> dict[str, str]:
     return found
 
 
-def test_the_project_demands_what_the_table_says() -> None:
+def test_the_requirements_of_the_project_are_those_of_the_table() -> None:
     declared = project()
     required = {"core": {**bounds(declared["dependencies"]), "python": declared["requires-python"]}}
     for group, extras in EXTRAS.items():
@@ -136,7 +130,7 @@ def test_the_project_demands_what_the_table_says() -> None:
         assert required[group]["setuptools"] == SETUPTOOLS.requirement()
 
 
-def test_the_project_names_each_python() -> None:
+def test_the_classifiers_name_each_python() -> None:
     python = SUPPORTED["core"]["python"]
     first, last = (int(bound.partition(".")[2]) for bound in (python.oldest, python.newest))
     told = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", one) for one in project()["classifiers"]]

@@ -34,7 +34,7 @@ def test_a_result_agrees_with_itself() -> None:
 
 @settings(max_examples=30)
 @given(st.floats(-1e3, 1e3).filter(lambda factor: abs(factor) > 1e-3))
-def test_a_factor(factor: float) -> None:
+def test_the_figures_of_a_factor(factor: float) -> None:
     one, other = gradient(), gradient(factor)
     comparison = embgrad.compare(one, other)
     for figures in (comparison.figures, *comparison.per_example):
@@ -61,19 +61,17 @@ def test_each_example_has_its_own_figures() -> None:
         ([1.0, 0.0], [0.0, 1.0], (np.sqrt(2), 1.0, 0.0)),
         ([1e-200, 0.0], [1e-200, 0.0], (0.0, 0.0, 1.0)),
         ([], [], (0.0, 0.0, 1.0)),
+        (np.float32([1e-30]), np.float32([2e-30]), (1.0, 1e-30, 1.0)),
     ],
 )
-def test_figures_at_the_edges(a: list[float], b: list[float], expected: tuple[float, float, float]) -> None:
+def test_figures_of_zeros_and_tiny_numbers(
+    a: list[float], b: list[float], expected: tuple[float, float, float]
+) -> None:
     figures = figures_of(np.array(a), np.array(b))
     assert (figures.relative_l2, figures.largest, figures.cosine) == pytest.approx(expected)
 
 
-def test_single_precision_is_compared_in_double() -> None:
-    tiny = np.full(4, 1e-30, np.float32)
-    assert figures_of(tiny, 2 * tiny).relative_l2 == pytest.approx(1.0)
-
-
-def test_files_are_results(tmp_path: Path) -> None:
+def test_a_result_may_be_a_file(tmp_path: Path) -> None:
     gradient(2.0).save(tmp_path / "b.safetensors")
     with os.scandir(tmp_path) as entries:
         entry = next(entries)  # a path that is neither text nor of pathlib
@@ -118,12 +116,12 @@ def test_repr_and_dict() -> None:
         (lambda: None, embgrad.EmbgradError, "b is of type NoneType"),
     ],
 )
-def test_what_cannot_be_compared(b: Any, error: type[Exception], message: str) -> None:
+def test_other_arguments_are_refused(b: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         embgrad.compare(gradient(), b())
 
 
-def test_points_without_positions_are_compared_in_one_shape_alone() -> None:
+def test_points_without_positions_must_have_one_shape() -> None:
     def pooled(at: str) -> embgrad.EmbeddingGradients:
         table = np.random.default_rng(0).normal(size=(10, 4))
 
@@ -141,7 +139,7 @@ def test_points_without_positions_are_compared_in_one_shape_alone() -> None:
         embgrad.compare(pooled("pool"), pooled("word"))
 
 
-def test_results_without_a_real_position() -> None:
+def test_results_without_a_real_position_are_refused() -> None:
     def empty(positions: int) -> embgrad.EmbeddingGradients:
         batch = embgrad.TokenBatch(np.zeros((3, positions), int), np.zeros((3, positions), int))
         model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
@@ -153,7 +151,7 @@ def test_results_without_a_real_position() -> None:
         embgrad.compare(empty(2), empty(3))
 
 
-def test_names_that_do_not_fit() -> None:
+def test_different_names_are_refused() -> None:
     with pytest.raises(
         embgrad.PointError, match=r"a alone has 'layer.0', and b alone 'layer.1'.*Did you mean 'layer.1'"
     ):
@@ -167,21 +165,21 @@ def test_models_come_in_pairs(models: Any) -> None:
 
 
 @pytest.mark.parametrize("models", [("folder/of/a/model", None), (None, 3), [object(), None]])
-def test_models_that_no_backend_takes(models: Any) -> None:
+def test_models_of_no_backend_are_refused(models: Any) -> None:
     with pytest.raises(embgrad.BackendError):
         embgrad.compare(gradient(), gradient(2.0), models=models)
 
 
 @pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf"), "1e-5", True, False])
-def test_tolerances_that_are_none(tolerance: Any) -> None:
+def test_other_tolerances_are_refused(tolerance: Any) -> None:
     with pytest.raises(embgrad.EmbgradError, match=r"tolerance is .*: expected a number of at least 0"):
         embgrad.compare(gradient(), gradient(), tolerance=tolerance)
 
 
-def test_a_tolerance_decides() -> None:
+def test_the_tolerance_decides() -> None:
     one, other = gradient(), gradient(1.001)
     assert not embgrad.compare(one, other).agrees
-    assert embgrad.compare(one, other, tolerance=0.01).agrees
+    assert embgrad.compare(one, other, tolerance=np.float32(0.01)).agrees
     assert not embgrad.compare(one, other, tolerance=0).agrees
     assert embgrad.compare(one, one, tolerance=0).agrees
 
@@ -196,7 +194,7 @@ def test_a_tolerance_decides() -> None:
         (("bfloat16", "float32"), 2.0**-24),
     ],
 )
-def test_the_tolerance_goes_by_the_dtypes(dtypes: tuple[str, str], expected: float) -> None:
+def test_the_tolerance_depends_on_the_dtypes(dtypes: tuple[str, str], expected: float) -> None:
     a, b = (
         replace(gradient(), provenance={**gradient().provenance, "compute_dtype": dtype, "matrices": 3})
         for dtype in dtypes
@@ -204,7 +202,7 @@ def test_the_tolerance_goes_by_the_dtypes(dtypes: tuple[str, str], expected: flo
     assert embgrad.compare(a, b).tolerance == pytest.approx(24 * expected * 2)
 
 
-def test_mappings_by_name() -> None:
+def test_mappings_are_compared_by_name() -> None:
     a, b = ({"word": gradient(), "layer.0": gradient(factor)} for factor in (1.0, 2.7))
     both = embgrad.compare(a, b)
     assert list(both) == ["word", "layer.0"]
@@ -217,7 +215,7 @@ def test_mappings_by_name() -> None:
         both["layer.O"]
 
 
-def test_where_nothing_explains_it_bisect_is_named() -> None:
+def test_a_difference_without_explanation_advises_bisect() -> None:
     a = gradient()
     b = replace(a, values=np.random.default_rng(5).normal(size=a.shape))
     comparison = embgrad.compare(a, b)
@@ -227,7 +225,7 @@ def test_where_nothing_explains_it_bisect_is_named() -> None:
     assert comparison.advice in repr(comparison)
 
 
-def test_by_position() -> None:
+def test_figures_of_each_position() -> None:
     one, other = gradient(), gradient()
     other.values[1, 0] *= 3
     figures = embgrad.compare(one, other).per_position
@@ -237,14 +235,14 @@ def test_by_position() -> None:
     assert figures.cosine == pytest.approx(1.0)
 
 
-def test_what_they_remember_to_be_different_is_a_note() -> None:
+def test_different_provenance_is_a_note() -> None:
     one = gradient()
     b = replace(one, provenance={**one.provenance, "training": True, "versions": {"numpy": "0.1"}})
     a = replace(one, provenance={**one.provenance, "versions": {"numpy": "0.2"}})
     assert embgrad.compare(a, b).notes == ("training mode: False in a, True in b", "numpy: 0.2 in a, 0.1 in b")
 
 
-def test_a_small_example_that_is_wrong_is_seen() -> None:
+def test_a_wrong_example_of_small_size_is_found() -> None:
     a = gradient()
     a.values[1] *= 1e-9
     b = replace(a, values=a.values.copy())
@@ -270,7 +268,7 @@ def test_a_small_example_may_be_off_by_the_rounding_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_numbers_that_are_not_finite(number: float) -> None:
+def test_numbers_that_are_not_finite_are_refused(number: float) -> None:
     broken = gradient()
     broken.values[2, 1, 0] = number
     with pytest.raises(
@@ -280,7 +278,7 @@ def test_numbers_that_are_not_finite(number: float) -> None:
 
 
 @pytest.mark.parametrize("unit", [1e-310, 1e-200, 1e200, 1e300])
-def test_numbers_whose_squares_are_no_float64(unit: float) -> None:
+def test_numbers_whose_squares_overflow(unit: float) -> None:
     usual = gradient()
     one, other = (replace(usual, values=usual.values * unit * factor) for factor in (1.0, 0.25))
     comparison = embgrad.compare(one, other)
@@ -293,10 +291,6 @@ def test_numbers_whose_squares_are_no_float64(unit: float) -> None:
 
 
 @pytest.mark.parametrize("call", [(None,), (None, None, None), "model", (None, 3)])
-def test_calls_that_are_none(call: Any) -> None:
+def test_other_calls_are_refused(call: Any) -> None:
     with pytest.raises(embgrad.EmbgradError, match=r"call is .*: expected a function that calls the model"):
         embgrad.compare(gradient(), gradient(2.0), call=call)
-
-
-def test_a_tolerance_of_numpy() -> None:
-    assert embgrad.compare(gradient(), gradient(1.0001), tolerance=np.float32(1e-3)).agrees

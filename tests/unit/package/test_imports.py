@@ -15,22 +15,8 @@ import pytest
 
 import embgrad
 
-FRAMEWORKS = tuple(
-    [
-        "torch",
-        "tensorflow",
-        "mxnet",
-        "gluonnlp",
-        "transformers",
-        "keras",
-        "tf_keras",
-        "tokenizers",
-        "rich",
-        "jinja2",
-        "ray",
-        "pyarrow",
-    ]
-)
+LIBRARIES = ("tokenizers", "rich", "jinja2", "pyarrow")
+FRAMEWORKS = ("torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "tf_keras", "ray", *LIBRARIES)
 
 CORE = Path(embgrad.__file__).parent
 BACKENDS = Path(__file__).parents[3] / "backends"

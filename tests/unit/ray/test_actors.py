@@ -20,7 +20,7 @@ from tests.unit.ray.test_runs import close, of_one_process
 Items = Callable[..., list[dict[str, Any]]]
 
 
-def test_actors_that_leave_no_cpu_are_warned_of(items: Items) -> None:
+def test_actors_that_leave_no_cpu_are_a_warning(items: Items) -> None:
     dataset = ray.data.from_items(items(4))
     with pytest.warns(embgrad.EmbgradWarning, match=r"leave none of the cluster's 2 CPUs to read the dataset"):
         embgrad.ray.gradients(dataset, models.reference, labelled, ids="ids_", num_cpus=1)
@@ -30,7 +30,7 @@ def test_actors_that_leave_no_cpu_are_warned_of(items: Items) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
-def test_gradients_of_gradients_do_not_wait_for_each_other(items: Items) -> None:
+def test_gradients_of_gradients_do_not_deadlock(items: Items) -> None:
     rows = items(20)
     first = embgrad.ray.gradients(
         ray.data.from_items(rows), models.reference, embgrad.Logit(0), ids="ids_", prefix="a_", batch_size=2
@@ -70,14 +70,14 @@ def test_gradients_of_gradients_do_not_wait_for_each_other(items: Items) -> None
         ({"verify": "no"}, r"^verify is 'no': expected True or False"),
     ],
 )
-def test_options_that_ray_does_not_take(items: Items, options: dict[str, Any], message: str) -> None:
+def test_options_that_ray_refuses(items: Items, options: dict[str, Any], message: str) -> None:
     with pytest.raises(EmbgradError, match=message):
         embgrad.ray.table(
             ray.data.from_items(items(3)), models.reference, labelled, ids="ids_", **{"verify": False, **options}
         )
 
 
-def test_what_cannot_be_sent_to_the_actors_is_named(items: Items) -> None:
+def test_what_cannot_be_pickled_is_named(items: Items) -> None:
     lock = threading.Lock()
 
     def locked(*given: Any) -> Any:

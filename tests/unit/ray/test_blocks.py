@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +43,12 @@ def worked(
     return GradientWorker(asked, wanted)(pa.Table.from_pylist(rows)).to_pylist()
 
 
+def blocks(table: pa.Table, build: Any = models.reference, objective: Any = labelled, prefix: str = "") -> pa.Table:
+    """Return a block with the answers of one actor."""
+    asked, _ = settings(build, objective, {"ids": "ids_", "batch_size": 2})
+    return GradientWorker(asked, Wanted("saliency", "norm", None, prefix))(table)
+
+
 def alone(
     row: dict[str, Any], build: Callable[[], Any] = models.reference, **options: Any
 ) -> embgrad.EmbeddingGradients:
@@ -55,18 +60,23 @@ def alone(
     return found
 
 
-def test_rows_keep_their_order_and_columns(items: Items) -> None:
-    rows = items(11)
-    found = worked(rows, ids="ids_")
-    assert [{name: row[name] for name in rows[0]} for row in found] == rows
-    for row in found:
-        expected = alone(row)
-        assert row["ids"] == row["ids_"]
+def expect_alone(rows: list[dict[str, Any]], build: Callable[[], Any] = models.reference) -> None:
+    """Assert that each answer is that of its row by itself."""
+    for row in rows:
+        expected = alone(row, build)
         np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
         np.testing.assert_allclose(row["objective"], expected.objective[0], rtol=1e-12)
 
 
-def test_tables_and_values_are_those_of_each_row_alone(items: Items) -> None:
+def test_rows_keep_their_order_and_columns(items: Items) -> None:
+    rows = items(11)
+    found = worked(rows, ids="ids_")
+    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    assert all(row["ids"] == row["ids_"] for row in found)
+    expect_alone(found)
+
+
+def test_tables_and_values_are_those_of_each_row(items: Items) -> None:
     rows = items(9)
     for row in worked(rows, ids="ids_", output="tables"):
         expected = alone(row).table()
@@ -80,23 +90,21 @@ def test_tables_and_values_are_those_of_each_row_alone(items: Items) -> None:
         assert (tensor[own:] == 0).all()
 
 
-def test_dtypes_are_the_models(items: Items) -> None:
+def test_the_dtype_is_that_of_the_model(items: Items) -> None:
     rows = pa.Table.from_pylist(items(3))
     for build, dtype in ((models.reference, "double"), (models.reference_float32, "float")):
-        asked, _ = settings(build, labelled, {"ids": "ids_"})
-        made = GradientWorker(asked, Wanted("saliency", "norm", None, ""))(rows)
-        assert str(made.schema.field("saliency").type.value_type) == dtype
+        assert str(blocks(rows, build).schema.field("saliency").type.value_type) == dtype
 
 
-def test_texts_come_with_their_tokens(items: Items) -> None:
-    rows = items(6)
-    for row in worked(rows, lambda: (models.reference(), models.tokenizer())):
+def test_texts_are_returned_with_their_tokens(items: Items) -> None:
+    found = worked(items(6), lambda: (models.reference(), models.tokenizer()))
+    for row in found:
         assert row["ids"] == row["ids_"]
         assert row["tokens"] == ["[CLS]", *row["text"].split(), "[SEP]"]
-        np.testing.assert_allclose(row["saliency"], alone(row).saliency()[0], rtol=1e-12)
+    expect_alone(found)
 
 
-def test_tensors_are_rows_of_their_own_shape() -> None:
+def test_tensors_of_different_shapes_are_rows() -> None:
     def ids(rows: np.ndarray) -> pa.Table:
         return pa.table({"ids": pa.chunked_array([pa.FixedShapeTensorArray.from_numpy_ndarray(one) for one in rows])})
 
@@ -120,30 +128,20 @@ def test_pairs_are_two_columns() -> None:
     assert [row["ids"] for row in found] == [[2, 5, 6, 3, 7, 3], [2, 8, 3, 9, 10, 3]]
 
 
-@pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")  # none of a mask that in the end nobody needed
-def test_a_model_that_takes_no_mask_reads_no_padding(items: Items) -> None:
+@pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
+def test_a_model_without_a_mask_reads_no_padding(items: Items) -> None:
     rows = items(11)
-    found = worked(rows, models.maskless, ids="ids_")
-    bare = worked(rows, models.maskless, ids="ids_", convention="ids")
-    for row, other in zip(found, bare, strict=True):
-        expected = alone(row, models.maskless).saliency()[0]
-        np.testing.assert_allclose(row["saliency"], expected, rtol=1e-12)
-        np.testing.assert_allclose(other["saliency"], expected, rtol=1e-12)
-
-
-def test_what_a_call_does_with_the_mask_nobody_knows(items: Items) -> None:
-    rows = items(11)
-    for row in worked(rows, models.maskless, ids="ids_", call=lambda model, inputs: model(inputs["input_ids"])):
-        expected = alone(row, models.maskless)
-        np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
-        np.testing.assert_allclose(row["objective"], expected.objective[0], rtol=1e-12)
+    expect_alone(worked(rows, models.maskless, ids="ids_"), models.maskless)
+    expect_alone(worked(rows, models.maskless, ids="ids_", convention="ids"), models.maskless)
+    call = {"call": lambda model, inputs: model(inputs["input_ids"])}
+    expect_alone(worked(rows, models.maskless, ids="ids_", **call), models.maskless)
 
 
 @pytest.mark.framework("torch")
 @pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
 @pytest.mark.parametrize("size", [1, 3, 32])
 @pytest.mark.parametrize("output", ["saliency", "tables"])
-def test_a_model_to_which_padding_counts_is_given_none(items: Items, output: str, size: int) -> None:
+def test_a_model_that_padding_changes_reads_none(items: Items, output: str, size: int) -> None:
     rows = items(11)
     for row in worked(rows, models.forgetful, ids="ids_", output=output, batch_size=size):
         expected = alone(row, models.forgetful)
@@ -152,17 +150,6 @@ def test_a_model_to_which_padding_counts_is_given_none(items: Items, output: str
             np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
         else:
             np.testing.assert_allclose(row["values"], expected.table().values, rtol=1e-12)
-
-
-def test_a_model_is_tried_once(items: Items) -> None:
-    runs: list[int] = []
-
-    def objective(rows: Any) -> Any:
-        runs.append(len(rows["label"]))
-        return embgrad.CrossEntropy(rows["label"])
-
-    worked(items(16), models.reference, objective, ids="ids_")
-    assert sorted(runs) == [1, 1, 4, 4, 4, 4]
 
 
 def _larger(grad: np.ndarray) -> np.ndarray:
@@ -186,7 +173,7 @@ MEETING: dict[str, tuple[Callable[[], Any], Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("lengths", [{"shortest": 6, "longest": 6}, {}], ids=["of one length", "of several"])
 @pytest.mark.parametrize("what", MEETING)
-def test_rows_that_meet_are_refused(items: Items, what: str, lengths: dict[str, int]) -> None:
+def test_rows_that_depend_on_each_other_are_refused(items: Items, what: str, lengths: dict[str, int]) -> None:
     build, objective, options = MEETING[what]
     rows = items(16, **lengths)
     with pytest.raises(
@@ -197,7 +184,7 @@ def test_rows_that_meet_are_refused(items: Items, what: str, lengths: dict[str, 
     assert len(worked(rows, build, objective, ids="ids_", **options, batch_size=1)) == len(rows)
 
 
-def test_padding_on_the_left_moves_no_tokens(items: Items) -> None:
+def test_padding_on_the_left_keeps_positions(items: Items) -> None:
     def build() -> tuple[Any, Any]:
         model, made = models.torch_bert()
         made.enable_padding(direction="left")
@@ -211,7 +198,7 @@ def test_padding_on_the_left_moves_no_tokens(items: Items) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 8])
-def test_texts_without_a_token_are_named(items: Items, size: int) -> None:
+def test_texts_without_tokens_are_named(items: Items, size: int) -> None:
     def build() -> tuple[Any, Any]:
         from tokenizers import processors
 
@@ -249,7 +236,7 @@ def test_errors_of_the_model_name_the_row(items: Items) -> None:
 
 
 @pytest.mark.parametrize("size", [np.int64(8), np.int32(8)])
-def test_numbers_of_numpys_are_numbers(size: Any) -> None:
+def test_numbers_of_numpy_are_accepted(size: Any) -> None:
     assert type(settings(models.reading, labelled, {"max_length": size})[0].inputs.max_length) is int
     assert type(settings(models.reading, labelled, {"ids": "i", "pad_id": size})[0].inputs.pad_id) is int
     for wrong in (3.7, "0", True, -1):
@@ -267,7 +254,7 @@ def test_masks_and_types_are_columns(items: Items) -> None:
         np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
 
 
-def test_masks_may_be_of_true_and_false(items: Items) -> None:
+def test_masks_may_be_booleans(items: Items) -> None:
     seen = []
 
     def call(model: Any, inputs: Any) -> Any:
@@ -304,14 +291,14 @@ def test_masks_and_types_have_the_length_of_the_ids(items: Items) -> None:
             worked(rows, ids="ids_", key="key", **{option: "m"})
 
 
-def test_a_point_without_positions_has_no_answer_for_them(items: Items) -> None:
+def test_a_point_without_positions_is_refused(items: Items) -> None:
     message = r"the point 'pool' has the shape \(4, 5\): expected \(example, position, dim\), with \(4, \d+\) examples and pos"
     for output in ("saliency", "tables"):
         with pytest.raises(embgrad.PointError, match=message):
             worked(items(4), models.pooling, ids="ids_", at="pool", output=output)
 
 
-def test_options_go_on_to_the_call(items: Items) -> None:
+def test_options_are_passed_to_gradients(items: Items) -> None:
     rows = items(4)
     doubled = {"edit": {"word": lambda gradient: gradient * 2}}
     plain, edited = worked(rows, ids="ids_"), worked(rows, ids="ids_", **doubled)
@@ -321,7 +308,7 @@ def test_options_go_on_to_the_call(items: Items) -> None:
     np.testing.assert_allclose(dots[0]["saliency"], alone(rows[0]).saliency("dot")[0], rtol=1e-12)
 
 
-def test_an_objective_may_be_the_models_own_business(items: Items) -> None:
+def test_an_objective_may_be_native(items: Items) -> None:
     rows = items(4)
     ours = worked(rows, objective=embgrad.Logit(1), ids="ids_")
     native = worked(rows, objective=lambda rows: lambda outputs: outputs.column(1), ids="ids_")
@@ -329,7 +316,7 @@ def test_an_objective_may_be_the_models_own_business(items: Items) -> None:
         np.testing.assert_allclose(one["saliency"], other["saliency"], rtol=1e-12)
 
 
-def test_tensors_and_nulls_beside_stay_as_they_are(items: Items) -> None:
+def test_other_columns_are_unchanged(items: Items) -> None:
     rows = pa.Table.from_pylist([{**row, "maybe": None if row["key"] == 1 else 2**60} for row in items(5)])
     images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(20.0).reshape(5, 2, 2))
     rows = rows.append_column("image", images)
@@ -339,8 +326,7 @@ def test_tensors_and_nulls_beside_stay_as_they_are(items: Items) -> None:
         seen.append((columns["image"].shape[1:], sorted(columns)))
         return labelled(columns)
 
-    asked, _ = settings(models.reference, objective, {"ids": "ids_", "batch_size": 2})
-    made = GradientWorker(asked, Wanted("saliency", "norm", None, "g_"))(rows)
+    made = blocks(rows, objective=objective, prefix="g_")
     assert made.select(rows.column_names).equals(rows)
     assert made.column_names[-3:] == ["g_ids", "g_objective", "g_saliency"]
     assert seen[0] == ((2, 2), sorted(rows.column_names))
@@ -364,7 +350,7 @@ def test_columns_are_a_mapping() -> None:
 @pytest.mark.parametrize(
     "rows", [[[[1, 2], [3]], [[4], [5, 6]]], [[[1], [2, 3]], None], [[[[1], []]], [[[1], []]]], [[None, 1], [2, 3]]]
 )
-def test_lists_of_several_lengths_in_each_other_are_objects(rows: list[Any]) -> None:
+def test_nested_lists_of_different_lengths_are_objects(rows: list[Any]) -> None:
     def lists(value: Any) -> Any:
         return [lists(one) for one in value] if isinstance(value, np.ndarray) else value
 
@@ -372,23 +358,21 @@ def test_lists_of_several_lengths_in_each_other_are_objects(rows: list[Any]) -> 
     assert (found.dtype, found.shape, lists(found)) == (object, (2,), rows)
 
 
-def test_bytes_keep_their_zeros() -> None:
+def test_bytes_keep_trailing_zeros() -> None:
     assert list(Columns(pa.table({"image": [b"a\0", b"bc\0\0"]}))["image"]) == [b"a\0", b"bc\0\0"]
 
 
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view(), pa.list_(pa.string_view())])
-def test_types_that_arrow_cannot_pick_from_stay_as_they_are(items: Items, kind: pa.DataType) -> None:
+def test_columns_of_views_are_unchanged(items: Items, kind: pa.DataType) -> None:
     rows = items(6)
     held = [b"abc" if kind == pa.binary_view() else ["abc"] if pa.types.is_list(kind) else "abc"] * 6
     table = pa.Table.from_pylist(rows).append_column("view", pa.array(held, kind))
-    asked, _ = settings(models.reference, labelled, {"ids": "ids_", "batch_size": 2})
-    made = GradientWorker(asked, Wanted("saliency", "norm", None, ""))(table)
+    made = blocks(table)
     assert made.select(table.column_names).equals(table)
-    for row in made.to_pylist():
-        np.testing.assert_allclose(row["saliency"], alone(row).saliency()[0], rtol=1e-12)
+    expect_alone(made.to_pylist())
 
 
-def test_a_tensor_that_is_not_there_is_none_and_no_zeros() -> None:
+def test_a_missing_tensor_is_none() -> None:
     kind = pa.fixed_shape_tensor(pa.float32(), [2])
     held = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2], None, [3, 4]], kind.storage_type))
     found = Columns(pa.table({"near": held}))["near"]
@@ -401,43 +385,41 @@ def test_a_tensor_that_is_not_there_is_none_and_no_zeros() -> None:
     np.testing.assert_array_equal(whole, [[1, 2], [3, 4]])
 
 
-def test_the_row_is_named_that_fails_alone(items: Items) -> None:
+FAILING: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
+    "an id": ({"ids_": [3, 99]}, {}, embgrad.BatchError, "id 99 at example 0, position 1 is outside the table"),
+    "a negative id": ({"ids_": [3, -1]}, {}, embgrad.BatchError, "ids_ holds -1 at example 0, position 1: expected"),
+    "no id": ({"ids_": []}, {}, embgrad.BatchError, r"the column 'ids_' of example 0 holds \[\]"),
+    "a label": ({"label": 5}, {}, embgrad.ObjectiveError, "label 5 at example 0 is out of range"),
+    "no text": ({"text": None}, {"ids": None}, embgrad.BatchError, "example 0 is None: expected a text"),
+    "a word": (
+        {"text": "w1 w99"},
+        {"ids": None},
+        embgrad.BatchError,
+        "the tokenizer raised ValueError: 'w99' is not in",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_a_row_that_fails_is_named(items: Items, what: str) -> None:
+    changes, options, error, message = FAILING[what]
+    rows = items(11)
+    rows[7].update(changes)
+    with pytest.raises(error, match=rf"^the row with key=7: {message}"):
+        worked(rows, models.reading, key="key", **{"ids": "ids_", **options})
+
+
+def test_a_row_without_a_key_is_named_by_its_ids(items: Items) -> None:
     rows = items(11)
     rows[7]["ids_"] = [3, 99]
-    with pytest.raises(
-        embgrad.BatchError, match=r"^the row with key=7: id 99 at example 0, position 1 is outside the table"
-    ):
-        worked(rows, ids="ids_", key="key")
     with pytest.raises(embgrad.BatchError, match=r"^the row with ids_=\[3, 99\]: id 99"):
         worked(rows, ids="ids_")
-    rows[7]["ids_"] = [3, -1]
-    with pytest.raises(
-        embgrad.BatchError, match=r"^the row with key=7: ids_ holds -1 at example 0, position 1: expected"
-    ):
-        worked(rows, ids="ids_", key="key")
-    rows = items(11)
-    rows[4]["label"] = 5
-    with pytest.raises(embgrad.ObjectiveError, match=r"^the row with key=4: label 5 at example 0 is out of range"):
-        worked(rows, ids="ids_", key="key")
-    rows = items(11)
-    rows[3]["text"] = None
-    with pytest.raises(embgrad.BatchError, match=r"^the row with key=3: example 0 is None: expected a text"):
-        worked(rows, models.reading, key="key")
-    rows[3]["text"] = "w1 w99"
-    with pytest.raises(
-        embgrad.BatchError, match=r"^the row with key=3: the tokenizer raised ValueError: 'w99' is not in"
-    ):
-        worked(rows, models.reading, key="key")
-    rows = items(3)
-    rows[2]["ids_"] = []
-    with pytest.raises(embgrad.BatchError, match=r"^the row with key=2: the column 'ids_' of example 0 holds \[\]"):
-        worked(rows, ids="ids_", key="key")
     with pytest.raises(embgrad.BatchError, match=r"the row with key=.* positions, but length is 2: raise length"):
         worked(items(3, shortest=4), ids="ids_", key="key", output="values", length=2)
 
 
 @pytest.mark.parametrize("output", ["saliency", "tables"])
-def test_a_block_of_no_row_has_no_answer(items: Items, output: str) -> None:
+def test_an_empty_block_has_no_answer(items: Items, output: str) -> None:
     asked, _ = settings(models.reference, labelled, {"ids": "ids_", "key": "key"})
     nothing = pa.Table.from_pylist(items(1)).slice(0, 0)
     assert GradientWorker(asked, Wanted(output, "norm", None, ""))(nothing).num_rows == 0
@@ -445,7 +427,7 @@ def test_a_block_of_no_row_has_no_answer(items: Items, output: str) -> None:
     assert (total.table, total.tally) == (None, Tally())
 
 
-def test_what_fails_in_company_alone_says_so(items: Items) -> None:
+def test_rows_that_fail_only_together_are_named(items: Items) -> None:
     def objective(rows: Any) -> embgrad.Objective:
         return embgrad.CrossEntropy(rows["label"] + 9 * (len(rows["label"]) > 1))
 
@@ -487,14 +469,16 @@ def test_what_fails_in_company_alone_says_so(items: Items) -> None:
         ({"objective": lambda rows: embgrad.Scalar(len)}, embgrad.UnsupportedError, "returned a Scalar"),
     ],
 )
-def test_errors_of_all_rows(items: Items, changes: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_errors_of_all_rows_name_no_row(
+    items: Items, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
     given: dict[str, Any] = {"build": models.reading, "objective": labelled, **changes}
     with pytest.raises(error, match=message) as caught:
         worked(items(3), given.pop("build"), given.pop("objective"), **given)
     assert "the row with" not in str(caught.value) or "objective" in changes
 
 
-def test_tables_need_a_lookup(items: Items) -> None:
+def test_tables_of_an_overridden_point_are_refused(items: Items) -> None:
     asked, _ = settings(models.reference, labelled, {"ids": "ids_", "override": {"word": lambda value: value * 2}})
     rows = pa.Table.from_pylist(items(3))
     with pytest.raises(embgrad.PointError, match=r"^the point 'word' was overridden, so that there is no table"):
@@ -503,7 +487,7 @@ def test_tables_need_a_lookup(items: Items) -> None:
         GradientWorker(asked, Wanted("tables", "norm", None, ""))(rows)
 
 
-def test_a_name_that_is_taken_is_refused(items: Items) -> None:
+def test_a_column_name_in_use_is_refused(items: Items) -> None:
     rows = [{**row, "saliency": 1} for row in items(3)]
     with pytest.raises(EmbgradError, match=r"has a column 'saliency' already.*pass prefix='g_'"):
         worked(rows, ids="ids_")
@@ -533,7 +517,7 @@ def test_a_name_that_is_taken_is_refused(items: Items) -> None:
         (embgrad.Sum(), {"build": 3}, embgrad.BackendError, "build is 3: expected a function without arguments"),
     ],
 )
-def test_what_is_asked_is_checked_before_anything_starts(
+def test_options_are_checked_before_anything_starts(
     objective: Any, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -556,12 +540,12 @@ def test_outputs_are_checked(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(("reduce", "hint"), [("means", "Did you mean 'mean'"), (None, ""), (["sum"], "")])
-def test_sums_are_of_two_kinds(reduce: Any, hint: str) -> None:
+def test_other_reductions_are_refused(reduce: Any, hint: str) -> None:
     with pytest.raises(EmbgradError, match=rf"^reduce is .*: expected 'sum' or 'mean'\..*{hint}"):
         embgrad.ray.table("nowhere.parquet", models.reference, embgrad.Sum(), reduce=reduce)
 
 
-def test_files_are_checked(tmp_path: Path) -> None:
+def test_paths_are_checked(tmp_path: Path) -> None:
     with pytest.raises(embgrad.FileFormatError, match=r"does not exist"):
         dataset_of(tmp_path / "no.parquet")
     with pytest.raises(
@@ -624,7 +608,7 @@ def test_sums_are_those_of_all_rows(items: Items) -> None:
         whole + Partial(embgrad.RowSparse(np.arange(3), np.ones((3, 5)), (3, 5)))
 
 
-def test_no_row_can_stand_in_for_another(items: Items) -> None:
+def test_exchanged_rows_are_found(items: Items) -> None:
     rows = items(6)
     given = tally_of(pa.Table.from_pylist(rows), ["key", "ids_"])
     shuffled = tally_of(pa.Table.from_pylist(rows[::-1]), ["key", "ids_"])
@@ -636,7 +620,7 @@ def test_no_row_can_stand_in_for_another(items: Items) -> None:
     assert tally_of(pa.Table.from_pylist(rows[:0] or [{"a": 1}]).slice(0, 0), ["a"]) == Tally()
 
 
-def test_our_errors_come_out_of_rays() -> None:
+def test_errors_of_embgrad_are_extracted_from_those_of_ray() -> None:
     text = (
         "ray::MapWorker()\n  File 'x.py', line 3\nembgrad.errors.ObjectiveError: inner\n\nThe above exception was the direct "
         "cause\n\nray::MapWorker()\nembgrad.errors.BatchError: the row with key=7: id 99\nis wrong\n"
@@ -669,8 +653,3 @@ def test_our_errors_come_out_of_rays() -> None:
         with pytest.raises(type(error), match=str(error) or None) as caught, plain_errors():
             raise error
         assert caught.value is error
-
-
-def test_what_goes_to_the_actors_can_be_sent() -> None:
-    asked, _ = settings(models.reference, embgrad.Sum(), {"text": "a", "batch_size": 3})
-    assert pickle.loads(pickle.dumps(asked)).inputs == asked.inputs

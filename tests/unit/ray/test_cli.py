@@ -21,12 +21,11 @@ from tests.unit.ray import models
 from tests.unit.ray.test_runs import of_one_process
 
 Items = Callable[..., list[dict[str, Any]]]
+Command = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture
-def command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., SimpleNamespace]:
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command in this process, which is connected to the cluster already."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -41,7 +40,7 @@ def command(
 
 
 @pytest.fixture
-def child(tmp_path: Path) -> Callable[..., SimpleNamespace]:
+def child(tmp_path: Path) -> Command:
     """Run a command in a process of its own, which connects to the cluster."""
 
     def run(*arguments: str, code: str = "") -> SimpleNamespace:
@@ -61,7 +60,7 @@ def child(tmp_path: Path) -> Callable[..., SimpleNamespace]:
     return run
 
 
-def test_a_file_becomes_a_folder(child: Callable[..., SimpleNamespace], items: Items, tmp_path: Path) -> None:
+def test_a_file_becomes_a_folder(child: Command, items: Items, tmp_path: Path) -> None:
     rows = items(30)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = ("gradients", "--ray", "-m", "tests.unit.ray.models:reference", "-f", "rows.jsonl", "--ids", "ids_")
@@ -101,7 +100,7 @@ def test_a_file_becomes_a_folder(child: Callable[..., SimpleNamespace], items: I
         ),
     ],
 )
-def test_what_does_not_go_with_ray(
+def test_options_that_exclude_each_other(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -110,7 +109,7 @@ def test_what_does_not_go_with_ray(
     assert message in capsys.readouterr().err
 
 
-def test_rows_and_models_are_looked_for_before_ray_is_started(
+def test_rows_and_models_are_found_before_ray_is_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from embgrad.cli import main
@@ -125,9 +124,7 @@ def test_rows_and_models_are_looked_for_before_ray_is_started(
 
 
 @pytest.mark.slow
-def test_columns_that_are_taken_and_texts_that_are_cut(
-    command: Callable[..., SimpleNamespace], items: Items, tmp_path: Path
-) -> None:
+def test_a_prefix_and_truncated_texts(command: Command, items: Items, tmp_path: Path) -> None:
     rows = [{**row, "ids": [0], "text": row["text"] if row["key"] else "w1"} for row in items(5, shortest=6)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     models.tokenizer().save(str(tmp_path / "tokenizer.json"))
@@ -154,7 +151,7 @@ def test_columns_that_are_taken_and_texts_that_are_cut(
     assert (done.code, "cut off" in done.err) == (0, False)
 
 
-def test_texts_need_a_tokenizer_that_the_actors_can_load(
+def test_texts_without_a_tokenizer_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -167,7 +164,7 @@ def test_texts_need_a_tokenizer_that_the_actors_can_load(
     assert "embgrad explain" not in told  # the message says it in full
 
 
-def test_without_ray_it_says_so(command: Callable[..., SimpleNamespace], child: Callable[..., SimpleNamespace]) -> None:
+def test_a_missing_ray_says_what_to_install(command: Command, child: Command) -> None:
     asked = ("gradients", "-m", "tests.unit.ray.models:reference", "-f", "a.jsonl", "-o", "out", "--labels", "label")
     done = child(*asked, "--ray", code="sys.modules['ray'] = None")
     assert done.code == 2

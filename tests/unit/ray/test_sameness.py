@@ -26,7 +26,7 @@ Items = Callable[..., list[dict[str, Any]]]
 SAID = r"^build\(\) returned different weights in different actors \('W'\): expected the same model in each"
 
 
-def test_the_first_actor_says_which_weights_the_others_have() -> None:
+def test_other_weights_than_those_of_the_first_actor_are_refused() -> None:
     run, built = uuid.uuid4().hex, models.drawn()
     for model in (built, ReferenceModel(built.forward, {name: one.value for name, one in built.parameters.items()})):
         expect_same_weights(run, model)
@@ -65,7 +65,7 @@ def _taken(rows: Any, objective: Any, folder: Path, **options: Any) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [_written, _summed, _taken])
-def test_a_model_that_an_actor_draws_when_it_is_started_anew(
+def test_a_restarted_actor_with_another_model_is_refused(
     make: Callable[..., None], items: Items, tmp_path: Path
 ) -> None:
     rows, folder = ray.data.from_items(items(60)), tmp_path / "refused"
@@ -76,7 +76,7 @@ def test_a_model_that_an_actor_draws_when_it_is_started_anew(
 
 
 @pytest.mark.slow
-def test_nobody_looks_where_nothing_is_to_be_verified(items: Items, tmp_path: Path) -> None:
+def test_weights_are_not_compared_without_verify(items: Items, tmp_path: Path) -> None:
     rows = ray.data.from_items(items(60))
     _summed(rows, Dying(tmp_path), tmp_path, ids="ids_", batch_size=2, workers=1, verify=False)
     assert len(list(tmp_path.glob("begun-*"))) > 30

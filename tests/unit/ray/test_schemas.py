@@ -47,7 +47,7 @@ def written(dataset: Any, folder: Path, **options: Any) -> tuple[dict[int, dict[
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_columns_of_some_files_are_null_in_the_others(items: Items, tmp_path: Path, verify: bool) -> None:
+def test_columns_missing_in_some_files_are_null(items: Items, tmp_path: Path, verify: bool) -> None:
     rows = items(40)
     for row in rows[:20]:
         row |= {"note": "x", "number": 1, "later": None, "more": {}, "deep": [{"a": 1}]}
@@ -67,7 +67,7 @@ def test_columns_of_some_files_are_null_in_the_others(items: Items, tmp_path: Pa
         np.testing.assert_array_equal(found[row["key"]]["ids"], row["ids_"])
 
 
-def test_blocks_of_a_dataset_are_brought_together(items: Items, tmp_path: Path) -> None:
+def test_blocks_of_different_types_are_unified(items: Items, tmp_path: Path) -> None:
     rows = items(40)
     tables = [
         pa.Table.from_pylist(rows[:10]).append_column("note", pa.array(["x"] * 10)),
@@ -81,7 +81,7 @@ def test_blocks_of_a_dataset_are_brought_together(items: Items, tmp_path: Path) 
     assert schema.field("number").type == pa.float64()
 
 
-def test_tensors_of_several_lengths_are_lists(items: Items, tmp_path: Path) -> None:
+def test_tensors_of_different_shapes_are_lists(items: Items, tmp_path: Path) -> None:
     rows = [{**row, "image": np.full((2, 1 + row["key"] // 10), 0.5, np.float32)} for row in items(40)]
     for row in rows:
         if row["key"] >= 10:
@@ -95,7 +95,7 @@ def test_tensors_of_several_lengths_are_lists(items: Items, tmp_path: Path) -> N
         assert found[row["key"]]["maybe"] == ([1, 1] if row["key"] >= 10 else None)
 
 
-def test_keys_of_two_types_are_the_same_rows(items: Items, tmp_path: Path) -> None:
+def test_keys_may_have_two_types(items: Items, tmp_path: Path) -> None:
     rows = items(20)
     other = [{**row, "key": row["key"] + 0.5} for row in rows]
     files = [lines(rows, tmp_path / "a.jsonl"), lines(other, tmp_path / "b.jsonl")]
@@ -107,7 +107,7 @@ def test_keys_of_two_types_are_the_same_rows(items: Items, tmp_path: Path) -> No
     np.testing.assert_allclose(found, twice, rtol=1e-12)
 
 
-def test_equal_values_of_other_types_are_the_same_row() -> None:
+def test_equal_values_of_different_types_are_one_row() -> None:
     def tally(values: Any, kind: pa.DataType) -> Any:
         return tally_of(pa.table({"key": pa.array(values, kind)}), ["key"])
 
@@ -129,7 +129,7 @@ def test_equal_values_of_other_types_are_the_same_row() -> None:
     assert tally([float("nan"), float("inf")], pa.float64()) == tally([float("inf"), float("nan")], pa.float32())
 
 
-def test_types_that_do_not_go_together_are_refused_at_once(items: Items, tmp_path: Path) -> None:
+def test_incompatible_types_are_refused(items: Items, tmp_path: Path) -> None:
     rows = items(6)
     files = [
         lines([{**row, "mark": 1} for row in rows], tmp_path / "a.jsonl"),
@@ -153,7 +153,7 @@ def test_types_that_do_not_go_together_are_refused_at_once(items: Items, tmp_pat
         embgrad.ray.write(blocks, unbuilt, labelled, tmp_path / "out", ids="ids_")
 
 
-def test_no_whole_number_becomes_another(items: Items, tmp_path: Path) -> None:
+def test_whole_numbers_beyond_floats_are_refused(items: Items, tmp_path: Path) -> None:
     (row,) = items(1)
     files = [lines([{**row, "n": n}], tmp_path / name) for name, n in (("a.jsonl", 2**53 + 1), ("b.jsonl", 1.5))]
     message = r"^the column 'n' of \S*a.jsonl is of the type int64, and double elsewhere, which cannot hold all of its values \("
@@ -206,7 +206,7 @@ def test_types_are_widened_where_no_value_changes() -> None:
     assert lists.to_pylist() == [{"n": one.tolist()} for one in values]
 
 
-def test_what_parquet_cannot_hold_is_refused_at_once(items: Items, tmp_path: Path) -> None:
+def test_types_that_parquet_lacks_are_refused(items: Items, tmp_path: Path) -> None:
     file = lines([{**row, "meta": {}} for row in items(6)], tmp_path / "a.jsonl")
     with pytest.raises(
         embgrad.FileFormatError, match=r"^the column 'meta' is of the type struct<>, which Parquet files"
@@ -216,7 +216,7 @@ def test_what_parquet_cannot_hold_is_refused_at_once(items: Items, tmp_path: Pat
     expect_parquet(pa.schema([("t", pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((2, 3), "f4")).type)]))
 
 
-def test_gradients_as_tensors_are_rows_of_a_next_run(items: Items, tmp_path: Path) -> None:
+def test_gradients_may_be_the_input_of_another_run(items: Items, tmp_path: Path) -> None:
     first = embgrad.ray.gradients(
         ray.data.from_items(items(6)), models.reference, labelled, ids="ids_", output="values", length=9, prefix="g_"
     )
