@@ -102,7 +102,6 @@ def test_the_readme_has_the_figures_of_the_performance_page() -> None:
 
 
 def cells(text: str, heading: str, *beginning: str) -> list[str]:
-    """Return the cells of the first row below a heading whose first cells begin in this way."""
     part = text.split(f"{heading}\n", 1)[1].split("\n## ")[0]
     rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|"))
     return next(row for row in rows if all(cell.startswith(start) for cell, start in zip(row, beginning, strict=False)))

@@ -14,7 +14,6 @@ Write = Callable[[str], None]
 
 @pytest.fixture
 def write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Write:
-    """Write the page `page.md` of a folder of its own."""
     monkeypatch.setattr(pages, "DOCS", tmp_path)
 
     def put(text: str, name: str = "page.md") -> None:

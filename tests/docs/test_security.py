@@ -39,7 +39,6 @@ def numbers(cell: str) -> tuple[int, ...]:
 
 
 def rows() -> dict[str, str]:
-    """The table under the heading of the limits: what is limited, and the cell that says to what."""
     part = PAGE.split("\n## The limits\n")[1].split("\n## ")[0]
     found = re.findall(r"^\| (.+?) \| (.+?) \|", part, flags=re.MULTILINE)
     return {name: cell for name, cell in found if name != "input"}

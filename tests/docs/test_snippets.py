@@ -22,7 +22,6 @@ def test_the_page_runs_and_prints_what_it_says(page: str, monkeypatch: pytest.Mo
 
 
 def expect_as_said(page: str) -> None:
-    """Run a page, and assert that each snippet prints what the page shows."""
     for snippet, told in run(page):
         printed = RAYLET.sub("", told)
         place = f"{page}, line {snippet.line + 1}"

@@ -115,11 +115,15 @@ TEXTS = ("-m", "models.py:build", "--tokenizer", "vocab.txt")
 Command = Callable[..., SimpleNamespace]
 
 
-def said(command: Command, folder: str, *options: str) -> str:
-    """Return what the command says of a folder that it cannot load, in one line."""
-    done = command("gradients", "-m", folder, "--ids", "ids.json", *options)
+def refused(done: SimpleNamespace) -> str:
+    """Return the message of a command that failed and printed no result, in one line."""
     assert (done.code, done.out) == (2, ""), done.err
     return " ".join(done.err.split())
+
+
+def said(command: Command, folder: str, *options: str) -> str:
+    """Return the message of a command about a folder that it cannot load, in one line."""
+    return refused(command("gradients", "-m", folder, "--ids", "ids.json", *options))
 
 
 def configured(place: Path, **config: Any) -> str:

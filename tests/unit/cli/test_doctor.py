@@ -70,8 +70,6 @@ def test_a_framework_that_crashes_or_hangs(
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let there be these versions by pip's names, and no others."""
-
     def put(**versions: str) -> None:
         found = {name.replace("_", "-"): version for name, version in versions.items()}
         monkeypatch.setattr(

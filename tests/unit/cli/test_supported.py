@@ -104,7 +104,6 @@ def project() -> dict[str, Any]:
 
 
 def bounds(requirements: list[str]) -> dict[str, str]:
-    """By package what pip is told of its versions."""
     found = {}
     for one in requirements:
         matched = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?(.*)", one)
@@ -138,7 +137,6 @@ def test_the_classifiers_name_each_python() -> None:
 
 
 def pins(environment: str) -> dict[str, str]:
-    """By package the version that an environment of tox.ini installs, and its Python."""
     read = configparser.ConfigParser(interpolation=None)
     read.read(ROOT / "tox.ini", encoding="utf-8")
     (section,) = (one for one in read.sections() if environment in named_by(one))
@@ -154,7 +152,6 @@ def pins(environment: str) -> dict[str, str]:
 
 
 def named_by(section: str) -> list[str]:
-    """The environments of a section: torch-oldest and torch-newest of testenv:torch-{oldest,newest}."""
     stem, _, factors = section.removeprefix("testenv:").partition("{")
     return [stem + one for one in factors.rstrip("}").split(",")]
 

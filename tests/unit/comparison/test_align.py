@@ -18,7 +18,6 @@ MODEL = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).ta
 
 
 def gradient(texts: list[list[int]], width: int = 0, side: str = "right", *, masked: bool = True) -> Any:
-    """Of texts padded with zeros; what a position gets depends on its own token alone, so that alignment is all there is."""
     width = width or max(map(len, texts))
     ids, mask = np.zeros((len(texts), width), int), np.zeros((len(texts), width), int)
     for row, text in enumerate(texts):

@@ -35,7 +35,6 @@ def weights() -> dict[str, np.ndarray]:
 def model(
     changes: Mapping[str, np.ndarray] | None = None, hooks: Hooks | None = None, offset: int = 0, layers: int = LAYERS
 ) -> ReferenceModel:
-    """Four residual layers of two linear maps; `hooks` are faults, by the place at which they lie."""
     at: Hooks = hooks or {}
 
     def linear(m: ReferenceModel, path: str, hidden: Tensor) -> Tensor:
@@ -70,7 +69,6 @@ def scaled(factor: float) -> Callable[[Tensor], Tensor]:
 
 
 def with_wrong_gradient(factor: float) -> Callable[[Tensor], Tensor]:
-    """The right value with a wrong gradient."""
     return lambda tensor: Tensor(tensor.value, [(tensor, lambda g: g * factor)])
 
 

@@ -32,8 +32,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:the model cannot take the mask")
 
 
 def classifier(weights: dict[str, np.ndarray] | None = None) -> ReferenceModel:
-    """The mean over real tokens through a bend, and logits: what a token gets depends on its example."""
-
     def forward(model: Any, input_ids: Any, attention_mask: Any) -> Any:
         rows = lookup(model["E"], input_ids)
         return (rows * attention_mask[:, :, None]).sum(1).tanh() @ model["W"]
@@ -46,7 +44,6 @@ OBJECTIVE = embgrad.CrossEntropy(LABELS)
 
 
 def single() -> embgrad.EmbeddingGradients:
-    """In single precision, with something at padding too."""
     result = embgrad.gradients(classifier(), BATCH, OBJECTIVE)
     values = result.values + 1e-3 * np.random.default_rng(1).normal(size=result.shape)
     return replace(
@@ -267,8 +264,6 @@ class TestHalf:
 
 
 class TestModels:
-    """Causes that take another run, where they need no framework."""
-
     def compared(self, b: Any, models: Any, a: Any = None) -> embgrad.Comparison:
         comparison: embgrad.Comparison = embgrad.compare(
             a or embgrad.gradients(classifier(), BATCH, OBJECTIVE), b, models=models
@@ -372,7 +367,6 @@ class TestModels:
     @pytest.mark.parametrize("options", [{"batch_size": 2}, {"split": True}, {"pads": "zero"}])
     def test_a_result_is_reproduced_with_its_options(self, options: Any) -> None:
         def forward(model: Any, input_ids: Any, attention_mask: Any) -> Any:
-            """Reads padding too, and in the batch each example the others."""
             rows = lookup(model["E"], input_ids).tanh()
             own = (rows * (attention_mask[:, :, None] + 0.1)).sum(1) @ model["W"]
             return own if "batch_size" in options else own * own.sum(0).tanh()

@@ -78,7 +78,6 @@ def test_the_least_time_of_each_is_measured_in_turns() -> None:
 
 def test_a_peak_is_the_memory_held_at_once() -> None:
     def taken(size: int) -> Any:
-        """Memory from the kernel itself: the C library may have some left from earlier tests, and may keep what it is given."""
         memory = mmap.mmap(-1, size << 20)
         np.frombuffer(memory, np.uint8)[:] = 1
         return memory
@@ -112,7 +111,6 @@ def test_code_by_hand_compiled_for_each_shape_is_named() -> None:
 
 
 def rounds(**times: list[float]) -> dict[str, Any]:
-    """A row of one process that had these times in its rounds."""
     each = {**{name: [one] * 3 for name, one in TIMES.items()}, **times}
     return {**ROW, "times": {name: min(own) for name, own in each.items()}, "each": each}
 
@@ -145,8 +143,6 @@ def test_refusals_and_failures_are_on_the_page() -> None:
 
 
 class Result:
-    """As much of a result as a check looks at."""
-
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
         self.provenance: dict[str, Any] = {}

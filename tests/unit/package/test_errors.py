@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[3]
 
 
 def missing_package_error() -> type[embgrad.EmbgradError]:
-    """The class of `embgrad.ray`, which is raised by its import where Ray is not there."""
     try:
         from embgrad.ray.imports import MissingPackageError
     except embgrad.EmbgradError as error:

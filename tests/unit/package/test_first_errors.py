@@ -100,8 +100,6 @@ class Loss:
 
 
 class Module:
-    """As PyTorch's: its call takes anything, and `forward` says what."""
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
 

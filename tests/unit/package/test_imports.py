@@ -105,7 +105,6 @@ def test_importing_loads_one_library_beyond_numpy(child: Any) -> None:
 
 
 def imported(source: str) -> Iterator[str]:
-    """The top packages that a module imports, wherever in it."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (name.name.partition(".")[0] for name in node.names)

@@ -41,7 +41,6 @@ def test_type_checkers_are_told_of_the_annotations(package: str) -> None:
 
 
 def constraint_files(text: str) -> list[str]:
-    """Return the files of constraints that a Makefile or a tox.ini names, with the variables of the Makefile filled in."""
     variables = dict(re.findall(r"^(\w+)\s*[:?]?=\s*(.*)$", text, flags=re.MULTILINE))
     named = [match for line in text.splitlines() for match in CONSTRAINTS.findall(line)]
     return [re.sub(r"\$[({](\w+)[)}]", lambda match: variables.get(match[1], match[0]), name) for name in named]

@@ -42,8 +42,6 @@ def test_one(embgrad_golden):
 
 
 class Project:
-    """A folder with tests, in which pytest runs."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -53,7 +51,6 @@ class Project:
         path.write_text(MODULE + tests, encoding="utf-8")
 
     def run(self, *options: str, fails: bool | None = False, **environment: str) -> str:
-        """What pytest prints; `fails` says whether a test is to fail, None for any exit."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *options],

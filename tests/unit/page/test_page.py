@@ -27,7 +27,6 @@ WIDE = "w" * 300
 
 
 def everything() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Results at several points, one of which differs, with all that a page can hold."""
     tokens = [
         [
             "[CLS]",
@@ -64,7 +63,6 @@ def everything() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def figures_shown(page: Page) -> list[str]:
-    """The figures that can be seen: each lies on top at its own middle."""
     return page.evaluate(
         """(() => {
           const seen = [...document.querySelectorAll('.f')].filter(one => getComputedStyle(one).opacity === '1');
@@ -81,12 +79,10 @@ def figures_shown(page: Page) -> list[str]:
 
 
 def names_shown(page: Page) -> list[str]:
-    """The tokens whose figures can be seen."""
     return [text.partition(" · ")[0] for text in figures_shown(page)]
 
 
 def boxes_of(page: Page, panel: int) -> list[list[float]]:
-    """Left, top and right of each token of a panel."""
     return page.evaluate(
         f"""[...document.querySelectorAll('fieldset')[{panel}].querySelectorAll('.t')]
           .map(one => one.getBoundingClientRect()).map(one => [one.left, one.top, one.right])"""
@@ -106,7 +102,6 @@ def test_the_page_opens_without_a_warning_or_a_request(opened: Open) -> None:
 
 
 def test_hostile_text_is_shown_as_text(opened: Open) -> None:
-    """Markup, control characters and overrides of the direction: the browser shows them, and nothing beside moves."""
     texts = [*HOSTILE, *(text for text in TEXTS.values() if text.strip())]
     provenance = {"point": texts[9], "model": HOSTILE[0], "backend": texts[12], HOSTILE[2]: HOSTILE[1]}
     one = result([["[CLS]", *texts, "[SEP]"]], provenance=provenance)

@@ -36,7 +36,6 @@ def worked(
     output: str = "saliency",
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """The rows with the answers of one actor."""
     length = options.pop("length", None)
     wanted = Wanted(output, options.pop("kind", "norm"), length, options.pop("prefix", ""))
     asked, _ = settings(build, objective, {"batch_size": 4, **options})
@@ -44,7 +43,6 @@ def worked(
 
 
 def blocks(table: pa.Table, build: Any = models.reference, objective: Any = labelled, prefix: str = "") -> pa.Table:
-    """Return a block with the answers of one actor."""
     asked, _ = settings(build, objective, {"ids": "ids_", "batch_size": 2})
     return GradientWorker(asked, Wanted("saliency", "norm", None, prefix))(table)
 
@@ -52,7 +50,6 @@ def blocks(table: pa.Table, build: Any = models.reference, objective: Any = labe
 def alone(
     row: dict[str, Any], build: Callable[[], Any] = models.reference, **options: Any
 ) -> embgrad.EmbeddingGradients:
-    """The gradients of one row by itself."""
     found = embgrad.gradients(
         build(), embgrad.TokenBatch([row["ids_"]]), embgrad.CrossEntropy([row["label"]]), **options
     )
@@ -61,7 +58,6 @@ def alone(
 
 
 def expect_alone(rows: list[dict[str, Any]], build: Callable[[], Any] = models.reference) -> None:
-    """Assert that each answer is that of its row by itself."""
     for row in rows:
         expected = alone(row, build)
         np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
@@ -157,8 +153,6 @@ def _larger(grad: np.ndarray) -> np.ndarray:
 
 
 class _Relative(embgrad.Sum):
-    """A user's objective that measures by the largest."""
-
     def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         values, cotangent = super().evaluate(output, batch)
         return values / np.abs(output).max(), cotangent / np.abs(output).max()

@@ -26,7 +26,6 @@ Command = Callable[..., SimpleNamespace]
 
 @pytest.fixture
 def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command in this process, which is connected to the cluster already."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
@@ -41,8 +40,6 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 @pytest.fixture
 def child(tmp_path: Path) -> Command:
-    """Run a command in a process of its own, which connects to the cluster."""
-
     def run(*arguments: str, code: str = "") -> SimpleNamespace:
         address = ray.get_runtime_context().gcs_address
         script = f"import sys; {code}\nimport embgrad.cli; sys.exit(embgrad.cli.main({list(arguments)!r}))"

@@ -30,7 +30,6 @@ CLOSE = {"float32": 2e-6, "float64": 1e-12}
 def of_one_process(
     built: Any, rows: list[dict[str, Any]], objective: Any = None, **batch: Any
 ) -> embgrad.EmbeddingGradients:
-    """What `embgrad.gradients` gives for all rows at once."""
     model, tokenizer = built if isinstance(built, tuple) else (built, None)
     found = embgrad.gradients(
         model,
@@ -55,7 +54,6 @@ def close(found: Any, expected: np.ndarray, dtype: str = "float64") -> None:
 
 
 def assert_killed_in_the_middle(killed: list[int], seen: Observed) -> None:
-    """One had begun its second batch at least, and the others have gone on."""
     assert len(killed) == 1
     assert seen.begun(killed[0]) >= 2
     others = seen.builders() - set(killed)
@@ -63,7 +61,6 @@ def assert_killed_in_the_middle(killed: list[int], seen: Observed) -> None:
 
 
 def written(rows: list[dict[str, Any]], path: Path, files: int = 3) -> list[str]:
-    """Parquet, or JSON lines, in several files."""
     names = []
     for number in range(files):
         part = rows[number::files]
@@ -209,8 +206,6 @@ def test_tables_of_each_row_in_gluon(items: Items) -> None:
 
 
 class Scaled(embgrad.Sum):
-    """An objective of the user's, with an argument that is no number of Python's."""
-
     def __init__(self, scale: Any) -> None:
         super().__init__()
         self.scale = scale

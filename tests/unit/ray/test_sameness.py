@@ -37,8 +37,6 @@ def test_other_weights_than_those_of_the_first_actor_are_refused() -> None:
 
 
 class Dying:
-    """An objective in whose third block the actor is killed, once."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

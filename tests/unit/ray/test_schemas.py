@@ -35,7 +35,6 @@ def lines(rows: list[dict[str, Any]], path: Path) -> Path:
 
 
 def written(dataset: Any, folder: Path, **options: Any) -> tuple[dict[int, dict[str, Any]], pa.Schema]:
-    """What lies in the folder afterwards, by key, and of which types, which are the same in all files."""
     report = embgrad.ray.write(
         dataset, models.reference, labelled, folder, ids="ids_", key="key", batch_size=4, **options
     )

@@ -53,7 +53,6 @@ class Other:
 
 
 def in_a_module(source: str, name: str) -> Any:
-    """What a module of this source has by that name."""
     module: dict[str, Any] = {"__name__": "users_own", "np": np, "embgrad": embgrad}
     exec(compile(source, "users_own", "exec", dont_inherit=True), module)
     return module[name]
@@ -227,8 +226,6 @@ class Private:
 
 
 class Named(str):
-    """A text with more to it."""
-
     def __new__(cls, text: str, number: int) -> Named:
         made = super().__new__(cls, text)
         made.number = number
@@ -236,8 +233,6 @@ class Named(str):
 
 
 class Numbers(list[int]):
-    """A list with more to it."""
-
     def __init__(self, number: int) -> None:
         super().__init__([1])
         self.number = number

@@ -56,8 +56,18 @@ def counted() -> tuple[ReferenceModel, list[int]]:
     return ReferenceModel(counting, {name: one.value for name, one in model().parameters.items()}), runs
 
 
+def begin(results: int, to: Path, *source: Any, **options: Any) -> None:
+    """Write some results of a run, and close it."""
+    with run(to, *source, **options) as parts:
+        for _ in range(results):
+            next(parts)
+
+
 def expect_same(one: Any, other: Any) -> None:
-    if isinstance(one, dict):
+    if isinstance(one, list):
+        for first, second in zip(one, other, strict=True):
+            expect_same(first, second)
+    elif isinstance(one, dict):
         assert list(one) == list(other)
         for name in one:
             expect_same(one[name], other[name])
@@ -89,8 +99,7 @@ def test_results_are_indexed_by_whole_numbers_and_slices(tmp_path: Path) -> None
     folder = embgrad.open_stream(tmp_path / "run")
     for part in (slice(3), slice(2, 11, 4), slice(None, None, -1), slice(-2, None), slice(20, 30), slice(None)):
         assert isinstance(folder[part], list)
-        for first, second in zip(streamed[part], folder[part], strict=True):
-            expect_same_bits(first, second)
+        expect_same([*streamed[part]], [*folder[part]])
     expect_same_bits(folder[np.int64(-12)], streamed[0])
     message = r"the number of a result is .*: expected a whole number, .*or a slice"
     for wrong in ("3", 1.0, None, (1, 2), slice(None, None, 0), slice("a")):
@@ -133,8 +142,7 @@ def test_an_interrupted_run_ends_in_the_same_bytes(tmp_path: Path, options: dict
         last.finish()
     else:
         expected = list(run(tmp_path / "another", **options))
-        for one, other in zip(expected, last, strict=True):
-            expect_same(one, other)
+        expect_same([*expected], [*last])
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
     if options == {} and stops == [3]:
         assert sum(runs) == COUNT - 6  # what was finished is not run again
@@ -353,8 +361,7 @@ def other_forward(self: Any, input_ids: np.ndarray, attention_mask: Any = None) 
     ],
 )
 def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
-    with run(tmp_path) as parts:
-        next(parts)
+    begin(1, tmp_path)
     before = files(tmp_path)
     with pytest.raises(embgrad.FileFormatError if message else embgrad.UnsupportedError, match=message or "split"):
         run(tmp_path, **options)
@@ -372,8 +379,7 @@ def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message
     ],
 )
 def test_another_objective_is_refused(tmp_path: Path, objective: Any) -> None:
-    with run(tmp_path) as parts:
-        next(parts)
+    begin(1, tmp_path)
     with pytest.raises(
         embgrad.FileFormatError, match=r"another run: objective was 'Labelled embgrad.objective.CrossEntropy'"
     ):
@@ -395,9 +401,7 @@ def test_other_labels_are_another_objective(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changed", [0, 3, 5])
 def test_another_source_is_refused_before_anything_is_written(tmp_path: Path, changed: int) -> None:
-    with run(tmp_path) as parts:
-        for _ in range(4):
-            next(parts)
+    begin(4, tmp_path)
     before = files(tmp_path)
     for new in (("zz", 0), (texts(COUNT)[changed], (labels(COUNT)[changed] + 1) % 3)):
         items = list(rows(COUNT))
@@ -489,8 +493,6 @@ def test_a_stream_that_was_closed_before_its_end_has_no_sum(tmp_path: Path) -> N
 
 
 class Shifted:
-    """A tokenizer that is called."""
-
     def __init__(self, shift: int) -> None:
         self.shift = shift
 
@@ -499,8 +501,6 @@ class Shifted:
 
 
 class Pieces(Shifted):
-    """One that is asked for pieces, and for their numbers."""
-
     __call__ = None  # type: ignore[assignment]
 
     def tokenize(self, text: str) -> list[str]:
@@ -541,8 +541,7 @@ def _set_up(name: str) -> tokenizers.Tokenizer:
     ],
 )
 def test_another_tokenizer_is_another_run(tmp_path: Path, first: Any, second: Any) -> None:
-    with run(tmp_path, tokenizer=first()) as parts:
-        next(parts)
+    begin(1, tmp_path, tokenizer=first())
     with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
         run(tmp_path, tokenizer=second())
     run(tmp_path, tokenizer=first()).finish()
@@ -617,9 +616,7 @@ def test_weights_that_change_to_the_same_sum_are_refused(
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_weights_at_the_first_result_identify_the_run(tmp_path: Path, resumed: bool) -> None:
     if resumed:
-        with run(tmp_path) as parts:
-            for _ in range(5):
-                next(parts)
+        begin(5, tmp_path)
     given = model()
     parts = run(tmp_path, given)
     given.parameters["U"].value[...] *= 2

@@ -105,7 +105,6 @@ def test_broken_shards_are_refused(tmp_path: Path, keep: str) -> None:
 
 
 def _rewritten(folder: Path, data: bytes) -> None:
-    """Other contents in the first shard, with its digest in the manifest, as who means harm would."""
     import hashlib
 
     shard = sorted(folder.glob("shard-*"))[0]

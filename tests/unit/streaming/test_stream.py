@@ -35,7 +35,6 @@ from tests.unit.streams import (
 
 @pytest.fixture(autouse=True)
 def _no_thread_left() -> Iterator[None]:
-    """After each test the threads of its streams have ended."""
     yield
     gc.collect()
     wait_until(lambda: not _threads())
@@ -62,13 +61,10 @@ def expect_same(expected: Iterable[Any], found: Iterable[Any]) -> None:
 
 
 def with_forward(forward: Any) -> ReferenceModel:
-    """Return the model with another forward pass."""
     return ReferenceModel(forward, {name: parameter.value for name, parameter in model().parameters.items()})
 
 
 class Pieces:
-    """A tokenizer that returns pieces, and converts them to ids."""
-
     def tokenize(self, text: str) -> list[str]:
         return list(text)
 

@@ -57,8 +57,6 @@ def test_a_window_runs_less_padding() -> None:
 
 
 class Left:
-    """A tokenizer that pads on the left."""
-
     padding: ClassVar[dict[str, Any]] = {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]", "direction": "left"}
 
     @classmethod
@@ -181,7 +179,6 @@ def test_a_point_with_pairs_of_positions_is_refused() -> None:
 
 
 def _with_positions(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-    """With a table of positions that all examples share, and a hidden state that has none."""
     positions = lookup(model["P"], np.arange(input_ids.shape[1])[None])
     read = np.where(attention_mask.any(1, keepdims=True), attention_mask, 1)  # as attention does where all is masked
     rows = (lookup(model["E"], input_ids) + positions) * Tensor(read[..., None].astype("float64"))
@@ -252,8 +249,6 @@ def test_arrays_with_an_entry_for_each_example_are_refused(option: str, window: 
 
 
 class Bare(Left):
-    """A tokenizer without special tokens, so that there are texts without a token."""
-
     padding: ClassVar[dict[str, Any]] = {**Left.padding, "direction": "right"}
 
     def encode_batch(self, given: list[str]) -> list[Any]:
@@ -274,14 +269,12 @@ def test_texts_without_tokens() -> None:
 
 
 def _from_the_left(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-    """With positions that are numbered from the left, padding too."""
     positions = lookup(model["P"], np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape))
     rows = (lookup(model["E"], input_ids) + positions).tanh()
     return (rows * Tensor(attention_mask[..., None].astype("float64"))).sum(1) @ model["W"]
 
 
 def _maskless(model: Any, input_ids: np.ndarray) -> Tensor:
-    """Without a mask, so that padding is summed up with the rest."""
     return lookup(model["E"], input_ids).tanh().sum(1).tanh() @ model["W"]
 
 
@@ -320,8 +313,6 @@ def test_a_model_that_padding_changes_is_refused(forwards: Any, side: Any, count
 
 
 def taking(takes: Any) -> ReferenceModel:
-    """A model to which padding on the left counts, and that takes some batches alone."""
-
     def forward(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         if not takes(attention_mask):
             raise ValueError(f"a batch of {len(input_ids)}")
@@ -372,7 +363,6 @@ def test_sub_batches_without_padding_do_not_hide_that_padding_counts(side: Any) 
 
 
 def slotted() -> ReferenceModel:
-    """Return a model with a point of five slots an example, whatever its length."""
     random = np.random.default_rng(0)
     drawn = {"E": random.normal(size=(VOCAB, DIM)), "S": random.normal(size=(DIM, 5 * DIM))}
 
