@@ -26,24 +26,6 @@ def printed() -> list[str]:
     return [text for _, text in pages.run("page.md")]
 
 
-def test_snippets_share_their_names_and_other_fences_are_not_run(write: Write) -> None:
-    write("```python\na = 1\n```\n\n<!-- python\nb = a + 1\n-->\n\n```py\n1 / 0\n```\n\n```python\nprint(a + b)\n```\n")
-    assert printed() == ["", "", "3\n"]
-
-
-def test_another_page_is_run_before(write: Write) -> None:
-    write("```python\na = 5\nprint('not of this page')\n```\n", "first.md")
-    write("<!-- after: first.md -->\n\n```python\nprint(a)\n```\n")
-    assert printed() == ["5\n"]
-
-
-def test_a_documented_error_is_expected(write: Write) -> None:
-    write(
-        "```python\nimport embgrad\nembgrad.TokenBatch([])\n```\n\n```text\nembgrad.errors.BatchError: the batch ...\n```\n"
-    )
-    test_snippets.expect_as_said("page.md")
-
-
 def test_another_error_is_raised(write: Write) -> None:
     write("```python\n1 / 0\n```\n\n```text\nZeroDivision\n```\n")
     with pytest.raises(ZeroDivisionError):

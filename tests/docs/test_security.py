@@ -84,7 +84,7 @@ CLAIMS = {
         "Text that Rich, HTML or a terminal would interpret": "test_status_lines_show_markup_as_text",
     },
     "unit/streaming/test_folder_broken.py": {
-        "a manifest cannot name a file elsewhere": "test_broken_manifests_are_refused",
+        "a manifest cannot name a file elsewhere": "test_broken_manifests_are_refused"
     },
     "unit/common/test_files.py": {
         "each result is either valid or raises an error": "test_changed_shards_with_a_manifest_that_vouches",
@@ -99,9 +99,7 @@ CLAIMS = {
         "in an error message": "test_errors_on_files_print",
         "on a page, in a notebook": "test_a_notebook_holds_it_as_text",
     },
-    "unit/page/test_page.py": {
-        "The page of `embgrad report` escapes": "test_hostile_text_is_shown_as_text",
-    },
+    "unit/page/test_page.py": {"The page of `embgrad report` escapes": "test_hostile_text_is_shown_as_text"},
     "cross/parity/test_hostile_checkpoint.py": {
         "`trust_remote_code` is off": "test_no_code_of_a_checkpoints_own_is_run",
         "names kernels of a repository": "test_the_command_line_fetches_no_kernels",

@@ -28,7 +28,7 @@ from tests.unit.cli.commands import TEXTS as ASK_TEXTS
 from tests.unit.cli.commands import WORDS, child, refused
 from tests.unit.common.test_text import marked
 from tests.unit.hostile import TEXTS, expect_harmless
-from tests.unit.results.test_io_hostile import at_once, unix
+from tests.unit.results.test_io_hostile import unix
 
 ASK = ("gradients", *ASK_IDS)
 
@@ -233,17 +233,6 @@ def test_hostile_vocabularies_are_refused(place: Path, monkeypatch: pytest.Monke
         tokenizer_from(str(path.parent))
     path.write_bytes(lines + b"\n\x1b[31m\n" + "\u202e".encode() + b"\n" + b"w" * 100_000)
     assert tokenizer_from(str(path)).encode("grip never").tokens[1] == "grip"
-
-
-@unix
-def test_tokenizers_that_are_pipes_are_refused(place: Path) -> None:
-    for name in ("vocab.txt", "tokenizer.json"):
-        (place / name).unlink(missing_ok=True)
-        os.mkfifo(place / name)
-        for spelled in (str(place / name), str(place)):
-            with pytest.raises(UsageError, match=r"does not exist|holds no tokenizer"):
-                at_once(lambda spelled=spelled: tokenizer_from(spelled))
-        (place / name).unlink()
 
 
 @pytest.mark.parametrize(

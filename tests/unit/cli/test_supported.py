@@ -43,7 +43,6 @@ EXTRAS = {
     ("package", "version", "standing"),
     [
         (TORCH, "2.13.0+cpu", Standing()),
-        (TORCH, "2.6.0", Standing()),
         (
             TORCH,
             "2.3.1",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError, EmbgradError, ObjectiveError, PointError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 DIM, LAYERS = 6, 4
@@ -228,7 +229,7 @@ def test_the_tolerance_decides() -> None:
     assert not embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=1e-6).agrees
     assert embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=np.float32(0.5)).agrees  # type: ignore[arg-type]
     for wrong in (-1, float("nan"), "small", True):
-        with pytest.raises(embgrad.EmbgradError, match="expected a number of at least 0"):
+        with pytest.raises(EmbgradError, match="expected a number of at least 0"):
             embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=wrong)  # type: ignore[arg-type]
 
 
@@ -256,7 +257,7 @@ def test_an_objective_that_is_not_finite_is_named() -> None:
     assert (found.first, found.direction) == ("objective", "forward")
     assert "b alone: the objective is nan" in found.text.replace("B alone", "b alone")
     assert [one.a for one in found.parameters if one.differs] == ["head.W"]
-    with pytest.raises(embgrad.ObjectiveError):
+    with pytest.raises(ObjectiveError):
         embgrad.bisect(model({"head.W": bad}), model({"head.W": bad}), IDS, OBJECTIVE)
 
 
@@ -295,7 +296,7 @@ def test_a_call_and_models_without_layers() -> None:
 
 def test_models_without_a_common_point_are_refused() -> None:
     blind = ReferenceModel(lambda m, input_ids: Tensor(input_ids * 1.0) @ m["W"], {"W": np.ones((4, 3))})
-    with pytest.raises(embgrad.PointError, match="no role in common: a has word"):
+    with pytest.raises(PointError, match="no role in common: a has word"):
         embgrad.bisect(model(), blind, IDS, OBJECTIVE)
 
 
@@ -307,13 +308,13 @@ def test_models_with_different_numbers_of_layers() -> None:
 
 @pytest.mark.parametrize("objectives", [(), (OBJECTIVE,), [OBJECTIVE] * 3])
 def test_other_than_a_pair_of_objectives_is_refused(objectives: object) -> None:
-    with pytest.raises(embgrad.ObjectiveError, match=rf"of {len(objectives)}: expected one objective, or a pair"):  # type: ignore[arg-type]
+    with pytest.raises(ObjectiveError, match=rf"of {len(objectives)}: expected one objective, or a pair"):  # type: ignore[arg-type]
         embgrad.bisect(model(), model(), IDS, objectives)
 
 
 @pytest.mark.parametrize("name", ["call_a", "call_b"])
 def test_a_call_must_be_a_function(name: str) -> None:
-    with pytest.raises(embgrad.BatchError, match=rf"{name} is \[\]: expected a function"):
+    with pytest.raises(BatchError, match=rf"{name} is \[\]: expected a function"):
         embgrad.bisect(model(), model(), IDS, OBJECTIVE, **{name: []})  # type: ignore[arg-type]
 
 

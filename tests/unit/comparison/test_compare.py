@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.common.metrics import figures_of
+from embgrad.errors import BackendError, BatchError, EmbgradError, EmbgradWarning, PointError
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = np.array([[1, 2], [3, 4], [5, 6]])
@@ -97,23 +98,15 @@ def test_repr_and_dict() -> None:
     [
         (
             lambda: gradient(ids=IDS[:2, :1] + 6),
-            embgrad.BatchError,
+            BatchError,
             r"a holds ids of shape \(3, 2\) and b of shape \(2, 1\), and no example of a has half of its tokens in common",
         ),
-        (
-            lambda: gradient(dim=3),
-            embgrad.PointError,
-            r"length \(4,\) and b's \(3,\): expected gradients at the same point",
-        ),
-        (
-            lambda: {"word": gradient()},
-            embgrad.PointError,
-            "a is one result, and the other has several, 'word': name the one",
-        ),
-        (lambda: {}, embgrad.EmbgradError, "b is of type dict: expected a result"),
-        (lambda: {"x": {"y": gradient(), "z": gradient()}}, embgrad.EmbgradError, "b holds several results under 'x'"),
-        (lambda: gradient().values, embgrad.EmbgradError, "b is of type ndarray: expected a result"),
-        (lambda: None, embgrad.EmbgradError, "b is of type NoneType"),
+        (lambda: gradient(dim=3), PointError, r"length \(4,\) and b's \(3,\): expected gradients at the same point"),
+        (lambda: {"word": gradient()}, PointError, "a is one result, and the other has several, 'word': name the one"),
+        (lambda: {}, EmbgradError, "b is of type dict: expected a result"),
+        (lambda: {"x": {"y": gradient(), "z": gradient()}}, EmbgradError, "b holds several results under 'x'"),
+        (lambda: gradient().values, EmbgradError, "b is of type ndarray: expected a result"),
+        (lambda: None, EmbgradError, "b is of type NoneType"),
     ],
 )
 def test_other_arguments_are_refused(b: Any, error: type[Exception], message: str) -> None:
@@ -135,7 +128,7 @@ def test_points_without_positions_must_have_one_shape() -> None:
         r"a has shape \(3, 4\) and b \(3, 2, 4\), which are not \(example, position, dim\) both: expected equal shapes of "
         "the same ids; name the point by a role"
     )
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(BatchError, match=message):
         embgrad.compare(pooled("pool"), pooled("word"))
 
 
@@ -143,36 +136,34 @@ def test_results_without_a_real_position_are_refused() -> None:
     def empty(positions: int) -> embgrad.EmbeddingGradients:
         batch = embgrad.TokenBatch(np.zeros((3, positions), int), np.zeros((3, positions), int))
         model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
-        with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
+        with pytest.warns(EmbgradWarning, match="cannot take the mask"):
             return embgrad.gradients(model, batch, embgrad.Sum())
 
     message = "no position in common: the texts that they share have no tokens. Pass gradients of the same texts"
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(BatchError, match=message):
         embgrad.compare(empty(2), empty(3))
 
 
 def test_different_names_are_refused() -> None:
-    with pytest.raises(
-        embgrad.PointError, match=r"a alone has 'layer.0', and b alone 'layer.1'.*Did you mean 'layer.1'"
-    ):
+    with pytest.raises(PointError, match=r"a alone has 'layer.0', and b alone 'layer.1'.*Did you mean 'layer.1'"):
         embgrad.compare({"word": gradient(), "layer.0": gradient()}, {"word": gradient(), "layer.1": gradient()})
 
 
 @pytest.mark.parametrize("models", [gradient, (1, 2, 3), "ab?"])
 def test_models_come_in_pairs(models: Any) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=r"expected a pair \(model_a, model_b\)"):
+    with pytest.raises(EmbgradError, match=r"expected a pair \(model_a, model_b\)"):
         embgrad.compare(gradient(), gradient(2.0), models=models)
 
 
 @pytest.mark.parametrize("models", [("folder/of/a/model", None), (None, 3), [object(), None]])
 def test_models_of_no_backend_are_refused(models: Any) -> None:
-    with pytest.raises(embgrad.BackendError):
+    with pytest.raises(BackendError):
         embgrad.compare(gradient(), gradient(2.0), models=models)
 
 
 @pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf"), "1e-5", True, False])
 def test_other_tolerances_are_refused(tolerance: Any) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=r"tolerance is .*: expected a number of at least 0"):
+    with pytest.raises(EmbgradError, match=r"tolerance is .*: expected a number of at least 0"):
         embgrad.compare(gradient(), gradient(), tolerance=tolerance)
 
 
@@ -271,9 +262,7 @@ def test_a_small_example_may_be_off_by_the_rounding_of_the_others() -> None:
 def test_numbers_that_are_not_finite_are_refused(number: float) -> None:
     broken = gradient()
     broken.values[2, 1, 0] = number
-    with pytest.raises(
-        embgrad.EmbgradError, match=rf"b holds {number} at \(2, 1, 0\), and 1 of its 24 numbers are not finite"
-    ):
+    with pytest.raises(EmbgradError, match=rf"b holds {number} at \(2, 1, 0\), and 1 of its 24 numbers are not finite"):
         embgrad.compare(gradient(), broken)
 
 
@@ -292,5 +281,5 @@ def test_numbers_whose_squares_overflow(unit: float) -> None:
 
 @pytest.mark.parametrize("call", [(None,), (None, None, None), "model", (None, 3)])
 def test_other_calls_are_refused(call: Any) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=r"call is .*: expected a function that calls the model"):
+    with pytest.raises(EmbgradError, match=r"call is .*: expected a function that calls the model"):
         embgrad.compare(gradient(), gradient(2.0), call=call)

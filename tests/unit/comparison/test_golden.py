@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import EmbgradError, FileFormatError, GoldenError
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = [[0, 1, 2], [3, 1, 0]]
@@ -37,8 +38,8 @@ def golden(tmp_path: Path) -> embgrad.Golden:
     return embgrad.golden(tmp_path / "folder" / "g.safetensors")
 
 
-def failure(golden: embgrad.Golden, results: Any, **options: Any) -> embgrad.GoldenError:
-    with pytest.raises(embgrad.GoldenError) as caught:
+def failure(golden: embgrad.Golden, results: Any, **options: Any) -> GoldenError:
+    with pytest.raises(GoldenError) as caught:
         golden.check(results, **options)
     return caught.value
 
@@ -152,7 +153,7 @@ def test_another_dtype_is_compared_within_the_coarser_dtype(golden: embgrad.Gold
 def test_a_path_is_text_or_a_path(tmp_path: Path) -> None:
     embgrad.golden(str(tmp_path / "g.safetensors")).update(run())
     assert embgrad.golden(tmp_path / "g.safetensors").check(run()).agrees
-    with pytest.raises(embgrad.EmbgradError, match=r"path is of type EmbeddingGradients: .*golden\(path\)\.check"):
+    with pytest.raises(EmbgradError, match=r"path is of type EmbeddingGradients: .*golden\(path\)\.check"):
         embgrad.golden(run())
 
 
@@ -173,7 +174,7 @@ def test_captured_gradients_need_no_objective(golden: embgrad.Golden) -> None:
 )
 def test_other_results_are_refused(golden: embgrad.Golden, results: Any, message: str) -> None:
     for call in (golden.update, golden.check):
-        with pytest.raises(embgrad.EmbgradError, match=message):
+        with pytest.raises(EmbgradError, match=message):
             call(results)
     assert not golden.exists
 
@@ -184,11 +185,9 @@ def test_a_gradient_that_is_not_finite_is_refused(golden: embgrad.Golden, value:
     values = one.values.copy()
     values[0, 1, 2] = value
     broken = replace(one, values=values)
-    with pytest.raises(
-        embgrad.EmbgradError, match=rf"the gradient holds {value} at \(0, 1, 2\): expected finite numbers"
-    ):
+    with pytest.raises(EmbgradError, match=rf"the gradient holds {value} at \(0, 1, 2\): expected finite numbers"):
         golden.update(broken)
-    with pytest.raises(embgrad.EmbgradError, match="at 'word' the gradient holds"):
+    with pytest.raises(EmbgradError, match="at 'word' the gradient holds"):
         golden.update({"word": broken})
     assert not golden.exists
     golden.update(one)
@@ -332,7 +331,7 @@ def test_the_tolerance_decides(golden: embgrad.Golden) -> None:
     assert golden.check(run(1.01), tolerance=0.05).agrees
     failure(golden, run(1.01), tolerance=0.001)
     golden.check(run(), tolerance=0)
-    with pytest.raises(embgrad.EmbgradError, match="tolerance is -1"):
+    with pytest.raises(EmbgradError, match="tolerance is -1"):
         golden.check(run(), tolerance=-1)
 
 
@@ -340,11 +339,9 @@ def test_the_tolerance_decides(golden: embgrad.Golden) -> None:
 def test_a_broken_file_is_refused_and_can_be_rewritten(golden: embgrad.Golden, content: bytes) -> None:
     golden.path.parent.mkdir()
     golden.path.write_bytes(content)
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"not a complete safetensors file.*write it anew: call embgrad\.golden"
-    ):
+    with pytest.raises(FileFormatError, match=r"not a complete safetensors file.*write it anew: call embgrad\.golden"):
         golden.check(run())
-    with pytest.raises(embgrad.FileFormatError):
+    with pytest.raises(FileFormatError):
         golden.load()
     golden.update(run())
     assert golden.check(run()).agrees

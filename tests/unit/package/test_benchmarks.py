@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import re
 import subprocess
 import sys
@@ -64,30 +63,6 @@ def test_code_by_hand_with_another_result_is_refused() -> None:
         measuring.checked(mode(1.5))
     with pytest.raises(RuntimeError, match="ways by hand differ: '1'"):
         measuring.checked(mode(1.0, 1.1))
-
-
-def test_the_least_time_of_each_is_measured_in_turns() -> None:
-    calls: list[str] = []
-    found = measuring.in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0, fewest=4)
-    assert found["rounds"] == 4
-    assert calls.count("a") == calls.count("b") == 5
-    assert all(0 <= seconds < 1 for seconds in found["times"].values())
-    assert found["times"] == {name: min(own) for name, own in found["each"].items()}
-    assert "each" not in measuring.in_turns({"a": lambda: None}, seconds=0, fewest=measuring.MOST_KEPT + 1)
-
-
-def test_a_peak_is_the_memory_held_at_once() -> None:
-    def taken(size: int) -> Any:
-        memory = mmap.mmap(-1, size << 20)
-        np.frombuffer(memory, np.uint8)[:] = 1
-        return memory
-
-    def call() -> Any:
-        first = taken(32)
-        first.close()
-        return taken(16), taken(16)
-
-    assert measuring.peak_of(call) == pytest.approx(32, abs=4)
 
 
 ROW = {"mode": "PyTorch", "examples": 16, "positions": 128}

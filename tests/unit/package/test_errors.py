@@ -10,22 +10,23 @@ import pytest
 
 import embgrad
 from embgrad import errors
+from embgrad.errors import BatchError, EmbgradError, UnknownPointError
 from embgrad.testing.checks_errors import MISTAKES
 from tests.messages.sites import CLASSES
 
 ROOT = Path(__file__).parents[3]
 
 
-def missing_package_error() -> type[embgrad.EmbgradError]:
+def missing_package_error() -> type[EmbgradError]:
     try:
         from embgrad.ray.imports import MissingPackageError
-    except embgrad.EmbgradError as error:
+    except EmbgradError as error:
         return type(error)
     return MissingPackageError
 
 
 @pytest.mark.parametrize("kind", CLASSES.values())
-def test_a_message_names_its_page(kind: type[embgrad.EmbgradError]) -> None:
+def test_a_message_names_its_page(kind: type[EmbgradError]) -> None:
     error = kind("what was wrong: what was expected")
     assert str(error) == (
         "what was wrong: what was expected\n"
@@ -37,7 +38,7 @@ def test_a_message_names_its_page(kind: type[embgrad.EmbgradError]) -> None:
 
 
 def test_a_class_without_a_page_names_that_of_its_base() -> None:
-    class OwnError(embgrad.UnknownPointError):
+    class OwnError(UnknownPointError):
         """A backend's own."""
 
     assert OwnError.page() == "docs/errors/unknownpointerror.md"
@@ -55,7 +56,7 @@ def test_an_error_that_quotes_another_names_one_page() -> None:
     from embgrad.testing.reference import ReferenceModel, lookup
 
     model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), weights)
-    with pytest.raises(embgrad.BatchError, match="batch 1 of the source: ids holds -2") as raised:
+    with pytest.raises(BatchError, match="batch 1 of the source: ids holds -2") as raised:
         list(embgrad.stream(model, batches(), embgrad.Sum()))
     assert str(raised.value).count("see docs/errors/") == 1
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BackendError, BatchError, EmbgradError, ObjectiveError
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = np.array([[3, 5], [2, 1]])
@@ -24,17 +25,17 @@ def test_the_model_and_the_batch_in_the_wrong_order() -> None:
         "the batch is a ReferenceModel: expected token ids there, the model first and the objective last, as in embgrad"
     )
     for first in (IDS, {"input_ids": IDS}):
-        with pytest.raises(embgrad.BatchError, match=message):
+        with pytest.raises(BatchError, match=message):
             embgrad.gradients(first, model(), SUM)
-    with pytest.raises(embgrad.BatchError, match="the batch is a Sum: expected token ids there, the model first"):
+    with pytest.raises(BatchError, match="the batch is a Sum: expected token ids there, the model first"):
         embgrad.gradients(model(), SUM, IDS)
-    with pytest.raises(embgrad.BackendError, match="a dict of inputs is the second argument"):
+    with pytest.raises(BackendError, match="a dict of inputs is the second argument"):
         embgrad.gradients({"input_ids": IDS}, {"input_ids": IDS}, SUM)
 
 
 @pytest.mark.parametrize("more", [{}, {"input_ids": IDS}])
 def test_embeddings_in_the_batch_are_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with pytest.raises(BatchError) as caught:
         embgrad.gradients(model(), {**more, "inputs_embeds": np.zeros((2, 2, 2))}, SUM)
     assert caught.value.message == (
         "the batch holds 'inputs_embeds', and the gradient is taken where the model looks up ids: expected the ids in its place, "
@@ -45,13 +46,10 @@ def test_embeddings_in_the_batch_are_refused(more: dict[str, Any]) -> None:
 
 def test_names_instead_of_models_and_tokenizers_are_refused() -> None:
     with pytest.raises(
-        embgrad.BackendError,
-        match=r"in place of a name, pass the model that from_pretrained\(...\) or embgrad.load_bert",
+        BackendError, match=r"in place of a name, pass the model that from_pretrained\(...\) or embgrad.load_bert"
     ):
         embgrad.gradients("bert-base-uncased", IDS, SUM)
-    with pytest.raises(
-        embgrad.BatchError, match=r"in place of a name, what AutoTokenizer.from_pretrained\(...\) gives"
-    ):
+    with pytest.raises(BatchError, match=r"in place of a name, what AutoTokenizer.from_pretrained\(...\) gives"):
         embgrad.gradients(model(), ["a text"], SUM, tokenizer="bert-base-uncased")
 
 
@@ -76,14 +74,12 @@ class Loader:
     ],
 )
 def test_several_batches_are_refused(batch: Any, message: str) -> None:
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(BatchError, match=message):
         embgrad.gradients(model(), batch, SUM)
 
 
 def test_an_empty_list_of_texts_is_refused() -> None:
-    with pytest.raises(
-        embgrad.BatchError, match="the batch is an empty list: expected at least one text or pair of texts"
-    ):
+    with pytest.raises(BatchError, match="the batch is an empty list: expected at least one text or pair of texts"):
         embgrad.gradients(model(), [], SUM, tokenizer=lambda text: [1])
 
 
@@ -115,14 +111,12 @@ def test_functions_that_take_a_target_are_refused(function: Any, wrap: Any) -> N
     message = (
         r"takes 2 arguments, '(output|prediction)', 'target': expected a function of what the model returned alone"
     )
-    with pytest.raises(embgrad.ObjectiveError, match=message):
+    with pytest.raises(ObjectiveError, match=message):
         embgrad.gradients(model(), IDS, wrap(function))
 
 
 def test_a_class_as_objective_is_refused() -> None:
-    with pytest.raises(
-        embgrad.ObjectiveError, match="the objective is the class Loss: expected an instance, or a function"
-    ):
+    with pytest.raises(ObjectiveError, match="the objective is the class Loss: expected an instance, or a function"):
         embgrad.gradients(model(), IDS, Loss)
 
 
@@ -148,14 +142,14 @@ def test_functions_may_have_optional_arguments() -> None:
     ],
 )
 def test_other_objectives_are_refused(given: Any, message: str) -> None:
-    with pytest.raises(embgrad.ObjectiveError, match=message):
+    with pytest.raises(ObjectiveError, match=message):
         embgrad.gradients(model(), IDS, given)
 
 
 @pytest.mark.parametrize("call", [lambda model: model, lambda: None, lambda model, inputs, more: None])
 def test_a_call_with_other_arguments_is_refused(call: Any) -> None:
     message = r"call takes \(.*\), and is called with the model and its inputs \(.*\): expected a function, call\(model, inputs\)"
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(BatchError, match=message):
         embgrad.gradients(model(), IDS, SUM, call=call)
     assert embgrad.gradients(
         model(), IDS, SUM, call=lambda m, i, more=None: m(i["input_ids"] if isinstance(i, dict) else i)
@@ -168,7 +162,7 @@ def test_a_capture_that_was_not_entered_is_refused() -> None:
         message = (
             f"was not opened, so that it has no '{name}': expected `with embgrad.capture\\(model\\) as tap:` around"
         )
-        with pytest.raises(embgrad.EmbgradError, match=message):
+        with pytest.raises(EmbgradError, match=message):
             getattr(captured, name)
     assert not hasattr(captured, "nonsense")
     assert not hasattr(captured, "mean")

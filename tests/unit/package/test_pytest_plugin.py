@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
+from embgrad.errors import EmbgradError, GoldenError
 from embgrad.pytest_plugin import LONGEST, GoldenFiles, file_stem
 from embgrad.testing.reference import ReferenceModel, lookup
 
@@ -304,17 +305,17 @@ def gradient() -> embgrad.EmbeddingGradients:
 
 @pytest.mark.parametrize("name", ["", 3, Path("name")])
 def test_a_name_must_be_text(embgrad_golden: GoldenFiles, name: Any) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=r"name is .*: expected text, for a file of its own within the test"):
+    with pytest.raises(EmbgradError, match=r"name is .*: expected text, for a file of its own within the test"):
         embgrad_golden(gradient(), name)
 
 
 def test_two_checks_of_one_file_are_refused(embgrad_golden: GoldenFiles) -> None:
     result = gradient()
     for name in (None, "second"):
-        with pytest.raises(embgrad.GoldenError, match="there is no golden file"):
+        with pytest.raises(GoldenError, match="there is no golden file"):
             embgrad_golden(result, name)
         with pytest.raises(
-            embgrad.EmbgradError,
+            EmbgradError,
             match=r"this test has used its golden file \S+\.safetensors before: give each check a name of its own",
         ):
             embgrad_golden(result, name)
@@ -340,5 +341,5 @@ def test_files_that_differ_only_in_case_are_refused(
     message = (
         rf" and {shown} differ only in case, and are one file on macOS and Windows: .*or delete {shown} if its test is"
     )
-    with pytest.raises(embgrad.EmbgradError, match=message):
+    with pytest.raises(EmbgradError, match=message):
         embgrad_golden(gradient(), "film")

@@ -12,7 +12,7 @@ import ray.data
 
 import embgrad
 import embgrad.ray
-from embgrad.errors import EmbgradError
+from embgrad.errors import BackendError, EmbgradError, EmbgradWarning
 from tests.unit.ray import models
 from tests.unit.ray.models import labelled
 from tests.unit.ray.test_runs import close, of_one_process
@@ -22,9 +22,9 @@ Items = Callable[..., list[dict[str, Any]]]
 
 def test_actors_that_leave_no_cpu_are_a_warning(items: Items) -> None:
     dataset = ray.data.from_items(items(4))
-    with pytest.warns(embgrad.EmbgradWarning, match=r"leave none of the cluster's 2 CPUs to read the dataset"):
+    with pytest.warns(EmbgradWarning, match=r"leave none of the cluster's 2 CPUs to read the dataset"):
         embgrad.ray.gradients(dataset, models.reference, labelled, ids="ids_", num_cpus=1)
-    with pytest.warns(embgrad.EmbgradWarning, match=r"^2 actors of num_cpus=1 leave none"):
+    with pytest.warns(EmbgradWarning, match=r"^2 actors of num_cpus=1 leave none"):
         embgrad.ray.gradients(dataset, models.reference, labelled, ids="ids_", actor_options={"num_cpus": 1})
 
 
@@ -48,8 +48,7 @@ def test_gradients_of_gradients_do_not_deadlock(items: Items) -> None:
         for row in found:
             close(row[f"{prefix}_saliency"], expected[row["key"], : len(row["ids_"])])
     with pytest.warns(
-        embgrad.EmbgradWarning,
-        match=r"and those that produce the dataset, with num_cpus=1 in all, leave none .*materialize",
+        EmbgradWarning, match=r"and those that produce the dataset, with num_cpus=1 in all, leave none .*materialize"
     ):
         embgrad.ray.gradients(first, models.reference, labelled, ids="ids_", num_cpus=0.5)
     kept = first.materialize()
@@ -104,5 +103,5 @@ def test_what_cannot_be_pickled_is_named(items: Items) -> None:
             r"^edit cannot be sent .*\(RuntimeError: not this\)",
         ),
     ):
-        with pytest.raises(embgrad.BackendError, match=message):
+        with pytest.raises(BackendError, match=message):
             embgrad.ray.table(rows, build, objective, ids="ids_", verify=False, **options)

@@ -14,7 +14,15 @@ import pytest
 import embgrad
 import embgrad.ray
 from embgrad.cli.errors import UsageError
-from embgrad.errors import EmbgradError
+from embgrad.errors import (
+    BackendError,
+    BatchError,
+    EmbgradError,
+    FileFormatError,
+    ObjectiveError,
+    PointError,
+    UnsupportedError,
+)
 from embgrad.ray.dataset import dataset_of
 from embgrad.ray.failures import plain_errors
 from embgrad.ray.partial_sum import Partial
@@ -107,14 +115,12 @@ def test_tensors_of_different_shapes_are_rows() -> None:
     asked, _ = settings(models.reference, embgrad.Sum(), {"ids": "ids"})
     of_ids = examples_of(ids(np.arange(1, 13).reshape(2, 2, 3)), asked.inputs, None).batch.ids
     np.testing.assert_array_equal(of_ids, np.arange(1, 13).reshape(4, 3))
-    with pytest.raises(
-        embgrad.BatchError, match=r"example 0 holds \[\[1, 2\], \[3, 4\]\]: expected a list of at least"
-    ):
+    with pytest.raises(BatchError, match=r"example 0 holds \[\[1, 2\], \[3, 4\]\]: expected a list of at least"):
         examples_of(ids(np.arange(1, 9).reshape(1, 2, 2, 2)), asked.inputs, None)
     missing = pa.ExtensionArray.from_storage(
         pa.fixed_shape_tensor(pa.int64(), [2]), pa.array([[1, 2], None], pa.list_(pa.int64(), 2))
     )
-    with pytest.raises(embgrad.BatchError, match="example 1 holds None"):
+    with pytest.raises(BatchError, match="example 1 holds None"):
         examples_of(pa.table({"ids": missing}), asked.inputs, None)
 
 
@@ -171,7 +177,7 @@ def test_rows_that_depend_on_each_other_are_refused(items: Items, what: str, len
     build, objective, options = MEETING[what]
     rows = items(16, **lengths)
     with pytest.raises(
-        embgrad.UnsupportedError,
+        UnsupportedError,
         match=r"^the row with ids_=.* has other results alone than beside rows of its length: at 'word'",
     ):
         worked(rows, build, objective, ids="ids_", **options)
@@ -205,7 +211,7 @@ def test_texts_without_tokens_are_named(items: Items, size: int) -> None:
     message = (
         r"^the row with key=3: the tokenizer returned no tokens for any text: expected at least one token, such as"
     )
-    with pytest.raises(embgrad.BatchError, match=message) as caught:
+    with pytest.raises(BatchError, match=message) as caught:
         worked(rows, build, key="key", batch_size=size)
     assert str(caught.value.__cause__).startswith(
         "the tokenizer returned no tokens for any text"
@@ -217,7 +223,7 @@ def test_errors_of_the_model_name_the_row(items: Items) -> None:
     rows = items(7)
     rows[4]["text"] = " ".join(["w1"] * 62)  # of 32 positions
     with pytest.raises(
-        embgrad.BatchError, match=r"^the row with key=4: example 0 has 64 tokens, and the model takes 32"
+        BatchError, match=r"^the row with key=4: example 0 has 64 tokens, and the model takes 32"
     ) as caught:
         worked(rows, models.torch_bert, key="key")
     assert len(str(caught.value)) < 500
@@ -225,7 +231,7 @@ def test_errors_of_the_model_name_the_row(items: Items) -> None:
     def call(model: Any, inputs: Any) -> Any:
         raise RuntimeError("out of memory" if len(inputs["input_ids"]) > 1 else "not this\nmore")
 
-    with pytest.raises(embgrad.BatchError, match=r"^the row with key=0: the model raised RuntimeError: not this"):
+    with pytest.raises(BatchError, match=r"^the row with key=0: the model raised RuntimeError: not this"):
         worked(items(3), models.torch_bert, key="key", call=call)
 
 
@@ -234,7 +240,7 @@ def test_numbers_of_numpy_are_accepted(size: Any) -> None:
     assert type(settings(models.reading, labelled, {"max_length": size})[0].inputs.max_length) is int
     assert type(settings(models.reading, labelled, {"ids": "i", "pad_id": size})[0].inputs.pad_id) is int
     for wrong in (3.7, "0", True, -1):
-        with pytest.raises(embgrad.BatchError, match=r"pad_id is .*: expected the id that pads"):
+        with pytest.raises(BatchError, match=r"pad_id is .*: expected the id that pads"):
             settings(models.reading, labelled, {"ids": "i", "pad_id": wrong})
 
 
@@ -269,9 +275,7 @@ def test_masks_may_be_booleans(items: Items) -> None:
         assert set(seen) == {"bool" if kind is bool else "int64"}
         seen.clear()
     rows[3]["m"] = [0.5] * len(rows[3]["ids_"])
-    with pytest.raises(
-        embgrad.BatchError, match=r"^the row with key=3: mask holds 0.5 at example 0, position 0: expected 1"
-    ):
+    with pytest.raises(BatchError, match=r"^the row with key=3: mask holds 0.5 at example 0, position 0: expected 1"):
         worked([{**row, "m": [float(one) for one in row["m"]]} for row in rows], ids="ids_", mask="m", key="key")
 
 
@@ -281,14 +285,14 @@ def test_masks_and_types_have_the_length_of_the_ids(items: Items) -> None:
     length = len(rows[3]["ids_"])
     message = rf"^the row with key=3: the column 'm' of example 0 holds {length + 1} numbers, but 'ids_' holds {length}: expected"
     for option in ("mask", "types"):
-        with pytest.raises(embgrad.BatchError, match=message):
+        with pytest.raises(BatchError, match=message):
             worked(rows, ids="ids_", key="key", **{option: "m"})
 
 
 def test_a_point_without_positions_is_refused(items: Items) -> None:
     message = r"the point 'pool' has the shape \(4, 5\): expected \(example, position, dim\), with \(4, \d+\) examples and pos"
     for output in ("saliency", "tables"):
-        with pytest.raises(embgrad.PointError, match=message):
+        with pytest.raises(PointError, match=message):
             worked(items(4), models.pooling, ids="ids_", at="pool", output=output)
 
 
@@ -337,7 +341,7 @@ def test_columns_are_a_mapping() -> None:
         KeyError, match=r"^the dataset has no column 'lable': expected one of 'label'\. Did you mean 'label'\?"
     ):
         columns["lable"]
-    with pytest.raises(embgrad.BatchError, match=r"\nsee docs/errors/batcherror.md"):
+    with pytest.raises(BatchError, match=r"\nsee docs/errors/batcherror.md"):
         columns["gold"]
 
 
@@ -380,17 +384,12 @@ def test_a_missing_tensor_is_none() -> None:
 
 
 FAILING: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
-    "an id": ({"ids_": [3, 99]}, {}, embgrad.BatchError, "id 99 at example 0, position 1 is outside the table"),
-    "a negative id": ({"ids_": [3, -1]}, {}, embgrad.BatchError, "ids_ holds -1 at example 0, position 1: expected"),
-    "no id": ({"ids_": []}, {}, embgrad.BatchError, r"the column 'ids_' of example 0 holds \[\]"),
-    "a label": ({"label": 5}, {}, embgrad.ObjectiveError, "label 5 at example 0 is out of range"),
-    "no text": ({"text": None}, {"ids": None}, embgrad.BatchError, "example 0 is None: expected a text"),
-    "a word": (
-        {"text": "w1 w99"},
-        {"ids": None},
-        embgrad.BatchError,
-        "the tokenizer raised ValueError: 'w99' is not in",
-    ),
+    "an id": ({"ids_": [3, 99]}, {}, BatchError, "id 99 at example 0, position 1 is outside the table"),
+    "a negative id": ({"ids_": [3, -1]}, {}, BatchError, "ids_ holds -1 at example 0, position 1: expected"),
+    "no id": ({"ids_": []}, {}, BatchError, r"the column 'ids_' of example 0 holds \[\]"),
+    "a label": ({"label": 5}, {}, ObjectiveError, "label 5 at example 0 is out of range"),
+    "no text": ({"text": None}, {"ids": None}, BatchError, "example 0 is None: expected a text"),
+    "a word": ({"text": "w1 w99"}, {"ids": None}, BatchError, "the tokenizer raised ValueError: 'w99' is not in"),
 }
 
 
@@ -406,9 +405,9 @@ def test_a_row_that_fails_is_named(items: Items, what: str) -> None:
 def test_a_row_without_a_key_is_named_by_its_ids(items: Items) -> None:
     rows = items(11)
     rows[7]["ids_"] = [3, 99]
-    with pytest.raises(embgrad.BatchError, match=r"^the row with ids_=\[3, 99\]: id 99"):
+    with pytest.raises(BatchError, match=r"^the row with ids_=\[3, 99\]: id 99"):
         worked(rows, ids="ids_")
-    with pytest.raises(embgrad.BatchError, match=r"the row with key=.* positions, but length is 2: raise length"):
+    with pytest.raises(BatchError, match=r"the row with key=.* positions, but length is 2: raise length"):
         worked(items(3, shortest=4), ids="ids_", key="key", output="values", length=2)
 
 
@@ -425,42 +424,32 @@ def test_rows_that_fail_only_together_are_named(items: Items) -> None:
     def objective(rows: Any) -> embgrad.Objective:
         return embgrad.CrossEntropy(rows["label"] + 9 * (len(rows["label"]) > 1))
 
-    with pytest.raises(
-        embgrad.ObjectiveError, match=r"^3 rows together, of which the row with key=0 is the first: label"
-    ):
+    with pytest.raises(ObjectiveError, match=r"^3 rows together, of which the row with key=0 is the first: label"):
         worked(items(3), objective=objective, ids="ids_", key="key")
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"text": "txt"}, embgrad.BatchError, "has no column 'txt': expected one of .*Did you mean 'text'"),
-        ({"ids": "ids_", "at": "nowhere"}, embgrad.PointError, "^there is no point|nowhere"),
+        ({"text": "txt"}, BatchError, "has no column 'txt': expected one of .*Did you mean 'text'"),
+        ({"ids": "ids_", "at": "nowhere"}, PointError, "^there is no point|nowhere"),
         (
             {"build": models.reference},
-            embgrad.BatchError,
+            BatchError,
             "hold texts, in the column 'text', but build.. returned no tokenizer",
         ),
-        ({"build": lambda: 3}, embgrad.BackendError, "no installed backend takes a model of type builtins.int"),
-        ({"build": lambda: Path("/no/such").read_text()}, embgrad.BackendError, "^build.. raised FileNotFoundError"),
-        ({"build": lambda: sys.exit("no weights")}, embgrad.BackendError, "^build.. raised SystemExit: no weights"),
+        ({"build": lambda: 3}, BackendError, "no installed backend takes a model of type builtins.int"),
+        ({"build": lambda: Path("/no/such").read_text()}, BackendError, "^build.. raised FileNotFoundError"),
+        ({"build": lambda: sys.exit("no weights")}, BackendError, "^build.. raised SystemExit: no weights"),
         (
             {"build": lambda: (models.reference(),) * 2},
-            embgrad.BackendError,
+            BackendError,
             "a tuple of 2: expected the model, or .model, tokenizer.",
         ),
-        ({"objective": lambda rows: rows["lable"]}, embgrad.BatchError, "has no column 'lable'.*Did you mean 'label'"),
-        (
-            {"objective": lambda out: out.logits},
-            embgrad.ObjectiveError,
-            "raised AttributeError.*receives the rows' columns",
-        ),
-        (
-            {"objective": lambda rows: 3},
-            embgrad.ObjectiveError,
-            "the objective's function returned 3: expected an objective",
-        ),
-        ({"objective": lambda rows: embgrad.Scalar(len)}, embgrad.UnsupportedError, "returned a Scalar"),
+        ({"objective": lambda rows: rows["lable"]}, BatchError, "has no column 'lable'.*Did you mean 'label'"),
+        ({"objective": lambda out: out.logits}, ObjectiveError, "raised AttributeError.*receives the rows' columns"),
+        ({"objective": lambda rows: 3}, ObjectiveError, "the objective's function returned 3: expected an objective"),
+        ({"objective": lambda rows: embgrad.Scalar(len)}, UnsupportedError, "returned a Scalar"),
     ],
 )
 def test_errors_of_all_rows_name_no_row(
@@ -475,9 +464,9 @@ def test_errors_of_all_rows_name_no_row(
 def test_tables_of_an_overridden_point_are_refused(items: Items) -> None:
     asked, _ = settings(models.reference, labelled, {"ids": "ids_", "override": {"word": lambda value: value * 2}})
     rows = pa.Table.from_pylist(items(3))
-    with pytest.raises(embgrad.PointError, match=r"^the point 'word' was overridden, so that there is no table"):
+    with pytest.raises(PointError, match=r"^the point 'word' was overridden, so that there is no table"):
         TableWorker(asked)(rows)
-    with pytest.raises(embgrad.PointError, match=r"^the point 'word' was overridden, so that there is no table"):
+    with pytest.raises(PointError, match=r"^the point 'word' was overridden, so that there is no table"):
         GradientWorker(asked, Wanted("tables", "norm", None, ""))(rows)
 
 
@@ -491,24 +480,24 @@ def test_a_column_name_in_use_is_refused(items: Items) -> None:
 @pytest.mark.parametrize(
     ("objective", "options", "error", "message"),
     [
-        (embgrad.CrossEntropy([0, 1]), {}, embgrad.ObjectiveError, "one entry an example.*pass a function of the rows"),
-        (embgrad.Scalar(len), {}, embgrad.UnsupportedError, "reduces over the batch"),
-        (embgrad.Sum, {}, embgrad.ObjectiveError, "the class Sum"),
-        (embgrad.Sum(), {"at": ["word", "position"]}, embgrad.PointError, "expected the name of one point"),
+        (embgrad.CrossEntropy([0, 1]), {}, ObjectiveError, "one entry an example.*pass a function of the rows"),
+        (embgrad.Scalar(len), {}, UnsupportedError, "reduces over the batch"),
+        (embgrad.Sum, {}, ObjectiveError, "the class Sum"),
+        (embgrad.Sum(), {"at": ["word", "position"]}, PointError, "expected the name of one point"),
         (embgrad.Sum(), {"batchsize": 3}, EmbgradError, "no option 'batchsize'.*Did you mean 'batch_size'"),
         (embgrad.Sum(), {"split": True}, EmbgradError, "'split' has no meaning over a dataset"),
         (embgrad.Sum(), {"tokenizer": 3}, EmbgradError, "expected build to give .model, tokenizer."),
-        (embgrad.Sum(), {"batch_size": 0}, embgrad.BatchError, "batch_size is 0"),
-        (embgrad.Sum(), {"workers": 1.5}, embgrad.BatchError, "workers is 1.5"),
-        (embgrad.Sum(), {"text": "t", "ids": "i"}, embgrad.BatchError, "text and ids both name columns"),
-        (embgrad.Sum(), {"mask": "m"}, embgrad.BatchError, "mask requires ids"),
-        (embgrad.Sum(), {"ids": 3}, embgrad.BatchError, "ids is 3: expected the name of a column"),
-        (embgrad.Sum(), {"text": 3}, embgrad.BatchError, "text is 3: expected the name of a column"),
-        (embgrad.Sum(), {"convention": "hugging"}, embgrad.BatchError, "Did you mean 'huggingface'"),
-        (embgrad.Sum(), {"ids": "i", "max_length": 3}, embgrad.BatchError, "max_length cuts texts"),
-        (embgrad.Sum(), {"add": {"word": np.ones((4, 2, 3))}}, embgrad.PointError, "with an example axis"),
-        (embgrad.Sum(), {"add": {"word": [[[0.0]], [[1.0]]]}}, embgrad.PointError, "with an example axis"),
-        (embgrad.Sum(), {"build": 3}, embgrad.BackendError, "build is 3: expected a function without arguments"),
+        (embgrad.Sum(), {"batch_size": 0}, BatchError, "batch_size is 0"),
+        (embgrad.Sum(), {"workers": 1.5}, BatchError, "workers is 1.5"),
+        (embgrad.Sum(), {"text": "t", "ids": "i"}, BatchError, "text and ids both name columns"),
+        (embgrad.Sum(), {"mask": "m"}, BatchError, "mask requires ids"),
+        (embgrad.Sum(), {"ids": 3}, BatchError, "ids is 3: expected the name of a column"),
+        (embgrad.Sum(), {"text": 3}, BatchError, "text is 3: expected the name of a column"),
+        (embgrad.Sum(), {"convention": "hugging"}, BatchError, "Did you mean 'huggingface'"),
+        (embgrad.Sum(), {"ids": "i", "max_length": 3}, BatchError, "max_length cuts texts"),
+        (embgrad.Sum(), {"add": {"word": np.ones((4, 2, 3))}}, PointError, "with an example axis"),
+        (embgrad.Sum(), {"add": {"word": [[[0.0]], [[1.0]]]}}, PointError, "with an example axis"),
+        (embgrad.Sum(), {"build": 3}, BackendError, "build is 3: expected a function without arguments"),
     ],
 )
 def test_options_are_checked_before_anything_starts(
@@ -540,32 +529,30 @@ def test_other_reductions_are_refused(reduce: Any, hint: str) -> None:
 
 
 def test_paths_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(embgrad.FileFormatError, match=r"does not exist"):
+    with pytest.raises(FileFormatError, match=r"does not exist"):
         dataset_of(tmp_path / "no.parquet")
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"^'foo://a.parquet' cannot be read: .*expected files of Parquet"
-    ):
+    with pytest.raises(FileFormatError, match=r"^'foo://a.parquet' cannot be read: .*expected files of Parquet"):
         dataset_of("foo://a.parquet")
     (tmp_path / "a.csv").touch()
     (tmp_path / "a.txt").touch()
     (tmp_path / "a.jsonl.gz").touch()
-    with pytest.raises(embgrad.FileFormatError, match=r"ends in '.csv': expected one of"):
+    with pytest.raises(FileFormatError, match=r"ends in '.csv': expected one of"):
         dataset_of(tmp_path / "a.csv")
-    with pytest.raises(embgrad.FileFormatError, match=r"of different formats"):
+    with pytest.raises(FileFormatError, match=r"of different formats"):
         dataset_of([tmp_path / "a.txt", tmp_path / "a.jsonl.gz"])
     with pytest.raises(
-        embgrad.FileFormatError, match=r"a\.txt is named more than once, but Ray reads a Parquet file only once"
+        FileFormatError, match=r"a\.txt is named more than once, but Ray reads a Parquet file only once"
     ):
         dataset_of([tmp_path / "a.txt", str(tmp_path / "a.txt")])
     for given in (3, [], [{"text": "a"}]):
-        with pytest.raises(embgrad.BatchError, match=r"expected a ray.data.Dataset, or the paths"):
+        with pytest.raises(BatchError, match=r"expected a ray.data.Dataset, or the paths"):
             dataset_of(given)
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "a.jsonl").touch()
-    with pytest.raises(embgrad.FileFormatError, match=r"inner is a folder without a file of Parquet"):
+    with pytest.raises(FileFormatError, match=r"inner is a folder without a file of Parquet"):
         dataset_of(tmp_path / "inner")
     (tmp_path / "inner" / "a.parquet").touch()
-    with pytest.raises(embgrad.FileFormatError, match=r"a\.parquet' cannot be read: .*expected files of Parquet"):
+    with pytest.raises(FileFormatError, match=r"a\.parquet' cannot be read: .*expected files of Parquet"):
         dataset_of(tmp_path / "inner" / "a.parquet")
     for folder, message in (
         (tmp_path / "a?b", r"a\?b holds a '\?', after which Ray finds no Parquet files: rename it"),
@@ -576,11 +563,11 @@ def test_paths_are_checked(tmp_path: Path) -> None:
         (None, r"^the folder is None: expected the name of a new one"),
         (tmp_path / "a.txt" / "b", r"a\.txt/b cannot be written to \(.*Not a directory.*\): expected a folder"),
     ):
-        with pytest.raises(embgrad.FileFormatError, match=message):
+        with pytest.raises(FileFormatError, match=message):
             embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), folder)
-    with pytest.raises(embgrad.FileFormatError, match=r"holds 4 files"):
+    with pytest.raises(FileFormatError, match=r"holds 4 files"):
         embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path)
-    with pytest.raises(embgrad.FileFormatError, match=r"a\.txt is a file: expected the name of a folder"):
+    with pytest.raises(FileFormatError, match=r"a\.txt is a file: expected the name of a folder"):
         embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path / "a.txt")
 
 
@@ -620,10 +607,7 @@ def test_errors_of_embgrad_are_extracted_from_those_of_ray() -> None:
         "cause\n\nray::MapWorker()\nembgrad.errors.BatchError: the row with key=7: id 99\nis wrong\n"
         f"{embgrad.BatchError.see()}\n\nThe above exception was"
     )
-    with (
-        pytest.raises(embgrad.BatchError, match=r"^the row with key=7: id 99\nis wrong\nsee docs/errors"),
-        plain_errors(),
-    ):
+    with pytest.raises(BatchError, match=r"^the row with key=7: id 99\nis wrong\nsee docs/errors"), plain_errors():
         raise RuntimeError(text)
     blank = f"embgrad.errors.BatchError: it said:\n\nno \n\n\nat all\n{embgrad.BatchError.see()}"
     added = "\nFailed to apply UDF transform after 1/1 attempts (total backoff 0.0s).\nTo change retry attempts, see"
@@ -633,7 +617,7 @@ def test_errors_of_embgrad_are_extracted_from_those_of_ray() -> None:
         blank + added,
         f"{blank}\n\nThe above exception was the cause of:\n\nX: x",
     ):
-        with pytest.raises(embgrad.BatchError, match=r"^it said:\n\nno \n\n\nat all\nsee docs/errors"), plain_errors():
+        with pytest.raises(BatchError, match=r"^it said:\n\nno \n\n\nat all\nsee docs/errors"), plain_errors():
             raise RuntimeError(whole)
     with pytest.raises(UsageError, match=r"^first$"), plain_errors():
         raise RuntimeError(
@@ -643,7 +627,7 @@ def test_errors_of_embgrad_are_extracted_from_those_of_ray() -> None:
         raise RuntimeError("embgrad.cli.errors.UsageError: of ours")
     with pytest.raises(EmbgradError, match=r"^of ours\nsee docs/errors/embgraderror"), plain_errors():
         raise RuntimeError("embgrad.not_here.UnknownError: of ours")
-    for error in (RuntimeError("embgrad is no class"), KeyboardInterrupt(), embgrad.BatchError("plain")):
+    for error in (RuntimeError("embgrad is no class"), KeyboardInterrupt(), BatchError("plain")):
         with pytest.raises(type(error), match=str(error) or None) as caught, plain_errors():
             raise error
         assert caught.value is error

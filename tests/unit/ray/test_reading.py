@@ -13,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 import embgrad
+from embgrad.errors import BatchError, FileFormatError
 from embgrad.ray import plain_errors
 from embgrad.ray.dataset import dataset_of
 from embgrad.ray.line_files import TextLines, json_table
@@ -24,12 +25,10 @@ from tests.unit.results.test_io_hostile import at_once, unix
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.txt"])
 def test_pipes_and_broken_links_are_refused(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(
-        embgrad.FileFormatError, match="is no regular file: expected one of Parquet, JSON lines or texts"
-    ):
+    with pytest.raises(FileFormatError, match="is no regular file: expected one of Parquet, JSON lines or texts"):
         at_once(lambda: dataset_of(tmp_path / name))
     (tmp_path / "link.jsonl").symlink_to("nowhere")
-    with pytest.raises(embgrad.FileFormatError, match="does not exist: expected a file of Parquet"):
+    with pytest.raises(FileFormatError, match="does not exist: expected a file of Parquet"):
         dataset_of(tmp_path / "link.jsonl")
 
 
@@ -40,7 +39,7 @@ def test_each_line_is_a_text(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt.gz"):
         assert dataset_of(tmp_path / name).take_all() == [{"text": line} for line in lines]
     (tmp_path / "blank.txt").write_bytes(b"\n \n")
-    with pytest.raises(embgrad.BatchError, match="the dataset holds no row"):
+    with pytest.raises(BatchError, match="the dataset holds no row"):
         embgrad.ray.table(tmp_path / "blank.txt", models.reference, embgrad.Sum())
 
 
@@ -85,7 +84,7 @@ def test_objects_are_read_from_lines_or_a_list(tmp_path: Path) -> None:
     ],
 )
 def test_other_lines_are_named(content: bytes, message: str) -> None:
-    with pytest.raises(embgrad.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         json_table(content, "a")
 
 
@@ -130,7 +129,7 @@ def test_broken_files_are_named(tmp_path: Path, name: str) -> None:
         (tmp_path / name).write_bytes(whole[:400] + bytes(800) + whole[1200:])
     else:
         (tmp_path / name).write_bytes(b'{"text": "a"}\n')
-    with pytest.raises(embgrad.FileFormatError, match=rf"{name}'? cannot be read.*: .*expected") as caught:
+    with pytest.raises(FileFormatError, match=rf"{name}'? cannot be read.*: .*expected") as caught:
         embgrad.ray.table(tmp_path / name, models.reading, embgrad.Sum())
     assert len(str(caught.value)) < 500
 
@@ -140,7 +139,7 @@ def test_truncated_files_are_named() -> None:
     for content in (whole[:60], b'{"text": "a"}'):
         stream = pa.CompressedInputStream(pa.BufferReader(content), "gzip")
         with pytest.raises(
-            embgrad.FileFormatError, match=r"^a\.gz cannot be read \(.*\): expected a complete file, compressed as"
+            FileFormatError, match=r"^a\.gz cannot be read \(.*\): expected a complete file, compressed as"
         ):
             list(TextLines([str(Path(__file__))])._read_stream(stream, "a.gz"))
 
@@ -163,9 +162,7 @@ def test_parquet_files_below_a_question_mark_are_refused(tmp_path: Path) -> None
     parquet.write_table(pa.table({"text": ["a"]}), folder / "a.parquet")
     assert dataset_of(folder / "a.jsonl").take_all() == [{"text": "a"}]
     for given in (folder, folder / "a.parquet"):
-        with pytest.raises(
-            embgrad.FileFormatError, match=r"what\? holds|what\?/a.parquet holds a '\?', after which Ray"
-        ):
+        with pytest.raises(FileFormatError, match=r"what\? holds|what\?/a.parquet holds a '\?', after which Ray"):
             dataset_of(given)
 
 
@@ -173,9 +170,9 @@ def test_errors_in_files_are_extracted_from_those_of_ray(tmp_path: Path) -> None
     (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n{"ids": [1\n')
     (tmp_path / "a.txt").write_bytes(b"film\ncaf\xe9 noir\n")
     for name, message in (("a.jsonl", "line 2 is no JSON"), ("a.txt", "line 2: byte 0xe9 at position 4 is not UTF-8")):
-        with pytest.raises(embgrad.FileFormatError, match=message) as caught, plain_errors():
+        with pytest.raises(FileFormatError, match=message) as caught, plain_errors():
             dataset_of(tmp_path / name).take_all()
         assert "Failed to" not in str(caught.value)  # what Ray says of it
-    with pytest.raises(embgrad.FileFormatError, match=r"a\.jsonl, line 2 is no JSON") as caught:
+    with pytest.raises(FileFormatError, match=r"a\.jsonl, line 2 is no JSON") as caught:
         embgrad.ray.table(tmp_path / "a.jsonl", models.reference, embgrad.Sum(), ids="ids")
     assert "Failed to" not in str(caught.value)

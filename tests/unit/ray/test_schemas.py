@@ -16,6 +16,7 @@ import ray.data
 
 import embgrad
 import embgrad.ray
+from embgrad.errors import FileFormatError
 from embgrad.ray.line_files import json_table
 from embgrad.ray.schemas import conformed, expect_parquet, unified
 from embgrad.ray.tally import tally_of
@@ -139,16 +140,16 @@ def test_incompatible_types_are_refused(items: Items, tmp_path: Path) -> None:
         r"^the column 'mark' is of the type int64 in \S*a.jsonl, and string in \S*c.jsonl: expected values of one type"
     )
     for call in (embgrad.ray.gradients, embgrad.ray.table):
-        with pytest.raises(embgrad.FileFormatError, match=message):
+        with pytest.raises(FileFormatError, match=message):
             call(files, unbuilt, labelled, ids="ids_")
     for file in files:
         pa.parquet.write_table(json_table(file.read_bytes(), "a"), file.with_suffix(".parquet"))
     for given in (tmp_path, [file.with_suffix(".parquet") for file in files]):
-        with pytest.raises(embgrad.FileFormatError, match=message.replace("jsonl", "parquet")):
+        with pytest.raises(FileFormatError, match=message.replace("jsonl", "parquet")):
             embgrad.ray.write(given, unbuilt, labelled, tmp_path / "out", ids="ids_")
     blocks = ray.data.from_arrow([pa.Table.from_pylist([{**row, "mark": mark} for row in rows]) for mark in (1, "x")])
     message = r"'mark' is of the type (int64|string) in a block of the dataset, and (int64|string) in another: expected values"
-    with pytest.raises(embgrad.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         embgrad.ray.write(blocks, unbuilt, labelled, tmp_path / "out", ids="ids_")
 
 
@@ -156,22 +157,18 @@ def test_whole_numbers_beyond_floats_are_refused(items: Items, tmp_path: Path) -
     (row,) = items(1)
     files = [lines([{**row, "n": n}], tmp_path / name) for name, n in (("a.jsonl", 2**53 + 1), ("b.jsonl", 1.5))]
     message = r"^the column 'n' of \S*a.jsonl is of the type int64, and double elsewhere, which cannot hold all of its values \("
-    with pytest.raises(embgrad.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         embgrad.ray.write(files, unbuilt, labelled, tmp_path / "out", ids="ids_")
     blocks = ray.data.from_arrow([json_table(file.read_bytes(), "a") for file in files])
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"^the column 'n' of the dataset is of the type int64, and double"
-    ):
+    with pytest.raises(FileFormatError, match=r"^the column 'n' of the dataset is of the type int64, and double"):
         embgrad.ray.write(blocks, unbuilt, labelled, tmp_path / "out", ids="ids_")
     for file in files:
         pa.parquet.write_table(json_table(file.read_bytes(), "a"), file.with_suffix(".parquet"))
-    with pytest.raises(embgrad.FileFormatError, match=r"cannot be read: .*9007199254740993"):
+    with pytest.raises(FileFormatError, match=r"cannot be read: .*9007199254740993"):
         embgrad.ray.write(tmp_path, unbuilt, labelled, tmp_path / "out", ids="ids_")
     in_one = ('{"n": 9007199254740993}\n{"n": 1.5}', '{"n": [{"m": [9007199254740993]}]}\n\n{"n": [{"m": [0.5]}]}')
     for content in in_one:
-        with pytest.raises(
-            embgrad.FileFormatError, match=r"^a holds the whole number 9007199254740993 in the column 'n'"
-        ):
+        with pytest.raises(FileFormatError, match=r"^a holds the whole number 9007199254740993 in the column 'n'"):
             json_table(content.encode(), "a")
     table = json_table(b'{"n": 9007199254740992, "m": 9007199254740993}\n{"n": 0.1234567890123456789, "m": 1}', "a")
     assert table.to_pylist() == [{"n": 2.0**53, "m": 2**53 + 1}, {"n": 0.1234567890123456789, "m": 1}]
@@ -184,11 +181,9 @@ def test_types_are_widened_where_no_value_changes() -> None:
     assert together(pa.int32(), pa.int64(), pa.int8()) == pa.int64()
     assert together(pa.null(), pa.list_(pa.null()), pa.list_(pa.int8())) == pa.list_(pa.int8())
     for kinds in ((pa.binary(), pa.string()), (pa.decimal128(30, 2), pa.float64()), (pa.bool_(), pa.int8())):
-        with pytest.raises(
-            embgrad.FileFormatError, match=r"the column 'n' is of the type .* in 0, and .* in 1: expected"
-        ):
+        with pytest.raises(FileFormatError, match=r"the column 'n' is of the type .* in 0, and .* in 1: expected"):
             together(*kinds)
-        with pytest.raises(embgrad.FileFormatError, match="the column 'n' is of the type"):
+        with pytest.raises(FileFormatError, match="the column 'n' is of the type"):
             together(*[pa.struct([("a", pa.list_(kind))]) for kind in kinds])
     tensors = [pa.fixed_shape_tensor(pa.int8(), [2, size]) for size in (2, 3)]
     assert together(tensors[0], tensors[0]) == tensors[0]
@@ -197,9 +192,7 @@ def test_types_are_widened_where_no_value_changes() -> None:
     values = np.arange(12, dtype=np.int8).reshape(2, 2, 3)
     rows = pa.table({"n": pa.FixedShapeTensorArray.from_numpy_ndarray(values)})
     assert conformed(rows, rows.schema, "it").equals(rows)
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"^the column 'n' of it is of the type int64, and double elsewhere"
-    ):
+    with pytest.raises(FileFormatError, match=r"^the column 'n' of it is of the type int64, and double elsewhere"):
         conformed(pa.table({"n": [2**53 + 1]}), pa.schema([("n", pa.float64())]), "it")
     lists = conformed(rows, pa.schema([("n", pa.list_(pa.list_(pa.float32())))]), "it")
     assert lists.to_pylist() == [{"n": one.tolist()} for one in values]
@@ -207,9 +200,7 @@ def test_types_are_widened_where_no_value_changes() -> None:
 
 def test_types_that_parquet_lacks_are_refused(items: Items, tmp_path: Path) -> None:
     file = lines([{**row, "meta": {}} for row in items(6)], tmp_path / "a.jsonl")
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"^the column 'meta' is of the type struct<>, which Parquet files"
-    ):
+    with pytest.raises(FileFormatError, match=r"^the column 'meta' is of the type struct<>, which Parquet files"):
         embgrad.ray.write(file, unbuilt, labelled, tmp_path / "out", ids="ids_")
     expect_parquet(json_table(b'{"a": [{"b": [1, null]}], "c": null, "d": "x"}', "a").schema)
     expect_parquet(pa.schema([("t", pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((2, 3), "f4")).type)]))
@@ -227,7 +218,7 @@ def test_gradients_may_be_the_input_of_another_run(items: Items, tmp_path: Path)
 def test_two_columns_of_one_name_are_refused(items: Items, tmp_path: Path) -> None:
     table = pa.Table.from_pylist(items(3))
     pa.parquet.write_table(table.append_column("text", table["text"]), tmp_path / "a.parquet")
-    with pytest.raises(embgrad.FileFormatError, match=r"a.parquet' cannot be read: .*text"):
+    with pytest.raises(FileFormatError, match=r"a.parquet' cannot be read: .*text"):
         embgrad.ray.table(tmp_path / "a.parquet", unbuilt, labelled, ids="ids_")
-    with pytest.raises(embgrad.FileFormatError, match=r"^it has 2 columns called 'a': expected a name for each"):
+    with pytest.raises(FileFormatError, match=r"^it has 2 columns called 'a': expected a name for each"):
         unified([("it", pa.schema([("a", pa.int8()), ("a", pa.int8())]))])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import EmbgradError, PointError
 from embgrad.report import render_page, write_page
 from embgrad.report.verdicts import figure
 from tests.unit.pages import SENTENCE, Reader, read, result, times
@@ -322,7 +323,7 @@ def test_the_installed_package_has_its_templates(tmp_path: Path) -> None:
     ],
 )
 def test_other_results_are_refused(results: Any, message: str) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=message):
+    with pytest.raises(EmbgradError, match=message):
         render_page(results)
 
 
@@ -337,7 +338,7 @@ def test_other_results_are_refused(results: Any, message: str) -> None:
     ],
 )
 def test_other_comparisons_are_refused(comparisons: Any, message: str) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=message):
+    with pytest.raises(EmbgradError, match=message):
         render_page({"ours": result(SENTENCE), "theirs": result(SENTENCE)}, comparisons)
 
 
@@ -355,15 +356,13 @@ def test_other_comparisons_are_refused(comparisons: Any, message: str) -> None:
 def test_unknown_layers_are_refused(layers: list[str], message: str) -> None:
     one = result(SENTENCE)
     held = {"word": one, "layer.0": one}
-    with pytest.raises(embgrad.PointError, match=message):
+    with pytest.raises(PointError, match=message):
         render_page({"a": {**held, "layer.1": one}, "b": held}, layers=layers)
 
 
 def test_results_without_a_common_point_are_refused() -> None:
     one = result(SENTENCE)
-    with pytest.raises(
-        embgrad.PointError, match=r"a holds 'word'; b holds 'layer\.0'; expected results at the same points"
-    ):
+    with pytest.raises(PointError, match=r"a holds 'word'; b holds 'layer\.0'; expected results at the same points"):
         render_page({"a": {"word": one}, "b": {"layer.0": one}})
 
 
@@ -406,6 +405,6 @@ def test_without_jinja2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert all(each._repr_html_() is not None for each in shown)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert [each._repr_html_() for each in shown] == [None] * 3
-    with pytest.raises(embgrad.EmbgradError, match=r"needs the package 'jinja2'.*: pip install 'embgrad\[report\]'"):
+    with pytest.raises(EmbgradError, match=r"needs the package 'jinja2'.*: pip install 'embgrad\[report\]'"):
         write_page(tmp_path / "page.html", one)
     assert os.listdir(tmp_path) == []

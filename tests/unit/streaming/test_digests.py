@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError, FileFormatError
 from embgrad.streaming.digest import digest_of, function_digest
 from tests.unit.streams import model, texts, tokenizer
 
@@ -182,7 +183,7 @@ def test_the_code_of_an_objective_identifies_the_run(tmp_path: Path) -> None:
 
     with with_factor(1.0) as parts:
         next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="objective was"):
+    with pytest.raises(FileFormatError, match="objective was"):
         with_factor(2.0)
     with_factor(1.0).finish()
 
@@ -213,7 +214,7 @@ def test_labels_of_any_type_identify_the_source(tmp_path: Path, one: Any, other:
     with labelled(one) as parts:
         for _ in range(4):
             next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="the source is not the one of the results in the folder"):
+    with pytest.raises(FileFormatError, match="the source is not the one of the results in the folder"):
         labelled(other).finish()
     labelled(one).finish()
 
@@ -326,11 +327,11 @@ def test_labels_whose_content_cannot_be_read_are_refused_with_a_folder(tmp_path:
     if label == {1: [open]}:  # a function tells
         labelled(tmp_path).finish()
         return
-    with pytest.raises(embgrad.BatchError, match=r"the examples 0 to 1 of the source hold .*, whose content cannot"):
+    with pytest.raises(BatchError, match=r"the examples 0 to 1 of the source hold .*, whose content cannot"):
         labelled(tmp_path).finish()
 
 
 def test_other_inputs_whose_content_cannot_be_read_are_refused_with_a_folder(tmp_path: Path) -> None:
     batch = {"input_ids": [[3]], "more": (n for n in ())}
-    with pytest.raises(embgrad.BatchError, match="batch 0 of the source and its labels hold <generator"):
+    with pytest.raises(BatchError, match="batch 0 of the source and its labels hold <generator"):
         embgrad.stream(model(), [batch], embgrad.Logit(0), to=tmp_path).finish()

@@ -21,6 +21,7 @@ import pytest
 import tokenizers
 
 import embgrad
+from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError
 from embgrad.streaming import writer as writing
 from embgrad.streaming.totals import Total
 from embgrad.testing.reference import ReferenceModel
@@ -103,7 +104,7 @@ def test_results_are_indexed_by_whole_numbers_and_slices(tmp_path: Path) -> None
     expect_same_bits(folder[np.int64(-12)], streamed[0])
     message = r"the number of a result is .*: expected a whole number, .*or a slice"
     for wrong in ("3", 1.0, None, (1, 2), slice(None, None, 0), slice("a")):
-        with pytest.raises(embgrad.EmbgradError, match=message):
+        with pytest.raises(EmbgradError, match=message):
             folder[wrong]
 
 
@@ -118,10 +119,10 @@ def test_the_sum_of_a_folder_equals_that_of_its_stream(tmp_path: Path) -> None:
     assert [name for name in files(tmp_path / "table") if name.startswith("shard")] == [
         "shard-00000000-000012.safetensors"
     ]
-    with pytest.raises(embgrad.EmbgradError, match=r"call \.table\(\)"):
+    with pytest.raises(EmbgradError, match=r"call \.table\(\)"):
         list(embgrad.open_stream(tmp_path / "table"))
     run(tmp_path / "saliency", keep="saliency").finish()
-    with pytest.raises(embgrad.EmbgradError, match="keeps saliencies alone"):
+    with pytest.raises(EmbgradError, match="keeps saliencies alone"):
         embgrad.open_stream(tmp_path / "saliency").table()
 
 
@@ -306,7 +307,7 @@ def test_a_forked_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
         with pytest.raises(
-            embgrad.EmbgradError, match="belongs to the process from which this one was forked, which continues it"
+            EmbgradError, match="belongs to the process from which this one was forked, which continues it"
         ):
             next(parts)
         parts.close()
@@ -325,7 +326,7 @@ def test_a_forked_copy_returns_no_result(tmp_path: Path, ahead: int, written: bo
         signal.alarm(20)
         try:
             next(parts)
-        except embgrad.EmbgradError as error:
+        except EmbgradError as error:
             os._exit(3 if "create a new stream in this process" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
@@ -363,7 +364,7 @@ def other_forward(self: Any, input_ids: np.ndarray, attention_mask: Any = None) 
 def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
     begin(1, tmp_path)
     before = files(tmp_path)
-    with pytest.raises(embgrad.FileFormatError if message else embgrad.UnsupportedError, match=message or "split"):
+    with pytest.raises(FileFormatError if message else UnsupportedError, match=message or "split"):
         run(tmp_path, **options)
     assert files(tmp_path) == before
     run(tmp_path).finish()
@@ -380,9 +381,7 @@ def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message
 )
 def test_another_objective_is_refused(tmp_path: Path, objective: Any) -> None:
     begin(1, tmp_path)
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"another run: objective was 'Labelled embgrad.objective.CrossEntropy'"
-    ):
+    with pytest.raises(FileFormatError, match=r"another run: objective was 'Labelled embgrad.objective.CrossEntropy'"):
         embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
 
 
@@ -394,7 +393,7 @@ def test_other_labels_are_another_objective(tmp_path: Path) -> None:
     with with_labels(labels(COUNT)) as parts:
         next(parts)
     changed = [*labels(COUNT)[:-1], (labels(COUNT)[-1] + 1) % 3]
-    with pytest.raises(embgrad.FileFormatError, match="objective was"):
+    with pytest.raises(FileFormatError, match="objective was"):
         with_labels(changed)
     assert len(list(with_labels(labels(COUNT)))) == 12
 
@@ -406,26 +405,22 @@ def test_another_source_is_refused_before_anything_is_written(tmp_path: Path, ch
     for new in (("zz", 0), (texts(COUNT)[changed], (labels(COUNT)[changed] + 1) % 3)):
         items = list(rows(COUNT))
         items[changed] = new
-        with pytest.raises(
-            embgrad.FileFormatError, match=r"the source is not the one of the results in the folder.*example"
-        ):
+        with pytest.raises(FileFormatError, match=r"the source is not the one of the results in the folder.*example"):
             run(tmp_path, source=items).finish()
         assert files(tmp_path) == before
     with pytest.raises(
-        embgrad.FileFormatError, match="the source ended after 3 examples, but the folder holds the results of 8"
+        FileFormatError, match="the source ended after 3 examples, but the folder holds the results of 8"
     ):
         run(tmp_path, source=list(rows(COUNT))[:3]).finish()
     assert files(tmp_path) == before
     run(tmp_path).finish()
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"not the one of the results in the folder|complete run of 23 examples"
-    ):
+    with pytest.raises(FileFormatError, match=r"not the one of the results in the folder|complete run of 23 examples"):
         run(tmp_path, source=[*rows(COUNT), ("a", 0)]).finish()
 
 
 def test_a_longer_source_after_whole_batches_is_refused(tmp_path: Path) -> None:
     run(tmp_path, source=list(rows(COUNT))[:6]).finish()
-    with pytest.raises(embgrad.FileFormatError, match="complete run of 6 examples, but the source now has more"):
+    with pytest.raises(FileFormatError, match="complete run of 6 examples, but the source now has more"):
         run(tmp_path).finish()
 
 
@@ -444,7 +439,7 @@ def test_weights_may_be_built_with_the_first_batch(tmp_path: Path) -> None:
 def test_two_writers_are_refused(tmp_path: Path) -> None:
     with run(tmp_path) as parts:
         next(parts)
-        with pytest.raises(embgrad.EmbgradError, match=r"is being written to by another stream .* expected one writer"):
+        with pytest.raises(EmbgradError, match=r"is being written to by another stream .* expected one writer"):
             run(tmp_path)
         assert len(embgrad.open_stream(tmp_path)) == 0 if (tmp_path / "manifest.json").exists() else True
     run(tmp_path).finish()
@@ -455,7 +450,7 @@ def test_two_writers_are_refused(tmp_path: Path) -> None:
 )
 def test_files_without_a_manifest_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"weights")
-    with pytest.raises(embgrad.FileFormatError, match=rf"holds '{name}' and no manifest\.json"):
+    with pytest.raises(FileFormatError, match=rf"holds '{name}' and no manifest\.json"):
         run(tmp_path)
     (tmp_path / name).rename(tmp_path / "aside")
     (tmp_path / "aside").rename(tmp_path.parent / name)
@@ -482,8 +477,7 @@ def test_a_stream_that_was_closed_before_its_end_has_no_sum(tmp_path: Path) -> N
         parts.table()
     for ask in (parts.table, parts.finish):
         with pytest.raises(
-            embgrad.EmbgradError,
-            match=r"the stream was closed or failed before the end of its source.* holds 3 results",
+            EmbgradError, match=r"the stream was closed or failed before the end of its source.* holds 3 results"
         ):
             ask()
     found = run(tmp_path, keep="table").table()
@@ -536,13 +530,13 @@ def _set_up(name: str) -> tokenizers.Tokenizer:
     [
         (lambda: Shifted(0), lambda: Shifted(1)),
         (lambda: Pieces(0), lambda: Pieces(1)),
-        *[(lambda n=n: functools.partial(Shifted.__call__, Shifted(n)) for n in (0, 1))],
+        tuple(lambda n=n: functools.partial(Shifted.__call__, Shifted(n)) for n in (0, 1)),
         *[(_trained, functools.partial(_set_up, name)) for name in SETTINGS],
     ],
 )
 def test_another_tokenizer_is_another_run(tmp_path: Path, first: Any, second: Any) -> None:
     begin(1, tmp_path, tokenizer=first())
-    with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
+    with pytest.raises(FileFormatError, match="another run: tokenizer was"):
         run(tmp_path, tokenizer=second())
     run(tmp_path, tokenizer=first()).finish()
 
@@ -586,7 +580,7 @@ def test_weights_that_change_meanwhile_are_refused(tmp_path: Path, keep: str) ->
             given.parameters["U"].value[0, 0] += 1e-6
 
     stopped = r"the model's weights have changed since the stream began \('U'\), and .* holds results of the former"
-    with pytest.raises(embgrad.EmbgradError, match=stopped):
+    with pytest.raises(EmbgradError, match=stopped):
         run(tmp_path / "one", given, keep=keep, progress=trained).finish()
     given.parameters["U"].value = original
     run(tmp_path / "one", given, keep=keep).finish()
@@ -609,7 +603,7 @@ def test_weights_that_change_to_the_same_sum_are_refused(
         if done == 10:
             table[...] = change(table)
 
-    with pytest.raises(embgrad.EmbgradError, match=r"have changed since the stream began \('E'\)"):
+    with pytest.raises(EmbgradError, match=r"have changed since the stream began \('E'\)"):
         run(tmp_path, given, progress=trained).finish()
 
 
@@ -621,12 +615,12 @@ def test_the_weights_at_the_first_result_identify_the_run(tmp_path: Path, resume
     parts = run(tmp_path, given)
     given.parameters["U"].value[...] *= 2
     if resumed:
-        with pytest.raises(embgrad.EmbgradError, match="weights have changed since the stream began"):
+        with pytest.raises(EmbgradError, match="weights have changed since the stream began"):
             parts.finish()
         run(tmp_path).finish()
         return
     parts.finish()
-    with pytest.raises(embgrad.FileFormatError, match="another run: weights was"):
+    with pytest.raises(FileFormatError, match="another run: weights was"):
         run(tmp_path)
     run(tmp_path, given).finish()
 
@@ -637,7 +631,7 @@ def test_a_forked_process_does_not_lock_the_folder(tmp_path: Path) -> None:
     waiting = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     waiting.start()
     try:
-        with pytest.raises(embgrad.EmbgradError, match="is being written to by another stream"):
+        with pytest.raises(EmbgradError, match="is being written to by another stream"):
             run(tmp_path)
         parts.close()
         run(tmp_path).finish()
@@ -650,9 +644,7 @@ def test_a_forked_process_does_not_lock_the_folder(tmp_path: Path) -> None:
 def test_a_file_where_the_folder_should_be_is_left_alone(tmp_path: Path, inside: str) -> None:
     file = tmp_path / "thesis.txt"
     file.write_text("chapter 1")
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"cannot be made, as \S+thesis\.txt is a file: expected an empty folder"
-    ):
+    with pytest.raises(FileFormatError, match=r"cannot be made, as \S+thesis\.txt is a file: expected an empty folder"):
         run(file / inside)
     assert file.read_text() == "chapter 1"
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import EmbgradError, FileFormatError
 from embgrad.streaming import folder as reading
 from tests.unit.streams import run
 
@@ -65,9 +66,9 @@ BROKEN: dict[str, Callable[[Path], Any]] = {
 def test_broken_manifests_are_refused(tmp_path: Path, name: str) -> None:
     run(tmp_path).finish()
     BROKEN[name](tmp_path / "manifest.json")
-    with pytest.raises(embgrad.FileFormatError, match="manifest"):
+    with pytest.raises(FileFormatError, match="manifest"):
         embgrad.open_stream(tmp_path)
-    with pytest.raises(embgrad.FileFormatError, match="manifest"):
+    with pytest.raises(FileFormatError, match="manifest"):
         run(tmp_path)
 
 
@@ -77,7 +78,7 @@ def test_a_manifest_without_shards_has_no_sum(tmp_path: Path, keep: str) -> None
     _edited(lambda read: read.update(shards=[], complete=False))(tmp_path / "manifest.json")
     found = embgrad.open_stream(tmp_path)
     assert (len(found), found.complete) == (0, False)
-    with pytest.raises(embgrad.EmbgradError, match="no batch is finished: expected one at least, to sum up"):
+    with pytest.raises(EmbgradError, match="no batch is finished: expected one at least, to sum up"):
         found.table()
 
 
@@ -94,13 +95,13 @@ def test_broken_shards_are_refused(tmp_path: Path, keep: str) -> None:
         changed = bytearray(whole)
         changed[place] ^= 1
         shard.write_bytes(changed)
-        with pytest.raises(embgrad.FileFormatError, match="SHA-256"):
+        with pytest.raises(FileFormatError, match="SHA-256"):
             read()
     shard.write_bytes(whole[:-1])
-    with pytest.raises(embgrad.FileFormatError):
+    with pytest.raises(FileFormatError):
         read()
     shard.unlink()
-    with pytest.raises(embgrad.FileFormatError, match="is missing, which the manifest names"):
+    with pytest.raises(FileFormatError, match="is missing, which the manifest names"):
         read()
 
 
@@ -138,7 +139,7 @@ def test_shards_of_other_content_are_refused(tmp_path: Path, keep: str) -> None:
         broken.append(safetensors.numpy.save({**arrays, name: arrays[name].astype(np.float16)}, {key: text}))
     for data in broken:
         _rewritten(tmp_path, data)
-        with pytest.raises(embgrad.FileFormatError):
+        with pytest.raises(FileFormatError):
             list(read())
     _rewritten(tmp_path, whole)
     assert list(read())
@@ -190,7 +191,7 @@ def test_the_message_says_what_is_wrong_with_a_shard(
     assert old in text
     _rewritten(tmp_path, safetensors.numpy.save(safetensors.numpy.load(whole), {key: text.replace(old, new)}))
     found = embgrad.open_stream(tmp_path)
-    with pytest.raises(embgrad.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         found.table() if keep == "table" else list(found)
 
 
@@ -207,5 +208,5 @@ def test_a_shard_that_is_deleted_while_it_is_read_is_refused(tmp_path: Path, mon
     message = (
         r"shard-00000000-000003\.safetensors cannot be read: .*No such file.*; fetch it again, or write the folder anew"
     )
-    with pytest.raises(embgrad.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         list(found)

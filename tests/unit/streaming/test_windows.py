@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
+from embgrad.errors import EmbgradWarning, ObjectiveError, UnsupportedError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.streams import DIM, LABELLED, VOCAB, forward, model, rows, texts, tokenizer
 
@@ -100,15 +101,13 @@ def test_a_column_of_a_batch_padded_on_the_left_is_refused(position: Any, fixed:
         return embgrad.Logit(0, position=position[: len(batch)] if isinstance(position, list) else position)
 
     objective = embgrad.Logit(0, position=position) if fixed else embgrad.PerBatch(of_batch)
-    with pytest.raises(
-        embgrad.ObjectiveError, match=r"position=.* is a column of a batch, .* since this tokenizer pads on"
-    ):
+    with pytest.raises(ObjectiveError, match=r"position=.* is a column of a batch, .* since this tokenizer pads on"):
         list(embgrad.stream(model(), texts(9), objective, tokenizer=Left(), batch_size=3, window=9))
 
 
 def test_a_scalar_for_each_batch_is_refused() -> None:
     objective = embgrad.Labelled(lambda labels: embgrad.Scalar(lambda out: out.sum()))
-    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
+    with pytest.raises(ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
         list(embgrad.stream(model(), rows(9), objective, tokenizer=tokenizer, batch_size=3, window=9))
 
 
@@ -119,7 +118,7 @@ def test_an_output_with_a_number_for_each_position_is_refused() -> None:
     answering = ReferenceModel(starts, weights(model()))
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3}
     assert len(list(embgrad.stream(answering, texts(9), embgrad.Sum(), **asked))) == 3
-    with pytest.raises(embgrad.UnsupportedError, match="a number for each position, padding included"):
+    with pytest.raises(UnsupportedError, match="a number for each position, padding included"):
         list(embgrad.stream(answering, ["a", "bcd", "efghi"] * 3, embgrad.Sum(), window=9, **asked))
 
 
@@ -132,9 +131,9 @@ def test_an_output_with_a_number_for_each_position_is_refused() -> None:
     ],
 )
 def test_options_that_depend_on_the_batch_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         embgrad.stream(model(), [[[3]]], embgrad.Sum(), **{"tokenizer": tokenizer, "window": 8, **options})
-    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
+    with pytest.raises(ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
         embgrad.stream(model(), [], embgrad.Scalar(lambda out: out.sum()), tokenizer=tokenizer, window=8)
 
 
@@ -150,7 +149,7 @@ def test_a_point_with_channels_before_positions_is_refused() -> None:
         r"the point 'channels' has the shapes \(\d, 4, \d+\) and \(\d, 4, \d+\), which depend on the length of the "
         r"batch in an axis other than the second of three. window requires \(example, position, …\): omit it"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         list(embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, window=6, at="channels"))
 
 
@@ -174,7 +173,7 @@ def test_a_point_with_pairs_of_positions_is_refused() -> None:
 
     assert [one.shape for one in attended(["ab", "abc"])] == [(2, 5, 5)]
     for source in (["ab", "abc", "ab", "xyz"], ["ab", "ab", "abc", "xyzu"]):
-        with pytest.raises(embgrad.UnsupportedError, match=r"the point 'scores' has the shapes .*omit it"):
+        with pytest.raises(UnsupportedError, match=r"the point 'scores' has the shapes .*omit it"):
             attended(source, window=4)
 
 
@@ -226,7 +225,7 @@ def test_a_table_that_all_examples_share_is_refused() -> None:
 
     counted = ReferenceModel(counting, weights(with_positions()), ["pooled"])
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"'P' has the shape \(1, \d+, 4\) in a batch of 2 examples, which share"
+        UnsupportedError, match=r"'P' has the shape \(1, \d+, 4\) in a batch of 2 examples, which share"
     ):
         list(embgrad.stream(counted, source, embgrad.Logit(0), tokenizer=tokenizer, batch_size=2, window=6, at="P"))
     assert set(runs) == {2}
@@ -240,7 +239,7 @@ def test_a_table_that_all_examples_share_is_refused() -> None:
 def test_arrays_with_an_entry_for_each_example_are_refused(option: str, window: int | None) -> None:
     source = ["ab", "cd", "ef", "gh"]
     for wrong in (np.ones((2, DIM)), np.ones((4, DIM))):
-        with pytest.raises(embgrad.UnsupportedError, match=r"an entry for each example, and a stream has many batches"):
+        with pytest.raises(UnsupportedError, match=r"an entry for each example, and a stream has many batches"):
             streamed(source, **{option: {"pooled": wrong}, "window": window})
     for right in (np.ones(DIM), np.ones((1, DIM))):
         assert len(streamed(source, at="pooled", **{option: {"pooled": right}, "window": window})) == 2
@@ -304,8 +303,7 @@ def test_a_model_that_padding_changes_is_refused(forwards: Any, side: Any, count
         assert runs[before:].count(1) >= 1, "an example was run alone"
         return
     with pytest.raises(
-        embgrad.UnsupportedError,
-        match=r"example \d+ of the source has other results alone than with \d+ positions of padding",
+        UnsupportedError, match=r"example \d+ of the source has other results alone than with \d+ positions of padding"
     ):
         list(embgrad.stream(built, texts(12), embgrad.Logit(0), window=12, **asked))
     alone = runs[before:].count(1)
@@ -325,7 +323,7 @@ def test_a_model_of_a_fixed_batch_size_is_probed_with_copies() -> None:
     of_three = taking(lambda mask: len(mask) == 3)
     asked: dict[str, Any] = {"tokenizer": Left(), "batch_size": 3}
     assert len(list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), **asked))) == 4
-    with pytest.raises(embgrad.UnsupportedError, match=r"example \d+ of the source has other results alone than with"):
+    with pytest.raises(UnsupportedError, match=r"example \d+ of the source has other results alone than with"):
         list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), window=12, **asked))
     asked["tokenizer"] = Right()
     assert len(list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), window=12, **asked))) == 4
@@ -335,7 +333,7 @@ def test_a_model_that_cannot_be_probed_is_a_warning() -> None:
     with_padding = taking(lambda mask: not mask.all())
     asked: dict[str, Any] = {"tokenizer": Right(), "batch_size": 3, "window": 3}
     with pytest.warns(
-        embgrad.EmbgradWarning,
+        EmbgradWarning,
         match=r"padding changes the results .* did not accept example \d+ of the source .* \(ValueError\('a batch of 3'\)\)",
     ) as warned:
         found = list(embgrad.stream(with_padding, ["ab", "abc", "abcd"], embgrad.Logit(0), **asked))
@@ -348,7 +346,7 @@ def test_an_example_without_a_gradient_is_skipped_as_a_probe() -> None:
     maskless = ReferenceModel(_maskless, weights(with_positions()))
     source = [(text, float(len(text) > 5)) for text in ["ab", "abc", "abcd", "abcdefg", "abcdefgh", "abcdefghi"]]
     objective = embgrad.Labelled(lambda weights: embgrad.Projection(np.outer(weights, [1.0, 2.0, 3.0])))
-    with pytest.raises(embgrad.UnsupportedError, match=r"example 3 of the source has other results alone than with 2"):
+    with pytest.raises(UnsupportedError, match=r"example 3 of the source has other results alone than with 2"):
         list(embgrad.stream(maskless, source, objective, tokenizer=Right(), batch_size=3, window=6))
 
 
@@ -358,7 +356,7 @@ def test_sub_batches_without_padding_do_not_hide_that_padding_counts(side: Any) 
     maskless = ReferenceModel(_maskless, weights(with_positions()))
     asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 2}
     for source in (["a", "abcdef"] * 2, ["abcdef", "a"] * 2, ["a", "abc", "abcdef"] * 2):
-        with pytest.raises(embgrad.UnsupportedError, match=r"other results alone than with \d+ positions of padding"):
+        with pytest.raises(UnsupportedError, match=r"other results alone than with \d+ positions of padding"):
             list(embgrad.stream(maskless, source, embgrad.Logit(0), window=6, **asked))
 
 
