@@ -60,25 +60,25 @@ class Snippet:
 
 def pages() -> list[str]:
     """The pages with Python in them, by their paths below `docs`."""
-    found = (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")))
-    return [name for name in found if snippets(name)]
+    actual = (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")))
+    return [name for name in actual if snippets(name)]
 
 
 def snippets(page: str) -> list[Snippet]:
     """The Python of a page, in order."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    found = []
+    actual = []
     for match in _PYTHON.finditer(text):
         part = "shown" if match["shown"] is not None else "hidden"
         line = text.count("\n", 0, match.start(part))
-        found.append(Snippet(match[part], line, match["printed"], part == "hidden"))
-    return found
+        actual.append(Snippet(match[part], line, match["printed"], part == "hidden"))
+    return actual
 
 
 def needs(page: str) -> list[str]:
     """What a page says that it needs."""
     said = _NEEDS.findall((DOCS / page).read_text(encoding="utf-8"))
-    return [one.strip() for line in said for one in line.split(",")]
+    return [item.strip() for line in said for item in line.split(",")]
 
 
 def run(page: str) -> Iterator[tuple[Snippet, str]]:
@@ -133,10 +133,10 @@ def difference(expected: str, printed: str) -> str | None:
         return re.escape(part[0])
 
     pattern = "".join(as_pattern(part) for part in _PART.finditer(expected.strip()))
-    found = re.fullmatch(pattern, printed.strip(), flags=re.DOTALL)
-    if found is None:
+    actual = re.fullmatch(pattern, printed.strip(), flags=re.DOTALL)
+    if actual is None:
         return f"the page says\n{expected}\nand the snippet printed\n{printed}"
-    wrong = [pair for pair in zip(numbers, found.groups(), strict=True) if not _near(*pair)]
+    wrong = [pair for pair in zip(numbers, actual.groups(), strict=True) if not _near(*pair)]
     return f"the page says {wrong[0][0]} and the snippet printed {wrong[0][1]} in\n{printed}" if wrong else None
 
 
@@ -147,5 +147,5 @@ def _near(shown: str, printed: str) -> bool:
 
 
 if __name__ == "__main__":
-    for one, text in run(Path(sys.argv[1]).resolve().relative_to(DOCS).as_posix()):
-        print(f"--- line {one.line + 1}\n{text}", end="", flush=True)
+    for item, text in run(Path(sys.argv[1]).resolve().relative_to(DOCS).as_posix()):
+        print(f"--- line {item.line + 1}\n{text}", end="", flush=True)

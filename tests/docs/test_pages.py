@@ -41,7 +41,7 @@ def test_the_index_of_errors_lists_each_with_its_base() -> None:
     rows = dict(re.findall(r"^\| (?:– )?\[`(\w+)`\]\(\w+\.md\) \| `(\w+)` \|", text, flags=re.MULTILINE))
     assert {name.lower() for name in rows} == {*CLASSES}
     for name, base in rows.items():
-        assert base in {one.__name__ for one in CLASSES[name.lower()].__mro__[1:]}
+        assert base in {item.__name__ for item in CLASSES[name.lower()].__mro__[1:]}
     entries = re.search(r"```\{toctree\}\n:hidden:\n\n(.*?)```", text, flags=re.DOTALL)
     assert entries is not None
     assert {*entries[1].split()} == {*CLASSES, "messages"}

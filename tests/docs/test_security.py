@@ -35,13 +35,13 @@ LIMITS: dict[str, tuple[int, ...]] = {
 
 
 def numbers(cell: str) -> tuple[int, ...]:
-    return tuple(int(one.replace(",", "")) for one in re.findall(r"\d[\d,]*", cell))
+    return tuple(int(item.replace(",", "")) for item in re.findall(r"\d[\d,]*", cell))
 
 
 def rows() -> dict[str, str]:
     part = PAGE.split("\n## The limits\n")[1].split("\n## ")[0]
-    found = re.findall(r"^\| (.+?) \| (.+?) \|", part, flags=re.MULTILINE)
-    return {name: cell for name, cell in found if name != "input"}
+    actual = re.findall(r"^\| (.+?) \| (.+?) \|", part, flags=re.MULTILINE)
+    return {name: cell for name, cell in actual if name != "input"}
 
 
 def test_the_page_states_every_limit() -> None:

@@ -22,13 +22,13 @@ def test_the_page_runs_and_prints_what_it_says(page: str, monkeypatch: pytest.Mo
 
 
 def expect_as_said(page: str) -> None:
-    for snippet, told in run(page):
-        printed = RAYLET.sub("", told)
-        place = f"{page}, line {snippet.line + 1}"
+    for snippet, reported in run(page):
+        printed = RAYLET.sub("", reported)
+        where = f"{page}, line {snippet.line + 1}"
         if snippet.printed is None:
-            assert not printed, f"{place}: the page does not show what is printed:\n{printed}"
+            assert not printed, f"{where}: the page does not show what is printed:\n{printed}"
         else:
-            assert (wrong := difference(snippet.printed, printed)) is None, f"{place}: {wrong}"
+            assert (wrong := difference(snippet.printed, printed)) is None, f"{where}: {wrong}"
 
 
 @pytest.mark.framework(REFERENCE)

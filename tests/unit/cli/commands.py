@@ -126,8 +126,8 @@ def said(command: Command, folder: str, *options: str) -> str:
     return refused(command("gradients", "-m", folder, "--ids", "ids.json", *options))
 
 
-def configured(place: Path, **config: Any) -> str:
+def configured(directory: Path, **config: Any) -> str:
     """Make a checkpoint folder without weights, and return its name."""
-    (place / "m").mkdir()
-    (place / "m" / "config.json").write_text(json.dumps(config))
+    (directory / "m").mkdir()
+    (directory / "m" / "config.json").write_text(json.dumps(config))
     return "m"

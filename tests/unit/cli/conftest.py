@@ -15,7 +15,7 @@ from tests.unit.cli.commands import MODELS, WORDS
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with models, a tokenizer and ids, in which the commands run; and no settings of the terminal's."""
     (tmp_path / "models.py").write_text(MODELS)
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")

@@ -34,9 +34,9 @@ def test_the_help_of_a_command_is_quick_and_imports_no_framework() -> None:
         f"print(json.dumps([spent, any(codes), [name for name in {HEAVY!r} if name in sys.modules]]), file=sys.stderr)"
     )
     done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
-    found = [json.loads(child.stderr) for child in done]
-    assert found[0][1:] == [False, []]
-    assert min(spent for spent, *_ in found) < 0.6
+    actual = [json.loads(child.stderr) for child in done]
+    assert actual[0][1:] == [False, []]
+    assert min(spent for spent, *_ in actual) < 0.6
 
 
 WRONG = [
@@ -80,22 +80,25 @@ OF_TWO = [(["--ids", "ids.json", "--tolerance", "-1"], "tolerance is -1.0: expec
     ids=["gradients", "compare", "bisect", "report"],
 )
 def test_wrong_usage_is_reported_before_a_model_is_loaded(
-    start: Sequence[str], more: Sequence[tuple[list[str], str]], command: Callable[..., SimpleNamespace], place: Path
+    start: Sequence[str],
+    more: Sequence[tuple[list[str], str]],
+    command: Callable[..., SimpleNamespace],
+    directory: Path,
 ) -> None:
-    (place / "my.py").write_text(LOADED)
+    (directory / "my.py").write_text(LOADED)
     for wrong, message in [*WRONG, *more]:
         done = command(*start, "-m", "my.py:build", *wrong)
         assert done.code == 2, wrong
         assert f"error: {message}" in " ".join(done.err.split()), wrong
-        assert not (place / "loaded").exists(), wrong
+        assert not (directory / "loaded").exists(), wrong
 
 
 @pytest.mark.parametrize("against", ["nowhere", "nowhere.py:build"])
 def test_the_second_model_is_found_before_the_first_is_loaded(
-    against: str, command: Callable[..., SimpleNamespace], place: Path
+    against: str, command: Callable[..., SimpleNamespace], directory: Path
 ) -> None:
-    (place / "my.py").write_text(LOADED)
+    (directory / "my.py").write_text(LOADED)
     done = command("compare", "-m", "my.py:build", "--against", against, "--ids", "ids.json")
     assert done.code == 2
     assert "does not exist" in done.err
-    assert not (place / "loaded").exists()
+    assert not (directory / "loaded").exists()

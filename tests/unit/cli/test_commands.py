@@ -157,13 +157,13 @@ def test_results_are_saved(command: Any) -> None:
 def test_json_holds_the_figures(command: Any) -> None:
     done = command("gradients", *ASK, "--labels", "0,2", "--json", "--check")
     result = expected()
-    found = json.loads(done.out)["results"]["word"]
-    assert found["shape"] == [2, 3, 4]
-    assert found["objective"] == result.objective.tolist()
-    assert found["certificate"] is not None
-    norms = [[token["norm"] for token in example["tokens"]] for example in found["examples"]]
+    actual = json.loads(done.out)["results"]["word"]
+    assert actual["shape"] == [2, 3, 4]
+    assert actual["objective"] == result.objective.tolist()
+    assert actual["certificate"] is not None
+    norms = [[token["norm"] for token in example["tokens"]] for example in actual["examples"]]
     np.testing.assert_array_equal(np.float32(norms), result.saliency("norm"))
-    assert [token["real"] for token in found["examples"][1]["tokens"]] == [True, True, False]
+    assert [token["real"] for token in actual["examples"][1]["tokens"]] == [True, True, False]
 
 
 def test_json_has_null_for_numbers_that_are_not_finite() -> None:
@@ -215,17 +215,17 @@ def test_compare_files(command: Any) -> None:
     assert "agrees" in same.out
     other = command("compare", "a.safetensors", "b.safetensors", "--json")
     assert other.code == 1
-    found = json.loads(other.out)
-    assert found["agrees"] is False
+    actual = json.loads(other.out)
+    assert actual["agrees"] is False
     comparison = embgrad.compare("a.safetensors", "b.safetensors")
-    assert found["comparisons"] == {"b.safetensors": plain(comparison.to_dict())}
+    assert actual["comparisons"] == {"b.safetensors": plain(comparison.to_dict())}
     assert command("compare", "a.safetensors", "b.safetensors", "--tolerance", "2").code == 0
     assert command("compare", "a.safetensors", "b.safetensors", "--tolerance", "-1").code == 2
 
 
 @pytest.mark.usefixtures("files")
-def test_compare_reads_stdin(place: Path) -> None:
-    done = child("compare", "-", "a.safetensors", stdin=(place / "a.safetensors").read_bytes())
+def test_compare_reads_stdin(directory: Path) -> None:
+    done = child("compare", "-", "a.safetensors", stdin=(directory / "a.safetensors").read_bytes())
     assert done.code == 0, done.err
     done = child("compare", "-", "a.safetensors", stdin=b"nothing of the kind")
     assert done.code == 2
@@ -237,20 +237,20 @@ def test_compare_models(command: Any) -> None:
     assert same.code == 0, same.err
     other = command("compare", *ASK, "--against", "models.py:doubled", "--at", "word", "--at", "E", "--json")
     assert other.code == 1
-    found = json.loads(other.out)["comparisons"]["models.py:doubled"]
-    assert set(found["comparisons"]) == {"word", "E"}
-    assert found["comparisons"]["word"]["figures"]["relative_l2"] == pytest.approx(1, rel=1e-6)
+    actual = json.loads(other.out)["comparisons"]["models.py:doubled"]
+    assert set(actual["comparisons"]) == {"word", "E"}
+    assert actual["comparisons"]["word"]["figures"]["relative_l2"] == pytest.approx(1, rel=1e-6)
 
 
 @pytest.mark.usefixtures("files")
-def test_report_files_and_models(command: Any, place: Path) -> None:
+def test_report_files_and_models(command: Any, directory: Path) -> None:
     done = command("report", "a.safetensors", "b.safetensors", "-o", "page.html", "--title", "Two <models>", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out) == {"file": "page.html", "results": ["a.safetensors", "b.safetensors"], "agrees": False}
-    page = (place / "page.html").read_text(encoding="utf-8")
+    page = (directory / "page.html").read_text(encoding="utf-8")
     assert "Two &lt;models&gt;" in page
     assert command("report", *ASK, "-o", "one.html").code == 0
-    assert "<html" in (place / "one.html").read_text(encoding="utf-8")
+    assert "<html" in (directory / "one.html").read_text(encoding="utf-8")
     piped = child("report", "a.safetensors", "-o", "-")
     assert piped.out.decode().rstrip().endswith("</html>")
 
@@ -267,7 +267,7 @@ def test_the_command_is_installed() -> None:
     assert point.load() is main
 
 
-def test_points_of_files_can_be_chosen(command: Any, place: Path) -> None:
+def test_points_of_files_can_be_chosen(command: Any, directory: Path) -> None:
     assert command("gradients", *ASK, "-o", "one.safetensors").code == 0
     assert command("gradients", *ASK, "--at", "word", "--at", "E", "-o", "two.safetensors").code == 0
     done = command("compare", "one.safetensors", "two.safetensors", "--at", "word", "--json")
@@ -310,22 +310,22 @@ def test_explain_lists_the_errors(command: Any) -> None:
     assert "Did you mean 'BatchError'?" in unknown.err
 
 
-def test_an_installation_without_pages(command: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_pages(command: Any, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("documented", "docs"):
-        assert not (place / name).exists()
-    monkeypatch.setattr(importlib.resources, "files", lambda package: place)
-    monkeypatch.setattr(explaining, "__file__", str(place / "embgrad" / "cli" / "explaining.py"))
+        assert not (directory / name).exists()
+    monkeypatch.setattr(importlib.resources, "files", lambda package: directory)
+    monkeypatch.setattr(explaining, "__file__", str(directory / "embgrad" / "cli" / "explaining.py"))
     assert "error: this installation of embgrad lacks its page batcherror.md: reinstall it with pip" in refused(
         command("explain", "BatchError")
     )
 
 
-def test_a_point_without_positions_cannot_be_shown(command: Any, place: Path) -> None:
+def test_a_point_without_positions_cannot_be_shown(command: Any, directory: Path) -> None:
     def forward(model: Any, input_ids: Any) -> Any:
         return model.module("pool", lambda x: x.mean(1), lookup(model["E"], input_ids))
 
     pooled = embgrad.gradients(ReferenceModel(forward, {"E": np.eye(9)}), [[4, 5], [7, 8]], embgrad.Logit(4), at="pool")
-    pooled.save(place / "g.safetensors")
+    pooled.save(directory / "g.safetensors")
     assert (
         "the gradient at 'pool' has the shape (2, 9), which is not one vector per token: expected a point such as 'word'"
         in refused(command("show", "g.safetensors"))
@@ -339,8 +339,8 @@ def test_stdin_is_named_in_messages(command: Any, content: bytes) -> None:
     assert re.search(r"error: <stdin> (is|holds) not a complete safetensors file", done.err)
 
 
-def test_an_error_names_its_page(command: Any, place: Path) -> None:
-    (place / "outside.json").write_text("[[4, 99]]")
+def test_an_error_names_its_page(command: Any, directory: Path) -> None:
+    (directory / "outside.json").write_text("[[4, 99]]")
     done = command("gradients", "-m", "models.py:build", "--ids", "outside.json")
     assert done.code == 2
     assert "see docs/errors/batcherror.md, or run: embgrad explain BatchError" in done.err.splitlines()[-1]

@@ -17,13 +17,13 @@ from tests.unit.cli.commands import child
 
 def test_doctor_in_its_own_process() -> None:
     done = child("doctor", "--json", "--timeout", "5")
-    found = json.loads(done.out)
-    assert set(found["backends"]) >= {"torch", "tensorflow", "gluon"}
-    assert found["works"] == any(one["works"] for one in found["backends"].values())
-    assert done.code == (0 if found["works"] else 1)
-    for one in found["backends"].values():
-        assert one["works"] or one["error"]
-        assert one["install"].startswith("pip install 'embgrad[")
+    actual = json.loads(done.out)
+    assert set(actual["backends"]) >= {"torch", "tensorflow", "gluon"}
+    assert actual["works"] == any(item["works"] for item in actual["backends"].values())
+    assert done.code == (0 if actual["works"] else 1)
+    for item in actual["backends"].values():
+        assert item["works"] or item["error"]
+        assert item["install"].startswith("pip install 'embgrad[")
 
 
 def backend(name: str, package: str = "numpy") -> Any:
@@ -33,8 +33,8 @@ def backend(name: str, package: str = "numpy") -> Any:
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def put(found: dict[str, Any], failures: dict[str, str]) -> None:
-        monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery(found, failures))
+    def put(actual: dict[str, Any], failures: dict[str, str]) -> None:
+        monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery(actual, failures))
 
     return put
 
@@ -71,9 +71,9 @@ def test_a_framework_that_crashes_or_hangs(
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def put(**versions: str) -> None:
-        found = {name.replace("_", "-"): version for name, version in versions.items()}
+        actual = {name.replace("_", "-"): version for name, version in versions.items()}
         monkeypatch.setattr(
-            health, "_version", lambda names: next(((n, found[n]) for n in names if n in found), ("", ""))
+            health, "_version", lambda names: next(((n, actual[n]) for n in names if n in actual), ("", ""))
         )
         monkeypatch.setattr(health, "_is_installed", lambda module: module != "pkg_resources")
 
@@ -105,10 +105,10 @@ def test_versions_that_are_incompatible(installed: Any) -> None:
         "tf-keras and tensorflow": "do not match",
         "TF_USE_LEGACY_KERAS": "not 1",
     }
-    found = troubles("gluon")
-    assert found["numpy"].startswith("expected a version below 2: while it is imported, MXNet reads names")
-    assert "np.PZERO" in found["numpy"]
-    assert found["setuptools"] == "expected a version below 81: it has no pkg_resources any more"
+    actual = troubles("gluon")
+    assert actual["numpy"].startswith("expected a version below 2: while it is imported, MXNet reads names")
+    assert "np.PZERO" in actual["numpy"]
+    assert actual["setuptools"] == "expected a version below 81: it has no pkg_resources any more"
     mends = [part.mend for part in health._parts("gluon") if part.trouble]
     assert {"pip install 'numpy>=1.24,<2'", "pip install 'setuptools<81'"} <= {*mends}
 
@@ -157,7 +157,7 @@ def test_the_output_lists_old_and_new_versions(
     tried = {"works": True, "tried": True, "error": "", "versions": {}, "classes": {}, "seconds": 1.0}
     monkeypatch.setattr(health, "_run_trial", lambda name, limit: tried)
     done = command("doctor")
-    told = " ".join(done.out.split())
+    reported = " ".join(done.out.split())
     assert done.code == 0
     for line in (
         "✗ numpy 1.20.0: older than 1.24, the oldest that embgrad is tested with (arrays); pip install 'numpy>=1.24'",
@@ -166,8 +166,8 @@ def test_the_output_lists_old_and_new_versions(
         "✗ torch 2.3.1: older than 2.6, the oldest that embgrad is tested with (the framework); pip install 'torch>=2.6'",
         "✓ transformers 5.99.0: newer than",
     ):
-        assert line in told
-    assert "typer" not in told
-    found = json.loads(command("doctor", "--json").out)
-    assert [part["name"] for part in found["core"]] == ["python", "numpy", "safetensors", "typer"]
-    assert found["backends"]["torch"]["parts"][1]["note"].startswith("newer than")
+        assert line in reported
+    assert "typer" not in reported
+    actual = json.loads(command("doctor", "--json").out)
+    assert [part["name"] for part in actual["core"]] == ["python", "numpy", "safetensors", "typer"]
+    assert actual["backends"]["torch"]["parts"][1]["note"].startswith("newer than")

@@ -40,7 +40,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture
-def file(place: Path) -> str:
+def file(directory: Path) -> str:
     embgrad.save({text: marked(text) for text in TEXTS.values()}, "g.safetensors")
     return "g.safetensors"
 
@@ -62,12 +62,12 @@ def test_hostile_results_are_shown(
         assert text in plain
 
 
-def test_hostile_results_are_compared_and_reported(file: str, command: Any, place: Path) -> None:
+def test_hostile_results_are_compared_and_reported(file: str, command: Any, directory: Path) -> None:
     for arguments in (("compare", file, file), ("report", file, file, "-o", "page.html", "--title", "[/x]\u202e")):
         done = command(*arguments)
         assert done.code == 0, done.err
         expect_harmless(done.out + done.err, lines=True)
-    (place / "page.html").read_bytes().decode("utf-8")
+    (directory / "page.html").read_bytes().decode("utf-8")
 
 
 def test_json_is_ascii_and_exact(file: str, command: Any) -> None:
@@ -102,7 +102,7 @@ def test_hostile_arguments_are_errors_of_one_line(name: str, file: str, command:
 
 
 def test_hostile_texts_are_encoded(command: Any) -> None:
-    broken = [text for text in TEXTS.values() if any("\ud800" <= one <= "\udfff" for one in text)]
+    broken = [text for text in TEXTS.values() if any("\ud800" <= item <= "\udfff" for item in text)]
     assert len(broken) == 2
     for text in broken:
         message = refused(command("gradients", *ASK_TEXTS, "-t", text))
@@ -113,9 +113,9 @@ def test_hostile_texts_are_encoded(command: Any) -> None:
     done = command("gradients", *ASK_TEXTS, *given, "-o", "h.safetensors")
     assert done.code == 0, done.err
     expect_harmless(done.out, lines=True)
-    found = embgrad.load("h.safetensors")
-    assert isinstance(found, embgrad.EmbeddingGradients)
-    assert {row[:2] for row in found.tokens or ()} == {("[CLS]", "grip")}
+    actual = embgrad.load("h.safetensors")
+    assert isinstance(actual, embgrad.EmbeddingGradients)
+    assert {row[:2] for row in actual.tokens or ()} == {("[CLS]", "grip")}
 
 
 class Screen(io.StringIO):
@@ -154,7 +154,7 @@ def test_unknown_options_show_markup_as_text(text: str) -> None:
     assert "No such option" in plain
 
 
-def test_endless_inputs_are_refused(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+def test_endless_inputs_are_refused(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     if not Path("/dev/zero").exists():
         pytest.skip("this system has no /dev/zero")
     monkeypatch.setattr(texts, "MOST_INPUT", 1000)
@@ -165,18 +165,18 @@ def test_endless_inputs_are_refused(monkeypatch: pytest.MonkeyPatch, place: Path
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
         with pytest.raises(UsageError, match=rf"<stdin> {said}"):
             read_bytes("-", 1000)
-    (place / "large.txt").touch()
-    os.truncate(place / "large.txt", 2**30)
+    (directory / "large.txt").touch()
+    os.truncate(directory / "large.txt", 2**30)
     with pytest.raises(UsageError, match=r"large\.txt is longer than 67108864 bytes"):
         read_bytes("large.txt")
-    (place / "just.txt").write_bytes(b"a" * 1000)
+    (directory / "just.txt").write_bytes(b"a" * 1000)
     assert len(read_bytes("just.txt", 1000)) == 1000
 
 
 @unix
-def test_a_named_pipe_is_read_to_its_end(place: Path, command: Any) -> None:
-    os.mkfifo(place / "pipe")
-    writer = threading.Thread(target=lambda: (place / "pipe").write_bytes(b"never again\n"))
+def test_a_named_pipe_is_read_to_its_end(directory: Path, command: Any) -> None:
+    os.mkfifo(directory / "pipe")
+    writer = threading.Thread(target=lambda: (directory / "pipe").write_bytes(b"never again\n"))
     writer.start()
     done = command("gradients", *ASK_TEXTS, "-f", "pipe", "-o", "h.safetensors")
     writer.join()
@@ -203,17 +203,17 @@ def test_a_named_pipe_is_read_to_its_end(place: Path, command: Any) -> None:
         (b"\0" * 100, "is not valid JSON"),
     ],
 )
-def test_hostile_ids_are_refused(place: Path, content: bytes, said: str) -> None:
-    (place / "bad.json").write_bytes(content)
+def test_hostile_ids_are_refused(directory: Path, content: bytes, said: str) -> None:
+    (directory / "bad.json").write_bytes(content)
     with pytest.raises(embgrad.EmbgradError, match=re.escape(said).replace(r"\\\\", r"\\")) as caught:
         ids_from("bad.json", lambda _: None)
     expect_harmless(str(caught.value), lines=True)
     assert len(caught.value.message) < 600
 
 
-def test_hostile_vocabularies_are_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_vocabularies_are_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "\n".join(WORDS).encode()
-    path = place / "bad" / "vocab.txt"
+    path = directory / "bad" / "vocab.txt"
     path.parent.mkdir()
     for content, said in (
         (lines + b"\n\0", "it holds the byte 0, which no text has"),
@@ -248,18 +248,18 @@ def test_hostile_vocabularies_are_refused(place: Path, monkeypatch: pytest.Monke
         (b'{"version": "9", "model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}', ""),
     ],
 )
-def test_hostile_tokenizer_files_are_refused(place: Path, content: bytes, said: str) -> None:
-    (place / "tokenizer.json").write_bytes(content)
+def test_hostile_tokenizer_files_are_refused(directory: Path, content: bytes, said: str) -> None:
+    (directory / "tokenizer.json").write_bytes(content)
     with pytest.raises(UsageError, match=rf"tokenizer\.json is not a valid tokenizer\.json: .*({said})"):
         tokenizer_from("tokenizer.json")
-    os.truncate(place / "tokenizer.json", 2**32)
+    os.truncate(directory / "tokenizer.json", 2**32)
     with pytest.raises(
         UsageError, match=f"it is 4294967296 bytes long, more than the limit of {tokenizing.MOST_TOKENIZER}"
     ):
         tokenizer_from("tokenizer.json")
 
 
-def test_tokenizers_that_fail_when_used(place: Path, command: Any) -> None:
+def test_tokenizers_that_fail_when_used(directory: Path, command: Any) -> None:
     tokenizer_from("vocab.txt").save("tokenizer.json")
     sound = json.loads(Path("tokenizer.json").read_text())
     template = {
@@ -268,7 +268,7 @@ def test_tokenizers_that_fail_when_used(place: Path, command: Any) -> None:
         "pair": [],
         "special_tokens": {},
     }
-    template["pair"] = [{"Sequence": {"id": one, "type_id": 0}} for one in "AB"]
+    template["pair"] = [{"Sequence": {"id": item, "type_id": 0}} for item in "AB"]
     words = [word for word in sound["model"]["vocab"] if word != "[UNK]"]
     missing = {**sound["model"], "vocab": {word: number for number, word in enumerate(words)}}
     unknown = {**template, "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}, *template["single"]]}
@@ -292,7 +292,7 @@ class PanicError(BaseException):
 PanicError.__module__ = "pyo3_runtime"
 
 
-def test_a_panic_of_the_library_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_of_the_library_is_an_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def panics(*_: Any) -> Any:
         raise PanicError("no entry found for key")
 
@@ -327,31 +327,31 @@ def test_a_panic_of_the_library_is_an_error(place: Path, monkeypatch: pytest.Mon
         tokenizer_from("tokenizer.json")
 
 
-def test_hostile_tokenizer_settings_are_refused(place: Path) -> None:
+def test_hostile_tokenizer_settings_are_refused(directory: Path) -> None:
     for content in (b"[" * 10**5, b"3", b"{", b'{"a": 1, "a": 2}', b"\xff"):
-        (place / "tokenizer_config.json").write_bytes(content)
+        (directory / "tokenizer_config.json").write_bytes(content)
         with pytest.raises(
             UsageError, match=r"tokenizer_config\.json cannot be read as JSON: .*Expected a tokenizer's settings"
         ):
             tokenizer_from("vocab.txt")
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
-        (place / "tokenizer_config.json").write_text(json.dumps({name: "\x1b", "auto_map": "x.py"}))
+        (directory / "tokenizer_config.json").write_text(json.dumps({name: "\x1b", "auto_map": "x.py"}))
         with pytest.raises(UsageError, match=rf"says {name} '\\x1b': expected true, false or null"):
             tokenizer_from("vocab.txt")
-        (place / "tokenizer_config.json").write_text(json.dumps({name: None, "auto_map": "x.py"}))
+        (directory / "tokenizer_config.json").write_text(json.dumps({name: None, "auto_map": "x.py"}))
         assert tokenizer_from("vocab.txt").encode("Grip").tokens[1] == "grip"
 
 
-def test_hostile_labels_are_refused(place: Path, command: Any) -> None:
+def test_hostile_labels_are_refused(directory: Path, command: Any) -> None:
     for content in (b"[" * 10**6, b"9" * 5000, b"\x1b[31m", b"\0", b"1e999", b"[null]", b"\xff"):
-        (place / "labels").write_bytes(content)
+        (directory / "labels").write_bytes(content)
         done = command(*ASK, "--labels", "labels")
         assert (done.code, done.out) == (2, ""), content[:20]
         expect_harmless(done.err, lines=True)
 
 
-def test_hostile_model_folders_are_refused(place: Path, command: Any) -> None:
-    (place / "m").mkdir()
+def test_hostile_model_folders_are_refused(directory: Path, command: Any) -> None:
+    (directory / "m").mkdir()
     for content, said in (
         (b"[" * 10**6, "it is nested too deeply"),
         (b"[]", r"holds \[\]: expected an object"),
@@ -361,21 +361,21 @@ def test_hostile_model_folders_are_refused(place: Path, command: Any) -> None:
         ),
         (b'{"model_type": "\\u001b[31m", "architectures": ["\\u001b[31m"]}', "no class|holds a"),
     ):
-        (place / "m" / "config.json").write_bytes(content)
+        (directory / "m" / "config.json").write_bytes(content)
         done = command("gradients", "-m", "m", "--framework", "reference", "-t", "a", "--tokenizer", "vocab.txt")
         assert (done.code, done.out) == (2, "")
         expect_harmless(done.err, lines=True)
         assert re.search(said, done.err) or "reference" in done.err, done.err
 
 
-def test_nothing_is_written_through_a_link(place: Path, command: Any) -> None:
+def test_nothing_is_written_through_a_link(directory: Path, command: Any) -> None:
     embgrad.save(marked("x"), "g.safetensors")
-    (place / "other").write_bytes(b"someone's")
+    (directory / "other").write_bytes(b"someone's")
     for arguments in (("report", "g.safetensors"), (*ASK, "--objective", "Sum()")):
-        (place / "link").symlink_to("other")
+        (directory / "link").symlink_to("other")
         assert command(*arguments, "-o", "link").code == 0
-        assert (place / "other").read_bytes() == b"someone's"
-        (place / "link").unlink()
+        assert (directory / "other").read_bytes() == b"someone's"
+        (directory / "link").unlink()
 
 
 def test_a_full_disk_is_an_error_of_one_line(command: Any) -> None:

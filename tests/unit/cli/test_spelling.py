@@ -66,13 +66,13 @@ def test_other_objectives_are_refused(spelled: str, labels: Any, said: str) -> N
         parsed_objective(spelled, labels)
 
 
-def test_labels(place: Path) -> None:
-    (place / "labels.txt").write_text("0,\r\n1,\r\n\r\n-100,\r\n")
+def test_labels(directory: Path) -> None:
+    (directory / "labels.txt").write_text("0,\r\n1,\r\n\r\n-100,\r\n")
     assert labels_from("labels.txt") == labels_from("0,1 -100,") == [0, 1, -100]
     assert labels_from("0, 1 2") == [0, 1, 2]
     assert labels_from("[[0, -100], [1, 2]]") == [[0, -100], [1, 2]]
     assert labels_from(None) is parsed_objective(None) is None
-    (place / "labels.txt").write_text("zero\n")
+    (directory / "labels.txt").write_text("zero\n")
     with pytest.raises(UsageError, match=r"labels\.txt holds 'zero"):
         labels_from("labels.txt")
     for skipped in ("0,1,,2", ",0,1", "0, , 1", "0,1,,"):

@@ -75,10 +75,10 @@ EXTRAS = {
     ],
 )
 def test_a_version_is_judged(package: Supported, version: str, standing: Standing) -> None:
-    found = package.standing(version)
+    actual = package.standing(version)
     for name in ("trouble", "note", "mend"):
-        expected, told = getattr(standing, name), getattr(found, name)
-        assert told.startswith(expected[:-3]) if expected.endswith("...") else told == expected
+        expected, reported = getattr(standing, name), getattr(actual, name)
+        assert reported.startswith(expected[:-3]) if expected.endswith("...") else reported == expected
 
 
 def test_advice_names_the_installed_distribution() -> None:
@@ -98,24 +98,24 @@ def test_the_readme_names_the_same_pythons() -> None:
 
 def project() -> dict[str, Any]:
     with (ROOT / "pyproject.toml").open("rb") as file:
-        found: dict[str, Any] = tomllib.load(file)["project"]
-    return found
+        actual: dict[str, Any] = tomllib.load(file)["project"]
+    return actual
 
 
 def bounds(requirements: list[str]) -> dict[str, str]:
-    found = {}
-    for one in requirements:
-        matched = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?(.*)", one)
+    actual = {}
+    for item in requirements:
+        matched = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?(.*)", item)
         assert matched is not None
-        found[matched[1]] = matched[2]
-    return found
+        actual[matched[1]] = matched[2]
+    return actual
 
 
 def test_the_requirements_of_the_project_are_those_of_the_table() -> None:
     declared = project()
     required = {"core": {**bounds(declared["dependencies"]), "python": declared["requires-python"]}}
     for group, extras in EXTRAS.items():
-        required[group] = bounds([one for extra in extras for one in declared["optional-dependencies"][extra]])
+        required[group] = bounds([item for extra in extras for item in declared["optional-dependencies"][extra]])
     for group, packages in SUPPORTED.items():
         for name, package in packages.items():
             if (group, name) in (("tensorflow", "keras"), ("gluon", "python")):
@@ -131,28 +131,28 @@ def test_the_requirements_of_the_project_are_those_of_the_table() -> None:
 def test_the_classifiers_name_each_python() -> None:
     python = SUPPORTED["core"]["python"]
     first, last = (int(bound.partition(".")[2]) for bound in (python.oldest, python.newest))
-    told = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", one) for one in project()["classifiers"]]
-    assert [int(one[1]) for one in told if one] == list(range(first, last + 1))
+    reported = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", item) for item in project()["classifiers"]]
+    assert [int(item[1]) for item in reported if item] == list(range(first, last + 1))
 
 
 def pins(environment: str) -> dict[str, str]:
     read = configparser.ConfigParser(interpolation=None)
     read.read(ROOT / "tox.ini", encoding="utf-8")
-    (section,) = (one for one in read.sections() if environment in named_by(one))
+    (section,) = (item for item in read.sections() if environment in named_by(item))
     factor = environment.rpartition("-")[2]
-    found = {}
+    actual = {}
     for key in ("base_python", "deps"):
         for line in read[section].get(key, read["testenv"].get(key, "")).splitlines():
             given, _, what = line.strip().rpartition(": ")
             pinned = re.fullmatch(r"([\w-]+)(?:\[\w+\])?==([\d.]+)|(python)([\d.]+)", what)
             if pinned and given in ("", factor):
-                found[pinned[1] or pinned[3]] = pinned[2] or pinned[4]
-    return found
+                actual[pinned[1] or pinned[3]] = pinned[2] or pinned[4]
+    return actual
 
 
 def named_by(section: str) -> list[str]:
     stem, _, factors = section.removeprefix("testenv:").partition("{")
-    return [stem + one for one in factors.rstrip("}").split(",")]
+    return [stem + item for item in factors.rstrip("}").split(",")]
 
 
 @pytest.mark.parametrize("group", SUPPORTED)

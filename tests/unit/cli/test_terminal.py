@@ -74,7 +74,7 @@ def test_terminals_of_odd_widths(saved: Path, columns: str) -> None:
     assert child("show", str(saved), COLUMNS=columns).code == 0
 
 
-def test_a_terminal_of_ascii(place: Path) -> None:
+def test_a_terminal_of_ascii(directory: Path) -> None:
     for arguments in (
         ["gradients", *TEXTS, "-t", "é never \U0001f600", "-o", "g.safetensors"],
         ["show", "g.safetensors"],
@@ -97,14 +97,14 @@ def result_of(texts: list[str], values: Any, mask: Any = None) -> embgrad.Embedd
 def test_subwords_are_joined() -> None:
     result = result_of(["<s>", "Ġa", "Ġgrip", "ping", "</s>"], [9, 1, -2, 3, 9])
     shown = pieces(result, 0, "dot")
-    assert [(one.text, one.joined, one.special) for one in shown] == [
+    assert [(item.text, item.joined, item.special) for item in shown] == [
         ("<s>", False, True),
         ("a", False, False),
         ("grip", False, False),
         ("ping", True, False),
         ("</s>", False, True),
     ]
-    assert [round(one.share, 3) for one in shown[1:4]] == [0.333, -0.667, 1.0]
+    assert [round(item.share, 3) for item in shown[1:4]] == [0.333, -0.667, 1.0]
     assert painted(shown, "dot", coloured=False).plain == "<s> a(+3) grip(-6)ping(+9) </s>"
 
 
@@ -119,15 +119,15 @@ def test_figures_that_are_zero_or_not_finite(values: list[float]) -> None:
 
 def test_padding_is_skipped_and_unknown_tokens_are_ids() -> None:
     result = result_of(["a", "b"], [1, 2], np.array([[1, 0]]))
-    assert [one.text for one in pieces(result, 0)] == ["a"]
+    assert [item.text for item in pieces(result, 0)] == ["a"]
     nameless = embgrad.EmbeddingGradients(**{**vars(result), "tokens": None})
-    assert [one.text for one in pieces(nameless, 0)] == ["0"]
+    assert [item.text for item in pieces(nameless, 0)] == ["0"]
 
 
-def test_a_file_on_stdout_is_not_mixed_with_other_output(place: Path) -> None:
+def test_a_file_on_stdout_is_not_mixed_with_other_output(directory: Path) -> None:
     done = child("gradients", "-m", "models.py:talks", "--ids", "ids.json", "--labels", "0,2", "-o", "-")
     assert done.code == 0, done.err
-    (place / "g.safetensors").write_bytes(done.out)
+    (directory / "g.safetensors").write_bytes(done.out)
     np.testing.assert_array_equal(embgrad.load("g.safetensors").values, expected().values)
     assert "said in Python" in done.err
     assert "said in C" in done.err
@@ -151,8 +151,8 @@ def test_commands_read_and_write_pipes() -> None:
 
 
 @pytest.mark.parametrize("options", [("--json",), (), ("-o", "-")])
-def test_a_closed_pipe_is_no_error(place: Path, options: tuple[str, ...]) -> None:
-    (place / "many.json").write_text(json.dumps([[1, 2, 3, 4, 5, 6, 7, 8]] * 3000))
+def test_a_closed_pipe_is_no_error(directory: Path, options: tuple[str, ...]) -> None:
+    (directory / "many.json").write_text(json.dumps([[1, 2, 3, 4, 5, 6, 7, 8]] * 3000))
     process = subprocess.Popen(
         [sys.executable, "-m", "embgrad", "gradients", "-m", "models.py:build", "--ids", "many.json", *options],
         stdout=subprocess.PIPE,
@@ -203,8 +203,8 @@ def test_an_interrupted_model(command: Any) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
-def test_an_interrupted_process(place: Path) -> None:
-    (place / "slow.py").write_text(
+def test_an_interrupted_process(directory: Path) -> None:
+    (directory / "slow.py").write_text(
         "import time, models\ndef build():\n    open('begun', 'w').close()\n    time.sleep(60)\n"
     )
     process = subprocess.Popen(
@@ -213,7 +213,7 @@ def test_an_interrupted_process(place: Path) -> None:
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 30
-    while not (place / "begun").exists():
+    while not (directory / "begun").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -223,11 +223,13 @@ def test_an_interrupted_process(place: Path) -> None:
 
 
 def test_progress_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.ones((9, 2))})
     ids = np.ones((5, 3), int)
-    embgrad.gradients(model, ids, embgrad.Sum(), batch_size=2, progress=lambda done, total: told.append((done, total)))
-    assert told == [(0, 5), (2, 5), (4, 5), (5, 5)]
+    embgrad.gradients(
+        model, ids, embgrad.Sum(), batch_size=2, progress=lambda done, total: reported.append((done, total))
+    )
+    assert reported == [(0, 5), (2, 5), (4, 5), (5, 5)]
     for progress in (True, np.True_):
         embgrad.gradients(model, ids, embgrad.Sum(), batch_size=2, progress=progress)  # stderr is no terminal here
     assert capsys.readouterr().err == ""
@@ -257,8 +259,8 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, rich_there: boo
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a pseudo-terminal is POSIX's")
-def test_progress_on_a_terminal_is_drawn_on_stderr(place: Path) -> None:
-    (place / "many.json").write_text(json.dumps([[1, 2, 3]] * 40))
+def test_progress_on_a_terminal_is_drawn_on_stderr(directory: Path) -> None:
+    (directory / "many.json").write_text(json.dumps([[1, 2, 3]] * 40))
     ours, theirs = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "embgrad", "gradients", *ASK[:2], "--ids", "many.json", "--batch-size", "2", "--json"],

@@ -36,20 +36,20 @@ def test_a_result_agrees_with_itself() -> None:
 @settings(max_examples=30)
 @given(st.floats(-1e3, 1e3).filter(lambda factor: abs(factor) > 1e-3))
 def test_the_figures_of_a_factor(factor: float) -> None:
-    one, other = gradient(), gradient(factor)
-    comparison = embgrad.compare(one, other)
+    first, second = gradient(), gradient(factor)
+    comparison = embgrad.compare(first, second)
     for figures in (comparison.figures, *comparison.per_example):
         assert figures.relative_l2 == pytest.approx(abs(factor - 1), rel=1e-9, abs=1e-12)
         assert figures.cosine == pytest.approx(np.sign(factor))
-    assert comparison.figures.largest == pytest.approx(np.abs(other.values - one.values).max())
+    assert comparison.figures.largest == pytest.approx(np.abs(second.values - first.values).max())
 
 
 def test_each_example_has_its_own_figures() -> None:
-    one, other = gradient(), gradient()
-    other.values[1] *= 2
-    comparison = embgrad.compare(one, other)
+    first, second = gradient(), gradient()
+    second.values[1] *= 2
+    comparison = embgrad.compare(first, second)
     assert [figures.relative_l2 for figures in comparison.per_example] == [0.0, pytest.approx(1.0), 0.0]
-    expected = np.linalg.norm(other.values - one.values) / np.linalg.norm(one.values)
+    expected = np.linalg.norm(second.values - first.values) / np.linalg.norm(first.values)
     assert comparison.figures.relative_l2 == pytest.approx(expected)
 
 
@@ -168,11 +168,11 @@ def test_other_tolerances_are_refused(tolerance: Any) -> None:
 
 
 def test_the_tolerance_decides() -> None:
-    one, other = gradient(), gradient(1.001)
-    assert not embgrad.compare(one, other).agrees
-    assert embgrad.compare(one, other, tolerance=np.float32(0.01)).agrees
-    assert not embgrad.compare(one, other, tolerance=0).agrees
-    assert embgrad.compare(one, one, tolerance=0).agrees
+    first, second = gradient(), gradient(1.001)
+    assert not embgrad.compare(first, second).agrees
+    assert embgrad.compare(first, second, tolerance=np.float32(0.01)).agrees
+    assert not embgrad.compare(first, second, tolerance=0).agrees
+    assert embgrad.compare(first, first, tolerance=0).agrees
 
 
 @pytest.mark.parametrize(
@@ -217,19 +217,19 @@ def test_a_difference_without_explanation_advises_bisect() -> None:
 
 
 def test_figures_of_each_position() -> None:
-    one, other = gradient(), gradient()
-    other.values[1, 0] *= 3
-    figures = embgrad.compare(one, other).per_position
+    first, second = gradient(), gradient()
+    second.values[1, 0] *= 3
+    figures = embgrad.compare(first, second).per_position
     assert figures is not None
     assert figures.relative_l2.tolist() == [[0, 0], [pytest.approx(2.0), 0], [0, 0]]
-    assert figures.largest[1, 0] == pytest.approx(2 * np.abs(one.values[1, 0]).max())
+    assert figures.largest[1, 0] == pytest.approx(2 * np.abs(first.values[1, 0]).max())
     assert figures.cosine == pytest.approx(1.0)
 
 
 def test_different_provenance_is_a_note() -> None:
-    one = gradient()
-    b = replace(one, provenance={**one.provenance, "training": True, "versions": {"numpy": "0.1"}})
-    a = replace(one, provenance={**one.provenance, "versions": {"numpy": "0.2"}})
+    item = gradient()
+    b = replace(item, provenance={**item.provenance, "training": True, "versions": {"numpy": "0.1"}})
+    a = replace(item, provenance={**item.provenance, "versions": {"numpy": "0.2"}})
     assert embgrad.compare(a, b).notes == ("training mode: False in a, True in b", "numpy: 0.2 in a, 0.1 in b")
 
 
@@ -269,14 +269,14 @@ def test_numbers_that_are_not_finite_are_refused(number: float) -> None:
 @pytest.mark.parametrize("unit", [1e-310, 1e-200, 1e200, 1e300])
 def test_numbers_whose_squares_overflow(unit: float) -> None:
     usual = gradient()
-    one, other = (replace(usual, values=usual.values * unit * factor) for factor in (1.0, 0.25))
-    comparison = embgrad.compare(one, other)
+    first, second = (replace(usual, values=usual.values * unit * factor) for factor in (1.0, 0.25))
+    comparison = embgrad.compare(first, second)
     assert not comparison.agrees
     assert comparison.per_position is not None
     for figures in (comparison.figures, *comparison.per_example, comparison.per_position):
         np.testing.assert_allclose(figures.relative_l2, 0.75, rtol=1e-6)
         np.testing.assert_allclose(figures.cosine, 1.0, rtol=1e-6)
-    assert comparison.figures.largest == pytest.approx(0.75 * np.abs(one.values).max())
+    assert comparison.figures.largest == pytest.approx(0.75 * np.abs(first.values).max())
 
 
 @pytest.mark.parametrize("call", [(None,), (None, None, None), "model", (None, 3)])

@@ -126,7 +126,7 @@ def test_one_cause_is_named(name: str, swapped: bool) -> None:
     assert finding.explained > 0.999
     departs = "b" if swapped == (name == "sum over the batch") else "a"
     assert finding.side in ("", departs)
-    assert all(key in CAUSES for found in causes(comparison) for key in found)
+    assert all(key in CAUSES for actual in causes(comparison) for key in actual)
     json.dumps(comparison.to_dict(), allow_nan=False)
 
 
@@ -158,8 +158,8 @@ def test_two_causes_are_named(names: tuple[str, str], swapped: bool) -> None:
 @pytest.mark.parametrize("factor", [1e-160, 1e160])
 def test_a_factor_whose_square_overflows(factor: float) -> None:
     sound = embgrad.gradients(classifier(), embgrad.TokenBatch(IDS, np.ones_like(IDS)), OBJECTIVE)
-    found = embgrad.compare(sound, replace(sound, values=sound.values * factor))
-    assert causes(found) == [("constant-factor",)]
+    actual = embgrad.compare(sound, replace(sound, values=sound.values * factor))
+    assert causes(actual) == [("constant-factor",)]
 
 
 @pytest.mark.parametrize("times_own", [False, True])
@@ -167,11 +167,11 @@ def test_a_factor_that_is_a_product_by_chance(times_own: bool) -> None:
     table, head = RANDOM.normal(size=(20, 16)), RANDOM.normal(size=(16, 5))
     sound = embgrad.gradients(classifier({"E": table, "W": head}), BATCH, OBJECTIVE)
     factor = TOKENS[:, None, None] * 4.0 if times_own else 4 / 3
-    found = causes(embgrad.compare(sound, replace(sound, values=sound.values * factor)))
+    actual = causes(embgrad.compare(sound, replace(sound, values=sound.values * factor)))
     if times_own:
-        assert found == [("mean-over-tokens", "scaled-lookup")]
+        assert actual == [("mean-over-tokens", "scaled-lookup")]
     else:
-        assert found == [("constant-factor",), ("mean-over-batch", "scaled-lookup")]
+        assert actual == [("constant-factor",), ("mean-over-batch", "scaled-lookup")]
 
 
 @settings(max_examples=80, deadline=None)
@@ -253,7 +253,7 @@ class TestHalf:
         right = embgrad.compare(sound, replace(coarse, values=(sound.values * noise).astype(np.float32)))
         assert causes(right) == [("half-precision",)]
         wrong = embgrad.compare(sound, replace(coarse, values=(sound.values * noise * factor).astype(np.float32)))
-        assert all(found in (("constant-factor", "half-precision"), ("constant-factor",)) for found in causes(wrong))
+        assert all(actual in (("constant-factor", "half-precision"), ("constant-factor",)) for actual in causes(wrong))
 
     def test_a_mean_is_found_within_the_rounding(self) -> None:
         sound = single()
@@ -374,10 +374,10 @@ class TestModels:
         def model(weights: np.ndarray) -> ReferenceModel:
             return ReferenceModel(forward, {"E": TABLE, "W": weights})
 
-        other = model(HEAD + 0.1 * RANDOM.normal(size=HEAD.shape))
-        a, b = (embgrad.gradients(one, BATCH, OBJECTIVE, **options) for one in (model(HEAD), other))
+        second = model(HEAD + 0.1 * RANDOM.normal(size=HEAD.shape))
+        a, b = (embgrad.gradients(first, BATCH, OBJECTIVE, **options) for first in (model(HEAD), second))
         assert a.provenance["objective"]["labels"] == LABELS.tolist()
-        comparison = embgrad.compare(a, b, models=(model(HEAD), other))
+        comparison = embgrad.compare(a, b, models=(model(HEAD), second))
         assert causes(comparison)[0] == ("different-weight",)
         assert comparison.notes == ()
 

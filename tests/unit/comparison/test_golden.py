@@ -131,16 +131,16 @@ def test_the_points_that_are_there_are_compared(golden: embgrad.Golden) -> None:
 
 
 def test_rounding_agrees(golden: embgrad.Golden) -> None:
-    one = run()
-    golden.update(one)
-    noise = 1 + 1e-7 * np.random.RandomState(0).uniform(-1, 1, one.shape)
-    other = replace(
-        one,
-        values=(one.values * noise).astype(np.float32),
-        activations=(one.activations * noise).astype(np.float32),
-        objective=one.objective * (1 + 1e-7),
+    first = run()
+    golden.update(first)
+    noise = 1 + 1e-7 * np.random.RandomState(0).uniform(-1, 1, first.shape)
+    second = replace(
+        first,
+        values=(first.values * noise).astype(np.float32),
+        activations=(first.activations * noise).astype(np.float32),
+        objective=first.objective * (1 + 1e-7),
     )
-    assert golden.check(other).agrees
+    assert golden.check(second).agrees
 
 
 def test_another_dtype_is_compared_within_the_coarser_dtype(golden: embgrad.Golden) -> None:
@@ -158,9 +158,9 @@ def test_a_path_is_text_or_a_path(tmp_path: Path) -> None:
 
 
 def test_captured_gradients_need_no_objective(golden: embgrad.Golden) -> None:
-    one = replace(run(), objective=None, provenance={**run().provenance, "captured": True})
-    golden.update(one)
-    assert golden.check(one).agrees
+    item = replace(run(), objective=None, provenance={**run().provenance, "captured": True})
+    golden.update(item)
+    assert golden.check(item).agrees
     assert golden.check(run()).agrees  # whose objective there is nothing to hold against
 
 
@@ -181,26 +181,26 @@ def test_other_results_are_refused(golden: embgrad.Golden, results: Any, message
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_is_refused(golden: embgrad.Golden, value: float) -> None:
-    one = run()
-    values = one.values.copy()
+    item = run()
+    values = item.values.copy()
     values[0, 1, 2] = value
-    broken = replace(one, values=values)
+    broken = replace(item, values=values)
     with pytest.raises(EmbgradError, match=rf"the gradient holds {value} at \(0, 1, 2\): expected finite numbers"):
         golden.update(broken)
     with pytest.raises(EmbgradError, match="at 'word' the gradient holds"):
         golden.update({"word": broken})
     assert not golden.exists
-    golden.update(one)
+    golden.update(item)
     assert str(failure(golden, broken)).startswith(f"the gradient holds {value} at (0, 1, 2): differs from")
 
 
 def test_hidden_values_may_hold_infinities(golden: embgrad.Golden) -> None:
-    one = run()
-    activations = one.activations.copy()
+    item = run()
+    activations = item.activations.copy()
     activations[0, 0, 0] = -np.inf
-    one = replace(one, activations=activations)
-    golden.update(one)
-    assert golden.check(one).agrees
+    item = replace(item, activations=activations)
+    golden.update(item)
+    assert golden.check(item).agrees
     assert "the value at the point moved, relative L2 inf" in str(failure(golden, run()))
 
 
@@ -242,10 +242,10 @@ def test_a_change_of_the_objective_only(golden: embgrad.Golden) -> None:
 
 @pytest.mark.parametrize("unit", [1e-200, 1e200])
 def test_values_whose_squares_overflow(golden: embgrad.Golden, unit: float) -> None:
-    one = replace(run(), values=np.ones((2, 3, 4)), activations=np.full((2, 3, 4), unit), objective=np.zeros(2))
-    golden.update(one)
-    assert golden.check(one).agrees
-    moved = failure(golden, replace(one, activations=one.activations * 2))
+    item = replace(run(), values=np.ones((2, 3, 4)), activations=np.full((2, 3, 4), unit), objective=np.zeros(2))
+    golden.update(item)
+    assert golden.check(item).agrees
+    moved = failure(golden, replace(item, activations=item.activations * 2))
     assert str(moved).startswith("the value at the point moved, relative L2 1.00e+00")
 
 
@@ -253,13 +253,13 @@ def test_values_whose_squares_overflow(golden: embgrad.Golden, unit: float) -> N
 def test_an_objective_near_zero_is_compared_with_the_size_of_its_terms(
     golden: embgrad.Golden, factor: float, agrees: bool
 ) -> None:
-    one = run()
-    golden.update(replace(one, objective=np.array([1e-9, 3.0])))
-    other = replace(one, objective=np.array([1e-9 + 3 * (factor - 1), 3.0]))
+    first = run()
+    golden.update(replace(first, objective=np.array([1e-9, 3.0])))
+    second = replace(first, objective=np.array([1e-9 + 3 * (factor - 1), 3.0]))
     if agrees:
-        assert golden.check(other).agrees
+        assert golden.check(second).agrees
     else:
-        assert "objective moved, most at example 0, from 1e-09 to 0.003" in str(failure(golden, other))
+        assert "objective moved, most at example 0, from 1e-09 to 0.003" in str(failure(golden, second))
 
 
 def test_a_scalar_objective(golden: embgrad.Golden) -> None:
@@ -273,9 +273,9 @@ def test_a_scalar_objective(golden: embgrad.Golden) -> None:
 
 
 def test_vectors_of_another_length_differ(golden: embgrad.Golden) -> None:
-    one = run()
-    golden.update(one)
-    cut = replace(one, values=one.values[..., :2], activations=one.activations[..., :2])
+    item = run()
+    golden.update(item)
+    cut = replace(item, values=item.values[..., :2], activations=item.activations[..., :2])
     error = failure(golden, cut)
     assert "differs from the golden file" in str(error)
     assert "(4,)" in str(error)
@@ -296,9 +296,9 @@ def test_all_changed_points_are_named_and_the_first_shown(golden: embgrad.Golden
 
 
 def test_changed_versions_are_named(golden: embgrad.Golden) -> None:
-    one = run()
-    source = {**one.provenance, "python": "3.10.1", "versions": {"torch": "2.12.0", "numpy": "1.26.4"}}
-    golden.update(replace(one, provenance=source))
+    item = run()
+    source = {**item.provenance, "python": "3.10.1", "versions": {"torch": "2.12.0", "numpy": "1.26.4"}}
+    golden.update(replace(item, provenance=source))
     now = {**source, "python": "3.13.0", "versions": {"torch": "2.13.0", "numpy": "1.26.4"}}
     text = str(failure(golden, replace(run(2.0), provenance=now)))
     assert "made with python 3.10.1, torch 2.12.0, and these results with python 3.13.0, torch 2.13.0" in text
@@ -317,11 +317,11 @@ def test_models_tolerance_and_call_are_passed_to_compare(
         return embgrad.compare(a, b)
 
     monkeypatch.setattr(sys.modules["embgrad.golden"], "compare", compare)
-    one, other = model(), model()
-    golden.check(run(), models=one, tolerance=1e-3)
-    golden.check(run(), models=(other, one), call=len)
+    first, second = model(), model()
+    golden.check(run(), models=first, tolerance=1e-3)
+    golden.check(run(), models=(second, first), call=len)
     golden.check(run())
-    assert [options["models"] for options in seen] == [(None, one), (other, one), (None, None)]
+    assert [options["models"] for options in seen] == [(None, first), (second, first), (None, None)]
     assert [options["tolerance"] for options in seen] == [1e-3, None, None]
     assert seen[1]["call"] is len
 

@@ -21,8 +21,8 @@ def test_imports_have_no_circle(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", MOST_PRIVATE)
 def test_the_number_of_private_names_does_not_grow(backend: str) -> None:
-    found = private_names(backend)
-    assert len(found) <= MOST_PRIVATE[backend], sorted(found)
+    actual = private_names(backend)
+    assert len(actual) <= MOST_PRIVATE[backend], sorted(actual)
 
 
 def test_a_circle_is_found() -> None:

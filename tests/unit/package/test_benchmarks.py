@@ -28,12 +28,12 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert '"/' not in figures.read_text(encoding="utf-8"), "a path of the machine"
-    found = json.loads(figures.read_text(encoding="utf-8"))
-    assert found["missing"] == []
-    assert {row["mode"] for row in found["sizes"]} == {"NumPy, the reference"}
-    assert all(row["distance"] < 1e-6 and row["rounds"] >= 3 for row in found["sizes"])
-    assert found["peaks"][0]["peaks"].keys() == found["sizes"][0]["times"].keys()
-    assert sum(found["shares"][0]["shares"].values()) == pytest.approx(1)
+    actual = json.loads(figures.read_text(encoding="utf-8"))
+    assert actual["missing"] == []
+    assert {row["mode"] for row in actual["sizes"]} == {"NumPy, the reference"}
+    assert all(row["distance"] < 1e-6 and row["rounds"] >= 3 for row in actual["sizes"])
+    assert actual["peaks"][0]["peaks"].keys() == actual["sizes"][0]["times"].keys()
+    assert sum(actual["shares"][0]["shares"].values()) == pytest.approx(1)
     headings = set(re.findall("^## (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert headings >= {"At 4 × 64", "From small to large", "One position", "Our own overhead", "Cold start"}
     assert "Where a small call's time goes" in headings
@@ -55,7 +55,7 @@ def test_the_command_generates_the_page_from_figures_alone(tmp_path: Path) -> No
 
 def test_code_by_hand_with_another_result_is_refused() -> None:
     def mode(*by_hand: float) -> measuring.Mode:
-        ways = {str(n): lambda one=one: np.full(3, one) for n, one in enumerate(by_hand)}
+        ways = {str(n): lambda item=item: np.full(3, item) for n, item in enumerate(by_hand)}
         return measuring.Mode(lambda: None, ways, lambda: None, lambda: Result(np.ones(3)))
 
     assert measuring.checked(mode(1.0, 1.0))[0]["distance"] == 0
@@ -73,20 +73,20 @@ TIMES = {"forward": 1.0, "by hand: a": 2.5, "by hand: b": 2.0, "backward": 3.0}
     ("ours", "verdicts"), [(2.04, ["yes", "yes"]), (2.05, ["**no**", "yes"]), (2.4, ["**no**"] * 2)]
 )
 def test_limits_compare_with_the_fastest_code_by_hand(ours: float, verdicts: list[str]) -> None:
-    found = {"sizes": [{**ROW, "times": {**TIMES, "gradients": ours}}]}
-    assert [limit.verdict for limit in limits.limits(found, (16, 128))] == verdicts
-    assert f"**{ours / 2:.2f}**" in table.page(found, quick=False)
+    actual = {"sizes": [{**ROW, "times": {**TIMES, "gradients": ours}}]}
+    assert [limit.verdict for limit in limits.limits(actual, (16, 128))] == verdicts
+    assert f"**{ours / 2:.2f}**" in table.page(actual, quick=False)
 
 
 def test_code_by_hand_compiled_for_each_shape_is_named() -> None:
     times = {**TIMES, "by hand: the same with jit_compile=True": 1.5, "gradients": 2.0}
-    found = list(limits.limits({"sizes": [{**ROW, "times": times}]}, (16, 128)))
-    assert [(limit.measured, limit.verdict) for limit in found[:2]] == [("1.333", "**no**"), ("1.000", "yes")]
-    assert found[1].what == "PyTorch: `gradients` / by hand without XLA, which compiles anew for each shape"
+    actual = list(limits.limits({"sizes": [{**ROW, "times": times}]}, (16, 128)))
+    assert [(limit.measured, limit.verdict) for limit in actual[:2]] == [("1.333", "**no**"), ("1.000", "yes")]
+    assert actual[1].what == "PyTorch: `gradients` / by hand without XLA, which compiles anew for each shape"
 
 
 def rounds(**times: list[float]) -> dict[str, Any]:
-    each = {**{name: [one] * 3 for name, one in TIMES.items()}, **times}
+    each = {**{name: [item] * 3 for name, item in TIMES.items()}, **times}
     return {**ROW, "times": {name: min(own) for name, own in each.items()}, "each": each}
 
 

@@ -70,7 +70,7 @@ class Loader:
             Loader(),
             r"the batch is a Loader: expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream for all",
         ),
-        ((one for one in [IDS]), "the batch is a generator: expected one batch"),
+        ((item for item in [IDS]), "the batch is a generator: expected one batch"),
     ],
 )
 def test_several_batches_are_refused(batch: Any, message: str) -> None:

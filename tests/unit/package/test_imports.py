@@ -115,10 +115,10 @@ def imported(source: str) -> Iterator[str]:
 
 
 def allowed(path: Path) -> set[str]:
-    for place in (path, *path.parents):
-        if place in ALLOWED:
-            own = {place.name} if place.parent == BACKENDS else set()
-            return EVERYWHERE | ALLOWED[place] | own
+    for parent in (path, *path.parents):
+        if parent in ALLOWED:
+            own = {parent.name} if parent.parent == BACKENDS else set()
+            return EVERYWHERE | ALLOWED[parent] | own
     raise AssertionError(f"nothing is said of {path}")
 
 

@@ -134,16 +134,16 @@ def test_each_test_has_its_own_file(project: Project) -> None:
     project.write(ONE, "further/test_it.py")
     text = project.run("--embgrad-update", "-n", "2", "--import-mode=importlib")
     assert "10 written, 0 changed, 0 unchanged" in text
-    found = project.goldens()
-    assert len(found) == 10
+    actual = project.goldens()
+    assert len(actual) == 10
     for path in (
         "further/goldens/test_it/test_one.safetensors",
         "goldens/test_it/test_kinds-a.safetensors",
         "goldens/test_it/TestModel.test_points.safetensors",
         "goldens/test_it/TestModel.TestInside.test_names--one.safetensors",
     ):
-        assert path in found
-    assert sum("@" in path for path in found) == 5
+        assert path in actual
+    assert sum("@" in path for path in actual) == 5
     project.run("--import-mode=importlib")
     text = project.run("--embgrad-update", "--import-mode=importlib", "-k", "names or a")
     assert "0 written, 0 changed" in text
@@ -234,8 +234,8 @@ def test_parameters_and_names_are_distinguished(first: str, second: str, third: 
         ([], f"t[{first}--{second}]", third),
         ([], "t", f"{first}-{second}-{third}"),
     ]
-    distinct = {json.dumps(one): one for one in candidates}
-    assert len({file_stem(*one) for one in distinct.values()}) == len(distinct)
+    distinct = {json.dumps(item): item for item in candidates}
+    assert len({file_stem(*item) for item in distinct.values()}) == len(distinct)
 
 
 IDLE = """

@@ -71,7 +71,7 @@ class Browser:
         read, self._write = os.pipe()
         self._read, write = os.pipe()
         # The browser reads at 3 and writes at 4, which may be taken in this process.
-        read, write = (_moved(one) for one in (read, write))
+        read, write = (_moved(item) for item in (read, write))
 
         def arrange() -> None:
             os.dup2(read, 3)

@@ -28,8 +28,8 @@ def items() -> Callable[..., list[dict[str, Any]]]:
         rows = []
         for number in range(count):
             words = random.integers(4, VOCAB, random.integers(shortest, longest + 1) - 2)
-            ids = [2, *(int(one) for one in words), 3]
-            text = " ".join(WORDS[one] for one in ids[1:-1])
+            ids = [2, *(int(item) for item in words), 3]
+            text = " ".join(WORDS[item] for item in ids[1:-1])
             rows.append(
                 {"key": number, "ids_": ids, "text": text, "label": int(random.integers(3)), "kept": f"k{number}"}
             )

@@ -86,11 +86,11 @@ def run(texts: list[str], folder: Path) -> int:
     model, tokenizer = minilm()
     alone = embgrad.gradients(model, embgrad.encode(texts, tokenizer), embgrad.Sum(output="pooled"), batch_size=8)
     assert isinstance(alone, embgrad.EmbeddingGradients)
-    found = parquet.read_table(folder / "out").sort_by("number")
+    actual = parquet.read_table(folder / "out").sort_by("number")
     saliency, real = alone.saliency(), alone.real
     difference = max(
-        float(np.abs(np.array(one) - saliency[number, real[number]]).max())
-        for number, one in zip(found["number"].to_pylist(), found["saliency"].to_pylist(), strict=True)
+        float(np.abs(np.array(item) - saliency[number, real[number]]).max())
+        for number, item in zip(actual["number"].to_pylist(), actual["saliency"].to_pylist(), strict=True)
     )
     expected = alone.table().to_dense()
     of_table = float(np.abs(table.to_dense() - expected).max())
@@ -101,7 +101,7 @@ def run(texts: list[str], folder: Path) -> int:
     print("largest difference from one process")
     print(f"  saliency           {difference:.2g}, of values up to {saliency.max():.3g}")
     print(f"  table, the sum     {of_table:.2g}, of values up to {np.abs(expected).max():.3g}")
-    whole = report.rows_in == report.rows_out == len(texts) and found["number"].to_pylist() == list(range(len(texts)))
+    whole = report.rows_in == report.rows_out == len(texts) and actual["number"].to_pylist() == list(range(len(texts)))
     same = difference <= MOST * saliency.max() and of_table <= MOST * np.abs(expected).max()
     return 0 if whole and same and killed and also else 1
 

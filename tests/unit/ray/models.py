@@ -186,7 +186,7 @@ class Observed:
 
     def builders(self) -> set[int]:
         """The processes that have built the model."""
-        return {int(one.name.rpartition("-")[2]) for one in self.folder.glob("built-*")}
+        return {int(item.name.rpartition("-")[2]) for item in self.folder.glob("built-*")}
 
     def begun(self, process: int) -> int:
         """How many batches a process has begun."""
@@ -194,7 +194,7 @@ class Observed:
 
     def last(self, process: int) -> int:
         """When a process has begun its last batch, in nanoseconds of the machine's own clock."""
-        return max((int(one.name.rpartition("-")[2]) for one in self.folder.glob(f"begun-{process}-*")), default=0)
+        return max((int(item.name.rpartition("-")[2]) for item in self.folder.glob(f"begun-{process}-*")), default=0)
 
 
 def kill_one(observed: Observed) -> list[int]:
@@ -203,7 +203,7 @@ def kill_one(observed: Observed) -> list[int]:
 
     def watch() -> None:
         for _ in range(30_000):
-            ready = [one for one in observed.builders() if observed.begun(one) >= 2]
+            ready = [item for item in observed.builders() if observed.begun(item) >= 2]
             if ready:
                 os.kill(ready[0], signal.SIGKILL)
                 killed.append(ready[0])

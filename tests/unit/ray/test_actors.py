@@ -38,14 +38,14 @@ def test_gradients_of_gradients_do_not_deadlock(items: Items) -> None:
     second = embgrad.ray.gradients(
         first.map(lambda row: row), models.reference, embgrad.Logit(1), ids="ids_", prefix="b_", batch_size=2
     )
-    found: list[dict[str, Any]] = []
-    reader = threading.Thread(target=lambda: found.extend(second.take_all()), daemon=True)
+    actual: list[dict[str, Any]] = []
+    reader = threading.Thread(target=lambda: actual.extend(second.take_all()), daemon=True)
     reader.start()
     reader.join(120)
-    assert sorted(row["key"] for row in found) == list(range(20))
+    assert sorted(row["key"] for row in actual) == list(range(20))
     for index, prefix in enumerate("ab"):
         expected = of_one_process(models.reference(), rows, embgrad.Logit(index)).saliency()
-        for row in found:
+        for row in actual:
             close(row[f"{prefix}_saliency"], expected[row["key"], : len(row["ids_"])])
     with pytest.warns(
         EmbgradWarning, match=r"and those that produce the dataset, with num_cpus=1 in all, leave none .*materialize"

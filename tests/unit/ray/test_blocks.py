@@ -58,11 +58,11 @@ def blocks(table: pa.Table, build: Any = models.reference, objective: Any = labe
 def alone(
     row: dict[str, Any], build: Callable[[], Any] = models.reference, **options: Any
 ) -> embgrad.EmbeddingGradients:
-    found = embgrad.gradients(
+    actual = embgrad.gradients(
         build(), embgrad.TokenBatch([row["ids_"]]), embgrad.CrossEntropy([row["label"]]), **options
     )
-    assert isinstance(found, embgrad.EmbeddingGradients)
-    return found
+    assert isinstance(actual, embgrad.EmbeddingGradients)
+    return actual
 
 
 def expect_alone(rows: list[dict[str, Any]], build: Callable[[], Any] = models.reference) -> None:
@@ -74,10 +74,10 @@ def expect_alone(rows: list[dict[str, Any]], build: Callable[[], Any] = models.r
 
 def test_rows_keep_their_order_and_columns(items: Items) -> None:
     rows = items(11)
-    found = worked(rows, ids="ids_")
-    assert [{name: row[name] for name in rows[0]} for row in found] == rows
-    assert all(row["ids"] == row["ids_"] for row in found)
-    expect_alone(found)
+    actual = worked(rows, ids="ids_")
+    assert [{name: row[name] for name in rows[0]} for row in actual] == rows
+    assert all(row["ids"] == row["ids_"] for row in actual)
+    expect_alone(actual)
 
 
 def test_tables_and_values_are_those_of_each_row(items: Items) -> None:
@@ -101,16 +101,16 @@ def test_the_dtype_is_that_of_the_model(items: Items) -> None:
 
 
 def test_texts_are_returned_with_their_tokens(items: Items) -> None:
-    found = worked(items(6), lambda: (models.reference(), models.tokenizer()))
-    for row in found:
+    actual = worked(items(6), lambda: (models.reference(), models.tokenizer()))
+    for row in actual:
         assert row["ids"] == row["ids_"]
         assert row["tokens"] == ["[CLS]", *row["text"].split(), "[SEP]"]
-    expect_alone(found)
+    expect_alone(actual)
 
 
 def test_tensors_of_different_shapes_are_rows() -> None:
     def ids(rows: np.ndarray) -> pa.Table:
-        return pa.table({"ids": pa.chunked_array([pa.FixedShapeTensorArray.from_numpy_ndarray(one) for one in rows])})
+        return pa.table({"ids": pa.chunked_array([pa.FixedShapeTensorArray.from_numpy_ndarray(item) for item in rows])})
 
     asked, _ = settings(models.reference, embgrad.Sum(), {"ids": "ids"})
     of_ids = examples_of(ids(np.arange(1, 13).reshape(2, 2, 3)), asked.inputs, None).batch.ids
@@ -126,8 +126,8 @@ def test_tensors_of_different_shapes_are_rows() -> None:
 
 def test_pairs_are_two_columns() -> None:
     rows = [{"a": "w1 w2", "b": "w3", "label": 0}, {"a": "w4", "b": "w5 w6", "label": 1}]
-    found = worked(rows, lambda: (models.reference(), models.tokenizer()), text=("a", "b"))
-    assert [row["ids"] for row in found] == [[2, 5, 6, 3, 7, 3], [2, 8, 3, 9, 10, 3]]
+    actual = worked(rows, lambda: (models.reference(), models.tokenizer()), text=("a", "b"))
+    assert [row["ids"] for row in actual] == [[2, 5, 6, 3, 7, 3], [2, 8, 3, 9, 10, 3]]
 
 
 @pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
@@ -263,7 +263,7 @@ def test_masks_may_be_booleans(items: Items) -> None:
 
     rows = [{**row, "m": [True] * (len(row["ids_"]) - 1) + [False]} for row in items(5)]
     for kind in (bool, int, float):
-        given = [{**row, "m": [kind(one) for one in row["m"]]} for row in rows]
+        given = [{**row, "m": [kind(item) for item in row["m"]]} for row in rows]
         for row in worked(given, ids="ids_", mask="m", call=call):
             expected = embgrad.gradients(
                 models.reference(),
@@ -276,7 +276,7 @@ def test_masks_may_be_booleans(items: Items) -> None:
         seen.clear()
     rows[3]["m"] = [0.5] * len(rows[3]["ids_"])
     with pytest.raises(BatchError, match=r"^the row with key=3: mask holds 0.5 at example 0, position 0: expected 1"):
-        worked([{**row, "m": [float(one) for one in row["m"]]} for row in rows], ids="ids_", mask="m", key="key")
+        worked([{**row, "m": [float(item) for item in row["m"]]} for row in rows], ids="ids_", mask="m", key="key")
 
 
 def test_masks_and_types_have_the_length_of_the_ids(items: Items) -> None:
@@ -300,8 +300,8 @@ def test_options_are_passed_to_gradients(items: Items) -> None:
     rows = items(4)
     doubled = {"edit": {"word": lambda gradient: gradient * 2}}
     plain, edited = worked(rows, ids="ids_"), worked(rows, ids="ids_", **doubled)
-    for one, other in zip(plain, edited, strict=True):
-        np.testing.assert_allclose(np.array(one["saliency"]) * 2, other["saliency"], rtol=1e-12)
+    for first, second in zip(plain, edited, strict=True):
+        np.testing.assert_allclose(np.array(first["saliency"]) * 2, second["saliency"], rtol=1e-12)
     dots = worked(rows, ids="ids_", kind="dot")
     np.testing.assert_allclose(dots[0]["saliency"], alone(rows[0]).saliency("dot")[0], rtol=1e-12)
 
@@ -310,8 +310,8 @@ def test_an_objective_may_be_native(items: Items) -> None:
     rows = items(4)
     ours = worked(rows, objective=embgrad.Logit(1), ids="ids_")
     native = worked(rows, objective=lambda rows: lambda outputs: outputs.column(1), ids="ids_")
-    for one, other in zip(ours, native, strict=True):
-        np.testing.assert_allclose(one["saliency"], other["saliency"], rtol=1e-12)
+    for first, second in zip(ours, native, strict=True):
+        np.testing.assert_allclose(first["saliency"], second["saliency"], rtol=1e-12)
 
 
 def test_other_columns_are_unchanged(items: Items) -> None:
@@ -350,10 +350,10 @@ def test_columns_are_a_mapping() -> None:
 )
 def test_nested_lists_of_different_lengths_are_objects(rows: list[Any]) -> None:
     def lists(value: Any) -> Any:
-        return [lists(one) for one in value] if isinstance(value, np.ndarray) else value
+        return [lists(item) for item in value] if isinstance(value, np.ndarray) else value
 
-    found = Columns(pa.table({"spans": rows}))["spans"]
-    assert (found.dtype, found.shape, lists(found)) == (object, (2,), rows)
+    actual = Columns(pa.table({"spans": rows}))["spans"]
+    assert (actual.dtype, actual.shape, lists(actual)) == (object, (2,), rows)
 
 
 def test_bytes_keep_trailing_zeros() -> None:
@@ -373,11 +373,11 @@ def test_columns_of_views_are_unchanged(items: Items, kind: pa.DataType) -> None
 def test_a_missing_tensor_is_none() -> None:
     kind = pa.fixed_shape_tensor(pa.float32(), [2])
     held = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2], None, [3, 4]], kind.storage_type))
-    found = Columns(pa.table({"near": held}))["near"]
-    assert found.dtype == object
-    assert found[1] is None
-    assert found[2].dtype == np.float32
-    np.testing.assert_array_equal(found[2], [3, 4])
+    actual = Columns(pa.table({"near": held}))["near"]
+    assert actual.dtype == object
+    assert actual[1] is None
+    assert actual[2].dtype == np.float32
+    np.testing.assert_array_equal(actual[2], [3, 4])
     whole = Columns(pa.table({"near": pa.chunked_array([held[:1], held[2:]])}))["near"]
     assert whole.dtype == np.float32
     np.testing.assert_array_equal(whole, [[1, 2], [3, 4]])

@@ -32,8 +32,8 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     def run(*arguments: str) -> SimpleNamespace:
         capsys.readouterr()
         code = main(arguments)
-        found = capsys.readouterr()
-        return SimpleNamespace(code=code, out=found.out, err=found.err)
+        actual = capsys.readouterr()
+        return SimpleNamespace(code=code, out=actual.out, err=actual.err)
 
     return run
 
@@ -156,9 +156,9 @@ def test_texts_without_a_tokenizer_are_refused(
     asked = ("gradients", "--ray", "-m", "tests.unit.ray.models:reference", "--labels", "label")
     assert main([*asked, "-f", str(tmp_path / "texts.jsonl"), "-o", str(tmp_path / "out")]) == 2
     said = "error: texts need a tokenizer, and the model has no folder that holds one: name it with --tokenizer, or give --ids"
-    told = capsys.readouterr().err
-    assert said in " ".join(told.split())
-    assert "embgrad explain" not in told  # the message says it in full
+    reported = capsys.readouterr().err
+    assert said in " ".join(reported.split())
+    assert "embgrad explain" not in reported  # the message says it in full
 
 
 def test_a_missing_ray_says_what_to_install(command: Command, child: Command) -> None:

@@ -31,13 +31,13 @@ def of_one_process(
     built: Any, rows: list[dict[str, Any]], objective: Any = None, **batch: Any
 ) -> embgrad.EmbeddingGradients:
     model, tokenizer = built if isinstance(built, tuple) else (built, None)
-    found = embgrad.gradients(
+    actual = embgrad.gradients(
         model,
         embgrad.encode([row["text"] for row in rows], tokenizer) if tokenizer is not None else _padded(rows),
         objective or embgrad.CrossEntropy([row["label"] for row in rows]),
     )
-    assert isinstance(found, embgrad.EmbeddingGradients)
-    return found
+    assert isinstance(actual, embgrad.EmbeddingGradients)
+    return actual
 
 
 def _padded(rows: list[dict[str, Any]]) -> embgrad.TokenBatch:
@@ -49,15 +49,15 @@ def _padded(rows: list[dict[str, Any]]) -> embgrad.TokenBatch:
     )
 
 
-def close(found: Any, expected: np.ndarray, dtype: str = "float64") -> None:
-    np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE[dtype] * np.abs(expected).max())
+def close(actual: Any, expected: np.ndarray, dtype: str = "float64") -> None:
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=CLOSE[dtype] * np.abs(expected).max())
 
 
 def assert_killed_in_the_middle(killed: list[int], seen: Observed) -> None:
     assert len(killed) == 1
     assert seen.begun(killed[0]) >= 2
     others = seen.builders() - set(killed)
-    assert max(seen.last(one) for one in others) > seen.last(killed[0])
+    assert max(seen.last(item) for item in others) > seen.last(killed[0])
 
 
 def written(rows: list[dict[str, Any]], path: Path, files: int = 3) -> list[str]:
@@ -84,10 +84,10 @@ def test_parquet_files_with_a_killed_actor(
     )
     assert (report.rows_in, report.rows_out) == (150, 150)
     assert_killed_in_the_middle(killed, seen)
-    found = sorted(pa.parquet.read_table(out).to_pylist(), key=lambda row: row["key"])
-    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    actual = sorted(pa.parquet.read_table(out).to_pylist(), key=lambda row: row["key"])
+    assert [{name: row[name] for name in rows[0]} for row in actual] == rows
     expected = of_one_process(models.reference(), rows)
-    for number, row in enumerate(found):
+    for number, row in enumerate(actual):
         own = len(row["ids_"])
         close(row["saliency"], expected.saliency()[number, :own])
         close(row["objective"], expected.objective[number])
@@ -103,15 +103,15 @@ def test_the_mean_table_of_json_lines_with_a_killed_actor(
 ) -> None:
     rows, seen = items(200), observed(build=models.reference_float32, seconds=0.05)
     killed = killing(seen)
-    found = embgrad.ray.table(
+    actual = embgrad.ray.table(
         written(rows, tmp_path / "in.jsonl"), seen, seen.objective, reduce="mean", ids="ids_", batch_size=2
     )
     assert_killed_in_the_middle(killed, seen)
     expected = of_one_process(models.reference_float32(), rows).table()
-    assert found.shape == expected.shape
-    assert 0 not in found.rows  # what fills up the shorter rows counts for nothing
-    assert found.values.dtype == np.float32
-    close(found.to_dense(), expected.to_dense() / len(rows), "float32")
+    assert actual.shape == expected.shape
+    assert 0 not in actual.rows  # what fills up the shorter rows counts for nothing
+    assert actual.values.dtype == np.float32
+    close(actual.to_dense(), expected.to_dense() / len(rows), "float32")
 
 
 def test_the_result_is_a_lazy_dataset(items: Items) -> None:
@@ -120,9 +120,9 @@ def test_the_result_is_a_lazy_dataset(items: Items) -> None:
         ray.data.from_items(rows), models.reference, labelled, output="values", length=9, ids="ids_", batch_size=4
     )
     expected = of_one_process(models.reference(), rows).values
-    found = {row["key"]: row for row in dataset.filter(lambda row: row["key"] < 30).take_all()}
-    assert sorted(found) == list(range(30))
-    for key, row in found.items():
+    actual = {row["key"]: row for row in dataset.filter(lambda row: row["key"] < 30).take_all()}
+    assert sorted(actual) == list(range(30))
+    for key, row in actual.items():
         assert row["values"].shape == (9, models.DIM)
         own = len(row["ids_"])
         close(row["values"][:own], expected[key, :own])
@@ -161,10 +161,10 @@ def test_saliencies_of_texts_in_torch(items: Items) -> None:
     rows = items(24)
     dataset = embgrad.ray.gradients(ray.data.from_items(rows), models.torch_bert, labelled, kind="dot", batch_size=4)
     expected = of_one_process(models.torch_bert(), rows)
-    found = dataset.take_all()
-    assert sorted(row["key"] for row in found) == list(range(24))
+    actual = dataset.take_all()
+    assert sorted(row["key"] for row in actual) == list(range(24))
     scale = np.abs(expected.saliency("dot")).max()
-    for row in found:
+    for row in actual:
         own = len(row["ids_"])
         assert list(row["tokens"]) == ["[CLS]", *row["text"].split(), "[SEP]"]
         difference = np.abs(row["saliency"] - expected.saliency("dot")[row["key"], :own]).max()
@@ -175,7 +175,7 @@ def test_saliencies_of_texts_in_torch(items: Items) -> None:
 @pytest.mark.framework("tensorflow")
 def test_the_sum_in_keras(items: Items) -> None:
     rows = items(24)
-    found = embgrad.ray.table(
+    actual = embgrad.ray.table(
         ray.data.from_items(rows), models.keras_net, labelled, ids="ids_", convention="ids", batch_size=4, verify=False
     )
     net = models.keras_net()
@@ -183,7 +183,7 @@ def test_the_sum_in_keras(items: Items) -> None:
         embgrad.gradients(net, np.array([row["ids_"]]), embgrad.CrossEntropy([row["label"]])).table().to_dense()
         for row in rows
     ]
-    close(found.to_dense(), np.sum(each, axis=0), "float32")
+    close(actual.to_dense(), np.sum(each, axis=0), "float32")
 
 
 @pytest.mark.slow
@@ -197,10 +197,10 @@ def test_tables_of_each_row_in_gluon(items: Items) -> None:
     net, tokenizer = models.gluon_bert()
     batch = embgrad.encode([row["text"] for row in rows], tokenizer).replace(convention="gluonnlp")
     expected = embgrad.gradients(net, batch, objective).per_example()
-    scale = max(np.abs(one.values).max() for one in expected)
-    found = dataset.take_all()
-    assert sorted(row["key"] for row in found) == list(range(24))
-    for row in found:
+    scale = max(np.abs(item.values).max() for item in expected)
+    actual = dataset.take_all()
+    assert sorted(row["key"] for row in actual) == list(range(24))
+    for row in actual:
         table = embgrad.RowSparse(np.array(row["rows"]), np.array(row["values"]), (row["vocab"], 16))
         assert np.abs(table.to_dense() - expected[row["key"]].to_dense()).max() < CLOSE["float32"] * scale
 

@@ -28,7 +28,7 @@ SAID = r"^build\(\) returned different weights in different actors \('W'\): expe
 
 def test_other_weights_than_those_of_the_first_actor_are_refused() -> None:
     run, built = uuid.uuid4().hex, models.drawn()
-    for model in (built, ReferenceModel(built.forward, {name: one.value for name, one in built.parameters.items()})):
+    for model in (built, ReferenceModel(built.forward, {name: item.value for name, item in built.parameters.items()})):
         expect_same_weights(run, model)
     with pytest.raises(embgrad.BackendError, match=SAID):
         expect_same_weights(run, models.drawn())

@@ -39,11 +39,11 @@ def written(dataset: Any, folder: Path, **options: Any) -> tuple[dict[int, dict[
     report = embgrad.ray.write(
         dataset, models.reference, labelled, folder, ids="ids_", key="key", batch_size=4, **options
     )
-    found = pa.parquet.read_table(folder)
-    assert all(pa.parquet.read_schema(one).equals(found.schema) for one in folder.glob("*.parquet"))
+    actual = pa.parquet.read_table(folder)
+    assert all(pa.parquet.read_schema(item).equals(actual.schema) for item in folder.glob("*.parquet"))
     if report.rows_in is not None:
-        assert report.rows_in == report.rows_out == found.num_rows
-    return {int(row["key"]): row for row in found.to_pylist()}, found.schema
+        assert report.rows_in == report.rows_out == actual.num_rows
+    return {int(row["key"]): row for row in actual.to_pylist()}, actual.schema
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -54,17 +54,17 @@ def test_columns_missing_in_some_files_are_null(items: Items, tmp_path: Path, ve
     for row in rows[20:]:
         row |= {"number": 1.5, "later": "y", "more": {"b": 2}, "deep": [{"b": [0.5]}]}
     files = [lines(rows[:20], tmp_path / "a.jsonl"), lines(rows[20:], tmp_path / "b.jsonl")]
-    found, schema = written(files, tmp_path / "out", verify=verify)
-    assert sorted(found) == list(range(40))
-    assert found[3]["note"] == "x"
-    assert found[33]["note"] is None
-    assert (found[3]["number"], found[33]["number"]) == (1.0, 1.5)
-    assert (found[3]["later"], found[33]["later"]) == (None, "y")
-    assert (found[3]["more"], found[33]["more"]) == ({"b": None}, {"b": 2})
-    assert (found[3]["deep"], found[33]["deep"]) == ([{"a": 1, "b": None}], [{"a": None, "b": [0.5]}])
+    actual, schema = written(files, tmp_path / "out", verify=verify)
+    assert sorted(actual) == list(range(40))
+    assert actual[3]["note"] == "x"
+    assert actual[33]["note"] is None
+    assert (actual[3]["number"], actual[33]["number"]) == (1.0, 1.5)
+    assert (actual[3]["later"], actual[33]["later"]) == (None, "y")
+    assert (actual[3]["more"], actual[33]["more"]) == ({"b": None}, {"b": 2})
+    assert (actual[3]["deep"], actual[33]["deep"]) == ([{"a": 1, "b": None}], [{"a": None, "b": [0.5]}])
     assert schema.field("number").type == pa.float64()
     for row in rows:
-        np.testing.assert_array_equal(found[row["key"]]["ids"], row["ids_"])
+        np.testing.assert_array_equal(actual[row["key"]]["ids"], row["ids_"])
 
 
 def test_blocks_of_different_types_are_unified(items: Items, tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_blocks_of_different_types_are_unified(items: Items, tmp_path: Path) -> 
         pa.Table.from_pylist(rows[20:30]).append_column("number", pa.array([1.5] * 10)),
         pa.Table.from_pylist(rows[30:]).append_column("note", pa.array(["y"] * 10, pa.large_string())),
     ]
-    found, schema = written(ray.data.from_arrow(tables), tmp_path / "out")
-    assert [found[key]["note"] for key in (5, 15, 35)] == ["x", None, "y"]
-    assert [found[key]["number"] for key in (5, 15, 25)] == [None, 2.0**53, 1.5]
+    actual, schema = written(ray.data.from_arrow(tables), tmp_path / "out")
+    assert [actual[key]["note"] for key in (5, 15, 35)] == ["x", None, "y"]
+    assert [actual[key]["number"] for key in (5, 15, 25)] == [None, 2.0**53, 1.5]
     assert schema.field("number").type == pa.float64()
 
 
@@ -87,12 +87,12 @@ def test_tensors_of_different_shapes_are_lists(items: Items, tmp_path: Path) -> 
         if row["key"] >= 10:
             row["maybe"] = np.ones(2)
         row["ids_"] = np.array([2, 5, 3] if row["key"] < 10 else [2, 5, 6, 3] if row["key"] < 20 else row["ids_"])
-    found, schema = written(ray.data.from_items(rows, override_num_blocks=4), tmp_path / "out")
+    actual, schema = written(ray.data.from_items(rows, override_num_blocks=4), tmp_path / "out")
     assert schema.field("ids_").type.value_type == pa.int64()
     for row in rows:
-        assert found[row["key"]]["ids_"] == row["ids_"].tolist()
-        assert found[row["key"]]["image"] == row["image"].tolist()
-        assert found[row["key"]]["maybe"] == ([1, 1] if row["key"] >= 10 else None)
+        assert actual[row["key"]]["ids_"] == row["ids_"].tolist()
+        assert actual[row["key"]]["image"] == row["image"].tolist()
+        assert actual[row["key"]]["maybe"] == ([1, 1] if row["key"] >= 10 else None)
 
 
 def test_keys_may_have_two_types(items: Items, tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_keys_may_have_two_types(items: Items, tmp_path: Path) -> None:
     once = embgrad.ray.table(files[0], models.reference, labelled, ids="ids_", key="key").to_dense()
     np.testing.assert_allclose(twice, 2 * once, rtol=1e-12)
     blocks = ray.data.from_arrow([pa.Table.from_pylist(rows), pa.Table.from_pylist(other)])
-    found = embgrad.ray.table(blocks, models.reference, labelled, ids="ids_", key="key").to_dense()
-    np.testing.assert_allclose(found, twice, rtol=1e-12)
+    actual = embgrad.ray.table(blocks, models.reference, labelled, ids="ids_", key="key").to_dense()
+    np.testing.assert_allclose(actual, twice, rtol=1e-12)
 
 
 def test_equal_values_of_different_types_are_one_row() -> None:
@@ -195,7 +195,7 @@ def test_types_are_widened_where_no_value_changes() -> None:
     with pytest.raises(FileFormatError, match=r"^the column 'n' of it is of the type int64, and double elsewhere"):
         conformed(pa.table({"n": [2**53 + 1]}), pa.schema([("n", pa.float64())]), "it")
     lists = conformed(rows, pa.schema([("n", pa.list_(pa.list_(pa.float32())))]), "it")
-    assert lists.to_pylist() == [{"n": one.tolist()} for one in values]
+    assert lists.to_pylist() == [{"n": item.tolist()} for item in values]
 
 
 def test_types_that_parquet_lacks_are_refused(items: Items, tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_gradients_may_be_the_input_of_another_run(items: Items, tmp_path: Path)
     first = embgrad.ray.gradients(
         ray.data.from_items(items(6)), models.reference, labelled, ids="ids_", output="values", length=9, prefix="g_"
     )
-    found, schema = written(first.materialize(), tmp_path / "out")
-    assert sorted(found) == list(range(6))
+    actual, schema = written(first.materialize(), tmp_path / "out")
+    assert sorted(actual) == list(range(6))
     assert schema.field("g_values").type.shape == [9, models.DIM]
 
 

@@ -30,8 +30,8 @@ def test_levels_are_fractions_of_the_scale() -> None:
 
 
 def test_all_results_share_one_scale() -> None:
-    one = result([["a", "b"]], np.full((1, 2, 1), 4.0))
-    page = read({"a": one, "b": replace(one, values=one.values / 4)}, {})
+    item = result([["a", "b"]], np.full((1, 2, 1), 4.0))
+    page = read({"a": item, "b": replace(item, values=item.values / 4)}, {})
     assert [[token.classes[1] for token in panel.tokens] for panel in page.panels[:2]] == [["n16"] * 2, ["n4"] * 2]
 
 
@@ -70,7 +70,8 @@ def test_a_step_is_never_paler_than_the_one_before() -> None:
 
 def lines(**figures: list[float]) -> dict[str, list[Line]]:
     return {
-        name: [Line(f"layer.{i}", True, one, one, 1.0) for i, one in enumerate(each)] for name, each in figures.items()
+        name: [Line(f"layer.{i}", True, item, item, 1.0) for i, item in enumerate(each)]
+        for name, each in figures.items()
     }
 
 

@@ -22,21 +22,21 @@ from tests.unit.pages import SENTENCE, Reader, read, result, times
 
 
 def test_every_figure_comes_from_the_result() -> None:
-    one = result(
+    item = result(
         [["[CLS]", "un", "##kind", "[SEP]"], ["[CLS]", "kind", "[SEP]", "[PAD]"]], mask=[[1] * 4, [1, 1, 1, 0]]
     )
-    page = read(one)
+    page = read(item)
     assert [panel.legend for panel in page.panels] == ["Magnitude", "Signed"] * 2
     for number, panel in enumerate(page.panels):
         example = number // 2
         for position, token in enumerate(panel.tokens):
             assert token.figures == " · ".join(
                 [
-                    one.tokens[example][position],
+                    item.tokens[example][position],
                     f"position {position}",
-                    f"id {one.ids[example, position]}",
-                    f"magnitude {one.saliency('norm')[example, position]:.4g}",
-                    f"signed {one.saliency('dot')[example, position]:.4g}",
+                    f"id {item.ids[example, position]}",
+                    f"magnitude {item.saliency('norm')[example, position]:.4g}",
+                    f"signed {item.saliency('dot')[example, position]:.4g}",
                 ]
             )
     assert [len(panel.tokens) for panel in page.panels] == [4, 4, 3, 3], "padding is not shown"
@@ -53,8 +53,8 @@ def test_each_token_shows_its_difference() -> None:
     assert [panel.legend for panel in page.panels] == [
         f"{kind}, {name}" for kind in ("Magnitude", "Signed") for name in ("ours", "theirs")
     ]
-    told = [token.figures.rpartition(" · ")[2] for token in page.panels[1].tokens]
-    assert told == ["differs from ours by 0.0e+00"] * 4 + [
+    reported = [token.figures.rpartition(" · ")[2] for token in page.panels[1].tokens]
+    assert reported == ["differs from ours by 0.0e+00"] * 4 + [
         "differs from ours by 1.0e+00",
         "differs from ours by 0.0e+00",
     ]
@@ -114,11 +114,11 @@ def verdict_of(page: Reader) -> str:
 
 
 def test_the_verdict_in_words() -> None:
-    one = result(SENTENCE)
-    page = verdict_of(read({"ours": one, "theirs": replace(one)}))
+    item = result(SENTENCE)
+    page = verdict_of(read({"ours": item, "theirs": replace(item)}))
     assert "✓ theirs agrees with ours: relative L2 0 (tolerance" in page
-    apart = embgrad.compare(one, times(one, -1))
-    page = verdict_of(read({"ours": one, "theirs": times(one, -1)}, {"theirs": apart}))
+    apart = embgrad.compare(item, times(item, -1))
+    page = verdict_of(read({"ours": item, "theirs": times(item, -1)}, {"theirs": apart}))
     assert "✗ theirs differs from ours: relative L2 2 (tolerance" in page
     for finding in apart.findings:
         assert str(finding) in page
@@ -126,12 +126,12 @@ def test_the_verdict_in_words() -> None:
 
 
 def test_findings_notes_and_advice_come_before_the_sentences() -> None:
-    one = result(SENTENCE)
-    found = (embgrad.Finding(("sign",), "a change of sign", 0.987, 0.01),)
+    item = result(SENTENCE)
+    actual = (embgrad.Finding(("sign",), "a change of sign", 0.987, 0.01),)
     comparison = replace(
-        embgrad.compare(one, times(one, -1)), findings=found, notes=("padded otherwise",), advice="try bisect"
+        embgrad.compare(item, times(item, -1)), findings=actual, notes=("padded otherwise",), advice="try bisect"
     )
-    page = verdict_of(read({"a": one, "b": times(one, -1)}, {"b": comparison}))
+    page = verdict_of(read({"a": item, "b": times(item, -1)}, {"b": comparison}))
     where = [
         page.index(text)
         for text in ("98.7 % of the difference is a change of sign", "try bisect", "padded otherwise", "Example 0")
@@ -140,9 +140,9 @@ def test_findings_notes_and_advice_come_before_the_sentences() -> None:
 
 
 def test_several_points() -> None:
-    one = result(SENTENCE)
-    ours = {"layer.0": one, "word": times(one, 3), "layer.1": one}
-    theirs = {"layer.0": one, "word": times(one, 3), "layer.1": times(one, 1.5)}
+    item = result(SENTENCE)
+    ours = {"layer.0": item, "word": times(item, 3), "layer.1": item}
+    theirs = {"layer.0": item, "word": times(item, 3), "layer.1": times(item, 1.5)}
     page = read({"ours": ours, "theirs": theirs})
     text = verdict_of(page)
     assert "✗ theirs differs from ours at 1 of 3 points (layer.1): relative L2 0.5 at most" in text
@@ -164,17 +164,17 @@ def test_several_points() -> None:
 
 
 def test_findings_name_their_points() -> None:
-    one = result(SENTENCE)
+    item = result(SENTENCE)
     sign, factor = (embgrad.Finding((name,), name, 0.99, 0.1) for name in ("sign", "constant-factor"))
-    whole = embgrad.compare(one, times(one, -1))
+    whole = embgrad.compare(item, times(item, -1))
     given = embgrad.Comparisons(
         {
             "word": replace(whole, findings=(sign, factor), notes=("n",)),
             "layer.0": replace(whole, findings=(sign,), notes=("n", "m")),
-            "layer.1": embgrad.compare(one, one),
+            "layer.1": embgrad.compare(item, item),
         }
     )
-    text = verdict_of(read({"a": one, "b": times(one, -1)}, {"b": given}))
+    text = verdict_of(read({"a": item, "b": times(item, -1)}, {"b": given}))
     assert "> 99 % of the difference is sign".replace("> ", " ") in text
     assert "at word: 99 % of the difference is constant-factor" in text
     assert "at word, layer.0: n" in text
@@ -182,14 +182,14 @@ def test_findings_name_their_points() -> None:
 
 
 def test_different_findings_are_listed_separately() -> None:
-    one = result(SENTENCE)
-    whole = embgrad.compare(one, times(one, -1))
+    item = result(SENTENCE)
+    whole = embgrad.compare(item, times(item, -1))
     texts = [f"a factor {number}" for number in range(12)]
     given = {
         f"layer.{number}": replace(whole, findings=(embgrad.Finding(("constant-factor",), text, 0.9, 0.1),))
         for number, text in enumerate(texts)
     }
-    text = verdict_of(read({"a": dict.fromkeys(given, one), "b": dict.fromkeys(given, one)}, {"b": given}))
+    text = verdict_of(read({"a": dict.fromkeys(given, item), "b": dict.fromkeys(given, item)}, {"b": given}))
     for number in range(8):
         assert f"at layer.{number}: 90 % of the difference is a factor {number}" in text
     assert "a factor 8" not in text
@@ -206,15 +206,15 @@ def test_examples_are_numbered_as_in_the_first() -> None:
 
 
 def test_many_examples_are_listed_in_part() -> None:
-    one = result([[f"t{number}"] for number in range(80)])
-    page = read({"a": one, "b": one})
+    item = result([[f"t{number}"] for number in range(80)])
+    page = read({"a": item, "b": item})
     assert sum(row[0].startswith("example ") for row in page.rows) == 50
     assert "30 more examples not listed" in page.seen
 
 
 def test_a_large_result_is_cut_and_says_so() -> None:
-    one = result([[f"word{n}" for n in range(128)]] * 200, ids=np.arange(200 * 128).reshape(200, 128))
-    page = render_page({"a": one, "b": times(one, 1)})
+    item = result([[f"word{n}" for n in range(128)]] * 200, ids=np.arange(200 * 128).reshape(200, 128))
+    page = render_page({"a": item, "b": times(item, 1)})
     assert len(page) < 6e6
     reader = Reader(page)
     assert "the last 181 of 200 examples are not shown" in reader.seen
@@ -223,7 +223,7 @@ def test_a_large_result_is_cut_and_says_so() -> None:
     long = read(result([[f"w{position}" for position in range(3000)]]))
     assert "the first 512 of 3000 tokens" in long.seen
     assert [len(panel.tokens) for panel in long.panels] == [512, 512]
-    fragment = one._repr_html_() or ""
+    fragment = item._repr_html_() or ""
     assert len(fragment) < 3e5
     assert "examples are not shown" in fragment
     assert "the first 100 of 128 tokens" in fragment
@@ -236,11 +236,11 @@ def test_an_example_without_a_real_position() -> None:
 
 
 def test_a_point_without_positions_has_no_sentences() -> None:
-    one = result([["a", "b"]], np.ones((1, 4)), provenance={"point": "pooler", "backend": "torch"})
-    page = read(one)
+    item = result([["a", "b"]], np.ones((1, 4)), provenance={"point": "pooler", "backend": "torch"})
+    page = read(item)
     assert "has no sentences here: its gradient has the shape (1, 4)" in page.seen
     assert page.panels == []
-    assert "of shape" in Reader(one._repr_html_()).seen or "the shape (1, 4)" in Reader(one._repr_html_()).seen
+    assert "of shape" in Reader(item._repr_html_()).seen or "the shape (1, 4)" in Reader(item._repr_html_()).seen
 
 
 def test_the_pages_structure() -> None:
@@ -354,21 +354,21 @@ def test_other_comparisons_are_refused(comparisons: Any, message: str) -> None:
     ],
 )
 def test_unknown_layers_are_refused(layers: list[str], message: str) -> None:
-    one = result(SENTENCE)
-    held = {"word": one, "layer.0": one}
+    item = result(SENTENCE)
+    held = {"word": item, "layer.0": item}
     with pytest.raises(PointError, match=message):
-        render_page({"a": {**held, "layer.1": one}, "b": held}, layers=layers)
+        render_page({"a": {**held, "layer.1": item}, "b": held}, layers=layers)
 
 
 def test_results_without_a_common_point_are_refused() -> None:
-    one = result(SENTENCE)
+    item = result(SENTENCE)
     with pytest.raises(PointError, match=r"a holds 'word'; b holds 'layer\.0'; expected results at the same points"):
-        render_page({"a": {"word": one}, "b": {"layer.0": one}})
+        render_page({"a": {"word": item}, "b": {"layer.0": item}})
 
 
 def test_notebooks_show_sentences() -> None:
-    one = result(SENTENCE)
-    fragment = one._repr_html_()
+    item = result(SENTENCE)
+    fragment = item._repr_html_()
     assert fragment is not None
     page = Reader(fragment)
     assert "EmbeddingGradients 1 × 6 × 4, float32 at word; Model, reference 1.2.3" in verdict_of(page)
@@ -376,7 +376,7 @@ def test_notebooks_show_sentences() -> None:
     assert len(titles) == 12
     assert (
         titles[3]
-        == f"##ping · position 3 · id 3 · magnitude {one.saliency('norm')[0, 3]:.4g} · signed {one.saliency('dot')[0, 3]:.4g}"
+        == f"##ping · position 3 · id 3 · magnitude {item.saliency('norm')[0, 3]:.4g} · signed {item.saliency('dot')[0, 3]:.4g}"
     )
     assert "style" not in [tag for tag, _ in page.tags]
     assert not page.attributes("id")
@@ -385,13 +385,13 @@ def test_notebooks_show_sentences() -> None:
 
 
 def test_notebooks_show_comparisons() -> None:
-    one = result(SENTENCE)
-    comparison = embgrad.compare(one, times(one, 2))
+    item = result(SENTENCE)
+    comparison = embgrad.compare(item, times(item, 2))
     page = Reader(comparison._repr_html_() or "")
     assert "✗ b differs from a: relative L2 1" in verdict_of(page)
     assert [row[0].strip() for row in page.rows] == ["", "✗ all", "example 0"]
     assert page.rows[1][1:] == [figure(1.0), figure(comparison.figures.largest), "1.00000000"]
-    several = embgrad.compare({"word": one, "layer.0": one}, {"word": one, "layer.0": times(one, 2)})
+    several = embgrad.compare({"word": item, "layer.0": item}, {"word": item, "layer.0": times(item, 2)})
     page = Reader(several._repr_html_() or "")
     assert [row[0].strip() for row in page.rows] == ["point", "✓ word", "✗ layer.0"]
     assert [tag for tag, _ in page.tags].count("svg") == 1
@@ -399,12 +399,12 @@ def test_notebooks_show_comparisons() -> None:
 
 
 def test_without_jinja2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    one = result(SENTENCE)
-    comparison = embgrad.compare(one, one)
-    shown = [one, comparison, embgrad.Comparisons({"word": comparison})]
+    item = result(SENTENCE)
+    comparison = embgrad.compare(item, item)
+    shown = [item, comparison, embgrad.Comparisons({"word": comparison})]
     assert all(each._repr_html_() is not None for each in shown)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert [each._repr_html_() for each in shown] == [None] * 3
     with pytest.raises(EmbgradError, match=r"needs the package 'jinja2'.*: pip install 'embgrad\[report\]'"):
-        write_page(tmp_path / "page.html", one)
+        write_page(tmp_path / "page.html", item)
     assert os.listdir(tmp_path) == []

@@ -149,10 +149,10 @@ def test_functions_differ_by_what_they_read_in_their_module(source: str, one: st
 
 
 def test_functions_have_the_same_digest_in_each_process() -> None:
-    sources = [f"{one}\ndef make(labels): return S, labels in {{'p', 'q', 'r'}}" for one in OF_PROCESSES]
+    sources = [f"{item}\ndef make(labels): return S, labels in {{'p', 'q', 'r'}}" for item in OF_PROCESSES]
     script = "import sys\nfrom tests.unit.streaming.test_digests import function_digest, in_a_module\n"
     script += "for one in sys.argv[1:]: print(function_digest(in_a_module(one, 'make')))"
-    told = [
+    reported = [
         subprocess.run(
             [sys.executable, "-c", script, *sources],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -162,15 +162,15 @@ def test_functions_have_the_same_digest_in_each_process() -> None:
         ).stdout.splitlines()
         for seed in ("1", "2")
     ]
-    assert told == [[function_digest(in_a_module(one, "make")) for one in sources]] * 2
+    assert reported == [[function_digest(in_a_module(item, "make")) for item in sources]] * 2
 
 
 def test_what_a_function_writes_or_does_not_read_is_not_in_its_digest() -> None:
     source = "CALLS = {}\nUNREAD = {}\nINNER = {}\nimport os, sys\n"
     source += "def make(labels):\n global CALLS\n CALLS += 1\n def count():\n  global INNER\n  INNER += 1\n"
     source += " count()\n return os.environ, sys.path, embgrad.Sum()"
-    one, other = (function_digest(in_a_module(source.format(n, n, n), "make")) for n in (1, 2))
-    assert one == other
+    first, second = (function_digest(in_a_module(source.format(n, n, n), "make")) for n in (1, 2))
+    assert first == second
 
 
 def test_the_code_of_an_objective_identifies_the_run(tmp_path: Path) -> None:

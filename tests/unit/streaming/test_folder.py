@@ -54,7 +54,7 @@ def counted() -> tuple[ReferenceModel, list[int]]:
         runs.append(len(input_ids))
         return forward(self, input_ids, attention_mask)
 
-    return ReferenceModel(counting, {name: one.value for name, one in model().parameters.items()}), runs
+    return ReferenceModel(counting, {name: item.value for name, item in model().parameters.items()}), runs
 
 
 def begin(results: int, to: Path, *source: Any, **options: Any) -> None:
@@ -83,16 +83,16 @@ def expect_same(one: Any, other: Any) -> None:
 
 def test_results_are_read_back_bit_for_bit(tmp_path: Path) -> None:
     given = list(run(tmp_path / "run"))
-    found = embgrad.open_stream(tmp_path / "run")
-    assert (len(found), found.examples, found.complete, found.keep) == (12, COUNT, True, "all")
-    assert repr(found).endswith("12 results of 23 examples, keep='all', complete)")
-    for one, other, third in zip(given, found, by_hand(COUNT, 2), strict=True):
-        expect_same_bits(one, other)
-        expect_same_bits(one, third)
-    expect_same_bits(found[7], given[7])
-    expect_same_bits(found[-1], given[-1])
+    actual = embgrad.open_stream(tmp_path / "run")
+    assert (len(actual), actual.examples, actual.complete, actual.keep) == (12, COUNT, True, "all")
+    assert repr(actual).endswith("12 results of 23 examples, keep='all', complete)")
+    for first, second, third in zip(given, actual, by_hand(COUNT, 2), strict=True):
+        expect_same_bits(first, second)
+        expect_same_bits(first, third)
+    expect_same_bits(actual[7], given[7])
+    expect_same_bits(actual[-1], given[-1])
     with pytest.raises(IndexError):
-        found[12]
+        actual[12]
 
 
 def test_results_are_indexed_by_whole_numbers_and_slices(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_an_interruption_at_any_moment_counts_no_example_twice(
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     run(tmp_path / "whole", keep=keep).finish()
-    place, name, before = MOMENTS[moment]
-    step = getattr(place, name)
+    owner, name, before = MOMENTS[moment]
+    step = getattr(owner, name)
     for stop in (1, 2, 4):
         calls = itertools.count(1)
 
@@ -228,14 +228,14 @@ def test_an_interruption_at_any_moment_counts_no_example_twice(
             number = next(calls)
             if number == stop and before:
                 raise KeyboardInterrupt
-            found = step(*given, **options)
+            actual = step(*given, **options)
             if number == stop:
                 raise KeyboardInterrupt
-            return found
+            return actual
 
         parts = tmp_path / f"parts {stop}"
         with monkeypatch.context() as patched:
-            patched.setattr(place, name, stopping)
+            patched.setattr(owner, name, stopping)
             with contextlib.suppress(KeyboardInterrupt):
                 run(parts, keep=keep).finish()
         run(parts, keep=keep).finish()
@@ -296,8 +296,8 @@ if sys.argv[3] == "interrupted":
 @pytest.mark.parametrize("keep", ["all", "table"])
 def test_a_process_that_ends_within_a_stream_loses_no_result(tmp_path: Path, keep: str, end: str) -> None:
     command = [sys.executable, "-c", LEFT, str(tmp_path), keep, end]
-    found = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
-    assert "Exception ignored" not in found.stderr
+    actual = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    assert "Exception ignored" not in actual.stderr
     assert _finished(tmp_path) == 7
 
 
@@ -480,10 +480,10 @@ def test_a_stream_that_was_closed_before_its_end_has_no_sum(tmp_path: Path) -> N
             EmbgradError, match=r"the stream was closed or failed before the end of its source.* holds 3 results"
         ):
             ask()
-    found = run(tmp_path, keep="table").table()
+    actual = run(tmp_path, keep="table").table()
     expected = run(tmp_path / "whole", keep="table").table()
-    np.testing.assert_array_equal(found.rows, expected.rows)
-    np.testing.assert_array_equal(found.values, expected.values)
+    np.testing.assert_array_equal(actual.rows, expected.rows)
+    np.testing.assert_array_equal(actual.values, expected.values)
 
 
 class Shifted:
@@ -491,7 +491,7 @@ class Shifted:
         self.shift = shift
 
     def __call__(self, text: str) -> list[int]:
-        return [1 + (one + self.shift) % 30 for one in tokenizer(text)]
+        return [1 + (item + self.shift) % 30 for item in tokenizer(text)]
 
 
 class Pieces(Shifted):
@@ -546,8 +546,8 @@ def test_a_stream_copies_its_tokenizer(tmp_path: Path) -> None:
     with run(tmp_path, tokenizer=shared, ahead=0) as parts:
         next(parts)
         shared.enable_truncation(2)
-        found = [result.ids.shape[1] for result in parts]
-    assert max(found) > 2
+        actual = [result.ids.shape[1] for result in parts]
+    assert max(actual) > 2
     assert shared.truncation is not None
 
 
@@ -564,10 +564,10 @@ def test_a_modified_result_is_not_written(tmp_path: Path, keep: str) -> None:
     assert files(tmp_path / "one") == files(tmp_path / "other")
     folder = embgrad.open_stream(tmp_path / "other")
     for _ in range(2):
-        found = folder[3]
-        np.testing.assert_array_equal(found.objective, expected[3].objective)
-        np.testing.assert_array_equal(found.ids, expected[3].ids)
-        changed(found)
+        actual = folder[3]
+        np.testing.assert_array_equal(actual.objective, expected[3].objective)
+        np.testing.assert_array_equal(actual.ids, expected[3].ids)
+        changed(actual)
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])

@@ -76,24 +76,24 @@ def test_broken_manifests_are_refused(tmp_path: Path, name: str) -> None:
 def test_a_manifest_without_shards_has_no_sum(tmp_path: Path, keep: str) -> None:
     run(tmp_path, keep=keep).finish()
     _edited(lambda read: read.update(shards=[], complete=False))(tmp_path / "manifest.json")
-    found = embgrad.open_stream(tmp_path)
-    assert (len(found), found.complete) == (0, False)
+    actual = embgrad.open_stream(tmp_path)
+    assert (len(actual), actual.complete) == (0, False)
     with pytest.raises(EmbgradError, match="no batch is finished: expected one at least, to sum up"):
-        found.table()
+        actual.table()
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
 def test_broken_shards_are_refused(tmp_path: Path, keep: str) -> None:
     def read() -> None:
-        found = embgrad.open_stream(tmp_path)
-        found.table() if keep == "table" else list(found)
+        actual = embgrad.open_stream(tmp_path)
+        actual.table() if keep == "table" else list(actual)
 
     run(tmp_path, keep=keep).finish()
     shard = sorted(tmp_path.glob("shard-*"))[0]
     whole = shard.read_bytes()
-    for place in range(0, len(whole), max(1, len(whole) // 7)):
+    for index in range(0, len(whole), max(1, len(whole) // 7)):
         changed = bytearray(whole)
-        changed[place] ^= 1
+        changed[index] ^= 1
         shard.write_bytes(changed)
         with pytest.raises(FileFormatError, match="SHA-256"):
             read()
@@ -118,8 +118,8 @@ def test_shards_of_other_content_are_refused(tmp_path: Path, keep: str) -> None:
     import safetensors.numpy
 
     def read() -> Iterator[Any]:
-        found = embgrad.open_stream(tmp_path)
-        return iter([found.table()] if keep == "table" else list(found))
+        actual = embgrad.open_stream(tmp_path)
+        return iter([actual.table()] if keep == "table" else list(actual))
 
     run(tmp_path / "other", keep="saliency" if keep == "all" else "all").finish()
     other = sorted((tmp_path / "other").glob("shard-*"))[0].read_bytes()
@@ -190,14 +190,14 @@ def test_the_message_says_what_is_wrong_with_a_shard(
     key, text = next(iter(json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"].items()))
     assert old in text
     _rewritten(tmp_path, safetensors.numpy.save(safetensors.numpy.load(whole), {key: text.replace(old, new)}))
-    found = embgrad.open_stream(tmp_path)
+    actual = embgrad.open_stream(tmp_path)
     with pytest.raises(FileFormatError, match=message):
-        found.table() if keep == "table" else list(found)
+        actual.table() if keep == "table" else list(actual)
 
 
 def test_a_shard_that_is_deleted_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path).finish()
-    found = embgrad.open_stream(tmp_path)
+    actual = embgrad.open_stream(tmp_path)
     digest = reading.file_digest
 
     def gone(path: Path) -> str:
@@ -209,4 +209,4 @@ def test_a_shard_that_is_deleted_while_it_is_read_is_refused(tmp_path: Path, mon
         r"shard-00000000-000003\.safetensors cannot be read: .*No such file.*; fetch it again, or write the folder anew"
     )
     with pytest.raises(FileFormatError, match=message):
-        list(found)
+        list(actual)

@@ -56,8 +56,8 @@ def stream(source: Any, objective: Any = LABELLED, **options: Any) -> embgrad.St
     return embgrad.stream(model(), source, objective, **{"tokenizer": tokenizer, **options})
 
 
-def expect_same(expected: Iterable[Any], found: Iterable[Any]) -> None:
-    for first, second in zip(expected, found, strict=True):
+def expect_same(expected: Iterable[Any], actual: Iterable[Any]) -> None:
+    for first, second in zip(expected, actual, strict=True):
         expect_same_bits(first, second)
 
 
@@ -152,9 +152,9 @@ def test_pairs_and_files_of_every_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("whole", [int, np.int64])
 def test_max_length_and_batch_size_are_whole_numbers_of_any_kind(whole: Any, tmp_path: Path) -> None:
     options = {"tokenizer": Pieces(), "max_length": whole(5), "batch_size": whole(2)}
-    found = list(stream(["abcdef", "a", "b"], embgrad.Logit(0), **options, to=tmp_path))
-    assert [result.ids.shape for result in found] == [(2, 5), (1, 3)]
-    assert found[0].provenance["truncated"] == [3, 0]
+    actual = list(stream(["abcdef", "a", "b"], embgrad.Logit(0), **options, to=tmp_path))
+    assert [result.ids.shape for result in actual] == [(2, 5), (1, 3)]
+    assert actual[0].provenance["truncated"] == [3, 0]
 
 
 def test_nothing_is_read_before_the_first_result_and_a_bounded_number_ahead() -> None:
@@ -165,12 +165,12 @@ def test_nothing_is_read_before_the_first_result_and_a_bounded_number_ahead() ->
             read.append(number)
             yield "abc"
 
-    found = embgrad.stream(model(), source(), embgrad.Sum(), tokenizer=tokenizer, batch_size=2, ahead=3)
+    actual = embgrad.stream(model(), source(), embgrad.Sum(), tokenizer=tokenizer, batch_size=2, ahead=3)
     assert read == []
-    next(found)
+    next(actual)
     time.sleep(0.2)
     assert 2 <= len(read) <= 2 * (1 + 3 + 1)  # the one taken, those ready, the one being made
-    found.close()
+    actual.close()
 
 
 def test_a_generator_is_closed_in_the_thread_that_runs_it() -> None:
@@ -209,8 +209,8 @@ def test_a_source_sees_the_model_in_the_mode_of_its_user(training: bool) -> None
             yield text
 
     options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 1, "training": training}
-    found = list(embgrad.stream(built, source(), embgrad.Logit(0), **options))
-    assert (len(found), modes) == (6, [False] * 6)
+    actual = list(embgrad.stream(built, source(), embgrad.Logit(0), **options))
+    assert (len(actual), modes) == (6, [False] * 6)
 
 
 class _OwnError(Exception):
@@ -234,13 +234,13 @@ def test_exceptions_are_raised_unchanged_after_the_results_before_them(
             raise raised
         return tokenizer(text)
 
-    found = embgrad.stream(model(), source(), embgrad.Sum(), tokenizer=failing, batch_size=3, ahead=ahead)
-    assert [len(next(found).values), len(next(found).values)] == [3, 3]
+    actual = embgrad.stream(model(), source(), embgrad.Sum(), tokenizer=failing, batch_size=3, ahead=ahead)
+    assert [len(next(actual).values), len(next(actual).values)] == [3, 3]
     with pytest.raises(type(raised)) as caught:
-        next(found)
+        next(actual)
     assert caught.value is raised
     with pytest.raises(StopIteration):
-        next(found)
+        next(actual)
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -253,19 +253,19 @@ def test_an_exception_while_the_source_is_closed_is_raised(how: str, ahead: int)
             raise raised
 
     raised = _OwnError("mine")
-    found = embgrad.stream(model(), source(), embgrad.Sum(), tokenizer=tokenizer, batch_size=3, ahead=ahead)
-    next(found)
-    end = {"close": found.close, "with": lambda: found.__exit__(None, None, None), "end": lambda: list(found)}[how]
+    actual = embgrad.stream(model(), source(), embgrad.Sum(), tokenizer=tokenizer, batch_size=3, ahead=ahead)
+    next(actual)
+    end = {"close": actual.close, "with": lambda: actual.__exit__(None, None, None), "end": lambda: list(actual)}[how]
     with pytest.raises(_OwnError) as caught:
         end()
     assert caught.value is raised
-    found.close()
+    actual.close()
 
 
 def test_an_error_of_a_batch_names_the_examples() -> None:
-    def note_of(error: type[Exception], found: embgrad.Stream, note: str) -> None:
+    def note_of(error: type[Exception], actual: embgrad.Stream, note: str) -> None:
         with pytest.raises(error) as caught:
-            list(found)
+            list(actual)
         assert getattr(caught.value, "__notes__", [note]) == [note]
 
     outside = stream(["a", "b", "c"], embgrad.Logit(9), batch_size=2)
@@ -340,12 +340,12 @@ def test_a_stream_that_its_own_source_uses_is_refused(what: str, ahead: int) -> 
 
 
 def test_with_closes_a_stream_and_a_closed_stream_is_empty() -> None:
-    with stream(itertools.repeat("abc"), embgrad.Sum(), batch_size=2) as found:
-        next(found)
+    with stream(itertools.repeat("abc"), embgrad.Sum(), batch_size=2) as actual:
+        next(actual)
         assert _threads()
     assert not _threads()
-    assert list(found) == []
-    found.close()
+    assert list(actual) == []
+    actual.close()
 
 
 def test_progress_of_sources_of_known_and_unknown_length() -> None:
@@ -365,9 +365,9 @@ def test_progress_of_sources_of_known_and_unknown_length() -> None:
 @pytest.mark.parametrize("window", [None, 16])
 def test_the_sum_of_a_stream_is_the_table_of_all_examples(window: int | None) -> None:
     whole = embgrad.gradients(model(), texts(23), embgrad.CrossEntropy(labels(23)), tokenizer=tokenizer).table()
-    found = stream(rows(23), batch_size=4, window=window).table()
-    assert found.values.dtype == np.float32
-    np.testing.assert_allclose(found.to_dense(), whole.to_dense(), rtol=1e-5, atol=1e-6)
+    actual = stream(rows(23), batch_size=4, window=window).table()
+    assert actual.values.dtype == np.float32
+    np.testing.assert_allclose(actual.to_dense(), whole.to_dense(), rtol=1e-5, atol=1e-6)
     assert list(stream(rows(5), at=["word"]).table()) == ["word"]
 
 
@@ -536,10 +536,10 @@ def test_results_that_are_not_kept_cannot_be_asked_for() -> None:
 
 def test_a_long_stream_holds_one_result_at_most() -> None:
     held = []
-    found = stream(itertools.repeat("abcdef"), embgrad.Sum(), batch_size=2)
-    for g in itertools.islice(found, 300):
+    actual = stream(itertools.repeat("abcdef"), embgrad.Sum(), batch_size=2)
+    for g in itertools.islice(actual, 300):
         held.append(weakref.ref(g))
     del g
     gc.collect()
     assert sum(reference() is not None for reference in held) <= 1
-    found.close()
+    actual.close()

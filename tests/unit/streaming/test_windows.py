@@ -88,10 +88,10 @@ def test_a_window_of_texts_padded_on_the_left() -> None:
     assert plain[0].mask is not None
     assert plain[0].mask[:, -1].all()
     assert not plain[0].mask.all()
-    for one, other in zip(plain, by_length, strict=True):
-        np.testing.assert_array_equal(one.ids, other.ids)
-        np.testing.assert_allclose(other.values[one.real], one.values[one.real], rtol=1e-5, atol=1e-7)
-        assert (one.tokens, one.provenance["truncated"]) == (other.tokens, other.provenance["truncated"])
+    for first, second in zip(plain, by_length, strict=True):
+        np.testing.assert_array_equal(first.ids, second.ids)
+        np.testing.assert_allclose(second.values[first.real], first.values[first.real], rtol=1e-5, atol=1e-7)
+        assert (first.tokens, first.provenance["truncated"]) == (second.tokens, second.provenance["truncated"])
 
 
 @pytest.mark.parametrize("position", [0, 6, [1] * 9])
@@ -144,7 +144,7 @@ def test_a_point_with_channels_before_positions_is_refused() -> None:
 
     built = ReferenceModel(convolving, weights(model()), ["channels"])
     plain = embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, at="channels")
-    assert [one.values.shape[:2] for one in plain] == [(2, DIM)] * 3
+    assert [item.values.shape[:2] for item in plain] == [(2, DIM)] * 3
     message = (
         r"the point 'channels' has the shapes \(\d, 4, \d+\) and \(\d, 4, \d+\), which depend on the length of the "
         r"batch in an axis other than the second of three. window requires \(example, position, …\): omit it"
@@ -171,7 +171,7 @@ def test_a_point_with_pairs_of_positions_is_refused() -> None:
             embgrad.stream(built, source, embgrad.Sum(), tokenizer=tokenizer, batch_size=2, at="scores", **options)
         )
 
-    assert [one.shape for one in attended(["ab", "abc"])] == [(2, 5, 5)]
+    assert [item.shape for item in attended(["ab", "abc"])] == [(2, 5, 5)]
     for source in (["ab", "abc", "ab", "xyz"], ["ab", "ab", "abc", "xyzu"]):
         with pytest.raises(UnsupportedError, match=r"the point 'scores' has the shapes .*omit it"):
             attended(source, window=4)
@@ -205,18 +205,18 @@ def streamed(source: list[str], **options: Any) -> list[Any]:
 def test_a_point_without_positions_is_unchanged(lengths: list[int]) -> None:
     source = ["abcdefghi"[:length] for length in lengths]
     plain = streamed(source, at="pooled")
-    for one, other in zip(plain, streamed(source, at="pooled", window=8), strict=True):
-        assert one.shape == other.shape == (len(one.ids), DIM)
-        np.testing.assert_allclose(other.values, one.values, rtol=1e-12)
-        np.testing.assert_allclose(other.activations, one.activations, rtol=1e-12)
-        np.testing.assert_array_equal(other.ids, one.ids)
-        np.testing.assert_array_equal(other.mask, one.mask)
-        assert other.tokens == one.tokens
+    for first, second in zip(plain, streamed(source, at="pooled", window=8), strict=True):
+        assert first.shape == second.shape == (len(first.ids), DIM)
+        np.testing.assert_allclose(second.values, first.values, rtol=1e-12)
+        np.testing.assert_allclose(second.activations, first.activations, rtol=1e-12)
+        np.testing.assert_array_equal(second.ids, first.ids)
+        np.testing.assert_array_equal(second.mask, first.mask)
+        assert second.tokens == first.tokens
 
 
 def test_a_table_that_all_examples_share_is_refused() -> None:
     source = texts(6)
-    assert [len(one.values) for one in streamed(source, at="P")] == [1, 1, 1]
+    assert [len(first.values) for first in streamed(source, at="P")] == [1, 1, 1]
     runs: list[int] = []
 
     def counting(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
@@ -230,8 +230,8 @@ def test_a_table_that_all_examples_share_is_refused() -> None:
         list(embgrad.stream(counted, source, embgrad.Logit(0), tokenizer=tokenizer, batch_size=2, window=6, at="P"))
     assert set(runs) == {2}
     assert len(runs) < 4, "it is refused before the window's other batches are run"
-    for one, other in zip(streamed(source, at="position"), streamed(source, at="position", window=6), strict=True):
-        np.testing.assert_allclose(other.values[one.real], one.values[one.real], rtol=1e-12)
+    for first, second in zip(streamed(source, at="position"), streamed(source, at="position", window=6), strict=True):
+        np.testing.assert_allclose(second.values[first.real], first.values[first.real], rtol=1e-12)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -251,20 +251,20 @@ class Bare(Left):
     padding: ClassVar[dict[str, Any]] = {**Left.padding, "direction": "right"}
 
     def encode_batch(self, given: list[str]) -> list[Any]:
-        found = super().encode_batch(given)
-        for one in found:
+        actual = super().encode_batch(given)
+        for item in actual:
             for name in ("ids", "tokens", "type_ids", "word_ids", "sequence_ids"):
-                setattr(one, name, getattr(one, name)[1:-1])
-        return found
+                setattr(item, name, getattr(item, name)[1:-1])
+        return actual
 
 
 def test_texts_without_tokens() -> None:
     source = ["abc", "", "", "abcdef", "a", ""]
     plain = streamed(source, tokenizer=Bare())
-    for one, other in zip(plain, streamed(source, tokenizer=Bare(), window=6), strict=True):
-        np.testing.assert_array_equal(one.ids, other.ids)
-        np.testing.assert_array_equal(one.mask, other.mask)
-        np.testing.assert_allclose(other.objective, one.objective, rtol=1e-12)
+    for first, second in zip(plain, streamed(source, tokenizer=Bare(), window=6), strict=True):
+        np.testing.assert_array_equal(first.ids, second.ids)
+        np.testing.assert_array_equal(first.mask, second.mask)
+        np.testing.assert_allclose(second.objective, first.objective, rtol=1e-12)
 
 
 def _from_the_left(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
@@ -336,9 +336,9 @@ def test_a_model_that_cannot_be_probed_is_a_warning() -> None:
         EmbgradWarning,
         match=r"padding changes the results .* did not accept example \d+ of the source .* \(ValueError\('a batch of 3'\)\)",
     ) as warned:
-        found = list(embgrad.stream(with_padding, ["ab", "abc", "abcd"], embgrad.Logit(0), **asked))
-    assert len(found) == 1
-    assert [one.filename for one in warned] == [__file__]
+        actual = list(embgrad.stream(with_padding, ["ab", "abc", "abcd"], embgrad.Logit(0), **asked))
+    assert len(actual) == 1
+    assert [item.filename for item in warned] == [__file__]
 
 
 @pytest.mark.filterwarnings("ignore:the model .* mask")
@@ -384,10 +384,10 @@ def test_an_axis_as_long_as_the_batch_by_chance_is_not_cut(tmp_path: Path) -> No
     with through(source, to=tmp_path / "part") as begun:
         next(begun), next(begun)
     resumed = list(through(source, to=tmp_path / "part"))
-    for found in (written, resumed, list(through(source))):
-        assert [one.shape for one in found] == [(4, 5, DIM), (4, 5, DIM), (2, 5, DIM)]
-        for one, other in zip(plain, found, strict=True):
-            np.testing.assert_allclose(other.values, one.values, rtol=1e-5, atol=1e-7)
+    for actual in (written, resumed, list(through(source))):
+        assert [first.shape for first in actual] == [(4, 5, DIM), (4, 5, DIM), (2, 5, DIM)]
+        for first, second in zip(plain, actual, strict=True):
+            np.testing.assert_allclose(second.values, first.values, rtol=1e-5, atol=1e-7)
 
 
 def test_random_numbers_do_not_refuse_a_window() -> None:
