@@ -1,4 +1,4 @@
-"""Runs the Python of a page of `docs` as it stands, and compares what it prints with what the page says that it prints.
+"""Run the Python of a page of `docs`, and compare what it prints with what the page shows.
 
 A page is run from top to bottom, in one namespace and an empty folder. What it prints is compared with the ```text fence that
 follows a ```python fence with nothing between: white space counts alike, however much; a `...` that stands alone stands for
@@ -59,13 +59,13 @@ class Snippet:
 
 
 def pages() -> list[str]:
-    """The pages with Python in them, by their paths below `docs`."""
+    """Return the paths below `docs` of the pages with Python in them."""
     actual = (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")))
     return [name for name in actual if snippets(name)]
 
 
 def snippets(page: str) -> list[Snippet]:
-    """The Python of a page, in order."""
+    """Return the Python of a page, in order."""
     text = (DOCS / page).read_text(encoding="utf-8")
     actual = []
     for match in _PYTHON.finditer(text):
@@ -76,13 +76,13 @@ def snippets(page: str) -> list[Snippet]:
 
 
 def needs(page: str) -> list[str]:
-    """What a page says that it needs."""
+    """Return what a page needs beside NumPy."""
     said = _NEEDS.findall((DOCS / page).read_text(encoding="utf-8"))
     return [item.strip() for line in said for item in line.split(",")]
 
 
 def run(page: str) -> Iterator[tuple[Snippet, str]]:
-    """Each snippet with what it printed, an error of embgrad's at its end included; other errors are raised."""
+    """Yield each snippet with what it printed, an expected error of embgrad included; other errors are raised."""
     names: dict[str, Any] = {
         "__name__": "__main__",
         "encoder_folder": str(DATA / "tfhub_bert_tiny"),
@@ -119,7 +119,7 @@ def _printed_by(snippet: Snippet, page: str, names: dict[str, Any]) -> str:
 
 
 def difference(expected: str, printed: str) -> str | None:
-    """How what was printed differs from what the page says, or None where it does not."""
+    """Return how the printed text differs from the page, or None."""
     numbers: list[str] = []
 
     def as_pattern(part: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""What runs the pages: it goes on from snippet to snippet, takes errors that are shown, and lets no other one through."""
+"""The runner of the pages fails where a page shows something else, and raises other errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every snippet of every page runs as it stands, and prints what the page says."""
+"""Every snippet of every page runs, and prints what the page shows."""
 
 from __future__ import annotations
 

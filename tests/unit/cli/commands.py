@@ -1,4 +1,4 @@
-"""What the tests of the command line share: models of the user's own, and a command in a process of its own."""
+"""Models, expected results and processes that the tests of the command line share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "grip", "##ping", "film", "<sc
 
 
 def child(*arguments: str, stdin: bytes = b"", **environment: str) -> SimpleNamespace:
-    """A command in a process of its own."""
+    """Run a command in its own process."""
     done = subprocess.run(
         [sys.executable, "-m", "embgrad", *arguments],
         input=stdin,

@@ -1,4 +1,4 @@
-"""What commands refuse before a model is loaded, and what they import."""
+"""Commands check their arguments before they load a model, and import no framework for their help."""
 
 from __future__ import annotations
 

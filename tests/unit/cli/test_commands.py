@@ -1,4 +1,4 @@
-"""The commands on the reference backend: what they give, their exit codes, and what they say of wrong usage."""
+"""The commands on the reference backend: results, exit codes and messages."""
 
 from __future__ import annotations
 

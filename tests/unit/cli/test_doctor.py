@@ -1,4 +1,4 @@
-"""The doctor: what works, what is broken, what does not go together."""
+"""The command `doctor`: backends that work or are broken, and incompatible versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line before input that means harm: tokens, names, vocabularies, tokenizers, and inputs without an end."""
+"""Hostile input of commands: tokens, names, vocabularies, tokenizers, and endless files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command reads: texts, pairs, ids, vocabularies; in any shape that files and pipes come in."""
+"""Inputs of a command: texts, pairs, ids and vocabularies from files and pipes."""
 
 from __future__ import annotations
 

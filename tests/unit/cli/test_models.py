@@ -1,4 +1,4 @@
-"""Which model a folder holds, what of it cannot be loaded, and by what framework."""
+"""Folders of models that cannot be loaded, and packages that are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objectives and labels as they are spelled on the command line."""
+"""Objectives and labels as command-line arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes where: colours, narrow and plain terminals, pipes, chatter, interruption, progress."""
+"""Output of commands: colours, narrow and plain terminals, pipes, interruption, progress."""
 
 from __future__ import annotations
 

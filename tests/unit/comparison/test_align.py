@@ -1,4 +1,4 @@
-"""Two results are brought together by their ids."""
+"""Two results are aligned by their ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bisection on the reference: the fault's own layer and module are named, forward and backward, and nothing where none is."""
+"""Bisection on the reference: the layer and the module of a fault are named, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures by which two gradients differ."""
+"""The figures of the difference of two gradients."""
 
 from __future__ import annotations
 

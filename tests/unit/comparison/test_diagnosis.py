@@ -1,4 +1,4 @@
-"""Which cause is named for a difference whose cause is known, and that none is for one without any."""
+"""The diagnosis names the cause of a difference, and no cause where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden files: what is kept, what is compared, and what a failure says."""
+"""Golden files: what is saved and compared, and the messages of a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backends' source: its files have one name in all backends, no module imports itself, no more private names come in."""
+"""The source of the backends: equal names of files, no circular imports, no additional private names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks run: the whole command on the reference, small, with its page; nothing is said of times."""
+"""The benchmarks run on the reference and write their page."""
 
 from __future__ import annotations
 

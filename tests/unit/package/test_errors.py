@@ -1,4 +1,4 @@
-"""What every error says beside its message: the page on it, also where the class is a user's own, or the error has travelled."""
+"""Every error names its page, also a subclass, and an error that was pickled."""
 
 from __future__ import annotations
 

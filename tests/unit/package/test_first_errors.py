@@ -1,4 +1,4 @@
-"""What a first call may get wrong: each an error of embgrad's own that says what to do; on the reference."""
+"""Mistakes in a first call are errors that say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import embgrad` brings in no framework, quickly; and what may be imported where."""
+"""`import embgrad` loads no framework, and each module imports only what it may."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EVERYWHERE = {"numpy", "embgrad", *sys.stdlib_module_names}
 
 @pytest.fixture
 def child(tmp_path: Path) -> Any:
-    """Runs code in a fresh interpreter where every framework can be imported, and gives what it prints as JSON.
+    """Return a function that runs code in a new interpreter, and returns what it prints as JSON.
 
     The frameworks are empty stand-ins, so that the tests mean the same where none is installed.
     """

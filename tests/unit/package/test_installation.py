@@ -1,4 +1,4 @@
-"""The installed distribution, wheel or editable, finds its backends from anywhere, and says that it is typed."""
+"""The installed distribution finds its backends from any folder, and is typed."""
 
 from __future__ import annotations
 

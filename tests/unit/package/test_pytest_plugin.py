@@ -1,4 +1,4 @@
-"""The pytest plugin, in runs of pytest of its own: its files, its option, its reports, and what it costs a run without it."""
+"""The pytest plugin: its files, its option, its reports, and its cost for runs that do not use it."""
 
 from __future__ import annotations
 

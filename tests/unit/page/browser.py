@@ -1,4 +1,4 @@
-"""Chromium without a window, spoken to by its own protocol over a pipe: the page as people get it."""
+"""A headless Chromium that is driven over a pipe."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BrowserMissingError(Exception):
 
 
 def found() -> str:
-    """The browser's path.
+    """Return the path of the browser.
 
     Raises:
         BrowserMissingError: there is none; says what to install.
@@ -61,7 +61,7 @@ def found() -> str:
 
 
 class Browser:
-    """One process of the browser, with a profile of its own.
+    """A process of the browser with its own profile.
 
     Attributes:
         events: what the browser has told unasked, by session.

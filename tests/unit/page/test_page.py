@@ -1,4 +1,4 @@
-"""The page as a browser shows it: opened from disk, on a phone, in the dark, on paper, by keyboard."""
+"""The page in a browser: from disk, on a phone, in dark mode, on paper, by keyboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One local Ray with two CPUs for all tests here, which is gone when they are done."""
+"""A local Ray with two CPUs that all tests share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture
 def items() -> Callable[..., list[dict[str, Any]]]:
-    """Rows of ids of different lengths, their text, a label and a key."""
+    """Return a function that makes rows of ids of different lengths with a text, a label and a key."""
 
     def make(count: int, shortest: int = 2, longest: int = 9) -> list[dict[str, Any]]:
         random = np.random.default_rng(5)

@@ -51,7 +51,7 @@ def pooled(rows: Any) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 0 where no row was lost or counted twice, and the results are those of one process to rounding."""
+    """Run the demonstration; return 0 if no row was lost or repeated and the results are those of one process."""
     parser = argparse.ArgumentParser(prog="python -m tests.unit.ray.demo", description=__doc__)
     parser.add_argument("--sentences", type=int, default=400)
     count = parser.parse_args(arguments).sentences

@@ -1,4 +1,4 @@
-"""How the actors are started: what they may take of the cluster, and what cannot be sent to them or asked of Ray."""
+"""The options of actors, and what cannot be sent to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the actors make of blocks of rows, in this process: columns, names of rows, sums, tallies, and what is refused."""
+"""The answers of an actor for a block of rows, in this process."""
 
 from __future__ import annotations
 

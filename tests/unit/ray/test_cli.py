@@ -1,4 +1,4 @@
-"""`embgrad gradients --ray`, on the cluster of these tests by its address, and what it refuses before it starts any."""
+"""`embgrad gradients --ray`, and what it refuses before it starts Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files as datasets: rows are as they lie there, and what cannot be read is named."""
+"""Files are read as datasets of rows, and broken files are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actors that do not hold the same model are refused, whatever they make, and however they came to it."""
+"""Actors that do not hold the same model are refused."""
 
 from __future__ import annotations
 

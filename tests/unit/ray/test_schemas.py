@@ -1,4 +1,4 @@
-"""Rows whose columns differ from file to file or from block to block: brought together, or refused before a model is built."""
+"""Columns of different types in files or blocks are unified, or refused before a model is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's colours and its picture: a scale for all results that anyone can read, and every mark within."""
+"""The colours and the picture of the page."""
 
 from __future__ import annotations
 

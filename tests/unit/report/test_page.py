@@ -1,4 +1,4 @@
-"""The page: what it shows, that it shows no more than the results hold, and that what it shows is never run."""
+"""The page and the notebook fragments: figures, verdicts, limits and refusals."""
 
 from __future__ import annotations
 

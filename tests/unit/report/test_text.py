@@ -1,4 +1,4 @@
-"""The page's text: tokens joined into words, hostile ones shown and never taken for markup, in their direction."""
+"""The text of the page: tokens joined into words, in the direction of their script."""
 
 from __future__ import annotations
 

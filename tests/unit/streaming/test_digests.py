@@ -240,7 +240,7 @@ class Numbers(list[int]):
 
 
 class Day(date):
-    """What it holds lies in what is written in C."""
+    """A date whose content is stored by C code."""
 
 
 class Level(IntEnum):

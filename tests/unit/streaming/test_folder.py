@@ -1,4 +1,4 @@
-"""Folders of results: interrupted and gone on with to the same bytes, read back bit for bit, never half a shard."""
+"""Folders of results: interrupted runs end in the same bytes, and are read back bit for bit."""
 
 from __future__ import annotations
 

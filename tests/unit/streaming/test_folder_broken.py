@@ -1,4 +1,4 @@
-"""Folders of results that are broken, or written by somebody else: refused with what is wrong with them."""
+"""Broken and hostile folders of results are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows: batches put together by length give the same numbers, and what would give others is refused."""
+"""Windows: batches sorted by length give the same numbers, or are refused."""
 
 from __future__ import annotations
 
