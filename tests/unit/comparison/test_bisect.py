@@ -306,16 +306,14 @@ def test_models_with_different_numbers_of_layers() -> None:
     assert "A has 4 layers, b 2." in actual.text
 
 
-@pytest.mark.parametrize("objectives", [(), (OBJECTIVE,), [OBJECTIVE] * 3])
-def test_other_than_a_pair_of_objectives_is_refused(objectives: object) -> None:
-    with pytest.raises(ObjectiveError, match=rf"of {len(objectives)}: expected one objective, or a pair"):  # type: ignore[arg-type]
-        embgrad.bisect(model(), model(), IDS, objectives)
-
-
-@pytest.mark.parametrize("name", ["call_a", "call_b"])
-def test_a_call_must_be_a_function(name: str) -> None:
-    with pytest.raises(BatchError, match=rf"{name} is \[\]: expected a function"):
-        embgrad.bisect(model(), model(), IDS, OBJECTIVE, **{name: []})  # type: ignore[arg-type]
+def test_other_objectives_and_calls_are_refused() -> None:
+    for objectives in ((), (OBJECTIVE,), [OBJECTIVE] * 3):
+        message = rf"of {len(objectives)}: expected one objective, or a pair"
+        with pytest.raises(ObjectiveError, match=message):
+            embgrad.bisect(model(), model(), IDS, objectives)  # type: ignore[arg-type]
+    for name in ("call_a", "call_b"):
+        with pytest.raises(BatchError, match=rf"{name} is \[\]: expected a function"):
+            embgrad.bisect(model(), model(), IDS, OBJECTIVE, **{name: []})  # type: ignore[arg-type]
 
 
 def test_values_that_are_not_finite_are_null_in_json() -> None:

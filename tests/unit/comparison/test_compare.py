@@ -149,22 +149,34 @@ def test_different_names_are_refused() -> None:
         embgrad.compare({"word": gradient(), "layer.0": gradient()}, {"word": gradient(), "layer.1": gradient()})
 
 
-@pytest.mark.parametrize("models", [gradient, (1, 2, 3), "ab?"])
-def test_models_come_in_pairs(models: Any) -> None:
-    with pytest.raises(EmbgradError, match=r"expected a pair \(model_a, model_b\)"):
-        embgrad.compare(gradient(), gradient(2.0), models=models)
-
-
-@pytest.mark.parametrize("models", [("folder/of/a/model", None), (None, 3), [object(), None]])
-def test_models_of_no_backend_are_refused(models: Any) -> None:
-    with pytest.raises(BackendError):
-        embgrad.compare(gradient(), gradient(2.0), models=models)
-
-
-@pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf"), "1e-5", True, False])
-def test_other_tolerances_are_refused(tolerance: Any) -> None:
-    with pytest.raises(EmbgradError, match=r"tolerance is .*: expected a number of at least 0"):
-        embgrad.compare(gradient(), gradient(), tolerance=tolerance)
+@pytest.mark.parametrize(
+    ("option", "values", "error", "message"),
+    [
+        ("models", [gradient, (1, 2, 3), "ab?"], EmbgradError, r"expected a pair \(model_a, model_b\)"),
+        (
+            "models",
+            [("a/folder", None), (None, 3), [object(), None]],
+            BackendError,
+            "no installed backend takes|backend",
+        ),
+        (
+            "tolerance",
+            [-1.0, np.nan, np.inf, "1e-5", True],
+            EmbgradError,
+            "tolerance is .*: expected a number of at least 0",
+        ),
+        (
+            "call",
+            [(None,), (None,) * 3, "model", (None, 3)],
+            EmbgradError,
+            "call is .*: expected a function that calls the",
+        ),
+    ],
+)
+def test_other_options_are_refused(option: str, values: list[Any], error: type[Exception], message: str) -> None:
+    for value in values:
+        with pytest.raises(error, match=message):
+            embgrad.compare(gradient(), gradient(2.0), **{option: value})
 
 
 def test_the_tolerance_decides() -> None:
@@ -277,9 +289,3 @@ def test_numbers_whose_squares_overflow(unit: float) -> None:
         np.testing.assert_allclose(figures.relative_l2, 0.75, rtol=1e-6)
         np.testing.assert_allclose(figures.cosine, 1.0, rtol=1e-6)
     assert comparison.figures.largest == pytest.approx(0.75 * np.abs(first.values).max())
-
-
-@pytest.mark.parametrize("call", [(None,), (None, None, None), "model", (None, 3)])
-def test_other_calls_are_refused(call: Any) -> None:
-    with pytest.raises(EmbgradError, match=r"call is .*: expected a function that calls the model"):
-        embgrad.compare(gradient(), gradient(2.0), call=call)

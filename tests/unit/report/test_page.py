@@ -20,6 +20,9 @@ from embgrad.report import render_page, write_page
 from embgrad.report.verdicts import figure
 from tests.unit.pages import SENTENCE, Reader, read, result, times
 
+RESULT = result(SENTENCE)
+FIELDS = ("values", "activations", "ids", "tokens", "objective")
+
 
 def test_every_figure_comes_from_the_result() -> None:
     item = result(
@@ -86,9 +89,7 @@ def test_examples_in_another_order_are_matched() -> None:
 
 def test_missing_texts_are_named() -> None:
     first = result([["a", "b"], ["c", "d"]])
-    part = replace(
-        first, **{name: getattr(first, name)[:1] for name in ("values", "activations", "ids", "tokens", "objective")}
-    )
+    part = replace(first, **{name: getattr(first, name)[:1] for name in FIELDS})
     page = read({"whole": first, "part": part}, {})
     assert "part does not hold this text" in page.seen
     assert [len(panel.tokens) for panel in page.panels] == [2, 2, 2, 2, 2, 0, 2, 0]
@@ -114,11 +115,10 @@ def verdict_of(page: Reader) -> str:
 
 
 def test_the_verdict_in_words() -> None:
-    item = result(SENTENCE)
-    page = verdict_of(read({"ours": item, "theirs": replace(item)}))
+    page = verdict_of(read({"ours": RESULT, "theirs": replace(RESULT)}))
     assert "✓ theirs agrees with ours: relative L2 0 (tolerance" in page
-    apart = embgrad.compare(item, times(item, -1))
-    page = verdict_of(read({"ours": item, "theirs": times(item, -1)}, {"theirs": apart}))
+    apart = embgrad.compare(RESULT, times(RESULT, -1))
+    page = verdict_of(read({"ours": RESULT, "theirs": times(RESULT, -1)}, {"theirs": apart}))
     assert "✗ theirs differs from ours: relative L2 2 (tolerance" in page
     for finding in apart.findings:
         assert str(finding) in page
@@ -126,12 +126,11 @@ def test_the_verdict_in_words() -> None:
 
 
 def test_findings_notes_and_advice_come_before_the_sentences() -> None:
-    item = result(SENTENCE)
     actual = (embgrad.Finding(("sign",), "a change of sign", 0.987, 0.01),)
     comparison = replace(
-        embgrad.compare(item, times(item, -1)), findings=actual, notes=("padded otherwise",), advice="try bisect"
+        embgrad.compare(RESULT, times(RESULT, -1)), findings=actual, notes=("padded otherwise",), advice="try bisect"
     )
-    page = verdict_of(read({"a": item, "b": times(item, -1)}, {"b": comparison}))
+    page = verdict_of(read({"a": RESULT, "b": times(RESULT, -1)}, {"b": comparison}))
     where = [
         page.index(text)
         for text in ("98.7 % of the difference is a change of sign", "try bisect", "padded otherwise", "Example 0")
@@ -140,9 +139,8 @@ def test_findings_notes_and_advice_come_before_the_sentences() -> None:
 
 
 def test_several_points() -> None:
-    item = result(SENTENCE)
-    ours = {"layer.0": item, "word": times(item, 3), "layer.1": item}
-    theirs = {"layer.0": item, "word": times(item, 3), "layer.1": times(item, 1.5)}
+    ours = {"layer.0": RESULT, "word": times(RESULT, 3), "layer.1": RESULT}
+    theirs = {"layer.0": RESULT, "word": times(RESULT, 3), "layer.1": times(RESULT, 1.5)}
     page = read({"ours": ours, "theirs": theirs})
     text = verdict_of(page)
     assert "✗ theirs differs from ours at 1 of 3 points (layer.1): relative L2 0.5 at most" in text
@@ -164,17 +162,16 @@ def test_several_points() -> None:
 
 
 def test_findings_name_their_points() -> None:
-    item = result(SENTENCE)
     sign, factor = (embgrad.Finding((name,), name, 0.99, 0.1) for name in ("sign", "constant-factor"))
-    whole = embgrad.compare(item, times(item, -1))
+    whole = embgrad.compare(RESULT, times(RESULT, -1))
     given = embgrad.Comparisons(
         {
             "word": replace(whole, findings=(sign, factor), notes=("n",)),
             "layer.0": replace(whole, findings=(sign,), notes=("n", "m")),
-            "layer.1": embgrad.compare(item, item),
+            "layer.1": embgrad.compare(RESULT, RESULT),
         }
     )
-    text = verdict_of(read({"a": item, "b": times(item, -1)}, {"b": given}))
+    text = verdict_of(read({"a": RESULT, "b": times(RESULT, -1)}, {"b": given}))
     assert "> 99 % of the difference is sign".replace("> ", " ") in text
     assert "at word: 99 % of the difference is constant-factor" in text
     assert "at word, layer.0: n" in text
@@ -182,14 +179,13 @@ def test_findings_name_their_points() -> None:
 
 
 def test_different_findings_are_listed_separately() -> None:
-    item = result(SENTENCE)
-    whole = embgrad.compare(item, times(item, -1))
+    whole = embgrad.compare(RESULT, times(RESULT, -1))
     texts = [f"a factor {number}" for number in range(12)]
     given = {
         f"layer.{number}": replace(whole, findings=(embgrad.Finding(("constant-factor",), text, 0.9, 0.1),))
         for number, text in enumerate(texts)
     }
-    text = verdict_of(read({"a": dict.fromkeys(given, item), "b": dict.fromkeys(given, item)}, {"b": given}))
+    text = verdict_of(read({"a": dict.fromkeys(given, RESULT), "b": dict.fromkeys(given, RESULT)}, {"b": given}))
     for number in range(8):
         assert f"at layer.{number}: 90 % of the difference is a factor {number}" in text
     assert "a factor 8" not in text
@@ -198,9 +194,7 @@ def test_different_findings_are_listed_separately() -> None:
 
 def test_examples_are_numbered_as_in_the_first() -> None:
     first = result([["a", "b"], ["c", "d"], ["e", "f"]])
-    part = replace(
-        first, **{name: getattr(first, name)[1:] for name in ("values", "activations", "ids", "tokens", "objective")}
-    )
+    part = replace(first, **{name: getattr(first, name)[1:] for name in FIELDS})
     page = read({"first": first, "part": part})
     assert [row[0] for row in page.rows if row[0].startswith("example ")] == ["example 1", "example 2"]
 
@@ -354,30 +348,25 @@ def test_other_comparisons_are_refused(comparisons: Any, message: str) -> None:
     ],
 )
 def test_unknown_layers_are_refused(layers: list[str], message: str) -> None:
-    item = result(SENTENCE)
-    held = {"word": item, "layer.0": item}
+    held = {"word": RESULT, "layer.0": RESULT}
     with pytest.raises(PointError, match=message):
-        render_page({"a": {**held, "layer.1": item}, "b": held}, layers=layers)
+        render_page({"a": {**held, "layer.1": RESULT}, "b": held}, layers=layers)
 
 
 def test_results_without_a_common_point_are_refused() -> None:
-    item = result(SENTENCE)
     with pytest.raises(PointError, match=r"a holds 'word'; b holds 'layer\.0'; expected results at the same points"):
-        render_page({"a": {"word": item}, "b": {"layer.0": item}})
+        render_page({"a": {"word": RESULT}, "b": {"layer.0": RESULT}})
 
 
 def test_notebooks_show_sentences() -> None:
-    item = result(SENTENCE)
-    fragment = item._repr_html_()
+    fragment = RESULT._repr_html_()
     assert fragment is not None
     page = Reader(fragment)
     assert "EmbeddingGradients 1 × 6 × 4, float32 at word; Model, reference 1.2.3" in verdict_of(page)
     titles = page.attributes("title")
     assert len(titles) == 12
-    assert (
-        titles[3]
-        == f"##ping · position 3 · id 3 · magnitude {item.saliency('norm')[0, 3]:.4g} · signed {item.saliency('dot')[0, 3]:.4g}"
-    )
+    norm, dot = (RESULT.saliency(kind)[0, 3] for kind in ("norm", "dot"))
+    assert titles[3] == f"##ping · position 3 · id 3 · magnitude {norm:.4g} · signed {dot:.4g}"
     assert "style" not in [tag for tag, _ in page.tags]
     assert not page.attributes("id")
     # The text keeps the notebook's colour: no style sets one.
@@ -385,13 +374,12 @@ def test_notebooks_show_sentences() -> None:
 
 
 def test_notebooks_show_comparisons() -> None:
-    item = result(SENTENCE)
-    comparison = embgrad.compare(item, times(item, 2))
+    comparison = embgrad.compare(RESULT, times(RESULT, 2))
     page = Reader(comparison._repr_html_() or "")
     assert "✗ b differs from a: relative L2 1" in verdict_of(page)
     assert [row[0].strip() for row in page.rows] == ["", "✗ all", "example 0"]
     assert page.rows[1][1:] == [figure(1.0), figure(comparison.figures.largest), "1.00000000"]
-    several = embgrad.compare({"word": item, "layer.0": item}, {"word": item, "layer.0": times(item, 2)})
+    several = embgrad.compare({"word": RESULT, "layer.0": RESULT}, {"word": RESULT, "layer.0": times(RESULT, 2)})
     page = Reader(several._repr_html_() or "")
     assert [row[0].strip() for row in page.rows] == ["point", "✓ word", "✗ layer.0"]
     assert [tag for tag, _ in page.tags].count("svg") == 1
@@ -399,12 +387,11 @@ def test_notebooks_show_comparisons() -> None:
 
 
 def test_without_jinja2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    item = result(SENTENCE)
-    comparison = embgrad.compare(item, item)
-    shown = [item, comparison, embgrad.Comparisons({"word": comparison})]
+    comparison = embgrad.compare(RESULT, RESULT)
+    shown = [RESULT, comparison, embgrad.Comparisons({"word": comparison})]
     assert all(each._repr_html_() is not None for each in shown)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert [each._repr_html_() for each in shown] == [None] * 3
     with pytest.raises(EmbgradError, match=r"needs the package 'jinja2'.*: pip install 'embgrad\[report\]'"):
-        write_page(tmp_path / "page.html", item)
+        write_page(tmp_path / "page.html", RESULT)
     assert os.listdir(tmp_path) == []
