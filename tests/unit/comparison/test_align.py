@@ -61,9 +61,9 @@ TEXTS = [[1, 5, 6, 7, 2], [1, 8, 2], [1, 9, 10, 2]]
             (TEXTS,),
             ([TEXTS[1], [1, 21, 22, 23, 24, 25, 2]],),
             (
-                "a is padded to 5 positions and b to 7",
                 "2 of the examples of a (0, 2) are not in b and were skipped",
                 "1 of the examples of b (1) are not in a and were skipped",
+                "a is padded to 5 positions and b to 7",
             ),
         ),
     ],

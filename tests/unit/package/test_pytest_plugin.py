@@ -220,9 +220,9 @@ TESTS = st.tuples(
 
 
 @given(TESTS, TESTS)
-def test_no_two_tests_have_the_same_file(one: Any, other: Any) -> None:
-    if one != other:
-        assert file_stem(*one) != file_stem(*other)
+def test_no_two_tests_have_the_same_file(first: Any, second: Any) -> None:
+    if first != second:
+        assert file_stem(*first) != file_stem(*second)
 
 
 @given(PARTS, PARTS, PARTS)

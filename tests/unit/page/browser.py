@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-#: By what names Chromium goes; EMBGRAD_TEST_BROWSER names another one of its kind.
+#: The names of Chromium's command; EMBGRAD_TEST_BROWSER names another.
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 FLAGS = (
@@ -64,7 +64,7 @@ class Browser:
     """A process of the browser with its own profile.
 
     Attributes:
-        events: what the browser has told unasked, by session.
+        events: what the browser has reported, by session.
     """
 
     def __init__(self, profile: Path) -> None:
@@ -202,15 +202,15 @@ class Page:
         answer = self.ask("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         return base64.b64decode(answer["data"])
 
-    def told(self, *methods: str) -> list[Any]:
+    def reported(self, *methods: str) -> list[Any]:
         self.evaluate("new Promise(done => setTimeout(done, 50))")
         return [parameters for name, parameters in self._browser.events[self._session] if name in methods]
 
     def requests(self) -> list[str]:
-        return [event["request"]["url"] for event in self.told("Network.requestWillBeSent")]
+        return [event["request"]["url"] for event in self.reported("Network.requestWillBeSent")]
 
     def complaints(self) -> list[Any]:
-        return self.told(
+        return self.reported(
             "Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Page.javascriptDialogOpening"
         )
 

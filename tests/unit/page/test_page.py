@@ -140,10 +140,10 @@ def test_the_policy_blocks_injected_elements(opened: Open) -> None:
     page = opened(result([["a"]]))
     blocked = page.evaluate(
         """new Promise(done => {
-          const told = [];
+          const reported = [];
           document.addEventListener('securitypolicyviolation', event => {
-            told.push(event.effectiveDirective);
-            if (told.length === 4) done(told.sort());
+            reported.push(event.effectiveDirective);
+            if (reported.length === 4) done(reported.sort());
           });
           for (const [kind, content] of [['script', 'window.ran = 1'], ['style', 'body { opacity: 0.5 }']]) {
             const element = document.createElement(kind);

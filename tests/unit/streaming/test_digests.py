@@ -141,9 +141,11 @@ OF_PROCESSES = (
 )
 
 
-@pytest.mark.parametrize(("source", "one", "other"), MODULES.values(), ids=MODULES)
-def test_functions_differ_by_what_they_read_in_their_module(source: str, one: str, other: str) -> None:
-    first, second, third = (function_digest(in_a_module(source.format(part), "make")) for part in (one, other, one))
+@pytest.mark.parametrize(("source", "value", "changed"), MODULES.values(), ids=MODULES)
+def test_functions_differ_by_what_they_read_in_their_module(source: str, value: str, changed: str) -> None:
+    first, second, third = (
+        function_digest(in_a_module(source.format(part), "make")) for part in (value, changed, value)
+    )
     assert first != second
     assert first == third
 
@@ -194,7 +196,7 @@ class InSlots:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("value", "changed"),
     [
         ({1, 2}, {3}),
         (date(2020, 1, 1), date(2020, 1, 2)),
@@ -203,7 +205,7 @@ class InSlots:
         (Mapped({"a": [1]}), Mapped({"a": [2]})),
     ],
 )
-def test_labels_of_any_type_identify_the_source(tmp_path: Path, one: Any, other: Any) -> None:
+def test_labels_of_any_type_identify_the_source(tmp_path: Path, value: Any, changed: Any) -> None:
     def source(label: Any) -> Any:
         return [(text, label) for text in texts(COUNT)]
 
@@ -211,12 +213,12 @@ def test_labels_of_any_type_identify_the_source(tmp_path: Path, one: Any, other:
         made = embgrad.Labelled(lambda labels: embgrad.Logit(0))
         return embgrad.stream(model(), source(label), made, tokenizer=tokenizer, batch_size=2, to=tmp_path)
 
-    with labelled(one) as parts:
+    with labelled(value) as parts:
         for _ in range(4):
             next(parts)
-    with pytest.raises(FileFormatError, match="the source is not the one of the results in the folder"):
-        labelled(other).finish()
-    labelled(one).finish()
+    with pytest.raises(FileFormatError, match="the source is not the value of the results in the folder"):
+        labelled(changed).finish()
+    labelled(value).finish()
 
 
 class Private:

@@ -64,21 +64,21 @@ def begin(results: int, to: Path, *source: Any, **options: Any) -> None:
             next(parts)
 
 
-def expect_same(one: Any, other: Any) -> None:
-    if isinstance(one, list):
-        for first, second in zip(one, other, strict=True):
-            expect_same(first, second)
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for name in one:
-            expect_same(one[name], other[name])
-    elif isinstance(one, embgrad.Saliencies):
+def expect_same(expected: Any, actual: Any) -> None:
+    if isinstance(expected, list):
+        for array, same in zip(expected, actual, strict=True):
+            expect_same(array, same)
+    elif isinstance(expected, dict):
+        assert list(expected) == list(actual)
+        for name in expected:
+            expect_same(expected[name], actual[name])
+    elif isinstance(expected, embgrad.Saliencies):
         for name in ("norm", "dot", "objective", "ids", "mask"):
-            first, second = getattr(one, name), getattr(other, name)
-            assert (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
-        assert (one.tokens, dict(one.provenance)) == (other.tokens, dict(other.provenance))
+            array, same = getattr(expected, name), getattr(actual, name)
+            assert (array.dtype, array.shape, array.tobytes()) == (same.dtype, same.shape, same.tobytes())
+        assert (expected.tokens, dict(expected.provenance)) == (actual.tokens, dict(actual.provenance))
     else:
-        expect_same_bits(one, other)
+        expect_same_bits(expected, actual)
 
 
 def test_results_are_read_back_bit_for_bit(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ def test_a_window_returns_the_same_numbers(count: int, size: int, window: int, s
     at = ["word", "block"] if several else "word"
     options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": size, "at": at}
     plain = list(embgrad.stream(model(), rows(count), LABELLED, **options))
-    sorted_ones = list(embgrad.stream(model(), rows(count), LABELLED, window=window, **options))
-    for one, other in zip(plain, sorted_ones, strict=True):
-        for name in one if several else ["word"]:
-            first, second = (one[name], other[name]) if several else (one, other)
+    windowed = list(embgrad.stream(model(), rows(count), LABELLED, window=window, **options))
+    for expected, actual in zip(plain, windowed, strict=True):
+        for name in expected if several else ["word"]:
+            first, second = (expected[name], actual[name]) if several else (expected, actual)
             np.testing.assert_array_equal(first.ids, second.ids)
             np.testing.assert_array_equal(first.mask, second.mask)
             real = first.real
