@@ -28,7 +28,7 @@ from tests.unit.cli.commands import TEXTS as ASK_TEXTS
 from tests.unit.cli.commands import WORDS, child, refused
 from tests.unit.common.test_text import marked
 from tests.unit.hostile import TEXTS, expect_harmless
-from tests.unit.results.test_io_hostile import unix
+from tests.unit.results.test_io_hostile import at_once, unix
 
 ASK = ("gradients", *ASK_IDS)
 
@@ -235,6 +235,17 @@ def test_hostile_vocabularies_are_refused(directory: Path, monkeypatch: pytest.M
     assert tokenizer_from(str(path)).encode("grip never").tokens[1] == "grip"
 
 
+@unix
+def test_tokenizers_that_are_pipes_are_refused(directory: Path) -> None:
+    for name in ("vocab.txt", "tokenizer.json"):
+        (directory / name).unlink(missing_ok=True)
+        os.mkfifo(directory / name)
+        for path in (str(directory / name), str(directory)):
+            with pytest.raises(UsageError, match=r"does not exist|holds no tokenizer"):
+                at_once(lambda path=path: tokenizer_from(path))
+        (directory / name).unlink()
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -366,16 +377,6 @@ def test_hostile_model_folders_are_refused(directory: Path, command: Any) -> Non
         assert (done.code, done.out) == (2, "")
         expect_harmless(done.err, lines=True)
         assert re.search(said, done.err) or "reference" in done.err, done.err
-
-
-def test_nothing_is_written_through_a_link(directory: Path, command: Any) -> None:
-    embgrad.save(marked("x"), "g.safetensors")
-    (directory / "other").write_bytes(b"someone's")
-    for arguments in (("report", "g.safetensors"), (*ASK, "--objective", "Sum()")):
-        (directory / "link").symlink_to("other")
-        assert command(*arguments, "-o", "link").code == 0
-        assert (directory / "other").read_bytes() == b"someone's"
-        (directory / "link").unlink()
 
 
 def test_a_full_disk_is_an_error_of_one_line(command: Any) -> None:

@@ -244,16 +244,6 @@ def test_numbers_of_numpy_are_accepted(size: Any) -> None:
             settings(models.reading, labelled, {"ids": "i", "pad_id": wrong})
 
 
-def test_masks_and_types_are_columns(items: Items) -> None:
-    rows = [{**row, "m": [1] * (len(row["ids_"]) - 1) + [0]} for row in items(5)]
-    for row in worked(rows, ids="ids_", mask="m"):
-        expected = embgrad.gradients(
-            models.reference(), embgrad.TokenBatch([row["ids_"]], [row["m"]]), embgrad.CrossEntropy([row["label"]])
-        )
-        assert len(row["saliency"]) == len(row["ids_"])
-        np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
-
-
 def test_masks_may_be_booleans(items: Items) -> None:
     seen = []
 

@@ -107,17 +107,13 @@ def test_every_mark_lies_in_the_picture(figures: list[float]) -> None:
     assert len(drawn.rungs) <= 12
 
 
-def test_names_along_the_bottom_have_room() -> None:
+def test_names_along_the_bottom_do_not_overlap() -> None:
     drawn = plot(lines(b=[1e-3] * 200), [])
     assert drawn is not None
-    places = [x for x, _ in drawn.names]
-    assert min(after - before for before, after in itertools.pairwise(places)) >= 12
+    positions = [x for x, _ in drawn.names]
+    assert min(after - before for before, after in itertools.pairwise(positions)) >= 12
     assert len(drawn.series[0].marks) == 200
     path = plot({"b": [Line("encoder.layer.11.attention.self.query", True, 1, 1, 1), Line("x", True, 1, 1, 1)]}, [])
     assert path is not None
     assert path.names[0][1] == "…ion.self.query"
-
-
-def test_one_point_makes_no_picture() -> None:
     assert plot(lines(b=[1.0]), []) is None
-    assert plot({}, []) is None
