@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REFERENCE
+from tests.docs import pages as pages_module
 from tests.docs.conftest import ELSEWHERE, PARTS, WEIGHTS, pages_here
 from tests.docs.pages import DOCS, ROOT, difference, needs, pages, run
 
@@ -66,3 +67,23 @@ def test_differences_are_found() -> None:
         ("a 1.4e-06", "a 1.7e-06"),
     ):
         assert difference(expected, printed) is not None
+
+
+@pytest.mark.framework(REFERENCE)
+@pytest.mark.parametrize(
+    "snippet",
+    [
+        "```python\n1 / 0\n```\n\n```text\nZeroDivision\n```\n",  # an error that is not shown
+        "```python\nprint(1)\n```\n",  # printed, and not shown
+        "```python\nprint(1)\n```\n\n```text\n2\n```\n",
+        "```python\nx = 1\n```\n\n```text\n1\n```\n",  # shown, and not printed
+        "```python\nx = 1\n```\n\n```text\nembgrad.errors.BatchError: ...\n```\n",  # an error that is not raised
+        "```python\nimport warnings, embgrad\nwarnings.warn('w', embgrad.EmbgradWarning)\n```\n",  # a warning not shown
+    ],
+)
+def test_a_page_that_prints_something_else_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, snippet: str) -> None:
+    monkeypatch.setattr(pages_module, "DOCS", tmp_path)
+    (tmp_path / "page.md").write_text(snippet, encoding="utf-8")
+    error, message = (ZeroDivisionError, "division") if "1 / 0" in snippet else (AssertionError, r"page\.md, line 2")
+    with pytest.raises(error, match=message):
+        expect_as_said("page.md")
