@@ -26,13 +26,6 @@ def gradient(factor: float = 1.0, ids: np.ndarray = IDS, dim: int = 4) -> embgra
     return embgrad.gradients(model, ids, embgrad.Projection(np.full(dim, factor)))
 
 
-def test_a_result_agrees_with_itself() -> None:
-    comparison = embgrad.compare(gradient(), gradient())
-    assert comparison.figures.relative_l2 == comparison.figures.largest == 0.0
-    assert comparison.figures.cosine == pytest.approx(1.0, abs=1e-15)
-    assert len(comparison.per_example) == 3
-
-
 @settings(max_examples=30)
 @given(st.floats(-1e3, 1e3).filter(lambda factor: abs(factor) > 1e-3))
 def test_the_figures_of_a_factor(factor: float) -> None:

@@ -158,9 +158,9 @@ def test_a_path_is_text_or_a_path(tmp_path: Path) -> None:
 
 
 def test_captured_gradients_need_no_objective(golden: embgrad.Golden) -> None:
-    item = replace(run(), objective=None, provenance={**run().provenance, "captured": True})
-    golden.update(item)
-    assert golden.check(item).agrees
+    result = replace(run(), objective=None, provenance={**run().provenance, "captured": True})
+    golden.update(result)
+    assert golden.check(result).agrees
     assert golden.check(run()).agrees  # whose objective there is nothing to hold against
 
 
@@ -181,26 +181,26 @@ def test_other_results_are_refused(golden: embgrad.Golden, results: Any, message
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_is_refused(golden: embgrad.Golden, value: float) -> None:
-    item = run()
-    values = item.values.copy()
+    result = run()
+    values = result.values.copy()
     values[0, 1, 2] = value
-    broken = replace(item, values=values)
+    broken = replace(result, values=values)
     with pytest.raises(EmbgradError, match=rf"the gradient holds {value} at \(0, 1, 2\): expected finite numbers"):
         golden.update(broken)
     with pytest.raises(EmbgradError, match="at 'word' the gradient holds"):
         golden.update({"word": broken})
     assert not golden.exists
-    golden.update(item)
+    golden.update(result)
     assert str(failure(golden, broken)).startswith(f"the gradient holds {value} at (0, 1, 2): differs from")
 
 
 def test_hidden_values_may_hold_infinities(golden: embgrad.Golden) -> None:
-    item = run()
-    activations = item.activations.copy()
+    result = run()
+    activations = result.activations.copy()
     activations[0, 0, 0] = -np.inf
-    item = replace(item, activations=activations)
-    golden.update(item)
-    assert golden.check(item).agrees
+    result = replace(result, activations=activations)
+    golden.update(result)
+    assert golden.check(result).agrees
     assert "the value at the point moved, relative L2 inf" in str(failure(golden, run()))
 
 
@@ -242,10 +242,10 @@ def test_a_change_of_the_objective_only(golden: embgrad.Golden) -> None:
 
 @pytest.mark.parametrize("unit", [1e-200, 1e200])
 def test_values_whose_squares_overflow(golden: embgrad.Golden, unit: float) -> None:
-    item = replace(run(), values=np.ones((2, 3, 4)), activations=np.full((2, 3, 4), unit), objective=np.zeros(2))
-    golden.update(item)
-    assert golden.check(item).agrees
-    moved = failure(golden, replace(item, activations=item.activations * 2))
+    result = replace(run(), values=np.ones((2, 3, 4)), activations=np.full((2, 3, 4), unit), objective=np.zeros(2))
+    golden.update(result)
+    assert golden.check(result).agrees
+    moved = failure(golden, replace(result, activations=result.activations * 2))
     assert str(moved).startswith("the value at the point moved, relative L2 1.00e+00")
 
 
@@ -273,9 +273,9 @@ def test_a_scalar_objective(golden: embgrad.Golden) -> None:
 
 
 def test_vectors_of_another_length_differ(golden: embgrad.Golden) -> None:
-    item = run()
-    golden.update(item)
-    cut = replace(item, values=item.values[..., :2], activations=item.activations[..., :2])
+    result = run()
+    golden.update(result)
+    cut = replace(result, values=result.values[..., :2], activations=result.activations[..., :2])
     error = failure(golden, cut)
     assert "differs from the golden file" in str(error)
     assert "(4,)" in str(error)
@@ -296,9 +296,9 @@ def test_all_changed_points_are_named_and_the_first_shown(golden: embgrad.Golden
 
 
 def test_changed_versions_are_named(golden: embgrad.Golden) -> None:
-    item = run()
-    source = {**item.provenance, "python": "3.10.1", "versions": {"torch": "2.12.0", "numpy": "1.26.4"}}
-    golden.update(replace(item, provenance=source))
+    result = run()
+    source = {**result.provenance, "python": "3.10.1", "versions": {"torch": "2.12.0", "numpy": "1.26.4"}}
+    golden.update(replace(result, provenance=source))
     now = {**source, "python": "3.13.0", "versions": {"torch": "2.13.0", "numpy": "1.26.4"}}
     text = str(failure(golden, replace(run(2.0), provenance=now)))
     assert "made with python 3.10.1, torch 2.12.0, and these results with python 3.13.0, torch 2.13.0" in text

@@ -47,12 +47,12 @@ def everything() -> tuple[dict[str, Any], dict[str, Any]]:
         ["[CLS]", WIDE, "שלום", "👩‍🔬", "电影", "\x00\u202e", "", "naïve", "x", "y", "z", "[SEP]", "[PAD]", "[PAD]"],
         ["[CLS]", "שלום", "עולם", "טוב", "[SEP]", *["[PAD]"] * 9],
     ]
-    mask = [[token != "[PAD]" for token in item] for item in tokens]
-    item = result(tokens, mask=np.array(mask, np.int64), types=np.array([[0] * 7 + [1] * 7] * 3))
+    mask = [[token != "[PAD]" for token in gradient] for gradient in tokens]
+    gradient = result(tokens, mask=np.array(mask, np.int64), types=np.array([[0] * 7 + [1] * 7] * 3))
     points = ["word", "embeddings", *(f"layer.{n}" for n in range(12)), "encoder.layer.11.attention.self.query"]
-    first = dict.fromkeys(points, item)
-    second = {point: times(item, 1 + 10.0 ** (number - 9)) for number, point in enumerate(points)}
-    third = {point: times(item, 1.0) for point in points}
+    first = dict.fromkeys(points, gradient)
+    second = {point: times(gradient, 1 + 10.0 ** (number - 9)) for number, point in enumerate(points)}
+    third = {point: times(gradient, 1.0) for point in points}
     results = {"torch 2.13": first, "tensorflow": second, "a label " + 8 * "that_is_very_long_": third}
     comparisons = {label: embgrad.compare(first, each) for label, each in list(results.items())[1:]}
     found = (embgrad.Finding(("constant-factor",), "a factor 0.0625 = 1/16, the number of examples", 0.987, 0.01),)
@@ -104,10 +104,12 @@ def test_the_page_opens_without_a_warning_or_a_request(opened: Open) -> None:
 def test_hostile_text_is_shown_as_text(opened: Open) -> None:
     texts = [*HOSTILE, *(text for text in TEXTS.values() if text.strip())]
     provenance = {"point": texts[9], "model": HOSTILE[0], "backend": texts[12], HOSTILE[2]: HOSTILE[1]}
-    item = result([["[CLS]", *texts, "[SEP]"]], provenance=provenance)
-    comparison = replace(embgrad.compare(item, times(item, 2)), notes=HOSTILE, advice=HOSTILE[0], labels=HOSTILE[:2])
+    gradient = result([["[CLS]", *texts, "[SEP]"]], provenance=provenance)
+    comparison = replace(
+        embgrad.compare(gradient, times(gradient, 2)), notes=HOSTILE, advice=HOSTILE[0], labels=HOSTILE[:2]
+    )
     for title in (HOSTILE[4], list(TEXTS.values())[3]):
-        page = opened({HOSTILE[0]: item, HOSTILE[2]: times(item, 2)}, {HOSTILE[2]: comparison}, title=title)
+        page = opened({HOSTILE[0]: gradient, HOSTILE[2]: times(gradient, 2)}, {HOSTILE[2]: comparison}, title=title)
         shown = page.evaluate(
             "[...document.querySelector('fieldset').querySelectorAll('bdi')].map(one => one.textContent)"
         )
@@ -202,9 +204,9 @@ def test_every_text_can_be_read(opened: Open, *, dark: bool, width: int) -> None
 
 def test_every_step_of_the_scales_can_be_read_as_rendered(opened: Open) -> None:
     values = np.arange(-LEVELS, LEVELS + 1)[None, :, None] / LEVELS
-    item = result([[f"t{number}" for number in range(2 * LEVELS + 1)]], values)
+    gradient = result([[f"t{number}" for number in range(2 * LEVELS + 1)]], values)
     for dark in (False, True):
-        page = opened(item, dark=dark)
+        page = opened(gradient, dark=dark)
         tokens = [look for look in page.evaluate(LOOKS) if look["tag"] == "BDI"]
         assert len(tokens) == 2 * (2 * LEVELS + 1)
         assert min(look["contrast"] for look in tokens) >= 4.5
@@ -272,14 +274,14 @@ def test_the_keyboard_reaches_every_tokens_figures(opened: Open) -> None:
 
 
 def test_pointing_and_tapping_show_figures(opened: Open) -> None:
-    item = result([["a", "grip", "##ping", "film"]])
+    gradient = result([["a", "grip", "##ping", "film"]])
     for width in (1200, 360):
-        page = opened({"x": item, "y": times(item, 1.5)}, width=width)
+        page = opened({"x": gradient, "y": times(gradient, 1.5)}, width=width)
         page.evaluate("document.querySelectorAll('fieldset')[1].scrollIntoView()")
         places = [(left + 5, top + 5) for left, top, _ in boxes_of(page, 1)]
         page.point(*places[1])
         (text,) = figures_shown(page)
-        magnitude = f"{1.5 * item.saliency('norm')[0, 1]:.4g}"
+        magnitude = f"{1.5 * gradient.saliency('norm')[0, 1]:.4g}"
         assert re.fullmatch(
             rf"grip · position 1 · id 1 · magnitude {magnitude} · signed \S+ · differs from x by 5.0e-01", text
         )
@@ -299,8 +301,8 @@ def test_the_accessibility_tree(opened: Open) -> None:
     for landmark in ("banner", "main", "contentinfo"):
         assert roles.count(landmark) == 1
     radios = [name for role, name in nodes if role == "radio"]
-    item = results["torch 2.13"]["word"]
-    reported = f"magnitude {item.saliency('norm')[0, 2]:.4g} · signed {item.saliency('dot')[0, 2]:.4g}"
+    gradient = results["torch 2.13"]["word"]
+    reported = f"magnitude {gradient.saliency('norm')[0, 2]:.4g} · signed {gradient.saliency('dot')[0, 2]:.4g}"
     assert f"grip grip · position 2 · id 2 · segment 0 · {reported}" in radios
     assert ("group", "Magnitude, torch 2.13") in nodes
     pictures = [name for role, name in nodes if role in ("image", "img")]
@@ -315,9 +317,9 @@ def test_the_accessibility_tree(opened: Open) -> None:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_notebook_fragment_restyles_nothing(browser: Browser, tmp_path: Path, *, dark: bool) -> None:
     results, comparisons = everything()
-    item = results["torch 2.13"]["word"]
+    gradient = results["torch 2.13"]["word"]
     pieces = [
-        item._repr_html_(),
+        gradient._repr_html_(),
         comparisons["tensorflow"]["layer.5"]._repr_html_(),
         comparisons["tensorflow"]._repr_html_(),
     ]

@@ -30,8 +30,8 @@ def test_levels_are_fractions_of_the_scale() -> None:
 
 
 def test_all_results_share_one_scale() -> None:
-    item = result([["a", "b"]], np.full((1, 2, 1), 4.0))
-    page = read({"a": item, "b": replace(item, values=item.values / 4)}, {})
+    gradient = result([["a", "b"]], np.full((1, 2, 1), 4.0))
+    page = read({"a": gradient, "b": replace(gradient, values=gradient.values / 4)}, {})
     assert [[token.classes[1] for token in panel.tokens] for panel in page.panels[:2]] == [["n16"] * 2, ["n4"] * 2]
 
 
@@ -53,12 +53,6 @@ def test_figures_that_are_zero_or_not_finite(
     page = read(result([["a", "b"]], np.array(values).reshape(1, 2, 1)))
     assert [token.classes[1:] for token in page.panels[["norm", "dot"].index(kind)].tokens] == classes
     assert said in page.seen
-
-
-def test_contrast_is_that_of_the_guidelines() -> None:
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
-    assert contrast("#0000ff", "#ffffff") == pytest.approx(8.59, abs=0.005)
 
 
 def test_a_step_is_never_paler_than_the_one_before() -> None:

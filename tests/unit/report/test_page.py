@@ -25,21 +25,21 @@ FIELDS = ("values", "activations", "ids", "tokens", "objective")
 
 
 def test_every_figure_comes_from_the_result() -> None:
-    item = result(
+    gradient = result(
         [["[CLS]", "un", "##kind", "[SEP]"], ["[CLS]", "kind", "[SEP]", "[PAD]"]], mask=[[1] * 4, [1, 1, 1, 0]]
     )
-    page = read(item)
+    page = read(gradient)
     assert [panel.legend for panel in page.panels] == ["Magnitude", "Signed"] * 2
     for number, panel in enumerate(page.panels):
         example = number // 2
         for position, token in enumerate(panel.tokens):
             assert token.figures == " · ".join(
                 [
-                    item.tokens[example][position],
+                    gradient.tokens[example][position],
                     f"position {position}",
-                    f"id {item.ids[example, position]}",
-                    f"magnitude {item.saliency('norm')[example, position]:.4g}",
-                    f"signed {item.saliency('dot')[example, position]:.4g}",
+                    f"id {gradient.ids[example, position]}",
+                    f"magnitude {gradient.saliency('norm')[example, position]:.4g}",
+                    f"signed {gradient.saliency('dot')[example, position]:.4g}",
                 ]
             )
     assert [len(panel.tokens) for panel in page.panels] == [4, 4, 3, 3], "padding is not shown"
@@ -200,15 +200,15 @@ def test_examples_are_numbered_as_in_the_first() -> None:
 
 
 def test_many_examples_are_listed_in_part() -> None:
-    item = result([[f"t{number}"] for number in range(80)])
-    page = read({"a": item, "b": item})
+    gradient = result([[f"t{number}"] for number in range(80)])
+    page = read({"a": gradient, "b": gradient})
     assert sum(row[0].startswith("example ") for row in page.rows) == 50
     assert "30 more examples not listed" in page.seen
 
 
 def test_a_large_result_is_cut_and_says_so() -> None:
-    item = result([[f"word{n}" for n in range(128)]] * 200, ids=np.arange(200 * 128).reshape(200, 128))
-    page = render_page({"a": item, "b": times(item, 1)})
+    gradient = result([[f"word{n}" for n in range(128)]] * 200, ids=np.arange(200 * 128).reshape(200, 128))
+    page = render_page({"a": gradient, "b": times(gradient, 1)})
     assert len(page) < 6e6
     reader = Reader(page)
     assert "the last 181 of 200 examples are not shown" in reader.seen
@@ -217,7 +217,7 @@ def test_a_large_result_is_cut_and_says_so() -> None:
     long = read(result([[f"w{position}" for position in range(3000)]]))
     assert "the first 512 of 3000 tokens" in long.seen
     assert [len(panel.tokens) for panel in long.panels] == [512, 512]
-    fragment = item._repr_html_() or ""
+    fragment = gradient._repr_html_() or ""
     assert len(fragment) < 3e5
     assert "examples are not shown" in fragment
     assert "the first 100 of 128 tokens" in fragment
@@ -230,11 +230,13 @@ def test_an_example_without_a_real_position() -> None:
 
 
 def test_a_point_without_positions_has_no_sentences() -> None:
-    item = result([["a", "b"]], np.ones((1, 4)), provenance={"point": "pooler", "backend": "torch"})
-    page = read(item)
+    gradient = result([["a", "b"]], np.ones((1, 4)), provenance={"point": "pooler", "backend": "torch"})
+    page = read(gradient)
     assert "has no sentences here: its gradient has the shape (1, 4)" in page.seen
     assert page.panels == []
-    assert "of shape" in Reader(item._repr_html_()).seen or "the shape (1, 4)" in Reader(item._repr_html_()).seen
+    assert (
+        "of shape" in Reader(gradient._repr_html_()).seen or "the shape (1, 4)" in Reader(gradient._repr_html_()).seen
+    )
 
 
 def test_the_pages_structure() -> None:

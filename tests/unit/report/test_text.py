@@ -34,23 +34,23 @@ def test_unknown_tokens_are_their_ids() -> None:
 
 
 def test_segments_are_shown_where_there_are_two() -> None:
-    item = result([["a", "b"]], types=np.array([[0, 1]]))
-    assert [re.findall(r"segment (\d)", token.figures) for token in read(item).panels[0].tokens] == [["0"], ["1"]]
-    assert "segment" not in read(replace(item, types=np.array([[0, 0]]))).seen
+    gradient = result([["a", "b"]], types=np.array([[0, 1]]))
+    assert [re.findall(r"segment (\d)", token.figures) for token in read(gradient).panels[0].tokens] == [["0"], ["1"]]
+    assert "segment" not in read(replace(gradient, types=np.array([[0, 0]]))).seen
 
 
 @settings(max_examples=60)
 @given(st.lists(st.text(st.characters(), max_size=12), min_size=1, max_size=5))
 def test_any_token_is_shown(tokens: list[str]) -> None:
-    item = result([tokens])
-    page = read(item)
+    gradient = result([tokens])
+    page = read(gradient)
     for shown, token in zip(page.panels[0].tokens, tokens, strict=True):
         bare = token.removeprefix("##").lstrip("Ġ▁")
         if bare:
             assert shown.text == token_text(bare)
         assert shown.text.isprintable() or set("\u200c\u200d") & set(shown.text) or any(c.isspace() for c in shown.text)
         assert shown.text.strip(), "never invisible"
-    render_page(item).encode("utf-8")
+    render_page(gradient).encode("utf-8")
 
 
 @pytest.mark.parametrize(
