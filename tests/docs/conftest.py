@@ -1,4 +1,4 @@
-"""Which pages are run: those whose frameworks are under test; at the end, which were not."""
+"""Select the pages whose frameworks are under test, and report the others at the end."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def runs_here(page: str) -> bool:
 
 
 def pages_here() -> list[str]:
-    """The pages that are run in this run."""
+    """Return the pages of this run."""
     return [page for page in pages() if page not in ELSEWHERE and runs_here(page)]
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the folder of the pages on Ray where it is not under test."""
+    """Skip the folder of the pages on Ray where it is not under test."""
     ours = collection_path == Path(__file__).parent / "ray"
     return True if ours and not any("ray" in needs(page) for page in pages_here()) else None
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say which pages were left out, and for want of what."""
+    """Report which pages were skipped, and what they need."""
     left = [page for page in pages() if page not in ELSEWHERE and not runs_here(page)]
     if left:
         named = ", ".join(f"{page} ({', '.join(needs(page))})" for page in left)

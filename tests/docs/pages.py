@@ -1,4 +1,4 @@
-"""Runs the Python of a page of `docs` as it stands, and compares what it prints with what the page says that it prints.
+"""Run the Python of a page of `docs`, and compare what it prints with what the page shows.
 
 A page is run from top to bottom, in one namespace and an empty folder. What it prints is compared with the ```text fence that
 follows a ```python fence with nothing between: white space counts alike, however much; a `...` that stands alone stands for
@@ -59,30 +59,30 @@ class Snippet:
 
 
 def pages() -> list[str]:
-    """The pages with Python in them, by their paths below `docs`."""
-    found = (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")))
-    return [name for name in found if snippets(name)]
+    """Return the paths below `docs` of the pages with Python in them."""
+    actual = (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")))
+    return [name for name in actual if snippets(name)]
 
 
 def snippets(page: str) -> list[Snippet]:
-    """The Python of a page, in order."""
+    """Return the Python of a page, in order."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    found = []
+    actual = []
     for match in _PYTHON.finditer(text):
         part = "shown" if match["shown"] is not None else "hidden"
         line = text.count("\n", 0, match.start(part))
-        found.append(Snippet(match[part], line, match["printed"], part == "hidden"))
-    return found
+        actual.append(Snippet(match[part], line, match["printed"], part == "hidden"))
+    return actual
 
 
 def needs(page: str) -> list[str]:
-    """What a page says that it needs."""
+    """Return what a page needs beside NumPy."""
     said = _NEEDS.findall((DOCS / page).read_text(encoding="utf-8"))
-    return [one.strip() for line in said for one in line.split(",")]
+    return [item.strip() for line in said for item in line.split(",")]
 
 
 def run(page: str) -> Iterator[tuple[Snippet, str]]:
-    """Each snippet with what it printed, an error of embgrad's at its end included; other errors are raised."""
+    """Yield each snippet with what it printed, an expected error of embgrad included; other errors are raised."""
     names: dict[str, Any] = {
         "__name__": "__main__",
         "encoder_folder": str(DATA / "tfhub_bert_tiny"),
@@ -119,7 +119,7 @@ def _printed_by(snippet: Snippet, page: str, names: dict[str, Any]) -> str:
 
 
 def difference(expected: str, printed: str) -> str | None:
-    """How what was printed differs from what the page says, or None where it does not."""
+    """Return how the printed text differs from the page, or None."""
     numbers: list[str] = []
 
     def as_pattern(part: re.Match[str]) -> str:
@@ -133,10 +133,10 @@ def difference(expected: str, printed: str) -> str | None:
         return re.escape(part[0])
 
     pattern = "".join(as_pattern(part) for part in _PART.finditer(expected.strip()))
-    found = re.fullmatch(pattern, printed.strip(), flags=re.DOTALL)
-    if found is None:
+    actual = re.fullmatch(pattern, printed.strip(), flags=re.DOTALL)
+    if actual is None:
         return f"the page says\n{expected}\nand the snippet printed\n{printed}"
-    wrong = [pair for pair in zip(numbers, found.groups(), strict=True) if not _near(*pair)]
+    wrong = [pair for pair in zip(numbers, actual.groups(), strict=True) if not _near(*pair)]
     return f"the page says {wrong[0][0]} and the snippet printed {wrong[0][1]} in\n{printed}" if wrong else None
 
 
@@ -147,5 +147,5 @@ def _near(shown: str, printed: str) -> bool:
 
 
 if __name__ == "__main__":
-    for one, text in run(Path(sys.argv[1]).resolve().relative_to(DOCS).as_posix()):
-        print(f"--- line {one.line + 1}\n{text}", end="", flush=True)
+    for item, text in run(Path(sys.argv[1]).resolve().relative_to(DOCS).as_posix()):
+        print(f"--- line {item.line + 1}\n{text}", end="", flush=True)

@@ -18,13 +18,12 @@ CLASSES = {
 }
 
 
-def test_each_error_has_a_page_and_each_page_an_error() -> None:
+def test_errors_and_pages_correspond() -> None:
     assert {path.stem for path in (DOCS / "errors").glob("*.md")} - {"messages"} == {*CLASSES, "index"}
 
 
 @pytest.mark.parametrize("page", CLASSES)
-def test_an_errors_page_is_of_its_class(page: str) -> None:
-    """It has the class's name for its heading, names its built-in base, and shows a message of it as it is printed."""
+def test_a_page_documents_its_error(page: str) -> None:
     kind = CLASSES[page]
     text = (DOCS / "errors" / f"{page}.md").read_text(encoding="utf-8")
     assert re.search(rf"^# {kind.__name__}$", text, flags=re.MULTILINE)
@@ -42,13 +41,13 @@ def test_the_index_of_errors_lists_each_with_its_base() -> None:
     rows = dict(re.findall(r"^\| (?:– )?\[`(\w+)`\]\(\w+\.md\) \| `(\w+)` \|", text, flags=re.MULTILINE))
     assert {name.lower() for name in rows} == {*CLASSES}
     for name, base in rows.items():
-        assert base in {one.__name__ for one in CLASSES[name.lower()].__mro__[1:]}
+        assert base in {item.__name__ for item in CLASSES[name.lower()].__mro__[1:]}
     entries = re.search(r"```\{toctree\}\n:hidden:\n\n(.*?)```", text, flags=re.DOTALL)
     assert entries is not None
     assert {*entries[1].split()} == {*CLASSES, "messages"}
 
 
-def test_every_public_name_stands_in_the_reference_once() -> None:
+def test_the_reference_lists_every_public_name_once() -> None:
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     named = re.findall(r"^\.\. auto(?:function|class|data|exception):: (\w+)$", text, flags=re.MULTILINE)
     assert sorted(named) == sorted(embgrad.__all__)
@@ -57,7 +56,7 @@ def test_every_public_name_stands_in_the_reference_once() -> None:
 CONTRIBUTING = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def test_contributors_see_each_room_in_one_row() -> None:
+def test_the_table_of_rooms_is_complete() -> None:
     table = CONTRIBUTING.split("## The rooms")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`embgrad/.*?) \|", table, flags=re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`embgrad/(\w+)/`", row)]
@@ -65,11 +64,11 @@ def test_contributors_see_each_room_in_one_row() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:embgrad|backends|docs|tests)/[\w/.-]+)`", CONTRIBUTING))))
-def test_a_file_that_contributors_are_sent_to_is_there(path: str) -> None:
+def test_files_named_for_contributors_exist(path: str) -> None:
     assert (DOCS.parent / path).exists()
 
 
-def test_pictures_are_as_drawn_and_need_nobody_else() -> None:
+def test_pictures_are_generated_and_load_nothing() -> None:
     spec = importlib.util.spec_from_file_location("draw", DOCS / "pictures" / "draw.py")
     assert spec is not None
     assert spec.loader is not None
@@ -82,7 +81,7 @@ def test_pictures_are_as_drawn_and_need_nobody_else() -> None:
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\((?!#)|@import|<script", text)
 
 
-def test_the_readmes_figures_are_those_of_the_page_on_performance() -> None:
+def test_the_readme_has_the_figures_of_the_performance_page() -> None:
     measured = (DOCS / "performance.md").read_text(encoding="utf-8")
     readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     times = cells(measured, "## Other tools", "captum", "LayerGradientXActivation")
@@ -103,13 +102,12 @@ def test_the_readmes_figures_are_those_of_the_page_on_performance() -> None:
 
 
 def cells(text: str, heading: str, *beginning: str) -> list[str]:
-    """Return the cells of the first row below a heading whose first cells begin in this way."""
     part = text.split(f"{heading}\n", 1)[1].split("\n## ")[0]
     rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|"))
     return next(row for row in rows if all(cell.startswith(start) for cell, start in zip(row, beginning, strict=False)))
 
 
-def test_the_page_on_the_command_line_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_page_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     offered = re.findall(r"^  (\w+)  ", capsys.readouterr().out.split("Commands:\n")[1], flags=re.MULTILINE)
     text = (DOCS / "command-line.md").read_text(encoding="utf-8")
@@ -117,7 +115,7 @@ def test_the_page_on_the_command_line_lists_every_command(capsys: pytest.Capture
     assert sorted(listed) == sorted(offered)
 
 
-def test_the_page_on_installation_lists_every_extra() -> None:
+def test_the_installation_page_lists_every_extra() -> None:
     project = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8")
     part = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
     declared = set(re.findall(r"^(\w+) = \[", part, flags=re.MULTILINE))
@@ -125,7 +123,7 @@ def test_the_page_on_installation_lists_every_extra() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)) == declared - {"test", "docs", "dev"}
 
 
-def test_the_readmes_links_lead_to_files_and_headings_that_exist() -> None:
+def test_the_links_of_the_readme_exist() -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)#?([^)]*)\)", (DOCS.parent / "README.md").read_text(encoding="utf-8"))
     assert links
     for file, heading in links:

@@ -35,131 +35,81 @@ LIMITS: dict[str, tuple[int, ...]] = {
 
 
 def numbers(cell: str) -> tuple[int, ...]:
-    return tuple(int(one.replace(",", "")) for one in re.findall(r"\d[\d,]*", cell))
+    return tuple(int(item.replace(",", "")) for item in re.findall(r"\d[\d,]*", cell))
 
 
 def rows() -> dict[str, str]:
-    """The table under the heading of the limits: what is limited, and the cell that says to what."""
     part = PAGE.split("\n## The limits\n")[1].split("\n## ")[0]
-    found = re.findall(r"^\| (.+?) \| (.+?) \|", part, flags=re.MULTILINE)
-    return {name: cell for name, cell in found if name != "input"}
+    actual = re.findall(r"^\| (.+?) \| (.+?) \|", part, flags=re.MULTILINE)
+    return {name: cell for name, cell in actual if name != "input"}
 
 
-def test_the_page_states_every_limit_as_it_is() -> None:
+def test_the_page_states_every_limit() -> None:
     assert {name: numbers(cell) for name, cell in rows().items()} == LIMITS
     assert f"after {writing.MOST_TEXT:,} bytes of tokens" in PAGE
 
 
 @pytest.mark.parametrize("module", [files, headers, manifest, tokenizer, texts, visible, environment])
-def test_no_limit_is_left_unsaid(module: Any) -> None:
-    """Of the modules that read what others wrote, and of those that show it."""
+def test_every_limit_is_on_the_page(module: Any) -> None:
     stated = {number for each in LIMITS.values() for number in each}
     own = {name: value for name, value in vars(module).items() if name.startswith("MOST_") and name != "MOST_NAME"}
     assert own
     assert set(own.values()) <= stated
 
 
-#: What the page says, and where it is tested: a phrase of the page, a file of tests, and a test in it.
-CLAIMS = [
-    ("No pickle is read", "unit/checkpoints/test_hostile_checkpoints.py", "test_pickles_are_never_opened"),
-    ("fields that name code", "unit/checkpoints/test_hostile_checkpoints.py", "test_what_makes_no_bert_is_left_aside"),
-    ("Reading never blocks", "unit/results/test_io_hostile.py", "test_what_is_no_file_is_refused_at_once"),
-    ("may be pipes", "unit/cli/test_hostile.py", "test_a_pipe_is_read_to_its_end"),
-    (
-        "up to thirty times its length",
-        "unit/results/test_io_hostile.py",
-        "test_a_header_takes_thirty_times_its_length_at_most",
-    ),
-    (
-        "only claimed in a header take none",
-        "unit/results/test_io_hostile.py",
-        "test_a_process_of_little_memory_refuses_them_all",
-    ),
-    (
-        "about as much memory as the file is long",
-        "unit/results/test_io_hostile.py",
-        "test_reading_takes_the_memory_of_the_arrays",
-    ),
-    (
-        "never write a header that is too long to be read",
-        "unit/results/test_io_hostile.py",
-        "test_what_could_not_be_read_back",
-    ),
-    ("begins another shard", "unit/results/test_io_hostile.py", "test_streams_part_long_texts"),
-    (
-        "the tests compare the two readers",
-        "unit/results/test_io_hostile.py",
-        "test_changed_files_are_read_as_the_library",
-    ),
-    ("if it is truncated meanwhile", "unit/results/test_io_hostile.py", "test_a_file_that_is_cut_while_it_is_read"),
-    (
-        "a manifest cannot name a file elsewhere",
-        "unit/streaming/test_folder_broken.py",
-        "test_broken_manifests_are_refused",
-    ),
-    (
-        "each result is either valid or raises an error",
-        "unit/common/test_files.py",
-        "test_changed_shards_with_a_manifest_that_vouches",
-    ),
-    ("A writer's lock is a file", "unit/common/test_files.py", "test_a_lock_that_is_none"),
-    (
-        "raises an error, and so does a weight that is in two shards",
-        "unit/checkpoints/test_hostile_checkpoints.py",
-        "test_a_weight_in_two_shards",
-    ),
-    (
-        "Other files of the folder are not opened",
-        "unit/checkpoints/test_hostile_checkpoints.py",
-        "test_extra_files_are_passed_over",
-    ),
-    (
-        "Nothing is built before",
-        "unit/checkpoints/test_hostile_checkpoints.py",
-        "test_nothing_is_built_of_a_configuration",
-    ),
-    (
-        "raises an error before the weights are read",
-        "unit/checkpoints/test_hostile_checkpoints.py",
-        "test_weights_that_do_not_fit_are_not_read",
-    ),
-    ("is read from a file exactly as it was written", "unit/common/test_text.py", "test_files_give_it_back"),
-    ("both are plain ASCII", "unit/cli/test_hostile.py", "test_json_is_ascii_and_holds_it_as_it_is"),
-    ("in `repr`", "unit/common/test_text.py", "test_results_and_comparisons_print"),
-    ("in an error message", "unit/common/test_text.py", "test_errors_on_files_print"),
-    ("on a page, in a notebook", "unit/common/test_text.py", "test_a_notebook_holds_it_as_text"),
-    (
-        "Text that Rich, HTML or a terminal would interpret",
-        "unit/cli/test_hostile.py",
-        "test_what_is_going_on_is_no_markup",
-    ),
-    (
-        "The page of `embgrad report` escapes",
-        "unit/page/test_page.py",
-        "test_whatever_a_token_holds_stands_in_its_place",
-    ),
-    (
-        "written completely or not at all",
-        "unit/common/test_files.py",
-        "test_a_write_that_fails_leaves_the_good_file",
-    ),
-    ("If the disk is full", "unit/common/test_files.py", "test_a_disk_that_is_full_in_the_middle"),
-    ("the target of the link is not changed", "unit/common/test_files.py", "test_nothing_is_written_through_a_link"),
-    (
-        "`trust_remote_code` is off",
-        "cross/parity/test_hostile_checkpoint.py",
-        "test_no_code_of_a_checkpoints_own_is_run",
-    ),
-    (
-        "names kernels of a repository",
-        "cross/parity/test_hostile_checkpoint.py",
-        "test_the_command_line_fetches_no_kernels",
-    ),
-    ("Symbolic links are followed", "unit/checkpoints/test_hostile_checkpoints.py", "test_links_in_a_folder"),
-]
+#: By the file of tests the claims of the page, each with the test that shows it.
+CLAIMS = {
+    "unit/checkpoints/test_hostile_checkpoints.py": {
+        "No pickle is read": "test_pickles_are_never_opened",
+        "fields that name code": "test_what_makes_no_bert_is_left_aside",
+        "raises an error, and so does a weight that is in two shards": "test_a_weight_in_two_shards",
+        "Other files of the folder are not opened": "test_extra_files_are_passed_over",
+        "Nothing is built before": "test_nothing_is_built_of_a_configuration",
+        "raises an error before the weights are read": "test_weights_that_do_not_fit_are_not_read",
+        "Symbolic links are followed": "test_links_in_a_folder",
+    },
+    "unit/results/test_io_hostile.py": {
+        "Reading never blocks": "test_what_is_no_file_is_refused_at_once",
+        "up to thirty times its length": "test_a_header_takes_thirty_times_its_length_at_most",
+        "only claimed in a header take none": "test_a_process_of_little_memory_refuses_them_all",
+        "about as much memory as the file is long": "test_reading_takes_the_memory_of_the_arrays",
+        "never write a header that is too long to be read": "test_what_could_not_be_read_back",
+        "begins another shard": "test_streams_part_long_texts",
+        "the tests compare the two readers": "test_changed_files_are_read_as_the_library",
+        "if it is truncated meanwhile": "test_a_file_that_is_cut_while_it_is_read",
+    },
+    "unit/cli/test_hostile.py": {
+        "may be pipes": "test_a_named_pipe_is_read_to_its_end",
+        "both are plain ASCII": "test_json_is_ascii_and_exact",
+        "Text that Rich, HTML or a terminal would interpret": "test_status_lines_show_markup_as_text",
+    },
+    "unit/streaming/test_folder_broken.py": {
+        "a manifest cannot name a file elsewhere": "test_broken_manifests_are_refused"
+    },
+    "unit/common/test_files.py": {
+        "each result is either valid or raises an error": "test_changed_shards_with_a_manifest_that_vouches",
+        "A writer's lock is a file": "test_a_lock_that_is_none",
+        "written completely or not at all": "test_a_write_that_fails_leaves_the_good_file",
+        "If the disk is full": "test_a_disk_that_is_full_in_the_middle",
+        "the target of the link is not changed": "test_nothing_is_written_through_a_link",
+    },
+    "unit/common/test_text.py": {
+        "is read from a file exactly as it was written": "test_files_give_it_back",
+        "in `repr`": "test_results_and_comparisons_print",
+        "in an error message": "test_errors_on_files_print",
+        "on a page, in a notebook": "test_a_notebook_holds_it_as_text",
+    },
+    "unit/page/test_page.py": {"The page of `embgrad report` escapes": "test_hostile_text_is_shown_as_text"},
+    "cross/parity/test_hostile_checkpoint.py": {
+        "`trust_remote_code` is off": "test_no_code_of_a_checkpoints_own_is_run",
+        "names kernels of a repository": "test_the_command_line_fetches_no_kernels",
+    },
+}
 
 
-@pytest.mark.parametrize(("phrase", "file", "test"), CLAIMS)
-def test_each_claim_is_tested(phrase: str, file: str, test: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "phrase", "test"), [(file, *claim) for file, claims in CLAIMS.items() for claim in claims.items()]
+)
+def test_each_claim_is_tested(file: str, phrase: str, test: str) -> None:
     assert phrase in PAGE
     assert f"def {test}" in (DOCS.parent / "tests" / file).read_text(encoding="utf-8")

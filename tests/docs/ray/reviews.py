@@ -1,4 +1,4 @@
-"""What the page on Ray takes as given: a classifier with its tokenizer, and reviews in files."""
+"""The classifier, the tokenizer and the reviews that the page on Ray uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROWS = 24
 
 
 def classifier(folder: str) -> Any:
-    """A BERT with a head of two classes, whose weights are random and always the same."""
+    """Return a BERT with a head of two classes and fixed random weights."""
     import torch
 
     import embgrad
@@ -28,14 +28,14 @@ def classifier(folder: str) -> Any:
 
 
 def tokenizer_of(folder: str) -> Any:
-    """The folder's tokenizer."""
+    """Return the tokenizer of a folder."""
     import tokenizers
 
     return tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
 
 
 def write_reviews() -> Any:
-    """Write `reviews.parquet` and `reviews.jsonl`; gives the first as a dataset."""
+    """Write `reviews.parquet` and `reviews.jsonl`, and return the first as a dataset."""
     import pyarrow as pa
     import ray.data
     from pyarrow import parquet
@@ -48,7 +48,7 @@ def write_reviews() -> Any:
 
 
 def expect_all(dataset: Any, table: Any, folder: str) -> None:
-    """Each row is there once, in the dataset and in the files; the table is the model's."""
+    """Assert that each row is in the dataset and the files once, and that the table is the model's."""
     from pyarrow import parquet
 
     assert sorted(dataset.to_pandas()["text"]) == sorted(parquet.read_table("reviews.parquet")["text"].to_pylist())

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: models of the user's own, and a command in a process of its own."""
+"""Models, expected results and processes that the tests of the command line share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "grip", "##ping", "film", "<sc
 
 
 def child(*arguments: str, stdin: bytes = b"", **environment: str) -> SimpleNamespace:
-    """A command in a process of its own."""
+    """Run a command in its own process."""
     done = subprocess.run(
         [sys.executable, "-m", "embgrad", *arguments],
         input=stdin,
@@ -115,15 +115,19 @@ TEXTS = ("-m", "models.py:build", "--tokenizer", "vocab.txt")
 Command = Callable[..., SimpleNamespace]
 
 
-def said(command: Command, folder: str, *options: str) -> str:
-    """Return what the command says of a folder that it cannot load, in one line."""
-    done = command("gradients", "-m", folder, "--ids", "ids.json", *options)
+def refused(done: SimpleNamespace) -> str:
+    """Return the message of a command that failed and printed no result, in one line."""
     assert (done.code, done.out) == (2, ""), done.err
     return " ".join(done.err.split())
 
 
-def configured(place: Path, **config: Any) -> str:
+def said(command: Command, folder: str, *options: str) -> str:
+    """Return the message of a command about a folder that it cannot load, in one line."""
+    return refused(command("gradients", "-m", folder, "--ids", "ids.json", *options))
+
+
+def configured(directory: Path, **config: Any) -> str:
     """Make a checkpoint folder without weights, and return its name."""
-    (place / "m").mkdir()
-    (place / "m" / "config.json").write_text(json.dumps(config))
+    (directory / "m").mkdir()
+    (directory / "m" / "config.json").write_text(json.dumps(config))
     return "m"

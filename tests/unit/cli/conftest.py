@@ -1,4 +1,4 @@
-"""A folder in which commands run, and the running of them."""
+"""Fixtures that run commands in a temporary folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.unit.cli.commands import MODELS, WORDS
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with models, a tokenizer and ids, in which the commands run; and no settings of the terminal's."""
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to a folder with models, a tokenizer and ids, and clear the settings of the terminal."""
     (tmp_path / "models.py").write_text(MODELS)
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
     (tmp_path / "ids.json").write_text('{"ids": [[4, 5, 6], [7, 8, 0]], "mask": [[1, 1, 1], [1, 1, 0]]}')
@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
-    """Runs a command in this process."""
+    """Return a function that runs a command in this process."""
 
     def run(*arguments: str, stdin: bytes | None = None) -> SimpleNamespace:
         before = sys.stdin
@@ -45,7 +45,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace
 
 
 class Terminal(io.StringIO):
-    """A stdin into which nothing is piped."""
+    """A stdin without piped input."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The doctor: what works, what is broken, what does not go together."""
+"""The command `doctor`: backends that work or are broken, and incompatible versions."""
 
 from __future__ import annotations
 
@@ -15,38 +15,31 @@ from embgrad.cli.supported import SUPPORTED
 from tests.unit.cli.commands import child
 
 
-def test_doctor_in_a_process_of_its_own() -> None:
+def test_doctor_in_its_own_process() -> None:
     done = child("doctor", "--json", "--timeout", "5")
-    found = json.loads(done.out)
-    assert set(found["backends"]) >= {"torch", "tensorflow", "gluon"}
-    assert found["works"] == any(one["works"] for one in found["backends"].values())
-    assert done.code == (0 if found["works"] else 1)
-    for one in found["backends"].values():
-        assert one["works"] or one["error"]
-        assert one["install"].startswith("pip install 'embgrad[")
+    actual = json.loads(done.out)
+    assert set(actual["backends"]) >= {"torch", "tensorflow", "gluon"}
+    assert actual["works"] == any(item["works"] for item in actual["backends"].values())
+    assert done.code == (0 if actual["works"] else 1)
+    for item in actual["backends"].values():
+        assert item["works"] or item["error"]
+        assert item["install"].startswith("pip install 'embgrad[")
 
 
 def backend(name: str, package: str = "numpy") -> Any:
-    members = {
-        "extra": None,
-        "supports": frozenset(),
-        "owns": lambda part: False,
-        "versions": dict,
-        "points": None,
-        "run": None,
-    }
-    return SimpleNamespace(name=name, package=package, **members)
+    members = {"extra": None, "supports": frozenset(), "versions": dict, "points": None, "run": None}
+    return SimpleNamespace(name=name, package=package, owns=lambda part: False, **members)
 
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def put(found: dict[str, Any], failures: dict[str, str]) -> None:
-        monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery(found, failures))
+    def put(actual: dict[str, Any], failures: dict[str, str]) -> None:
+        monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery(actual, failures))
 
     return put
 
 
-def test_doctor_shows_what_is_broken_and_what_is_not_installed(command: Any, backends: Any) -> None:
+def test_broken_and_missing_backends(command: Any, backends: Any) -> None:
     backends({"absent": backend("absent", "no_such_package")}, {"bad": "bad 1.0 (bad:Backend) raised ImportError: oh"})
     done = command("doctor")
     assert done.code == 1
@@ -65,7 +58,7 @@ def test_doctor_shows_what_is_broken_and_what_is_not_installed(command: Any, bac
         ("import time; time.sleep(60)", "took longer than 1 s"),
     ],
 )
-def test_doctor_survives_what_a_framework_does(
+def test_a_framework_that_crashes_or_hangs(
     command: Any, backends: Any, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
     backends({"wild": backend("wild")}, {})
@@ -77,12 +70,10 @@ def test_doctor_survives_what_a_framework_does(
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let there be these versions by pip's names, and no others."""
-
     def put(**versions: str) -> None:
-        found = {name.replace("_", "-"): version for name, version in versions.items()}
+        actual = {name.replace("_", "-"): version for name, version in versions.items()}
         monkeypatch.setattr(
-            health, "_version", lambda names: next(((n, found[n]) for n in names if n in found), ("", ""))
+            health, "_version", lambda names: next(((n, actual[n]) for n in names if n in actual), ("", ""))
         )
         monkeypatch.setattr(health, "_is_installed", lambda module: module != "pkg_resources")
 
@@ -94,7 +85,7 @@ def troubles(name: str) -> dict[str, str]:
     return {part.name: part.trouble for part in health._parts(name) if part.trouble}
 
 
-def test_doctor_names_what_does_not_go_together(installed: Any) -> None:
+def test_versions_that_are_incompatible(installed: Any) -> None:
     installed(
         numpy="2.2.6",
         tensorflow="2.21.0",
@@ -114,21 +105,21 @@ def test_doctor_names_what_does_not_go_together(installed: Any) -> None:
         "tf-keras and tensorflow": "do not match",
         "TF_USE_LEGACY_KERAS": "not 1",
     }
-    found = troubles("gluon")
-    assert found["numpy"].startswith("expected a version below 2: while it is imported, MXNet reads names")
-    assert "np.PZERO" in found["numpy"]
-    assert found["setuptools"] == "expected a version below 81: it has no pkg_resources any more"
+    actual = troubles("gluon")
+    assert actual["numpy"].startswith("expected a version below 2: while it is imported, MXNet reads names")
+    assert "np.PZERO" in actual["numpy"]
+    assert actual["setuptools"] == "expected a version below 81: it has no pkg_resources any more"
     mends = [part.mend for part in health._parts("gluon") if part.trouble]
     assert {"pip install 'numpy>=1.24,<2'", "pip install 'setuptools<81'"} <= {*mends}
 
 
-def test_doctor_mends_a_package_under_the_name_that_it_has(installed: Any) -> None:
+def test_advice_names_the_installed_distribution(installed: Any) -> None:
     installed(tensorflow_cpu="2.15.1", mxnet_mkl="1.6.0")
     assert health._parts("tensorflow")[0].mend.startswith("pip install 'tensorflow-cpu>=")
     assert health._parts("gluon")[0].mend == "pip install 'mxnet==1.9.1'"  # which is not called mxnet-mkl any more
 
 
-def test_doctor_knows_what_it_was_never_tested_with(installed: Any) -> None:
+def test_a_version_newer_than_tested(installed: Any) -> None:
     installed(torch="2.99.0", transformers="4.57.6")
     torch, transformers = health._parts("torch")
     assert (torch.trouble, transformers.trouble, transformers.note) == ("", "", "")
@@ -145,7 +136,7 @@ def test_doctor_knows_what_it_was_never_tested_with(installed: Any) -> None:
         ("3.13.0", "", "expected a version below 3.13: no NumPy below 2"),
     ],
 )
-def test_doctor_knows_the_pythons(
+def test_versions_of_python(
     installed: Any, monkeypatch: pytest.MonkeyPatch, python: str, core: str, gluon: str
 ) -> None:
     installed(numpy="1.26.4", safetensors="0.8.0", mxnet="1.9.1", gluonnlp="0.10.0", setuptools="80.9.0")
@@ -158,16 +149,15 @@ def test_doctor_knows_the_pythons(
     assert ("python" in troubles("gluon")) == bool(gluon)
 
 
-def test_doctor_shows_where_versions_stand(
+def test_the_output_lists_old_and_new_versions(
     command: Any, backends: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is too old or new, and what nobody has tried, of a framework itself and of embgrad too; what is sound, in short."""
     installed(numpy="1.20.0", safetensors="0.99", typer="0.16.0", torch="2.3.1", transformers="5.99.0")
     backends({"torch": backend("torch")}, {})
     tried = {"works": True, "tried": True, "error": "", "versions": {}, "classes": {}, "seconds": 1.0}
     monkeypatch.setattr(health, "_run_trial", lambda name, limit: tried)
     done = command("doctor")
-    told = " ".join(done.out.split())
+    reported = " ".join(done.out.split())
     assert done.code == 0
     for line in (
         "✗ numpy 1.20.0: older than 1.24, the oldest that embgrad is tested with (arrays); pip install 'numpy>=1.24'",
@@ -176,8 +166,8 @@ def test_doctor_shows_where_versions_stand(
         "✗ torch 2.3.1: older than 2.6, the oldest that embgrad is tested with (the framework); pip install 'torch>=2.6'",
         "✓ transformers 5.99.0: newer than",
     ):
-        assert line in told
-    assert "typer" not in told
-    found = json.loads(command("doctor", "--json").out)
-    assert [part["name"] for part in found["core"]] == ["python", "numpy", "safetensors", "typer"]
-    assert found["backends"]["torch"]["parts"][1]["note"].startswith("newer than")
+        assert line in reported
+    assert "typer" not in reported
+    actual = json.loads(command("doctor", "--json").out)
+    assert [part["name"] for part in actual["core"]] == ["python", "numpy", "safetensors", "typer"]
+    assert actual["backends"]["torch"]["parts"][1]["note"].startswith("newer than")

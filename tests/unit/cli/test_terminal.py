@@ -1,4 +1,4 @@
-"""What goes where: colours, narrow and plain terminals, pipes, chatter, interruption, progress."""
+"""Output of commands: colours, narrow and plain terminals, pipes, interruption, progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rich.text
 
 import embgrad
 from embgrad.cli import main
@@ -56,7 +55,7 @@ def test_tokens_in_colours(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"TERM": "xterm", "FORCE_COLOR": "1"}])
-def test_few_colours_or_none_still_tell(saved: Path, settings: dict[str, str]) -> None:
+def test_figures_replace_colours_on_plain_terminals(saved: Path, settings: dict[str, str]) -> None:
     assert b"(9)" in child("show", str(saved), **settings).out
 
 
@@ -71,11 +70,11 @@ def test_a_narrow_terminal(saved: Path, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("columns", ["1", "0", "-5", "wide", ""])
-def test_odd_widths(saved: Path, columns: str) -> None:
+def test_terminals_of_odd_widths(saved: Path, columns: str) -> None:
     assert child("show", str(saved), COLUMNS=columns).code == 0
 
 
-def test_a_terminal_that_has_ascii_alone(place: Path) -> None:
+def test_a_terminal_of_ascii(directory: Path) -> None:
     for arguments in (
         ["gradients", *TEXTS, "-t", "é never \U0001f600", "-o", "g.safetensors"],
         ["show", "g.safetensors"],
@@ -95,50 +94,40 @@ def result_of(texts: list[str], values: Any, mask: Any = None) -> embgrad.Embedd
     )
 
 
-def test_what_a_token_may_hold_does_not_run_the_terminal() -> None:
-    result = result_of(["\x1b[31mred", "[bold]", "\u202ereversed", "\x07", ""], [1, 2, 3, 4, 5])
-    line = painted(pieces(result, 0), "norm", coloured=True)
-    assert isinstance(line, rich.text.Text)
-    assert "\x1b" not in line.plain
-    assert "\\x1b[31mred" in line.plain
-    assert "[bold]" in line.plain
-    assert "\u202e" not in line.plain
-
-
-def test_pieces_of_words() -> None:
+def test_subwords_are_joined() -> None:
     result = result_of(["<s>", "Ġa", "Ġgrip", "ping", "</s>"], [9, 1, -2, 3, 9])
     shown = pieces(result, 0, "dot")
-    assert [(one.text, one.joined, one.special) for one in shown] == [
+    assert [(item.text, item.joined, item.special) for item in shown] == [
         ("<s>", False, True),
         ("a", False, False),
         ("grip", False, False),
         ("ping", True, False),
         ("</s>", False, True),
     ]
-    assert [round(one.share, 3) for one in shown[1:4]] == [0.333, -0.667, 1.0]
+    assert [round(item.share, 3) for item in shown[1:4]] == [0.333, -0.667, 1.0]
     assert painted(shown, "dot", coloured=False).plain == "<s> a(+3) grip(-6)ping(+9) </s>"
 
 
 @pytest.mark.parametrize("values", [[0, 0], [np.nan, 1], [np.inf, 1]])
-def test_scales_without_an_end(values: list[float]) -> None:
+def test_figures_that_are_zero_or_not_finite(values: list[float]) -> None:
     with np.errstate(invalid="ignore"):
         shown = pieces(result_of(["a", "b"], values), 0)
-    assert all(-1 <= one.share <= 1 or np.isnan(one.share) for one in shown)
-    assert painted(shown, "norm", coloured=False).plain
-    assert painted(shown, "norm", coloured=True).plain.startswith("a")
+    assert all(-1 <= piece.share <= 1 or np.isnan(piece.share) for piece in shown)
+    for coloured in (False, True):
+        assert painted(shown, "norm", coloured=coloured).plain.startswith("a")
 
 
-def test_padding_is_left_out_and_ids_stand_for_unknown_tokens() -> None:
+def test_padding_is_skipped_and_unknown_tokens_are_ids() -> None:
     result = result_of(["a", "b"], [1, 2], np.array([[1, 0]]))
-    assert [one.text for one in pieces(result, 0)] == ["a"]
+    assert [item.text for item in pieces(result, 0)] == ["a"]
     nameless = embgrad.EmbeddingGradients(**{**vars(result), "tokens": None})
-    assert [one.text for one in pieces(nameless, 0)] == ["0"]
+    assert [item.text for item in pieces(nameless, 0)] == ["0"]
 
 
-def test_the_file_on_stdout_and_nothing_else(place: Path) -> None:
+def test_a_file_on_stdout_is_not_mixed_with_other_output(directory: Path) -> None:
     done = child("gradients", "-m", "models.py:talks", "--ids", "ids.json", "--labels", "0,2", "-o", "-")
     assert done.code == 0, done.err
-    (place / "g.safetensors").write_bytes(done.out)
+    (directory / "g.safetensors").write_bytes(done.out)
     np.testing.assert_array_equal(embgrad.load("g.safetensors").values, expected().values)
     assert "said in Python" in done.err
     assert "said in C" in done.err
@@ -146,20 +135,17 @@ def test_the_file_on_stdout_and_nothing_else(place: Path) -> None:
     assert "old" not in done.err
 
 
-def test_json_is_not_mixed_with_what_models_say() -> None:
-    done = child("gradients", "-m", "models.py:talks", "--ids", "ids.json", "--json")
-    assert json.loads(done.out)["framework"] == "reference"
-
-
-def test_stdout_is_the_processs_own_again(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["gradients", "-m", "models.py:talks", "--ids", "ids.json", "--json"]) == 0
+def test_json_is_not_mixed_with_other_output(capfd: pytest.CaptureFixture[str]) -> None:
+    ask = ["gradients", "-m", "models.py:talks", "--ids", "ids.json", "--json"]
+    assert json.loads(child(*ask).out)["framework"] == "reference"
+    assert main(ask) == 0
     print("after")
     out, err = capfd.readouterr()
     assert out.endswith("}\nafter\n")
     assert "said in Python" in err
 
 
-def test_from_a_pipe_into_a_pipe() -> None:
+def test_commands_read_and_write_pipes() -> None:
     line = f"{sys.executable} -m embgrad gradients {' '.join(TEXTS)} -o - | {sys.executable} -m embgrad show -"
     done = subprocess.run(["sh", "-c", line], input=b"never again", capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -167,8 +153,8 @@ def test_from_a_pipe_into_a_pipe() -> None:
 
 
 @pytest.mark.parametrize("options", [("--json",), (), ("-o", "-")])
-def test_a_reader_that_leaves_early_is_no_error_to_tell(place: Path, options: tuple[str, ...]) -> None:
-    (place / "many.json").write_text(json.dumps([[1, 2, 3, 4, 5, 6, 7, 8]] * 3000))
+def test_a_closed_pipe_is_no_error(directory: Path, options: tuple[str, ...]) -> None:
+    (directory / "many.json").write_text(json.dumps([[1, 2, 3, 4, 5, 6, 7, 8]] * 3000))
     process = subprocess.Popen(
         [sys.executable, "-m", "embgrad", "gradients", "-m", "models.py:build", "--ids", "many.json", *options],
         stdout=subprocess.PIPE,
@@ -187,7 +173,7 @@ def test_a_reader_that_leaves_early_is_no_error_to_tell(place: Path, options: tu
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&-", "1>&- 2>&-"])
-def test_closed_streams(closed: str) -> None:
+def test_closed_standard_streams(closed: str) -> None:
     line = f"{sys.executable} -m embgrad gradients {' '.join(ASK)} -o g.safetensors {closed}"
     done = subprocess.run(["sh", "-c", line], capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -195,7 +181,7 @@ def test_closed_streams(closed: str) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_an_error_in_the_model_is_a_line_and_its_traceback_with_debug(command: Any) -> None:
+def test_an_error_in_the_model_is_one_line_without_debug(command: Any) -> None:
     ask = ("gradients", "-m", "models.py:raises", "--ids", "ids.json")
     done = command(*ask)
     assert done.code == 2
@@ -206,21 +192,21 @@ def test_an_error_in_the_model_is_a_line_and_its_traceback_with_debug(command: A
     assert "models.py" in done.err
 
 
-def test_a_model_that_leaves_the_process_gives_no_answer(command: Any) -> None:
+def test_a_model_that_exits_is_an_error(command: Any) -> None:
     done = command("compare", *ASK, "--against", "models.py:leaves")
     assert done.code == 2
     assert "sys.exit(0)" in done.err
 
 
-def test_interrupted(command: Any) -> None:
+def test_an_interrupted_model(command: Any) -> None:
     done = command("gradients", "-m", "models.py:stops", "--ids", "ids.json")
     assert (done.code, done.out) == (130, "")
     assert "Traceback" not in done.err
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
-def test_interrupted_by_the_keyboard(place: Path) -> None:
-    (place / "slow.py").write_text(
+def test_an_interrupted_process(directory: Path) -> None:
+    (directory / "slow.py").write_text(
         "import time, models\ndef build():\n    open('begun', 'w').close()\n    time.sleep(60)\n"
     )
     process = subprocess.Popen(
@@ -229,7 +215,7 @@ def test_interrupted_by_the_keyboard(place: Path) -> None:
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 30
-    while not (place / "begun").exists():
+    while not (directory / "begun").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -238,12 +224,14 @@ def test_interrupted_by_the_keyboard(place: Path) -> None:
     assert err == b"error: interrupted\n"
 
 
-def test_progress_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[tuple[int, int]] = []
+def test_progress_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    reported: list[tuple[int, int]] = []
     model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.ones((9, 2))})
     ids = np.ones((5, 3), int)
-    embgrad.gradients(model, ids, embgrad.Sum(), batch_size=2, progress=lambda done, total: told.append((done, total)))
-    assert told == [(0, 5), (2, 5), (4, 5), (5, 5)]
+    embgrad.gradients(
+        model, ids, embgrad.Sum(), batch_size=2, progress=lambda done, total: reported.append((done, total))
+    )
+    assert reported == [(0, 5), (2, 5), (4, 5), (5, 5)]
     for progress in (True, np.True_):
         embgrad.gradients(model, ids, embgrad.Sum(), batch_size=2, progress=progress)  # stderr is no terminal here
     assert capsys.readouterr().err == ""
@@ -273,8 +261,8 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, rich_there: boo
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a pseudo-terminal is POSIX's")
-def test_on_a_terminal_progress_is_drawn_and_stays_off_stdout(place: Path) -> None:
-    (place / "many.json").write_text(json.dumps([[1, 2, 3]] * 40))
+def test_progress_on_a_terminal_is_drawn_on_stderr(directory: Path) -> None:
+    (directory / "many.json").write_text(json.dumps([[1, 2, 3]] * 40))
     ours, theirs = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "embgrad", "gradients", *ASK[:2], "--ids", "many.json", "--batch-size", "2", "--json"],
@@ -300,7 +288,7 @@ def test_on_a_terminal_progress_is_drawn_and_stays_off_stdout(place: Path) -> No
     assert b"40/40" in drawn
 
 
-def test_a_binary_file_is_not_thrown_at_a_terminal(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binary_file_is_not_written_to_a_terminal(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     done = command("gradients", *ASK, "-o", "-")
     assert done.code == 2

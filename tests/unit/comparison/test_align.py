@@ -1,4 +1,4 @@
-"""Two results are arranged together by their ids."""
+"""Two results are aligned by their ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ MODEL = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).ta
 
 
 def gradient(texts: list[list[int]], width: int = 0, side: str = "right", *, masked: bool = True) -> Any:
-    """Of texts padded with zeros; what a position gets depends on its own token alone, so that alignment is all there is."""
     width = width or max(map(len, texts))
     ids, mask = np.zeros((len(texts), width), int), np.zeros((len(texts), width), int)
     for row, text in enumerate(texts):
@@ -31,88 +30,91 @@ TEXTS = [[1, 5, 6, 7, 2], [1, 8, 2], [1, 9, 10, 2]]
 
 
 @pytest.mark.filterwarnings("ignore:the model cannot take the mask")
-class TestFound:
-    def test_the_same_batch(self) -> None:
-        alignment = aligned(gradient(TEXTS), gradient(TEXTS))
-        assert alignment.trivial
-        assert alignment.notes == ()
-
-    def test_another_order(self) -> None:
-        comparison = embgrad.compare(gradient(TEXTS), gradient([TEXTS[i] for i in (2, 0, 1)]))
-        assert comparison.agrees
-        assert comparison.notes == ("b has the examples in another order: a's first 3 are b's [1, 2, 0]",)
-
-    def test_repeated_texts_are_each_taken_once(self) -> None:
-        alignment = aligned(gradient([TEXTS[0], TEXTS[1], TEXTS[0]]), gradient([TEXTS[0], TEXTS[0], TEXTS[1]]))
-        assert alignment.examples().tolist() == [0, 2, 1]
-
-    @pytest.mark.parametrize("masked", [True, False])
-    def test_another_length_of_padding(self, masked: bool) -> None:
-        comparison = embgrad.compare(gradient(TEXTS, masked=masked), gradient(TEXTS, 9, masked=masked))
-        assert comparison.agrees
-        assert comparison.notes == ("a is padded to 5 positions and b to 9",)
-
-    def test_another_side_of_padding(self) -> None:
-        comparison = embgrad.compare(gradient(TEXTS, 7), gradient(TEXTS, 7, "left"))
-        assert comparison.agrees
-        assert comparison.notes == ("a is padded on the right and b on the left",)
-        position = comparison.per_position
-        assert position is not None
-        assert np.isnan(position.relative_l2[1]).tolist() == [False] * 3 + [True] * 4
-
-    def test_a_further_special_token(self) -> None:
-        comparison = embgrad.compare(gradient(TEXTS), gradient([[3, *text] for text in TEXTS]))
-        assert comparison.agrees
-        assert comparison.notes == (
-            "a is padded to 5 positions and b to 6",
-            "3 tokens of b are not in a and were skipped: id 3, at example 0, position 0",
-        )
-
-    def test_another_token(self) -> None:
-        comparison = embgrad.compare(gradient(TEXTS), gradient([[1, 5, 20, 7, 2], *TEXTS[1:]]))
-        assert comparison.agrees
-        assert len(comparison.notes) == 2
-        assert "1 tokens of a are not in b and were skipped: id 6, at example 0, position 2" in comparison.notes
-
-    def test_other_examples(self) -> None:
-        comparison = embgrad.compare(gradient(TEXTS), gradient([TEXTS[1], [1, 21, 22, 23, 24, 25, 2]]))
-        assert comparison.agrees
-        assert len(comparison.per_example) == 1
-        assert "2 of the examples of a (0, 2) are not in b and were skipped" in comparison.notes
-        assert "1 of the examples of b (1) are not in a and were skipped" in comparison.notes
-
-    def test_all_ids_other_as_they_lie(self) -> None:
-        comparison = embgrad.compare(gradient([[1, 2, 3]]), gradient([[4, 5, 6]]))
-        assert comparison.notes[0].startswith(
-            "the ids differ at 3 of 3 positions, first at example 0, position 0, where a has 1"
-        )
-
-    @pytest.mark.parametrize(
-        ("other", "note"),
-        [
+@pytest.mark.parametrize(
+    ("a", "b", "notes"),
+    [
+        ((TEXTS,), (TEXTS,), ()),
+        (
+            (TEXTS,),
+            ([TEXTS[i] for i in (2, 0, 1)],),
+            ("b has the examples in another order: a's first 3 are b's [1, 2, 0]",),
+        ),
+        ((TEXTS,), (TEXTS, 9), ("a is padded to 5 positions and b to 9",)),
+        ((TEXTS, 7), (TEXTS, 7, "left"), ("a is padded on the right and b on the left",)),
+        (
+            (TEXTS,),
+            ([[3, *text] for text in TEXTS],),
             (
-                [[1, 1, 1, 1], [1, 1, 1, 1]],
-                "at 3 of 8 positions, first at example 0, position 3, where a has 0 and b 1",
+                "a is padded to 5 positions and b to 6",
+                "3 tokens of b are not in a and were skipped: id 3, at example 0, position 0",
             ),
+        ),
+        (
+            (TEXTS,),
+            ([[1, 5, 20, 7, 2], *TEXTS[1:]],),
             (
-                [[0, 0, 0, 1], [0, 0, 1, 1]],
-                "at 8 of 8 positions, first at example 0, position 0, where a has 1 and b 0",
+                "1 tokens of a are not in b and were skipped: id 6, at example 0, position 2",
+                "1 tokens of b are not in a and were skipped: id 20, at example 0, position 2",
             ),
-        ],
-        ids=["padding counts", "the reverse"],
+        ),
+        (
+            (TEXTS,),
+            ([TEXTS[1], [1, 21, 22, 23, 24, 25, 2]],),
+            (
+                "2 of the examples of a (0, 2) are not in b and were skipped",
+                "1 of the examples of b (1) are not in a and were skipped",
+                "a is padded to 5 positions and b to 7",
+            ),
+        ),
+    ],
+    ids=["equal", "order", "length", "side", "special token", "token", "examples"],
+)
+def test_results_of_the_same_texts_agree_with_a_note(a: Any, b: Any, notes: tuple[str, ...]) -> None:
+    comparison = embgrad.compare(gradient(*a), gradient(*b))
+    assert comparison.agrees
+    assert comparison.notes == notes
+
+
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+def test_results_without_masks_are_aligned_by_their_zeros() -> None:
+    comparison = embgrad.compare(gradient(TEXTS, masked=False), gradient(TEXTS, 9, masked=False))
+    assert comparison.agrees
+    assert comparison.notes == ("a is padded to 5 positions and b to 9",)
+
+
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+def test_repeated_texts_are_each_matched_once() -> None:
+    alignment = aligned(gradient([TEXTS[0], TEXTS[1], TEXTS[0]]), gradient([TEXTS[0], TEXTS[0], TEXTS[1]]))
+    assert alignment.examples().tolist() == [0, 2, 1]
+
+
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+def test_other_ids_are_compared_position_by_position() -> None:
+    comparison = embgrad.compare(gradient([[1, 2, 3]]), gradient([[4, 5, 6]]))
+    assert comparison.notes[0].startswith(
+        "the ids differ at 3 of 3 positions, first at example 0, position 0, where a has"
     )
-    def test_the_same_ids_under_other_masks_are_compared_at_all_positions(self, other: Any, note: str) -> None:
-        ids = [[1, 5, 6, 0], [1, 8, 0, 0]]
-        masks = ([[1, 1, 1, 0], [1, 1, 0, 0]], other)
-        a, b = (embgrad.gradients(MODEL, embgrad.TokenBatch(ids, mask), embgrad.Sum()) for mask in masks)
-        comparison = embgrad.compare(a, b)
-        assert not comparison.agrees
-        assert comparison.figures.largest == np.abs(a.values - b.values).max()
-        assert comparison.notes == (f"the masks differ {note}",)
+    with pytest.raises(embgrad.BatchError, match="no example of a has half of its tokens in common with one of b"):
+        embgrad.compare(gradient([[1, 2, 3]]), gradient([[4, 5, 6, 7]]))
 
-    def test_nothing_in_common(self) -> None:
-        with pytest.raises(embgrad.BatchError, match="no example of a has half of its tokens in common with one of b"):
-            embgrad.compare(gradient([[1, 2, 3]]), gradient([[4, 5, 6, 7]]))
+
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+@pytest.mark.parametrize(
+    ("other", "note"),
+    [
+        ([[1, 1, 1, 1], [1, 1, 1, 1]], "at 3 of 8 positions, first at example 0, position 3, where a has 0 and b 1"),
+        ([[0, 0, 0, 1], [0, 0, 1, 1]], "at 8 of 8 positions, first at example 0, position 0, where a has 1 and b 0"),
+    ],
+    ids=["padding counts", "the reverse"],
+)
+def test_the_same_ids_under_other_masks_are_compared_at_all_positions(other: Any, note: str) -> None:
+    ids = [[1, 5, 6, 0], [1, 8, 0, 0]]
+    masks = ([[1, 1, 1, 0], [1, 1, 0, 0]], other)
+    a, b = (embgrad.gradients(MODEL, embgrad.TokenBatch(ids, mask), embgrad.Sum()) for mask in masks)
+    comparison = embgrad.compare(a, b)
+    assert not comparison.agrees
+    assert comparison.figures.largest == np.abs(a.values - b.values).max()
+    assert comparison.notes == (f"the masks differ {note}",)
 
 
 @given(
@@ -122,7 +124,7 @@ class TestFound:
     st.sampled_from(["left", "right"]),
 )
 @pytest.mark.filterwarnings("ignore:the model cannot take the mask")
-def test_order_and_padding_never_matter(texts: list[list[int]], random: Any, more: int, side: str) -> None:
+def test_order_and_padding_do_not_matter(texts: list[list[int]], random: Any, more: int, side: str) -> None:
     shuffled = random.sample(texts, len(texts))
     a, b = gradient(texts), gradient(shuffled, max(map(len, texts)) + more, side)
     alignment = aligned(a, b)

@@ -1,4 +1,4 @@
-"""Bisection on the reference: the fault's own layer and module are named, forward and backward, and nothing where none is."""
+"""Bisection on the reference: the layer and the module of a fault are named, forward and backward."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import BatchError, EmbgradError, ObjectiveError, PointError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 DIM, LAYERS = 6, 4
 IDS = np.random.default_rng(1).permutation(np.arange(1, 25))[:12].reshape(3, 4)
 OBJECTIVE = embgrad.Projection([1.0, -2.0, 0.5])
 
-#: What a fault may change in one place: takes the tensor there, gives another.
+#: Faults, by the path at which they change the tensor.
 Hooks = Mapping[str, Callable[[Tensor], Tensor]]
 
 
 def weights() -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
-    found = {"table": random.normal(size=(30, DIM)), "places": random.normal(size=(9, DIM))}
+    actual = {"table": random.normal(size=(30, DIM)), "places": random.normal(size=(9, DIM))}
     for layer in range(LAYERS):
-        found |= {
+        actual |= {
             f"layers.{layer}.up.W": random.normal(size=(DIM, DIM)) / 2,
             f"layers.{layer}.up.b": random.normal(size=DIM) / 2,
             f"layers.{layer}.down.W": random.normal(size=(DIM, DIM)) / 2,
             f"layers.{layer}.down.b": random.normal(size=DIM) / 2,
         }
-    return {**found, "head.W": random.normal(size=(DIM, 3))}
+    return {**actual, "head.W": random.normal(size=(DIM, 3))}
 
 
 def model(
     changes: Mapping[str, np.ndarray] | None = None, hooks: Hooks | None = None, offset: int = 0, layers: int = LAYERS
 ) -> ReferenceModel:
-    """Four residual layers of two linear maps; `hooks` are faults, by the place at which they lie."""
     at: Hooks = hooks or {}
 
     def linear(m: ReferenceModel, path: str, hidden: Tensor) -> Tensor:
@@ -69,8 +69,7 @@ def scaled(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor * factor
 
 
-def badly_pulled_back(factor: float) -> Callable[[Tensor], Tensor]:
-    """The right value with a wrong gradient."""
+def with_wrong_gradient(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda tensor: Tensor(tensor.value, [(tensor, lambda g: g * factor)])
 
 
@@ -80,35 +79,35 @@ def noisy(scale: float) -> Callable[[Tensor], Tensor]:
 
 
 def test_equal_models_agree_at_every_role() -> None:
-    found = embgrad.bisect(model(), model(), IDS, OBJECTIVE)
-    assert found.agrees
-    assert (found.first, found.direction, found.module, found.parameters) == (None, None, None, ())
+    actual = embgrad.bisect(model(), model(), IDS, OBJECTIVE)
+    assert actual.agrees
+    assert (actual.first, actual.direction, actual.module, actual.parameters) == (None, None, None, ())
     roles = ["word", "position", "embeddings", *(f"layer.{n}" for n in range(LAYERS)), "objective"]
-    assert [one.name for one in found.steps] == roles
-    assert all(one.agrees and one.forward is not None and one.forward.relative_l2 == 0 for one in found.steps)
-    assert all(one.backward is not None and one.backward.relative_l2 == 0 for one in found.steps[:-1])
-    assert found.tolerance < 1e-12  # both compute in float64
-    assert "agree at all 7 points and in the objective, forward and backward" in found.text
+    assert [item.name for item in actual.steps] == roles
+    assert all(item.agrees and item.forward is not None and item.forward.relative_l2 == 0 for item in actual.steps)
+    assert all(item.backward is not None and item.backward.relative_l2 == 0 for item in actual.steps[:-1])
+    assert actual.tolerance < 1e-12  # both compute in float64
+    assert "agree at all 7 points and in the objective, forward and backward" in actual.text
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
 @pytest.mark.parametrize("part", ["up", "down"])
 @pytest.mark.parametrize("kind", ["W", "b"])
 @pytest.mark.parametrize("size", [1e-2, 1e-9])
-def test_a_weight_that_differs(layer: int, part: str, kind: str, size: float) -> None:
+def test_a_different_weight_is_named(layer: int, part: str, kind: str, size: float) -> None:
     name = f"layers.{layer}.{part}.{kind}"
-    found = embgrad.bisect(model(), model({name: weights()[name] * (1 + size)}), IDS, OBJECTIVE)
-    assert (found.first, found.direction) == (f"layer.{layer}", "forward")
-    assert found.after == (f"layer.{layer - 1}" if layer else "embeddings")
-    assert found.module == f"layers.{layer}.{part}"
-    assert [(one.a, one.b) for one in found.parameters if one.differs] == [(name, name)]
-    assert found.parameters[0].relation == "differs"
-    assert found.parameters[0].relative_l2 == pytest.approx(size, rel=1e-5)
-    assert found.parameters[1].relation == "equal"
-    assert name in found.text
+    actual = embgrad.bisect(model(), model({name: weights()[name] * (1 + size)}), IDS, OBJECTIVE)
+    assert (actual.first, actual.direction) == (f"layer.{layer}", "forward")
+    assert actual.after == (f"layer.{layer - 1}" if layer else "embeddings")
+    assert actual.module == f"layers.{layer}.{part}"
+    assert [(item.a, item.b) for item in actual.parameters if item.differs] == [(name, name)]
+    assert actual.parameters[0].relation == "differs"
+    assert actual.parameters[0].relative_l2 == pytest.approx(size, rel=1e-5)
+    assert actual.parameters[1].relation == "equal"
+    assert name in actual.text
 
 
-def test_a_transposed_weight_and_swapped_ones() -> None:
+def test_a_transposed_weight_and_swapped_weights_are_named() -> None:
     up, down = "layers.2.up.W", "layers.2.down.W"
     turned = embgrad.bisect(model(), model({up: weights()[up].T}), IDS, OBJECTIVE)
     assert (turned.first, turned.module) == ("layer.2", "layers.2.up")
@@ -120,49 +119,49 @@ def test_a_transposed_weight_and_swapped_ones() -> None:
     assert holding.parameters[0].relation == "holds a's layers.0.up.W"
 
 
-def test_a_computation_that_differs_while_the_weights_agree() -> None:
-    found = embgrad.bisect(model(), model(hooks={"layers.1.up": scaled(1.01)}), IDS, OBJECTIVE)
-    assert (found.first, found.module) == ("layer.1", "layers.1.up")
-    assert [one.relation for one in found.parameters] == ["equal", "equal"]
-    assert "Its 2 weights agree, so the computation there differs" in found.text
+def test_a_different_computation_with_equal_weights_is_named() -> None:
+    actual = embgrad.bisect(model(), model(hooks={"layers.1.up": scaled(1.01)}), IDS, OBJECTIVE)
+    assert (actual.first, actual.module) == ("layer.1", "layers.1.up")
+    assert [item.relation for item in actual.parameters] == ["equal", "equal"]
+    assert "Its 2 weights agree, so the computation there differs" in actual.text
 
 
-def test_what_happens_between_modules_belongs_to_the_module_around() -> None:
-    found = embgrad.bisect(model(), model(hooks={"layers.3.activation": scaled(1.01)}), IDS, OBJECTIVE)
-    assert (found.first, found.module) == ("layer.3", "layers.3")
-    assert "diverge at 'layers.3.down:input' and agree at 'layers.3.up:output'" in found.text
-    assert found.parameters == ()
+def test_an_operation_between_modules_belongs_to_their_parent() -> None:
+    actual = embgrad.bisect(model(), model(hooks={"layers.3.activation": scaled(1.01)}), IDS, OBJECTIVE)
+    assert (actual.first, actual.module) == ("layer.3", "layers.3")
+    assert "diverge at 'layers.3.down:input' and agree at 'layers.3.up:output'" in actual.text
+    assert actual.parameters == ()
     dropped = embgrad.bisect(model(), model(hooks={"layers.0.residual": scaled(0.0)}), IDS, OBJECTIVE)
     assert (dropped.first, dropped.module) == ("layer.0", "layers.0")
     assert "diverge at 'layers.0:output' and agree at 'layers.0.down:output'" in dropped.text
 
 
 @pytest.mark.parametrize(
-    ("place", "module"),
+    ("path", "module"),
     [("layers.2.up", "layers.2.up"), ("layers.2.activation", "layers.2"), ("layers.2.residual", "layers.2")],
 )
-def test_a_backward_pass_that_differs_while_all_values_agree(place: str, module: str) -> None:
-    found = embgrad.bisect(model(), model(hooks={place: badly_pulled_back(1.5)}), IDS, OBJECTIVE)
-    assert (found.first, found.direction, found.after) == ("layer.1", "backward", "layer.2")
-    assert found.module == module
-    by_name = {one.name: one for one in found.steps}
+def test_a_different_backward_pass_is_named(path: str, module: str) -> None:
+    actual = embgrad.bisect(model(), model(hooks={path: with_wrong_gradient(1.5)}), IDS, OBJECTIVE)
+    assert (actual.first, actual.direction, actual.after) == ("layer.1", "backward", "layer.2")
+    assert actual.module == module
+    by_name = {item.name: item for item in actual.steps}
     assert all(by_name[f"layer.{n}"].agrees is (n > 1) for n in range(LAYERS))
     assert by_name["objective"].agrees
-    assert "All values agree. In the backward pass the gradients agree at" in found.text
+    assert "All values agree. In the backward pass the gradients agree at" in actual.text
 
 
-def test_a_gradient_that_does_not_come_through() -> None:
+def test_a_gradient_that_does_not_reach_a_point_is_named() -> None:
     cut: Hooks = {"logits": lambda tensor: tensor.detach()}
-    found = embgrad.bisect(model(), model(hooks=cut), IDS, OBJECTIVE)
-    assert (found.first, found.direction, found.after) == ("layer.3", "backward", "objective")
-    assert "no gradient reaches this point in b" in found.text.lower()
+    actual = embgrad.bisect(model(), model(hooks=cut), IDS, OBJECTIVE)
+    assert (actual.first, actual.direction, actual.after) == ("layer.3", "backward", "objective")
+    assert "no gradient reaches this point in b" in actual.text.lower()
     inside: Hooks = {
         "layers.2.activation": lambda tensor: tensor.detach(),
         "layers.2.residual": lambda tensor: tensor.detach(),
     }
-    found = embgrad.bisect(model(), model(hooks=inside), IDS, OBJECTIVE)
-    assert (found.first, found.direction, found.after) == ("layer.1", "backward", "layer.2")
-    assert (found.module or "").startswith("layers.2")
+    actual = embgrad.bisect(model(), model(hooks=inside), IDS, OBJECTIVE)
+    assert (actual.first, actual.direction, actual.after) == ("layer.1", "backward", "layer.2")
+    assert (actual.module or "").startswith("layers.2")
     both = embgrad.bisect(model(hooks=cut), model(hooks=cut), IDS, OBJECTIVE)
     assert both.agrees
     assert both.text.startswith("The models agree at all 7 points and in the objective, forward, within")
@@ -170,77 +169,72 @@ def test_a_gradient_that_does_not_come_through() -> None:
     assert "so none was compared there" in both.text
 
 
-def test_tables_and_what_is_looked_up_in_them() -> None:
-    found = embgrad.bisect(model(), model({"table": weights()["table"] * 1.01}), IDS, OBJECTIVE)
-    assert (found.first, found.parameters[0].a, found.parameters[0].relation) == ("word", "table", "differs")
+def test_a_different_table_or_different_rows_are_named() -> None:
+    actual = embgrad.bisect(model(), model({"table": weights()["table"] * 1.01}), IDS, OBJECTIVE)
+    assert (actual.first, actual.parameters[0].a, actual.parameters[0].relation) == ("word", "table", "differs")
     moved = embgrad.bisect(model(), model(offset=2), IDS, OBJECTIVE)
     assert (moved.first, moved.direction) == ("position", "forward")
-    assert [one.relation for one in moved.parameters] == ["equal"]
+    assert [item.relation for item in moved.parameters] == ["equal"]
     assert "A looks up the rows 0 1 2 3 …, b 2 3 4 5 …" in moved.text
     assert "The tables agree" in moved.text
 
 
-def test_the_head_and_the_objective() -> None:
-    found = embgrad.bisect(model(), model({"head.W": weights()["head.W"] * 1.01}), IDS, OBJECTIVE)
-    assert (found.first, found.direction, found.after) == ("objective", "forward", "layer.3")
-    assert [one.a for one in found.parameters if one.differs] == ["head.W"]
+def test_a_different_head_or_objective_is_named() -> None:
+    actual = embgrad.bisect(model(), model({"head.W": weights()["head.W"] * 1.01}), IDS, OBJECTIVE)
+    assert (actual.first, actual.direction, actual.after) == ("objective", "forward", "layer.3")
+    assert [first.a for first in actual.parameters if first.differs] == ["head.W"]
     functions = (lambda logits: logits.column(1), lambda logits: logits.column(1) * 2.0)
-    other = embgrad.bisect(model(), model(), IDS, functions)
-    assert (other.first, other.after) == ("objective", "layer.3")
-    assert not any(one.differs for one in other.parameters)
+    second = embgrad.bisect(model(), model(), IDS, functions)
+    assert (second.first, second.after) == ("objective", "layer.3")
+    assert not any(first.differs for first in second.parameters)
 
 
-def test_an_objective_in_which_nearly_all_cancels() -> None:
-    """What is left of it is rounding of the logits, which agree."""
+def test_an_objective_that_cancels_to_rounding_agrees() -> None:
     logits = embgrad.gradients(model(), IDS, embgrad.Sum(), at="layer.3").activations.mean(1) @ weights()["head.W"]
     across = np.cross(logits[0], logits[1])  # of two examples the projection is zero but for rounding
     objective = embgrad.Projection(across / np.linalg.norm(across) + 1e-9)
     rounded = model({"head.W": weights()["head.W"] * (1 + 1e-15)})
-    found = embgrad.bisect(model(), rounded, IDS[:2], objective)
-    assert found.first is None
+    actual = embgrad.bisect(model(), rounded, IDS[:2], objective)
+    assert actual.first is None
     assert (
         embgrad.bisect(model(), model({"head.W": weights()["head.W"] * 1.01}), IDS[:2], OBJECTIVE).first == "objective"
     )
 
 
 @pytest.mark.parametrize("examples", [3, 1])
-def test_a_model_that_differs_from_itself(examples: int) -> None:
+def test_a_random_model_is_named(examples: int) -> None:
     ids = IDS[:examples]
-    found = embgrad.bisect(model(), model(hooks={"layers.1.up": noisy(0.1)}), ids, OBJECTIVE)
-    assert dict(found.random) == {"b": "layer.1"}
-    assert (found.first, found.direction, found.module) == ("layer.1", "forward", "layers.1.up")
-    assert not found.agrees
-    assert "b gives different results when run again, first at 'layer.1'" in found.text
+    actual = embgrad.bisect(model(), model(hooks={"layers.1.up": noisy(0.1)}), ids, OBJECTIVE)
+    assert dict(actual.random) == {"b": "layer.1"}
+    assert (actual.first, actual.direction, actual.module) == ("layer.1", "forward", "layers.1.up")
+    assert not actual.agrees
+    assert "b gives different results when run again, first at 'layer.1'" in actual.text
     alone = embgrad.bisect(model(hooks={"layers.2.up": noisy(0.1)}), model(), ids, OBJECTIVE)
     assert dict(alone.random) == {"a": "layer.2"}
 
 
-def test_random_numbers_that_are_put_back_are_seen_even_so() -> None:
-    """As embgrad puts a framework's generator back after a run, so that the same call draws the same twice."""
-
+def test_random_numbers_of_a_restored_generator_are_recognised() -> None:
     def drawing(tensor: Tensor) -> Tensor:
         return tensor * Tensor(np.random.default_rng(0).random(tensor.value.shape))
 
-    found = embgrad.bisect(model(), model(hooks={"layers.2.activation": drawing}), IDS, OBJECTIVE)
-    assert dict(found.random) == {"b": "layer.2"}
-    assert found.module == "layers.2"
+    actual = embgrad.bisect(model(), model(hooks={"layers.2.activation": drawing}), IDS, OBJECTIVE)
+    assert dict(actual.random) == {"b": "layer.2"}
+    assert actual.module == "layers.2"
 
 
-def test_a_given_tolerance_is_taken_at_its_word() -> None:
+def test_the_tolerance_decides() -> None:
     name = "layers.1.up.W"
     other = model({name: weights()[name] * 1.001})
     assert embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=0.5).agrees
     assert not embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=1e-6).agrees
     assert embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=np.float32(0.5)).agrees  # type: ignore[arg-type]
     for wrong in (-1, float("nan"), "small", True):
-        with pytest.raises(embgrad.EmbgradError, match="expected a number of at least 0"):
+        with pytest.raises(EmbgradError, match="expected a number of at least 0"):
             embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("at_pads", "elsewhere", "agrees"), [(7.0, 0.0, True), (0.0, 1e-3, False)])
-def test_values_count_where_positions_are_real(at_pads: float, elsewhere: float, agrees: bool) -> None:
-    """What a model makes of padding is its own affair, as long as it reaches nothing else."""
-
+def test_values_are_compared_at_real_positions(at_pads: float, elsewhere: float, agrees: bool) -> None:
     def sequence(at_pads: float = 0.0, elsewhere: float = 0.0) -> ReferenceModel:
         def forward(m: ReferenceModel, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
             hidden = lookup(m["table"], input_ids)
@@ -252,89 +246,87 @@ def test_values_count_where_positions_are_real(at_pads: float, elsewhere: float,
         return ReferenceModel(forward, weights(), ["layers.0", "layers.1"])
 
     batch = embgrad.TokenBatch(IDS, [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
-    found = embgrad.bisect(sequence(), sequence(at_pads, elsewhere), batch, embgrad.Projection(np.arange(6.0)))
-    assert found.agrees is agrees
+    actual = embgrad.bisect(sequence(), sequence(at_pads, elsewhere), batch, embgrad.Projection(np.arange(6.0)))
+    assert actual.agrees is agrees
 
 
-def test_an_objective_that_is_not_finite_in_one_model() -> None:
+def test_an_objective_that_is_not_finite_is_named() -> None:
     bad = weights()["head.W"].copy()
     bad[0, 0] = np.nan
-    found = embgrad.bisect(model(), model({"head.W": bad}), IDS, OBJECTIVE)
-    assert (found.first, found.direction) == ("objective", "forward")
-    assert "b alone: the objective is nan" in found.text.replace("B alone", "b alone")
-    assert [one.a for one in found.parameters if one.differs] == ["head.W"]
-    with pytest.raises(embgrad.ObjectiveError):
+    actual = embgrad.bisect(model(), model({"head.W": bad}), IDS, OBJECTIVE)
+    assert (actual.first, actual.direction) == ("objective", "forward")
+    assert "b alone: the objective is nan" in actual.text.replace("B alone", "b alone")
+    assert [item.a for item in actual.parameters if item.differs] == ["head.W"]
+    with pytest.raises(ObjectiveError):
         embgrad.bisect(model({"head.W": bad}), model({"head.W": bad}), IDS, OBJECTIVE)
 
 
-def test_what_it_is_told_as() -> None:
+def test_a_bisection_as_dict_and_repr() -> None:
     name = "layers.1.up.W"
-    found = embgrad.bisect(model(), model({name: weights()[name] * 1.01}), IDS, OBJECTIVE)
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert told["first"] == "layer.1"
-    assert told["agrees"] is False
-    assert told["parameters"][0]["relation"] == "differs"
-    shown = repr(found).splitlines()
+    actual = embgrad.bisect(model(), model({name: weights()[name] * 1.01}), IDS, OBJECTIVE)
+    reported = json.loads(json.dumps(actual.to_dict(), allow_nan=False))
+    assert reported["first"] == "layer.1"
+    assert reported["agrees"] is False
+    assert reported["parameters"][0]["relation"] == "differs"
+    shown = repr(actual).splitlines()
     assert shown[0] == "b = reference ReferenceModel against a = reference ReferenceModel"
     assert any(line.split()[:1] == ["layer.1"] and line.endswith("diverges") for line in shown)
-    assert shown[-1] == found.text
+    assert shown[-1] == actual.text
 
 
-def test_progress_and_state() -> None:
+def test_progress_is_reported_and_the_models_are_not_modified() -> None:
     seen: list[tuple[int, int]] = []
     a, b = model(), model({"head.W": weights()["head.W"] * 2})
-    before = [{name: one.value.tobytes() for name, one in m.parameters.items()} for m in (a, b)]
+    before = [{name: item.value.tobytes() for name, item in m.parameters.items()} for m in (a, b)]
     embgrad.bisect(a, b, IDS, OBJECTIVE, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1]
     assert sorted(seen) == seen
-    assert [{name: one.value.tobytes() for name, one in m.parameters.items()} for m in (a, b)] == before
+    assert [{name: item.value.tobytes() for name, item in m.parameters.items()} for m in (a, b)] == before
 
 
-def test_calls_and_models_without_layers() -> None:
+def test_a_call_and_models_without_layers() -> None:
     def plain(m: ReferenceModel, input_ids: np.ndarray) -> Tensor:
         return lookup(m["table"], input_ids).mean(1) @ m["head.W"]
 
     a, b = ReferenceModel(plain, weights()), ReferenceModel(plain, {**weights(), "head.W": weights()["head.W"] * 2})
-    found = embgrad.bisect(a, b, IDS, OBJECTIVE, call_b=lambda m, inputs: m(inputs))
-    assert (found.first, found.after) == ("objective", "word")
-    assert [one.a for one in found.parameters if one.differs] == ["head.W"]
+    actual = embgrad.bisect(a, b, IDS, OBJECTIVE, call_b=lambda m, inputs: m(inputs))
+    assert (actual.first, actual.after) == ("objective", "word")
+    assert [item.a for item in actual.parameters if item.differs] == ["head.W"]
 
 
-def test_models_without_a_common_point() -> None:
+def test_models_without_a_common_point_are_refused() -> None:
     blind = ReferenceModel(lambda m, input_ids: Tensor(input_ids * 1.0) @ m["W"], {"W": np.ones((4, 3))})
-    with pytest.raises(embgrad.PointError, match="no role in common: a has word"):
+    with pytest.raises(PointError, match="no role in common: a has word"):
         embgrad.bisect(model(), blind, IDS, OBJECTIVE)
 
 
-def test_other_layers_than_the_other_has() -> None:
-    found = embgrad.bisect(model(), model(layers=2), IDS, OBJECTIVE)
-    assert (found.first, found.after) == ("layers.2:output", "layer.1") or not found.agrees
-    assert "A has 4 layers, b 2." in found.text
+def test_models_with_different_numbers_of_layers() -> None:
+    actual = embgrad.bisect(model(), model(layers=2), IDS, OBJECTIVE)
+    assert (actual.first, actual.after) == ("layers.2:output", "layer.1") or not actual.agrees
+    assert "A has 4 layers, b 2." in actual.text
 
 
-@pytest.mark.parametrize("objectives", [(), (OBJECTIVE,), [OBJECTIVE] * 3])
-def test_other_than_a_pair_of_objectives(objectives: object) -> None:
-    with pytest.raises(embgrad.ObjectiveError, match=rf"of {len(objectives)}: expected one objective, or a pair"):  # type: ignore[arg-type]
-        embgrad.bisect(model(), model(), IDS, objectives)
+def test_other_objectives_and_calls_are_refused() -> None:
+    for objectives in ((), (OBJECTIVE,), [OBJECTIVE] * 3):
+        message = rf"of {len(objectives)}: expected one objective, or a pair"
+        with pytest.raises(ObjectiveError, match=message):
+            embgrad.bisect(model(), model(), IDS, objectives)  # type: ignore[arg-type]
+    for name in ("call_a", "call_b"):
+        with pytest.raises(BatchError, match=rf"{name} is \[\]: expected a function"):
+            embgrad.bisect(model(), model(), IDS, OBJECTIVE, **{name: []})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["call_a", "call_b"])
-def test_a_call_that_is_no_function(name: str) -> None:
-    with pytest.raises(embgrad.BatchError, match=rf"{name} is \[\]: expected a function"):
-        embgrad.bisect(model(), model(), IDS, OBJECTIVE, **{name: []})  # type: ignore[arg-type]
-
-
-def test_values_that_are_not_finite_are_told_in_json() -> None:
+def test_values_that_are_not_finite_are_null_in_json() -> None:
     bad = weights()["layers.1.up.W"].copy()
     bad[0, 0] = np.nan
-    found = embgrad.bisect(model(), model({"layers.1.up.W": bad}), IDS, OBJECTIVE)
-    assert (found.first, found.module) == ("layer.1", "layers.1.up")
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    (step,) = [one for one in told["steps"] if one["name"] == "layer.1"]
+    actual = embgrad.bisect(model(), model({"layers.1.up.W": bad}), IDS, OBJECTIVE)
+    assert (actual.first, actual.module) == ("layer.1", "layers.1.up")
+    reported = json.loads(json.dumps(actual.to_dict(), allow_nan=False))
+    (step,) = [item for item in reported["steps"] if item["name"] == "layer.1"]
     assert step["forward"] == {"relative_l2": None, "largest": None, "cosine": 0.0}
 
 
-def test_models_of_other_widths_part_where_the_width_is_another() -> None:
+def test_models_of_different_widths_diverge_at_the_table() -> None:
     def plain(m: ReferenceModel, input_ids: np.ndarray) -> Tensor:
         return lookup(m["table"], input_ids).mean(1) @ m["head.W"]
 
@@ -343,24 +335,15 @@ def test_models_of_other_widths_part_where_the_width_is_another() -> None:
         ReferenceModel(plain, {"table": random.normal(size=(30, wide)), "head.W": random.normal(size=(wide, 3))})
         for wide in (4, 6)
     )
-    found = embgrad.bisect(a, b, IDS, OBJECTIVE)
-    assert (found.first, found.direction) == ("word", "forward")
-    assert [one.relation for one in found.parameters] == ["of shape (30, 6) in place of (30, 4)"]
+    actual = embgrad.bisect(a, b, IDS, OBJECTIVE)
+    assert (actual.first, actual.direction) == ("word", "forward")
+    assert [item.relation for item in actual.parameters] == ["of shape (30, 6) in place of (30, 4)"]
 
 
-def test_a_head_of_other_classes_is_one_weight_of_another_shape() -> None:
-    head = np.random.default_rng(3).normal(size=(DIM, 5))
-    found = embgrad.bisect(model(), model({"head.W": head}), IDS, embgrad.Logit(1))
-    differing = [one for one in found.parameters if one.differs]
-    assert [(one.a, one.b, one.relation) for one in differing] == [
-        ("head.W", "head.W", "of shape (6, 5) in place of (6, 3)")
-    ]
-
-
-def test_two_models_that_differ_from_themselves() -> None:
-    found = embgrad.bisect(
+def test_two_random_models_are_both_named() -> None:
+    actual = embgrad.bisect(
         model(hooks={"layers.1.up": noisy(0.1)}), model(hooks={"layers.2.up": noisy(0.1)}), IDS, OBJECTIVE
     )
-    assert dict(found.random) == {"a": "layer.1", "b": "layer.2"}
-    assert "a and b give different results when run again" in found.text
-    assert ": they draw random numbers" in found.text
+    assert dict(actual.random) == {"a": "layer.1", "b": "layer.2"}
+    assert "a and b give different results when run again" in actual.text
+    assert ": they draw random numbers" in actual.text

@@ -1,4 +1,4 @@
-"""The figures by which two gradients differ."""
+"""The figures of the difference of two gradients."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.common.metrics import figures_of
+from embgrad.errors import BackendError, BatchError, EmbgradError, EmbgradWarning, PointError
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = np.array([[1, 2], [3, 4], [5, 6]])
@@ -25,30 +26,23 @@ def gradient(factor: float = 1.0, ids: np.ndarray = IDS, dim: int = 4) -> embgra
     return embgrad.gradients(model, ids, embgrad.Projection(np.full(dim, factor)))
 
 
-def test_a_result_agrees_with_itself() -> None:
-    comparison = embgrad.compare(gradient(), gradient())
-    assert comparison.figures.relative_l2 == comparison.figures.largest == 0.0
-    assert comparison.figures.cosine == pytest.approx(1.0, abs=1e-15)
-    assert len(comparison.per_example) == 3
-
-
 @settings(max_examples=30)
 @given(st.floats(-1e3, 1e3).filter(lambda factor: abs(factor) > 1e-3))
-def test_a_factor(factor: float) -> None:
-    one, other = gradient(), gradient(factor)
-    comparison = embgrad.compare(one, other)
+def test_the_figures_of_a_factor(factor: float) -> None:
+    first, second = gradient(), gradient(factor)
+    comparison = embgrad.compare(first, second)
     for figures in (comparison.figures, *comparison.per_example):
         assert figures.relative_l2 == pytest.approx(abs(factor - 1), rel=1e-9, abs=1e-12)
         assert figures.cosine == pytest.approx(np.sign(factor))
-    assert comparison.figures.largest == pytest.approx(np.abs(other.values - one.values).max())
+    assert comparison.figures.largest == pytest.approx(np.abs(second.values - first.values).max())
 
 
 def test_each_example_has_its_own_figures() -> None:
-    one, other = gradient(), gradient()
-    other.values[1] *= 2
-    comparison = embgrad.compare(one, other)
+    first, second = gradient(), gradient()
+    second.values[1] *= 2
+    comparison = embgrad.compare(first, second)
     assert [figures.relative_l2 for figures in comparison.per_example] == [0.0, pytest.approx(1.0), 0.0]
-    expected = np.linalg.norm(other.values - one.values) / np.linalg.norm(one.values)
+    expected = np.linalg.norm(second.values - first.values) / np.linalg.norm(first.values)
     assert comparison.figures.relative_l2 == pytest.approx(expected)
 
 
@@ -61,19 +55,17 @@ def test_each_example_has_its_own_figures() -> None:
         ([1.0, 0.0], [0.0, 1.0], (np.sqrt(2), 1.0, 0.0)),
         ([1e-200, 0.0], [1e-200, 0.0], (0.0, 0.0, 1.0)),
         ([], [], (0.0, 0.0, 1.0)),
+        (np.float32([1e-30]), np.float32([2e-30]), (1.0, 1e-30, 1.0)),
     ],
 )
-def test_figures_at_the_edges(a: list[float], b: list[float], expected: tuple[float, float, float]) -> None:
+def test_figures_of_zeros_and_tiny_numbers(
+    a: list[float], b: list[float], expected: tuple[float, float, float]
+) -> None:
     figures = figures_of(np.array(a), np.array(b))
     assert (figures.relative_l2, figures.largest, figures.cosine) == pytest.approx(expected)
 
 
-def test_single_precision_is_compared_in_double() -> None:
-    tiny = np.full(4, 1e-30, np.float32)
-    assert figures_of(tiny, 2 * tiny).relative_l2 == pytest.approx(1.0)
-
-
-def test_files_are_results(tmp_path: Path) -> None:
+def test_a_result_may_be_a_file(tmp_path: Path) -> None:
     gradient(2.0).save(tmp_path / "b.safetensors")
     with os.scandir(tmp_path) as entries:
         entry = next(entries)  # a path that is neither text nor of pathlib
@@ -99,31 +91,23 @@ def test_repr_and_dict() -> None:
     [
         (
             lambda: gradient(ids=IDS[:2, :1] + 6),
-            embgrad.BatchError,
+            BatchError,
             r"a holds ids of shape \(3, 2\) and b of shape \(2, 1\), and no example of a has half of its tokens in common",
         ),
-        (
-            lambda: gradient(dim=3),
-            embgrad.PointError,
-            r"length \(4,\) and b's \(3,\): expected gradients at the same point",
-        ),
-        (
-            lambda: {"word": gradient()},
-            embgrad.PointError,
-            "a is one result, and the other has several, 'word': name the one",
-        ),
-        (lambda: {}, embgrad.EmbgradError, "b is of type dict: expected a result"),
-        (lambda: {"x": {"y": gradient(), "z": gradient()}}, embgrad.EmbgradError, "b holds several results under 'x'"),
-        (lambda: gradient().values, embgrad.EmbgradError, "b is of type ndarray: expected a result"),
-        (lambda: None, embgrad.EmbgradError, "b is of type NoneType"),
+        (lambda: gradient(dim=3), PointError, r"length \(4,\) and b's \(3,\): expected gradients at the same point"),
+        (lambda: {"word": gradient()}, PointError, "a is one result, and the other has several, 'word': name the one"),
+        (lambda: {}, EmbgradError, "b is of type dict: expected a result"),
+        (lambda: {"x": {"y": gradient(), "z": gradient()}}, EmbgradError, "b holds several results under 'x'"),
+        (lambda: gradient().values, EmbgradError, "b is of type ndarray: expected a result"),
+        (lambda: None, EmbgradError, "b is of type NoneType"),
     ],
 )
-def test_what_cannot_be_compared(b: Any, error: type[Exception], message: str) -> None:
+def test_other_arguments_are_refused(b: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         embgrad.compare(gradient(), b())
 
 
-def test_points_without_positions_are_compared_in_one_shape_alone() -> None:
+def test_points_without_positions_must_have_one_shape() -> None:
     def pooled(at: str) -> embgrad.EmbeddingGradients:
         table = np.random.default_rng(0).normal(size=(10, 4))
 
@@ -137,53 +121,63 @@ def test_points_without_positions_are_compared_in_one_shape_alone() -> None:
         r"a has shape \(3, 4\) and b \(3, 2, 4\), which are not \(example, position, dim\) both: expected equal shapes of "
         "the same ids; name the point by a role"
     )
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(BatchError, match=message):
         embgrad.compare(pooled("pool"), pooled("word"))
 
 
-def test_results_without_a_real_position() -> None:
+def test_results_without_a_real_position_are_refused() -> None:
     def empty(positions: int) -> embgrad.EmbeddingGradients:
         batch = embgrad.TokenBatch(np.zeros((3, positions), int), np.zeros((3, positions), int))
         model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
-        with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
+        with pytest.warns(EmbgradWarning, match="cannot take the mask"):
             return embgrad.gradients(model, batch, embgrad.Sum())
 
     message = "no position in common: the texts that they share have no tokens. Pass gradients of the same texts"
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(BatchError, match=message):
         embgrad.compare(empty(2), empty(3))
 
 
-def test_names_that_do_not_fit() -> None:
-    with pytest.raises(
-        embgrad.PointError, match=r"a alone has 'layer.0', and b alone 'layer.1'.*Did you mean 'layer.1'"
-    ):
+def test_different_names_are_refused() -> None:
+    with pytest.raises(PointError, match=r"a alone has 'layer.0', and b alone 'layer.1'.*Did you mean 'layer.1'"):
         embgrad.compare({"word": gradient(), "layer.0": gradient()}, {"word": gradient(), "layer.1": gradient()})
 
 
-@pytest.mark.parametrize("models", [gradient, (1, 2, 3), "ab?"])
-def test_models_come_in_pairs(models: Any) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=r"expected a pair \(model_a, model_b\)"):
-        embgrad.compare(gradient(), gradient(2.0), models=models)
+@pytest.mark.parametrize(
+    ("option", "values", "error", "message"),
+    [
+        ("models", [gradient, (1, 2, 3), "ab?"], EmbgradError, r"expected a pair \(model_a, model_b\)"),
+        (
+            "models",
+            [("a/folder", None), (None, 3), [object(), None]],
+            BackendError,
+            "no installed backend takes|backend",
+        ),
+        (
+            "tolerance",
+            [-1.0, np.nan, np.inf, "1e-5", True],
+            EmbgradError,
+            "tolerance is .*: expected a number of at least 0",
+        ),
+        (
+            "call",
+            [(None,), (None,) * 3, "model", (None, 3)],
+            EmbgradError,
+            "call is .*: expected a function that calls the",
+        ),
+    ],
+)
+def test_other_options_are_refused(option: str, values: list[Any], error: type[Exception], message: str) -> None:
+    for value in values:
+        with pytest.raises(error, match=message):
+            embgrad.compare(gradient(), gradient(2.0), **{option: value})
 
 
-@pytest.mark.parametrize("models", [("folder/of/a/model", None), (None, 3), [object(), None]])
-def test_models_that_no_backend_takes(models: Any) -> None:
-    with pytest.raises(embgrad.BackendError):
-        embgrad.compare(gradient(), gradient(2.0), models=models)
-
-
-@pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf"), "1e-5", True, False])
-def test_tolerances_that_are_none(tolerance: Any) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=r"tolerance is .*: expected a number of at least 0"):
-        embgrad.compare(gradient(), gradient(), tolerance=tolerance)
-
-
-def test_a_tolerance_decides() -> None:
-    one, other = gradient(), gradient(1.001)
-    assert not embgrad.compare(one, other).agrees
-    assert embgrad.compare(one, other, tolerance=0.01).agrees
-    assert not embgrad.compare(one, other, tolerance=0).agrees
-    assert embgrad.compare(one, one, tolerance=0).agrees
+def test_the_tolerance_decides() -> None:
+    first, second = gradient(), gradient(1.001)
+    assert not embgrad.compare(first, second).agrees
+    assert embgrad.compare(first, second, tolerance=np.float32(0.01)).agrees
+    assert not embgrad.compare(first, second, tolerance=0).agrees
+    assert embgrad.compare(first, first, tolerance=0).agrees
 
 
 @pytest.mark.parametrize(
@@ -196,7 +190,7 @@ def test_a_tolerance_decides() -> None:
         (("bfloat16", "float32"), 2.0**-24),
     ],
 )
-def test_the_tolerance_goes_by_the_dtypes(dtypes: tuple[str, str], expected: float) -> None:
+def test_the_tolerance_depends_on_the_dtypes(dtypes: tuple[str, str], expected: float) -> None:
     a, b = (
         replace(gradient(), provenance={**gradient().provenance, "compute_dtype": dtype, "matrices": 3})
         for dtype in dtypes
@@ -204,7 +198,7 @@ def test_the_tolerance_goes_by_the_dtypes(dtypes: tuple[str, str], expected: flo
     assert embgrad.compare(a, b).tolerance == pytest.approx(24 * expected * 2)
 
 
-def test_mappings_by_name() -> None:
+def test_mappings_are_compared_by_name() -> None:
     a, b = ({"word": gradient(), "layer.0": gradient(factor)} for factor in (1.0, 2.7))
     both = embgrad.compare(a, b)
     assert list(both) == ["word", "layer.0"]
@@ -217,7 +211,7 @@ def test_mappings_by_name() -> None:
         both["layer.O"]
 
 
-def test_where_nothing_explains_it_bisect_is_named() -> None:
+def test_a_difference_without_explanation_advises_bisect() -> None:
     a = gradient()
     b = replace(a, values=np.random.default_rng(5).normal(size=a.shape))
     comparison = embgrad.compare(a, b)
@@ -227,24 +221,24 @@ def test_where_nothing_explains_it_bisect_is_named() -> None:
     assert comparison.advice in repr(comparison)
 
 
-def test_by_position() -> None:
-    one, other = gradient(), gradient()
-    other.values[1, 0] *= 3
-    figures = embgrad.compare(one, other).per_position
+def test_figures_of_each_position() -> None:
+    first, second = gradient(), gradient()
+    second.values[1, 0] *= 3
+    figures = embgrad.compare(first, second).per_position
     assert figures is not None
     assert figures.relative_l2.tolist() == [[0, 0], [pytest.approx(2.0), 0], [0, 0]]
-    assert figures.largest[1, 0] == pytest.approx(2 * np.abs(one.values[1, 0]).max())
+    assert figures.largest[1, 0] == pytest.approx(2 * np.abs(first.values[1, 0]).max())
     assert figures.cosine == pytest.approx(1.0)
 
 
-def test_what_they_remember_to_be_different_is_a_note() -> None:
-    one = gradient()
-    b = replace(one, provenance={**one.provenance, "training": True, "versions": {"numpy": "0.1"}})
-    a = replace(one, provenance={**one.provenance, "versions": {"numpy": "0.2"}})
+def test_different_provenance_is_a_note() -> None:
+    item = gradient()
+    b = replace(item, provenance={**item.provenance, "training": True, "versions": {"numpy": "0.1"}})
+    a = replace(item, provenance={**item.provenance, "versions": {"numpy": "0.2"}})
     assert embgrad.compare(a, b).notes == ("training mode: False in a, True in b", "numpy: 0.2 in a, 0.1 in b")
 
 
-def test_a_small_example_that_is_wrong_is_seen() -> None:
+def test_a_wrong_example_of_small_size_is_found() -> None:
     a = gradient()
     a.values[1] *= 1e-9
     b = replace(a, values=a.values.copy())
@@ -270,33 +264,21 @@ def test_a_small_example_may_be_off_by_the_rounding_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_numbers_that_are_not_finite(number: float) -> None:
+def test_numbers_that_are_not_finite_are_refused(number: float) -> None:
     broken = gradient()
     broken.values[2, 1, 0] = number
-    with pytest.raises(
-        embgrad.EmbgradError, match=rf"b holds {number} at \(2, 1, 0\), and 1 of its 24 numbers are not finite"
-    ):
+    with pytest.raises(EmbgradError, match=rf"b holds {number} at \(2, 1, 0\), and 1 of its 24 numbers are not finite"):
         embgrad.compare(gradient(), broken)
 
 
 @pytest.mark.parametrize("unit", [1e-310, 1e-200, 1e200, 1e300])
-def test_numbers_whose_squares_are_no_float64(unit: float) -> None:
+def test_numbers_whose_squares_overflow(unit: float) -> None:
     usual = gradient()
-    one, other = (replace(usual, values=usual.values * unit * factor) for factor in (1.0, 0.25))
-    comparison = embgrad.compare(one, other)
+    first, second = (replace(usual, values=usual.values * unit * factor) for factor in (1.0, 0.25))
+    comparison = embgrad.compare(first, second)
     assert not comparison.agrees
     assert comparison.per_position is not None
     for figures in (comparison.figures, *comparison.per_example, comparison.per_position):
         np.testing.assert_allclose(figures.relative_l2, 0.75, rtol=1e-6)
         np.testing.assert_allclose(figures.cosine, 1.0, rtol=1e-6)
-    assert comparison.figures.largest == pytest.approx(0.75 * np.abs(one.values).max())
-
-
-@pytest.mark.parametrize("call", [(None,), (None, None, None), "model", (None, 3)])
-def test_calls_that_are_none(call: Any) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=r"call is .*: expected a function that calls the model"):
-        embgrad.compare(gradient(), gradient(2.0), call=call)
-
-
-def test_a_tolerance_of_numpy() -> None:
-    assert embgrad.compare(gradient(), gradient(1.0001), tolerance=np.float32(1e-3)).agrees
+    assert comparison.figures.largest == pytest.approx(0.75 * np.abs(first.values).max())

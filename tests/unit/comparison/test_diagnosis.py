@@ -1,4 +1,4 @@
-"""Which cause is named for a difference whose cause is known, and that none is for one without any."""
+"""The diagnosis names the cause of a difference, and no cause where there is none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.comparison.diagnosis.case import half_of
 from embgrad.comparison.diagnosis.findings import CAUSES
 from embgrad.engine.weights import substituted, weights_of
 from embgrad.testing.reference import ReferenceModel, lookup
@@ -33,8 +32,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:the model cannot take the mask")
 
 
 def classifier(weights: dict[str, np.ndarray] | None = None) -> ReferenceModel:
-    """The mean over real tokens through a bend, and logits: what a token gets depends on its example."""
-
     def forward(model: Any, input_ids: Any, attention_mask: Any) -> Any:
         rows = lookup(model["E"], input_ids)
         return (rows * attention_mask[:, :, None]).sum(1).tanh() @ model["W"]
@@ -47,7 +44,6 @@ OBJECTIVE = embgrad.CrossEntropy(LABELS)
 
 
 def single() -> embgrad.EmbeddingGradients:
-    """In single precision, with something at padding too."""
     result = embgrad.gradients(classifier(), BATCH, OBJECTIVE)
     values = result.values + 1e-3 * np.random.default_rng(1).normal(size=result.shape)
     return replace(
@@ -56,7 +52,7 @@ def single() -> embgrad.EmbeddingGradients:
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_example_of_nothing_but_padding_has_no_mean() -> None:
+def test_an_example_of_padding_alone_has_no_mean() -> None:
     a = replace(single(), mask=MASK * [[1], [0], [1]])
     comparison = embgrad.compare(a, replace(a, values=a.values * 1.5 + 0.1))
     assert not comparison.agrees
@@ -120,7 +116,7 @@ def causes(comparison: embgrad.Comparison) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("swapped", [False, True], ids=["on b", "on a"])
-def test_one_cause(name: str, swapped: bool) -> None:
+def test_one_cause_is_named(name: str, swapped: bool) -> None:
     change, cause = ALONE[name]
     sound = single()
     faulty = replace(sound, values=change(sound))
@@ -130,7 +126,7 @@ def test_one_cause(name: str, swapped: bool) -> None:
     assert finding.explained > 0.999
     departs = "b" if swapped == (name == "sum over the batch") else "a"
     assert finding.side in ("", departs)
-    assert all(key in CAUSES for found in causes(comparison) for key in found)
+    assert all(key in CAUSES for actual in causes(comparison) for key in actual)
     json.dumps(comparison.to_dict(), allow_nan=False)
 
 
@@ -149,7 +145,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("names", PAIRS, ids=" + ".join)
 @pytest.mark.parametrize("swapped", [False, True], ids=["on b", "on a"])
-def test_two_causes(names: tuple[str, str], swapped: bool) -> None:
+def test_two_causes_are_named(names: tuple[str, str], swapped: bool) -> None:
     sound = single()
     faulty = sound
     for name in names:
@@ -160,30 +156,29 @@ def test_two_causes(names: tuple[str, str], swapped: bool) -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("factor", [1e-160, 1e160])
-def test_a_factor_whose_square_is_no_number(factor: float) -> None:
+def test_a_factor_whose_square_overflows(factor: float) -> None:
     sound = embgrad.gradients(classifier(), embgrad.TokenBatch(IDS, np.ones_like(IDS)), OBJECTIVE)
-    found = embgrad.compare(sound, replace(sound, values=sound.values * factor))
-    assert causes(found) == [("constant-factor",)]
+    actual = embgrad.compare(sound, replace(sound, values=sound.values * factor))
+    assert causes(actual) == [("constant-factor",)]
 
 
 @pytest.mark.parametrize("times_own", [False, True])
-def test_a_factor_that_is_a_product_by_chance_of_whole_numbers(times_own: bool) -> None:
-    """√16 is a whole number, and with a mean may be nearly any factor; not where the mean is another for each example."""
+def test_a_factor_that_is_a_product_by_chance(times_own: bool) -> None:
     table, head = RANDOM.normal(size=(20, 16)), RANDOM.normal(size=(16, 5))
     sound = embgrad.gradients(classifier({"E": table, "W": head}), BATCH, OBJECTIVE)
     factor = TOKENS[:, None, None] * 4.0 if times_own else 4 / 3
-    found = causes(embgrad.compare(sound, replace(sound, values=sound.values * factor)))
+    actual = causes(embgrad.compare(sound, replace(sound, values=sound.values * factor)))
     if times_own:
-        assert found == [("mean-over-tokens", "scaled-lookup")]
+        assert actual == [("mean-over-tokens", "scaled-lookup")]
     else:
-        assert found == [("constant-factor",), ("mean-over-batch", "scaled-lookup")]
+        assert actual == [("constant-factor",), ("mean-over-batch", "scaled-lookup")]
 
 
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(0, 2**32), st.floats(-6, 6), st.sampled_from(["free", "norms", "permuted", "a little", "by a little"])
 )
-def test_nothing_is_named_for_what_has_no_cause(seed: int, scale: float, kind: str) -> None:
+def test_noise_has_no_cause(seed: int, scale: float, kind: str) -> None:
     sound = single()
     random = np.random.default_rng(seed)
     noise = random.normal(size=sound.shape).astype(np.float32)
@@ -199,7 +194,7 @@ def test_nothing_is_named_for_what_has_no_cause(seed: int, scale: float, kind: s
     assert embgrad.compare(sound, replace(sound, values=values)).findings == ()
 
 
-def test_a_part_that_is_explained_says_how_much() -> None:
+def test_a_finding_says_how_much_it_explains() -> None:
     sound = single()
     noise = np.random.default_rng(0).normal(size=sound.shape).astype(np.float32)
     noise *= 0.01 * np.linalg.norm(sound.values) / np.linalg.norm(noise)
@@ -220,7 +215,7 @@ def test_zeros_have_no_cause(zero: str) -> None:
     json.dumps(comparison.to_dict(), allow_nan=False)
 
 
-def test_the_other_label_of_two() -> None:
+def test_the_other_of_two_labels_is_named() -> None:
     def forward(model: Any, input_ids: Any) -> Any:
         return lookup(model["E"], input_ids).sum(1).tanh() @ model["W"]
 
@@ -239,39 +234,28 @@ def test_another_order_and_a_factor_together() -> None:
 
 
 class TestHalf:
-    def test_what_is_remembered(self) -> None:
-        result = single()
-        assert half_of(result) is None
-        assert half_of(replace(result, provenance={**result.provenance, "compute_dtype": "float16"})) == "float16"
-
-    def test_a_few_numbers_show_nothing(self) -> None:
-        few = single()
-        values = np.zeros_like(few.values)
-        values[0, 0, :7] = 1.0
-        assert half_of(replace(few, values=values)) is None
-
-    def test_half_precision_of_another_gradient_is_none(self) -> None:
+    def test_another_gradient_in_half_precision_has_no_cause(self) -> None:
         sound = single()
         other = np.random.default_rng(3).normal(size=sound.shape).astype(np.float16).astype(np.float32)
         assert embgrad.compare(sound, replace(sound, values=other)).findings == ()
 
-    def test_with_a_mean(self) -> None:
+    def test_half_precision_with_a_mean(self) -> None:
         sound = single()
         values = (sound.values / 3).astype(np.float16).astype(np.float32)
         comparison = embgrad.compare(sound, replace(sound, values=values))
         assert causes(comparison)[0] == ("mean-over-batch", "half-precision")
 
     @pytest.mark.parametrize("factor", [0.97, 0.9, 0.7])
-    def test_a_fault_beyond_the_rounding_is_not_taken_for_it(self, factor: float) -> None:
+    def test_a_fault_beyond_the_rounding_is_distinguished(self, factor: float) -> None:
         sound = single()
         noise = 1 + 5e-3 * np.random.default_rng(2).normal(size=sound.shape)
         coarse = replace(sound, provenance={**sound.provenance, "compute_dtype": "bfloat16"})
         right = embgrad.compare(sound, replace(coarse, values=(sound.values * noise).astype(np.float32)))
         assert causes(right) == [("half-precision",)]
         wrong = embgrad.compare(sound, replace(coarse, values=(sound.values * noise * factor).astype(np.float32)))
-        assert all(found in (("constant-factor", "half-precision"), ("constant-factor",)) for found in causes(wrong))
+        assert all(actual in (("constant-factor", "half-precision"), ("constant-factor",)) for actual in causes(wrong))
 
-    def test_what_is_far_from_the_rounding_is_not_named_beside_what_is_near(self) -> None:
+    def test_a_mean_is_found_within_the_rounding(self) -> None:
         sound = single()
         noise = 1 + 5e-3 * np.random.default_rng(2).normal(size=sound.shape)
         coarse = replace(sound, provenance={**sound.provenance, "compute_dtype": "bfloat16"})
@@ -280,8 +264,6 @@ class TestHalf:
 
 
 class TestModels:
-    """Causes that take another run, where they need no framework."""
-
     def compared(self, b: Any, models: Any, a: Any = None) -> embgrad.Comparison:
         comparison: embgrad.Comparison = embgrad.compare(
             a or embgrad.gradients(classifier(), BATCH, OBJECTIVE), b, models=models
@@ -299,12 +281,12 @@ class TestModels:
             (embgrad.TokenBatch(IDS), OBJECTIVE, "mask-ignored"),
         ],
     )
-    def test_asked_otherwise(self, batch: Any, objective: Any, expected: str) -> None:
+    def test_a_different_call_is_named(self, batch: Any, objective: Any, expected: str) -> None:
         model = classifier()
         b = embgrad.gradients(model, batch, objective)
         assert causes(self.compared(b, (model, None)))[0] == (expected,)
 
-    def test_probability(self) -> None:
+    def test_a_probability_is_named(self) -> None:
         model = classifier()
         a = embgrad.gradients(model, BATCH, embgrad.Logit(LABELS))
 
@@ -314,19 +296,19 @@ class TestModels:
         b = embgrad.gradients(model, BATCH, probability)
         assert causes(self.compared(b, (model, None), a))[0] == ("probability-objective",)
 
-    def test_a_table_that_differs(self) -> None:
+    def test_a_different_table_is_named(self) -> None:
         other = classifier({"E": TABLE + 0.1 * RANDOM.normal(size=TABLE.shape)})
         b = embgrad.gradients(other, BATCH, OBJECTIVE)
         for models in ((classifier(), None), (None, other), (classifier(), other)):
             assert causes(self.compared(b, models))[0] == ("different-table",)
 
-    def test_a_weight_that_differs_is_named(self) -> None:
+    def test_a_different_weight_is_named(self) -> None:
         other = classifier({"W": HEAD + 0.1 * RANDOM.normal(size=HEAD.shape)})
         comparison = self.compared(embgrad.gradients(other, BATCH, OBJECTIVE), (classifier(), other))
         assert causes(comparison)[0] == ("different-weight",)
         assert "another W" in comparison.findings[0].text
 
-    def test_other_ids(self) -> None:
+    def test_different_ids_are_named(self) -> None:
         model = classifier()
         b = embgrad.gradients(model, embgrad.TokenBatch(IDS + 1, MASK), OBJECTIVE)
         b = replace(b, ids=IDS)  # a vocabulary that is off by one is not seen in the ids
@@ -334,7 +316,7 @@ class TestModels:
         assert causes(comparison)[0] == ("other-ids",)
         assert "2 for the id 1 at example 0, position 0" in comparison.findings[0].text
 
-    def test_the_model_is_left_as_it_was(self) -> None:
+    def test_the_models_are_restored(self) -> None:
         model, other = classifier(), classifier({"W": HEAD * 1.1})
         before = {name: model.parameters[name].value.copy() for name in model.parameters}
         b = replace(embgrad.gradients(other, BATCH, OBJECTIVE), values=RANDOM.normal(size=(3, 7, DIM)))
@@ -342,7 +324,7 @@ class TestModels:
         for name, value in before.items():
             np.testing.assert_array_equal(model.parameters[name].value, value)
 
-    def test_a_function_of_the_users_cannot_be_run_anew(self) -> None:
+    def test_a_native_objective_cannot_be_run_again(self) -> None:
         model = classifier()
         a = embgrad.gradients(model, BATCH, lambda outputs: outputs.sum(1))
         comparison = self.compared(replace(a, values=RANDOM.normal(size=a.shape)), (model, None), a)
@@ -351,14 +333,14 @@ class TestModels:
             "a's objective was a function" in note and "expected one of embgrad's" in note for note in comparison.notes
         )
 
-    def test_a_model_that_is_not_the_results(self) -> None:
+    def test_a_model_that_does_not_reproduce_the_result_is_a_note(self) -> None:
         wrong = classifier({"W": HEAD * 2})
         b = replace(single(), values=RANDOM.normal(size=(3, 7, DIM)))
         comparison = self.compared(b, (wrong, None))
         assert comparison.findings == ()
         assert any("a's model does not reproduce a when it is run again" in note for note in comparison.notes)
 
-    def test_a_model_that_cannot_run_costs_no_figures(self) -> None:
+    def test_a_model_that_cannot_run_is_a_note(self) -> None:
         def broken(model: Any, input_ids: Any) -> Any:
             raise RuntimeError("no device")
 
@@ -368,7 +350,7 @@ class TestModels:
         assert any("RuntimeError: no device" in note for note in comparison.notes)
 
     @pytest.mark.parametrize("period", [2, 3, 5, 7])  # some of the runs are made to think up causes
-    def test_a_model_that_fails_now_and_then_costs_no_figures(self, period: int) -> None:
+    def test_a_model_that_fails_now_and_then_is_a_note(self, period: int) -> None:
         runs = []
 
         def forward(model: Any, input_ids: Any, attention_mask: Any) -> Any:
@@ -383,9 +365,8 @@ class TestModels:
         assert any("RuntimeError: now and then" in note for note in comparison.notes)
 
     @pytest.mark.parametrize("options", [{"batch_size": 2}, {"split": True}, {"pads": "zero"}])
-    def test_a_result_made_in_another_way_is_run_anew_in_that_way(self, options: Any) -> None:
+    def test_a_result_is_reproduced_with_its_options(self, options: Any) -> None:
         def forward(model: Any, input_ids: Any, attention_mask: Any) -> Any:
-            """Reads padding too, and in the batch each example the others."""
             rows = lookup(model["E"], input_ids).tanh()
             own = (rows * (attention_mask[:, :, None] + 0.1)).sum(1) @ model["W"]
             return own if "batch_size" in options else own * own.sum(0).tanh()
@@ -393,14 +374,14 @@ class TestModels:
         def model(weights: np.ndarray) -> ReferenceModel:
             return ReferenceModel(forward, {"E": TABLE, "W": weights})
 
-        other = model(HEAD + 0.1 * RANDOM.normal(size=HEAD.shape))
-        a, b = (embgrad.gradients(one, BATCH, OBJECTIVE, **options) for one in (model(HEAD), other))
+        second = model(HEAD + 0.1 * RANDOM.normal(size=HEAD.shape))
+        a, b = (embgrad.gradients(first, BATCH, OBJECTIVE, **options) for first in (model(HEAD), second))
         assert a.provenance["objective"]["labels"] == LABELS.tolist()
-        comparison = embgrad.compare(a, b, models=(model(HEAD), other))
+        comparison = embgrad.compare(a, b, models=(model(HEAD), second))
         assert causes(comparison)[0] == ("different-weight",)
         assert comparison.notes == ()
 
-    def test_labels_that_were_left_in_another_order(self) -> None:
+    def test_labels_in_another_order_are_named(self) -> None:
         model = classifier()
         order = [2, 0, 1]
         b = embgrad.gradients(model, embgrad.TokenBatch(IDS[order], MASK[order]), OBJECTIVE)
@@ -408,19 +389,19 @@ class TestModels:
         assert comparison.findings[0].explained == pytest.approx(1.0)
         assert set(causes(comparison)[0]) <= {"other-objective", "label-shift"}
 
-    def test_the_text_says_in_what_two_objectives_of_a_kind_differ(self) -> None:
+    def test_a_finding_says_how_two_objectives_differ(self) -> None:
         model = classifier()
         b = embgrad.gradients(model, BATCH, embgrad.CrossEntropy([4, 0, 3]))
         text = self.compared(b, (model, None)).findings[0].text
         assert "CrossEntropy(labels=[4, 0, 3]" in text
 
-    def test_other_ids_are_no_other_table(self) -> None:
+    def test_different_ids_are_not_a_different_table(self) -> None:
         model = classifier()
         ids = np.where(MASK, (IDS * 7 + 5) % 19 + 1, 0)
         b = embgrad.gradients(model, embgrad.TokenBatch(ids, MASK), OBJECTIVE)
         assert causes(self.compared(b, (model, None))) == [("other-ids",)]
 
-    def test_the_mean_over_labels_that_only_one_side_remembers(self) -> None:
+    def test_a_mean_over_labels_is_named(self) -> None:
         labels = np.where(MASK, IDS % 5, -100)
         labels[:, 0] = labels[2, 3:5] = -100
 
@@ -436,7 +417,7 @@ class TestModels:
         assert causes(comparison)[0] == ("mean-over-tokens",)
         assert "that have a label" in comparison.findings[0].text
 
-    def test_threads_do_not_read_the_weights_that_others_try(self) -> None:
+    def test_threads_do_not_read_substituted_weights(self) -> None:
         model = classifier()
         head = next(weight for weight in weights_of(model) if weight.name == "W")
         with ThreadPoolExecutor(1) as pool:
@@ -448,7 +429,7 @@ class TestModels:
 
 
 @pytest.mark.parametrize("described", [None, "cross-entropy", {"class": "CrossEntropy", "labels": "two"}, {}])
-def test_a_result_made_by_hand_may_say_anything_of_its_objective(described: Any) -> None:
+def test_a_result_may_have_any_description_of_its_objective(described: Any) -> None:
     sound = single()
     b = replace(sound, values=sound.values / 3, provenance={"objective": described})
     assert causes(embgrad.compare(sound, b))[0] == ("mean-over-batch",)

@@ -1,4 +1,4 @@
-"""The backends' source: its files have one name in all backends, no module imports itself, no more private names come in."""
+"""The source of the backends: equal names of files, no circular imports, no additional private names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MOST_PRIVATE = {"embgrad_torch": 34, "embgrad_tensorflow": 30, "embgrad_gluon": 
 
 
 @pytest.mark.parametrize("backend", MOST_PRIVATE)
-def test_no_import_leads_back(backend: str) -> None:
+def test_imports_have_no_circle(backend: str) -> None:
     assert circles(imports_of(backend)) == []
 
 
 @pytest.mark.parametrize("backend", MOST_PRIVATE)
-def test_private_names_do_not_grow(backend: str) -> None:
-    found = private_names(backend)
-    assert len(found) <= MOST_PRIVATE[backend], sorted(found)
+def test_the_number_of_private_names_does_not_grow(backend: str) -> None:
+    actual = private_names(backend)
+    assert len(actual) <= MOST_PRIVATE[backend], sorted(actual)
 
 
 def test_a_circle_is_found() -> None:
@@ -38,7 +38,7 @@ TWINS = frozenset(
 #: The files that a backend has beside these, with the reason.
 OWN = {
     "embgrad_torch": {
-        "checkpoints": "PyTorch's gradient checkpoints run segments of a model twice, which must be told apart",
+        "checkpoints": "PyTorch's gradient checkpoints run segments of a model twice, which must be told apart"
     },
     "embgrad_tensorflow": {
         "fingerprint": "a tf.function does not notice that the model's Python has changed, as torch.compile does",
@@ -63,7 +63,7 @@ ABSENT = {
 
 
 @pytest.mark.parametrize("backend", MOST_PRIVATE)
-def test_each_file_has_its_twin(backend: str) -> None:
+def test_each_file_has_its_twin_in_all_backends(backend: str) -> None:
     files = {path.stem for path in files_of(backend)}
     expected = (TWINS - ABSENT[backend].keys()) | OWN[backend].keys()
     assert files == expected, (
@@ -76,14 +76,14 @@ TOUR = (Path(__file__).parents[3] / "docs" / "backend-tour.md").read_text(encodi
 WALKED = re.findall(r"^### `(\w+)`", TOUR, flags=re.MULTILINE)
 
 
-def test_the_tour_walks_through_each_file() -> None:
+def test_the_tour_lists_each_file() -> None:
     assert sorted(WALKED) == sorted(path.stem for path in files_of("embgrad_torch"))
     rows = set(re.findall(r"^\| `(\w+)`", TOUR, flags=re.MULTILINE))
     assert rows >= {name for listed in (*OWN.values(), *ABSENT.values()) for name in listed}
 
 
 @pytest.mark.parametrize("name", WALKED)
-def test_the_tour_names_what_is_there(name: str) -> None:
+def test_the_tour_names_existing_definitions(name: str) -> None:
     (path,) = [path for path in files_of("embgrad_torch") if path.stem == name]
     part = TOUR.split(f"### `{name}`")[1].split("\n#")[0]
     named = [name for line in re.findall(r"\*\*Read:\*\* (.*)", part) for name in re.findall(r"`(\w+)`", line)]

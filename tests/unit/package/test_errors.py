@@ -1,4 +1,4 @@
-"""What every error says beside its message: the page on it, also where the class is a user's own, or the error has travelled."""
+"""Every error names its page, also a subclass, and an error that was pickled."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 
 import embgrad
 from embgrad import errors
+from embgrad.errors import BatchError, EmbgradError, UnknownPointError
 from embgrad.testing.checks_errors import MISTAKES
 from tests.messages.sites import CLASSES
 
 ROOT = Path(__file__).parents[3]
 
 
-def missing_package_error() -> type[embgrad.EmbgradError]:
-    """The class of `embgrad.ray`, which is raised by its import where Ray is not there."""
+def missing_package_error() -> type[EmbgradError]:
     try:
         from embgrad.ray.imports import MissingPackageError
-    except embgrad.EmbgradError as error:
+    except EmbgradError as error:
         return type(error)
     return MissingPackageError
 
 
 @pytest.mark.parametrize("kind", CLASSES.values())
-def test_the_message_ends_in_its_page_which_exists(kind: type[embgrad.EmbgradError]) -> None:
+def test_a_message_names_its_page(kind: type[EmbgradError]) -> None:
     error = kind("what was wrong: what was expected")
     assert str(error) == (
         "what was wrong: what was expected\n"
@@ -37,8 +37,8 @@ def test_the_message_ends_in_its_page_which_exists(kind: type[embgrad.EmbgradErr
     assert str(pickle.loads(pickle.dumps(error))) == str(copy.copy(error)) == str(error)
 
 
-def test_a_class_without_a_page_names_that_of_its_nearest_kin() -> None:
-    class OwnError(embgrad.UnknownPointError):
+def test_a_class_without_a_page_names_that_of_its_base() -> None:
+    class OwnError(UnknownPointError):
         """A backend's own."""
 
     assert OwnError.page() == "docs/errors/unknownpointerror.md"
@@ -47,9 +47,7 @@ def test_a_class_without_a_page_names_that_of_its_nearest_kin() -> None:
     assert str(missing("no Ray")) == f"no Ray\n{errors.EmbgradError.see()}"
 
 
-def test_an_error_that_tells_of_another_names_one_page() -> None:
-    """The pages of both, one in the middle of the message, would be read as the end of it."""
-
+def test_an_error_that_quotes_another_names_one_page() -> None:
     def batches() -> object:
         yield [[1, 2]]
         yield [[1, -2]]
@@ -58,7 +56,7 @@ def test_an_error_that_tells_of_another_names_one_page() -> None:
     from embgrad.testing.reference import ReferenceModel, lookup
 
     model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), weights)
-    with pytest.raises(embgrad.BatchError, match="batch 1 of the source: ids holds -2") as raised:
+    with pytest.raises(BatchError, match="batch 1 of the source: ids holds -2") as raised:
         list(embgrad.stream(model, batches(), embgrad.Sum()))
     assert str(raised.value).count("see docs/errors/") == 1
 

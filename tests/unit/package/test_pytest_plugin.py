@@ -1,4 +1,4 @@
-"""The pytest plugin, in runs of pytest of its own: its files, its option, its reports, and what it costs a run without it."""
+"""The pytest plugin: its files, its option, its reports, and its cost for runs that do not use it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
+from embgrad.errors import EmbgradError, GoldenError
 from embgrad.pytest_plugin import LONGEST, GoldenFiles, file_stem
 from embgrad.testing.reference import ReferenceModel, lookup
 
@@ -42,8 +43,6 @@ def test_one(embgrad_golden):
 
 
 class Project:
-    """A folder with tests, in which pytest runs."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -53,7 +52,6 @@ class Project:
         path.write_text(MODULE + tests, encoding="utf-8")
 
     def run(self, *options: str, fails: bool | None = False, **environment: str) -> str:
-        """What pytest prints; `fails` says whether a test is to fail, None for any exit."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *options],
@@ -77,10 +75,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-# Missing, written, checked, changed
-
-
-def test_from_no_file_to_a_change(project: Project) -> None:
+def test_a_golden_file_is_written_checked_and_updated(project: Project) -> None:
     project.write(ONE)
     path = project.folder / "goldens" / "test_it" / "test_one.safetensors"
 
@@ -134,28 +129,27 @@ class TestModel:
 """
 
 
-def test_each_test_has_a_file_of_its_own_wherever_it_runs(project: Project) -> None:
-    """In several processes too."""
+def test_each_test_has_its_own_file(project: Project) -> None:
     project.write(SEVERAL)
     project.write(ONE, "further/test_it.py")
     text = project.run("--embgrad-update", "-n", "2", "--import-mode=importlib")
     assert "10 written, 0 changed, 0 unchanged" in text
-    found = project.goldens()
-    assert len(found) == 10
+    actual = project.goldens()
+    assert len(actual) == 10
     for path in (
         "further/goldens/test_it/test_one.safetensors",
         "goldens/test_it/test_kinds-a.safetensors",
         "goldens/test_it/TestModel.test_points.safetensors",
         "goldens/test_it/TestModel.TestInside.test_names--one.safetensors",
     ):
-        assert path in found
-    assert sum("@" in path for path in found) == 5
+        assert path in actual
+    assert sum("@" in path for path in actual) == 5
     project.run("--import-mode=importlib")
     text = project.run("--embgrad-update", "--import-mode=importlib", "-k", "names or a")
     assert "0 written, 0 changed" in text
 
 
-def test_a_file_that_is_none_fails_and_is_written_anew(project: Project) -> None:
+def test_a_broken_file_fails_and_is_rewritten(project: Project) -> None:
     project.write(ONE)
     path = project.folder / "goldens" / "test_it" / "test_one.safetensors"
     path.parent.mkdir(parents=True)
@@ -165,7 +159,7 @@ def test_a_file_that_is_none_fails_and_is_written_anew(project: Project) -> None
     project.run()
 
 
-def test_options_are_those_of_check(project: Project) -> None:
+def test_the_options_of_check_are_respected(project: Project) -> None:
     project.write(
         """
 def test_one(embgrad_golden):
@@ -184,46 +178,11 @@ def test_three(embgrad_golden):
     assert "FAILED test_it.py::test_one" in text
 
 
-MISUSE = {
-    "twice": (
-        "embgrad_golden(run()); embgrad_golden(run(2.0))",
-        "this test has used its golden file test_twice.safetensors",
-    ),
-    "again": (
-        "embgrad_golden(run(), 'a'); embgrad_golden(run(), 'a')",
-        "used its golden file test_again--a.safetensors",
-    ),
-    "empty": ("embgrad_golden(run(), '')", "name is '': expected text"),
-    "number": ("embgrad_golden(run(), 3)", "name is 3: expected text"),
-    "other": ("embgrad_golden(3)", "results is of type int: expected a result"),
-    "none": ("embgrad_golden({})", "results is empty"),
-}
-
-
-def test_misuse_fails_the_test(project: Project) -> None:
-    project.write("".join(f"def test_{name}(embgrad_golden):\n    {body}\n" for name, (body, _) in MISUSE.items()))
-    text = project.run("--embgrad-update", fails=True)
-    assert f"{len(MISUSE)} failed" in text
-    for _, message in MISUSE.values():
-        assert message in text
-
-
-def test_files_that_differ_in_case_alone_are_refused(project: Project) -> None:
-    """On macOS and Windows the two would be one, and each test would write over the other's."""
-    project.write("def test_one(embgrad_golden):\n    embgrad_golden(run())\ntest_One = test_one\n")
-    text = project.run("--embgrad-update", fails=True)
-    assert "differ only in case, and are one file on macOS and Windows" in text
-    assert "1 passed" in text
-
-
 def test_a_failure_before_the_check_writes_nothing(project: Project) -> None:
     project.write("def test_one(embgrad_golden):\n    assert False\n    embgrad_golden(run())\n")
     text = project.run("--embgrad-update", fails=True)
     assert "embgrad golden files" not in text
     assert project.goldens() == []
-
-
-# Names
 
 
 @pytest.mark.parametrize(
@@ -235,7 +194,7 @@ def test_a_failure_before_the_check_writes_nothing(project: Project) -> None:
         ((["TestA", "TestB"], "test_one[x=1]", "pooled"), "TestA.TestB.test_one-x=1--pooled"),
     ],
 )
-def test_plain_names_stand_as_they_are(arguments: Any, stem: str) -> None:
+def test_plain_names_are_unchanged(arguments: Any, stem: str) -> None:
     assert file_stem(*arguments) == stem
 
 
@@ -243,20 +202,11 @@ def test_plain_names_stand_as_they_are(arguments: Any, stem: str) -> None:
     "test",
     [
         *("test_é", "test[]", "test[a--b]", "test[-a]", "test[a-]", "test[a b]", "test[a/b]", "test[..]/x", "a-b"),
-        *(
-            "con",
-            "nul",
-            "COM1",
-            "test[" + "x" * 300 + "]",
-            "test[a@b]",
-            "test[a:b]",
-            "test[*?]",
-            "test[\x00]",
-            "test[\ud800]",
-        ),
+        *("con", "nul", "COM1", "test[" + "x" * 300 + "]", "test[a@b]", "test[a:b]", "test[*?]", "test[\x00]"),
+        "test[\ud800]",
     ],
 )
-def test_other_names_carry_a_digest(test: str) -> None:
+def test_other_names_get_a_digest(test: str) -> None:
     stem = file_stem([], test)
     assert re.fullmatch(r"[A-Za-z0-9_.=,+-]+@[0-9a-f]{16}", stem)
     assert len(stem) <= LONGEST
@@ -270,13 +220,13 @@ TESTS = st.tuples(
 
 
 @given(TESTS, TESTS)
-def test_no_two_tests_have_the_same_file(one: Any, other: Any) -> None:
-    if one != other:
-        assert file_stem(*one) != file_stem(*other)
+def test_no_two_tests_have_the_same_file(first: Any, second: Any) -> None:
+    if first != second:
+        assert file_stem(*first) != file_stem(*second)
 
 
 @given(PARTS, PARTS, PARTS)
-def test_parameters_and_names_are_told_apart(first: str, second: str, third: str) -> None:
+def test_parameters_and_names_are_distinguished(first: str, second: str, third: str) -> None:
     candidates = [
         ([], f"t[{first}-{second}]", third),
         ([], f"t[{first}]", f"{second}-{third}"),
@@ -284,11 +234,9 @@ def test_parameters_and_names_are_told_apart(first: str, second: str, third: str
         ([], f"t[{first}--{second}]", third),
         ([], "t", f"{first}-{second}-{third}"),
     ]
-    distinct = {json.dumps(one): one for one in candidates}
-    assert len({file_stem(*one) for one in distinct.values()}) == len(distinct)
+    distinct = {json.dumps(item): item for item in candidates}
+    assert len({file_stem(*item) for item in distinct.values()}) == len(distinct)
 
-
-# What it costs, and how it is switched on and off
 
 IDLE = """
 def test_nothing():
@@ -303,7 +251,7 @@ def pytest_sessionfinish(session):
 """
 
 
-def test_a_run_without_the_fixture_imports_nothing_of_it(project: Project) -> None:
+def test_a_run_without_the_fixture_does_not_import_embgrad(project: Project) -> None:
     (project.folder / "test_idle.py").write_text(IDLE)
     (project.folder / "conftest.py").write_text(SPY)
     for options in ((), ("--embgrad-update",)):
@@ -328,7 +276,7 @@ def test_a_run_without_the_fixture_imports_nothing_of_it(project: Project) -> No
         (["-p", "no:embgrad.pytest_plugin"], "", True, False),
     ],
 )
-def test_ways_to_switch_it_on_and_off(
+def test_the_plugin_can_be_switched_on_and_off(
     project: Project, options: list[str], conftest: str, autoload: bool, there: bool
 ) -> None:
     (project.folder / "test_idle.py").write_text(IDLE)
@@ -339,8 +287,7 @@ def test_ways_to_switch_it_on_and_off(
     assert "1 passed" in text
 
 
-def test_pytest_started_from_a_process_that_uses_embgrad(project: Project) -> None:
-    """As from a notebook: pytest would warn of a package that is imported already, and here warnings are errors."""
+def test_pytest_starts_in_a_process_that_has_imported_embgrad(project: Project) -> None:
     project.write(ONE)
     code = (
         "import sys, pytest, embgrad; embgrad.list_backends();"
@@ -351,41 +298,37 @@ def test_pytest_started_from_a_process_that_uses_embgrad(project: Project) -> No
     assert "1 written" in done.stdout
 
 
-# What is refused, in this run of pytest
-
-
 def gradient() -> embgrad.EmbeddingGradients:
     model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
     return embgrad.gradients(model, [[0, 1], [2, 3]], embgrad.Logit([0, 1]))
 
 
 @pytest.mark.parametrize("name", ["", 3, Path("name")])
-def test_a_name_that_is_no_text(embgrad_golden: GoldenFiles, name: Any) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=r"name is .*: expected text, for a file of its own within the test"):
+def test_a_name_must_be_text(embgrad_golden: GoldenFiles, name: Any) -> None:
+    with pytest.raises(EmbgradError, match=r"name is .*: expected text, for a file of its own within the test"):
         embgrad_golden(gradient(), name)
 
 
-def test_one_file_for_two_checks(embgrad_golden: GoldenFiles) -> None:
+def test_two_checks_of_one_file_are_refused(embgrad_golden: GoldenFiles) -> None:
     result = gradient()
     for name in (None, "second"):
-        with pytest.raises(embgrad.GoldenError, match="there is no golden file"):
+        with pytest.raises(GoldenError, match="there is no golden file"):
             embgrad_golden(result, name)
         with pytest.raises(
-            embgrad.EmbgradError,
+            EmbgradError,
             match=r"this test has used its golden file \S+\.safetensors before: give each check a name of its own",
         ):
             embgrad_golden(result, name)
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_files_that_differ_only_in_case(
+def test_files_that_differ_only_in_case_are_refused(
     embgrad_golden: GoldenFiles,
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     folder: bool,
 ) -> None:
-    """Of a test that was named otherwise, or of its module."""
     monkeypatch.setattr(request.node, "path", tmp_path / "test_it.py")
     path = embgrad_golden.path("film")
     assert path.parent == tmp_path / "goldens" / "test_it"
@@ -398,5 +341,5 @@ def test_files_that_differ_only_in_case(
     message = (
         rf" and {shown} differ only in case, and are one file on macOS and Windows: .*or delete {shown} if its test is"
     )
-    with pytest.raises(embgrad.EmbgradError, match=message):
+    with pytest.raises(EmbgradError, match=message):
         embgrad_golden(gradient(), "film")

@@ -1,4 +1,4 @@
-"""Chromium without a window, spoken to by its own protocol over a pipe: the page as people get it."""
+"""A headless Chromium that is driven over a pipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-#: By what names Chromium goes; EMBGRAD_TEST_BROWSER names another one of its kind.
+#: The names of Chromium's command; EMBGRAD_TEST_BROWSER names another.
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 FLAGS = (
@@ -46,7 +46,7 @@ class BrowserMissingError(Exception):
 
 
 def found() -> str:
-    """The browser's path.
+    """Return the path of the browser.
 
     Raises:
         BrowserMissingError: there is none; says what to install.
@@ -61,17 +61,17 @@ def found() -> str:
 
 
 class Browser:
-    """One process of the browser, with a profile of its own.
+    """A process of the browser with its own profile.
 
     Attributes:
-        events: what the browser has told unasked, by session.
+        events: what the browser has reported, by session.
     """
 
     def __init__(self, profile: Path) -> None:
         read, self._write = os.pipe()
         self._read, write = os.pipe()
         # The browser reads at 3 and writes at 4, which may be taken in this process.
-        read, write = (_moved(one) for one in (read, write))
+        read, write = (_moved(item) for item in (read, write))
 
         def arrange() -> None:
             os.dup2(read, 3)
@@ -93,7 +93,6 @@ class Browser:
         self.events: dict[str, list[tuple[str, Any]]] = {}
 
     def close(self) -> None:
-        """End the browser."""
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -105,7 +104,6 @@ class Browser:
         self._log.close()
 
     def ask(self, method: str, session: str = "", **parameters: Any) -> Any:
-        """One command's answer."""
         self._number += 1
         number = self._number
         message = {"id": number, "method": method, "params": parameters, **({"sessionId": session} if session else {})}
@@ -119,7 +117,6 @@ class Browser:
             self._keep(answer)
 
     def wait(self, session: str, method: str) -> Any:
-        """The parameters of an event, which may have come already."""
         until = time.monotonic() + PATIENCE
         while True:
             for name, parameters in self.events.get(session, ()):
@@ -128,7 +125,6 @@ class Browser:
             self._keep(self._next(until))
 
     def open(self, address: str, *, width: int = 1200, height: int = 900, dark: bool = False, media: str = "") -> Page:
-        """A page in a tab of its own, loaded."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, target)
@@ -169,74 +165,60 @@ class Browser:
 
 
 class Page:
-    """A tab."""
-
     def __init__(self, browser: Browser, session: str, target: str) -> None:
         self._browser = browser
         self._session = session
         self._target = target
 
     def ask(self, method: str, **parameters: Any) -> Any:
-        """One command's answer."""
         return self._browser.ask(method, self._session, **parameters)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript; a promise's, where it is one."""
         answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def resize(self, width: int, height: int) -> None:
-        """The window's size; a narrow one is a phone's."""
         self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
     def emulate(self, *, dark: bool = False, media: str = "") -> None:
-        """What the system likes, and on what the page is shown: "" for a screen, "print" for paper."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.ask("Emulation.setEmulatedMedia", media=media, features=features)
 
     def press(self, key: str) -> None:
-        """A key, down and up."""
         codes = {"Tab": 9, "ArrowRight": 39, "ArrowLeft": 37}
         for kind in ("rawKeyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
 
     def point(self, x: float, y: float, *, click: bool = False) -> None:
-        """The mouse there, and its button."""
         self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased") if click else ():
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def picture(self, width: float, height: float) -> bytes:
-        """A PNG of the page's upper left."""
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         answer = self.ask("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         return base64.b64decode(answer["data"])
 
-    def told(self, *methods: str) -> list[Any]:
-        """The events of these kinds so far."""
+    def reported(self, *methods: str) -> list[Any]:
         self.evaluate("new Promise(done => setTimeout(done, 50))")
         return [parameters for name, parameters in self._browser.events[self._session] if name in methods]
 
     def requests(self) -> list[str]:
-        """The addresses that were asked for."""
-        return [event["request"]["url"] for event in self.told("Network.requestWillBeSent")]
+        return [event["request"]["url"] for event in self.reported("Network.requestWillBeSent")]
 
     def complaints(self) -> list[Any]:
-        """What the console holds, and dialogs."""
-        return self.told(
+        return self.reported(
             "Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Page.javascriptDialogOpening"
         )
 
     def close(self) -> None:
-        """Close the tab."""
         self._browser.ask("Target.closeTarget", targetId=self._target)
 
 
 def _moved(descriptor: int) -> int:
-    """The same file under a number out of the way."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10)
     os.close(descriptor)
     return moved

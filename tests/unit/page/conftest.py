@@ -1,4 +1,4 @@
-"""One browser for all tests of the page; without one they fail and say what to install."""
+"""A browser for all tests of the page; without one they fail and say what to install."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
-    """Writes a page and opens it from disk; `width`, `dark` and `media` are the browser's, all else is `write_page`'s."""
+    """Return a function that writes a page and opens it; `width`, `dark` and `media` are passed to the browser."""
     pages: list[Page] = []
 
     def write_and_open(*args: Any, width: int = 1200, dark: bool = False, media: str = "", **kwargs: Any) -> Page:

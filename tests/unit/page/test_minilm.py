@@ -40,9 +40,9 @@ def test_three_frameworks_on_one_page(browser: Browser, opened: Callable[..., Pa
         assert comparisons[name].agrees
     assert page.evaluate("document.querySelectorAll('article').length") == len(TEXTS)
     assert page.evaluate("document.querySelectorAll('fieldset').length") == len(TEXTS) * 2 * 3
-    told = page.evaluate("[...document.querySelectorAll('fieldset .t')].map(one => one.textContent)")
+    reported = page.evaluate("[...document.querySelectorAll('fieldset .t')].map(one => one.textContent)")
     gripping = f"id 13940 · magnitude {results['torch']['word'].saliency('norm')[0, 2]:.4g}"
-    assert any("gripping" in one and gripping in one for one in told)
+    assert any("gripping" in item and gripping in item for item in reported)
     assert page.complaints() == []
 
     picture = page.picture(WIDTH, HEIGHT)

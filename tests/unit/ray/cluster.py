@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 @contextmanager
 def local_ray(logging_level: int = logging.ERROR) -> Iterator[None]:
-    """Two CPUs of this machine for as long as it is open, in whose actors `tests.unit.ray.models` can be imported."""
+    """Start Ray with two CPUs, whose actors can import `tests.unit.ray.models`, and shut it down at the end."""
     import ray
     import ray.data
 

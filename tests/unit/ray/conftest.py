@@ -1,4 +1,4 @@
-"""One local Ray with two CPUs for all tests here, which is gone when they are done."""
+"""A local Ray with two CPUs that all tests share."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture
 def items() -> Callable[..., list[dict[str, Any]]]:
-    """Rows of ids of different lengths, their text, a label and a key."""
+    """Return a function that makes rows of ids of different lengths with a text, a label and a key."""
 
     def make(count: int, shortest: int = 2, longest: int = 9) -> list[dict[str, Any]]:
         random = np.random.default_rng(5)
         rows = []
         for number in range(count):
             words = random.integers(4, VOCAB, random.integers(shortest, longest + 1) - 2)
-            ids = [2, *(int(one) for one in words), 3]
-            text = " ".join(WORDS[one] for one in ids[1:-1])
+            ids = [2, *(int(item) for item in words), 3]
+            text = " ".join(WORDS[item] for item in ids[1:-1])
             rows.append(
                 {"key": number, "ids_": ids, "text": text, "label": int(random.integers(3)), "kept": f"k{number}"}
             )

@@ -22,12 +22,7 @@ VERBS = (
     "never came back",
     "plays the piano badly",
 )
-ENDS = (
-    ".",
-    ", and nobody in the audience cared.",
-    " because of the weather, or so the papers said at the time.",
-    "!",
-)
+ENDS = (".", ", and nobody in the audience cared.", " because of the weather, or so the papers said at the time.", "!")
 TIMES = ("", "In the end, ", "Last year ", "To the surprise of all, ", "Yesterday at noon, when the bells rang, ")
 
 #: What float32 leaves of a network of some twenty matrices, relative to the largest entry.
@@ -56,7 +51,7 @@ def pooled(rows: Any) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 0 where no row was lost or counted twice, and the results are those of one process to rounding."""
+    """Run the demonstration; return 0 if no row was lost or repeated and the results are those of one process."""
     parser = argparse.ArgumentParser(prog="python -m tests.unit.ray.demo", description=__doc__)
     parser.add_argument("--sentences", type=int, default=400)
     count = parser.parse_args(arguments).sentences
@@ -91,11 +86,11 @@ def run(texts: list[str], folder: Path) -> int:
     model, tokenizer = minilm()
     alone = embgrad.gradients(model, embgrad.encode(texts, tokenizer), embgrad.Sum(output="pooled"), batch_size=8)
     assert isinstance(alone, embgrad.EmbeddingGradients)
-    found = parquet.read_table(folder / "out").sort_by("number")
+    actual = parquet.read_table(folder / "out").sort_by("number")
     saliency, real = alone.saliency(), alone.real
     difference = max(
-        float(np.abs(np.array(one) - saliency[number, real[number]]).max())
-        for number, one in zip(found["number"].to_pylist(), found["saliency"].to_pylist(), strict=True)
+        float(np.abs(np.array(item) - saliency[number, real[number]]).max())
+        for number, item in zip(actual["number"].to_pylist(), actual["saliency"].to_pylist(), strict=True)
     )
     expected = alone.table().to_dense()
     of_table = float(np.abs(table.to_dense() - expected).max())
@@ -106,7 +101,7 @@ def run(texts: list[str], folder: Path) -> int:
     print("largest difference from one process")
     print(f"  saliency           {difference:.2g}, of values up to {saliency.max():.3g}")
     print(f"  table, the sum     {of_table:.2g}, of values up to {np.abs(expected).max():.3g}")
-    whole = report.rows_in == report.rows_out == len(texts) and found["number"].to_pylist() == list(range(len(texts)))
+    whole = report.rows_in == report.rows_out == len(texts) and actual["number"].to_pylist() == list(range(len(texts)))
     same = difference <= MOST * saliency.max() and of_table <= MOST * np.abs(expected).max()
     return 0 if whole and same and killed and also else 1
 

@@ -1,4 +1,4 @@
-"""What the actors build: small models of each framework with weights that are the same in every process, and a tokenizer."""
+"""Small models of each framework with the same weights in every process, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{number}" for number in range(
 
 
 def tokenizer() -> Any:
-    """One word, one token, between BERT's special tokens."""
+    """Return a tokenizer of words with BERT's special tokens."""
     import tokenizers
     from tokenizers import models, pre_tokenizers, processors
 
@@ -31,7 +31,7 @@ def tokenizer() -> Any:
 
 
 def split(text: str) -> list[int]:
-    """A tokenizer without a library."""
+    """Tokenize without a library."""
     return [2, *(WORDS.index(word) for word in text.split()), 3]
 
 
@@ -61,12 +61,12 @@ def reference_float32() -> ReferenceModel:
 
 
 def maskless() -> ReferenceModel:
-    """It cannot be told of padding."""
+    """Return a model that takes no mask."""
     return ReferenceModel(_maskless, _weights())
 
 
 def forgetful() -> ReferenceModel:
-    """It is told of padding, and reads it all the same."""
+    """Return a model that takes a mask and ignores it."""
 
     def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> Tensor:
         return _maskless(model, input_ids)
@@ -75,7 +75,7 @@ def forgetful() -> ReferenceModel:
 
 
 def meeting() -> ReferenceModel:
-    """What it gives for a row depends on those beside it, as with batch statistics."""
+    """Return a model whose rows depend on each other, as with batch statistics."""
 
     def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> Tensor:
         logits = _masked(model, input_ids, attention_mask)
@@ -85,7 +85,7 @@ def meeting() -> ReferenceModel:
 
 
 def pooling() -> ReferenceModel:
-    """It has a point without positions."""
+    """Return a model that has a point without positions."""
 
     def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> Tensor:
         rows = lookup(model["E"], input_ids)
@@ -96,7 +96,7 @@ def pooling() -> ReferenceModel:
 
 
 def drawn() -> ReferenceModel:
-    """Its head is drawn anew each time."""
+    """Return a model with another random head at each call."""
     return ReferenceModel(_masked, {**_weights(), "W": np.random.default_rng().normal(size=(DIM, CLASSES))})
 
 
@@ -155,7 +155,7 @@ def labelled(rows: Any) -> embgrad.Objective:
 
 
 class Observed:
-    """Takes down which processes built the model and how much they have done, so that one can be killed in the middle.
+    """Records which processes built the model and which batches they began, so that one can be killed.
 
     Args:
         folder: where it is taken down.
@@ -179,31 +179,31 @@ class Observed:
         return built
 
     def objective(self, rows: Any) -> embgrad.Objective:
-        """That of the rows; takes down that a batch was begun."""
+        """Return the objective of the rows, and record that a batch was begun."""
         (self.folder / f"begun-{os.getpid()}-{time.monotonic_ns()}").touch()
         time.sleep(self._seconds)
         return self._objective(rows)
 
     def builders(self) -> set[int]:
-        """The processes that have built the model."""
-        return {int(one.name.rpartition("-")[2]) for one in self.folder.glob("built-*")}
+        """Return the processes that have built the model."""
+        return {int(item.name.rpartition("-")[2]) for item in self.folder.glob("built-*")}
 
     def begun(self, process: int) -> int:
-        """How many batches a process has begun."""
+        """Return the number of batches that a process has begun."""
         return len(list(self.folder.glob(f"begun-{process}-*")))
 
     def last(self, process: int) -> int:
-        """When a process has begun its last batch, in nanoseconds of the machine's own clock."""
-        return max((int(one.name.rpartition("-")[2]) for one in self.folder.glob(f"begun-{process}-*")), default=0)
+        """Return when a process began its last batch, in nanoseconds."""
+        return max((int(item.name.rpartition("-")[2]) for item in self.folder.glob(f"begun-{process}-*")), default=0)
 
 
 def kill_one(observed: Observed) -> list[int]:
-    """Kill one of the processes that hold the model, in the middle of its second batch or later; who was, is in the list."""
+    """Kill a process that holds the model in its second batch or later; return a list that will hold its id."""
     killed: list[int] = []
 
     def watch() -> None:
         for _ in range(30_000):
-            ready = [one for one in observed.builders() if observed.begun(one) >= 2]
+            ready = [item for item in observed.builders() if observed.begun(item) >= 2]
             if ready:
                 os.kill(ready[0], signal.SIGKILL)
                 killed.append(ready[0])

@@ -1,9 +1,13 @@
-"""How the actors are started: what they may take of the cluster, and what cannot be sent to them or asked of Ray."""
+"""The options of actors, what cannot be sent to them, and actors that do not hold the same model."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +16,11 @@ import ray.data
 
 import embgrad
 import embgrad.ray
-from embgrad.errors import EmbgradError
+from embgrad.errors import BackendError, EmbgradError, EmbgradWarning
+from embgrad.ray.actors import BATCHES_A_BLOCK
+from embgrad.ray.weight_check import expect_same_weights
+from embgrad.ray.worker import ROWS_RUN_ALONE
+from embgrad.testing.reference import ReferenceModel
 from tests.unit.ray import models
 from tests.unit.ray.models import labelled
 from tests.unit.ray.test_runs import close, of_one_process
@@ -20,18 +28,17 @@ from tests.unit.ray.test_runs import close, of_one_process
 Items = Callable[..., list[dict[str, Any]]]
 
 
-def test_actors_that_leave_no_cpu_are_warned_of(items: Items) -> None:
+def test_actors_that_leave_no_cpu_are_a_warning(items: Items) -> None:
     dataset = ray.data.from_items(items(4))
-    with pytest.warns(embgrad.EmbgradWarning, match=r"leave none of the cluster's 2 CPUs to read the dataset"):
+    with pytest.warns(EmbgradWarning, match=r"leave none of the cluster's 2 CPUs to read the dataset"):
         embgrad.ray.gradients(dataset, models.reference, labelled, ids="ids_", num_cpus=1)
-    with pytest.warns(embgrad.EmbgradWarning, match=r"^2 actors of num_cpus=1 leave none"):
+    with pytest.warns(EmbgradWarning, match=r"^2 actors of num_cpus=1 leave none"):
         embgrad.ray.gradients(dataset, models.reference, labelled, ids="ids_", actor_options={"num_cpus": 1})
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
-def test_gradients_of_gradients_do_not_wait_for_each_other(items: Items) -> None:
-    """Both pools of actors are there at once, and somebody has to read the rows: on two CPUs there was none left to do so."""
+def test_gradients_of_gradients_do_not_deadlock(items: Items) -> None:
     rows = items(20)
     first = embgrad.ray.gradients(
         ray.data.from_items(rows), models.reference, embgrad.Logit(0), ids="ids_", prefix="a_", batch_size=2
@@ -39,18 +46,17 @@ def test_gradients_of_gradients_do_not_wait_for_each_other(items: Items) -> None
     second = embgrad.ray.gradients(
         first.map(lambda row: row), models.reference, embgrad.Logit(1), ids="ids_", prefix="b_", batch_size=2
     )
-    found: list[dict[str, Any]] = []
-    reader = threading.Thread(target=lambda: found.extend(second.take_all()), daemon=True)
+    actual: list[dict[str, Any]] = []
+    reader = threading.Thread(target=lambda: actual.extend(second.take_all()), daemon=True)
     reader.start()
     reader.join(120)
-    assert sorted(row["key"] for row in found) == list(range(20))
+    assert sorted(row["key"] for row in actual) == list(range(20))
     for index, prefix in enumerate("ab"):
         expected = of_one_process(models.reference(), rows, embgrad.Logit(index)).saliency()
-        for row in found:
+        for row in actual:
             close(row[f"{prefix}_saliency"], expected[row["key"], : len(row["ids_"])])
     with pytest.warns(
-        embgrad.EmbgradWarning,
-        match=r"and those that produce the dataset, with num_cpus=1 in all, leave none .*materialize",
+        EmbgradWarning, match=r"and those that produce the dataset, with num_cpus=1 in all, leave none .*materialize"
     ):
         embgrad.ray.gradients(first, models.reference, labelled, ids="ids_", num_cpus=0.5)
     kept = first.materialize()
@@ -71,14 +77,14 @@ def test_gradients_of_gradients_do_not_wait_for_each_other(items: Items) -> None
         ({"verify": "no"}, r"^verify is 'no': expected True or False"),
     ],
 )
-def test_options_that_ray_does_not_take(items: Items, options: dict[str, Any], message: str) -> None:
+def test_options_that_ray_refuses(items: Items, options: dict[str, Any], message: str) -> None:
     with pytest.raises(EmbgradError, match=message):
         embgrad.ray.table(
             ray.data.from_items(items(3)), models.reference, labelled, ids="ids_", **{"verify": False, **options}
         )
 
 
-def test_what_cannot_be_sent_to_the_actors_is_named(items: Items) -> None:
+def test_what_cannot_be_pickled_is_named(items: Items) -> None:
     lock = threading.Lock()
 
     def locked(*given: Any) -> Any:
@@ -105,5 +111,62 @@ def test_what_cannot_be_sent_to_the_actors_is_named(items: Items) -> None:
             r"^edit cannot be sent .*\(RuntimeError: not this\)",
         ),
     ):
-        with pytest.raises(embgrad.BackendError, match=message):
+        with pytest.raises(BackendError, match=message):
             embgrad.ray.table(rows, build, objective, ids="ids_", verify=False, **options)
+
+
+SAID = r"^build\(\) returned different weights in different actors \('W'\): expected the same model in each"
+
+
+def test_other_weights_than_those_of_the_first_actor_are_refused() -> None:
+    run, built = uuid.uuid4().hex, models.drawn()
+    for model in (built, ReferenceModel(built.forward, {name: item.value for name, item in built.parameters.items()})):
+        expect_same_weights(run, model)
+    with pytest.raises(embgrad.BackendError, match=SAID):
+        expect_same_weights(run, models.drawn())
+    expect_same_weights(run, built)
+    expect_same_weights(uuid.uuid4().hex, models.drawn())  # another run's
+
+
+class Dying:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, rows: Any) -> embgrad.Objective:
+        begun = len(list(self.folder.glob("begun-*")))
+        (self.folder / f"begun-{begun}").touch()
+        if begun == 2 * BATCHES_A_BLOCK + ROWS_RUN_ALONE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return labelled(rows)
+
+
+def _written(rows: Any, objective: Any, folder: Path, **options: Any) -> None:
+    embgrad.ray.write(rows, models.drawn, objective, folder / "out", **options)
+
+
+def _summed(rows: Any, objective: Any, folder: Path, **options: Any) -> None:
+    embgrad.ray.table(rows, models.drawn, objective, **options)
+
+
+def _taken(rows: Any, objective: Any, folder: Path, **options: Any) -> None:
+    with embgrad.ray.plain_errors():
+        embgrad.ray.gradients(rows, models.drawn, objective, **options).take_all()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("make", [_written, _summed, _taken])
+def test_a_restarted_actor_with_another_model_is_refused(
+    make: Callable[..., None], items: Items, tmp_path: Path
+) -> None:
+    rows, folder = ray.data.from_items(items(60)), tmp_path / "refused"
+    folder.mkdir()
+    with pytest.raises(embgrad.BackendError, match=SAID):
+        make(rows, Dying(folder), folder, ids="ids_", batch_size=2, workers=1)
+    assert not (folder / "out" / "_embgrad.json").exists()
+
+
+@pytest.mark.slow
+def test_weights_are_not_compared_without_verify(items: Items, tmp_path: Path) -> None:
+    rows = ray.data.from_items(items(60))
+    _summed(rows, Dying(tmp_path), tmp_path, ids="ids_", batch_size=2, workers=1, verify=False)
+    assert len(list(tmp_path.glob("begun-*"))) > 30

@@ -1,8 +1,7 @@
-"""What the actors make of blocks of rows, in this process: columns, names of rows, sums, tallies, and what is refused."""
+"""The answers of an actor for a block of rows, in this process."""
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,15 @@ import pytest
 import embgrad
 import embgrad.ray
 from embgrad.cli.errors import UsageError
-from embgrad.errors import EmbgradError
+from embgrad.errors import (
+    BackendError,
+    BatchError,
+    EmbgradError,
+    FileFormatError,
+    ObjectiveError,
+    PointError,
+    UnsupportedError,
+)
 from embgrad.ray.dataset import dataset_of
 from embgrad.ray.failures import plain_errors
 from embgrad.ray.partial_sum import Partial
@@ -37,36 +44,43 @@ def worked(
     output: str = "saliency",
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """The rows with the columns that one actor adds."""
     length = options.pop("length", None)
     wanted = Wanted(output, options.pop("kind", "norm"), length, options.pop("prefix", ""))
     asked, _ = settings(build, objective, {"batch_size": 4, **options})
     return GradientWorker(asked, wanted)(pa.Table.from_pylist(rows)).to_pylist()
 
 
+def blocks(table: pa.Table, build: Any = models.reference, objective: Any = labelled, prefix: str = "") -> pa.Table:
+    asked, _ = settings(build, objective, {"ids": "ids_", "batch_size": 2})
+    return GradientWorker(asked, Wanted("saliency", "norm", None, prefix))(table)
+
+
 def alone(
     row: dict[str, Any], build: Callable[[], Any] = models.reference, **options: Any
 ) -> embgrad.EmbeddingGradients:
-    """The gradients of one row by itself."""
-    found = embgrad.gradients(
+    actual = embgrad.gradients(
         build(), embgrad.TokenBatch([row["ids_"]]), embgrad.CrossEntropy([row["label"]]), **options
     )
-    assert isinstance(found, embgrad.EmbeddingGradients)
-    return found
+    assert isinstance(actual, embgrad.EmbeddingGradients)
+    return actual
 
 
-def test_rows_keep_their_order_and_columns(items: Items) -> None:
-    rows = items(11)
-    found = worked(rows, ids="ids_")
-    assert [{name: row[name] for name in rows[0]} for row in found] == rows
-    for row in found:
-        expected = alone(row)
-        assert row["ids"] == row["ids_"]
+def expect_alone(rows: list[dict[str, Any]], build: Callable[[], Any] = models.reference) -> None:
+    for row in rows:
+        expected = alone(row, build)
         np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
         np.testing.assert_allclose(row["objective"], expected.objective[0], rtol=1e-12)
 
 
-def test_tables_and_values_are_those_of_each_row_alone(items: Items) -> None:
+def test_rows_keep_their_order_and_columns(items: Items) -> None:
+    rows = items(11)
+    actual = worked(rows, ids="ids_")
+    assert [{name: row[name] for name in rows[0]} for row in actual] == rows
+    assert all(row["ids"] == row["ids_"] for row in actual)
+    expect_alone(actual)
+
+
+def test_tables_and_values_are_those_of_each_row(items: Items) -> None:
     rows = items(9)
     for row in worked(rows, ids="ids_", output="tables"):
         expected = alone(row).table()
@@ -80,72 +94,56 @@ def test_tables_and_values_are_those_of_each_row_alone(items: Items) -> None:
         assert (tensor[own:] == 0).all()
 
 
-def test_dtypes_are_the_models(items: Items) -> None:
+def test_the_dtype_is_that_of_the_model(items: Items) -> None:
     rows = pa.Table.from_pylist(items(3))
     for build, dtype in ((models.reference, "double"), (models.reference_float32, "float")):
-        asked, _ = settings(build, labelled, {"ids": "ids_"})
-        made = GradientWorker(asked, Wanted("saliency", "norm", None, ""))(rows)
-        assert str(made.schema.field("saliency").type.value_type) == dtype
+        assert str(blocks(rows, build).schema.field("saliency").type.value_type) == dtype
 
 
-def test_texts_come_with_their_tokens(items: Items) -> None:
-    rows = items(6)
-    for row in worked(rows, lambda: (models.reference(), models.tokenizer())):
+def test_texts_are_returned_with_their_tokens(items: Items) -> None:
+    actual = worked(items(6), lambda: (models.reference(), models.tokenizer()))
+    for row in actual:
         assert row["ids"] == row["ids_"]
         assert row["tokens"] == ["[CLS]", *row["text"].split(), "[SEP]"]
-        np.testing.assert_allclose(row["saliency"], alone(row).saliency()[0], rtol=1e-12)
+    expect_alone(actual)
 
 
-def test_tensors_are_rows_of_their_own_shape() -> None:
+def test_tensors_of_different_shapes_are_rows() -> None:
     def ids(rows: np.ndarray) -> pa.Table:
-        return pa.table({"ids": pa.chunked_array([pa.FixedShapeTensorArray.from_numpy_ndarray(one) for one in rows])})
+        return pa.table({"ids": pa.chunked_array([pa.FixedShapeTensorArray.from_numpy_ndarray(item) for item in rows])})
 
     asked, _ = settings(models.reference, embgrad.Sum(), {"ids": "ids"})
     of_ids = examples_of(ids(np.arange(1, 13).reshape(2, 2, 3)), asked.inputs, None).batch.ids
     np.testing.assert_array_equal(of_ids, np.arange(1, 13).reshape(4, 3))
-    with pytest.raises(
-        embgrad.BatchError, match=r"example 0 holds \[\[1, 2\], \[3, 4\]\]: expected a list of at least"
-    ):
+    with pytest.raises(BatchError, match=r"example 0 holds \[\[1, 2\], \[3, 4\]\]: expected a list of at least"):
         examples_of(ids(np.arange(1, 9).reshape(1, 2, 2, 2)), asked.inputs, None)
     missing = pa.ExtensionArray.from_storage(
         pa.fixed_shape_tensor(pa.int64(), [2]), pa.array([[1, 2], None], pa.list_(pa.int64(), 2))
     )
-    with pytest.raises(embgrad.BatchError, match="example 1 holds None"):
+    with pytest.raises(BatchError, match="example 1 holds None"):
         examples_of(pa.table({"ids": missing}), asked.inputs, None)
 
 
 def test_pairs_are_two_columns() -> None:
     rows = [{"a": "w1 w2", "b": "w3", "label": 0}, {"a": "w4", "b": "w5 w6", "label": 1}]
-    found = worked(rows, lambda: (models.reference(), models.tokenizer()), text=("a", "b"))
-    assert [row["ids"] for row in found] == [[2, 5, 6, 3, 7, 3], [2, 8, 3, 9, 10, 3]]
+    actual = worked(rows, lambda: (models.reference(), models.tokenizer()), text=("a", "b"))
+    assert [row["ids"] for row in actual] == [[2, 5, 6, 3, 7, 3], [2, 8, 3, 9, 10, 3]]
 
 
-@pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")  # none of a mask that in the end nobody needed
-def test_a_model_that_takes_no_mask_reads_no_padding(items: Items) -> None:
+@pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
+def test_a_model_without_a_mask_reads_no_padding(items: Items) -> None:
     rows = items(11)
-    found = worked(rows, models.maskless, ids="ids_")
-    bare = worked(rows, models.maskless, ids="ids_", convention="ids")
-    for row, other in zip(found, bare, strict=True):
-        expected = alone(row, models.maskless).saliency()[0]
-        np.testing.assert_allclose(row["saliency"], expected, rtol=1e-12)
-        np.testing.assert_allclose(other["saliency"], expected, rtol=1e-12)
-
-
-def test_what_a_call_does_with_the_mask_nobody_knows(items: Items) -> None:
-    """Rows of one length alone share a batch, as the padding is ours."""
-    rows = items(11)
-    for row in worked(rows, models.maskless, ids="ids_", call=lambda model, inputs: model(inputs["input_ids"])):
-        expected = alone(row, models.maskless)
-        np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
-        np.testing.assert_allclose(row["objective"], expected.objective[0], rtol=1e-12)
+    expect_alone(worked(rows, models.maskless, ids="ids_"), models.maskless)
+    expect_alone(worked(rows, models.maskless, ids="ids_", convention="ids"), models.maskless)
+    call = {"call": lambda model, inputs: model(inputs["input_ids"])}
+    expect_alone(worked(rows, models.maskless, ids="ids_", **call), models.maskless)
 
 
 @pytest.mark.framework("torch")
 @pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
 @pytest.mark.parametrize("size", [1, 3, 32])
 @pytest.mark.parametrize("output", ["saliency", "tables"])
-def test_a_model_to_which_padding_counts_is_given_none(items: Items, output: str, size: int) -> None:
-    """Which rows meet is Ray's affair: one is run alone, too, and where its numbers are others, all are by length."""
+def test_a_model_that_padding_changes_reads_none(items: Items, output: str, size: int) -> None:
     rows = items(11)
     for row in worked(rows, models.forgetful, ids="ids_", output=output, batch_size=size):
         expected = alone(row, models.forgetful)
@@ -156,24 +154,11 @@ def test_a_model_to_which_padding_counts_is_given_none(items: Items, output: str
             np.testing.assert_allclose(row["values"], expected.table().values, rtol=1e-12)
 
 
-def test_a_model_is_tried_once(items: Items) -> None:
-    runs: list[int] = []
-
-    def objective(rows: Any) -> Any:
-        runs.append(len(rows["label"]))
-        return embgrad.CrossEntropy(rows["label"])
-
-    worked(items(16), models.reference, objective, ids="ids_")
-    assert sorted(runs) == [1, 1, 4, 4, 4, 4]
-
-
 def _larger(grad: np.ndarray) -> np.ndarray:
     return np.asarray(grad / np.abs(grad).max())
 
 
 class _Relative(embgrad.Sum):
-    """A user's objective that measures by the largest."""
-
     def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         values, cotangent = super().evaluate(output, batch)
         return values / np.abs(output).max(), cotangent / np.abs(output).max()
@@ -188,21 +173,18 @@ MEETING: dict[str, tuple[Callable[[], Any], Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("lengths", [{"shortest": 6, "longest": 6}, {}], ids=["of one length", "of several"])
 @pytest.mark.parametrize("what", MEETING)
-def test_rows_that_meet_are_refused(items: Items, what: str, lengths: dict[str, int]) -> None:
-    """Which rows share a batch is Ray's affair, and the numbers would hang on that."""
+def test_rows_that_depend_on_each_other_are_refused(items: Items, what: str, lengths: dict[str, int]) -> None:
     build, objective, options = MEETING[what]
     rows = items(16, **lengths)
     with pytest.raises(
-        embgrad.UnsupportedError,
+        UnsupportedError,
         match=r"^the row with ids_=.* has other results alone than beside rows of its length: at 'word'",
     ):
         worked(rows, build, objective, ids="ids_", **options)
     assert len(worked(rows, build, objective, ids="ids_", **options, batch_size=1)) == len(rows)
 
 
-def test_padding_on_the_left_moves_no_tokens(items: Items) -> None:
-    """Where a token stands counts, and that is not to depend on which rows are in the batch."""
-
+def test_padding_on_the_left_keeps_positions(items: Items) -> None:
     def build() -> tuple[Any, Any]:
         model, made = models.torch_bert()
         made.enable_padding(direction="left")
@@ -216,7 +198,7 @@ def test_padding_on_the_left_moves_no_tokens(items: Items) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 8])
-def test_texts_without_a_token_are_named(items: Items, size: int) -> None:
+def test_texts_without_tokens_are_named(items: Items, size: int) -> None:
     def build() -> tuple[Any, Any]:
         from tokenizers import processors
 
@@ -229,7 +211,7 @@ def test_texts_without_a_token_are_named(items: Items, size: int) -> None:
     message = (
         r"^the row with key=3: the tokenizer returned no tokens for any text: expected at least one token, such as"
     )
-    with pytest.raises(embgrad.BatchError, match=message) as caught:
+    with pytest.raises(BatchError, match=message) as caught:
         worked(rows, build, key="key", batch_size=size)
     assert str(caught.value.__cause__).startswith(
         "the tokenizer returned no tokens for any text"
@@ -241,7 +223,7 @@ def test_errors_of_the_model_name_the_row(items: Items) -> None:
     rows = items(7)
     rows[4]["text"] = " ".join(["w1"] * 62)  # of 32 positions
     with pytest.raises(
-        embgrad.BatchError, match=r"^the row with key=4: example 0 has 64 tokens, and the model takes 32"
+        BatchError, match=r"^the row with key=4: example 0 has 64 tokens, and the model takes 32"
     ) as caught:
         worked(rows, models.torch_bert, key="key")
     assert len(str(caught.value)) < 500
@@ -249,31 +231,20 @@ def test_errors_of_the_model_name_the_row(items: Items) -> None:
     def call(model: Any, inputs: Any) -> Any:
         raise RuntimeError("out of memory" if len(inputs["input_ids"]) > 1 else "not this\nmore")
 
-    with pytest.raises(embgrad.BatchError, match=r"^the row with key=0: the model raised RuntimeError: not this"):
+    with pytest.raises(BatchError, match=r"^the row with key=0: the model raised RuntimeError: not this"):
         worked(items(3), models.torch_bert, key="key", call=call)
 
 
 @pytest.mark.parametrize("size", [np.int64(8), np.int32(8)])
-def test_numbers_of_numpys_are_numbers(size: Any) -> None:
+def test_numbers_of_numpy_are_accepted(size: Any) -> None:
     assert type(settings(models.reading, labelled, {"max_length": size})[0].inputs.max_length) is int
     assert type(settings(models.reading, labelled, {"ids": "i", "pad_id": size})[0].inputs.pad_id) is int
     for wrong in (3.7, "0", True, -1):
-        with pytest.raises(embgrad.BatchError, match=r"pad_id is .*: expected the id that pads"):
+        with pytest.raises(BatchError, match=r"pad_id is .*: expected the id that pads"):
             settings(models.reading, labelled, {"ids": "i", "pad_id": wrong})
 
 
-def test_masks_and_types_are_columns(items: Items) -> None:
-    rows = [{**row, "m": [1] * (len(row["ids_"]) - 1) + [0]} for row in items(5)]
-    for row in worked(rows, ids="ids_", mask="m"):
-        expected = embgrad.gradients(
-            models.reference(), embgrad.TokenBatch([row["ids_"]], [row["m"]]), embgrad.CrossEntropy([row["label"]])
-        )
-        assert len(row["saliency"]) == len(row["ids_"])
-        np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
-
-
-def test_masks_may_be_of_true_and_false(items: Items) -> None:
-    """As for `embgrad.gradients`, and the model is then given them so."""
+def test_masks_may_be_booleans(items: Items) -> None:
     seen = []
 
     def call(model: Any, inputs: Any) -> Any:
@@ -282,7 +253,7 @@ def test_masks_may_be_of_true_and_false(items: Items) -> None:
 
     rows = [{**row, "m": [True] * (len(row["ids_"]) - 1) + [False]} for row in items(5)]
     for kind in (bool, int, float):
-        given = [{**row, "m": [kind(one) for one in row["m"]]} for row in rows]
+        given = [{**row, "m": [kind(item) for item in row["m"]]} for row in rows]
         for row in worked(given, ids="ids_", mask="m", call=call):
             expected = embgrad.gradients(
                 models.reference(),
@@ -294,10 +265,8 @@ def test_masks_may_be_of_true_and_false(items: Items) -> None:
         assert set(seen) == {"bool" if kind is bool else "int64"}
         seen.clear()
     rows[3]["m"] = [0.5] * len(rows[3]["ids_"])
-    with pytest.raises(
-        embgrad.BatchError, match=r"^the row with key=3: mask holds 0.5 at example 0, position 0: expected 1"
-    ):
-        worked([{**row, "m": [float(one) for one in row["m"]]} for row in rows], ids="ids_", mask="m", key="key")
+    with pytest.raises(BatchError, match=r"^the row with key=3: mask holds 0.5 at example 0, position 0: expected 1"):
+        worked([{**row, "m": [float(item) for item in row["m"]]} for row in rows], ids="ids_", mask="m", key="key")
 
 
 def test_masks_and_types_have_the_length_of_the_ids(items: Items) -> None:
@@ -306,36 +275,36 @@ def test_masks_and_types_have_the_length_of_the_ids(items: Items) -> None:
     length = len(rows[3]["ids_"])
     message = rf"^the row with key=3: the column 'm' of example 0 holds {length + 1} numbers, but 'ids_' holds {length}: expected"
     for option in ("mask", "types"):
-        with pytest.raises(embgrad.BatchError, match=message):
+        with pytest.raises(BatchError, match=message):
             worked(rows, ids="ids_", key="key", **{option: "m"})
 
 
-def test_a_point_without_positions_has_no_answer_for_them(items: Items) -> None:
+def test_a_point_without_positions_is_refused(items: Items) -> None:
     message = r"the point 'pool' has the shape \(4, 5\): expected \(example, position, dim\), with \(4, \d+\) examples and pos"
     for output in ("saliency", "tables"):
-        with pytest.raises(embgrad.PointError, match=message):
+        with pytest.raises(PointError, match=message):
             worked(items(4), models.pooling, ids="ids_", at="pool", output=output)
 
 
-def test_options_go_on_to_the_call(items: Items) -> None:
+def test_options_are_passed_to_gradients(items: Items) -> None:
     rows = items(4)
     doubled = {"edit": {"word": lambda gradient: gradient * 2}}
     plain, edited = worked(rows, ids="ids_"), worked(rows, ids="ids_", **doubled)
-    for one, other in zip(plain, edited, strict=True):
-        np.testing.assert_allclose(np.array(one["saliency"]) * 2, other["saliency"], rtol=1e-12)
+    for first, second in zip(plain, edited, strict=True):
+        np.testing.assert_allclose(np.array(first["saliency"]) * 2, second["saliency"], rtol=1e-12)
     dots = worked(rows, ids="ids_", kind="dot")
     np.testing.assert_allclose(dots[0]["saliency"], alone(rows[0]).saliency("dot")[0], rtol=1e-12)
 
 
-def test_an_objective_may_be_the_models_own_business(items: Items) -> None:
+def test_an_objective_may_be_native(items: Items) -> None:
     rows = items(4)
     ours = worked(rows, objective=embgrad.Logit(1), ids="ids_")
     native = worked(rows, objective=lambda rows: lambda outputs: outputs.column(1), ids="ids_")
-    for one, other in zip(ours, native, strict=True):
-        np.testing.assert_allclose(one["saliency"], other["saliency"], rtol=1e-12)
+    for first, second in zip(ours, native, strict=True):
+        np.testing.assert_allclose(first["saliency"], second["saliency"], rtol=1e-12)
 
 
-def test_tensors_and_nulls_beside_stay_as_they_are(items: Items) -> None:
+def test_other_columns_are_unchanged(items: Items) -> None:
     rows = pa.Table.from_pylist([{**row, "maybe": None if row["key"] == 1 else 2**60} for row in items(5)])
     images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(20.0).reshape(5, 2, 2))
     rows = rows.append_column("image", images)
@@ -345,15 +314,13 @@ def test_tensors_and_nulls_beside_stay_as_they_are(items: Items) -> None:
         seen.append((columns["image"].shape[1:], sorted(columns)))
         return labelled(columns)
 
-    asked, _ = settings(models.reference, objective, {"ids": "ids_", "batch_size": 2})
-    made = GradientWorker(asked, Wanted("saliency", "norm", None, "g_"))(rows)
+    made = blocks(rows, objective=objective, prefix="g_")
     assert made.select(rows.column_names).equals(rows)
     assert made.column_names[-3:] == ["g_ids", "g_objective", "g_saliency"]
     assert seen[0] == ((2, 2), sorted(rows.column_names))
 
 
 def test_columns_are_a_mapping() -> None:
-    """Whether there is a column can be asked, and one that is missing is a KeyError, too."""
     columns = Columns(pa.table({"label": [1, 0]}))
     assert "label" in columns
     assert "gold" not in columns
@@ -364,87 +331,78 @@ def test_columns_are_a_mapping() -> None:
         KeyError, match=r"^the dataset has no column 'lable': expected one of 'label'\. Did you mean 'label'\?"
     ):
         columns["lable"]
-    with pytest.raises(embgrad.BatchError, match=r"\nsee docs/errors/batcherror.md"):
+    with pytest.raises(BatchError, match=r"\nsee docs/errors/batcherror.md"):
         columns["gold"]
 
 
 @pytest.mark.parametrize(
     "rows", [[[[1, 2], [3]], [[4], [5, 6]]], [[[1], [2, 3]], None], [[[[1], []]], [[[1], []]]], [[None, 1], [2, 3]]]
 )
-def test_lists_of_several_lengths_in_each_other_are_objects(rows: list[Any]) -> None:
+def test_nested_lists_of_different_lengths_are_objects(rows: list[Any]) -> None:
     def lists(value: Any) -> Any:
-        return [lists(one) for one in value] if isinstance(value, np.ndarray) else value
+        return [lists(item) for item in value] if isinstance(value, np.ndarray) else value
 
-    found = Columns(pa.table({"spans": rows}))["spans"]
-    assert (found.dtype, found.shape, lists(found)) == (object, (2,), rows)
+    actual = Columns(pa.table({"spans": rows}))["spans"]
+    assert (actual.dtype, actual.shape, lists(actual)) == (object, (2,), rows)
 
 
-def test_bytes_keep_their_zeros() -> None:
+def test_bytes_keep_trailing_zeros() -> None:
     assert list(Columns(pa.table({"image": [b"a\0", b"bc\0\0"]}))["image"]) == [b"a\0", b"bc\0\0"]
 
 
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view(), pa.list_(pa.string_view())])
-def test_types_that_arrow_cannot_pick_from_stay_as_they_are(items: Items, kind: pa.DataType) -> None:
+def test_columns_of_views_are_unchanged(items: Items, kind: pa.DataType) -> None:
     rows = items(6)
     held = [b"abc" if kind == pa.binary_view() else ["abc"] if pa.types.is_list(kind) else "abc"] * 6
     table = pa.Table.from_pylist(rows).append_column("view", pa.array(held, kind))
-    asked, _ = settings(models.reference, labelled, {"ids": "ids_", "batch_size": 2})
-    made = GradientWorker(asked, Wanted("saliency", "norm", None, ""))(table)
+    made = blocks(table)
     assert made.select(table.column_names).equals(table)
-    for row in made.to_pylist():
-        np.testing.assert_allclose(row["saliency"], alone(row).saliency()[0], rtol=1e-12)
+    expect_alone(made.to_pylist())
 
 
-def test_a_tensor_that_is_not_there_is_none_and_no_zeros() -> None:
+def test_a_missing_tensor_is_none() -> None:
     kind = pa.fixed_shape_tensor(pa.float32(), [2])
     held = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2], None, [3, 4]], kind.storage_type))
-    found = Columns(pa.table({"near": held}))["near"]
-    assert found.dtype == object
-    assert found[1] is None
-    assert found[2].dtype == np.float32
-    np.testing.assert_array_equal(found[2], [3, 4])
+    actual = Columns(pa.table({"near": held}))["near"]
+    assert actual.dtype == object
+    assert actual[1] is None
+    assert actual[2].dtype == np.float32
+    np.testing.assert_array_equal(actual[2], [3, 4])
     whole = Columns(pa.table({"near": pa.chunked_array([held[:1], held[2:]])}))["near"]
     assert whole.dtype == np.float32
     np.testing.assert_array_equal(whole, [[1, 2], [3, 4]])
 
 
-def test_the_row_is_named_that_fails_alone(items: Items) -> None:
+FAILING: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
+    "an id": ({"ids_": [3, 99]}, {}, BatchError, "id 99 at example 0, position 1 is outside the table"),
+    "a negative id": ({"ids_": [3, -1]}, {}, BatchError, "ids_ holds -1 at example 0, position 1: expected"),
+    "no id": ({"ids_": []}, {}, BatchError, r"the column 'ids_' of example 0 holds \[\]"),
+    "a label": ({"label": 5}, {}, ObjectiveError, "label 5 at example 0 is out of range"),
+    "no text": ({"text": None}, {"ids": None}, BatchError, "example 0 is None: expected a text"),
+    "a word": ({"text": "w1 w99"}, {"ids": None}, BatchError, "the tokenizer raised ValueError: 'w99' is not in"),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_a_row_that_fails_is_named(items: Items, what: str) -> None:
+    changes, options, error, message = FAILING[what]
+    rows = items(11)
+    rows[7].update(changes)
+    with pytest.raises(error, match=rf"^the row with key=7: {message}"):
+        worked(rows, models.reading, key="key", **{"ids": "ids_", **options})
+
+
+def test_a_row_without_a_key_is_named_by_its_ids(items: Items) -> None:
     rows = items(11)
     rows[7]["ids_"] = [3, 99]
-    with pytest.raises(
-        embgrad.BatchError, match=r"^the row with key=7: id 99 at example 0, position 1 is outside the table"
-    ):
-        worked(rows, ids="ids_", key="key")
-    with pytest.raises(embgrad.BatchError, match=r"^the row with ids_=\[3, 99\]: id 99"):
+    with pytest.raises(BatchError, match=r"^the row with ids_=\[3, 99\]: id 99"):
         worked(rows, ids="ids_")
-    rows[7]["ids_"] = [3, -1]
-    with pytest.raises(
-        embgrad.BatchError, match=r"^the row with key=7: ids_ holds -1 at example 0, position 1: expected"
-    ):
-        worked(rows, ids="ids_", key="key")
-    rows = items(11)
-    rows[4]["label"] = 5
-    with pytest.raises(embgrad.ObjectiveError, match=r"^the row with key=4: label 5 at example 0 is out of range"):
-        worked(rows, ids="ids_", key="key")
-    rows = items(11)
-    rows[3]["text"] = None
-    with pytest.raises(embgrad.BatchError, match=r"^the row with key=3: example 0 is None: expected a text"):
-        worked(rows, models.reading, key="key")
-    rows[3]["text"] = "w1 w99"
-    with pytest.raises(
-        embgrad.BatchError, match=r"^the row with key=3: the tokenizer raised ValueError: 'w99' is not in"
-    ):
-        worked(rows, models.reading, key="key")
-    rows = items(3)
-    rows[2]["ids_"] = []
-    with pytest.raises(embgrad.BatchError, match=r"^the row with key=2: the column 'ids_' of example 0 holds \[\]"):
-        worked(rows, ids="ids_", key="key")
-    with pytest.raises(embgrad.BatchError, match=r"the row with key=.* positions, but length is 2: raise length"):
+    with pytest.raises(BatchError, match=r"the row with key=.* positions, but length is 2: raise length"):
         worked(items(3, shortest=4), ids="ids_", key="key", output="values", length=2)
 
 
 @pytest.mark.parametrize("output", ["saliency", "tables"])
-def test_a_block_of_no_row_has_no_answer(items: Items, output: str) -> None:
+def test_an_empty_block_has_no_answer(items: Items, output: str) -> None:
     asked, _ = settings(models.reference, labelled, {"ids": "ids_", "key": "key"})
     nothing = pa.Table.from_pylist(items(1)).slice(0, 0)
     assert GradientWorker(asked, Wanted(output, "norm", None, ""))(nothing).num_rows == 0
@@ -452,65 +410,57 @@ def test_a_block_of_no_row_has_no_answer(items: Items, output: str) -> None:
     assert (total.table, total.tally) == (None, Tally())
 
 
-def test_what_fails_in_company_alone_says_so(items: Items) -> None:
+def test_rows_that_fail_only_together_are_named(items: Items) -> None:
     def objective(rows: Any) -> embgrad.Objective:
         return embgrad.CrossEntropy(rows["label"] + 9 * (len(rows["label"]) > 1))
 
-    with pytest.raises(
-        embgrad.ObjectiveError, match=r"^3 rows together, of which the row with key=0 is the first: label"
-    ):
+    with pytest.raises(ObjectiveError, match=r"^3 rows together, of which the row with key=0 is the first: label"):
         worked(items(3), objective=objective, ids="ids_", key="key")
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"text": "txt"}, embgrad.BatchError, "has no column 'txt': expected one of .*Did you mean 'text'"),
-        ({"ids": "ids_", "at": "nowhere"}, embgrad.PointError, "^there is no point|nowhere"),
+        ({"text": "txt"}, BatchError, "has no column 'txt': expected one of .*Did you mean 'text'"),
+        ({"ids": "ids_", "at": "nowhere"}, PointError, "^there is no point|nowhere"),
         (
             {"build": models.reference},
-            embgrad.BatchError,
+            BatchError,
             "hold texts, in the column 'text', but build.. returned no tokenizer",
         ),
-        ({"build": lambda: 3}, embgrad.BackendError, "no installed backend takes a model of type builtins.int"),
-        ({"build": lambda: Path("/no/such").read_text()}, embgrad.BackendError, "^build.. raised FileNotFoundError"),
-        ({"build": lambda: sys.exit("no weights")}, embgrad.BackendError, "^build.. raised SystemExit: no weights"),
+        ({"build": lambda: 3}, BackendError, "no installed backend takes a model of type builtins.int"),
+        ({"build": lambda: Path("/no/such").read_text()}, BackendError, "^build.. raised FileNotFoundError"),
+        ({"build": lambda: sys.exit("no weights")}, BackendError, "^build.. raised SystemExit: no weights"),
         (
             {"build": lambda: (models.reference(),) * 2},
-            embgrad.BackendError,
+            BackendError,
             "a tuple of 2: expected the model, or .model, tokenizer.",
         ),
-        ({"objective": lambda rows: rows["lable"]}, embgrad.BatchError, "has no column 'lable'.*Did you mean 'label'"),
-        (
-            {"objective": lambda out: out.logits},
-            embgrad.ObjectiveError,
-            "raised AttributeError.*receives the rows' columns",
-        ),
-        (
-            {"objective": lambda rows: 3},
-            embgrad.ObjectiveError,
-            "the objective's function returned 3: expected an objective",
-        ),
-        ({"objective": lambda rows: embgrad.Scalar(len)}, embgrad.UnsupportedError, "returned a Scalar"),
+        ({"objective": lambda rows: rows["lable"]}, BatchError, "has no column 'lable'.*Did you mean 'label'"),
+        ({"objective": lambda out: out.logits}, ObjectiveError, "raised AttributeError.*receives the rows' columns"),
+        ({"objective": lambda rows: 3}, ObjectiveError, "the objective's function returned 3: expected an objective"),
+        ({"objective": lambda rows: embgrad.Scalar(len)}, UnsupportedError, "returned a Scalar"),
     ],
 )
-def test_errors_of_all_rows(items: Items, changes: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_errors_of_all_rows_name_no_row(
+    items: Items, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
     given: dict[str, Any] = {"build": models.reading, "objective": labelled, **changes}
     with pytest.raises(error, match=message) as caught:
         worked(items(3), given.pop("build"), given.pop("objective"), **given)
     assert "the row with" not in str(caught.value) or "objective" in changes
 
 
-def test_tables_need_a_lookup(items: Items) -> None:
+def test_tables_of_an_overridden_point_are_refused(items: Items) -> None:
     asked, _ = settings(models.reference, labelled, {"ids": "ids_", "override": {"word": lambda value: value * 2}})
     rows = pa.Table.from_pylist(items(3))
-    with pytest.raises(embgrad.PointError, match=r"^the point 'word' was overridden, so that there is no table"):
+    with pytest.raises(PointError, match=r"^the point 'word' was overridden, so that there is no table"):
         TableWorker(asked)(rows)
-    with pytest.raises(embgrad.PointError, match=r"^the point 'word' was overridden, so that there is no table"):
+    with pytest.raises(PointError, match=r"^the point 'word' was overridden, so that there is no table"):
         GradientWorker(asked, Wanted("tables", "norm", None, ""))(rows)
 
 
-def test_a_name_that_is_taken_is_refused(items: Items) -> None:
+def test_a_column_name_in_use_is_refused(items: Items) -> None:
     rows = [{**row, "saliency": 1} for row in items(3)]
     with pytest.raises(EmbgradError, match=r"has a column 'saliency' already.*pass prefix='g_'"):
         worked(rows, ids="ids_")
@@ -520,39 +470,29 @@ def test_a_name_that_is_taken_is_refused(items: Items) -> None:
 @pytest.mark.parametrize(
     ("objective", "options", "error", "message"),
     [
-        (
-            embgrad.CrossEntropy([0, 1]),
-            {},
-            embgrad.ObjectiveError,
-            "one entry an example.*pass a function of the rows",
-        ),
-        (embgrad.Scalar(len), {}, embgrad.UnsupportedError, "reduces over the batch"),
-        (embgrad.Sum, {}, embgrad.ObjectiveError, "the class Sum"),
-        (
-            embgrad.Sum(),
-            {"at": ["word", "position"]},
-            embgrad.PointError,
-            "expected the name of a point.*make one run for each",
-        ),
+        (embgrad.CrossEntropy([0, 1]), {}, ObjectiveError, "one entry an example.*pass a function of the rows"),
+        (embgrad.Scalar(len), {}, UnsupportedError, "reduces over the batch"),
+        (embgrad.Sum, {}, ObjectiveError, "the class Sum"),
+        (embgrad.Sum(), {"at": ["word", "position"]}, PointError, "expected the name of a point.*make one run for each"),
         (embgrad.Sum(), {"batchsize": 3}, EmbgradError, "no option 'batchsize'.*Did you mean 'batch_size'"),
         (embgrad.Sum(), {"split": True}, EmbgradError, "'split' has no meaning over a dataset"),
         (embgrad.Sum(), {"tokenizer": 3}, EmbgradError, "expected build to return .model, tokenizer."),
-        (embgrad.Sum(), {"batch_size": 0}, embgrad.BatchError, "batch_size is 0"),
-        (embgrad.Sum(), {"workers": 1.5}, embgrad.BatchError, "workers is 1.5"),
-        (embgrad.Sum(), {"text": "t", "ids": "i"}, embgrad.BatchError, "text and ids both name columns"),
-        (embgrad.Sum(), {"mask": "m"}, embgrad.BatchError, "mask requires ids"),
-        (embgrad.Sum(), {"ids": 3}, embgrad.BatchError, "ids is 3: expected the name of a column"),
-        (embgrad.Sum(), {"text": 3}, embgrad.BatchError, "text is 3: expected the name of a column"),
-        (embgrad.Sum(), {"convention": "hugging"}, embgrad.BatchError, "Did you mean 'huggingface'"),
-        (embgrad.Sum(), {"ids": "i", "max_length": 3}, embgrad.BatchError, "max_length cuts texts"),
-        (embgrad.Sum(), {"add": {"word": np.ones((4, 2, 3))}}, embgrad.UnsupportedError, "have an example axis"),
-        (embgrad.Sum(), {"add": {"word": [[[0.0]], [[1.0]]]}}, embgrad.UnsupportedError, "have an example axis"),
-        (embgrad.Sum(), {"pads": "drop"}, embgrad.BatchError, "pads is 'drop': expected 'keep' or 'zero'"),
-        (embgrad.Sum(), {"call": 3}, embgrad.BatchError, "call is 3: expected a function"),
-        (embgrad.Sum(), {"build": 3}, embgrad.BackendError, "build is 3: expected a function without arguments"),
+        (embgrad.Sum(), {"batch_size": 0}, BatchError, "batch_size is 0"),
+        (embgrad.Sum(), {"workers": 1.5}, BatchError, "workers is 1.5"),
+        (embgrad.Sum(), {"text": "t", "ids": "i"}, BatchError, "text and ids both name columns"),
+        (embgrad.Sum(), {"mask": "m"}, BatchError, "mask requires ids"),
+        (embgrad.Sum(), {"ids": 3}, BatchError, "ids is 3: expected the name of a column"),
+        (embgrad.Sum(), {"text": 3}, BatchError, "text is 3: expected the name of a column"),
+        (embgrad.Sum(), {"convention": "hugging"}, BatchError, "Did you mean 'huggingface'"),
+        (embgrad.Sum(), {"ids": "i", "max_length": 3}, BatchError, "max_length cuts texts"),
+        (embgrad.Sum(), {"add": {"word": np.ones((4, 2, 3))}}, UnsupportedError, "have an example axis"),
+        (embgrad.Sum(), {"add": {"word": [[[0.0]], [[1.0]]]}}, UnsupportedError, "have an example axis"),
+        (embgrad.Sum(), {"pads": "drop"}, BatchError, "pads is 'drop': expected 'keep' or 'zero'"),
+        (embgrad.Sum(), {"call": 3}, BatchError, "call is 3: expected a function"),
+        (embgrad.Sum(), {"build": 3}, BackendError, "build is 3: expected a function without arguments"),
     ],
 )
-def test_what_is_asked_is_checked_before_anything_starts(
+def test_options_are_checked_before_anything_starts(
     objective: Any, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -575,38 +515,36 @@ def test_outputs_are_checked(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(("reduce", "hint"), [("means", "Did you mean 'mean'"), (None, ""), (["sum"], "")])
-def test_sums_are_of_two_kinds(reduce: Any, hint: str) -> None:
+def test_other_reductions_are_refused(reduce: Any, hint: str) -> None:
     with pytest.raises(EmbgradError, match=rf"^reduce is .*: expected 'sum' or 'mean'\..*{hint}"):
         embgrad.ray.table("nowhere.parquet", models.reference, embgrad.Sum(), reduce=reduce)
 
 
-def test_files_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(embgrad.FileFormatError, match=r"does not exist"):
+def test_paths_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"does not exist"):
         dataset_of(tmp_path / "no.parquet")
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"^'foo://a.parquet' cannot be read: .*expected files of Parquet"
-    ):
+    with pytest.raises(FileFormatError, match=r"^'foo://a.parquet' cannot be read: .*expected files of Parquet"):
         dataset_of("foo://a.parquet")
     (tmp_path / "a.csv").touch()
     (tmp_path / "a.txt").touch()
     (tmp_path / "a.jsonl.gz").touch()
-    with pytest.raises(embgrad.FileFormatError, match=r"ends in '.csv': expected one of"):
+    with pytest.raises(FileFormatError, match=r"ends in '.csv': expected one of"):
         dataset_of(tmp_path / "a.csv")
-    with pytest.raises(embgrad.FileFormatError, match=r"of different formats"):
+    with pytest.raises(FileFormatError, match=r"of different formats"):
         dataset_of([tmp_path / "a.txt", tmp_path / "a.jsonl.gz"])
     with pytest.raises(
-        embgrad.FileFormatError, match=r"a\.txt is named more than once, but Ray reads a Parquet file only once"
+        FileFormatError, match=r"a\.txt is named more than once, but Ray reads a Parquet file only once"
     ):
         dataset_of([tmp_path / "a.txt", str(tmp_path / "a.txt")])
     for given in (3, [], [{"text": "a"}]):
-        with pytest.raises(embgrad.BatchError, match=r"expected a ray.data.Dataset, or the paths"):
+        with pytest.raises(BatchError, match=r"expected a ray.data.Dataset, or the paths"):
             dataset_of(given)
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "a.jsonl").touch()
-    with pytest.raises(embgrad.FileFormatError, match=r"inner is a folder without a file of Parquet"):
+    with pytest.raises(FileFormatError, match=r"inner is a folder without a file of Parquet"):
         dataset_of(tmp_path / "inner")
     (tmp_path / "inner" / "a.parquet").touch()
-    with pytest.raises(embgrad.FileFormatError, match=r"a\.parquet' cannot be read: .*expected files of Parquet"):
+    with pytest.raises(FileFormatError, match=r"a\.parquet' cannot be read: .*expected files of Parquet"):
         dataset_of(tmp_path / "inner" / "a.parquet")
     for folder, message in (
         (tmp_path / "a?b", r"a\?b holds a '\?', after which Ray finds no Parquet files: rename it"),
@@ -617,11 +555,11 @@ def test_files_are_checked(tmp_path: Path) -> None:
         (None, r"^the folder is None: expected the name of a new one"),
         (tmp_path / "a.txt" / "b", r"a\.txt/b cannot be written to \(.*Not a directory.*\): expected a folder"),
     ):
-        with pytest.raises(embgrad.FileFormatError, match=message):
+        with pytest.raises(FileFormatError, match=message):
             embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), folder)
-    with pytest.raises(embgrad.FileFormatError, match=r"holds 4 files"):
+    with pytest.raises(FileFormatError, match=r"holds 4 files"):
         embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path)
-    with pytest.raises(embgrad.FileFormatError, match=r"a\.txt is a file: expected the name of a folder"):
+    with pytest.raises(FileFormatError, match=r"a\.txt is a file: expected the name of a folder"):
         embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path / "a.txt")
 
 
@@ -643,7 +581,7 @@ def test_sums_are_those_of_all_rows(items: Items) -> None:
         whole + Partial(embgrad.RowSparse(np.arange(3), np.ones((3, 5)), (3, 5)))
 
 
-def test_no_row_can_stand_in_for_another(items: Items) -> None:
+def test_exchanged_rows_are_found(items: Items) -> None:
     rows = items(6)
     given = tally_of(pa.Table.from_pylist(rows), ["key", "ids_"])
     shuffled = tally_of(pa.Table.from_pylist(rows[::-1]), ["key", "ids_"])
@@ -655,16 +593,13 @@ def test_no_row_can_stand_in_for_another(items: Items) -> None:
     assert tally_of(pa.Table.from_pylist(rows[:0] or [{"a": 1}]).slice(0, 0), ["a"]) == Tally()
 
 
-def test_our_errors_come_out_of_rays() -> None:
+def test_errors_of_embgrad_are_extracted_from_those_of_ray() -> None:
     text = (
         "ray::MapWorker()\n  File 'x.py', line 3\nembgrad.errors.ObjectiveError: inner\n\nThe above exception was the direct "
         "cause\n\nray::MapWorker()\nembgrad.errors.BatchError: the row with key=7: id 99\nis wrong\n"
         f"{embgrad.BatchError.see()}\n\nThe above exception was"
     )
-    with (
-        pytest.raises(embgrad.BatchError, match=r"^the row with key=7: id 99\nis wrong\nsee docs/errors"),
-        plain_errors(),
-    ):
+    with pytest.raises(BatchError, match=r"^the row with key=7: id 99\nis wrong\nsee docs/errors"), plain_errors():
         raise RuntimeError(text)
     blank = f"embgrad.errors.BatchError: it said:\n\nno \n\n\nat all\n{embgrad.BatchError.see()}"
     added = "\nFailed to apply UDF transform after 1/1 attempts (total backoff 0.0s).\nTo change retry attempts, see"
@@ -674,7 +609,7 @@ def test_our_errors_come_out_of_rays() -> None:
         blank + added,
         f"{blank}\n\nThe above exception was the cause of:\n\nX: x",
     ):
-        with pytest.raises(embgrad.BatchError, match=r"^it said:\n\nno \n\n\nat all\nsee docs/errors"), plain_errors():
+        with pytest.raises(BatchError, match=r"^it said:\n\nno \n\n\nat all\nsee docs/errors"), plain_errors():
             raise RuntimeError(whole)
     with pytest.raises(UsageError, match=r"^first$"), plain_errors():
         raise RuntimeError(
@@ -684,12 +619,7 @@ def test_our_errors_come_out_of_rays() -> None:
         raise RuntimeError("embgrad.cli.errors.UsageError: of ours")
     with pytest.raises(EmbgradError, match=r"^of ours\nsee docs/errors/embgraderror"), plain_errors():
         raise RuntimeError("embgrad.not_here.UnknownError: of ours")
-    for error in (RuntimeError("embgrad is no class"), KeyboardInterrupt(), embgrad.BatchError("plain")):
+    for error in (RuntimeError("embgrad is no class"), KeyboardInterrupt(), BatchError("plain")):
         with pytest.raises(type(error), match=str(error) or None) as caught, plain_errors():
             raise error
         assert caught.value is error
-
-
-def test_what_goes_to_the_actors_can_be_sent() -> None:
-    asked, _ = settings(models.reference, embgrad.Sum(), {"text": "a", "batch_size": 3})
-    assert pickle.loads(pickle.dumps(asked)).inputs == asked.inputs

@@ -1,4 +1,4 @@
-"""`embgrad gradients --ray`, on the cluster of these tests by its address, and what it refuses before it starts any."""
+"""`embgrad gradients --ray`, and what it refuses before it starts Ray."""
 
 from __future__ import annotations
 
@@ -21,29 +21,25 @@ from tests.unit.ray import models
 from tests.unit.ray.test_runs import of_one_process
 
 Items = Callable[..., list[dict[str, Any]]]
+Command = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture
-def command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., SimpleNamespace]:
-    """Run a command in this process, which is connected to the cluster already."""
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(*arguments: str) -> SimpleNamespace:
         capsys.readouterr()
         code = main(arguments)
-        found = capsys.readouterr()
-        return SimpleNamespace(code=code, out=found.out, err=found.err)
+        actual = capsys.readouterr()
+        return SimpleNamespace(code=code, out=actual.out, err=actual.err)
 
     return run
 
 
 @pytest.fixture
-def child(tmp_path: Path) -> Callable[..., SimpleNamespace]:
-    """Run a command in a process of its own, which connects to the cluster."""
-
+def child(tmp_path: Path) -> Command:
     def run(*arguments: str, code: str = "") -> SimpleNamespace:
         address = ray.get_runtime_context().gcs_address
         script = f"import sys; {code}\nimport embgrad.cli; sys.exit(embgrad.cli.main({list(arguments)!r}))"
@@ -61,7 +57,7 @@ def child(tmp_path: Path) -> Callable[..., SimpleNamespace]:
     return run
 
 
-def test_a_file_becomes_a_folder(child: Callable[..., SimpleNamespace], items: Items, tmp_path: Path) -> None:
+def test_a_file_becomes_a_folder(child: Command, items: Items, tmp_path: Path) -> None:
     rows = items(30)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = ("gradients", "--ray", "-m", "tests.unit.ray.models:reference", "-f", "rows.jsonl", "--ids", "ids_")
@@ -101,7 +97,7 @@ def test_a_file_becomes_a_folder(child: Callable[..., SimpleNamespace], items: I
         ),
     ],
 )
-def test_what_does_not_go_with_ray(
+def test_options_that_exclude_each_other(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -110,7 +106,7 @@ def test_what_does_not_go_with_ray(
     assert message in capsys.readouterr().err
 
 
-def test_rows_and_models_are_looked_for_before_ray_is_started(
+def test_rows_and_models_are_found_before_ray_is_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from embgrad.cli import main
@@ -125,10 +121,7 @@ def test_rows_and_models_are_looked_for_before_ray_is_started(
 
 
 @pytest.mark.slow
-def test_columns_that_are_taken_and_texts_that_are_cut(
-    command: Callable[..., SimpleNamespace], items: Items, tmp_path: Path
-) -> None:
-    """A prefix sets the new columns apart, and what was cut off is said as without Ray."""
+def test_a_prefix_and_truncated_texts(command: Command, items: Items, tmp_path: Path) -> None:
     rows = [{**row, "ids": [0], "text": row["text"] if row["key"] else "w1"} for row in items(5, shortest=6)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     models.tokenizer().save(str(tmp_path / "tokenizer.json"))
@@ -155,7 +148,7 @@ def test_columns_that_are_taken_and_texts_that_are_cut(
     assert (done.code, "cut off" in done.err) == (0, False)
 
 
-def test_texts_need_a_tokenizer_that_the_actors_can_load(
+def test_texts_without_a_tokenizer_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -163,12 +156,12 @@ def test_texts_need_a_tokenizer_that_the_actors_can_load(
     asked = ("gradients", "--ray", "-m", "tests.unit.ray.models:reference", "--labels", "label")
     assert main([*asked, "-f", str(tmp_path / "texts.jsonl"), "-o", str(tmp_path / "out")]) == 2
     said = "error: texts need a tokenizer, and the model has no folder that holds one: name it with --tokenizer, or give --ids"
-    told = capsys.readouterr().err
-    assert said in " ".join(told.split())
-    assert "embgrad explain" not in told  # the message says it in full
+    reported = capsys.readouterr().err
+    assert said in " ".join(reported.split())
+    assert "embgrad explain" not in reported  # the message says it in full
 
 
-def test_without_ray_it_says_so(command: Callable[..., SimpleNamespace], child: Callable[..., SimpleNamespace]) -> None:
+def test_a_missing_ray_says_what_to_install(command: Command, child: Command) -> None:
     asked = ("gradients", "-m", "tests.unit.ray.models:reference", "-f", "a.jsonl", "-o", "out", "--labels", "label")
     done = child(*asked, "--ray", code="sys.modules['ray'] = None")
     assert done.code == 2

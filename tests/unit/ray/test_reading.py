@@ -1,4 +1,4 @@
-"""Files as datasets: rows are as they lie there, and what cannot be read is named."""
+"""Files are read as datasets of rows, and broken files are named."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 import embgrad
+from embgrad.errors import BatchError, FileFormatError
 from embgrad.ray import plain_errors
 from embgrad.ray.dataset import dataset_of
 from embgrad.ray.line_files import TextLines, json_table
@@ -22,29 +23,27 @@ from tests.unit.results.test_io_hostile import at_once, unix
 
 @unix
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.txt"])
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+def test_pipes_and_broken_links_are_refused(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(
-        embgrad.FileFormatError, match="is not a regular file: expected one of Parquet, JSON lines or texts"
-    ):
+    with pytest.raises(FileFormatError, match="is not a regular file: expected one of Parquet, JSON lines or texts"):
         at_once(lambda: dataset_of(tmp_path / name))
     (tmp_path / "link.jsonl").symlink_to("nowhere")
-    with pytest.raises(embgrad.FileFormatError, match="does not exist: expected a file of Parquet"):
+    with pytest.raises(FileFormatError, match="does not exist: expected a file of Parquet"):
         dataset_of(tmp_path / "link.jsonl")
 
 
-def test_a_text_is_what_stands_on_a_line(tmp_path: Path) -> None:
+def test_each_line_is_a_text(tmp_path: Path) -> None:
     lines = ["one\u2028still one", "two\x85still two", "three\x0cstill three", "w1 é"]
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n \n\n".join(lines).encode())
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress("\r".join(lines).encode()))
     for name in ("a.txt", "b.txt.gz"):
         assert dataset_of(tmp_path / name).take_all() == [{"text": line} for line in lines]
     (tmp_path / "blank.txt").write_bytes(b"\n \n")
-    with pytest.raises(embgrad.BatchError, match="the dataset holds no row"):
+    with pytest.raises(BatchError, match="the dataset holds no row"):
         embgrad.ray.table(tmp_path / "blank.txt", models.reference, embgrad.Sum())
 
 
-def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
+def test_objects_are_read_from_lines_or_a_list(tmp_path: Path) -> None:
     lines = '{"ids": [1, 2], "text": "a\u2028b"}\r\n\n{"ids": [3]}\n'
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.encode())
     (tmp_path / "a.json").write_text('[{"ids": [1, 2], "text": "a\u2028b"},\n {"ids": [3], "text": null}]')
@@ -71,10 +70,7 @@ def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
         (b'{"ids": [1]}\n{"ids": "x"}\n', r"^a cannot be read \(.*ids.*array to string.*of one type in each column"),
         (b'[{"ids": [1]}, {"ids": "x"}]', r"^a cannot be read \(.*of one type in each column"),
         (b"[1, 2]", r"^a, line 1 is \[1, 2\]"),
-        (
-            b'{"k": 1}\n{"k": ' + b"[" * 100 + b"]" * 100 + b"}",
-            "^a nests lists and objects 101 deep: expected at m",
-        ),
+        (b'{"k": 1}\n{"k": ' + b"[" * 100 + b"]" * 100 + b"}", "^a nests lists and objects 101 deep: expected at m"),
         (b'{"k": ' * 30_000 + b"1" + b"}" * 30_000, "^a nests lists and objects 30000 deep"),
         (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a nests lists and objects 5002 deep"),
         (b'{"k": [1\n' * 200, "^a, line 1 is not valid JSON"),
@@ -90,12 +86,12 @@ def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
         (b'[{"k": 1}, {\n"k": -9223372036854775809\n}]', "^a holds the whole number -9223372036854775809"),
     ],
 )
-def test_lines_that_are_no_rows_are_named(content: bytes, message: str) -> None:
-    with pytest.raises(embgrad.FileFormatError, match=message):
+def test_other_lines_are_named(content: bytes, message: str) -> None:
+    with pytest.raises(FileFormatError, match=message):
         json_table(content, "a")
 
 
-def test_numbers_are_what_stands_there() -> None:
+def test_numbers_are_read_exactly() -> None:
     lines = b"""{"key": 9223372036854775807, "text": "18446744073709551615", "far": 1e30}
         {"key": -9223372036854775808, "text": "", "far": 18446744073709551615.0}"""
     assert json_table(lines, "a").to_pylist() == [
@@ -104,13 +100,13 @@ def test_numbers_are_what_stands_there() -> None:
     ]
 
 
-def test_columns_that_come_later_are_columns() -> None:
+def test_columns_may_begin_in_later_rows() -> None:
     rows = [{"a": 1}, {"a": 2, "note": "kept"}]
     for content in ('[{"a": 1}, {"a": 2, "note": "kept"}]', '{"a": 1}\n{"a": 2, "note": "kept"}'):
         assert json_table(content.encode(), "a").to_pylist() == [{**rows[0], "note": None}, rows[1]]
 
 
-def test_texts_that_look_like_dates_are_texts() -> None:
+def test_texts_like_dates_are_texts() -> None:
     lines = b"""{"text": "2020-01-01", "more": {"at": ["2020-01-01T10:00:00Z"], "n": 1}, "label": 0}
         {"text": "1999-12-31", "more": {"at": ["2020-01-01 10:00"], "n": 2}, "label": null}"""
     assert json_table(lines, "a").to_pylist() == [
@@ -119,8 +115,7 @@ def test_texts_that_look_like_dates_are_texts() -> None:
     ]
 
 
-def test_what_is_deep_within_bounds_is_read(tmp_path: Path) -> None:
-    """Brackets in texts are letters, and what lies a hundred deep goes through Ray."""
+def test_nested_values_within_the_limit_are_read(tmp_path: Path) -> None:
     deep: Any = 1
     for _ in range(99):
         deep = {"k": [deep]} if not isinstance(deep, dict) else {"k": deep}
@@ -130,36 +125,29 @@ def test_what_is_deep_within_bounds_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz", "b.parquet", "a.json.bz2"])
-def test_files_that_are_broken_are_named(tmp_path: Path, name: str) -> None:
+def test_broken_files_are_named(tmp_path: Path, name: str) -> None:
     if name == "b.parquet":
         parquet.write_table(pa.table({"text": [str(number) for number in range(10_000)]}), tmp_path / name)
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[:400] + bytes(800) + whole[1200:])
     else:
         (tmp_path / name).write_bytes(b'{"text": "a"}\n')
-    with pytest.raises(embgrad.FileFormatError, match=rf"{name}'? cannot be read.*: .*expected") as caught:
+    with pytest.raises(FileFormatError, match=rf"{name}'? cannot be read.*: .*expected") as caught:
         embgrad.ray.table(tmp_path / name, models.reading, embgrad.Sum())
     assert len(str(caught.value)) < 500
-    if name.endswith(".gz"):
-        (tmp_path / name).write_bytes(gzip.compress(b'{"text": "a"}\n' * 10_000)[:60])
-        with pytest.raises(
-            embgrad.FileFormatError, match=rf"{name} cannot be read \(.*\): expected a complete file, compressed as"
-        ):
-            embgrad.ray.table(tmp_path / name, models.reading, embgrad.Sum())
 
 
-def test_files_that_are_cut_off_are_named() -> None:
-    """As in the task of Ray's that reads them."""
+def test_truncated_files_are_named() -> None:
     whole = gzip.compress(b'{"text": "a"}\n' * 10_000)
     for content in (whole[:60], b'{"text": "a"}'):
         stream = pa.CompressedInputStream(pa.BufferReader(content), "gzip")
         with pytest.raises(
-            embgrad.FileFormatError, match=r"^a\.gz cannot be read \(.*\): expected a complete file, compressed as"
+            FileFormatError, match=r"^a\.gz cannot be read \(.*\): expected a complete file, compressed as"
         ):
             list(TextLines([str(Path(__file__))])._read_stream(stream, "a.gz"))
 
 
-def test_a_users_own_dataset_raises_its_own_errors() -> None:
+def test_errors_of_a_dataset_are_unchanged() -> None:
     import ray.data
 
     def broken(row: dict[str, Any]) -> dict[str, Any]:
@@ -170,30 +158,24 @@ def test_a_users_own_dataset_raises_its_own_errors() -> None:
         embgrad.ray.table(rows, models.reading, embgrad.Sum())
 
 
-def test_a_path_with_a_question_mark(tmp_path: Path) -> None:
-    """Ray finds lines behind it, and no Parquet."""
+def test_parquet_files_below_a_question_mark_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "what?"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "a"}\n')
     parquet.write_table(pa.table({"text": ["a"]}), folder / "a.parquet")
     assert dataset_of(folder / "a.jsonl").take_all() == [{"text": "a"}]
     for given in (folder, folder / "a.parquet"):
-        with pytest.raises(
-            embgrad.FileFormatError, match=r"what\? holds|what\?/a.parquet holds a '\?', after which Ray"
-        ):
+        with pytest.raises(FileFormatError, match=r"what\? holds|what\?/a.parquet holds a '\?', after which Ray"):
             dataset_of(given)
 
 
-def test_what_is_wrong_in_a_file_comes_out_of_ray(tmp_path: Path) -> None:
+def test_errors_in_files_are_extracted_from_those_of_ray(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n{"ids": [1\n')
     (tmp_path / "a.txt").write_bytes(b"film\ncaf\xe9 noir\n")
-    for name, message in (
-        ("a.jsonl", "line 2 is not valid JSON"),
-        ("a.txt", "line 2: byte 0xe9 at position 4 is not UTF-8"),
-    ):
-        with pytest.raises(embgrad.FileFormatError, match=message) as caught, plain_errors():
+    for name, message in (("a.jsonl", "line 2 is not valid JSON"), ("a.txt", "line 2: byte 0xe9 at position 4 is not UTF-8")):
+        with pytest.raises(FileFormatError, match=message) as caught, plain_errors():
             dataset_of(tmp_path / name).take_all()
         assert "Failed to" not in str(caught.value)  # what Ray says of it
-    with pytest.raises(embgrad.FileFormatError, match=r"a\.jsonl, line 2 is not valid JSON") as caught:
+    with pytest.raises(FileFormatError, match=r"a\.jsonl, line 2 is not valid JSON") as caught:
         embgrad.ray.table(tmp_path / "a.jsonl", models.reference, embgrad.Sum(), ids="ids")
     assert "Failed to" not in str(caught.value)

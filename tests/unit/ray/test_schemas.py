@@ -1,4 +1,4 @@
-"""Rows whose columns differ from file to file or from block to block: brought together, or refused before a model is built."""
+"""Columns of different types in files or blocks are unified, or refused before a model is built."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import ray.data
 
 import embgrad
 import embgrad.ray
+from embgrad.errors import FileFormatError
 from embgrad.ray.line_files import json_table
 from embgrad.ray.schemas import conformed, expect_parquet, unified
 from embgrad.ray.tally import tally_of
@@ -35,40 +36,38 @@ def lines(rows: list[dict[str, Any]], path: Path) -> Path:
 
 
 def written(dataset: Any, folder: Path, **options: Any) -> tuple[dict[int, dict[str, Any]], pa.Schema]:
-    """What lies in the folder afterwards, by key, and of which types, which are the same in all files."""
     report = embgrad.ray.write(
         dataset, models.reference, labelled, folder, ids="ids_", key="key", batch_size=4, **options
     )
-    found = pa.parquet.read_table(folder)
-    assert all(pa.parquet.read_schema(one).equals(found.schema) for one in folder.glob("*.parquet"))
+    actual = pa.parquet.read_table(folder)
+    assert all(pa.parquet.read_schema(item).equals(actual.schema) for item in folder.glob("*.parquet"))
     if report.rows_in is not None:
-        assert report.rows_in == report.rows_out == found.num_rows
-    return {int(row["key"]): row for row in found.to_pylist()}, found.schema
+        assert report.rows_in == report.rows_out == actual.num_rows
+    return {int(row["key"]): row for row in actual.to_pylist()}, actual.schema
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_columns_of_some_files_are_null_in_the_others(items: Items, tmp_path: Path, verify: bool) -> None:
-    """What the one file lacks, holds as another number, as null alone, or as an object without fields."""
+def test_columns_missing_in_some_files_are_null(items: Items, tmp_path: Path, verify: bool) -> None:
     rows = items(40)
     for row in rows[:20]:
         row |= {"note": "x", "number": 1, "later": None, "more": {}, "deep": [{"a": 1}]}
     for row in rows[20:]:
         row |= {"number": 1.5, "later": "y", "more": {"b": 2}, "deep": [{"b": [0.5]}]}
     files = [lines(rows[:20], tmp_path / "a.jsonl"), lines(rows[20:], tmp_path / "b.jsonl")]
-    found, schema = written(files, tmp_path / "out", verify=verify)
-    assert sorted(found) == list(range(40))
-    assert found[3]["note"] == "x"
-    assert found[33]["note"] is None
-    assert (found[3]["number"], found[33]["number"]) == (1.0, 1.5)
-    assert (found[3]["later"], found[33]["later"]) == (None, "y")
-    assert (found[3]["more"], found[33]["more"]) == ({"b": None}, {"b": 2})
-    assert (found[3]["deep"], found[33]["deep"]) == ([{"a": 1, "b": None}], [{"a": None, "b": [0.5]}])
+    actual, schema = written(files, tmp_path / "out", verify=verify)
+    assert sorted(actual) == list(range(40))
+    assert actual[3]["note"] == "x"
+    assert actual[33]["note"] is None
+    assert (actual[3]["number"], actual[33]["number"]) == (1.0, 1.5)
+    assert (actual[3]["later"], actual[33]["later"]) == (None, "y")
+    assert (actual[3]["more"], actual[33]["more"]) == ({"b": None}, {"b": 2})
+    assert (actual[3]["deep"], actual[33]["deep"]) == ([{"a": 1, "b": None}], [{"a": None, "b": [0.5]}])
     assert schema.field("number").type == pa.float64()
     for row in rows:
-        np.testing.assert_array_equal(found[row["key"]]["ids"], row["ids_"])
+        np.testing.assert_array_equal(actual[row["key"]]["ids"], row["ids_"])
 
 
-def test_blocks_of_a_dataset_are_brought_together(items: Items, tmp_path: Path) -> None:
+def test_blocks_of_different_types_are_unified(items: Items, tmp_path: Path) -> None:
     rows = items(40)
     tables = [
         pa.Table.from_pylist(rows[:10]).append_column("note", pa.array(["x"] * 10)),
@@ -76,29 +75,27 @@ def test_blocks_of_a_dataset_are_brought_together(items: Items, tmp_path: Path) 
         pa.Table.from_pylist(rows[20:30]).append_column("number", pa.array([1.5] * 10)),
         pa.Table.from_pylist(rows[30:]).append_column("note", pa.array(["y"] * 10, pa.large_string())),
     ]
-    found, schema = written(ray.data.from_arrow(tables), tmp_path / "out")
-    assert [found[key]["note"] for key in (5, 15, 35)] == ["x", None, "y"]
-    assert [found[key]["number"] for key in (5, 15, 25)] == [None, 2.0**53, 1.5]
+    actual, schema = written(ray.data.from_arrow(tables), tmp_path / "out")
+    assert [actual[key]["note"] for key in (5, 15, 35)] == ["x", None, "y"]
+    assert [actual[key]["number"] for key in (5, 15, 25)] == [None, 2.0**53, 1.5]
     assert schema.field("number").type == pa.float64()
 
 
-def test_tensors_of_several_lengths_are_lists(items: Items, tmp_path: Path) -> None:
-    """As Ray makes them of arrays: of one shape in the first blocks, of another in the next, of several in the last."""
+def test_tensors_of_different_shapes_are_lists(items: Items, tmp_path: Path) -> None:
     rows = [{**row, "image": np.full((2, 1 + row["key"] // 10), 0.5, np.float32)} for row in items(40)]
     for row in rows:
         if row["key"] >= 10:
             row["maybe"] = np.ones(2)
         row["ids_"] = np.array([2, 5, 3] if row["key"] < 10 else [2, 5, 6, 3] if row["key"] < 20 else row["ids_"])
-    found, schema = written(ray.data.from_items(rows, override_num_blocks=4), tmp_path / "out")
+    actual, schema = written(ray.data.from_items(rows, override_num_blocks=4), tmp_path / "out")
     assert schema.field("ids_").type.value_type == pa.int64()
     for row in rows:
-        assert found[row["key"]]["ids_"] == row["ids_"].tolist()
-        assert found[row["key"]]["image"] == row["image"].tolist()
-        assert found[row["key"]]["maybe"] == ([1, 1] if row["key"] >= 10 else None)
+        assert actual[row["key"]]["ids_"] == row["ids_"].tolist()
+        assert actual[row["key"]]["image"] == row["image"].tolist()
+        assert actual[row["key"]]["maybe"] == ([1, 1] if row["key"] >= 10 else None)
 
 
-def test_keys_of_two_types_are_the_same_rows(items: Items, tmp_path: Path) -> None:
-    """Whole numbers and fractions in one column: the sum is of each row, whichever way its key is held."""
+def test_keys_may_have_two_types(items: Items, tmp_path: Path) -> None:
     rows = items(20)
     other = [{**row, "key": row["key"] + 0.5} for row in rows]
     files = [lines(rows, tmp_path / "a.jsonl"), lines(other, tmp_path / "b.jsonl")]
@@ -106,11 +103,11 @@ def test_keys_of_two_types_are_the_same_rows(items: Items, tmp_path: Path) -> No
     once = embgrad.ray.table(files[0], models.reference, labelled, ids="ids_", key="key").to_dense()
     np.testing.assert_allclose(twice, 2 * once, rtol=1e-12)
     blocks = ray.data.from_arrow([pa.Table.from_pylist(rows), pa.Table.from_pylist(other)])
-    found = embgrad.ray.table(blocks, models.reference, labelled, ids="ids_", key="key").to_dense()
-    np.testing.assert_allclose(found, twice, rtol=1e-12)
+    actual = embgrad.ray.table(blocks, models.reference, labelled, ids="ids_", key="key").to_dense()
+    np.testing.assert_allclose(actual, twice, rtol=1e-12)
 
 
-def test_equal_values_of_other_types_are_the_same_row() -> None:
+def test_equal_values_of_different_types_are_one_row() -> None:
     def tally(values: Any, kind: pa.DataType) -> Any:
         return tally_of(pa.table({"key": pa.array(values, kind)}), ["key"])
 
@@ -132,7 +129,7 @@ def test_equal_values_of_other_types_are_the_same_row() -> None:
     assert tally([float("nan"), float("inf")], pa.float64()) == tally([float("inf"), float("nan")], pa.float32())
 
 
-def test_types_that_do_not_go_together_are_refused_at_once(items: Items, tmp_path: Path) -> None:
+def test_incompatible_types_are_refused(items: Items, tmp_path: Path) -> None:
     rows = items(6)
     files = [
         lines([{**row, "mark": 1} for row in rows], tmp_path / "a.jsonl"),
@@ -143,40 +140,35 @@ def test_types_that_do_not_go_together_are_refused_at_once(items: Items, tmp_pat
         r"^the column 'mark' is of the type int64 in \S*a.jsonl, and string in \S*c.jsonl: expected values of one type"
     )
     for call in (embgrad.ray.gradients, embgrad.ray.table):
-        with pytest.raises(embgrad.FileFormatError, match=message):
+        with pytest.raises(FileFormatError, match=message):
             call(files, unbuilt, labelled, ids="ids_")
     for file in files:
         pa.parquet.write_table(json_table(file.read_bytes(), "a"), file.with_suffix(".parquet"))
     for given in (tmp_path, [file.with_suffix(".parquet") for file in files]):
-        with pytest.raises(embgrad.FileFormatError, match=message.replace("jsonl", "parquet")):
+        with pytest.raises(FileFormatError, match=message.replace("jsonl", "parquet")):
             embgrad.ray.write(given, unbuilt, labelled, tmp_path / "out", ids="ids_")
     blocks = ray.data.from_arrow([pa.Table.from_pylist([{**row, "mark": mark} for row in rows]) for mark in (1, "x")])
     message = r"'mark' is of the type (int64|string) in a block of the dataset, and (int64|string) in another: expected values"
-    with pytest.raises(embgrad.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         embgrad.ray.write(blocks, unbuilt, labelled, tmp_path / "out", ids="ids_")
 
 
-def test_no_whole_number_becomes_another(items: Items, tmp_path: Path) -> None:
-    """Past 2**53 not every whole number is a float."""
+def test_whole_numbers_beyond_floats_are_refused(items: Items, tmp_path: Path) -> None:
     (row,) = items(1)
     files = [lines([{**row, "n": n}], tmp_path / name) for name, n in (("a.jsonl", 2**53 + 1), ("b.jsonl", 1.5))]
     message = r"^the column 'n' of \S*a.jsonl is of the type int64, and double elsewhere, which cannot hold all of its values \("
-    with pytest.raises(embgrad.FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=message):
         embgrad.ray.write(files, unbuilt, labelled, tmp_path / "out", ids="ids_")
     blocks = ray.data.from_arrow([json_table(file.read_bytes(), "a") for file in files])
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"^the column 'n' of the dataset is of the type int64, and double"
-    ):
+    with pytest.raises(FileFormatError, match=r"^the column 'n' of the dataset is of the type int64, and double"):
         embgrad.ray.write(blocks, unbuilt, labelled, tmp_path / "out", ids="ids_")
     for file in files:
         pa.parquet.write_table(json_table(file.read_bytes(), "a"), file.with_suffix(".parquet"))
-    with pytest.raises(embgrad.FileFormatError, match=r"cannot be read: .*9007199254740993"):
+    with pytest.raises(FileFormatError, match=r"cannot be read: .*9007199254740993"):
         embgrad.ray.write(tmp_path, unbuilt, labelled, tmp_path / "out", ids="ids_")
     in_one = ('{"n": 9007199254740993}\n{"n": 1.5}', '{"n": [{"m": [9007199254740993]}]}\n\n{"n": [{"m": [0.5]}]}')
     for content in in_one:
-        with pytest.raises(
-            embgrad.FileFormatError, match=r"^a holds the whole number 9007199254740993 in the column 'n'"
-        ):
+        with pytest.raises(FileFormatError, match=r"^a holds the whole number 9007199254740993 in the column 'n'"):
             json_table(content.encode(), "a")
     table = json_table(b'{"n": 9007199254740992, "m": 9007199254740993}\n{"n": 0.1234567890123456789, "m": 1}', "a")
     assert table.to_pylist() == [{"n": 2.0**53, "m": 2**53 + 1}, {"n": 0.1234567890123456789, "m": 1}]
@@ -189,11 +181,9 @@ def test_types_are_widened_where_no_value_changes() -> None:
     assert together(pa.int32(), pa.int64(), pa.int8()) == pa.int64()
     assert together(pa.null(), pa.list_(pa.null()), pa.list_(pa.int8())) == pa.list_(pa.int8())
     for kinds in ((pa.binary(), pa.string()), (pa.decimal128(30, 2), pa.float64()), (pa.bool_(), pa.int8())):
-        with pytest.raises(
-            embgrad.FileFormatError, match=r"the column 'n' is of the type .* in 0, and .* in 1: expected"
-        ):
+        with pytest.raises(FileFormatError, match=r"the column 'n' is of the type .* in 0, and .* in 1: expected"):
             together(*kinds)
-        with pytest.raises(embgrad.FileFormatError, match="the column 'n' is of the type"):
+        with pytest.raises(FileFormatError, match="the column 'n' is of the type"):
             together(*[pa.struct([("a", pa.list_(kind))]) for kind in kinds])
     tensors = [pa.fixed_shape_tensor(pa.int8(), [2, size]) for size in (2, 3)]
     assert together(tensors[0], tensors[0]) == tensors[0]
@@ -202,37 +192,33 @@ def test_types_are_widened_where_no_value_changes() -> None:
     values = np.arange(12, dtype=np.int8).reshape(2, 2, 3)
     rows = pa.table({"n": pa.FixedShapeTensorArray.from_numpy_ndarray(values)})
     assert conformed(rows, rows.schema, "it").equals(rows)
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"^the column 'n' of it is of the type int64, and double elsewhere"
-    ):
+    with pytest.raises(FileFormatError, match=r"^the column 'n' of it is of the type int64, and double elsewhere"):
         conformed(pa.table({"n": [2**53 + 1]}), pa.schema([("n", pa.float64())]), "it")
     lists = conformed(rows, pa.schema([("n", pa.list_(pa.list_(pa.float32())))]), "it")
-    assert lists.to_pylist() == [{"n": one.tolist()} for one in values]
+    assert lists.to_pylist() == [{"n": item.tolist()} for item in values]
 
 
-def test_what_parquet_cannot_hold_is_refused_at_once(items: Items, tmp_path: Path) -> None:
+def test_types_that_parquet_lacks_are_refused(items: Items, tmp_path: Path) -> None:
     file = lines([{**row, "meta": {}} for row in items(6)], tmp_path / "a.jsonl")
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"^the column 'meta' is of the type struct<>, which Parquet files"
-    ):
+    with pytest.raises(FileFormatError, match=r"^the column 'meta' is of the type struct<>, which Parquet files"):
         embgrad.ray.write(file, unbuilt, labelled, tmp_path / "out", ids="ids_")
     expect_parquet(json_table(b'{"a": [{"b": [1, null]}], "c": null, "d": "x"}', "a").schema)
     expect_parquet(pa.schema([("t", pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((2, 3), "f4")).type)]))
 
 
-def test_gradients_as_tensors_are_rows_of_a_next_run(items: Items, tmp_path: Path) -> None:
+def test_gradients_may_be_the_input_of_another_run(items: Items, tmp_path: Path) -> None:
     first = embgrad.ray.gradients(
         ray.data.from_items(items(6)), models.reference, labelled, ids="ids_", output="values", length=9, prefix="g_"
     )
-    found, schema = written(first.materialize(), tmp_path / "out")
-    assert sorted(found) == list(range(6))
+    actual, schema = written(first.materialize(), tmp_path / "out")
+    assert sorted(actual) == list(range(6))
     assert schema.field("g_values").type.shape == [9, models.DIM]
 
 
 def test_two_columns_of_one_name_are_refused(items: Items, tmp_path: Path) -> None:
     table = pa.Table.from_pylist(items(3))
     pa.parquet.write_table(table.append_column("text", table["text"]), tmp_path / "a.parquet")
-    with pytest.raises(embgrad.FileFormatError, match=r"a.parquet' cannot be read: .*text"):
+    with pytest.raises(FileFormatError, match=r"a.parquet' cannot be read: .*text"):
         embgrad.ray.table(tmp_path / "a.parquet", unbuilt, labelled, ids="ids_")
-    with pytest.raises(embgrad.FileFormatError, match=r"^it has 2 columns called 'a': expected a name for each"):
+    with pytest.raises(FileFormatError, match=r"^it has 2 columns called 'a': expected a name for each"):
         unified([("it", pa.schema([("a", pa.int8()), ("a", pa.int8())]))])

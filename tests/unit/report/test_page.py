@@ -1,9 +1,7 @@
-"""The page: what it shows, that it shows no more than the results hold, and that what it shows is never run."""
+"""The page and the notebook fragments: figures, verdicts, limits and refusals."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import itertools
 import os
 import re
@@ -17,29 +15,31 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import EmbgradError, PointError
 from embgrad.report import render_page, write_page
 from embgrad.report.verdicts import figure
 from tests.unit.pages import SENTENCE, Reader, read, result, times
 
-# Figures
+RESULT = result(SENTENCE)
+FIELDS = ("values", "activations", "ids", "tokens", "objective")
 
 
-def test_every_figure_is_the_results_own() -> None:
-    one = result(
+def test_every_figure_comes_from_the_result() -> None:
+    gradient = result(
         [["[CLS]", "un", "##kind", "[SEP]"], ["[CLS]", "kind", "[SEP]", "[PAD]"]], mask=[[1] * 4, [1, 1, 1, 0]]
     )
-    page = read(one)
+    page = read(gradient)
     assert [panel.legend for panel in page.panels] == ["Magnitude", "Signed"] * 2
     for number, panel in enumerate(page.panels):
         example = number // 2
         for position, token in enumerate(panel.tokens):
             assert token.figures == " · ".join(
                 [
-                    one.tokens[example][position],
+                    gradient.tokens[example][position],
                     f"position {position}",
-                    f"id {one.ids[example, position]}",
-                    f"magnitude {one.saliency('norm')[example, position]:.4g}",
-                    f"signed {one.saliency('dot')[example, position]:.4g}",
+                    f"id {gradient.ids[example, position]}",
+                    f"magnitude {gradient.saliency('norm')[example, position]:.4g}",
+                    f"signed {gradient.saliency('dot')[example, position]:.4g}",
                 ]
             )
     assert [len(panel.tokens) for panel in page.panels] == [4, 4, 3, 3], "padding is not shown"
@@ -47,7 +47,7 @@ def test_every_figure_is_the_results_own() -> None:
     assert "1 padded positions not shown" in page.seen
 
 
-def test_results_side_by_side_with_the_difference_of_each_token() -> None:
+def test_each_token_shows_its_difference() -> None:
     first = result(SENTENCE)
     second = replace(first, values=first.values.copy())
     second.values[0, 4] *= 2
@@ -56,8 +56,8 @@ def test_results_side_by_side_with_the_difference_of_each_token() -> None:
     assert [panel.legend for panel in page.panels] == [
         f"{kind}, {name}" for kind in ("Magnitude", "Signed") for name in ("ours", "theirs")
     ]
-    told = [token.figures.rpartition(" · ")[2] for token in page.panels[1].tokens]
-    assert told == ["differs from ours by 0.0e+00"] * 4 + [
+    reported = [token.figures.rpartition(" · ")[2] for token in page.panels[1].tokens]
+    assert reported == ["differs from ours by 0.0e+00"] * 4 + [
         "differs from ours by 1.0e+00",
         "differs from ours by 0.0e+00",
     ]
@@ -67,7 +67,7 @@ def test_results_side_by_side_with_the_difference_of_each_token() -> None:
     assert row[1:] == [figure(figures.relative_l2), figure(figures.largest), f"{figures.cosine:.8f}"]
 
 
-def test_examples_in_another_order_stand_beside_each_other() -> None:
+def test_examples_in_another_order_are_matched() -> None:
     tokens = [["a", "b"], ["c", "d"], ["e", "f"]]
     first = result(tokens)
     turned = [2, 0, 1]
@@ -87,11 +87,9 @@ def test_examples_in_another_order_stand_beside_each_other() -> None:
     assert "objective 1.25 in ours, 1.25 in theirs" in page.seen
 
 
-def test_a_result_of_other_texts_is_said_to_be() -> None:
+def test_missing_texts_are_named() -> None:
     first = result([["a", "b"], ["c", "d"]])
-    part = replace(
-        first, **{name: getattr(first, name)[:1] for name in ("values", "activations", "ids", "tokens", "objective")}
-    )
+    part = replace(first, **{name: getattr(first, name)[:1] for name in FIELDS})
     page = read({"whole": first, "part": part}, {})
     assert "part does not hold this text" in page.seen
     assert [len(panel.tokens) for panel in page.panels] == [2, 2, 2, 2, 2, 0, 2, 0]
@@ -112,32 +110,27 @@ def test_an_extra_token_has_no_difference() -> None:
     ]
 
 
-# Verdicts
-
-
 def verdict_of(page: Reader) -> str:
     return re.sub(r"\s+", " ", page.seen)
 
 
-def test_agreement_and_difference_in_words() -> None:
-    one = result(SENTENCE)
-    page = verdict_of(read({"ours": one, "theirs": replace(one)}))
+def test_the_verdict_in_words() -> None:
+    page = verdict_of(read({"ours": RESULT, "theirs": replace(RESULT)}))
     assert "✓ theirs agrees with ours: relative L2 0 (tolerance" in page
-    apart = embgrad.compare(one, times(one, -1))
-    page = verdict_of(read({"ours": one, "theirs": times(one, -1)}, {"theirs": apart}))
+    apart = embgrad.compare(RESULT, times(RESULT, -1))
+    page = verdict_of(read({"ours": RESULT, "theirs": times(RESULT, -1)}, {"theirs": apart}))
     assert "✗ theirs differs from ours: relative L2 2 (tolerance" in page
     for finding in apart.findings:
         assert str(finding) in page
     assert "a is ours, reference some.Model at 'word'; b is theirs" in page
 
 
-def test_findings_notes_and_advice_stand_above_the_sentences() -> None:
-    one = result(SENTENCE)
-    found = (embgrad.Finding(("sign",), "a change of sign", 0.987, 0.01),)
+def test_findings_notes_and_advice_come_before_the_sentences() -> None:
+    actual = (embgrad.Finding(("sign",), "a change of sign", 0.987, 0.01),)
     comparison = replace(
-        embgrad.compare(one, times(one, -1)), findings=found, notes=("padded otherwise",), advice="try bisect"
+        embgrad.compare(RESULT, times(RESULT, -1)), findings=actual, notes=("padded otherwise",), advice="try bisect"
     )
-    page = verdict_of(read({"a": one, "b": times(one, -1)}, {"b": comparison}))
+    page = verdict_of(read({"a": RESULT, "b": times(RESULT, -1)}, {"b": comparison}))
     where = [
         page.index(text)
         for text in ("98.7 % of the difference is a change of sign", "try bisect", "padded otherwise", "Example 0")
@@ -146,9 +139,8 @@ def test_findings_notes_and_advice_stand_above_the_sentences() -> None:
 
 
 def test_several_points() -> None:
-    one = result(SENTENCE)
-    ours = {"layer.0": one, "word": times(one, 3), "layer.1": one}
-    theirs = {"layer.0": one, "word": times(one, 3), "layer.1": times(one, 1.5)}
+    ours = {"layer.0": RESULT, "word": times(RESULT, 3), "layer.1": RESULT}
+    theirs = {"layer.0": RESULT, "word": times(RESULT, 3), "layer.1": times(RESULT, 1.5)}
     page = read({"ours": ours, "theirs": theirs})
     text = verdict_of(page)
     assert "✗ theirs differs from ours at 1 of 3 points (layer.1): relative L2 0.5 at most" in text
@@ -169,90 +161,66 @@ def test_several_points() -> None:
     assert "svg" not in [tag for tag, _ in read({"ours": ours, "theirs": theirs}, layers=["word"]).tags]
 
 
-def test_findings_say_where() -> None:
-    one = result(SENTENCE)
+def test_findings_name_their_points() -> None:
     sign, factor = (embgrad.Finding((name,), name, 0.99, 0.1) for name in ("sign", "constant-factor"))
-    whole = embgrad.compare(one, times(one, -1))
+    whole = embgrad.compare(RESULT, times(RESULT, -1))
     given = embgrad.Comparisons(
         {
             "word": replace(whole, findings=(sign, factor), notes=("n",)),
             "layer.0": replace(whole, findings=(sign,), notes=("n", "m")),
-            "layer.1": embgrad.compare(one, one),
+            "layer.1": embgrad.compare(RESULT, RESULT),
         }
     )
-    text = verdict_of(read({"a": one, "b": times(one, -1)}, {"b": given}))
+    text = verdict_of(read({"a": RESULT, "b": times(RESULT, -1)}, {"b": given}))
     assert "> 99 % of the difference is sign".replace("> ", " ") in text
     assert "at word: 99 % of the difference is constant-factor" in text
     assert "at word, layer.0: n" in text
     assert "at layer.0: m" in text
 
 
-def test_findings_that_say_other_things_are_told_apart() -> None:
-    one = result(SENTENCE)
-    whole = embgrad.compare(one, times(one, -1))
+def test_different_findings_are_listed_separately() -> None:
+    whole = embgrad.compare(RESULT, times(RESULT, -1))
     texts = [f"a factor {number}" for number in range(12)]
     given = {
         f"layer.{number}": replace(whole, findings=(embgrad.Finding(("constant-factor",), text, 0.9, 0.1),))
         for number, text in enumerate(texts)
     }
-    text = verdict_of(read({"a": dict.fromkeys(given, one), "b": dict.fromkeys(given, one)}, {"b": given}))
+    text = verdict_of(read({"a": dict.fromkeys(given, RESULT), "b": dict.fromkeys(given, RESULT)}, {"b": given}))
     for number in range(8):
         assert f"at layer.{number}: 90 % of the difference is a factor {number}" in text
     assert "a factor 8" not in text
     assert "4 more findings, each at other points, are not listed" in text
 
 
-def test_examples_are_of_the_point_that_is_named() -> None:
-    one = result([["a", "b"], ["c", "d"]])
-    given = {"layer.1": embgrad.compare(one, times(one, 2)), "layer.0": embgrad.compare(one, times(one, 3))}
-    held = {"word": one, "layer.0": one, "layer.1": one}
-    page = read({"a": held, "b": held}, {"b": given})
-    assert "by example, at layer.1" in verdict_of(page)
-    assert [row[1] for row in page.rows if row[0].startswith("example ")] == ["1", "1"]
-
-
 def test_examples_are_numbered_as_in_the_first() -> None:
     first = result([["a", "b"], ["c", "d"], ["e", "f"]])
-    part = replace(
-        first, **{name: getattr(first, name)[1:] for name in ("values", "activations", "ids", "tokens", "objective")}
-    )
+    part = replace(first, **{name: getattr(first, name)[1:] for name in FIELDS})
     page = read({"first": first, "part": part})
     assert [row[0] for row in page.rows if row[0].startswith("example ")] == ["example 1", "example 2"]
 
 
 def test_many_examples_are_listed_in_part() -> None:
-    tokens = [[f"t{number}"] for number in range(80)]
-    one = result(tokens)
-    page = read({"a": one, "b": one})
+    gradient = result([[f"t{number}"] for number in range(80)])
+    page = read({"a": gradient, "b": gradient})
     assert sum(row[0].startswith("example ") for row in page.rows) == 50
     assert "30 more examples not listed" in page.seen
 
 
-# Size
-
-
 def test_a_large_result_is_cut_and_says_so() -> None:
-    tokens = [[f"word{position}" for position in range(128)]] * 200
-    one = result(tokens, ids=np.tile(np.arange(128), (200, 1)) + np.arange(200)[:, None] * 128)
-    page = render_page({"a": one, "b": times(one, 1)})
+    gradient = result([[f"word{n}" for n in range(128)]] * 200, ids=np.arange(200 * 128).reshape(200, 128))
+    page = render_page({"a": gradient, "b": times(gradient, 1)})
     assert len(page) < 6e6
     reader = Reader(page)
     assert "the last 181 of 200 examples are not shown" in reader.seen
     assert len(reader.panels) == 4 * 19
-    # Less in all than the limit, and one example more would be above it.
     assert 19 * 4 * 128 <= 10_000 < 20 * 4 * 128
-
-
-def test_a_long_example_is_cut_and_says_so() -> None:
-    page = read(result([[f"w{position}" for position in range(3000)]]))
-    assert "the first 512 of 3000 tokens" in page.seen
-    assert [len(panel.tokens) for panel in page.panels] == [512, 512]
-
-
-def test_the_smallest_result() -> None:
-    page = read(result([["x"]], np.zeros((1, 1, 1))))
-    assert page.texts() == ["x"]
-    assert "zero at every token" in page.seen
+    long = read(result([[f"w{position}" for position in range(3000)]]))
+    assert "the first 512 of 3000 tokens" in long.seen
+    assert [len(panel.tokens) for panel in long.panels] == [512, 512]
+    fragment = gradient._repr_html_() or ""
+    assert len(fragment) < 3e5
+    assert "examples are not shown" in fragment
+    assert "the first 100 of 128 tokens" in fragment
 
 
 def test_an_example_without_a_real_position() -> None:
@@ -261,28 +229,14 @@ def test_an_example_without_a_real_position() -> None:
     assert page.texts(2) == ["a"]
 
 
-def test_points_with_axes_of_their_own_have_no_sentences() -> None:
-    one = result([["a", "b"]], np.ones((1, 4)), provenance={"point": "pooler", "backend": "torch"})
-    page = read(one)
+def test_a_point_without_positions_has_no_sentences() -> None:
+    gradient = result([["a", "b"]], np.ones((1, 4)), provenance={"point": "pooler", "backend": "torch"})
+    page = read(gradient)
     assert "has no sentences here: its gradient has the shape (1, 4)" in page.seen
     assert page.panels == []
-    assert "of shape" in Reader(one._repr_html_()).seen or "the shape (1, 4)" in Reader(one._repr_html_()).seen
-
-
-# The file
-
-
-def test_the_page_asks_nothing_of_anyone_and_runs_nothing() -> None:
-    page = render_page({"a": result(SENTENCE), "b": result(SENTENCE)})
-    reader = Reader(page)
-    policy = next(tag["content"] for name, tag in reader.tags if name == "meta" and "http-equiv" in tag)
-    style = page.split("<style>")[1].split("</style>")[0]
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    assert "url(" not in style
-    assert "@import" not in style
-    assert "://" not in page
-    assert "<script" not in page
+    assert (
+        "of shape" in Reader(gradient._repr_html_()).seen or "the shape (1, 4)" in Reader(gradient._repr_html_()).seen
+    )
 
 
 def test_the_pages_structure() -> None:
@@ -306,7 +260,7 @@ def test_the_pages_structure() -> None:
     assert sum(count == 6 for count in groups.values()) == 4, "one group of tokens a panel"
 
 
-def test_provenance_is_at_the_foot() -> None:
+def test_the_foot_shows_the_provenance() -> None:
     certificate = embgrad.Certificate(
         (embgrad.Slope("gradient", 1.0, 1.0, 0.0, 1e-3), embgrad.Slope("random 1", 1.0, 2.0, 0.0, 1e-3))
     )
@@ -320,11 +274,11 @@ def test_provenance_is_at_the_foot() -> None:
     assert rows["certificate"] == "1 of 2 slopes by finite differences hold"
 
 
-def test_the_same_page_twice() -> None:
+def test_rendering_is_deterministic() -> None:
     assert render_page(result(SENTENCE)) == render_page(result(SENTENCE))
 
 
-def test_the_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "page.html"
     write_page(target, result([["\ud800"]]))
     assert Reader(target.read_text(encoding="utf-8")).texts() == ["\\ud800"]
@@ -353,9 +307,6 @@ def test_the_installed_package_has_its_templates(tmp_path: Path) -> None:
     assert Reader((tmp_path / "page.html").read_text(encoding="utf-8")).texts() == ["1", "2"]
 
 
-# What cannot be shown
-
-
 @pytest.mark.parametrize(
     ("results", "message"),
     [
@@ -367,8 +318,8 @@ def test_the_installed_package_has_its_templates(tmp_path: Path) -> None:
         ({"a": {"word": 3}}, r"results\['a'\] is a mapping with values of type 'int'"),
     ],
 )
-def test_results_of_other_kinds(results: Any, message: str) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=message):
+def test_other_results_are_refused(results: Any, message: str) -> None:
+    with pytest.raises(EmbgradError, match=message):
         render_page(results)
 
 
@@ -382,8 +333,8 @@ def test_results_of_other_kinds(results: Any, message: str) -> None:
         ({"theirs": {"word": 3}}, r"comparisons\['theirs'\] is a mapping with values of type 'int'"),
     ],
 )
-def test_comparisons_of_other_kinds(comparisons: Any, message: str) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=message):
+def test_other_comparisons_are_refused(comparisons: Any, message: str) -> None:
+    with pytest.raises(EmbgradError, match=message):
         render_page({"ours": result(SENTENCE), "theirs": result(SENTENCE)}, comparisons)
 
 
@@ -398,41 +349,26 @@ def test_comparisons_of_other_kinds(comparisons: Any, message: str) -> None:
         ([], "layers is empty"),
     ],
 )
-def test_layers_that_are_not_there(layers: list[str], message: str) -> None:
-    one = result(SENTENCE)
-    held = {"word": one, "layer.0": one}
-    with pytest.raises(embgrad.PointError, match=message):
-        render_page({"a": {**held, "layer.1": one}, "b": held}, layers=layers)
+def test_unknown_layers_are_refused(layers: list[str], message: str) -> None:
+    held = {"word": RESULT, "layer.0": RESULT}
+    with pytest.raises(PointError, match=message):
+        render_page({"a": {**held, "layer.1": RESULT}, "b": held}, layers=layers)
 
 
-def test_results_without_a_common_point() -> None:
-    one = result(SENTENCE)
-    with pytest.raises(
-        embgrad.PointError, match=r"a holds 'word'; b holds 'layer\.0'; expected results at the same points"
-    ):
-        render_page({"a": {"word": one}, "b": {"layer.0": one}})
-
-
-def test_results_of_other_texts_cannot_be_compared_here() -> None:
-    with pytest.raises(embgrad.BatchError):
-        render_page({"a": result([["x", "y"]]), "b": result([["x", "y", "z"]], ids=[[7, 8, 9]])})
-
-
-# Notebooks
+def test_results_without_a_common_point_are_refused() -> None:
+    with pytest.raises(PointError, match=r"a holds 'word'; b holds 'layer\.0'; expected results at the same points"):
+        render_page({"a": {"word": RESULT}, "b": {"layer.0": RESULT}})
 
 
 def test_notebooks_show_sentences() -> None:
-    one = result(SENTENCE)
-    fragment = one._repr_html_()
+    fragment = RESULT._repr_html_()
     assert fragment is not None
     page = Reader(fragment)
     assert "EmbeddingGradients 1 × 6 × 4, float32 at word; Model, reference 1.2.3" in verdict_of(page)
     titles = page.attributes("title")
     assert len(titles) == 12
-    assert (
-        titles[3]
-        == f"##ping · position 3 · id 3 · magnitude {one.saliency('norm')[0, 3]:.4g} · signed {one.saliency('dot')[0, 3]:.4g}"
-    )
+    norm, dot = (RESULT.saliency(kind)[0, 3] for kind in ("norm", "dot"))
+    assert titles[3] == f"##ping · position 3 · id 3 · magnitude {norm:.4g} · signed {dot:.4g}"
     assert "style" not in [tag for tag, _ in page.tags]
     assert not page.attributes("id")
     # The text keeps the notebook's colour: no style sets one.
@@ -440,35 +376,24 @@ def test_notebooks_show_sentences() -> None:
 
 
 def test_notebooks_show_comparisons() -> None:
-    one = result(SENTENCE)
-    comparison = embgrad.compare(one, times(one, 2))
+    comparison = embgrad.compare(RESULT, times(RESULT, 2))
     page = Reader(comparison._repr_html_() or "")
     assert "✗ b differs from a: relative L2 1" in verdict_of(page)
     assert [row[0].strip() for row in page.rows] == ["", "✗ all", "example 0"]
     assert page.rows[1][1:] == [figure(1.0), figure(comparison.figures.largest), "1.00000000"]
-    several = embgrad.compare({"word": one, "layer.0": one}, {"word": one, "layer.0": times(one, 2)})
+    several = embgrad.compare({"word": RESULT, "layer.0": RESULT}, {"word": RESULT, "layer.0": times(RESULT, 2)})
     page = Reader(several._repr_html_() or "")
     assert [row[0].strip() for row in page.rows] == ["point", "✓ word", "✗ layer.0"]
     assert [tag for tag, _ in page.tags].count("svg") == 1
     assert embgrad.Comparisons({})._repr_html_() is not None
 
 
-def test_a_large_result_in_a_notebook_is_cut() -> None:
-    one = result([[f"w{position}" for position in range(300)]] * 20, ids=np.arange(6000).reshape(20, 300))
-    fragment = one._repr_html_()
-    assert fragment is not None
-    assert len(fragment) < 3e5
-    assert "the last 16 of 20 examples are not shown" in fragment
-    assert "the first 100 of 300 tokens" in fragment
-
-
 def test_without_jinja2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    one = result(SENTENCE)
-    comparison = embgrad.compare(one, one)
-    shown = [one, comparison, embgrad.Comparisons({"word": comparison})]
+    comparison = embgrad.compare(RESULT, RESULT)
+    shown = [RESULT, comparison, embgrad.Comparisons({"word": comparison})]
     assert all(each._repr_html_() is not None for each in shown)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert [each._repr_html_() for each in shown] == [None] * 3
-    with pytest.raises(embgrad.EmbgradError, match=r"needs the package 'jinja2'.*: pip install 'embgrad\[report\]'"):
-        write_page(tmp_path / "page.html", one)
+    with pytest.raises(EmbgradError, match=r"needs the package 'jinja2'.*: pip install 'embgrad\[report\]'"):
+        write_page(tmp_path / "page.html", RESULT)
     assert os.listdir(tmp_path) == []

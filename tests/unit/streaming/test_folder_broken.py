@@ -1,4 +1,4 @@
-"""Folders of results that are broken, or written by somebody else: refused with what is wrong with them."""
+"""Broken and hostile folders of results are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.errors import EmbgradError, FileFormatError
 from embgrad.streaming import folder as reading
 from tests.unit.streams import run
 
@@ -65,47 +66,46 @@ BROKEN: dict[str, Callable[[Path], Any]] = {
 def test_broken_manifests_are_refused(tmp_path: Path, name: str) -> None:
     run(tmp_path).finish()
     BROKEN[name](tmp_path / "manifest.json")
-    with pytest.raises(embgrad.FileFormatError, match="manifest"):
+    with pytest.raises(FileFormatError, match="manifest"):
         embgrad.open_stream(tmp_path)
-    with pytest.raises(embgrad.FileFormatError, match="manifest"):
+    with pytest.raises(FileFormatError, match="manifest"):
         run(tmp_path)
 
 
 @pytest.mark.parametrize("keep", ["all", "table"])
-def test_a_manifest_of_no_shard_has_no_sum(tmp_path: Path, keep: str) -> None:
+def test_a_manifest_without_shards_has_no_sum(tmp_path: Path, keep: str) -> None:
     run(tmp_path, keep=keep).finish()
     _edited(lambda read: read.update(shards=[], complete=False))(tmp_path / "manifest.json")
-    found = embgrad.open_stream(tmp_path)
-    assert (len(found), found.complete) == (0, False)
-    with pytest.raises(embgrad.EmbgradError, match="no batch is finished: expected one at least, to sum up"):
-        found.table()
+    actual = embgrad.open_stream(tmp_path)
+    assert (len(actual), actual.complete) == (0, False)
+    with pytest.raises(EmbgradError, match="no batch is finished: expected one at least, to sum up"):
+        actual.table()
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
 def test_broken_shards_are_refused(tmp_path: Path, keep: str) -> None:
     def read() -> None:
-        found = embgrad.open_stream(tmp_path)
-        found.table() if keep == "table" else list(found)
+        actual = embgrad.open_stream(tmp_path)
+        actual.table() if keep == "table" else list(actual)
 
     run(tmp_path, keep=keep).finish()
     shard = sorted(tmp_path.glob("shard-*"))[0]
     whole = shard.read_bytes()
-    for place in range(0, len(whole), max(1, len(whole) // 7)):
+    for index in range(0, len(whole), max(1, len(whole) // 7)):
         changed = bytearray(whole)
-        changed[place] ^= 1
+        changed[index] ^= 1
         shard.write_bytes(changed)
-        with pytest.raises(embgrad.FileFormatError, match="SHA-256"):
+        with pytest.raises(FileFormatError, match="SHA-256"):
             read()
     shard.write_bytes(whole[:-1])
-    with pytest.raises(embgrad.FileFormatError):
+    with pytest.raises(FileFormatError):
         read()
     shard.unlink()
-    with pytest.raises(embgrad.FileFormatError, match="is missing, which the manifest names"):
+    with pytest.raises(FileFormatError, match="is missing, which the manifest names"):
         read()
 
 
 def _rewritten(folder: Path, data: bytes) -> None:
-    """Other contents in the first shard, with its digest in the manifest, as who means harm would."""
     import hashlib
 
     shard = sorted(folder.glob("shard-*"))[0]
@@ -114,12 +114,12 @@ def _rewritten(folder: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
-def test_shards_of_something_else_are_refused(tmp_path: Path, keep: str) -> None:
+def test_shards_of_other_content_are_refused(tmp_path: Path, keep: str) -> None:
     import safetensors.numpy
 
     def read() -> Iterator[Any]:
-        found = embgrad.open_stream(tmp_path)
-        return iter([found.table()] if keep == "table" else list(found))
+        actual = embgrad.open_stream(tmp_path)
+        return iter([actual.table()] if keep == "table" else list(actual))
 
     run(tmp_path / "other", keep="saliency" if keep == "all" else "all").finish()
     other = sorted((tmp_path / "other").glob("shard-*"))[0].read_bytes()
@@ -139,7 +139,7 @@ def test_shards_of_something_else_are_refused(tmp_path: Path, keep: str) -> None
         broken.append(safetensors.numpy.save({**arrays, name: arrays[name].astype(np.float16)}, {key: text}))
     for data in broken:
         _rewritten(tmp_path, data)
-        with pytest.raises(embgrad.FileFormatError):
+        with pytest.raises(FileFormatError):
             list(read())
     _rewritten(tmp_path, whole)
     assert list(read())
@@ -180,7 +180,9 @@ def test_shards_of_something_else_are_refused(tmp_path: Path, keep: str) -> None
         ),
     ],
 )
-def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path, keep: str, old: str, new: str, message: str) -> None:
+def test_the_message_says_what_is_wrong_with_a_shard(
+    tmp_path: Path, keep: str, old: str, new: str, message: str
+) -> None:
     import safetensors.numpy
 
     run(tmp_path, keep=keep).finish()
@@ -188,15 +190,14 @@ def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path, keep: str, old: str,
     key, text = next(iter(json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"].items()))
     assert old in text
     _rewritten(tmp_path, safetensors.numpy.save(safetensors.numpy.load(whole), {key: text.replace(old, new)}))
-    found = embgrad.open_stream(tmp_path)
-    with pytest.raises(embgrad.FileFormatError, match=message):
-        found.table() if keep == "table" else list(found)
+    actual = embgrad.open_stream(tmp_path)
+    with pytest.raises(FileFormatError, match=message):
+        actual.table() if keep == "table" else list(actual)
 
 
-def test_a_shard_that_goes_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a share that another machine writes to, or that loses its connection."""
+def test_a_shard_that_is_deleted_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path).finish()
-    found = embgrad.open_stream(tmp_path)
+    actual = embgrad.open_stream(tmp_path)
     digest = reading.file_digest
 
     def gone(path: Path) -> str:
@@ -207,5 +208,5 @@ def test_a_shard_that_goes_while_it_is_looked_at(tmp_path: Path, monkeypatch: py
     message = (
         r"shard-00000000-000003\.safetensors cannot be read: .*No such file.*; fetch it again, or write the folder anew"
     )
-    with pytest.raises(embgrad.FileFormatError, match=message):
-        list(found)
+    with pytest.raises(FileFormatError, match=message):
+        list(actual)

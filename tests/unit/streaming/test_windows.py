@@ -1,4 +1,4 @@
-"""Windows: batches put together by length give the same numbers, and what would give others is refused."""
+"""Windows: batches sorted by length give the same numbers, or are refused."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
+from embgrad.errors import EmbgradWarning, ObjectiveError, UnsupportedError
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.streams import DIM, LABELLED, VOCAB, forward, model, rows, texts, tokenizer
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 40), st.booleans())
-def test_batches_by_length_give_the_same_numbers(count: int, size: int, window: int, several: bool) -> None:
-    """Whatever the window, the same batches in the same order; each example's numbers as in a batch of its own."""
+def test_a_window_returns_the_same_numbers(count: int, size: int, window: int, several: bool) -> None:
     at = ["word", "block"] if several else "word"
     options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": size, "at": at}
     plain = list(embgrad.stream(model(), rows(count), LABELLED, **options))
-    sorted_ones = list(embgrad.stream(model(), rows(count), LABELLED, window=window, **options))
-    for one, other in zip(plain, sorted_ones, strict=True):
-        for name in one if several else ["word"]:
-            first, second = (one[name], other[name]) if several else (one, other)
+    windowed = list(embgrad.stream(model(), rows(count), LABELLED, window=window, **options))
+    for expected, actual in zip(plain, windowed, strict=True):
+        for name in expected if several else ["word"]:
+            first, second = (expected[name], actual[name]) if several else (expected, actual)
             np.testing.assert_array_equal(first.ids, second.ids)
             np.testing.assert_array_equal(first.mask, second.mask)
             real = first.real
@@ -38,7 +38,7 @@ def test_batches_by_length_give_the_same_numbers(count: int, size: int, window: 
             assert (second.values.flags.c_contiguous, second.values.flags.owndata) == (True, True)
 
 
-def test_batches_by_length_run_less_padding() -> None:
+def test_a_window_runs_less_padding() -> None:
     runs: list[tuple[int, ...]] = []
 
     def counting(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
@@ -47,7 +47,7 @@ def test_batches_by_length_run_less_padding() -> None:
 
     def positions(window: int | None) -> int:
         runs.clear()
-        counted = ReferenceModel(counting, {name: one.value for name, one in model().parameters.items()})
+        counted = ReferenceModel(counting, weights(model()))
         given = ["a" * length for length in [1, 20] * 8]
         for _ in embgrad.stream(counted, given, embgrad.Logit(0), tokenizer=tokenizer, batch_size=4, window=window):
             pass
@@ -58,8 +58,6 @@ def test_batches_by_length_run_less_padding() -> None:
 
 
 class Left:
-    """A tokenizer that pads on the left."""
-
     padding: ClassVar[dict[str, Any]] = {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]", "direction": "left"}
 
     @classmethod
@@ -84,47 +82,43 @@ def _words(ids: list[int]) -> dict[str, Any]:
     return {"word_ids": list(range(len(ids))), "sequence_ids": [0] * len(ids)}
 
 
-def test_padding_on_the_left_by_length() -> None:
+def test_a_window_of_texts_padded_on_the_left() -> None:
     plain = list(embgrad.stream(model(), rows(9), LABELLED, tokenizer=Left(), batch_size=3))
     by_length = list(embgrad.stream(model(), rows(9), LABELLED, tokenizer=Left(), batch_size=3, window=9))
     assert plain[0].mask is not None
     assert plain[0].mask[:, -1].all()
     assert not plain[0].mask.all()
-    for one, other in zip(plain, by_length, strict=True):
-        np.testing.assert_array_equal(one.ids, other.ids)
-        np.testing.assert_allclose(other.values[one.real], one.values[one.real], rtol=1e-5, atol=1e-7)
-        assert (one.tokens, one.provenance["truncated"]) == (other.tokens, other.provenance["truncated"])
+    for first, second in zip(plain, by_length, strict=True):
+        np.testing.assert_array_equal(first.ids, second.ids)
+        np.testing.assert_allclose(second.values[first.real], first.values[first.real], rtol=1e-5, atol=1e-7)
+        assert (first.tokens, first.provenance["truncated"]) == (second.tokens, second.provenance["truncated"])
 
 
 @pytest.mark.parametrize("position", [0, 6, [1] * 9])
 @pytest.mark.parametrize("fixed", [False, True])
-def test_columns_of_batches_padded_on_the_left_have_no_place_in_a_window(position: Any, fixed: bool) -> None:
+def test_a_column_of_a_batch_padded_on_the_left_is_refused(position: Any, fixed: bool) -> None:
     def of_batch(batch: Any) -> embgrad.Objective:
         return embgrad.Logit(0, position=position[: len(batch)] if isinstance(position, list) else position)
 
     objective = embgrad.Logit(0, position=position) if fixed else embgrad.PerBatch(of_batch)
-    with pytest.raises(
-        embgrad.ObjectiveError, match=r"position=.* is a column of a batch, .* since this tokenizer pads on"
-    ):
+    with pytest.raises(ObjectiveError, match=r"position=.* is a column of a batch, .* since this tokenizer pads on"):
         list(embgrad.stream(model(), texts(9), objective, tokenizer=Left(), batch_size=3, window=9))
 
 
-def test_scalars_that_are_made_for_each_batch_have_no_place_in_a_window() -> None:
+def test_a_scalar_for_each_batch_is_refused() -> None:
     objective = embgrad.Labelled(lambda labels: embgrad.Scalar(lambda out: out.sum()))
-    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
+    with pytest.raises(ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
         list(embgrad.stream(model(), rows(9), objective, tokenizer=tokenizer, batch_size=3, window=9))
 
 
-def test_outputs_with_a_number_a_position_have_no_place_in_a_window() -> None:
-    """As the logits of where an answer begins: those of padding count, and so does who is in a batch."""
-
+def test_an_output_with_a_number_for_each_position_is_refused() -> None:
     def starts(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
         return ((lookup(self["E"], input_ids) @ self["U"]).tanh()).sum(2)
 
-    answering = ReferenceModel(starts, {name: one.value for name, one in model().parameters.items()})
+    answering = ReferenceModel(starts, weights(model()))
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3}
     assert len(list(embgrad.stream(answering, texts(9), embgrad.Sum(), **asked))) == 3
-    with pytest.raises(embgrad.UnsupportedError, match="a number for each position, padding included"):
+    with pytest.raises(UnsupportedError, match="a number for each position, padding included"):
         list(embgrad.stream(answering, ["a", "bcd", "efghi"] * 3, embgrad.Sum(), window=9, **asked))
 
 
@@ -136,34 +130,30 @@ def test_outputs_with_a_number_a_position_have_no_place_in_a_window() -> None:
         ({"tokenizer": None}, "the source yields whole batches: pass texts with tokenizer"),
     ],
 )
-def test_what_cannot_be_put_together_by_length(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+def test_options_that_depend_on_the_batch_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
         embgrad.stream(model(), [[[3]]], embgrad.Sum(), **{"tokenizer": tokenizer, "window": 8, **options})
-    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
+    with pytest.raises(ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
         embgrad.stream(model(), [], embgrad.Scalar(lambda out: out.sum()), tokenizer=tokenizer, window=8)
 
 
-def test_channels_before_positions_cannot_be_put_together_by_length() -> None:
-    """As convolutions have them, (example, channel, position): what belongs to a position is not told."""
-
+def test_a_point_with_channels_before_positions_is_refused() -> None:
     def convolving(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
         rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype("float32"))
         return model.module("channels", lambda x: x.swap(1, 2), rows).sum(2) @ model["W"]
 
-    built = ReferenceModel(convolving, {name: one.value for name, one in model().parameters.items()}, ["channels"])
+    built = ReferenceModel(convolving, weights(model()), ["channels"])
     plain = embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, at="channels")
-    assert [one.values.shape[:2] for one in plain] == [(2, DIM)] * 3
+    assert [item.values.shape[:2] for item in plain] == [(2, DIM)] * 3
     message = (
         r"the point 'channels' has the shapes \(\d, 4, \d+\) and \(\d, 4, \d+\), which depend on the length of the "
         r"batch in an axis other than the second of three. window requires \(example, position, …\): omit it"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         list(embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, window=6, at="channels"))
 
 
-def test_pairs_of_positions_cannot_be_put_together_by_length() -> None:
-    """As attention has them, (example, position, position): both axes follow the batches' lengths."""
-
+def test_a_point_with_pairs_of_positions_is_refused() -> None:
     def attending(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
         rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype("float32"))
         return model.module("scores", paired, rows).sum(1)
@@ -173,71 +163,75 @@ def test_pairs_of_positions_cannot_be_put_together_by_length() -> None:
         value = np.repeat(rows.value.sum(2)[:, :, None], length, axis=2)
         return Tensor(value, [(rows, lambda grad: np.repeat(grad.sum(2)[:, :, None], DIM, axis=2))])
 
-    weights = {name: one.value for name, one in model().parameters.items()}
+    shared = weights(model())
 
     def attended(source: list[str], **options: Any) -> list[Any]:
-        built = ReferenceModel(attending, weights, ["scores"])
+        built = ReferenceModel(attending, shared, ["scores"])
         return list(
             embgrad.stream(built, source, embgrad.Sum(), tokenizer=tokenizer, batch_size=2, at="scores", **options)
         )
 
-    assert [one.shape for one in attended(["ab", "abc"])] == [(2, 5, 5)]
+    assert [item.shape for item in attended(["ab", "abc"])] == [(2, 5, 5)]
     for source in (["ab", "abc", "ab", "xyz"], ["ab", "ab", "abc", "xyzu"]):
-        with pytest.raises(embgrad.UnsupportedError, match=r"the point 'scores' has the shapes .*omit it"):
+        with pytest.raises(UnsupportedError, match=r"the point 'scores' has the shapes .*omit it"):
             attended(source, window=4)
 
 
-def _by_place(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-    """With a table of positions that all examples share, and a hidden state that has none."""
+def _with_positions(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
     positions = lookup(model["P"], np.arange(input_ids.shape[1])[None])
     read = np.where(attention_mask.any(1, keepdims=True), attention_mask, 1)  # as attention does where all is masked
     rows = (lookup(model["E"], input_ids) + positions) * Tensor(read[..., None].astype("float64"))
     return model.module("pooled", Tensor.tanh, rows.sum(1)) @ model["W"]
 
 
-def by_place() -> ReferenceModel:
+def with_positions() -> ReferenceModel:
     random = np.random.default_rng(0)
     shapes = {"E": (40, DIM), "P": (20, DIM), "W": (DIM, 3)}
-    return ReferenceModel(_by_place, {name: random.normal(size=shape) for name, shape in shapes.items()}, ["pooled"])
+    return ReferenceModel(
+        _with_positions, {name: random.normal(size=shape) for name, shape in shapes.items()}, ["pooled"]
+    )
+
+
+def weights(model: ReferenceModel) -> dict[str, np.ndarray]:
+    return {name: parameter.value for name, parameter in model.parameters.items()}
 
 
 def streamed(source: list[str], **options: Any) -> list[Any]:
     asked = {"tokenizer": tokenizer, "batch_size": 2, **options}
-    return list(embgrad.stream(by_place(), source, embgrad.Logit(0), **asked))
+    return list(embgrad.stream(with_positions(), source, embgrad.Logit(0), **asked))
 
 
 @pytest.mark.parametrize("lengths", [[1, 9, 2, 3, 8], [DIM - 2, DIM - 2, 9, 9], [2, 2, 2, 2]])
-def test_a_point_without_positions_has_no_padding_to_take_away(lengths: list[int]) -> None:
-    """Also where a batch is as long as the point is wide."""
+def test_a_point_without_positions_is_unchanged(lengths: list[int]) -> None:
     source = ["abcdefghi"[:length] for length in lengths]
     plain = streamed(source, at="pooled")
-    for one, other in zip(plain, streamed(source, at="pooled", window=8), strict=True):
-        assert one.shape == other.shape == (len(one.ids), DIM)
-        np.testing.assert_allclose(other.values, one.values, rtol=1e-12)
-        np.testing.assert_allclose(other.activations, one.activations, rtol=1e-12)
-        np.testing.assert_array_equal(other.ids, one.ids)
-        np.testing.assert_array_equal(other.mask, one.mask)
-        assert other.tokens == one.tokens
+    for first, second in zip(plain, streamed(source, at="pooled", window=8), strict=True):
+        assert first.shape == second.shape == (len(first.ids), DIM)
+        np.testing.assert_allclose(second.values, first.values, rtol=1e-12)
+        np.testing.assert_allclose(second.activations, first.activations, rtol=1e-12)
+        np.testing.assert_array_equal(second.ids, first.ids)
+        np.testing.assert_array_equal(second.mask, first.mask)
+        assert second.tokens == first.tokens
 
 
-def test_a_table_that_all_examples_share_has_no_place_in_a_window() -> None:
+def test_a_table_that_all_examples_share_is_refused() -> None:
     source = texts(6)
-    assert [len(one.values) for one in streamed(source, at="P")] == [1, 1, 1]
+    assert [len(first.values) for first in streamed(source, at="P")] == [1, 1, 1]
     runs: list[int] = []
 
     def counting(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         runs.append(len(input_ids))
-        return _by_place(self, input_ids, attention_mask)
+        return _with_positions(self, input_ids, attention_mask)
 
-    counted = ReferenceModel(counting, {name: one.value for name, one in by_place().parameters.items()}, ["pooled"])
+    counted = ReferenceModel(counting, weights(with_positions()), ["pooled"])
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"'P' has the shape \(1, \d+, 4\) in a batch of 2 examples, which share"
+        UnsupportedError, match=r"'P' has the shape \(1, \d+, 4\) in a batch of 2 examples, which share"
     ):
         list(embgrad.stream(counted, source, embgrad.Logit(0), tokenizer=tokenizer, batch_size=2, window=6, at="P"))
     assert set(runs) == {2}
     assert len(runs) < 4, "it is refused before the window's other batches are run"
-    for one, other in zip(streamed(source, at="position"), streamed(source, at="position", window=6), strict=True):
-        np.testing.assert_allclose(other.values[one.real], one.values[one.real], rtol=1e-12)
+    for first, second in zip(streamed(source, at="position"), streamed(source, at="position", window=6), strict=True):
+        np.testing.assert_allclose(second.values[first.real], first.values[first.real], rtol=1e-12)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -245,7 +239,7 @@ def test_a_table_that_all_examples_share_has_no_place_in_a_window() -> None:
 def test_arrays_with_an_entry_for_each_example_are_refused(option: str, window: int | None) -> None:
     source = ["ab", "cd", "ef", "gh"]
     for wrong in (np.ones((2, DIM)), np.ones((4, DIM))):
-        with pytest.raises(embgrad.UnsupportedError, match=r"an entry for each example, but a stream has many batches"):
+        with pytest.raises(UnsupportedError, match=r"an entry for each example, and a stream has many batches"):
             streamed(source, **{option: {"pooled": wrong}, "window": window})
     for right in (np.ones(DIM), np.ones((1, DIM))):
         assert len(streamed(source, at="pooled", **{option: {"pooled": right}, "window": window})) == 2
@@ -254,36 +248,32 @@ def test_arrays_with_an_entry_for_each_example_are_refused(option: str, window: 
 
 
 class Bare(Left):
-    """A tokenizer without special tokens, so that there are texts without a token."""
-
     padding: ClassVar[dict[str, Any]] = {**Left.padding, "direction": "right"}
 
     def encode_batch(self, given: list[str]) -> list[Any]:
-        found = super().encode_batch(given)
-        for one in found:
+        actual = super().encode_batch(given)
+        for item in actual:
             for name in ("ids", "tokens", "type_ids", "word_ids", "sequence_ids"):
-                setattr(one, name, getattr(one, name)[1:-1])
-        return found
+                setattr(item, name, getattr(item, name)[1:-1])
+        return actual
 
 
-def test_texts_without_a_token_are_run_as_in_their_own_batches() -> None:
+def test_texts_without_tokens() -> None:
     source = ["abc", "", "", "abcdef", "a", ""]
     plain = streamed(source, tokenizer=Bare())
-    for one, other in zip(plain, streamed(source, tokenizer=Bare(), window=6), strict=True):
-        np.testing.assert_array_equal(one.ids, other.ids)
-        np.testing.assert_array_equal(one.mask, other.mask)
-        np.testing.assert_allclose(other.objective, one.objective, rtol=1e-12)
+    for first, second in zip(plain, streamed(source, tokenizer=Bare(), window=6), strict=True):
+        np.testing.assert_array_equal(first.ids, second.ids)
+        np.testing.assert_array_equal(first.mask, second.mask)
+        np.testing.assert_allclose(second.objective, first.objective, rtol=1e-12)
 
 
 def _from_the_left(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-    """With positions that are numbered from the left, padding too."""
     positions = lookup(model["P"], np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape))
     rows = (lookup(model["E"], input_ids) + positions).tanh()
     return (rows * Tensor(attention_mask[..., None].astype("float64"))).sum(1) @ model["W"]
 
 
-def _heedless(model: Any, input_ids: np.ndarray) -> Tensor:
-    """Without a mask, so that padding is summed up with the rest."""
+def _maskless(model: Any, input_ids: np.ndarray) -> Tensor:
     return lookup(model["E"], input_ids).tanh().sum(1).tanh() @ model["W"]
 
 
@@ -295,20 +285,17 @@ class Right(Left):
 @pytest.mark.parametrize("at", ["word", ["word", "position"]])
 @pytest.mark.parametrize(
     ("forwards", "side", "counts"),
-    [(_from_the_left, Left, True), (_from_the_left, Right, False), (_heedless, Right, True), (_heedless, Left, True)],
+    [(_from_the_left, Left, True), (_from_the_left, Right, False), (_maskless, Right, True), (_maskless, Left, True)],
 )
-def test_a_model_to_which_padding_counts_has_no_place_in_a_window(
-    forwards: Any, side: Any, counts: bool, at: Any
-) -> None:
-    weights = {name: one.value for name, one in by_place().parameters.items()}
-    asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 3, "at": "word" if forwards is _heedless else at}
+def test_a_model_that_padding_changes_is_refused(forwards: Any, side: Any, counts: bool, at: Any) -> None:
+    asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 3, "at": "word" if forwards is _maskless else at}
     runs: list[int] = []
 
     def counting(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         runs.append(len(input_ids))
         return forwards(self, input_ids, *([attention_mask] if forwards is _from_the_left else []))
 
-    built = ReferenceModel(counting, weights)
+    built = ReferenceModel(counting, weights(with_positions()))
     plain = list(embgrad.stream(built, texts(12), embgrad.Logit(0), **asked))
     before = len(runs)
     if not counts:
@@ -316,8 +303,7 @@ def test_a_model_to_which_padding_counts_has_no_place_in_a_window(
         assert runs[before:].count(1) >= 1, "an example was run alone"
         return
     with pytest.raises(
-        embgrad.UnsupportedError,
-        match=r"example \d+ of the source has other results alone than with \d+ positions of padding",
+        UnsupportedError, match=r"example \d+ of the source has other results alone than with \d+ positions of padding"
     ):
         list(embgrad.stream(built, texts(12), embgrad.Logit(0), window=12, **asked))
     alone = runs[before:].count(1)
@@ -325,72 +311,68 @@ def test_a_model_to_which_padding_counts_has_no_place_in_a_window(
 
 
 def taking(takes: Any) -> ReferenceModel:
-    """A model to which padding on the left counts, and that takes some batches alone."""
-
     def forward(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         if not takes(attention_mask):
             raise ValueError(f"a batch of {len(input_ids)}")
         return _from_the_left(self, input_ids, attention_mask)
 
-    return ReferenceModel(forward, {name: one.value for name, one in by_place().parameters.items()})
+    return ReferenceModel(forward, weights(with_positions()))
 
 
-def test_a_model_that_takes_one_number_of_examples_is_seen_by_copies_of_one() -> None:
+def test_a_model_of_a_fixed_batch_size_is_probed_with_copies() -> None:
     of_three = taking(lambda mask: len(mask) == 3)
     asked: dict[str, Any] = {"tokenizer": Left(), "batch_size": 3}
     assert len(list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), **asked))) == 4
-    with pytest.raises(embgrad.UnsupportedError, match=r"example \d+ of the source has other results alone than with"):
+    with pytest.raises(UnsupportedError, match=r"example \d+ of the source has other results alone than with"):
         list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), window=12, **asked))
     asked["tokenizer"] = Right()
     assert len(list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), window=12, **asked))) == 4
 
 
-def test_a_model_that_takes_no_example_without_padding_is_told_of() -> None:
+def test_a_model_that_cannot_be_probed_is_a_warning() -> None:
     with_padding = taking(lambda mask: not mask.all())
     asked: dict[str, Any] = {"tokenizer": Right(), "batch_size": 3, "window": 3}
     with pytest.warns(
-        embgrad.EmbgradWarning,
+        EmbgradWarning,
         match=r"padding changes the results .* did not accept example \d+ of the source .* \(ValueError\('a batch of 3'\)\)",
     ) as warned:
-        found = list(embgrad.stream(with_padding, ["ab", "abc", "abcd"], embgrad.Logit(0), **asked))
-    assert len(found) == 1
-    assert [one.filename for one in warned] == [__file__]
+        actual = list(embgrad.stream(with_padding, ["ab", "abc", "abcd"], embgrad.Logit(0), **asked))
+    assert len(actual) == 1
+    assert [item.filename for item in warned] == [__file__]
 
 
 @pytest.mark.filterwarnings("ignore:the model .* mask")
-def test_an_example_without_a_gradient_tells_nothing_and_the_next_is_run_alone() -> None:
-    heedless = ReferenceModel(_heedless, {name: one.value for name, one in by_place().parameters.items()})
+def test_an_example_without_a_gradient_is_skipped_as_a_probe() -> None:
+    maskless = ReferenceModel(_maskless, weights(with_positions()))
     source = [(text, float(len(text) > 5)) for text in ["ab", "abc", "abcd", "abcdefg", "abcdefgh", "abcdefghi"]]
     objective = embgrad.Labelled(lambda weights: embgrad.Projection(np.outer(weights, [1.0, 2.0, 3.0])))
-    with pytest.raises(embgrad.UnsupportedError, match=r"example 3 of the source has other results alone than with 2"):
-        list(embgrad.stream(heedless, source, objective, tokenizer=Right(), batch_size=3, window=6))
+    with pytest.raises(UnsupportedError, match=r"example 3 of the source has other results alone than with 2"):
+        list(embgrad.stream(maskless, source, objective, tokenizer=Right(), batch_size=3, window=6))
 
 
 @pytest.mark.filterwarnings("ignore:the model .* mask")
 @pytest.mark.parametrize("side", [Left, Right])
-def test_pieces_without_padding_do_not_hide_that_padding_counts(side: Any) -> None:
-    """As where lengths are cut to `max_length`: each piece is of one length, and each batch of the source's own is not."""
-    heedless = ReferenceModel(_heedless, {name: one.value for name, one in by_place().parameters.items()})
+def test_sub_batches_without_padding_do_not_hide_that_padding_counts(side: Any) -> None:
+    maskless = ReferenceModel(_maskless, weights(with_positions()))
     asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 2}
     for source in (["a", "abcdef"] * 2, ["abcdef", "a"] * 2, ["a", "abc", "abcdef"] * 2):
-        with pytest.raises(embgrad.UnsupportedError, match=r"other results alone than with \d+ positions of padding"):
-            list(embgrad.stream(heedless, source, embgrad.Logit(0), window=6, **asked))
+        with pytest.raises(UnsupportedError, match=r"other results alone than with \d+ positions of padding"):
+            list(embgrad.stream(maskless, source, embgrad.Logit(0), window=6, **asked))
 
 
 def slotted() -> ReferenceModel:
-    """A model with a point of five slots an example, whatever its length."""
     random = np.random.default_rng(0)
-    weights = {"E": random.normal(size=(VOCAB, DIM)), "S": random.normal(size=(DIM, 5 * DIM))}
+    drawn = {"E": random.normal(size=(VOCAB, DIM)), "S": random.normal(size=(DIM, 5 * DIM))}
 
     def forward(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         rows = (lookup(self["E"], input_ids).tanh() * Tensor(attention_mask[..., None].astype(float))).sum(1)
         slots = self.module("slots", lambda value: (value @ self["S"]).reshape(len(input_ids), 5, DIM), rows)
         return slots.tanh().sum(1)
 
-    return ReferenceModel(forward, weights, ["slots"])
+    return ReferenceModel(forward, drawn, ["slots"])
 
 
-def test_an_axis_that_is_as_long_as_a_batch_by_chance_is_not_cut(tmp_path: Path) -> None:
+def test_an_axis_as_long_as_the_batch_by_chance_is_not_cut(tmp_path: Path) -> None:
     source = [*["a"] * 4, *["abc"] * 3, "a", *["ab"] * 2]  # five tokens is as many as slots
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 4, "at": "slots"}
     plain = list(embgrad.stream(slotted(), source, embgrad.Logit(0), **asked))
@@ -402,13 +384,13 @@ def test_an_axis_that_is_as_long_as_a_batch_by_chance_is_not_cut(tmp_path: Path)
     with through(source, to=tmp_path / "part") as begun:
         next(begun), next(begun)
     resumed = list(through(source, to=tmp_path / "part"))
-    for found in (written, resumed, list(through(source))):
-        assert [one.shape for one in found] == [(4, 5, DIM), (4, 5, DIM), (2, 5, DIM)]
-        for one, other in zip(plain, found, strict=True):
-            np.testing.assert_allclose(other.values, one.values, rtol=1e-5, atol=1e-7)
+    for actual in (written, resumed, list(through(source))):
+        assert [first.shape for first in actual] == [(4, 5, DIM), (4, 5, DIM), (2, 5, DIM)]
+        for first, second in zip(plain, actual, strict=True):
+            np.testing.assert_allclose(second.values, first.values, rtol=1e-5, atol=1e-7)
 
 
-def test_numbers_that_are_drawn_in_each_pass_do_not_refuse_a_window() -> None:
+def test_random_numbers_do_not_refuse_a_window() -> None:
     random = np.random.default_rng(0)
     noise = {"word": lambda value: random.normal(size=value.shape)}
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3, "window": 12, "add": noise}
