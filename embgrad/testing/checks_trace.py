@@ -117,6 +117,17 @@ class TraceChecks:
             close(array, expected.values, 1e-12)
         expect_same(harness.state(built), before)
 
+    def test_threads_in_both_modes_on_one_model(self, harness: Harness, model: Any) -> None:
+        built, batch = model("dropout"), example_batch()
+        calm = embgrad.gradients(built, batch, embgrad.Sum()).values
+        harness.train(built)
+        before = harness.state(built)
+        calls = [partial(_values, built, batch, training=training) for training in (False, True, False, True)]
+        results = _in_threads(calls)
+        assert all(np.array_equal(values, calm) for number in (0, 2) for values in results[number])
+        assert not all(np.array_equal(values, calm) for number in (1, 3) for values in results[number])
+        expect_same(harness.state(built), before)
+
     def test_four_threads_on_four_models(self, model: Any) -> None:
         batch = example_batch()
         models = [model(name) for name in ("hidden", "mean", "scaled", "hidden")]
@@ -164,8 +175,8 @@ def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[list[Any]]:
     return results
 
 
-def _values(model: Any, batch: Any) -> np.ndarray:
-    return embgrad.gradients(model, batch, embgrad.Sum()).values
+def _values(model: Any, batch: Any, **options: Any) -> np.ndarray:
+    return embgrad.gradients(model, batch, embgrad.Sum(), **options).values
 
 
 def _refused(call: Callable[[], Any]) -> str:

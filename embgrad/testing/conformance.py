@@ -18,6 +18,7 @@ import pytest
 import embgrad
 from embgrad.backend.protocol import ABILITIES
 from embgrad.backend.registry import backend_named
+from embgrad.testing.checks_calls import BisectionChecks, CallChecks, PartChecks
 from embgrad.testing.checks_capture import CaptureChecks
 from embgrad.testing.checks_changes import ChangeChecks
 from embgrad.testing.checks_compile import CompileChecks
@@ -60,6 +61,9 @@ class ConformanceSuite(
     CaptureChecks,
     WeightChecks,
     CompileChecks,
+    CallChecks,
+    PartChecks,
+    BisectionChecks,
 ):
     """The checks that every backend must pass. A subclass defines the fixture `harness`."""
 
