@@ -13,8 +13,6 @@ import numpy as np
 
 from embgrad.checkpoints.load_bert import bert_names
 
-__all__ = ["ACTIVATIONS", "bert_by_hand", "random_weights"]
-
 
 def _erf(x: np.ndarray) -> np.ndarray:
     """The error function, to the first order in an imaginary part."""

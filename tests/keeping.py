@@ -166,7 +166,6 @@ OBJECTS = [way for way in WAYS if "object" in way or "slot" in way or way == "a 
 
 
 def _knot() -> list[Any]:
-    """A list that holds itself."""
     knot: list[Any] = [None, []]
     knot[0] = knot
     return knot
@@ -223,7 +222,6 @@ class Builder:
         self.made = 0
 
     def table(self) -> Any:
-        """The part."""
         self.made += 1
         if not self.tables:
             self.tables.append(self.make())
@@ -240,7 +238,6 @@ class SlottedBuilder:
         self.made = 0
 
     def table(self) -> Any:
-        """The part."""
         self.made += 1
         if not hasattr(self, "tables"):
             self.tables = (self.make(),)

@@ -26,8 +26,6 @@ from tests.benchmarks.cases import (
 )
 from tests.benchmarks.environment import ROOT, cores
 
-__all__ = ["Job", "jobs", "run"]
-
 #: So that what is freed is given back at once, and a peak is a peak of what is held. TensorFlow has a pool of its own.
 GIVING_BACK: Final = {
     "MALLOC_MMAP_THRESHOLD_": "65536",

@@ -28,7 +28,6 @@ EARLY = 500
 
 
 def resident() -> float:
-    """The process's resident memory now, MiB."""
     gc.collect()
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -42,13 +41,11 @@ def sentences(count: int) -> Iterator[str]:
 
 
 def tokenizer(text: str) -> dict[str, list[int]]:
-    """The words are numbers already."""
     ids = [101, *map(int, text.split()), 102]
     return {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": [0] * len(ids)}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the two figures and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", default="torch", choices=("torch", "tensorflow", "gluon"))
     parser.add_argument("--sentences", type=int, default=10_000)

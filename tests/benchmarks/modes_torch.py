@@ -15,8 +15,6 @@ from tests.benchmarks.cases import POSITION, Case
 from tests.benchmarks.measuring import Mode
 from tests.benchmarks.ratios import UNCOMPILED
 
-__all__ = ["MODES", "saved_for_backward", "with_rows_apart"]
-
 Inputs = Mapping[str, torch.Tensor]
 
 
@@ -58,7 +56,6 @@ def plain(case: Case) -> Mode:
 
 
 def compiled(case: Case) -> Mode:
-    """The model under torch.compile."""
     model, frozen, inputs, batch = _model(case.checkpoint), _frozen(case.checkpoint), _inputs(case), case.batch()
     whole, of_rows = _compiled(case.checkpoint, case.objective), _compiled_of_rows(case.checkpoint, case.objective)
     return Mode(

@@ -19,8 +19,6 @@ from tests.fuzz.cases import Case, expect
 from tests.fuzz.drawing import Draw
 from tests.unit.cli.commands import MODELS
 
-__all__ = ["commands"]
-
 #: Arguments that exist, and values that hardly fit: each command is given a few of them.
 WORDS: Final = (
     "--json",

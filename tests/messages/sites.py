@@ -13,8 +13,6 @@ from pathlib import Path
 from embgrad import errors
 from embgrad.cli.errors import UsageError
 
-__all__ = ["CLASSES", "ERRORS", "ROOT", "Site", "at", "sites", "sites_in"]
-
 ROOT = Path(__file__).parents[2]
 #: The sources to read, each with the folder to which its modules' names are relative.
 _SOURCES = (
@@ -65,7 +63,6 @@ class Site:
 
 @functools.cache
 def sites() -> tuple[Site, ...]:
-    """Return all sites, by module and line."""
     return tuple(site for module in sorted(_modules()) for site in sites_in(module))
 
 

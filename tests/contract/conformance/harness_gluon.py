@@ -25,7 +25,6 @@ class Harness:
     def build(
         self, architecture: str, weights: Mapping[str, np.ndarray], *, dtype: str | None = None, frozen: bool = False
     ) -> Any:
-        """A net of these weights."""
         net = MODELS[architecture](weights)
         dtype = dtype or weights["W"].dtype.name
         net.initialize(mx.init.Zero())
@@ -41,7 +40,6 @@ class Harness:
         """Gluon has no mode that stays with a model."""
 
     def table_gradient(self, model: Any, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """By `autograd.grad` to the table itself."""
         table = model.E.weight.data()
         with mx.autograd.record(train_mode=False):
             logits = model(mx.nd.array(ids, dtype="int32"))
@@ -49,31 +47,25 @@ class Harness:
         return np.array(mx.autograd.grad([loss], [table], train_mode=False)[0].asnumpy())
 
     def state(self, model: Any) -> Mapping[str, Any]:
-        """Everything that a call must leave as it was."""
         return state(model)
 
     def seed(self, seed: int) -> None:
-        """MXNet's generators."""
         mx.random.seed(seed)
 
     def drawn(self) -> float:
-        """The next number."""
         return float(mx.nd.random.uniform(shape=(1,)).asscalar())
 
     def disturb(self, model: Any) -> None:
-        """Numbers in the gradient buffers and a hook of the user's."""
         for parameter in model.collect_params().values():
             for gradient in parameter._grad or ():
                 gradient[:] = 3
         model.E.register_forward_hook(_nothing)
 
     def parameter(self, model: Any, weight: str) -> tuple[str, bool]:
-        """The attribute path; Dense holds its weight as (out, in)."""
         layer, parameter = model.places()[weight]
         return f"{layer}.{parameter}", weight.startswith("W")
 
     def step(self, model: Any, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
-        """By a Trainer, on the mean that the loop itself takes."""
         trainer = mx.gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": rate})
         with mx.autograd.record(train_mode=False):
             logits = model(mx.nd.array(ids, dtype="int32"))
@@ -83,11 +75,9 @@ class Harness:
         trainer.step(1, ignore_stale_grad=True)  # an architecture may leave some weights out
 
     def logit(self, index: int) -> Callable[[Any], Any]:
-        """The column of the logits."""
         return lambda logits: logits[:, index]
 
     def summed_logit(self, index: int) -> Callable[[Any], Any]:
-        """Its sum, of shape (1,) since older MXNet arrays have no shape ()."""
         return lambda logits: logits[:, index].sum()
 
 
@@ -97,7 +87,6 @@ _errors: list[BaseException] | None = None
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """What `Telling` raises in a backward pass comes out."""
     global _errors
     _errors = []
     try:
@@ -128,7 +117,6 @@ class _Net(mx.gluon.HybridBlock):  # type: ignore[misc]
         self.dropout = nn.Dropout(0.5)
 
     def places(self) -> dict[str, tuple[str, str]]:
-        """For each weight the path of its layer, and the parameter."""
         return {
             "E": ("E", "weight"),
             "E2": ("E2", "weight"),
@@ -139,7 +127,6 @@ class _Net(mx.gluon.HybridBlock):  # type: ignore[misc]
         }
 
     def load(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
-        """Put the weights where they belong."""
         parameters = self._collect_params_with_prefix()
         for name, value in weights.items():
             parameters[".".join(self.places()[name])].set_data(
@@ -276,11 +263,9 @@ class _Layers(mx.gluon.HybridBlock):  # type: ignore[misc]
 
     @property
     def E(self) -> Any:  # a name of the suite's
-        """The table of the words."""
         return self.embeddings.E
 
     def places(self) -> dict[str, tuple[str, str]]:
-        """For each weight the path of its layer, and the parameter: of the layers, the first's."""
         return {
             "E": ("embeddings.E", "weight"),
             "E2": ("embeddings.E2", "weight"),
@@ -291,14 +276,12 @@ class _Layers(mx.gluon.HybridBlock):  # type: ignore[misc]
         }
 
     def load(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
-        """Put the weights where they belong."""
         _Net.load(self, weights, dtype)
         for layer in self.layers:
             layer.dense.weight.set_data(self.layers[0].dense.weight.data())
             layer.dense.bias.set_data(self.layers[0].dense.bias.data())
 
     def behind_the_first(self, x: Any) -> Any:
-        """What goes on."""
         return x
 
     def hybrid_forward(self, F: Any, input_ids: Any) -> Any:

@@ -10,8 +10,6 @@ import numpy as np
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.contract.properties.specs import EPSILON, FUNCTIONS, Block, Spec, weights_of
 
-__all__ = ["build"]
-
 
 def build(spec: Spec) -> ReferenceModel:
     """The model; as functions, its blocks are no modules that can be named."""
@@ -98,7 +96,6 @@ def _attention(model: Any, prefix: str, hidden: Tensor, real: np.ndarray) -> Ten
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """The products of two batches of matrices."""
     return Tensor(
         a.value @ b.value,
         [(a, lambda g: g @ b.value.swapaxes(-1, -2)), (b, lambda g: a.value.swapaxes(-1, -2) @ g)],

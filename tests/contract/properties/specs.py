@@ -86,7 +86,6 @@ class Spec:
 
     @property
     def meets(self) -> bool:
-        """Whether examples meet."""
         return any(block.kind == "mix" for block in self.blocks)
 
     @property
@@ -96,7 +95,6 @@ class Spec:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of what the model takes."""
         named = {"input_ids": True, "attention_mask": self.masked, "token_type_ids": self.types}
         return tuple(name for name, taken in named.items() if taken)
 

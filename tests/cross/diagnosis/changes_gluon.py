@@ -17,7 +17,6 @@ class OffsetEncoder(bert.BERTEncoder):
     def hybrid_forward(
         self, F: Any, inputs: Any, states: Any = None, valid_length: Any = None, position_weight: Any = None
     ) -> Any:
-        """What the encoder gives with the rows two further down."""
         later = F.slice_axis(position_weight, axis=0, begin=2, end=None)
         moved = F.concat(later, F.slice_axis(position_weight, axis=0, begin=0, end=2), dim=0)
         return super().hybrid_forward(F, inputs, states, valid_length, moved)
@@ -27,7 +26,6 @@ class ScaledEmbedding(nn.Embedding):
     """A table whose lookup comes out scaled by the root of its width."""
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
-        """The scaled rows."""
         return super().hybrid_forward(F, x, weight) * math.sqrt(self._kwargs["output_dim"])
 
 
@@ -35,7 +33,6 @@ class AlwaysDropping(nn.Dropout):
     """Dropout that a port left on."""
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        """With dropout, whatever the mode."""
         return F.Dropout(x, p=self._rate, mode="always")
 
 
@@ -52,7 +49,6 @@ class Approximate(nn.GELU):
     """GELU by the hyperbolic tangent."""
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        """The approximation."""
         return 0.5 * x * (1 + F.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
@@ -74,7 +70,6 @@ class Rectified(nn.GELU):
     """ReLU."""
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        """The larger of x and 0."""
         return F.relu(x)
 
 

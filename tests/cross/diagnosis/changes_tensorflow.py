@@ -17,7 +17,6 @@ class AlwaysDropping(keras.layers.Dropout):
     """Dropout that a port left on."""
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """With dropout, whatever the mode."""
         return super().call(inputs, training=True)
 
 

@@ -17,7 +17,6 @@ class Scaled(nn.Embedding):
     """A table whose lookup comes out scaled by the root of its width, as Gemma's and Marian's do."""
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """The scaled rows."""
         return super().forward(input_ids) * math.sqrt(self.embedding_dim)
 
 
@@ -29,7 +28,6 @@ class AlwaysDropping(nn.Module):
         self.rate = rate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """With dropout, whatever the mode."""
         return nn.functional.dropout(x, self.rate, training=True)
 
 

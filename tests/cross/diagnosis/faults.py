@@ -99,7 +99,6 @@ def _padded_left(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, A
 
 
 def _shifted_vocabulary(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
-    """Another tokenizer's ids, each one higher."""
     return quietly(world.model, world.batch.replace(ids=world.batch.ids + 1), world.objective(base)), world.model
 
 
@@ -139,7 +138,6 @@ def _with_another_padding(world: World, base: str) -> tuple[embgrad.EmbeddingGra
 
 
 def _in_another_order(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
-    """Examples in another order, and the sign."""
     batch, order = world.batch, np.arange(len(world.batch))[::-1]
     turned = batch.replace(ids=batch.ids[order], mask=batch.mask[order], types=batch.types[order])
     found = quietly(world.model, turned, embgrad.CrossEntropy(world.loss(base).numbers[order]))

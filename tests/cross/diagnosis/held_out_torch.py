@@ -26,7 +26,6 @@ class Plain(nn.Module):
         self.act1, self.act2 = nn.Tanh(), nn.Tanh()
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x = self.act2(self.b(self.act1(self.a(self.embedding(input_ids)))))
         return self.head((x * attention_mask[..., None]).sum(1))
 
@@ -46,7 +45,6 @@ class Residual(nn.Module):
         self.norm, self.head, self.residual = nn.LayerNorm(wide), nn.Linear(wide, 3), [1.0, 1.0, 1.0]
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x = self.embedding(input_ids) + self.places(torch.arange(input_ids.shape[1]))
         for kept, layer in zip(self.residual, self.layers, strict=True):
             x = kept * x + layer["down"](layer["act"](layer["up"](layer["norm"](x))))
@@ -63,7 +61,6 @@ class Recurrent(nn.Module):
         self.dense, self.act, self.head = nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, 3)
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x = self.act(self.dense(self.recurrent(self.embedding(input_ids))[0])) * attention_mask[..., None]
         return self.head(x.sum(1) / attention_mask.sum(1, keepdim=True))
 
@@ -79,7 +76,6 @@ class Convolution(nn.Module):
         self.dense, self.head = nn.Linear(wide, wide), nn.Linear(wide, 3)
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x = self.norm(self.act1(self.first((self.embedding(input_ids) * attention_mask[..., None]).transpose(1, 2))))
         return self.head(torch.tanh(self.dense(self.act2(self.second(x)).amax(2))))
 
@@ -98,7 +94,6 @@ class Attention(nn.Module):
         self.head, self.heads, self.scale = nn.Linear(wide, 3), heads, [math.sqrt(heads / wide)] * 2
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x, real = self.embedding(input_ids), attention_mask.bool()
         for scale, layer in zip(self.scale, self.layers, strict=True):
             query, key, value = (
@@ -121,7 +116,6 @@ class Encoder(nn.Module):
         self.head = nn.Linear(wide, 3)
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x = self.encoder(self.embedding(input_ids), src_key_padding_mask=attention_mask == 0)
         return self.head(x[:, 0])
 
@@ -518,8 +512,6 @@ def residual_doubled(model: Any, random: np.random.Generator) -> Broken | None:
 
 
 def _behind(change: Callable[[Any], Any], *causes: str) -> Callable[[Any, np.random.Generator], Broken | None]:
-    """What one linear layer gives is changed."""
-
     def inject(model: Any, random: np.random.Generator) -> Broken | None:
         _, one = chosen(dense(model), random)
         one.register_forward_hook(lambda _m, _i, output: change(output))
@@ -603,7 +595,6 @@ def places_zeroed(model: Any, random: np.random.Generator) -> Broken | None:
 
 
 def wrong_mask(model: Any, random: np.random.Generator) -> Broken | None:
-    """The mask of the example before."""
     inner = model.forward
 
     def forward(input_ids: Any, attention_mask: Any, **options: Any) -> Any:

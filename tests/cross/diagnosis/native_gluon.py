@@ -45,7 +45,6 @@ class Tied(mx.gluon.Block):
         self.bert = inner
 
     def forward(self, inputs: Any, token_types: Any, valid_length: Any) -> Any:
-        """The logits, (example, position, vocabulary)."""
         places = mx.nd.arange(inputs.shape[1], dtype="int32").tile((inputs.shape[0], 1))
         return self.bert(inputs, token_types, valid_length, places)[-1]
 
@@ -71,7 +70,6 @@ class Own(mx.gluon.HybridBlock):
         self.skips = True
 
     def hybrid_forward(self, F: Any, ids: Any) -> Any:
-        """The logits of the mean over the positions."""
         x = self.recurrent(self.norm(self.tokens(ids)))
         y = self.drop(self.down(self.act(self.up(x))))
         x = self.square(self.norm2(y + x if self.skips else y))
@@ -79,12 +77,10 @@ class Own(mx.gluon.HybridBlock):
 
 
 def seed(number: int) -> None:
-    """Begin at the same random numbers."""
     mx.random.seed(number)
 
 
 def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) -> Any:
-    """A healthy model."""
     if kind == "own":
         return _randomised(Own(size), seed)
     encoder = bert.BERTEncoder(
@@ -119,7 +115,6 @@ def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) ->
 
 
 def _native(name: str, prefix: str) -> str:
-    """gluonnlp's name of a weight."""
     plain = {
         "embeddings.position_embeddings.weight": f"{prefix}encoder.position_weight",
         "classifier.weight": "classifier.0.weight",
@@ -155,7 +150,6 @@ class Port(mx.gluon.Block):
         self.inner, self.drop, self.shift = inner, drop, shift
 
     def forward(self, inputs: Any, token_types: Any, valid_length: Any) -> Any:
-        """What the inner model returns."""
         types = token_types * 0 if self.drop == "types" else token_types
         return self.inner(inputs + self.shift, types, None if self.drop == "mask" else valid_length)
 
@@ -171,7 +165,6 @@ def is_own(model: Any) -> bool:
 
 
 def table_of(model: Any) -> Any:
-    """The block that looks the words up."""
     return core(model).tokens if is_own(model) else core(model).word_embed[0]
 
 
@@ -227,7 +220,6 @@ def _called(model: Any, world: Any, recipe: Recipe) -> Any:
 
 
 def _losses(output: Any, loss: Loss, world: Any) -> Any:
-    """Each example's own loss."""
     output, numbers = output.astype("float32"), mx.nd.array(loss.numbers)
     real = mx.nd.array(world.batch.real)
     if loss.kind == "cross-entropy":

@@ -27,12 +27,10 @@ logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
 def seed(number: int) -> None:
-    """Begin at the same random numbers."""
     keras.utils.set_random_seed(number)
 
 
 def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) -> Any:
-    """A healthy model."""
     if kind == "own":
         return _own(size, seed)
     config = transformers.BertConfig(
@@ -54,7 +52,6 @@ def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) ->
 
 
 def _canonical(name: str) -> str:
-    """`.../bert/encoder/layer_._0/output/dense/kernel:0` is `encoder.layer.0.output.dense.weight`."""
     path = name.removesuffix(":0").split("/", 1)[1]
     path = path.removeprefix("bert/").replace("mlm___cls/predictions/", "head/")
     *modules, last = re.sub(r"layer_\._(\d+)", r"layer/\1", path).split("/")
@@ -91,7 +88,6 @@ class Port(keras.Model):
     def call(
         self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, training: bool = False
     ) -> Any:
-        """What the inner model returns."""
         given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         passed = {name: value for name, value in given.items() if value is not None and name != self.drop}
         passed["input_ids"] = input_ids + self.shift
@@ -174,7 +170,6 @@ def _called(model: Any, world: Any, recipe: Recipe) -> Any:
 
 
 def _losses(output: Any, loss: Loss, world: Any) -> Any:
-    """Each example's own loss."""
     output, numbers = tf.cast(output, tf.float32), tf.constant(loss.numbers)
     real = tf.constant(world.batch.real, tf.float32)
     if loss.kind == "cross-entropy":

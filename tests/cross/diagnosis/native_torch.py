@@ -44,7 +44,6 @@ class Own(nn.Module):
         return self.tokens(input_ids) * math.sqrt(self.tokens.embedding_dim)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The logits of the mean over the positions, padding among them."""
         x = self.scaled(input_ids) + self.places[: input_ids.shape[1]]
         for block in self.blocks:
             x = block(x, attention_mask)
@@ -62,7 +61,6 @@ class Block(nn.Module):
         self.drop, self.heads = nn.Dropout(0.1), heads
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The next hidden state."""
         h = self.norm1(x)
         parts = [
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query(h), self.key(h), self.value(h))
@@ -73,12 +71,10 @@ class Block(nn.Module):
 
 
 def seed(number: int) -> None:
-    """Begin at the same random numbers."""
     torch.manual_seed(number)
 
 
 def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) -> Any:
-    """A healthy model."""
     torch.manual_seed(seed)
     if kind == "own":
         return _randomised(Own(size), seed).eval()
@@ -137,7 +133,6 @@ class Port(nn.Module):
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> Any:
-        """What the inner model returns."""
         given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         passed = {name: value for name, value in given.items() if value is not None and name != self.drop}
         if self.offset:
@@ -152,7 +147,6 @@ def core(model: Any) -> Any:
 
 
 def table_of(model: Any) -> Any:
-    """The module that looks the words up."""
     inner = core(model)
     return inner.tokens if isinstance(inner, Own) else inner.get_input_embeddings()
 
@@ -214,7 +208,6 @@ def _called(model: Any, world: Any, recipe: Recipe) -> torch.Tensor:
 
 
 def _losses(output: torch.Tensor, loss: Loss, world: Any) -> torch.Tensor:
-    """Each example's own loss."""
     output, numbers = output.float(), torch.tensor(loss.numbers)
     real = torch.tensor(world.batch.real, dtype=torch.float32)
     rows = torch.arange(len(output))

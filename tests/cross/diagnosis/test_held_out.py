@@ -16,7 +16,6 @@ SAMPLE = (
 
 
 def said(found: list[held_out.Outcome]) -> str:
-    """What was named wrong."""
     wrong = [one for one in found if one.answer == "wrong"]
     return "\n".join(f"{one.fault} | {one.framework} {one.detail} | {one.models}: {one.text}" for one in wrong)
 
