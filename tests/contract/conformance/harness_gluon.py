@@ -10,6 +10,7 @@ import numpy as np
 from embgrad_gluon.importing import import_mxnet
 
 from embgrad.testing.faults import obtain
+from embgrad.testing.harness import ARCHITECTURES
 from tests.contract.conformance.state_gluon import state
 
 mx = import_mxnet()
@@ -355,27 +356,4 @@ class _Raises(_Net):
         raise RuntimeError("the model broke")
 
 
-MODELS = {
-    "mean": _Mean,
-    "hidden": _Hidden,
-    "probabilities": _Probabilities,
-    "masked": _Masked,
-    "positions": _Positions,
-    "named": _Named,
-    "twice": _Twice,
-    "two_tables": _TwoTables,
-    "flat": _Flat,
-    "time_major": _TimeMajor,
-    "scaled": _Scaled,
-    "positional": _Positional,
-    "dropout": _Dropout,
-    "detached": _Detached,
-    "no_lookup": _NoLookup,
-    "layers": _Layers,
-    "repeated": _Repeated,
-    "tied": _Tied,
-    "mixing": _Mixing,
-    "broken": _Broken,
-    "raises": _Raises,
-    "interrupted": _Interrupted,
-}
+MODELS = {name: globals()["_" + name.title().replace("_", "")] for name in ARCHITECTURES}

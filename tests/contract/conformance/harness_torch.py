@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from embgrad.testing.faults import obtain
+from embgrad.testing.harness import ARCHITECTURES
 from tests.contract.conformance.state_torch import state
 
 
@@ -221,28 +222,7 @@ class _Raises(_Model):
 
 
 _MODELS: Mapping[str, type[_Model] | type[_Layers]] = {
-    "mean": _Mean,
-    "hidden": _Hidden,
-    "probabilities": _Probabilities,
-    "masked": _Masked,
-    "positions": _Positions,
-    "named": _Named,
-    "twice": _Twice,
-    "two_tables": _TwoTables,
-    "flat": _Flat,
-    "time_major": _TimeMajor,
-    "scaled": _Scaled,
-    "positional": _Positional,
-    "dropout": _Dropout,
-    "detached": _Detached,
-    "no_lookup": _NoLookup,
-    "layers": _Layers,
-    "repeated": _Repeated,
-    "tied": _Tied,
-    "mixing": _Mixing,
-    "broken": _Broken,
-    "raises": _Raises,
-    "interrupted": _Interrupted,
+    name: globals()["_" + name.title().replace("_", "")] for name in ARCHITECTURES
 }
 
 

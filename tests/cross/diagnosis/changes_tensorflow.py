@@ -63,12 +63,13 @@ def _multiplied(dense: Any, number: float) -> None:
     dense.call = lambda inputs: inner(inputs) * number
 
 
-def _rebuilt(model: Any, activation: Callable[[Any], Any]) -> Any:
-    """The functional model of other wiring over the same layers."""
+def _rebuilt(model: Any, activation: Callable[[Any], Any], *, residual: bool = True) -> Any:
+    """Return the functional model with other wiring over the same layers."""
     layer = model.get_layer
     ids = keras.Input((None,), dtype="int32")
     x = layer("recurrent")(layer("norm")(layer("tokens")(ids)))
-    x = layer("square")(layer("norm2")(layer("down")(activation(layer("up")(x))) + x))
+    y = layer("down")(activation(layer("up")(x)))
+    x = layer("square")(layer("norm2")(y + x if residual else y))
     return keras.Model(ids, layer("head")(keras.layers.GlobalAveragePooling1D()(x)))
 
 
@@ -109,7 +110,7 @@ def _scaled_lookup(model: Any, _: Any) -> Any:
 
 def _without_residual(model: Any, _: Any) -> Any:
     if is_own(model):
-        return _without_sum(model)
+        return _rebuilt(model, keras.activations.gelu, residual=False)
     output = _layers(model)[1].bert_output
 
     def call(hidden_states: Any, input_tensor: Any, training: bool = False) -> Any:
@@ -117,14 +118,6 @@ def _without_residual(model: Any, _: Any) -> Any:
 
     output.call = call
     return model
-
-
-def _without_sum(model: Any) -> Any:
-    layer = model.get_layer
-    ids = keras.Input((None,), dtype="int32")
-    x = layer("recurrent")(layer("norm")(layer("tokens")(ids)))
-    x = layer("square")(layer("norm2")(layer("down")(keras.activations.gelu(layer("up")(x)))))
-    return keras.Model(ids, layer("head")(keras.layers.GlobalAveragePooling1D()(x)))
 
 
 def _head_zeroed(model: Any, world: Any) -> Any:
