@@ -137,7 +137,7 @@ class TraceChecks:
             for values in thread_results:
                 np.testing.assert_array_equal(values, alone)
 
-    def test_threads_that_ask_different_things_of_one_model(self, harness: Harness, model: Any) -> None:
+    def test_threads_with_different_calls_on_one_model(self, harness: Harness, model: Any) -> None:
         built, batch, objective = model("hidden"), example_batch(), embgrad.Sum()
         calls: list[Callable[[], Any]] = [
             lambda: embgrad.gradients(built, batch, objective).values,

@@ -33,7 +33,7 @@ def close_tables(case: Case, found: np.ndarray, expected: np.ndarray, name: str)
 @each_framework
 @property_of
 @given(case=cases(least=2), data=st.data())
-def test_the_order_of_the_examples(framework: str, case: Case, data: Any) -> None:
+def test_the_order_of_the_examples_changes_nothing(framework: str, case: Case, data: Any) -> None:
     order = np.array(data.draw(st.permutations(range(len(case.batch.ids)))))
     model = built(framework, case.spec)
     plain, turned = case.gradients(model), case.take(order).gradients(model)
@@ -44,7 +44,7 @@ def test_the_order_of_the_examples(framework: str, case: Case, data: Any) -> Non
 @each_framework
 @property_of
 @given(case=cases(least=2), data=st.data())
-def test_a_batch_in_two(framework: str, case: Case, data: Any) -> None:
+def test_a_batch_cut_in_two_gives_the_same(framework: str, case: Case, data: Any) -> None:
     place = data.draw(st.integers(1, len(case.batch.ids) - 1))
     model, parts = built(framework, case.spec), (slice(place), slice(place, None))
     plain, halves = case.gradients(model), [case.take(part).gradients(model) for part in parts]
@@ -85,7 +85,7 @@ def test_padding_of_any_length_on_any_side(framework: str, case: Case, data: Any
 @each_framework
 @property_of
 @given(case=cases(least=2), data=st.data())
-def test_the_other_examples(framework: str, case: Case, data: Any) -> None:
+def test_other_examples_change_nothing(framework: str, case: Case, data: Any) -> None:
     example = data.draw(st.integers(0, len(case.batch.ids) - 1))
     ids = np.random.default_rng(data.draw(seeds)).integers(case.spec.vocab, size=case.batch.ids.shape)
     ids[example] = case.batch.ids[example]
@@ -115,7 +115,7 @@ def test_micro_batches(framework: str, case: Case, data: Any) -> None:
 @each_framework
 @property_of
 @given(case=cases())
-def test_a_pullback_an_example_is_a_call_an_example(framework: str, case: Case) -> None:
+def test_split_gives_what_one_call_for_each_example_gives(framework: str, case: Case) -> None:
     model = built(framework, case.spec)
     split, tables = (found := case.gradients(model, split=True)), found.per_example()
     for example in range(len(case.batch.ids)):
@@ -128,7 +128,7 @@ def test_a_pullback_an_example_is_a_call_an_example(framework: str, case: Case) 
 @each_framework
 @property_of
 @given(case=cases(meets=True, least=2))
-def test_a_pullback_an_example_where_examples_meet(framework: str, case: Case) -> None:
+def test_split_where_examples_meet(framework: str, case: Case) -> None:
     model = built(framework, case.spec)
     found = case.gradients(model, split=True)
     for example, table in enumerate(found.per_example()):

@@ -126,7 +126,7 @@ def test_truncation_is_reported(wordpiece: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("max_length", [None, 4])
-def test_the_users_tokenizer_is_as_it_was(wordpiece: Tokenizer, max_length: int | None) -> None:
+def test_the_tokenizer_is_restored(wordpiece: Tokenizer, max_length: int | None) -> None:
     """Its settings are the tokenizer's, and each of its own calls changes them."""
     wordpiece.enable_truncation(6, stride=1, strategy="only_first")
     wordpiece.enable_padding(length=9, pad_id=1)
@@ -139,7 +139,7 @@ def test_the_users_tokenizer_is_as_it_was(wordpiece: Tokenizer, max_length: int 
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
-def test_words_go_on_in_the_second_text(wordpiece: Tokenizer) -> None:
+def test_words_are_numbered_on_in_the_second_text(wordpiece: Tokenizer) -> None:
     batch = embgrad.encode([("a filming plot", "thin film")], wrapped(wordpiece))
     assert batch.words is not None
     assert batch.tokens is not None
@@ -150,7 +150,7 @@ def test_words_go_on_in_the_second_text(wordpiece: Tokenizer) -> None:
     assert texts[-1] == "[CLS][SEP][SEP]"
 
 
-def test_gpt2_computes_what_it_computes_with_its_own_tokenizer() -> None:
+def test_gpt2_gives_the_same_as_with_its_own_tokenizer() -> None:
     """Types of zeros would be embedded as token 0 and added to every position."""
     torch.manual_seed(0)
     tokenizer = byte_level()
