@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -361,8 +360,3 @@ UNKNOWN: Final = tuple(
 def shown_in(fault: Fault, framework: str, kinds: tuple[str, ...]) -> Iterator[str]:
     """The kinds of models of a framework on which a fault shows."""
     return iter(kind for kind in fault.kinds if kind in kinds) if framework in fault.frameworks else iter(())
-
-
-def causes_covered() -> set[str]:
-    """Every cause that some fault must be named as."""
-    return set(itertools.chain.from_iterable(itertools.chain.from_iterable(one.expected for one in FAULTS)))
