@@ -106,18 +106,7 @@ class TraceChecks:
 
     # Threads
 
-    def test_four_threads_on_one_model(self, harness: Harness, model: Any) -> None:
-        batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
-        expected = embgrad.gradients(model("hidden"), batch, objective)
-        built = model("dropout")
-        harness.train(built)
-        before = harness.state(built)
-        results = _in_threads([lambda: embgrad.gradients(built, batch, objective).values] * 4)
-        for array in [array for thread_results in results for array in thread_results]:
-            close(array, expected.values, 1e-12)
-        expect_same(harness.state(built), before)
-
-    def test_threads_in_both_modes_on_one_model(self, harness: Harness, model: Any) -> None:
+    def test_four_threads_on_one_model_in_both_modes(self, harness: Harness, model: Any) -> None:
         built, batch = model("dropout"), example_batch()
         calm = embgrad.gradients(built, batch, embgrad.Sum()).values
         harness.train(built)
@@ -176,7 +165,8 @@ def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[list[Any]]:
 
 
 def _values(model: Any, batch: Any, **options: Any) -> np.ndarray:
-    return embgrad.gradients(model, batch, embgrad.Sum(), **options).values
+    values: np.ndarray = embgrad.gradients(model, batch, embgrad.Sum(), **options).values
+    return values
 
 
 def _refused(call: Callable[[], Any]) -> str:
