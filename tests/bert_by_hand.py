@@ -47,11 +47,7 @@ def random_weights(config: Mapping[str, Any], random: np.random.Generator) -> di
 
 
 def bert_by_hand(
-    weights: Mapping[str, np.ndarray],
-    config: Mapping[str, Any],
-    words: np.ndarray,
-    mask: np.ndarray,
-    types: np.ndarray,
+    weights: Mapping[str, np.ndarray], config: Mapping[str, Any], words: np.ndarray, mask: np.ndarray, types: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The last layer's output and the pooler's, from the words' rows on.
 

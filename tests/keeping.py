@@ -100,11 +100,7 @@ WAYS: dict[str, Way] = {
     ),
     "a list of lists": (lambda: [[], [1.0]], lambda kept, value: kept[1].append(value), lambda kept: sum(kept[1])),
     "a tuple of lists": (lambda: ([], []), lambda kept, value: kept[0].append(value), lambda kept: sum(kept[0])),
-    "a named tuple": (
-        lambda: Recent([], []),
-        lambda kept, value: kept.last.append(value),
-        lambda kept: sum(kept.last),
-    ),
+    "a named tuple": (lambda: Recent([], []), lambda kept, value: kept.last.append(value), lambda kept: sum(kept.last)),
     "a set": (lambda: {0.5}, lambda kept, value: kept.add(len(kept) + value), lambda kept: sum(kept)),
     "an ordered dict": (
         lambda: collections.OrderedDict(first=1.0, second=2.0),

@@ -43,19 +43,10 @@ def exported(case: Case) -> Mode:
     block = _exported(case.checkpoint)
     names = block._cached_graph[1].list_outputs()
     asked, batch = case.asked(pooled=names[1], sequence=names[0]), case.batch("gluonnlp")
-    return _mode(
-        case,
-        block,
-        _cut_ways(case, block),
-        lambda: embgrad.gradients(block, batch, asked),
-    )
+    return _mode(case, block, _cut_ways(case, block), lambda: embgrad.gradients(block, batch, asked))
 
 
-MODES = {
-    "Gluon, imperative": imperative,
-    "Gluon, hybridised": hybridised,
-    "Gluon, SymbolBlock": exported,
-}
+MODES = {"Gluon, imperative": imperative, "Gluon, hybridised": hybridised, "Gluon, SymbolBlock": exported}
 
 
 def _mode(case: Case, net: Any, by_hand: dict[str, Callable[[], np.ndarray]], gradients: Callable[[], Any]) -> Mode:

@@ -103,10 +103,7 @@ def _compiled(checkpoint: str, objective: str) -> Any:
 @functools.cache
 def _compiled_of_rows(checkpoint: str, objective: str) -> Any:
     model = _frozen(checkpoint)
-    return torch.compile(
-        lambda rows, others: _total(objective, model(inputs_embeds=rows, **others)),
-        dynamic=True,
-    )
+    return torch.compile(lambda rows, others: _total(objective, model(inputs_embeds=rows, **others)), dynamic=True)
 
 
 def _without_gradients(model: Any, inputs: Inputs) -> Any:

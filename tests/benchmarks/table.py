@@ -237,11 +237,7 @@ def _ways(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
             best = fastest(row)
             for name in by_hand(row):
                 way = name.removeprefix(HAND)
-                yield (
-                    row["mode"],
-                    f"**{way}**" if name == best else way,
-                    _two(over(row, "forward", what=name)),
-                )
+                yield (row["mode"], f"**{way}**" if name == best else way, _two(over(row, "forward", what=name)))
 
 
 def _positions(found: Found) -> Iterator[Sequence[str]]:

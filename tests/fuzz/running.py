@@ -57,10 +57,7 @@ def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
 
 
 def run(
-    seed: int,
-    chosen: Iterator[int],
-    tell: Callable[[str], None],
-    draw: Callable[[int, int], Case] = drawn_case,
+    seed: int, chosen: Iterator[int], tell: Callable[[str], None], draw: Callable[[int, int], Case] = drawn_case
 ) -> Tally:
     """Make these calls.
 

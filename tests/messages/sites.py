@@ -15,11 +15,7 @@ from embgrad.cli.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 #: The sources to read, each with the folder to which its modules' names are relative.
-_SOURCES = (
-    ("embgrad", ROOT),
-    ("backends", ROOT / "backends"),
-    ("_embgrad_pytest.py", ROOT),
-)
+_SOURCES = (("embgrad", ROOT), ("backends", ROOT / "backends"), ("_embgrad_pytest.py", ROOT))
 #: Every error of `embgrad.errors` by its name.
 CLASSES = {
     name: kind

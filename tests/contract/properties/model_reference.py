@@ -87,8 +87,7 @@ def _attention(model: Any, prefix: str, hidden: Tensor, real: np.ndarray) -> Ten
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     return Tensor(
-        a.value @ b.value,
-        [(a, lambda g: g @ b.value.swapaxes(-1, -2)), (b, lambda g: a.value.swapaxes(-1, -2) @ g)],
+        a.value @ b.value, [(a, lambda g: g @ b.value.swapaxes(-1, -2)), (b, lambda g: a.value.swapaxes(-1, -2) @ g)]
     )
 
 

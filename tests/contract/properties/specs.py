@@ -7,18 +7,7 @@ from typing import Final
 
 import numpy as np
 
-__all__ = [
-    "EPSILON",
-    "FUNCTIONS",
-    "KINDS",
-    "MODULES",
-    "OTHERS",
-    "PLACES",
-    "SEGMENTS",
-    "Block",
-    "Spec",
-    "weights_of",
-]
+__all__ = ["EPSILON", "FUNCTIONS", "KINDS", "MODULES", "OTHERS", "PLACES", "SEGMENTS", "Block", "Spec", "weights_of"]
 
 #: The rows of a table of positions, and of one of types.
 PLACES: Final = 12
