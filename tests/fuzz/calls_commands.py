@@ -22,9 +22,10 @@ from tests.unit.cli.commands import MODELS
 
 #: Arguments that exist, and values that hardly fit: each command is given a few of them.
 WORDS: Final = tuple(
-    shlex.split(
-        """--json --words --kind norm dot x.safetensors broken.safetensors missing.safetensors --at word wrod"""
-    )
+    shlex.split("""
+    --json --words --kind norm dot x.safetensors broken.safetensors
+    missing.safetensors --at word wrod
+""")
 )
 WORDS_ASKING: Final = tuple(
     shlex.split("""
