@@ -85,10 +85,8 @@ def texts(tmp_path: Path) -> Path:
 
 
 def test_three_frameworks_agree(texts: Path) -> None:
-    done = child(
-        *("-m", "embgrad"),
-        *("compare", "--model", str(minilm_folder()), "--frameworks", FRAMEWORKS, "--file", str(texts), "--json"),
-    )
+    asked = ("--model", str(minilm_folder()), "--frameworks", FRAMEWORKS, "--file", str(texts), "--json")
+    done = child("-m", "embgrad", "compare", *asked)
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["agrees"] is True
@@ -180,20 +178,8 @@ def test_weights_in_pickles_are_not_read(command: Any, folders: Path, tmp_path: 
 def test_models_with_heads_in_two_frameworks(
     command: Any, folders: Path, name: str, objective: tuple[str, ...]
 ) -> None:
-    done = command(
-        *(
-            "compare",
-            "-m",
-            str(folders / name),
-            "--frameworks",
-            "torch,tensorflow",
-            "-t",
-            "a film",
-            "-t",
-            "hello world",
-        ),
-        *(*objective, "--json"),
-    )
+    asked = ("--frameworks", "torch,tensorflow", "-t", "a film", "-t", "hello world", *objective, "--json")
+    done = command("compare", "-m", str(folders / name), *asked)
     assert done.code == 0, done.err
     (comparison,) = json.loads(done.out)["comparisons"].values()
     assert comparison["figures"]["relative_l2"] < 5e-6
