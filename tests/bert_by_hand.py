@@ -13,8 +13,6 @@ import numpy as np
 
 from embgrad.checkpoints.load_bert import bert_names
 
-__all__ = ["ACTIVATIONS", "bert_by_hand", "random_weights"]
-
 
 def _erf(x: np.ndarray) -> np.ndarray:
     """The error function, to the first order in an imaginary part."""
@@ -49,11 +47,7 @@ def random_weights(config: Mapping[str, Any], random: np.random.Generator) -> di
 
 
 def bert_by_hand(
-    weights: Mapping[str, np.ndarray],
-    config: Mapping[str, Any],
-    words: np.ndarray,
-    mask: np.ndarray,
-    types: np.ndarray,
+    weights: Mapping[str, np.ndarray], config: Mapping[str, Any], words: np.ndarray, mask: np.ndarray, types: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The last layer's output and the pooler's, from the words' rows on.
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["calls_that_change", "same"]
-
 
 class Settings:
     """What the class of a caller holds."""

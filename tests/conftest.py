@@ -74,7 +74,6 @@ def pytest_runtest_setup() -> None:
 
 
 def parameters_in(name: str) -> list[str]:
-    """The parameters in a test's name."""
     return name.partition("[")[2].rstrip("]").split("-")
 
 
@@ -110,7 +109,6 @@ def beside_under_test() -> list[str]:
 
 
 def pytest_report_header() -> str:
-    """Say what is under test."""
     which = "slow tests" if slow_is_asked_for() else "backends"
     return f"{which} under test: {', '.join([*backends_under_test(), *beside_under_test()])}"
 
@@ -121,7 +119,6 @@ def slow_is_asked_for() -> bool:
 
 
 def skipped_backends() -> list[str]:
-    """Return what is not under test."""
     under_test = {*backends_under_test(), *beside_under_test()}
     return [name for name in (REFERENCE, *PACKAGES, *BESIDE) if name not in under_test]
 
@@ -193,6 +190,5 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def _asked_for(folder: Path, config: pytest.Config) -> bool:
-    """Whether a path in it was given."""
     given = (config.invocation_params.dir / one.partition("::")[0] for one in config.args)
     return any(path.resolve().is_relative_to(folder) for path in given)

@@ -100,11 +100,7 @@ WAYS: dict[str, Way] = {
     ),
     "a list of lists": (lambda: [[], [1.0]], lambda kept, value: kept[1].append(value), lambda kept: sum(kept[1])),
     "a tuple of lists": (lambda: ([], []), lambda kept, value: kept[0].append(value), lambda kept: sum(kept[0])),
-    "a named tuple": (
-        lambda: Recent([], []),
-        lambda kept, value: kept.last.append(value),
-        lambda kept: sum(kept.last),
-    ),
+    "a named tuple": (lambda: Recent([], []), lambda kept, value: kept.last.append(value), lambda kept: sum(kept.last)),
     "a set": (lambda: {0.5}, lambda kept, value: kept.add(len(kept) + value), lambda kept: sum(kept)),
     "an ordered dict": (
         lambda: collections.OrderedDict(first=1.0, second=2.0),
@@ -166,7 +162,6 @@ OBJECTS = [way for way in WAYS if "object" in way or "slot" in way or way == "a 
 
 
 def _knot() -> list[Any]:
-    """A list that holds itself."""
     knot: list[Any] = [None, []]
     knot[0] = knot
     return knot
@@ -223,7 +218,6 @@ class Builder:
         self.made = 0
 
     def table(self) -> Any:
-        """The part."""
         self.made += 1
         if not self.tables:
             self.tables.append(self.make())
@@ -240,7 +234,6 @@ class SlottedBuilder:
         self.made = 0
 
     def table(self) -> Any:
-        """The part."""
         self.made += 1
         if not hasattr(self, "tables"):
             self.tables = (self.make(),)

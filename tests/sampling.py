@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["slow", "slow_items"]
-
 
 def slow(value: Any) -> Any:
     """Return the value as a case that is slow."""

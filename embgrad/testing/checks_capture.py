@@ -71,7 +71,7 @@ class CaptureChecks:
         close(tap.steps[0].activations, layers_by_hand(example_weights(), ids, embgrad.Sum())["layer.1"][0], 1e-12)
         assert words.count == 1
 
-    def test_what_embgrad_itself_computes_is_not_captured(self, harness: Harness, model: Any) -> None:
+    def test_calls_of_embgrad_are_not_captured(self, harness: Harness, model: Any) -> None:
         built, ids = model("hidden"), example_batch().ids
         with embgrad.capture(built) as tap:
             embgrad.gradients(built, ids, embgrad.Sum())
@@ -94,7 +94,9 @@ class CaptureChecks:
             harness.step(detached, example_batch().ids, LABELS)
 
     @pytest.mark.parametrize("steps", [0, 1])
-    def test_a_capture_that_is_left_open_is_closed_and_told_of(self, harness: Harness, model: Any, steps: int) -> None:
+    def test_a_capture_that_is_left_open_is_closed_with_a_warning(
+        self, harness: Harness, model: Any, steps: int
+    ) -> None:
         built, batch = model("hidden"), example_loop()[0]
         before = harness.state(built)
         capturing = embgrad.capture(built)

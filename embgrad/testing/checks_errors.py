@@ -124,7 +124,7 @@ class ErrorChecks:
     """The checks of errors that every backend must pass."""
 
     @pytest.mark.parametrize("error", MISTAKES, ids=lambda error: error.__name__)
-    def test_an_error_in_the_words_of_every_framework(
+    def test_an_error_has_one_message_in_every_framework(
         self, harness: Harness, model: Any, error: type[embgrad.EmbgradError], tmp_path: Path
     ) -> None:
         architecture, mistake, message = MISTAKES[error]

@@ -104,5 +104,6 @@ class OutputChecks:
             embgrad.gradients(model("hidden"), example_batch(), harness.summed_logit(1))
         with pytest.raises(embgrad.ObjectiveError, match=r"expected .*shape \(\)"):
             embgrad.gradients(model("hidden"), example_batch(), embgrad.Scalar(harness.logit(1)))
-        with pytest.raises(embgrad.ObjectiveError, match="float"):
-            embgrad.gradients(model("hidden"), example_batch(), lambda outputs: 1.0)
+        for returned in (1.0, None):
+            with pytest.raises(embgrad.ObjectiveError, match=f"returned {type(returned).__name__}: expected"):
+                embgrad.gradients(model("hidden"), example_batch(), lambda outputs, returned=returned: returned)

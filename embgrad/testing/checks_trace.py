@@ -106,15 +106,15 @@ class TraceChecks:
 
     # Threads
 
-    def test_four_threads_on_one_model(self, harness: Harness, model: Any) -> None:
-        batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
-        expected = embgrad.gradients(model("hidden"), batch, objective)
-        built = model("dropout")
+    def test_four_threads_on_one_model_in_both_modes(self, harness: Harness, model: Any) -> None:
+        built, batch = model("dropout"), example_batch()
+        calm = embgrad.gradients(built, batch, embgrad.Sum()).values
         harness.train(built)
         before = harness.state(built)
-        results = _in_threads([lambda: embgrad.gradients(built, batch, objective).values] * 4)
-        for array in [array for thread_results in results for array in thread_results]:
-            close(array, expected.values, 1e-12)
+        calls = [partial(_values, built, batch, training=training) for training in (False, True, False, True)]
+        results = _in_threads(calls)
+        assert all(np.array_equal(values, calm) for number in (0, 2) for values in results[number])
+        assert not all(np.array_equal(values, calm) for number in (1, 3) for values in results[number])
         expect_same(harness.state(built), before)
 
     def test_four_threads_on_four_models(self, model: Any) -> None:
@@ -126,7 +126,7 @@ class TraceChecks:
             for values in thread_results:
                 np.testing.assert_array_equal(values, alone)
 
-    def test_threads_that_ask_different_things_of_one_model(self, harness: Harness, model: Any) -> None:
+    def test_threads_with_different_calls_on_one_model(self, harness: Harness, model: Any) -> None:
         built, batch, objective = model("hidden"), example_batch(), embgrad.Sum()
         calls: list[Callable[[], Any]] = [
             lambda: embgrad.gradients(built, batch, objective).values,
@@ -164,8 +164,9 @@ def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[list[Any]]:
     return results
 
 
-def _values(model: Any, batch: Any) -> np.ndarray:
-    return embgrad.gradients(model, batch, embgrad.Sum()).values
+def _values(model: Any, batch: Any, **options: Any) -> np.ndarray:
+    values: np.ndarray = embgrad.gradients(model, batch, embgrad.Sum(), **options).values
+    return values
 
 
 def _refused(call: Callable[[], Any]) -> str:

@@ -44,7 +44,7 @@ class WeightChecks:
         assert [weight.name for weight in weights_of(model("hidden", frozen=True))] == names
         assert len(set(names)) == len(names)
 
-    def test_a_shared_weight_comes_once(self, harness: Harness, model: Any) -> None:
+    def test_a_shared_weight_is_listed_once(self, harness: Harness, model: Any) -> None:
         built = model("tied")
         table = example_weights()["E"]
         same = [
@@ -54,7 +54,7 @@ class WeightChecks:
         ]
         assert same == [harness.parameter(built, "E")[0]]
 
-    def test_what_is_read_is_a_copy(self, harness: Harness, model: Any) -> None:
+    def test_a_weight_that_is_read_is_a_copy(self, harness: Harness, model: Any) -> None:
         built = model("hidden")
         harness.disturb(built)
         before = harness.state(built)
@@ -65,7 +65,7 @@ class WeightChecks:
             value[...] = 0
         expect_same(harness.state(built), before)
 
-    def test_what_is_put_counts(self, harness: Harness, model: Any) -> None:
+    def test_a_written_weight_changes_the_gradient(self, harness: Harness, model: Any) -> None:
         """Check that after a `put` the gradient is that of a model which was built with these values."""
         batch, random = example_batch(), np.random.default_rng(9)
         for key in ("E", "W1", "b1", "W"):
@@ -84,7 +84,7 @@ class WeightChecks:
             close(embgrad.gradients(built, batch, OBJECTIVE).values, expected.values, 1e-12)
 
     @pytest.mark.parametrize("raised", [None, RuntimeError("the body broke"), KeyboardInterrupt()])
-    def test_the_bits_come_back(self, harness: Harness, raised: BaseException | None) -> None:
+    def test_weights_are_restored_bit_for_bit(self, harness: Harness, raised: BaseException | None) -> None:
         for precision in harness.precisions:
             built = harness.build("hidden", example_weights(), dtype=precision)
             harness.disturb(built)
@@ -101,7 +101,9 @@ class WeightChecks:
             assert all(after[name].tobytes() == value.tobytes() for name, value in values.items())
             expect_same(harness.state(built), before)
 
-    def test_what_does_not_fit_is_refused_before_anything_is_put(self, harness: Harness, model: Any) -> None:
+    def test_values_that_do_not_fit_are_refused_before_any_weight_is_written(
+        self, harness: Harness, model: Any
+    ) -> None:
         built = model("hidden")
         before = harness.state(built)
         name, transposed = _name_of(harness, built, "W")
@@ -126,7 +128,7 @@ class WeightChecks:
         assert all(name.startswith(("0.", "1.")) for name in names)
         assert len(weights_of([first, first])) == len(weights_of(first))
 
-    def test_the_depth_stands_in_the_provenance(self, model: Any) -> None:
+    def test_the_provenance_has_the_depth(self, model: Any) -> None:
         for architecture in ("mean", "layers"):
             built = model(architecture)
             result = embgrad.gradients(built, example_batch(), OBJECTIVE)

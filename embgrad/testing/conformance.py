@@ -19,6 +19,7 @@ import embgrad
 from embgrad.backend.protocol import ABILITIES
 from embgrad.backend.registry import backend_named
 from embgrad.testing.checks_attribution import AttributionChecks, EvaluationChecks
+from embgrad.testing.checks_calls import BisectionChecks, CallChecks, PartChecks
 from embgrad.testing.checks_capture import CaptureChecks
 from embgrad.testing.checks_changes import ChangeChecks
 from embgrad.testing.checks_compile import CompileChecks
@@ -63,6 +64,9 @@ class ConformanceSuite(
     CompileChecks,
     EvaluationChecks,
     AttributionChecks,
+    CallChecks,
+    PartChecks,
+    BisectionChecks,
 ):
     """The checks that every backend must pass. A subclass defines the fixture `harness`."""
 
@@ -196,7 +200,7 @@ class ConformanceSuite(
         np.testing.assert_array_equal(both[path].values, copies[0])
         np.testing.assert_array_equal(both[path].activations, copies[1])
 
-    def test_layouts_of_the_lookup_come_out_as_example_position_dim(self, model: Any) -> None:
+    def test_every_layout_of_the_lookup_is_returned_as_example_position_dim(self, model: Any) -> None:
         batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
         plain = embgrad.gradients(model("mean"), batch, objective)
         for architecture in ("flat", "time_major"):
@@ -235,7 +239,7 @@ class ConformanceSuite(
         with pytest.raises(embgrad.PointError, match="2 time"):
             embgrad.gradients(built, batch, objective, at="word#2")
 
-    def test_two_tables_are_told_apart_by_path(self, model: Any) -> None:
+    def test_two_tables_are_distinguished_by_path(self, model: Any) -> None:
         weights, batch = example_weights(), example_batch()
         built = model("two_tables")
         with pytest.raises(embgrad.AmbiguousPointError):
@@ -252,7 +256,7 @@ class ConformanceSuite(
             1e-12,
         )
 
-    def test_a_lookup_whose_indices_equal_the_ids_by_chance_is_told_apart(self, model: Any) -> None:
+    def test_a_lookup_whose_indices_equal_the_ids_by_chance_is_distinguished(self, model: Any) -> None:
         weights, ids = example_weights(), np.arange(POSITIONS)[None]  # as the positions are
         result = embgrad.gradients(model("positional"), ids, embgrad.Sum())
         np.testing.assert_array_equal(result.activations, weights["E"][ids])
@@ -363,7 +367,7 @@ class ConformanceSuite(
         with pytest.raises(embgrad.UnsupportedError, match="call="):
             embgrad.gradients(parts, batch, objective)
 
-    def test_a_batch_comes_in_any_form(self, model: Any) -> None:
+    def test_a_batch_is_accepted_in_every_form(self, model: Any) -> None:
         batch, objective = example_batch(masked=True), embgrad.CrossEntropy([0, 1, 2])
         expected = embgrad.gradients(model("masked"), batch, objective).values
         forms = (batch.to_huggingface(), batch.to_tfhub(), batch.to_keras_hub(), batch.to_gluonnlp())

@@ -14,11 +14,13 @@ from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.cotangents import answered, compute_dtype, values_at
 from embgrad.backend.locks import model_lock
 from embgrad.backend.module_calls import ModuleCalls
+from embgrad.backend.object_state import ObjectState
 from embgrad.backend.point_changes import PointChanges
 from embgrad.backend.protocol import Call, Listener, ParameterValues, Request, Run, Weight
 from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
 from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
+from embgrad.common.pytree import copied
 from embgrad.forward.points import UNNAMED_TABLE, Point
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
@@ -281,17 +283,16 @@ def _copies(gradients: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray 
 
 @contextlib.contextmanager
 def _running(model: Any, training: bool) -> Iterator[None]:
-    """Set the mode for one pass, and restore it afterwards."""
+    """Set the mode for one pass, and restore it and all other attributes afterwards."""
     parts = as_parts(model)
     with model_lock(parts):
-        modes = [(part, part.training) for part in parts]
+        state = ObjectState(map(vars, parts), skip={"modules"})
         try:
             for part in parts:
                 part.training = training
             yield
         finally:
-            for part, mode in modes:
-                part.training = mode
+            state.restore()
 
 
 @contextlib.contextmanager
@@ -310,10 +311,10 @@ def _forward(
     observer = _Observer(parts, PassRecorder(batch, names, request.times), request)
     with _observed(observer):
         if call is not None:
-            return call(model, batch.inputs()), observer, ()
+            return call(model, copied(batch.inputs())), observer, ()
         expect_single(model)
         plan = plan_call(parameters_of(model.forward)[1:], batch)
-        return model(*plan.args, **plan.kwargs), observer, plan.unused
+        return model(*copied(plan.args), **copied(dict(plan.kwargs))), observer, plan.unused
 
 
 class ReferenceTensors:

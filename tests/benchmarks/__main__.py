@@ -46,7 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(
     options: argparse.Namespace, kept: dict[str, list[dict[str, Any]]], found: dict[str, list[dict[str, Any]]]
 ) -> None:
-    """Fill what was found."""
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or str(minilm_folder())
         rivals = _rivals(options, found)

@@ -67,11 +67,9 @@ class Case:
     objective: str = "pooled"
 
     def config(self) -> Any:
-        """The checkpoint's configuration."""
         return json.loads((Path(self.checkpoint) / "config.json").read_text(encoding="utf-8"))
 
     def batch(self, convention: str = "huggingface") -> embgrad.TokenBatch:
-        """Random ids, nothing masked."""
         shape = (self.examples, self.positions)
         ids = np.random.default_rng(0).integers(1000, self.config()["vocab_size"] - 1000, shape)
         return embgrad.TokenBatch(ids, np.ones(shape), np.zeros(shape), convention=convention)
@@ -83,7 +81,6 @@ class Case:
         return embgrad.Sum(output=sequence, position=POSITION)
 
     def describe(self) -> dict[str, Any]:
-        """As JSON can hold it."""
         return asdict(self)
 
 

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from tests.benchmarks.environment import ROOT
 
-__all__ = ["imports"]
-
 #: What is imported before the clock starts, and what after.
 STATEMENTS: Final = {
     "embgrad": ("import numpy", "import embgrad"),

@@ -12,8 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ROOT", "cores", "machine", "rivals_python"]
-
 ROOT: Final = Path(__file__).parents[2]
 PINS: Final = Path(__file__).with_name("rivals.txt")
 RIVALS: Final = ROOT / ".tox" / "rivals"
@@ -26,7 +24,6 @@ DISTRIBUTIONS: Final = {
 
 
 def cores() -> int:
-    """How many cores the process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

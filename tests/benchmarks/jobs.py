@@ -13,20 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.benchmarks.cases import (
-    LIMIT_SIZE,
-    LONGER,
-    MODES,
-    PLAIN,
-    PROCESSES,
-    QUICK_SIZES,
-    SIZES,
-    Case,
-    drawn_bert,
-)
+from tests.benchmarks.cases import LIMIT_SIZE, LONGER, MODES, PLAIN, PROCESSES, QUICK_SIZES, SIZES, Case, drawn_bert
 from tests.benchmarks.environment import ROOT, cores
-
-__all__ = ["Job", "jobs", "run"]
 
 #: So that what is freed is given back at once, and a peak is a peak of what is held. TensorFlow has a pool of its own.
 GIVING_BACK: Final = {

@@ -11,8 +11,6 @@ import embgrad
 from tests.benchmarks.cases import Case
 from tests.benchmarks.measuring import Mode
 
-__all__ = ["MODES", "SIZES"]
-
 #: Of the model: MiniLM's, with GPT-2's vocabulary.
 SIZES: Final = {"n_layer": 6, "n_embd": 384, "n_head": 12, "vocab_size": 50257}
 

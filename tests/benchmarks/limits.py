@@ -9,8 +9,6 @@ from typing import Any, Final
 from tests.benchmarks.cases import MODES, ONCE, SPLIT_BY_HAND
 from tests.benchmarks.ratios import ANEW, by_hand, fastest, over, over_hand, size_of, times
 
-__all__ = ["Limit", "limits"]
-
 OF_BY_HAND: Final = 1.02
 OVER_BACKWARD: Final = 1.3
 OVER_RIVALS: Final = 1.0
@@ -41,7 +39,6 @@ class Limit:
 
 
 def limits(found: Found, size: tuple[int, int]) -> Iterator[Limit]:
-    """Each limit that something was measured for."""
     for row in found.get("sizes", ()):
         if size_of(row) == size and MODES[row["mode"]] != "reference":
             if "gradients" not in row["times"]:

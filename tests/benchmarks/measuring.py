@@ -14,18 +14,6 @@ import numpy as np
 
 from embgrad.errors import EmbgradError
 
-__all__ = [
-    "FEWEST",
-    "MOST_DISTANCE",
-    "MOST_KEPT",
-    "Mode",
-    "checked",
-    "distance",
-    "in_turns",
-    "measured_peaks",
-    "peak_of",
-]
-
 #: At least so many rounds count, however long they take.
 FEWEST: Final = 3
 
@@ -60,7 +48,6 @@ class Mode:
     beside: Mapping[str, Callable[[], np.ndarray]] = field(default_factory=dict)
 
     def functions(self) -> dict[str, Callable[[], Any]]:
-        """All by name."""
         hands = {f"by hand: {way}": function for way, function in self.by_hand.items()}
         return {"forward": self.forward, **hands, "backward": self.backward, "gradients": self.gradients}
 
@@ -153,5 +140,4 @@ def _status(name: str) -> int:
 
 
 def distance(found: np.ndarray, expected: np.ndarray) -> float:
-    """Relative L2."""
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,6 @@ EARLY = 500
 
 
 def resident() -> float:
-    """The process's resident memory now, MiB."""
     gc.collect()
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -42,31 +40,27 @@ def sentences(count: int) -> Iterator[str]:
 
 
 def tokenizer(text: str) -> dict[str, list[int]]:
-    """The words are numbers already."""
     ids = [101, *map(int, text.split()), 102]
     return {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": [0] * len(ids)}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the two figures and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", default="torch", choices=("torch", "tensorflow", "gluon"))
     parser.add_argument("--sentences", type=int, default=10_000)
     parser.add_argument("--batch-size", type=int, default=20)
-    parser.add_argument("--window", type=int, help="put batches together by length, over so many sentences")
-    parser.add_argument("--write", action="store_true", help="write the results to a folder, too")
-    parser.add_argument("--compile", action="store_true", help="keep a compiled trace")
     parser.add_argument("--found", type=Path, help="write the figures here, as JSON")
     given = parser.parse_args(arguments)
     if given.framework != "tensorflow":
         os.environ.setdefault("USE_TF", "0")  # or transformers would import it, and its size would hide what grows
     with tempfile.TemporaryDirectory() as folder:
         model = embgrad.load_bert(drawn_bert(Path(folder) / "bert", layers=2, dim=384, vocab=30_522), given.framework)
-        options: dict[str, Any] = {"window": given.window, "batch_size": given.batch_size, "compile": given.compile}
-        if given.write:
-            options["to"] = Path(folder) / "run"
         with embgrad.stream(
-            model, sentences(given.sentences), embgrad.Sum(output="pooled"), tokenizer=tokenizer, **options
+            model,
+            sentences(given.sentences),
+            embgrad.Sum(output="pooled"),
+            tokenizer=tokenizer,
+            batch_size=given.batch_size,
         ) as results:
             early, last = _watched(results, given.sentences)
     print(

@@ -15,8 +15,6 @@ import embgrad
 from tests.benchmarks.cases import POSITION, Case
 from tests.benchmarks.measuring import Mode
 
-__all__ = ["MODES"]
-
 mx = import_mxnet()
 
 Total = Callable[[Sequence[Any]], Any]
@@ -35,7 +33,6 @@ def imperative(case: Case) -> Mode:
 
 
 def hybridised(case: Case) -> Mode:
-    """The net after `hybridize()`."""
     net = _net(case.checkpoint, "hybridised")
     net(*_inputs(case))
     batch = case.batch()
@@ -43,23 +40,13 @@ def hybridised(case: Case) -> Mode:
 
 
 def exported(case: Case) -> Mode:
-    """A SymbolBlock of the exported net."""
     block = _exported(case.checkpoint)
     names = block._cached_graph[1].list_outputs()
     asked, batch = case.asked(pooled=names[1], sequence=names[0]), case.batch("gluonnlp")
-    return _mode(
-        case,
-        block,
-        _cut_ways(case, block),
-        lambda: embgrad.gradients(block, batch, asked),
-    )
+    return _mode(case, block, _cut_ways(case, block), lambda: embgrad.gradients(block, batch, asked))
 
 
-MODES = {
-    "Gluon, imperative": imperative,
-    "Gluon, hybridised": hybridised,
-    "Gluon, SymbolBlock": exported,
-}
+MODES = {"Gluon, imperative": imperative, "Gluon, hybridised": hybridised, "Gluon, SymbolBlock": exported}
 
 
 def _mode(case: Case, net: Any, by_hand: dict[str, Callable[[], np.ndarray]], gradients: Callable[[], Any]) -> Mode:

@@ -12,8 +12,6 @@ from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
 from tests.benchmarks.cases import POSITION, Case
 from tests.benchmarks.measuring import Mode
 
-__all__ = ["MODES"]
-
 
 def plain(case: Case) -> Mode:
     """One hidden layer on the rows, and its mean."""

@@ -13,8 +13,6 @@ import embgrad
 from tests.benchmarks.cases import POSITION, Case
 from tests.benchmarks.measuring import Mode
 
-__all__ = ["MODES"]
-
 KEYS = ("input_word_ids", "input_mask", "input_type_ids")
 
 
@@ -59,7 +57,6 @@ def compiled(case: Case) -> Mode:
 
 
 def restored(case: Case) -> Mode:
-    """A SavedModel with TF Hub's names, loaded."""
     model = _saved(case.checkpoint)
     batch = case.batch("tfhub")
     inputs = {name: tf.constant(value) for name, value in batch.to_tfhub().items()}

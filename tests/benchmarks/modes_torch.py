@@ -15,8 +15,6 @@ from tests.benchmarks.cases import POSITION, Case
 from tests.benchmarks.measuring import Mode
 from tests.benchmarks.ratios import UNCOMPILED
 
-__all__ = ["MODES", "saved_for_backward", "with_rows_apart"]
-
 Inputs = Mapping[str, torch.Tensor]
 
 
@@ -58,7 +56,6 @@ def plain(case: Case) -> Mode:
 
 
 def compiled(case: Case) -> Mode:
-    """The model under torch.compile."""
     model, frozen, inputs, batch = _model(case.checkpoint), _frozen(case.checkpoint), _inputs(case), case.batch()
     whole, of_rows = _compiled(case.checkpoint, case.objective), _compiled_of_rows(case.checkpoint, case.objective)
     return Mode(
@@ -106,10 +103,7 @@ def _compiled(checkpoint: str, objective: str) -> Any:
 @functools.cache
 def _compiled_of_rows(checkpoint: str, objective: str) -> Any:
     model = _frozen(checkpoint)
-    return torch.compile(
-        lambda rows, others: _total(objective, model(inputs_embeds=rows, **others)),
-        dynamic=True,
-    )
+    return torch.compile(lambda rows, others: _total(objective, model(inputs_embeds=rows, **others)), dynamic=True)
 
 
 def _without_gradients(model: Any, inputs: Inputs) -> Any:

@@ -7,25 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = [
-    "ANEW",
-    "CHECKING",
-    "FOR_GOOD",
-    "HAND",
-    "KEEPING",
-    "UNCOMPILED",
-    "by_hand",
-    "fastest",
-    "joined",
-    "milliseconds",
-    "of_the_least",
-    "over",
-    "over_hand",
-    "size_of",
-    "spread",
-    "times",
-]
-
 #: How the names of the ways by hand begin.
 HAND: Final = "by hand: "
 
@@ -46,7 +27,6 @@ ANEW: Final = "jit_compile"
 
 
 def by_hand(row: Mapping[str, Any]) -> dict[str, float]:
-    """The seconds of each way by hand."""
     return {name: seconds for name, seconds in row["times"].items() if name.startswith(HAND)}
 
 
@@ -84,7 +64,6 @@ def over_hand(row: Mapping[str, Any]) -> float:
 
 
 def of_the_least(row: Mapping[str, Any]) -> float:
-    """The same by the least times."""
     least = row["times"]
     return float(least["gradients"] / min(by_hand(row).values()))
 
@@ -116,11 +95,9 @@ def spread(row: Mapping[str, Any]) -> str:
 
 
 def size_of(row: Mapping[str, Any]) -> tuple[int, int]:
-    """(examples, positions)."""
     return int(row["examples"]), int(row["positions"])
 
 
 def milliseconds(seconds: float) -> str:
-    """Two digits or more."""
     thousandths = seconds * 1e3
     return f"{thousandths:.1f}" if thousandths < 100 else f"{thousandths:.0f}"

@@ -237,7 +237,6 @@ WITH_CODE_BY_HAND: Final = ("captum", "nnsight")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure and write what was found."""
     parser = argparse.ArgumentParser(prog="python tests/benchmarks/rivals.py", description=__doc__)
     parser.add_argument(
         "what", choices=("times", "small", "peaks"), help="small: times of what code by hand does as well"

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["ELSE", "shares"]
-
 #: Calls that are timed.
 CALLS: Final = 200
 

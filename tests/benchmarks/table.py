@@ -25,8 +25,6 @@ from tests.benchmarks.ratios import (
     times,
 )
 
-__all__ = ["page"]
-
 Row = Mapping[str, Any]
 Found = Mapping[str, Sequence[Row]]
 
@@ -105,7 +103,6 @@ torch.compile takes minutes for each, in code by hand as in ours.
 
 
 def page(found: Found, *, quick: bool) -> str:
-    """The whole page, Markdown."""
     size = LIMIT_SIZE if not quick else (4, 64)
     found = {**found, "sizes": joined(found.get("sizes", ()))}
     parts = [OPENING, "\n".join(_machines(found)) + "\n"]
@@ -240,11 +237,7 @@ def _ways(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
             best = fastest(row)
             for name in by_hand(row):
                 way = name.removeprefix(HAND)
-                yield (
-                    row["mode"],
-                    f"**{way}**" if name == best else way,
-                    _two(over(row, "forward", what=name)),
-                )
+                yield (row["mode"], f"**{way}**" if name == best else way, _two(over(row, "forward", what=name)))
 
 
 def _positions(found: Found) -> Iterator[Sequence[str]]:
@@ -275,7 +268,6 @@ def _overhead(found: Found) -> Iterator[Sequence[str]]:
 
 
 def _over(seconds: float | None, less: float | None) -> str:
-    """A difference in milliseconds."""
     return "–" if seconds is None or less is None else f"{(seconds - less) * 1e3:+.2f}"
 
 

@@ -29,7 +29,6 @@ VOCAB, DIM = 30_522, 384
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in {"examples": 32, "positions": 128, "layers": 2, "rounds": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -35,7 +35,6 @@ def main() -> int:
 
 
 def _until(seconds: float | None) -> Callable[[], bool]:
-    """Whether the time is over."""
     end = None if seconds is None else time.monotonic() + seconds
     return lambda: end is not None and time.monotonic() > end
 

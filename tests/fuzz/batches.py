@@ -12,8 +12,6 @@ import embgrad
 from tests.fuzz.drawing import Draw
 from tests.fuzz.nonsense import disguised, nonsense
 
-__all__ = ["Given", "broken_batch", "drawn_batch", "native"]
-
 
 @dataclass(frozen=True)
 class Given:

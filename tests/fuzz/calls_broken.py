@@ -17,8 +17,6 @@ from tests.fuzz.objectives import broken_objective
 from tests.fuzz.owners import raising
 from tests.fuzz.worlds import drawn_world
 
-__all__ = ["broken_gradients", "certificates"]
-
 
 def broken_gradients(
     draw: Draw, framework: str, call: Callable[..., Any] = embgrad.gradients, name: str = "gradients"

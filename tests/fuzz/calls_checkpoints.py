@@ -20,8 +20,6 @@ from tests.fuzz.nonsense import nonsense
 from tests.fuzz.oracle import STEP
 from tests.fuzz.worlds import abilities
 
-__all__ = ["load_bert"]
-
 WORDS: Final = "embeddings.word_embeddings.weight"
 
 #: What a checkpoint may hold beside the encoder's weights.
@@ -49,7 +47,6 @@ def _import(framework: str) -> None:
 
 
 def _drawn(draw: Draw) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A small BERT's configuration and weights."""
     heads, rate = draw.whole(1, 3), draw.one([0.0, 0.1])
     config = {
         "model_type": "bert",
@@ -70,7 +67,6 @@ def _drawn(draw: Draw) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _write(place: Path, config: Any, weights: dict[str, np.ndarray], shards: int = 1) -> None:
-    """The folder's files."""
     (place / "config.json").write_text(json.dumps(config))
     if shards == 1:
         save_file(weights, place / "model.safetensors")

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,61 +20,19 @@ from tests.fuzz.cases import Case, expect
 from tests.fuzz.drawing import Draw
 from tests.unit.cli.commands import MODELS
 
-__all__ = ["commands"]
-
 #: Arguments that exist, and values that hardly fit: each command is given a few of them.
-WORDS: Final = (
-    "--json",
-    "--words",
-    "--kind",
-    "norm",
-    "dot",
-    "x.safetensors",
-    "broken.safetensors",
-    "missing.safetensors",
-    "--at",
-    "word",
-    "wrod",
+WORDS: Final = tuple(
+    shlex.split("""
+    --json --words --kind norm dot x.safetensors broken.safetensors
+    missing.safetensors --at word wrod
+""")
 )
-WORDS_ASKING: Final = (
-    *(
-        "-m",
-        "reference",
-        "nowhere",
-        "--text",
-        "a film",
-        "--ids",
-        "ids.json",
-        "bad.json",
-        "--objective",
-        "Sum()",
-        "Logit(1)",
-    ),
-    *(
-        "Logit(",
-        "__import__('os')",
-        "CrossEntropy([0])",
-        "--labels",
-        "0,1",
-        "-1",
-        "--tokenizer",
-        "vocab.txt",
-        "--max-length",
-        "3",
-    ),
-    *(
-        "0",
-        "nan",
-        "-o",
-        "out.safetensors",
-        "/nowhere/x.safetensors",
-        "--framework",
-        "reference",
-        "torchh",
-        "--debug",
-        "--pads",
-        "zero",
-    ),
+WORDS_ASKING: Final = tuple(
+    shlex.split("""
+    -m reference nowhere --text 'a film' --ids ids.json bad.json --objective Sum() Logit(1) Logit(
+    "__import__('os')" CrossEntropy([0]) --labels 0,1 -1 --tokenizer vocab.txt --max-length 3 0 nan -o
+    out.safetensors /nowhere/x.safetensors --framework reference torchh --debug --pads zero
+""")
 )
 COMMANDS: Final = ("show", "compare", "gradients", "bisect", "report", "shwo", "--version", "", "doctors")
 

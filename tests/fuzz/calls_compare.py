@@ -14,8 +14,6 @@ from tests.fuzz.drawing import Draw
 from tests.fuzz.nonsense import nonsense
 from tests.fuzz.worlds import World, drawn_world
 
-__all__ = ["bisect", "compare"]
-
 ARCHITECTURES = ("mean", "hidden", "masked", "layers", "repeated", "scaled", "flat", "time_major", "named")
 
 

@@ -18,15 +18,12 @@ from tests.fuzz.cases import REFUSAL, Case, expect, expect_equal
 from tests.fuzz.drawing import Draw
 from tests.fuzz.nonsense import nonsense
 
-__all__ = ["damage", "folder", "golden", "load_broken", "no_path", "pages", "result", "save_and_load"]
-
 ARRAYS: Final = ("values", "activations", "objective", "ids", "mask", "types", "words_of", "before")
 NAMES: Final = ("word", "layer.-1", "", "a/b", "ü", "\u202e", "x" * 50, "\ud800", "\n")
 
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """A folder of the call's own."""
     with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as name:
         yield Path(name)
 
@@ -69,7 +66,6 @@ def result(draw: Draw) -> embgrad.EmbeddingGradients:
 
 
 def results(draw: Draw) -> Any:
-    """One result, or several by name."""
     return result(draw) if draw.chance(0.6) else {name: result(draw) for name in draw.some(NAMES, most=3)}
 
 
@@ -183,7 +179,6 @@ def load_broken(draw: Draw, framework: str) -> Case:
 
 
 def damage(path: Path, kind: str, share: float, bit: int) -> None:
-    """Break a file in some way."""
     data = bytearray(path.read_bytes())
     header = 8 + int.from_bytes(data[:8], "little")
     place = int(share * (header if kind.endswith("header") else len(data)))
@@ -206,7 +201,6 @@ def damage(path: Path, kind: str, share: float, bit: int) -> None:
 
 
 def no_path(draw: Draw, framework: str) -> Case:
-    """What is no path at all."""
     wrong, name = (
         draw.one([3, None, [], {}, 0.5, b"bytes", object()]),
         draw.one(["load", "save", "open_stream", "golden"]),

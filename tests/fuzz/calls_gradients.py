@@ -20,8 +20,6 @@ from tests.fuzz.oracle import POINTS, Changes, Derivatives, Oracle, Question, ca
 from tests.fuzz.surroundings import surrounded
 from tests.fuzz.worlds import FLOOR, World, abilities, drawn_world
 
-__all__ = ["Asked", "asked", "expect_result", "gradients", "graphs", "plain"]
-
 #: The architectures in which an example's gradient is the same whatever else is in the batch.
 ALONE: Final = tuple(name for name in POINTS if name != "mixing")
 
@@ -58,7 +56,6 @@ class Asked:
         )
 
     def changed(self, changes: Changes) -> Oracle:
-        """The right answers where something is changed."""
         return Oracle(Question(**{**vars(self.question), "changes": changes}))
 
 
@@ -88,7 +85,6 @@ def _taken(options: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def gradients(draw: Draw, framework: str) -> Case:
-    """A right call."""
     one = asked(draw, framework, examples=draw.one([1, 2, 3, 4]))
     architecture, supports = one.world.architecture, abilities(framework)
     names = _tellable(one)
@@ -141,7 +137,6 @@ def graphs(draw: Draw, framework: str) -> Case:
 
 
 def plain(one: Asked) -> Case:
-    """The call without any option."""
     return _case(None, one, "word", {}, Changes())
 
 
@@ -301,7 +296,6 @@ class _Told:
 
 
 def _call_of_parts(parts: Any, inputs: Any) -> Any:
-    """Calls the second of two parts."""
     return _plain_call(parts[1], inputs)
 
 

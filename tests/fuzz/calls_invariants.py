@@ -14,8 +14,6 @@ from tests.fuzz.cases import UNUSED, Case, expect, expect_close, expect_equal
 from tests.fuzz.drawing import Draw
 from tests.fuzz.worlds import FLOOR, World, drawn_world
 
-__all__ = ["invariants", "native_points"]
-
 Found = embgrad.EmbeddingGradients
 
 
@@ -41,7 +39,6 @@ class _Asked:
 
 
 def invariants(draw: Draw, framework: str) -> Case:
-    """One of the invariants."""
     world = drawn_world(draw, framework, ("masked", "hidden", "mean"), least=2)
     one = _Asked(draw, world)
     tolerance = 5 * world.tolerance

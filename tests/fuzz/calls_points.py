@@ -17,8 +17,6 @@ from tests.fuzz.oracle import POINTS, Oracle, Question
 from tests.fuzz.surroundings import surrounded
 from tests.fuzz.worlds import FLOOR, drawn_world
 
-__all__ = ["broken_points", "capture", "points"]
-
 #: Where the weights after a captured loop are those of the loop alone but for their last bits: a hybridised block runs operator
 #: by operator under a capture, and MXNet then adds up in another order what comes to a table by its two lookups.
 IN_ANOTHER_ORDER: Final = {("gluon", "twice")}
@@ -27,7 +25,6 @@ TRAINED: Final = ("mean", "hidden", "twice", "two_tables", "time_major", "positi
 
 
 def points(draw: Draw, framework: str) -> Case:
-    """What can be named."""
     one = asked(draw, framework)
     inside, around = surrounded(draw, framework)
     architecture, batch = one.world.architecture, one.batch.meant

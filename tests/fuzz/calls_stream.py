@@ -12,11 +12,8 @@ from tests.fuzz.drawing import Draw
 from tests.fuzz.nonsense import nonsense
 from tests.fuzz.worlds import World, drawn_world
 
-__all__ = ["broken_folder", "stream"]
-
 
 def stream(draw: Draw, framework: str) -> Case:
-    """A stream of texts."""
     world = drawn_world(draw, framework, ("masked",), exact=True, least=2)
     count, size = draw.whole(1, 7), draw.whole(1, 4)
     texts = ["".join(draw.one("abcdef") for _ in range(draw.whole(0, 5))) for _ in range(count)]

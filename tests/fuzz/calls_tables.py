@@ -17,8 +17,6 @@ from tests.fuzz.nonsense import nonsense
 from tests.fuzz.surroundings import surrounded
 from tests.fuzz.worlds import FLOOR
 
-__all__ = ["broken_asking", "padding_report", "parameter_gradients", "table_gradients", "table_sums"]
-
 #: The weights that each architecture uses, where the harnesses can name them.
 USED: Final[Mapping[str, tuple[str, ...]]] = {
     "mean": ("E", "W", "b"),
@@ -46,7 +44,6 @@ def _around(draw: Draw, one: Asked, call: Any, *args: Any, **options: Any) -> tu
 
 
 def table_gradients(draw: Draw, framework: str) -> Case:
-    """The ledger of a table."""
     one = asked(draw, framework, tuple(USED))
     at = {"two_tables": draw.one(["word#0", "word#1"]), "twice": draw.one(["word", "word#0", "word#1"])}
     options = {"at": at[one.world.architecture]} if one.world.architecture in at else {}
@@ -86,7 +83,6 @@ def _case(function: str, one: Asked, text: str, run: Any, judge: Any, refused: t
 
 
 def padding_report(draw: Draw, framework: str) -> Case:
-    """What padding does."""
     one = asked(draw, framework, ("masked", "mean", "positions", "tied", "hidden"), mask=True, native=False, pad=True)
     text, run = _around(draw, one, embgrad.padding_report)
     batch = one.batch.meant
@@ -117,7 +113,6 @@ def padding_report(draw: Draw, framework: str) -> Case:
 
 
 def parameter_gradients(draw: Draw, framework: str) -> Case:
-    """All weights' gradients."""
     one = asked(draw, framework, tuple(USED))
     text, run = _around(draw, one, embgrad.parameter_gradients)
     if (
@@ -164,7 +159,6 @@ def _names(one: Asked, found: embgrad.ParameterGradients) -> dict[str, tuple[str
 
 
 def broken_asking(draw: Draw, framework: str) -> Case:
-    """One argument of these is broken."""
     name = draw.one(["table_gradients", "padding_report", "parameter_gradients"])
     case = broken_gradients(draw, framework, getattr(embgrad, name), name)
     if name == "parameter_gradients":
@@ -176,7 +170,6 @@ def broken_asking(draw: Draw, framework: str) -> Case:
 
 
 def parameter_names(draw: Draw, framework: str) -> Case:
-    """A spelling that there is not."""
     one = asked(draw, framework, ("mean",), native=False)
     names = draw.one(["Native", "canonical", "", None, 3, [], nonsense(draw)])
     text, run = _around(draw, one, partial(embgrad.parameter_gradients, names=names))

@@ -16,8 +16,6 @@ from tests.fuzz.nonsense import disguised, nonsense
 from tests.fuzz.objectives import broken_objective, drawn_objective
 from tests.fuzz.oracle import STEP
 
-__all__ = ["backends", "encode", "objectives", "token_batches"]
-
 #: What is broken about an objective that only a call with a model can tell.
 FOR_A_MODEL: Final = ("no objective", "a class", "a function", "Scalar of a function", "an output of no name")
 
@@ -102,11 +100,9 @@ class Pieces:
     special: Final = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2}
 
     def tokenize(self, text: str) -> list[str]:
-        """The letters."""
         return list(text)
 
     def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int]:
-        """A number for each."""
         return [self.special.get(token, 3 + ord(token[0]) % 90) for token in tokens]
 
 
@@ -198,7 +194,6 @@ class _Formula:
             self.output = powers / powers.sum(-1, keepdims=True)
 
     def right(self) -> tuple[np.ndarray, np.ndarray]:
-        """L and its cotangent, by complex steps."""
         steps = np.eye(self.output.size).reshape(-1, *self.output.shape) * 1j * STEP
         found = np.broadcast_to(self.aim.formula({"logits": self.output + steps}), (self.output.size, len(self.batch)))
         return found[0].real, (found.imag / STEP).sum(1).reshape(self.output.shape)
@@ -233,7 +228,6 @@ def objectives(draw: Draw, framework: str) -> Case:
 
 
 def backends(draw: Draw, framework: str) -> Case:
-    """The list of backends."""
     refresh = draw.chance(0.1)
 
     def run() -> Any:

@@ -11,9 +11,6 @@ import numpy as np
 import embgrad
 from tests.fuzz.worlds import World
 
-__all__ = ["REFUSAL", "UNUSED", "Case", "Wrong", "expect", "expect_close", "expect_equal"]
-
-
 #: What a refusal of embgrad's is.
 REFUSAL: Final = (embgrad.EmbgradError,)
 
@@ -58,12 +55,10 @@ class Case:
 
     @property
     def broken(self) -> bool:
-        """Whether the call must be refused."""
         return self.judge is None
 
 
 def expect(holds: Any, said: str) -> None:
-    """That something holds."""
     if not holds:
         raise Wrong(said)
 

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["Draw"]
-
 T = TypeVar("T")
 
 
@@ -19,7 +17,6 @@ class Draw:
         self.random = np.random.default_rng([seed, number])
 
     def one(self, choices: Sequence[T]) -> T:
-        """One of them, all as likely."""
         return choices[int(self.random.integers(len(choices)))]
 
     def weighted(self, choices: Mapping[T, float]) -> T:
@@ -28,7 +25,6 @@ class Draw:
         return list(choices)[int(self.random.choice(len(weights), p=weights / weights.sum()))]
 
     def chance(self, share: float) -> bool:
-        """True in that share of the calls."""
         return bool(self.random.random() < share)
 
     def whole(self, least: int, most: int) -> int:
@@ -36,12 +32,10 @@ class Draw:
         return int(self.random.integers(least, most + 1))
 
     def some(self, choices: Sequence[T], least: int = 1, most: int | None = None) -> list[T]:
-        """Several different ones, in any order."""
         count = self.whole(least, min(len(choices), len(choices) if most is None else most))
         return [choices[int(place)] for place in self.random.permutation(len(choices))[:count]]
 
     def normal(self, *shape: int, scale: float = 1.0) -> np.ndarray:
-        """Numbers from the normal distribution, float64."""
         return np.asarray(self.random.normal(scale=scale, size=shape))
 
     def wholes(self, least: int, most: int, shape: Any) -> np.ndarray:

@@ -7,8 +7,6 @@ import warnings
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["EXPORTED", "exported"]
-
 #: The architectures that take ids alone, and give one tensor.
 EXPORTED: Final = (
     "mean",

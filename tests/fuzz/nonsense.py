@@ -9,8 +9,6 @@ import numpy as np
 
 from tests.fuzz.drawing import Draw
 
-__all__ = ["disguised", "nonsense"]
-
 
 class Odd:
     """An object without any method."""

@@ -13,8 +13,6 @@ from tests.fuzz.drawing import Draw
 from tests.fuzz.nonsense import disguised, nonsense
 from tests.fuzz.owners import raising
 
-__all__ = ["Aim", "broken_objective", "drawn_objective"]
-
 Outputs = Mapping[str, np.ndarray]
 
 #: What each architecture gives, by name; the first is read where none is named.

@@ -13,8 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["POINTS", "Changes", "Derivatives", "Oracle", "Question", "canonical"]
-
 STEP: Final = 1e-30
 
 #: The points at which each architecture can be asked for a gradient, as `at` names them.
@@ -70,7 +68,6 @@ class Derivatives:
 
     @property
     def summed(self) -> np.ndarray:
-        """∂ΣL/∂e."""
         return np.asarray(self.each.sum(0))
 
     @property
@@ -80,7 +77,6 @@ class Derivatives:
 
     @property
     def own_before(self) -> np.ndarray:
-        """The same of what came."""
         return np.stack([one[number] for number, one in enumerate(self.before)])
 
 
@@ -107,16 +103,13 @@ class Oracle:
         self.question = question
 
     def values(self) -> np.ndarray:
-        """L, (example,)."""
         return self._run(_Pass(self.question)).real[0]
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """The model's outputs, real."""
         outputs = _FORWARDS[self.question.architecture](_Pass(self.question))
         return {name: one.real[0] for name, one in outputs.items()}
 
     def at(self, point: str) -> Derivatives:
-        """The derivatives at a point."""
         point = canonical(point)
         plain = _Pass(self.question)
         self._run(plain)
@@ -128,7 +121,6 @@ class Oracle:
         return Derivatives(each, value, before)
 
     def of(self, weight: str) -> Derivatives:
-        """The derivatives with respect to a weight."""
         value = np.asarray(self.question.weights[weight], np.float64)
         each = self._stepped(value.shape, lambda steps: _Pass(self.question, weight=(weight, steps)))
         return Derivatives(each, value, each)
@@ -173,7 +165,6 @@ class _Pass:
         return self._weights[table][:, ids]
 
     def point(self, name: str, value: np.ndarray) -> np.ndarray:
-        """What goes on behind a point."""
         for option, join in (("override", lambda _, new: new), ("add", np.add)):
             changes = {canonical(key): one for key, one in getattr(self._changes, option).items()}
             if name in changes:
@@ -188,7 +179,6 @@ class _Pass:
         return value.real + 1j * value.imag * factor + steps  # a step that the edit does not see: what came
 
     def mean(self, value: np.ndarray) -> np.ndarray:
-        """The mean over positions."""
         return np.asarray(value.mean(2))
 
     def linear(self, value: np.ndarray, weight: str, bias: str) -> np.ndarray:
@@ -199,15 +189,12 @@ class _Pass:
         return np.asarray(value @ kernel + offset.reshape(len(offset), *((1,) * (value.ndim - 2)), -1))
 
     def head(self, value: np.ndarray) -> dict[str, np.ndarray]:
-        """The logits."""
         return {"logits": self.linear(value, "W", "b")}
 
     def bent(self, value: np.ndarray) -> np.ndarray:
-        """tanh(value @ W1 + b1)."""
         return np.tanh(self.linear(value, "W1", "b1"))
 
     def words(self, name: str = "word", table: str = "E") -> np.ndarray:
-        """What the lookup of the ids gives."""
         return self.point(name, self.rows(table, self.ids))
 
     def places(self) -> np.ndarray:

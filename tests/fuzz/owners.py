@@ -7,8 +7,6 @@ from typing import Any
 
 from tests.fuzz.drawing import Draw
 
-__all__ = ["OwnError", "raising"]
-
 
 class OwnError(Exception):
     """What a function of the user's raises."""

@@ -21,8 +21,6 @@ from tests.fuzz import (
 from tests.fuzz.cases import Case
 from tests.fuzz.drawing import Draw
 
-__all__ = ["FRAMEWORKS", "drawn_case", "framework_of"]
-
 #: All frameworks of which a call's number draws one, whether they are under test or not.
 FRAMEWORKS: Final = ("reference", "torch", "tensorflow", "gluon")
 
@@ -66,7 +64,6 @@ def framework_of(seed: int, number: int) -> str:
 
 
 def drawn_case(seed: int, number: int) -> Case:
-    """The call of that number."""
     draw = Draw(seed, number)
     framework = draw.one(FRAMEWORKS)
     return draw.weighted(CALLS)(draw, framework)

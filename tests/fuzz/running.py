@@ -12,8 +12,6 @@ from tests.fuzz.cases import Case
 from tests.fuzz.registry import drawn_case, framework_of
 from tests.fuzz.verdicts import Verdict, verdict_of
 
-__all__ = ["Tally", "numbers", "run"]
-
 
 @dataclass
 class Tally:
@@ -34,7 +32,6 @@ class Tally:
     failed: list[int] = field(default_factory=list)
 
     def add(self, number: int, case: Case, verdict: Verdict, seconds: float) -> None:
-        """Count one call."""
         self.verdicts[case.function, case.framework, verdict.kind] += 1
         key = case.function, case.framework
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds
@@ -46,7 +43,6 @@ class Tally:
 
     @property
     def calls(self) -> int:
-        """How many calls were made."""
         return sum(self.verdicts.values())
 
 
@@ -61,10 +57,7 @@ def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
 
 
 def run(
-    seed: int,
-    chosen: Iterator[int],
-    tell: Callable[[str], None],
-    draw: Callable[[int, int], Case] = drawn_case,
+    seed: int, chosen: Iterator[int], tell: Callable[[str], None], draw: Callable[[int, int], Case] = drawn_case
 ) -> Tally:
     """Make these calls.
 

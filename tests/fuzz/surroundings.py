@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.fuzz.drawing import Draw
 
-__all__ = ["surrounded"]
-
 
 def surrounded(draw: Draw, framework: str) -> tuple[str, Callable[[], AbstractContextManager[Any]]]:
     """The name of a context, and what opens it."""

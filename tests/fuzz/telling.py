@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from tests.fuzz.running import Tally
 
-__all__ = ["told"]
-
 KINDS = ("right", "refused", "failed")
 
 

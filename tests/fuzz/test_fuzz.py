@@ -109,7 +109,7 @@ def test_a_right_call_is_right(framework: str) -> None:
     assert verdict_of(_case(framework), seed=1) == Verdict("right", warned=verdict_of(_case(framework), seed=1).warned)
 
 
-def test_a_number_that_is_off_is_a_failure(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_number_is_a_failure(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = type(backend_named(framework))
     genuine = backend.run
 
@@ -133,7 +133,7 @@ def _hook(model: Any, framework: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["hook", "argument", "random", "environment", "settings"])
-def test_what_is_left_behind_is_a_failure(framework: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_is_not_restored_is_a_failure(framework: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = _case(framework)
     (world,) = case.worlds
     leave: dict[str, Callable[[], Any]] = {
@@ -175,19 +175,19 @@ def _raising(error: BaseException) -> Callable[[], Any]:
         (KeyboardInterrupt(), "KeyboardInterrupt"),
     ],
 )
-def test_another_error_is_a_failure(error: BaseException, said: str) -> None:
+def test_an_unexpected_error_is_a_failure(error: BaseException, said: str) -> None:
     assert said in _failed(replace(_case("reference"), run=_raising(error)))
 
 
 @of_the_fuzzer
-def test_a_refusal_that_says_nothing_is_a_failure() -> None:
+def test_a_refusal_without_a_message_is_a_failure() -> None:
     case = replace(_case("reference"), judge=None, refused=(embgrad.EmbgradError,))
     assert "that says nothing" in _failed(replace(case, run=_raising(embgrad.BatchError(" "))))
     assert verdict_of(replace(case, run=_raising(embgrad.BatchError("no"))), seed=1).kind == "refused"
 
 
 @of_the_fuzzer
-def test_a_result_where_a_refusal_is_due_is_a_failure() -> None:
+def test_a_result_of_a_broken_call_is_a_failure() -> None:
     assert "expected a refusal" in _failed(replace(_case("reference"), judge=None, refused=(embgrad.EmbgradError,)))
 
 
@@ -231,7 +231,7 @@ def test_a_call_that_cannot_be_drawn_is_a_failure() -> None:
 
 
 @of_the_fuzzer
-def test_a_failure_says_how_to_see_it_again() -> None:
+def test_a_failure_says_how_to_repeat_it() -> None:
     said: list[str] = []
 
     def broken(seed: int, number: int) -> Case:

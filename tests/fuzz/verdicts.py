@@ -17,8 +17,6 @@ import embgrad
 from embgrad.testing.snapshot import Snapshot
 from tests.fuzz.cases import Case, Wrong
 
-__all__ = ["Verdict", "verdict_of"]
-
 #: What MXNet, of 2022, and what the frameworks themselves warn of.
 FOREIGN: Final = (DeprecationWarning, PendingDeprecationWarning)
 
@@ -41,7 +39,6 @@ class Verdict:
 
 
 def verdict_of(case: Case, seed: int) -> Verdict:
-    """What comes of a call."""
     looks = {f"model {number}": partial(world.harness.state, world.model) for number, world in enumerate(case.worlds)}
     before = Snapshot(looks, case.arguments, [world.harness for world in case.worlds], seed)
     raised: BaseException | None = None

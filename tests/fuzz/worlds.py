@@ -15,8 +15,6 @@ from tests.fuzz.drawing import Draw
 from tests.fuzz.exporting import exported
 from tests.fuzz.oracle import POINTS
 
-__all__ = ["TOLERANCE", "World", "abilities", "drawn_world", "harness_of"]
-
 #: How far a right result may be from the oracle, relative to its largest entry, by the dtype that the model computes in.
 TOLERANCE: Final[Mapping[str, float]] = {"float64": 1e-9, "float32": 2e-4, "bfloat16": 0.15, "float16": 0.03}
 
@@ -29,7 +27,6 @@ PLACES: Final = 7
 
 @cache
 def harness_of(framework: str) -> Any:
-    """The conformance suite's harness for the framework."""
     if framework == "torch":
         torch = import_module("torch")
         torch.compile(torch.sin)(torch.ones(1))  # the first compiled code leaves variables in the environment
@@ -37,7 +34,6 @@ def harness_of(framework: str) -> Any:
 
 
 def abilities(framework: str) -> frozenset[str]:
-    """What the framework's backend supports."""
     return backend_named(framework).supports
 
 
@@ -82,7 +78,6 @@ class World:
         return TOLERANCE[self.dtype]
 
     def built(self) -> Any:
-        """A new model of these weights."""
         model = self.harness.build(self.architecture, self.weights, dtype=self.dtype, frozen=self.frozen)
         if self.disturbed:
             self.harness.disturb(model)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.messages.sites import CLASSES, sites
 
-__all__ = ["page"]
-
 HEAD = """# Every message
 
 The messages of every class; `…` stands for a value. This page is generated from the source when the documentation is built.
@@ -13,7 +11,6 @@ The messages of every class; `…` stands for a value. This page is generated fr
 
 
 def page() -> str:
-    """Return the page as Markdown."""
     by_class: dict[str, dict[str, None]] = {}
     for site in sites():
         if site.error in CLASSES and len(site.message) > 1:

@@ -13,15 +13,9 @@ from pathlib import Path
 from embgrad import errors
 from embgrad.cli.errors import UsageError
 
-__all__ = ["CLASSES", "ERRORS", "ROOT", "Site", "at", "sites", "sites_in"]
-
 ROOT = Path(__file__).parents[2]
 #: The sources to read, each with the folder to which its modules' names are relative.
-_SOURCES = (
-    ("embgrad", ROOT),
-    ("backends", ROOT / "backends"),
-    ("_embgrad_pytest.py", ROOT),
-)
+_SOURCES = (("embgrad", ROOT), ("backends", ROOT / "backends"), ("_embgrad_pytest.py", ROOT))
 #: Every error of `embgrad.errors` by its name.
 CLASSES = {
     name: kind
@@ -65,7 +59,6 @@ class Site:
 
 @functools.cache
 def sites() -> tuple[Site, ...]:
-    """Return all sites, by module and line."""
     return tuple(site for module in sorted(_modules()) for site in sites_in(module))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from embgrad_gluon.importing import import_mxnet
 
 from embgrad.testing.faults import obtain
+from embgrad.testing.harness import ARCHITECTURES
 from tests.contract.conformance.state_gluon import state
 
 mx = import_mxnet()
@@ -25,7 +26,6 @@ class Harness:
     def build(
         self, architecture: str, weights: Mapping[str, np.ndarray], *, dtype: str | None = None, frozen: bool = False
     ) -> Any:
-        """A net of these weights."""
         net = MODELS[architecture](weights)
         dtype = dtype or weights["W"].dtype.name
         net.initialize(mx.init.Zero())
@@ -41,7 +41,6 @@ class Harness:
         """Gluon has no mode that stays with a model."""
 
     def table_gradient(self, model: Any, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """By `autograd.grad` to the table itself."""
         table = model.E.weight.data()
         with mx.autograd.record(train_mode=False):
             logits = model(mx.nd.array(ids, dtype="int32"))
@@ -49,31 +48,25 @@ class Harness:
         return np.array(mx.autograd.grad([loss], [table], train_mode=False)[0].asnumpy())
 
     def state(self, model: Any) -> Mapping[str, Any]:
-        """Everything that a call must leave as it was."""
         return state(model)
 
     def seed(self, seed: int) -> None:
-        """MXNet's generators."""
         mx.random.seed(seed)
 
     def drawn(self) -> float:
-        """The next number."""
         return float(mx.nd.random.uniform(shape=(1,)).asscalar())
 
     def disturb(self, model: Any) -> None:
-        """Numbers in the gradient buffers and a hook of the user's."""
         for parameter in model.collect_params().values():
             for gradient in parameter._grad or ():
                 gradient[:] = 3
         model.E.register_forward_hook(_nothing)
 
     def parameter(self, model: Any, weight: str) -> tuple[str, bool]:
-        """The attribute path; Dense holds its weight as (out, in)."""
         layer, parameter = model.places()[weight]
         return f"{layer}.{parameter}", weight.startswith("W")
 
     def step(self, model: Any, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
-        """By a Trainer, on the mean that the loop itself takes."""
         trainer = mx.gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": rate})
         with mx.autograd.record(train_mode=False):
             logits = model(mx.nd.array(ids, dtype="int32"))
@@ -83,11 +76,9 @@ class Harness:
         trainer.step(1, ignore_stale_grad=True)  # an architecture may leave some weights out
 
     def logit(self, index: int) -> Callable[[Any], Any]:
-        """The column of the logits."""
         return lambda logits: logits[:, index]
 
     def summed_logit(self, index: int) -> Callable[[Any], Any]:
-        """Its sum, of shape (1,) since older MXNet arrays have no shape ()."""
         return lambda logits: logits[:, index].sum()
 
 
@@ -97,7 +88,6 @@ _errors: list[BaseException] | None = None
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """What `Telling` raises in a backward pass comes out."""
     global _errors
     _errors = []
     try:
@@ -128,7 +118,6 @@ class _Net(mx.gluon.HybridBlock):  # type: ignore[misc]
         self.dropout = nn.Dropout(0.5)
 
     def places(self) -> dict[str, tuple[str, str]]:
-        """For each weight the path of its layer, and the parameter."""
         return {
             "E": ("E", "weight"),
             "E2": ("E2", "weight"),
@@ -139,7 +128,6 @@ class _Net(mx.gluon.HybridBlock):  # type: ignore[misc]
         }
 
     def load(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
-        """Put the weights where they belong."""
         parameters = self._collect_params_with_prefix()
         for name, value in weights.items():
             parameters[".".join(self.places()[name])].set_data(
@@ -276,11 +264,9 @@ class _Layers(mx.gluon.HybridBlock):  # type: ignore[misc]
 
     @property
     def E(self) -> Any:  # a name of the suite's
-        """The table of the words."""
         return self.embeddings.E
 
     def places(self) -> dict[str, tuple[str, str]]:
-        """For each weight the path of its layer, and the parameter: of the layers, the first's."""
         return {
             "E": ("embeddings.E", "weight"),
             "E2": ("embeddings.E2", "weight"),
@@ -291,14 +277,12 @@ class _Layers(mx.gluon.HybridBlock):  # type: ignore[misc]
         }
 
     def load(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
-        """Put the weights where they belong."""
         _Net.load(self, weights, dtype)
         for layer in self.layers:
             layer.dense.weight.set_data(self.layers[0].dense.weight.data())
             layer.dense.bias.set_data(self.layers[0].dense.bias.data())
 
     def behind_the_first(self, x: Any) -> Any:
-        """What goes on."""
         return x
 
     def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
@@ -372,27 +356,4 @@ class _Raises(_Net):
         raise RuntimeError("the model broke")
 
 
-MODELS = {
-    "mean": _Mean,
-    "hidden": _Hidden,
-    "probabilities": _Probabilities,
-    "masked": _Masked,
-    "positions": _Positions,
-    "named": _Named,
-    "twice": _Twice,
-    "two_tables": _TwoTables,
-    "flat": _Flat,
-    "time_major": _TimeMajor,
-    "scaled": _Scaled,
-    "positional": _Positional,
-    "dropout": _Dropout,
-    "detached": _Detached,
-    "no_lookup": _NoLookup,
-    "layers": _Layers,
-    "repeated": _Repeated,
-    "tied": _Tied,
-    "mixing": _Mixing,
-    "broken": _Broken,
-    "raises": _Raises,
-    "interrupted": _Interrupted,
-}
+MODELS = {name: globals()["_" + name.title().replace("_", "")] for name in ARCHITECTURES}

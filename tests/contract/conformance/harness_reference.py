@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.testing.faults import obtain
+from embgrad.testing.harness import ARCHITECTURES
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
 from embgrad.testing.snapshot import Same
 from embgrad.testing.tensors import hearing, observing
@@ -152,30 +153,7 @@ def _raises(model: Any, input_ids: np.ndarray) -> Tensor:
     raise RuntimeError("the model broke")
 
 
-FORWARDS = {
-    "mean": _mean,
-    "hidden": _hidden,
-    "probabilities": _probabilities,
-    "masked": _masked,
-    "positions": _positions,
-    "named": _named,
-    "twice": _twice,
-    "two_tables": _two_tables,
-    "flat": _flat,
-    "time_major": _time_major,
-    "scaled": _scaled,
-    "positional": _positional,
-    "dropout": _dropout,
-    "detached": _detached,
-    "no_lookup": _no_lookup,
-    "layers": _layers,
-    "repeated": _repeated,
-    "tied": _tied,
-    "mixing": _mixing,
-    "broken": _broken,
-    "raises": _raises,
-    "interrupted": _interrupted,
-}
+FORWARDS = {name: globals()[f"_{name}"] for name in ARCHITECTURES}
 
 
 class Harness:

@@ -14,8 +14,6 @@ import tf_keras as keras2
 from embgrad.testing.faults import obtain
 from tests.contract.conformance.state_tensorflow import state
 
-__all__ = ["Harness", "telling"]
-
 Weights = Mapping[str, np.ndarray]
 
 
@@ -39,7 +37,6 @@ class _Layers:
         return layer
 
     def again(self) -> _Layers:
-        """Others of the same weights."""
         return _Layers(self.keras, self.weights, self.dtype)
 
     def ids(self) -> Any:
@@ -149,8 +146,6 @@ def _unchanged(value: Any) -> Any:
 
 @tf.custom_gradient
 def telling(value: Any) -> Any:
-    """An identity that may be interrupted."""
-
     def back(upstream: Any) -> Any:
         obtain("backward")
         return upstream
@@ -304,7 +299,6 @@ class Harness:
     precisions = ("float32", "float64", "float16", "bfloat16")
 
     def build(self, architecture: str, weights: Weights, *, dtype: str | None = None, frozen: bool = False) -> Any:
-        """A Keras model or `tf.Module` with these weights."""
         dtype = dtype or str(weights["E"].dtype)
         if architecture in _MODULES:
             return _MODULES[architecture]({name: value.astype(dtype) for name, value in weights.items()}, not frozen)
@@ -326,7 +320,6 @@ class Harness:
         """Nothing: a mode that stays is what Keras models do not have."""
 
     def table_gradient(self, model: Any, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The gradient of TensorFlow's own cross-entropy, by a tape that watches the table."""
         table = model.get_layer("table").embeddings
         with tf.GradientTape() as tape:
             logits = model(tf.constant(ids, tf.int32))
@@ -334,19 +327,15 @@ class Harness:
         return np.asarray(tf.convert_to_tensor(tape.gradient(loss, table)), np.float64)
 
     def state(self, model: Any) -> Mapping[str, Any]:
-        """Variables, attributes and losses of every layer, and TensorFlow's settings in this thread."""
         return state(model)
 
     def seed(self, seed: int) -> None:
-        """TensorFlow's generators."""
         tf.random.set_seed(seed)
 
     def drawn(self) -> float:
-        """The next number."""
         return float(tf.random.uniform(()))
 
     def disturb(self, model: Any) -> None:
-        """An optimizer with numbers in its slots, losses of the user's last call, attributes of theirs."""
         if isinstance(model, keras2.Model):
             model._eager_losses.append(tf.constant(3.0))
         model.compile(optimizer="adam", loss="mse")
@@ -354,18 +343,15 @@ class Harness:
         model.note = ["mine"]
 
     def change_constant(self, model: Any) -> None:
-        """An attribute of each layer."""
         for block in model.blocks:
             block.factor = 2.0
 
     def parameter(self, model: Any, weight: str) -> tuple[str, bool]:
-        """A Keras 2 variable's `name`, a Keras 3 variable's `path`."""
         layer, attribute = _PLACES[weight]
         variable = getattr(model.get_layer(layer), attribute)
         return str(getattr(variable, "path", None) or variable.name), False
 
     def step(self, model: Any, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
-        """One step under a tape, with Keras's own optimiser."""
         with tf.GradientTape() as tape:
             logits = model(tf.constant(ids, tf.int32), training=False)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
@@ -376,9 +362,7 @@ class Harness:
         keras.optimizers.SGD(rate).apply_gradients(reached)
 
     def logit(self, index: int) -> Callable[[Any], Any]:
-        """One column of the logits."""
         return lambda logits: logits[:, index]
 
     def summed_logit(self, index: int) -> Callable[[Any], Any]:
-        """The sum of one column."""
         return lambda logits: tf.reduce_sum(logits[:, index])

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from embgrad.testing.faults import obtain
+from embgrad.testing.harness import ARCHITECTURES
 from tests.contract.conformance.state_torch import state
-
-__all__ = ["Harness", "Telling"]
 
 
 class _Model(nn.Module):
@@ -223,28 +222,7 @@ class _Raises(_Model):
 
 
 _MODELS: Mapping[str, type[_Model] | type[_Layers]] = {
-    "mean": _Mean,
-    "hidden": _Hidden,
-    "probabilities": _Probabilities,
-    "masked": _Masked,
-    "positions": _Positions,
-    "named": _Named,
-    "twice": _Twice,
-    "two_tables": _TwoTables,
-    "flat": _Flat,
-    "time_major": _TimeMajor,
-    "scaled": _Scaled,
-    "positional": _Positional,
-    "dropout": _Dropout,
-    "detached": _Detached,
-    "no_lookup": _NoLookup,
-    "layers": _Layers,
-    "repeated": _Repeated,
-    "tied": _Tied,
-    "mixing": _Mixing,
-    "broken": _Broken,
-    "raises": _Raises,
-    "interrupted": _Interrupted,
+    name: globals()["_" + name.title().replace("_", "")] for name in ARCHITECTURES
 }
 
 
@@ -268,16 +246,13 @@ class Harness:
     def build(
         self, architecture: str, weights: Mapping[str, np.ndarray], *, dtype: str | None = None, frozen: bool = False
     ) -> nn.Module:
-        """A module with these weights, in evaluation mode."""
         model = _MODELS[architecture](weights).requires_grad_(not frozen)
         return model if dtype is None else model.to(getattr(torch, dtype))
 
     def train(self, model: nn.Module) -> None:
-        """Put it into training mode."""
         model.train()
 
     def table_gradient(self, model: nn.Module, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The table's `grad` after PyTorch's own cross-entropy and `backward`."""
         before = [parameter.grad for parameter in model.parameters()]
         model.zero_grad()
         loss = nn.functional.cross_entropy(model(torch.tensor(ids)), torch.tensor(labels), reduction="sum")
@@ -288,19 +263,15 @@ class Harness:
         return gradient
 
     def state(self, model: nn.Module) -> Mapping[str, Any]:
-        """Parameters, gradient buffers, flags, modes, hooks and attributes of every module, and PyTorch's settings."""
         return state(model)
 
     def seed(self, seed: int) -> None:
-        """PyTorch's generator."""
         torch.manual_seed(seed)
 
     def drawn(self) -> bytes:
-        """Its state."""
         return torch.get_rng_state().numpy().tobytes()
 
     def disturb(self, model: nn.Module) -> None:
-        """Gradient buffers with numbers, a hook, and training mode in one part of the model."""
         for number, parameter in enumerate(model.parameters()):
             if parameter.requires_grad and number % 2 == 0:
                 parameter.grad = torch.full_like(parameter, 0.5)
@@ -308,28 +279,23 @@ class Harness:
         model.table.train()
 
     def change_constant(self, model: nn.Module) -> None:
-        """An attribute of each layer."""
         for layer in model.layers:
             layer.factor = 2.0
 
     def parameter(self, model: nn.Module, weight: str) -> tuple[str, bool]:
-        """Attribute paths; `nn.Linear` holds its weight transposed."""
         path, kind = _PLACES[weight]
         return f"{path}.{kind}", kind == "weight" and path in ("inner", "outer")
 
     def step(self, model: nn.Module, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
-        """One step of `torch.optim.SGD`."""
         optimiser = torch.optim.SGD(model.parameters(), rate)
         optimiser.zero_grad()
         nn.functional.cross_entropy(model(torch.tensor(ids.copy())), torch.tensor(labels.copy())).backward()
         optimiser.step()
 
     def logit(self, index: int) -> Callable[[Any], Any]:
-        """One column of the logits."""
         return lambda logits: logits[:, index]
 
     def summed_logit(self, index: int) -> Callable[[Any], Any]:
-        """The sum of one column."""
         return lambda logits: logits[:, index].sum()
 
 

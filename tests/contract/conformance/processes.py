@@ -23,7 +23,6 @@ def _model(backend: str) -> Any:
 
 
 def gradient(backend: str) -> np.ndarray:
-    """The gradient of the process's model."""
     return embgrad.gradients(_model(backend), example_batch(), embgrad.Sum()).values
 
 

@@ -9,8 +9,6 @@ from embgrad_gluon.importing import import_mxnet
 
 from embgrad.testing.snapshot import Same
 
-__all__ = ["state"]
-
 mx = import_mxnet()
 
 
@@ -43,7 +41,6 @@ _FUNCTIONS = (
 
 
 def _settings() -> dict[str, Any]:
-    """Of this thread and of the process."""
     names, scope = (getattr(one._current, "value", None) for one in (mx.name.NameManager, mx.gluon.block._BlockScope))
     return {
         "recording": mx.autograd.is_recording(),

@@ -16,8 +16,6 @@ from tensorflow.python.framework import ops
 
 from embgrad.testing.snapshot import Same
 
-__all__ = ["state"]
-
 
 def state(model: Any) -> Mapping[str, Any]:
     """Variables, attributes and losses of every layer, and TensorFlow's settings in this thread."""

@@ -12,8 +12,6 @@ from torch import nn
 
 from embgrad.testing.snapshot import Same
 
-__all__ = ["state"]
-
 
 def state(model: nn.Module) -> Mapping[str, Any]:
     """Parameters, gradient buffers, flags, modes, hooks and attributes of every module, and PyTorch's settings."""

@@ -17,11 +17,8 @@ from tests.contract.properties.rounding import allowed
 from tests.contract.properties.specs import FUNCTIONS, Spec
 from tests.contract.properties.steps import Kept
 
-__all__ = ["Case", "built", "close"]
-
 
 def built(framework: str, spec: Spec) -> Any:
-    """The model in a framework."""
     return import_module(f"tests.contract.properties.model_{framework}").build(spec)
 
 
@@ -51,7 +48,6 @@ class Case:
         return [*(name for name, there in tables.items() if there), *self.changeable]
 
     def tokens(self) -> embgrad.TokenBatch:
-        """The batch as embgrad has it."""
         return embgrad.TokenBatch(self.batch.ids, self.batch.mask, self.batch.types)
 
     def gradients(self, model: Any, at: Any = "word", **options: Any) -> Any:

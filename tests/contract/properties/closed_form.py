@@ -11,8 +11,6 @@ import numpy as np
 from tests.contract.properties import steps
 from tests.contract.properties.specs import Spec, weights_of
 
-__all__ = ["Batch", "Forward", "as_it_is"]
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -30,7 +28,6 @@ class Batch:
 
     @property
     def real(self) -> np.ndarray:
-        """1.0 at real positions, else 0.0."""
         return np.ones(self.ids.shape) if self.mask is None else self.mask.astype(np.float64)
 
     def take(self, examples: Any) -> Batch:
@@ -40,7 +37,6 @@ class Batch:
 
 
 def as_it_is(value: np.ndarray) -> np.ndarray:
-    """Nothing is done to an intermediate result."""
     return value
 
 

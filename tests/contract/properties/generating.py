@@ -13,8 +13,6 @@ from tests.contract.properties.goals import IGNORED, Goal
 from tests.contract.properties.goals import KINDS as GOALS
 from tests.contract.properties.specs import FUNCTIONS, KINDS, MODULES, OTHERS, SEGMENTS, Block, Spec
 
-__all__ = ["cases", "seeds"]
-
 #: The most examples and positions of a batch, and the most blocks.
 EXAMPLES, POSITIONS, BLOCKS = 4, 5, 4
 

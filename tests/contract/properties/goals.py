@@ -9,8 +9,6 @@ import numpy as np
 
 import embgrad
 
-__all__ = ["IGNORED", "KINDS", "Goal"]
-
 KINDS: Final = ("projection", "logit", "cross-entropy")
 
 #: The label of a position that does not count.
@@ -37,7 +35,6 @@ class Goal:
         return replace(self, numbers=self.numbers[examples])
 
     def given(self) -> embgrad.Objective:
-        """As embgrad has it."""
         kinds = {"projection": embgrad.Projection, "logit": embgrad.Logit, "cross-entropy": embgrad.CrossEntropy}
         return kinds[self.kind](self.numbers, position=self.position)
 
@@ -56,7 +53,6 @@ class Goal:
         return (values * counts).sum(1), (slopes * counts[..., None]).reshape(output.shape)
 
     def _counted(self, real: np.ndarray) -> np.ndarray:
-        """Which positions count, (example, position)."""
         if self.position is None:
             return real
         last = real.shape[1] - 1 - np.argmax(real[:, ::-1] > 0, axis=1)

@@ -8,14 +8,11 @@ from embgrad_gluon.importing import import_mxnet
 
 from tests.contract.properties.specs import EPSILON, FUNCTIONS, OTHERS, Block, Spec, weights_of
 
-__all__ = ["build"]
-
 mx = import_mxnet()
 nn = mx.gluon.nn
 
 
 def build(spec: Spec) -> Any:
-    """The model, initialised."""
     kind = _Functions if spec.form == FUNCTIONS else _Blocks
     net = _taking(kind, spec.masked, spec.types)(spec)
     net.initialize(mx.init.Zero())
@@ -125,7 +122,6 @@ class _Blocks(_Net):
 
     @staticmethod
     def turned(name: str) -> bool:
-        """Dense holds its weight as (out, in)."""
         return name.endswith(("weight", "query", "key", "value"))
 
     def rows(self, F: Any, table: str, indices: Any, own: dict[str, Any]) -> Any:
@@ -161,8 +157,6 @@ class _Block(mx.gluon.HybridBlock):  # type: ignore[misc]
 
 
 def _taking(kind: type, masked: bool, types: bool) -> type:
-    """The class whose nets take these inputs."""
-
     class TakesAll(kind):  # type: ignore[misc, valid-type]
         def hybrid_forward(self, F: Any, input_ids: Any, attention_mask: Any, token_type_ids: Any, **own: Any) -> Any:
             return self.through(F, input_ids, attention_mask, token_type_ids, own)

@@ -10,8 +10,6 @@ import numpy as np
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.contract.properties.specs import EPSILON, FUNCTIONS, Block, Spec, weights_of
 
-__all__ = ["build"]
-
 
 def build(spec: Spec) -> ReferenceModel:
     """The model; as functions, its blocks are no modules that can be named."""
@@ -34,23 +32,13 @@ def build(spec: Spec) -> ReferenceModel:
             return hidden @ model["words"].swap(0, 1)
         return hidden if spec.head == "none" else hidden @ model["head.weight"] + model["head.bias"]
 
-    def takes_all(model: Any, input_ids: np.ndarray, attention_mask: Any, token_type_ids: Any) -> Tensor:
-        return forward(model, input_ids, attention_mask, token_type_ids)
-
-    def takes_mask(model: Any, input_ids: np.ndarray, attention_mask: Any) -> Tensor:
-        return forward(model, input_ids, attention_mask)
-
-    def takes_types(model: Any, input_ids: np.ndarray, token_type_ids: Any) -> Tensor:
-        return forward(model, input_ids, None, token_type_ids)
-
-    def takes_ids(model: Any, input_ids: np.ndarray) -> Tensor:
-        return forward(model, input_ids)
-
     of_inputs: dict[tuple[bool, bool], Callable[..., Tensor]] = {
-        (True, True): takes_all,
-        (True, False): takes_mask,
-        (False, True): takes_types,
-        (False, False): takes_ids,
+        (True, True): lambda model, input_ids, attention_mask, token_type_ids: forward(
+            model, input_ids, attention_mask, token_type_ids
+        ),
+        (True, False): lambda model, input_ids, attention_mask: forward(model, input_ids, attention_mask),
+        (False, True): lambda model, input_ids, token_type_ids: forward(model, input_ids, None, token_type_ids),
+        (False, False): lambda model, input_ids: forward(model, input_ids),
     }
     weights = {name: value.astype(spec.dtype) for name, value in weights_of(spec).items()}
     paths = [] if spec.form == FUNCTIONS else [f"blocks.{number}" for number in range(len(spec.blocks))]
@@ -98,10 +86,8 @@ def _attention(model: Any, prefix: str, hidden: Tensor, real: np.ndarray) -> Ten
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """The products of two batches of matrices."""
     return Tensor(
-        a.value @ b.value,
-        [(a, lambda g: g @ b.value.swapaxes(-1, -2)), (b, lambda g: a.value.swapaxes(-1, -2) @ g)],
+        a.value @ b.value, [(a, lambda g: g @ b.value.swapaxes(-1, -2)), (b, lambda g: a.value.swapaxes(-1, -2) @ g)]
     )
 
 

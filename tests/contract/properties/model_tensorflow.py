@@ -13,13 +13,10 @@ import tf_keras as keras2
 
 from tests.contract.properties.specs import EPSILON, FUNCTIONS, MODULES, Block, Spec, weights_of
 
-__all__ = ["build"]
-
 Weights = Mapping[str, np.ndarray]
 
 
 def build(spec: Spec) -> Any:
-    """The model."""
     weights = {name: value.astype(spec.dtype) for name, value in weights_of(spec).items()}
     if spec.form == FUNCTIONS:
         return _Functions(spec, weights)

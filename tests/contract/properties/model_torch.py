@@ -11,13 +11,10 @@ from torch.nn import functional
 
 from tests.contract.properties.specs import EPSILON, FUNCTIONS, OTHERS, Block, Spec, weights_of
 
-__all__ = ["build"]
-
 Weights = Mapping[str, torch.Tensor]
 
 
 def build(spec: Spec) -> nn.Module:
-    """The model, in evaluation mode."""
     weights = {name: torch.tensor(value, dtype=getattr(torch, spec.dtype)) for name, value in weights_of(spec).items()}
     return (_Functions if spec.form == FUNCTIONS else _Modules)(spec, weights).eval()
 
@@ -135,7 +132,6 @@ class _Mix(nn.Module):
 
 
 def _made(kind: str, weights: Weights, hidden: Any, real: Any) -> Any:
-    """What a block makes of bare parameters."""
     if kind == "linear":
         return hidden @ weights["weight"] + weights["bias"]
     if kind == "norm":

@@ -15,8 +15,6 @@ import numpy as np
 
 from tests.contract.properties.specs import Spec
 
-__all__ = ["allowed", "unit_roundoff"]
-
 #: The largest share by which an intermediate result is moved: small beside 1, large beside float64's rounding.
 STEP: Final = 1e-7
 

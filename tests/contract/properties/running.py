@@ -11,8 +11,6 @@ from hypothesis import HealthCheck, settings
 
 from tests.conftest import PACKAGES, REFERENCE, backends_under_test
 
-__all__ = ["by_hand", "each_framework", "each_pair", "property_of"]
-
 #: Every backend under test.
 each_framework = pytest.mark.parametrize("framework", backends_under_test())
 

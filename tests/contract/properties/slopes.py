@@ -12,8 +12,6 @@ from embgrad.testing.examples import finite_difference
 from tests.contract.properties.cases import Case
 from tests.contract.properties.rounding import unit_roundoff
 
-__all__ = ["direction_of", "slope", "slope_at"]
-
 #: Of a step in a direction of length 1. Large ones miss the curvature, small ones drown in rounding: the best counts.
 STEPS: Final = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 
@@ -46,6 +44,5 @@ def slope_at(case: Case, point: str, value: np.ndarray, direction: np.ndarray) -
 
 
 def direction_of(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """A random one, of length 1."""
     drawn = np.random.default_rng(seed).normal(size=shape)
     return np.asarray(drawn / np.linalg.norm(drawn))

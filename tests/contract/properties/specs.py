@@ -7,18 +7,7 @@ from typing import Final
 
 import numpy as np
 
-__all__ = [
-    "EPSILON",
-    "FUNCTIONS",
-    "KINDS",
-    "MODULES",
-    "OTHERS",
-    "PLACES",
-    "SEGMENTS",
-    "Block",
-    "Spec",
-    "weights_of",
-]
+__all__ = ["EPSILON", "FUNCTIONS", "KINDS", "MODULES", "OTHERS", "PLACES", "SEGMENTS", "Block", "Spec", "weights_of"]
 
 #: The rows of a table of positions, and of one of types.
 PLACES: Final = 12
@@ -86,7 +75,6 @@ class Spec:
 
     @property
     def meets(self) -> bool:
-        """Whether examples meet."""
         return any(block.kind == "mix" for block in self.blocks)
 
     @property
@@ -96,7 +84,6 @@ class Spec:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of what the model takes."""
         named = {"input_ids": True, "attention_mask": self.masked, "token_type_ids": self.types}
         return tuple(name for name, taken in named.items() if taken)
 

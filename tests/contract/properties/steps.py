@@ -11,8 +11,6 @@ import numpy as np
 
 from tests.contract.properties.specs import EPSILON
 
-__all__ = ["Kept", "Pullback", "Step", "attention", "linear", "mean", "mix", "norm", "tanh"]
-
 #: What an intermediate result becomes.
 Kept = Callable[[np.ndarray], np.ndarray]
 
@@ -24,12 +22,10 @@ Step = tuple[np.ndarray, Pullback]
 
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | float, kept: Kept) -> Step:
-    """x @ weight + bias."""
     return kept(kept(x @ weight) + bias), lambda g: kept(g @ weight.T)
 
 
 def tanh(x: np.ndarray, kept: Kept) -> Step:
-    """The hyperbolic tangent."""
     y = kept(np.tanh(x))
     return y, lambda g: kept(g * kept(1 - y**2))
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from tests.cross.diagnosis.changes_of_weights import Weights, changes_of_weights
 from tests.cross.diagnosis.native_tensorflow import Port, build, core, is_own, table_of
 
 
@@ -17,7 +18,6 @@ class AlwaysDropping(keras.layers.Dropout):
     """Dropout that a port left on."""
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """With dropout, whatever the mode."""
         return super().call(inputs, training=True)
 
 
@@ -52,15 +52,9 @@ def _first_epsilon(model: Any, _: Any) -> Any:
     return model
 
 
-def _half_weights(model: Any, _: Any) -> Any:
-    for variable in model.trainable_variables:
-        variable.assign(tf.cast(tf.cast(variable, tf.float16), tf.float32))
-    return model
-
-
 def _unscaled_attention(model: Any, world: Any) -> Any:
-    for layer in _layers(model):
-        _multiplied(_projections(layer)[0], math.sqrt(world.size.hidden // world.size.heads))
+    for number in range(world.size.layers):
+        _multiplied(_find(model, number, "query"), math.sqrt(world.size.hidden // world.size.heads))
     return model
 
 
@@ -69,12 +63,13 @@ def _multiplied(dense: Any, number: float) -> None:
     dense.call = lambda inputs: inner(inputs) * number
 
 
-def _rebuilt(model: Any, activation: Callable[[Any], Any]) -> Any:
-    """The functional model of other wiring over the same layers."""
+def _rebuilt(model: Any, activation: Callable[[Any], Any], *, residual: bool = True) -> Any:
+    """Return the functional model with other wiring over the same layers."""
     layer = model.get_layer
     ids = keras.Input((None,), dtype="int32")
     x = layer("recurrent")(layer("norm")(layer("tokens")(ids)))
-    x = layer("square")(layer("norm2")(layer("down")(activation(layer("up")(x))) + x))
+    y = layer("down")(activation(layer("up")(x)))
+    x = layer("square")(layer("norm2")(y + x if residual else y))
     return keras.Model(ids, layer("head")(keras.layers.GlobalAveragePooling1D()(x)))
 
 
@@ -101,82 +96,6 @@ def _always_dropping(model: Any, _: Any) -> Any:
     return model
 
 
-def _projections(layer: Any) -> tuple[Any, Any, Any]:
-    attention = layer.attention.self_attention
-    return attention.query, attention.key, attention.value
-
-
-def _flipped(variable: Any) -> None:
-    variable.assign(tf.transpose(variable))
-
-
-def _exchanged(one: Any, other: Any) -> None:
-    before = one.numpy()
-    one.assign(other)
-    other.assign(before)
-
-
-def _transposed(number: int, which: int) -> Callable[[Any, Any], Any]:
-    def change(model: Any, _: Any) -> Any:
-        _flipped(
-            model.get_layer("square").kernel if is_own(model) else _projections(_layers(model)[number])[which].kernel
-        )
-        return model
-
-    return change
-
-
-def _transposed_output(model: Any, _: Any) -> Any:
-    _flipped(_layers(model)[-1].attention.dense_output.dense.kernel)
-    return model
-
-
-def _swapped(numbers: tuple[int, ...]) -> Callable[[Any, Any], Any]:
-    def change(model: Any, _: Any) -> Any:
-        for number in numbers:
-            query, key, _value = _projections(_layers(model)[number])
-            _exchanged(query.kernel, key.kernel)
-            _exchanged(query.bias, key.bias)
-        return model
-
-    return change
-
-
-def _swapped_values(model: Any, _: Any) -> Any:
-    first, second = (_projections(layer)[2] for layer in _layers(model)[:2])
-    _exchanged(first.kernel, second.kernel)
-    return model
-
-
-def _bias_not_loaded(model: Any, _: Any) -> Any:
-    dense = model.get_layer("up") if is_own(model) else _layers(model)[1].intermediate.dense
-    dense.bias.assign(tf.zeros_like(dense.bias))
-    return model
-
-
-def _reinitialised(model: Any, world: Any) -> Any:
-    kernel = model.get_layer("square").kernel if is_own(model) else _projections(_layers(model)[0])[2].kernel
-    kernel.assign(np.random.default_rng([world.seed, 5]).normal(0, 0.18, tuple(kernel.shape)))
-    return model
-
-
-def _one_percent(model: Any, world: Any) -> Any:
-    kernel = model.get_layer("square").kernel if is_own(model) else _projections(_layers(model)[1])[2].kernel
-    kernel.assign(kernel * (1 + 0.01 * np.random.default_rng([world.seed, 6]).normal(size=tuple(kernel.shape))))
-    return model
-
-
-def _other_table(model: Any, world: Any) -> Any:
-    table = table_of(model)
-    table.assign(np.random.default_rng([world.seed, 7]).normal(0, 0.4, tuple(table.shape)))
-    return model
-
-
-def _rows_rotated(model: Any, _: Any) -> Any:
-    table_of(model).assign(tf.roll(table_of(model), 7, 0))
-    return model
-
-
 def _scaled_lookup(model: Any, _: Any) -> Any:
     embeddings = core(model).embeddings
     inner = embeddings.call
@@ -191,7 +110,7 @@ def _scaled_lookup(model: Any, _: Any) -> Any:
 
 def _without_residual(model: Any, _: Any) -> Any:
     if is_own(model):
-        return _without_sum(model)
+        return _rebuilt(model, keras.activations.gelu, residual=False)
     output = _layers(model)[1].bert_output
 
     def call(hidden_states: Any, input_tensor: Any, training: bool = False) -> Any:
@@ -199,14 +118,6 @@ def _without_residual(model: Any, _: Any) -> Any:
 
     output.call = call
     return model
-
-
-def _without_sum(model: Any) -> Any:
-    layer = model.get_layer
-    ids = keras.Input((None,), dtype="int32")
-    x = layer("recurrent")(layer("norm")(layer("tokens")(ids)))
-    x = layer("square")(layer("norm2")(layer("down")(keras.activations.gelu(layer("up")(x)))))
-    return keras.Model(ids, layer("head")(keras.layers.GlobalAveragePooling1D()(x)))
 
 
 def _head_zeroed(model: Any, world: Any) -> Any:
@@ -219,7 +130,7 @@ def _head_zeroed(model: Any, world: Any) -> Any:
 
 
 def _hot_attention(model: Any, _: Any) -> Any:
-    _multiplied(_projections(_layers(model)[1])[0], 1.7)
+    _multiplied(_find(model, 1, "query"), 1.7)
     return model
 
 
@@ -248,28 +159,36 @@ def _in_half(name: str) -> Callable[[Any, Any], Any]:
     return change
 
 
+def _find(model: Any, number: int, name: str) -> Any:
+    if is_own(model):
+        return model.get_layer("up" if name == "up" else "square")
+    layer = _layers(model)[number]
+    if name == "up":
+        return layer.intermediate.dense
+    return layer.attention.dense_output.dense if name == "output" else getattr(layer.attention.self_attention, name)
+
+
+WEIGHTS: Final = Weights(
+    find=_find,
+    parameter=lambda dense, kind: dense.kernel if kind == "weight" else dense.bias,
+    table=table_of,
+    every=lambda model: model.trainable_variables,
+    read=lambda variable: variable.numpy(),
+    write=lambda variable, value: variable.assign(value.astype(np.float32)),
+)
+
+
 MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    **changes_of_weights(WEIGHTS),
     "gelu": _gelu,
     "first-gelu": _first_gelu,
     "relu": _relu,
     "first-epsilon": _first_epsilon,
-    "half-weights": _half_weights,
     "unscaled-attention": _unscaled_attention,
     "epsilon-1e-3": _epsilon(1e-3),
     "epsilon-1e-5": _epsilon(1e-5),
     "epsilon-1e-2": _epsilon(1e-2),
     "always-dropping": _always_dropping,
-    "transposed-query": _transposed(1, 0),
-    "transposed-value": _transposed(0, 2),
-    "transposed-output": _transposed_output,
-    "swapped-first": _swapped((0,)),
-    "swapped-all": lambda model, world: _swapped(tuple(range(world.size.layers)))(model, world),
-    "swapped-values": _swapped_values,
-    "bias-not-loaded": _bias_not_loaded,
-    "reinitialised": _reinitialised,
-    "one-percent": _one_percent,
-    "other-table": _other_table,
-    "rows-rotated": _rows_rotated,
     "scales-lookup": _scaled_lookup,
     "float16": _in_half("mixed_float16"),
     "bfloat16": _in_half("mixed_bfloat16"),

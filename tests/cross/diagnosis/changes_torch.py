@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tests.cross.diagnosis.changes_of_weights import Weights, changes_of_weights
 from tests.cross.diagnosis.native_torch import Block, Own, Port, core, table_of
 
 
@@ -17,7 +18,6 @@ class Scaled(nn.Embedding):
     """A table whose lookup comes out scaled by the root of its width, as Gemma's and Marian's do."""
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """The scaled rows."""
         return super().forward(input_ids) * math.sqrt(self.embedding_dim)
 
 
@@ -29,7 +29,6 @@ class AlwaysDropping(nn.Module):
         self.rate = rate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """With dropout, whatever the mode."""
         return nn.functional.dropout(x, self.rate, training=True)
 
 
@@ -72,20 +71,13 @@ def _first_epsilon(model: Any, _: Any) -> Any:
 
 def _unscaled_attention(model: Any, world: Any) -> Any:
     scale = math.sqrt(world.size.hidden // world.size.heads)
-    for layer in _layers(model):
-        _projections(layer)[0].register_forward_hook(lambda _m, _i, output: output * scale)
+    for number in range(world.size.layers):
+        _find(model, number, "query").register_forward_hook(lambda _m, _i, output: output * scale)
     return model
 
 
 def _bias_missing(model: Any, _: Any) -> Any:
-    layer = _layers(model)[1]
-    (layer.intermediate.dense if hasattr(layer, "intermediate") else layer.up).bias = None
-    return model
-
-
-def _half_weights(model: Any, _: Any) -> Any:
-    for parameter in model.parameters():
-        parameter.data = parameter.data.half().float()
+    _find(model, 1, "up").bias = None
     return model
 
 
@@ -104,76 +96,6 @@ def _always_dropping(model: Any, _: Any) -> Any:
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Dropout):
                 setattr(module, name, AlwaysDropping(0.1))
-    return model
-
-
-def _projections(layer: Any) -> tuple[Any, Any, Any]:
-    attention = layer.attention.self if hasattr(layer, "attention") else layer
-    return attention.query, attention.key, attention.value
-
-
-def _transposed(number: int, which: int) -> Callable[[Any, Any], Any]:
-    def change(model: Any, _: Any) -> Any:
-        weight = _projections(_layers(model)[number])[which].weight
-        weight.data = weight.data.T.contiguous()
-        return model
-
-    return change
-
-
-def _transposed_output(model: Any, _: Any) -> Any:
-    layer = _layers(model)[-1]
-    weight = (layer.attention.output.dense if hasattr(layer, "attention") else layer.out).weight
-    weight.data = weight.data.T.contiguous()
-    return model
-
-
-def _swapped(numbers: tuple[int, ...]) -> Callable[[Any, Any], Any]:
-    def change(model: Any, _: Any) -> Any:
-        for number in numbers:
-            query, key, _value = _projections(_layers(model)[number])
-            query.weight.data, key.weight.data = key.weight.data, query.weight.data
-            query.bias.data, key.bias.data = key.bias.data, query.bias.data
-        return model
-
-    return change
-
-
-def _swapped_values(model: Any, _: Any) -> Any:
-    first, second = (_projections(layer)[2] for layer in _layers(model)[:2])
-    first.weight.data, second.weight.data = second.weight.data, first.weight.data
-    return model
-
-
-def _bias_not_loaded(model: Any, _: Any) -> Any:
-    layer = _layers(model)[1]
-    (layer.intermediate.dense if hasattr(layer, "intermediate") else layer.up).bias.data.zero_()
-    return model
-
-
-def _reinitialised(model: Any, world: Any) -> Any:
-    weight = _projections(_layers(model)[0])[2].weight
-    random = np.random.default_rng([world.seed, 5])
-    weight.data = torch.tensor(random.normal(0, 0.18, tuple(weight.shape)), dtype=weight.dtype)
-    return model
-
-
-def _one_percent(model: Any, world: Any) -> Any:
-    weight = _projections(_layers(model)[1])[2].weight
-    random = np.random.default_rng([world.seed, 6])
-    weight.data *= 1 + 0.01 * torch.tensor(random.normal(size=tuple(weight.shape)), dtype=weight.dtype)
-    return model
-
-
-def _other_table(model: Any, world: Any) -> Any:
-    table = table_of(model)
-    random = np.random.default_rng([world.seed, 7])
-    table.weight.data = torch.tensor(random.normal(0, 0.4, tuple(table.weight.shape)), dtype=table.weight.dtype)
-    return model
-
-
-def _rows_rotated(model: Any, _: Any) -> Any:
-    table_of(model).weight.data = table_of(model).weight.data.roll(7, 0)
     return model
 
 
@@ -213,9 +135,7 @@ def _silenced(context: torch.Tensor) -> torch.Tensor:
 
 
 def _hot_attention(model: Any, _: Any) -> Any:
-    layer = _layers(model)[1]
-    query = _projections(layer)[0]
-    query.register_forward_hook(lambda _m, _i, output: output * 1.7)
+    _find(model, 1, "query").register_forward_hook(lambda _m, _i, output: output * 1.7)
     return model
 
 
@@ -225,29 +145,41 @@ def _detached(model: Any, _: Any) -> Any:
     return model
 
 
+def _find(model: Any, number: int, name: str) -> Any:
+    layer = _layers(model)[number]
+    if name == "up":
+        return layer.intermediate.dense if hasattr(layer, "intermediate") else layer.up
+    if name == "output":
+        return layer.attention.output.dense if hasattr(layer, "attention") else layer.out
+    return getattr(layer.attention.self if hasattr(layer, "attention") else layer, name)
+
+
+def _write(parameter: Any, value: np.ndarray) -> None:
+    parameter.data = torch.tensor(value, dtype=parameter.dtype)
+
+
+WEIGHTS: Final = Weights(
+    find=_find,
+    parameter=getattr,
+    table=lambda model: table_of(model).weight,
+    every=lambda model: list(model.parameters()),
+    read=lambda parameter: parameter.detach().numpy().copy(),
+    write=_write,
+)
+
+
 MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    **changes_of_weights(WEIGHTS),
     "gelu": _gelu,
     "first-gelu": _first_gelu,
     "relu": _relu,
     "first-epsilon": _first_epsilon,
-    "half-weights": _half_weights,
     "bias-missing": _bias_missing,
     "unscaled-attention": _unscaled_attention,
     "epsilon-1e-3": _epsilon(1e-3),
     "epsilon-1e-5": _epsilon(1e-5),
     "epsilon-1e-2": _epsilon(1e-2),
     "always-dropping": _always_dropping,
-    "transposed-query": _transposed(1, 0),
-    "transposed-value": _transposed(0, 2),
-    "transposed-output": _transposed_output,
-    "swapped-first": _swapped((0,)),
-    "swapped-all": lambda model, world: _swapped(tuple(range(world.size.layers)))(model, world),
-    "swapped-values": _swapped_values,
-    "bias-not-loaded": _bias_not_loaded,
-    "reinitialised": _reinitialised,
-    "one-percent": _one_percent,
-    "other-table": _other_table,
-    "rows-rotated": _rows_rotated,
     "scales-lookup": _scaled_lookup,
     "float16": lambda model, _: model.half(),
     "bfloat16": lambda model, _: model.bfloat16(),

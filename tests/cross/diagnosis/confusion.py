@@ -80,7 +80,6 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def column_of(outcome: Outcome) -> str:
-    """The table's column."""
     return "across" if "→" in outcome.trial.column else outcome.trial.column
 
 
@@ -124,7 +123,6 @@ def table(found: Sequence[Outcome], rows: Sequence[tuple[str, str]], *, alone: b
 
 
 def summary(found: Sequence[Outcome]) -> list[str]:
-    """The totals."""
     groups = {group: [one for one in found if one.trial.group == group] for group in ("fault", "pair")}
     lines = ["| | |", "|---|---|"]
     for group, what in (("fault", "one fault"), ("pair", "two faults, or one on a rearranged batch")):
@@ -163,7 +161,6 @@ def _right(found: Iterable[Outcome]) -> int:
 
 
 def misses(found: Iterable[Outcome]) -> list[str]:
-    """What went wrong, one line each."""
     return [f"- {one.trial.name}: {_said(one)}" for one in found if not one.right]
 
 

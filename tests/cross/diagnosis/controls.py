@@ -54,7 +54,6 @@ NOISE: Final = (1e-3, 1e-2, 1e-1, 1.0)
 
 
 def unrelated(a: embgrad.EmbeddingGradients, name: str, seed: int) -> embgrad.EmbeddingGradients:
-    """A random gradient in a's place."""
     random = np.random.default_rng([seed, 8])
     values = RANDOM[name](a.values.astype(np.float64), random)
     return replace(a, values=np.ascontiguousarray(values, a.values.dtype))

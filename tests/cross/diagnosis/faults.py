@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -99,7 +98,6 @@ def _padded_left(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, A
 
 
 def _shifted_vocabulary(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
-    """Another tokenizer's ids, each one higher."""
     return quietly(world.model, world.batch.replace(ids=world.batch.ids + 1), world.objective(base)), world.model
 
 
@@ -139,7 +137,6 @@ def _with_another_padding(world: World, base: str) -> tuple[embgrad.EmbeddingGra
 
 
 def _in_another_order(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
-    """Examples in another order, and the sign."""
     batch, order = world.batch, np.arange(len(world.batch))[::-1]
     turned = batch.replace(ids=batch.ids[order], mask=batch.mask[order], types=batch.types[order])
     found = quietly(world.model, turned, embgrad.CrossEntropy(world.loss(base).numbers[order]))
@@ -363,8 +360,3 @@ UNKNOWN: Final = tuple(
 def shown_in(fault: Fault, framework: str, kinds: tuple[str, ...]) -> Iterator[str]:
     """The kinds of models of a framework on which a fault shows."""
     return iter(kind for kind in fault.kinds if kind in kinds) if framework in fault.frameworks else iter(())
-
-
-def causes_covered() -> set[str]:
-    """Every cause that some fault must be named as."""
-    return set(itertools.chain.from_iterable(itertools.chain.from_iterable(one.expected for one in FAULTS)))

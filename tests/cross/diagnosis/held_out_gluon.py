@@ -40,7 +40,6 @@ class OwnNet(mx.gluon.Block):
             self.head = nn.Dense(3, in_units=wide)
 
     def forward(self, ids: Any) -> Any:
-        """The logits."""
         x = self.table(ids)
         if self.kind == "lstm":
             x = self.recurrent(x)

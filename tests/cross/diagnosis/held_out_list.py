@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["WEIGHT", "Broken", "Injection", "Net"]
-
 #: The cause that is true of whatever a weight is.
 WEIGHT: Final = "different-weight"
 

@@ -72,8 +72,6 @@ def _rewired(model: Any, **options: Any) -> Any:
 
 
 def _of_a(change: Callable[[Any], Any], *causes: str) -> Injection:
-    """The first dense layer's kernel is another."""
-
     def inject(model: Any, random: np.random.Generator) -> Broken | None:
         kernel = model.get_layer("a").kernel
         kernel.assign(change(kernel.numpy()))

@@ -26,7 +26,6 @@ class Plain(nn.Module):
         self.act1, self.act2 = nn.Tanh(), nn.Tanh()
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x = self.act2(self.b(self.act1(self.a(self.embedding(input_ids)))))
         return self.head((x * attention_mask[..., None]).sum(1))
 
@@ -46,7 +45,6 @@ class Residual(nn.Module):
         self.norm, self.head, self.residual = nn.LayerNorm(wide), nn.Linear(wide, 3), [1.0, 1.0, 1.0]
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x = self.embedding(input_ids) + self.places(torch.arange(input_ids.shape[1]))
         for kept, layer in zip(self.residual, self.layers, strict=True):
             x = kept * x + layer["down"](layer["act"](layer["up"](layer["norm"](x))))
@@ -63,7 +61,6 @@ class Recurrent(nn.Module):
         self.dense, self.act, self.head = nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, 3)
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x = self.act(self.dense(self.recurrent(self.embedding(input_ids))[0])) * attention_mask[..., None]
         return self.head(x.sum(1) / attention_mask.sum(1, keepdim=True))
 
@@ -79,7 +76,6 @@ class Convolution(nn.Module):
         self.dense, self.head = nn.Linear(wide, wide), nn.Linear(wide, 3)
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x = self.norm(self.act1(self.first((self.embedding(input_ids) * attention_mask[..., None]).transpose(1, 2))))
         return self.head(torch.tanh(self.dense(self.act2(self.second(x)).amax(2))))
 
@@ -98,7 +94,6 @@ class Attention(nn.Module):
         self.head, self.heads, self.scale = nn.Linear(wide, 3), heads, [math.sqrt(heads / wide)] * 2
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x, real = self.embedding(input_ids), attention_mask.bool()
         for scale, layer in zip(self.scale, self.layers, strict=True):
             query, key, value = (
@@ -121,7 +116,6 @@ class Encoder(nn.Module):
         self.head = nn.Linear(wide, 3)
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        """The logits."""
         x = self.encoder(self.embedding(input_ids), src_key_padding_mask=attention_mask == 0)
         return self.head(x[:, 0])
 
@@ -224,47 +218,112 @@ def _biased(model: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def bias_zeroed(model: Any, random: np.random.Generator) -> Broken | None:
-    one = chosen(_biased(model), random)
-    if one:
-        one[1].bias.data.zero_()
-    return Broken(model, ("missing-bias", WEIGHT), one[0]) if one else None
+def _on_one(
+    candidates: Callable[[Any], list[tuple[str, Any]]],
+    change: Callable[[Any, np.random.Generator], None],
+    *causes: str,
+    named: bool = True,
+) -> Injection:
+    """Change one of the candidates, drawn at random; `named` says whether the text must name it."""
+
+    def inject(model: Any, random: np.random.Generator) -> Broken | None:
+        one = chosen(candidates(model), random)
+        if one is None:
+            return None
+        change(one[1], random)
+        return Broken(model, causes, one[0] if named else "")
+
+    return inject
 
 
-def bias_set(model: Any, random: np.random.Generator) -> Broken | None:
-    """A bias that the other side has as zeros, which stands for the healthy net without one."""
-    one = chosen(
-        [
-            (p, m)
-            for p, m in dense(model)
-            if m.bias is not None and not m.bias.any() and not p.endswith(("key", "k_proj"))
-        ],
-        random,
+def _on_all(
+    candidates: Callable[[Any], list[Any]], change: Callable[[Any], None], *causes: str, fewest: int = 1
+) -> Injection:
+    """Change all candidates, where there are enough of them."""
+
+    def inject(model: Any, random: np.random.Generator) -> Broken | None:
+        found = candidates(model)
+        for one in found:
+            change(one)
+        return Broken(model, causes) if len(found) >= fewest else None
+
+    return inject
+
+
+def _on_pair(change: Callable[[Any, Any], None], *causes: str) -> Injection:
+    """Change two layers of one shape, drawn at random."""
+
+    def inject(model: Any, random: np.random.Generator) -> Broken | None:
+        pair = chosen(_alike(model), random)
+        if pair is None:
+            return None
+        (path, one), (_, other) = pair
+        change(one, other)
+        return Broken(model, (*causes, WEIGHT), path)
+
+    return inject
+
+
+def _weight(change: Callable[[Any, np.random.Generator], Any], *causes: str) -> Injection:
+    """Replace the weight of one linear layer."""
+    return _on_one(dense, lambda one, random: _set(one.weight, change(one.weight, random)), *causes, WEIGHT)
+
+
+def _output(
+    candidates: Callable[[Any], list[tuple[str, Any]]], change: Callable[[Any], Any], *causes: str
+) -> Injection:
+    """Change the output of a module."""
+    return _on_one(
+        candidates,
+        lambda one, _: one.register_forward_hook(lambda _m, _i, output: change(output)),
+        *causes,
+        named=False,
     )
-    if one:
-        _set(one[1].bias, torch.randn_like(one[1].bias))
-    return Broken(model, ("missing-bias", WEIGHT), one[0]) if one else None
 
 
-def biases_zeroed(model: Any, random: np.random.Generator) -> Broken | None:
-    found = [p for name, p in model.named_parameters() if name.endswith("bias") and p.any()]
-    for parameter in found:
-        parameter.data.zero_()
-    return Broken(model, ("missing-bias", WEIGHT)) if found else None
+def _behind(change: Callable[[Any], Any], *causes: str) -> Injection:
+    """Change the output of one linear layer."""
+    return _output(dense, change, *causes)
 
 
-def bias_missing(model: Any, random: np.random.Generator) -> Broken | None:
-    one = chosen([(p, m) for p, m in _biased(model) if isinstance(m, nn.Linear)], random)
-    if one:
-        one[1].bias = None
-    return Broken(model, ("missing-bias", WEIGHT), one[0]) if one else None
+def _first(candidates: Callable[[Any], list[Any]], number: int = 0) -> Callable[[Any], list[Any]]:
+    return lambda model: candidates(model)[number : number + 1]
 
 
-def biases_missing(model: Any, random: np.random.Generator) -> Broken | None:
-    found = [one for _, one in _biased(model) if isinstance(one, nn.Linear)]
-    for one in found:
-        one.bias = None
-    return Broken(model, ("missing-bias", WEIGHT)) if len(found) > 1 else None
+def _tables(model: Any) -> list[tuple[str, Any]]:
+    return [(path, one) for path, one in model.named_modules() if isinstance(one, nn.Embedding)]
+
+
+def _heads(model: Any) -> list[tuple[str, Any]]:
+    return [(path, one) for path, one in model.named_modules() if path in HEADS and isinstance(one, nn.Linear)]
+
+
+def _unbiased(model: Any) -> list[tuple[str, Any]]:
+    return [
+        (path, one)
+        for path, one in dense(model)
+        if one.bias is not None and not one.bias.any() and not path.endswith(("key", "k_proj"))
+    ]
+
+
+def _biased_linear(model: Any) -> list[tuple[str, Any]]:
+    return [(path, one) for path, one in _biased(model) if isinstance(one, nn.Linear)]
+
+
+def _square(model: Any) -> list[tuple[str, Any]]:
+    return [(path, one) for path, one in dense(model) if one.weight.shape[0] == one.weight.shape[1]]
+
+
+def _zero_bias(one: Any, _: Any) -> None:
+    one.bias.data.zero_()
+
+
+def _remove_bias(one: Any, _: Any) -> None:
+    one.bias = None
+
+
+def _set_epsilon(one: Any, value: float) -> None:
+    setattr(one, "variance_epsilon" if hasattr(one, "variance_epsilon") else "eps", value)
 
 
 def two_biases_zeroed(model: Any, random: np.random.Generator) -> Broken | None:
@@ -274,88 +333,56 @@ def two_biases_zeroed(model: Any, random: np.random.Generator) -> Broken | None:
     return Broken(model, ("missing-bias", WEIGHT), found[0][0]) if len(found) > 1 else None
 
 
-def weight_scaled(model: Any, random: np.random.Generator) -> Broken | None:
-    path, one = chosen(dense(model), random)
-    one.weight.data *= 1.5
-    return Broken(model, (WEIGHT,), path)
+def _swap(one: Any, other: Any) -> None:
+    one.weight.data, other.weight.data = other.weight.data, one.weight.data
 
 
-def weight_negated(model: Any, random: np.random.Generator) -> Broken | None:
-    path, one = chosen(dense(model), random)
-    one.weight.data.neg_()
-    return Broken(model, (WEIGHT,), path)
+def _swap_with_biases(one: Any, other: Any) -> None:
+    _swap(one, other)
+    if one.bias is not None:
+        one.bias.data, other.bias.data = other.bias.data, one.bias.data
 
 
-def weight_zeroed(model: Any, random: np.random.Generator) -> Broken | None:
-    path, one = chosen(dense(model), random)
-    one.weight.data.zero_()
-    return Broken(model, (WEIGHT,), path)
+def _pruned(weight: Any, _: Any) -> Any:
+    return torch.where(weight.abs() < weight.abs().median(), torch.zeros_like(weight), weight)
 
 
-def reinitialised(model: Any, random: np.random.Generator) -> Broken | None:
-    path, one = chosen(dense(model), random)
-    _set(one.weight, torch.tensor(random.normal(0, 0.25, tuple(one.weight.shape))))
-    return Broken(model, (WEIGHT,), path)
+def _update_rank(one: tuple[str, Any]) -> None:
+    rows, columns = one[1].weight.shape
+    one[1].weight.data += 0.05 * torch.randn(rows, 2) @ torch.randn(2, columns)
 
 
-def pruned(model: Any, random: np.random.Generator) -> Broken | None:
-    path, one = chosen(dense(model), random)
-    one.weight.data[one.weight.abs() < one.weight.abs().median()] = 0
-    return Broken(model, (WEIGHT,), path)
+def _decay(one: tuple[str, Any]) -> None:
+    one[1].weight.data *= 0.97
 
 
-def low_rank(model: Any, random: np.random.Generator) -> Broken | None:
-    for _, one in dense(model):
-        rows, columns = one.weight.shape
-        one.weight.data += 0.05 * torch.randn(rows, 2) @ torch.randn(2, columns)
-    return Broken(model, (WEIGHT,))
+def _change_rows(one: Any, _: Any) -> None:
+    one.weight.data[5:9] += 0.3
 
 
-def decayed(model: Any, random: np.random.Generator) -> Broken | None:
-    for _, one in dense(model):
-        one.weight.data *= 0.97
-    return Broken(model, (WEIGHT,))
+def _residual(factor: float) -> Injection:
+    def inject(model: Any, random: np.random.Generator) -> Broken | None:
+        if not hasattr(model, "residual"):
+            return None
+        model.residual[int(random.integers(3))] = factor
+        return Broken(model, ())
+
+    return inject
 
 
-def head_other(model: Any, random: np.random.Generator) -> Broken | None:
-    path, one = next((p, m) for p, m in model.named_modules() if p in HEADS and isinstance(m, nn.Linear))
-    _set(one.weight, torch.randn_like(one.weight) * 0.3)
-    return Broken(model, (WEIGHT,), path)
+def _clip(output: Any) -> Any:
+    if output.requires_grad:
+        output.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return output
+
+
+def _soften(one: tuple[Any, Any, str]) -> None:
+    setattr(one[1], one[2], nn.Softplus())
 
 
 def _alike(model: Any) -> list[tuple[Any, Any]]:
     found = dense(model) + [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Conv1d)]
     return [(x, y) for i, y in enumerate(found) for x in found[:i] if x[1].weight.shape == y[1].weight.shape]
-
-
-def two_swapped(model: Any, random: np.random.Generator) -> Broken | None:
-    pair = chosen(_alike(model), random)
-    if pair is None:
-        return None
-    (path, one), (_, other) = pair
-    one.weight.data, other.weight.data = other.weight.data, one.weight.data
-    if one.bias is not None:
-        one.bias.data, other.bias.data = other.bias.data, one.bias.data
-    return Broken(model, ("swapped-weights", WEIGHT), path)
-
-
-def weights_swapped(model: Any, random: np.random.Generator) -> Broken | None:
-    pair = chosen(_alike(model), random)
-    if pair is None:
-        return None
-    (path, one), (_, other) = pair
-    one.weight.data, other.weight.data = other.weight.data, one.weight.data
-    return Broken(model, ("swapped-weights", WEIGHT), path)
-
-
-def one_copied(model: Any, random: np.random.Generator) -> Broken | None:
-    """One layer holds another's weights, and that one still its own."""
-    pair = chosen(_alike(model), random)
-    if pair is None:
-        return None
-    (path, one), (_, other) = pair
-    _set(one.weight, other.weight)
-    return Broken(model, (WEIGHT,), path)
 
 
 def three_rotated(model: Any, random: np.random.Generator) -> Broken | None:
@@ -392,19 +419,6 @@ def kernel_flipped(model: Any, random: np.random.Generator) -> Broken | None:
     return Broken(model, (WEIGHT,), "second")
 
 
-def transposed(model: Any, random: np.random.Generator) -> Broken | None:
-    one = chosen([(p, m) for p, m in dense(model) if m.weight.shape[0] == m.weight.shape[1]], random)
-    if one:
-        _set(one[1].weight, one[1].weight.T.clone())
-    return Broken(model, ("transposed-weight", WEIGHT), one[0]) if one else None
-
-
-def rows_permuted(model: Any, random: np.random.Generator) -> Broken | None:
-    path, one = chosen(dense(model), random)
-    _set(one.weight, one.weight[torch.tensor(random.permutation(len(one.weight)))])
-    return Broken(model, (WEIGHT,), path)
-
-
 def _each(change: Callable[[Any], Any]) -> Callable[[Any, np.random.Generator], Broken | None]:
     def inject(model: Any, random: np.random.Generator) -> Broken | None:
         for parameter in model.parameters():
@@ -419,51 +433,6 @@ def _quantised(parameter: Any) -> Any:
     return (parameter / step).round() * step if step else parameter
 
 
-def float16_in_one(model: Any, random: np.random.Generator) -> Broken | None:
-    path, one = chosen(dense(model), random)
-    _set(one.weight, one.weight.half().float())
-    return Broken(model, ("half-weights", WEIGHT), path)
-
-
-def one_epsilon(value: float) -> Callable[[Any, np.random.Generator], Broken | None]:
-    def inject(model: Any, random: np.random.Generator) -> Broken | None:
-        one = chosen(norms(model), random)
-        if one is None:
-            return None
-        setattr(one[1], "variance_epsilon" if hasattr(one[1], "variance_epsilon") else "eps", value)
-        return Broken(model, ("layer-norm-epsilon",), one[0])
-
-    return inject
-
-
-def all_epsilons(model: Any, random: np.random.Generator) -> Broken | None:
-    found = norms(model)
-    for _, one in found:
-        setattr(one, "variance_epsilon" if hasattr(one, "variance_epsilon") else "eps", 3e-3)
-    return Broken(model, ("layer-norm-epsilon",)) if len(found) > 1 else None
-
-
-def norm_gain_missing(model: Any, random: np.random.Generator) -> Broken | None:
-    one = chosen([(p, m) for p, m in norms(model) if (m.weight != 1).any()], random)
-    if one:
-        one[1].weight.data.fill_(1)
-    return Broken(model, (WEIGHT,), one[0]) if one else None
-
-
-def norm_bias_missing(model: Any, random: np.random.Generator) -> Broken | None:
-    one = chosen([(p, m) for p, m in norms(model) if getattr(m, "bias", None) is not None and m.bias.any()], random)
-    if one:
-        one[1].bias.data.zero_()
-    return Broken(model, ("missing-bias", WEIGHT), one[0]) if one else None
-
-
-def norm_skipped(model: Any, random: np.random.Generator) -> Broken | None:
-    one = chosen(norms(model), random)
-    if one:
-        one[1].register_forward_hook(lambda _m, given, _o: given[0])
-    return Broken(model, ()) if one else None
-
-
 def one_activation(function: Callable[[], Any], *kinds: str) -> Callable[[Any, np.random.Generator], Broken | None]:
     def inject(model: Any, random: np.random.Generator) -> Broken | None:
         found = [one for one in activations(model) if type(getattr(one[1], one[2])).__name__ in kinds]
@@ -474,13 +443,6 @@ def one_activation(function: Callable[[], Any], *kinds: str) -> Callable[[Any, n
         return Broken(model, ("activation", "gelu"), one[0] if len(found) > 1 else "") if one else None
 
     return inject
-
-
-def all_activations(model: Any, random: np.random.Generator) -> Broken | None:
-    found = activations(model)
-    for _, parent, name in found:
-        setattr(parent, name, nn.Softplus())
-    return Broken(model, ("activation",)) if found else None
 
 
 def scale_of_attention(
@@ -503,55 +465,6 @@ def scale_of_attention(
     return inject
 
 
-def residual_missing(model: Any, random: np.random.Generator) -> Broken | None:
-    if not hasattr(model, "residual"):
-        return None
-    model.residual[int(random.integers(3))] = 0.0
-    return Broken(model, ())
-
-
-def residual_doubled(model: Any, random: np.random.Generator) -> Broken | None:
-    if not hasattr(model, "residual"):
-        return None
-    model.residual[int(random.integers(3))] = 2.0
-    return Broken(model, ())
-
-
-def _behind(change: Callable[[Any], Any], *causes: str) -> Callable[[Any, np.random.Generator], Broken | None]:
-    """What one linear layer gives is changed."""
-
-    def inject(model: Any, random: np.random.Generator) -> Broken | None:
-        _, one = chosen(dense(model), random)
-        one.register_forward_hook(lambda _m, _i, output: change(output))
-        return Broken(model, causes)
-
-    return inject
-
-
-def clipped_backward(model: Any, random: np.random.Generator) -> Broken | None:
-    _, one = chosen(dense(model), random)
-
-    def clip(_module: Any, _given: Any, output: Any) -> Any:
-        if output.requires_grad:
-            output.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-        return output
-
-    one.register_forward_hook(clip)
-    return Broken(model, ())
-
-
-def temperature(model: Any, random: np.random.Generator) -> Broken | None:
-    head = next(m for p, m in model.named_modules() if p in HEADS and isinstance(m, nn.Linear))
-    head.register_forward_hook(lambda _m, _i, output: output / 2)
-    return Broken(model, ())
-
-
-def softmax_twice(model: Any, random: np.random.Generator) -> Broken | None:
-    head = next(m for p, m in model.named_modules() if p in HEADS and isinstance(m, nn.Linear))
-    head.register_forward_hook(lambda _m, _i, output: output.log_softmax(-1) * 1.3)
-    return Broken(model, ())
-
-
 def layer_skipped(model: Any, random: np.random.Generator) -> Broken | None:
     lists = [one for _, one in model.named_modules() if isinstance(one, nn.ModuleList) and len(one) > 1]
     if not lists or isinstance(model, (Residual, Attention)):
@@ -568,42 +481,7 @@ def layer_twice(model: Any, random: np.random.Generator) -> Broken | None:
     return Broken(model, ())
 
 
-def table_row(model: Any, random: np.random.Generator) -> Broken | None:
-    table = next(m for _, m in model.named_modules() if isinstance(m, nn.Embedding))
-    table.weight.data[5:9] += 0.3
-    return Broken(model, ("different-table", WEIGHT))
-
-
-def table_doubled(model: Any, random: np.random.Generator) -> Broken | None:
-    table = next(m for _, m in model.named_modules() if isinstance(m, nn.Embedding))
-    table.weight.data *= 2
-    return Broken(model, ("different-table", WEIGHT))
-
-
-def lookup_doubled(model: Any, random: np.random.Generator) -> Broken | None:
-    table = next(m for _, m in model.named_modules() if isinstance(m, nn.Embedding))
-    table.register_forward_hook(lambda _m, _i, output: output * 2)
-    return Broken(model, ("different-table",))
-
-
-def places_off(model: Any, random: np.random.Generator) -> Broken | None:
-    found = [m for _, m in model.named_modules() if isinstance(m, nn.Embedding)][1:]
-    if not found:
-        return None
-    found[0].register_forward_pre_hook(lambda _m, given: (given[0].flip(-1),))
-    return Broken(model, ())
-
-
-def places_zeroed(model: Any, random: np.random.Generator) -> Broken | None:
-    found = [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Embedding)][1:]
-    if not found:
-        return None
-    found[0][1].weight.data.zero_()
-    return Broken(model, (WEIGHT,), found[0][0])
-
-
 def wrong_mask(model: Any, random: np.random.Generator) -> Broken | None:
-    """The mask of the example before."""
     inner = model.forward
 
     def forward(input_ids: Any, attention_mask: Any, **options: Any) -> Any:
@@ -626,76 +504,104 @@ def causal_mask(model: Any, random: np.random.Generator) -> Broken | None:
     return Broken(model, ())
 
 
-def lookup_weighted(model: Any, random: np.random.Generator) -> Broken | None:
-    table = next(m for _, m in model.named_modules() if isinstance(m, nn.Embedding))
-    table.register_forward_hook(lambda _m, _i, output: output * torch.linspace(0.5, 1.5, output.shape[-1]))
-    return Broken(model, ("different-table",))
-
-
 INJECTIONS: Final[Mapping[str, Injection]] = {
-    "one bias zeroed": bias_zeroed,
-    "one bias that is zero on the other side": bias_set,
-    "every bias zeroed": biases_zeroed,
-    "one layer without a bias": bias_missing,
-    "every linear layer without a bias": biases_missing,
+    "one bias zeroed": _on_one(_biased, _zero_bias, "missing-bias", WEIGHT),
+    "one bias that is zero on the other side": _on_one(
+        _unbiased, lambda one, _: _set(one.bias, torch.randn_like(one.bias)), "missing-bias", WEIGHT
+    ),
+    "every bias zeroed": _on_all(
+        lambda model: [p for name, p in model.named_parameters() if name.endswith("bias") and p.any()],
+        lambda parameter: parameter.data.zero_(),
+        "missing-bias",
+        WEIGHT,
+    ),
+    "one layer without a bias": _on_one(_biased_linear, _remove_bias, "missing-bias", WEIGHT),
+    "every linear layer without a bias": _on_all(
+        _biased_linear, lambda one: _remove_bias(one[1], None), "missing-bias", WEIGHT, fewest=2
+    ),
     "two biases zeroed": two_biases_zeroed,
-    "one weight times 1.5": weight_scaled,
-    "one weight negated": weight_negated,
-    "one weight zeroed": weight_zeroed,
-    "one layer drawn anew": reinitialised,
-    "one layer pruned": pruned,
-    "a low-rank update in all layers": low_rank,
-    "all layers decayed by 3 %": decayed,
-    "another head": head_other,
-    "two layers swapped": two_swapped,
-    "two layers' weights swapped, not their biases": weights_swapped,
-    "one layer with another's weights": one_copied,
+    "one weight times 1.5": _weight(lambda weight, _: weight * 1.5),
+    "one weight negated": _weight(lambda weight, _: -weight),
+    "one weight zeroed": _weight(lambda weight, _: weight * 0),
+    "one layer drawn anew": _weight(lambda weight, random: torch.tensor(random.normal(0, 0.25, tuple(weight.shape)))),
+    "one layer pruned": _weight(_pruned),
+    "a low-rank update in all layers": _on_all(dense, _update_rank, WEIGHT),
+    "all layers decayed by 3 %": _on_all(dense, _decay, WEIGHT),
+    "another head": _on_one(
+        _first(_heads), lambda one, _: _set(one.weight, torch.randn_like(one.weight) * 0.3), WEIGHT
+    ),
+    "two layers swapped": _on_pair(_swap_with_biases, "swapped-weights"),
+    "two layers' weights swapped, not their biases": _on_pair(_swap, "swapped-weights"),
+    "one layer with another's weights": _on_pair(lambda one, other: _set(one.weight, other.weight)),
     "three layers' weights rotated": three_rotated,
     "the two directions' weights swapped": directions_swapped,
     "the gates in another order": gates_permuted,
     "a kernel flipped": kernel_flipped,
-    "one weight transposed": transposed,
-    "one weight's rows permuted": rows_permuted,
+    "one weight transposed": _on_one(
+        _square, lambda one, _: _set(one.weight, one.weight.T.clone()), "transposed-weight", WEIGHT
+    ),
+    "one weight's rows permuted": _weight(lambda weight, random: weight[torch.tensor(random.permutation(len(weight)))]),
     "weights rounded to float16": _each(lambda parameter: parameter.half().float()),
     "weights rounded to bfloat16": _each(lambda parameter: parameter.bfloat16().float()),
     "weights quantised to 8 bits": _each(_quantised),
-    "one weight rounded to float16": float16_in_one,
-    "one epsilon 1e-2": one_epsilon(1e-2),
-    "one epsilon 0.3": one_epsilon(0.3),
-    "all epsilons 3e-3": all_epsilons,
-    "one norm's gain not loaded": norm_gain_missing,
-    "one norm's bias not loaded": norm_bias_missing,
-    "one norm skipped": norm_skipped,
+    "one weight rounded to float16": _weight(lambda weight, _: weight.half().float(), "half-weights"),
+    "one epsilon 1e-2": _on_one(norms, lambda one, _: _set_epsilon(one, 1e-2), "layer-norm-epsilon"),
+    "one epsilon 0.3": _on_one(norms, lambda one, _: _set_epsilon(one, 0.3), "layer-norm-epsilon"),
+    "all epsilons 3e-3": _on_all(norms, lambda one: _set_epsilon(one[1], 3e-3), "layer-norm-epsilon", fewest=2),
+    "one norm's gain not loaded": _on_one(
+        lambda model: [(path, one) for path, one in norms(model) if (one.weight != 1).any()],
+        lambda one, _: one.weight.data.fill_(1),
+        WEIGHT,
+    ),
+    "one norm's bias not loaded": _on_one(
+        lambda model: [
+            (path, one) for path, one in norms(model) if getattr(one, "bias", None) is not None and one.bias.any()
+        ],
+        _zero_bias,
+        "missing-bias",
+        WEIGHT,
+    ),
+    "one norm skipped": _on_one(
+        norms, lambda one, _: one.register_forward_hook(lambda _m, given, _o: given[0]), named=False
+    ),
     "one ReLU for GELU or SiLU": one_activation(
         nn.ReLU, "SiLU", "SiLUActivation", "GELUActivation", "NewGELUActivation"
     ),
     "one tanh GELU for another": one_activation(lambda: nn.GELU(approximate="tanh"), "SiLU", "GELUActivation", "ReLU"),
     "one tanh left out": one_activation(nn.Identity, "Tanh"),
     "one sigmoid for tanh": one_activation(nn.Sigmoid, "Tanh"),
-    "softplus for every activation": all_activations,
+    "softplus for every activation": _on_all(activations, _soften, "activation"),
     "attention without its scale": scale_of_attention(lambda own, wide: 1.0, slice(None)),
     "attention scaled by the whole width": scale_of_attention(lambda own, wide: wide**-0.5, slice(None)),
     "attention scaled by 1/d": scale_of_attention(lambda own, wide: 1 / own, slice(None)),
     "one layer's attention without its scale": scale_of_attention(lambda own, wide: 1.0, slice(1, 2)),
-    "one residual missing": residual_missing,
-    "one residual doubled": residual_doubled,
+    "one residual missing": _residual(0.0),
+    "one residual doubled": _residual(2.0),
     "dropout in one layer": _behind(lambda x: nn.functional.dropout(x, 0.1, training=True), "dropout"),
     "one layer's output times 1.1": _behind(lambda x: x * 1.1),
     "one layer's output clipped": _behind(lambda x: x.clamp(-0.5, 0.5)),
     "one layer's output half detached": _behind(lambda x: 0.5 * x + 0.5 * x.detach(), "constant-factor"),
     "one layer's output in bfloat16": _behind(lambda x: x.bfloat16().float(), "half-precision"),
     "one layer's output rolled": _behind(lambda x: x.roll(1, -1)),
-    "a gradient clipped inside": clipped_backward,
-    "a temperature of 2": temperature,
-    "a softmax too many": softmax_twice,
+    "a gradient clipped inside": _behind(_clip),
+    "a temperature of 2": _output(_first(_heads), lambda output: output / 2),
+    "a softmax too many": _output(_first(_heads), lambda output: output.log_softmax(-1) * 1.3),
     "one layer skipped": layer_skipped,
     "one layer called twice": layer_twice,
-    "a few rows of the table": table_row,
-    "the table doubled": table_doubled,
-    "the lookup doubled": lookup_doubled,
-    "positions reversed": places_off,
-    "the second table zeroed": places_zeroed,
+    "a few rows of the table": _on_one(_first(_tables), _change_rows, "different-table", WEIGHT, named=False),
+    "the table doubled": _on_one(
+        _first(_tables), lambda one, _: _set(one.weight, one.weight * 2), "different-table", WEIGHT, named=False
+    ),
+    "the lookup doubled": _output(_first(_tables), lambda output: output * 2, "different-table"),
+    "positions reversed": _on_one(
+        _first(_tables, 1),
+        lambda one, _: one.register_forward_pre_hook(lambda _m, given: (given[0].flip(-1),)),
+        named=False,
+    ),
+    "the second table zeroed": _on_one(_first(_tables, 1), lambda one, _: one.weight.data.zero_(), WEIGHT),
     "another example's mask": wrong_mask,
     "a causal mask": causal_mask,
-    "the lookup's dimensions weighted": lookup_weighted,
-}  # fmt: skip
+    "the lookup's dimensions weighted": _output(
+        _first(_tables), lambda output: output * torch.linspace(0.5, 1.5, output.shape[-1]), "different-table"
+    ),
+}

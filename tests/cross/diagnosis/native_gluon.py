@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 
+from tests.cross.diagnosis.losses import Functions, losses_of, reduced
 from tests.cross.diagnosis.recipes import Computed, Loss, Recipe
 
 mx, gluonnlp = import_mxnet(), import_gluonnlp()
@@ -45,7 +46,6 @@ class Tied(mx.gluon.Block):
         self.bert = inner
 
     def forward(self, inputs: Any, token_types: Any, valid_length: Any) -> Any:
-        """The logits, (example, position, vocabulary)."""
         places = mx.nd.arange(inputs.shape[1], dtype="int32").tile((inputs.shape[0], 1))
         return self.bert(inputs, token_types, valid_length, places)[-1]
 
@@ -71,7 +71,6 @@ class Own(mx.gluon.HybridBlock):
         self.skips = True
 
     def hybrid_forward(self, F: Any, ids: Any) -> Any:
-        """The logits of the mean over the positions."""
         x = self.recurrent(self.norm(self.tokens(ids)))
         y = self.drop(self.down(self.act(self.up(x))))
         x = self.square(self.norm2(y + x if self.skips else y))
@@ -79,12 +78,10 @@ class Own(mx.gluon.HybridBlock):
 
 
 def seed(number: int) -> None:
-    """Begin at the same random numbers."""
     mx.random.seed(number)
 
 
 def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) -> Any:
-    """A healthy model."""
     if kind == "own":
         return _randomised(Own(size), seed)
     encoder = bert.BERTEncoder(
@@ -119,7 +116,6 @@ def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) ->
 
 
 def _native(name: str, prefix: str) -> str:
-    """gluonnlp's name of a weight."""
     plain = {
         "embeddings.position_embeddings.weight": f"{prefix}encoder.position_weight",
         "classifier.weight": "classifier.0.weight",
@@ -155,7 +151,6 @@ class Port(mx.gluon.Block):
         self.inner, self.drop, self.shift = inner, drop, shift
 
     def forward(self, inputs: Any, token_types: Any, valid_length: Any) -> Any:
-        """What the inner model returns."""
         types = token_types * 0 if self.drop == "types" else token_types
         return self.inner(inputs + self.shift, types, None if self.drop == "mask" else valid_length)
 
@@ -171,7 +166,6 @@ def is_own(model: Any) -> bool:
 
 
 def table_of(model: Any) -> Any:
-    """The block that looks the words up."""
     return core(model).tokens if is_own(model) else core(model).word_embed[0]
 
 
@@ -209,8 +203,8 @@ def _standing_in(block: Any, value: Any) -> Iterator[None]:
 
 def _recorded(model: Any, world: Any, loss: Loss, recipe: Recipe) -> tuple[Any, Any]:
     with mx.autograd.record(train_mode=recipe.training):
-        losses = _losses(_called(model, world, recipe), loss, world)
-        return losses, _reduced(losses, recipe.reduction, world)
+        losses = losses_of(_called(model, world, recipe).astype("float32"), loss, world, FUNCTIONS)
+        return losses, reduced(losses, recipe.reduction, world, FUNCTIONS)
 
 
 def _called(model: Any, world: Any, recipe: Recipe) -> Any:
@@ -226,42 +220,10 @@ def _called(model: Any, world: Any, recipe: Recipe) -> Any:
     return output[0] if isinstance(output, (tuple, list)) else output
 
 
-def _losses(output: Any, loss: Loss, world: Any) -> Any:
-    """Each example's own loss."""
-    output, numbers = output.astype("float32"), mx.nd.array(loss.numbers)
-    real = mx.nd.array(world.batch.real)
-    if loss.kind == "cross-entropy":
-        return -mx.nd.pick(mx.nd.log_softmax(output), numbers)
-    if loss.kind == "tokens":
-        return -(mx.nd.pick(mx.nd.log_softmax(output), mx.nd.maximum(numbers, 0)) * (numbers != -100)).sum(1)
-    if loss.kind == "logit":
-        return mx.nd.pick(output, numbers)
-    if loss.kind == "margin":
-        return mx.nd.pick(output, numbers) - mx.nd.pick(output, mx.nd.array(loss.against))
-    if loss.kind == "probability":
-        return mx.nd.pick(mx.nd.softmax(output), numbers)
-    if loss.kind == "log-probability":
-        return mx.nd.pick(mx.nd.log_softmax(output), numbers)
-    if loss.kind == "sum":
-        return output.sum(1)
-    scores = (output * numbers).sum(-1)
-    if loss.kind == "first":
-        return scores[:, 0]
-    return (scores if loss.kind == "projection-all" else scores * real).sum(1)
-
-
-def _reduced(losses: Any, reduction: str, world: Any) -> Any:
-    real = world.batch.real
-    if reduction == "mean":
-        return losses.mean()
-    if reduction == "mean-all":
-        return losses.mean() / world.size.classes
-    if reduction == "mean-tokens":
-        return losses.sum() / int(real.sum())
-    if reduction == "mean-labels":
-        return losses.sum() / int((world.loss("tokens").numbers != -100).sum())
-    if reduction == "mean-lengths":
-        return (losses / mx.nd.array(real.sum(1))).sum()
-    if reduction == "mean-positions":
-        return losses.sum() / real.shape[1]
-    return losses.sum()
+FUNCTIONS: Final = Functions(
+    array=mx.nd.array,
+    exp=mx.nd.exp,
+    log_softmax=mx.nd.log_softmax,
+    pick=mx.nd.pick,
+    total=lambda array, axis: array.sum(axis),
+)

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 import transformers
 
+from tests.cross.diagnosis.losses import Functions, losses_of, reduced
 from tests.cross.diagnosis.recipes import Computed, Loss, Recipe
 
 CONVENTIONS: Final = {"classifier": "huggingface", "encoder": "huggingface", "tied": "huggingface", "own": "ids"}
@@ -27,12 +28,10 @@ logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
 def seed(number: int) -> None:
-    """Begin at the same random numbers."""
     keras.utils.set_random_seed(number)
 
 
 def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) -> Any:
-    """A healthy model."""
     if kind == "own":
         return _own(size, seed)
     config = transformers.BertConfig(
@@ -54,7 +53,6 @@ def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) ->
 
 
 def _canonical(name: str) -> str:
-    """`.../bert/encoder/layer_._0/output/dense/kernel:0` is `encoder.layer.0.output.dense.weight`."""
     path = name.removesuffix(":0").split("/", 1)[1]
     path = path.removeprefix("bert/").replace("mlm___cls/predictions/", "head/")
     *modules, last = re.sub(r"layer_\._(\d+)", r"layer/\1", path).split("/")
@@ -91,7 +89,6 @@ class Port(keras.Model):
     def call(
         self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, training: bool = False
     ) -> Any:
-        """What the inner model returns."""
         given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         passed = {name: value for name, value in given.items() if value is not None and name != self.drop}
         passed["input_ids"] = input_ids + self.shift
@@ -119,8 +116,8 @@ def by_hand(model: Any, world: Any, loss: Loss, recipe: Recipe) -> Computed:
     """The gradient as a user's own script takes it, under a tape."""
     tf.random.set_seed(world.seed)
     with tf.GradientTape() as tape, _listening(model, recipe.tap) as kept:
-        losses = _losses(_called(model, world, recipe), loss, world)
-        total = _reduced(losses, recipe.reduction, world)
+        losses = losses_of(tf.cast(_called(model, world, recipe), tf.float32), loss, world, FUNCTIONS)
+        total = reduced(losses, recipe.reduction, world, FUNCTIONS)
     if recipe.tap == "table":
         found = tf.gather(tf.convert_to_tensor(tape.gradient(total, table_of(model))), world.batch.ids)
     else:
@@ -173,44 +170,10 @@ def _called(model: Any, world: Any, recipe: Recipe) -> Any:
     return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
-def _losses(output: Any, loss: Loss, world: Any) -> Any:
-    """Each example's own loss."""
-    output, numbers = tf.cast(output, tf.float32), tf.constant(loss.numbers)
-    real = tf.constant(world.batch.real, tf.float32)
-    if loss.kind == "cross-entropy":
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(numbers, output)
-    if loss.kind == "tokens":
-        counted = tf.cast(numbers != -100, tf.float32)
-        each = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(numbers, 0), output)
-        return tf.reduce_sum(each * counted, 1)
-    if loss.kind == "logit":
-        return tf.gather(output, numbers, batch_dims=1)
-    if loss.kind == "margin":
-        return tf.gather(output, numbers, batch_dims=1) - tf.gather(output, tf.constant(loss.against), batch_dims=1)
-    if loss.kind == "probability":
-        return tf.gather(tf.nn.softmax(output), numbers, batch_dims=1)
-    if loss.kind == "log-probability":
-        return tf.gather(tf.nn.log_softmax(output), numbers, batch_dims=1)
-    if loss.kind == "sum":
-        return tf.reduce_sum(output, 1)
-    scores = tf.linalg.matvec(output, tf.cast(numbers, tf.float32))
-    if loss.kind == "first":
-        return scores[:, 0]
-    return tf.reduce_sum(scores if loss.kind == "projection-all" else scores * real, 1)
-
-
-def _reduced(losses: Any, reduction: str, world: Any) -> Any:
-    real = tf.constant(world.batch.real, tf.float32)
-    if reduction == "mean":
-        return tf.reduce_mean(losses)
-    if reduction == "mean-all":
-        return tf.reduce_mean(losses) / world.size.classes
-    if reduction == "mean-tokens":
-        return tf.reduce_sum(losses) / tf.reduce_sum(real)
-    if reduction == "mean-labels":
-        return tf.reduce_sum(losses) / int((world.loss("tokens").numbers != -100).sum())
-    if reduction == "mean-lengths":
-        return tf.reduce_sum(losses / tf.reduce_sum(real, 1))
-    if reduction == "mean-positions":
-        return tf.reduce_sum(losses) / real.shape[1]
-    return tf.reduce_sum(losses)
+FUNCTIONS: Final = Functions(
+    array=tf.constant,
+    exp=tf.exp,
+    log_softmax=tf.nn.log_softmax,
+    pick=lambda output, labels: tf.gather(output, labels, batch_dims=len(labels.shape)),
+    total=tf.reduce_sum,
+)

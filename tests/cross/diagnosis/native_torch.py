@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import nn
 
+from tests.cross.diagnosis.losses import Functions, losses_of, reduced
 from tests.cross.diagnosis.recipes import Computed, Loss, Recipe
 
 CONVENTIONS: Final = dict.fromkeys(("classifier", "encoder", "tied", "causal", "own"), "huggingface")
@@ -44,7 +45,6 @@ class Own(nn.Module):
         return self.tokens(input_ids) * math.sqrt(self.tokens.embedding_dim)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The logits of the mean over the positions, padding among them."""
         x = self.scaled(input_ids) + self.places[: input_ids.shape[1]]
         for block in self.blocks:
             x = block(x, attention_mask)
@@ -62,7 +62,6 @@ class Block(nn.Module):
         self.drop, self.heads = nn.Dropout(0.1), heads
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The next hidden state."""
         h = self.norm1(x)
         parts = [
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query(h), self.key(h), self.value(h))
@@ -73,12 +72,10 @@ class Block(nn.Module):
 
 
 def seed(number: int) -> None:
-    """Begin at the same random numbers."""
     torch.manual_seed(number)
 
 
 def build(kind: str, size: Any, weights: Mapping[str, np.ndarray], seed: int) -> Any:
-    """A healthy model."""
     torch.manual_seed(seed)
     if kind == "own":
         return _randomised(Own(size), seed).eval()
@@ -137,7 +134,6 @@ class Port(nn.Module):
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> Any:
-        """What the inner model returns."""
         given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         passed = {name: value for name, value in given.items() if value is not None and name != self.drop}
         if self.offset:
@@ -152,7 +148,6 @@ def core(model: Any) -> Any:
 
 
 def table_of(model: Any) -> Any:
-    """The module that looks the words up."""
     inner = core(model)
     return inner.tokens if isinstance(inner, Own) else inner.get_input_embeddings()
 
@@ -181,8 +176,8 @@ def by_hand(model: Any, world: Any, loss: Loss, recipe: Recipe) -> Computed:
         model.train(recipe.training)
         torch.manual_seed(world.seed)
         model.zero_grad()
-        losses = _losses(_called(model, world, recipe), loss, world)
-        _reduced(losses, recipe.reduction, world).backward()
+        losses = losses_of(_called(model, world, recipe).float(), loss, world, FUNCTIONS)
+        reduced(losses, recipe.reduction, world, FUNCTIONS).backward()
         table = table_of(model).weight
         found = table.grad[torch.tensor(world.batch.ids)] if recipe.tap == "table" else kept[recipe.tap].grad
         return Computed(found.float().numpy().copy(), losses.detach().double().numpy())
@@ -213,43 +208,10 @@ def _called(model: Any, world: Any, recipe: Recipe) -> torch.Tensor:
     return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
-def _losses(output: torch.Tensor, loss: Loss, world: Any) -> torch.Tensor:
-    """Each example's own loss."""
-    output, numbers = output.float(), torch.tensor(loss.numbers)
-    real = torch.tensor(world.batch.real, dtype=torch.float32)
-    rows = torch.arange(len(output))
-    if loss.kind == "cross-entropy":
-        return nn.functional.cross_entropy(output, numbers, reduction="none")
-    if loss.kind == "tokens":
-        return nn.functional.cross_entropy(output.transpose(1, 2), numbers, reduction="none").sum(1)
-    if loss.kind == "logit":
-        return output[rows, numbers]
-    if loss.kind == "margin":
-        return output[rows, numbers] - output[rows, torch.tensor(loss.against)]
-    if loss.kind == "probability":
-        return output.softmax(-1)[rows, numbers]
-    if loss.kind == "log-probability":
-        return output.log_softmax(-1)[rows, numbers]
-    if loss.kind == "sum":
-        return output.sum(1)
-    scores = output @ numbers.float()
-    if loss.kind == "first":
-        return scores[:, 0]
-    return scores.sum(1) if loss.kind == "projection-all" else (scores * real).sum(1)
-
-
-def _reduced(losses: torch.Tensor, reduction: str, world: Any) -> torch.Tensor:
-    real = torch.tensor(world.batch.real, dtype=torch.float32)
-    if reduction == "mean":
-        return losses.mean()
-    if reduction == "mean-all":
-        return losses.mean() / world.size.classes
-    if reduction == "mean-tokens":
-        return losses.sum() / real.sum()
-    if reduction == "mean-labels":
-        return losses.sum() / int((world.loss("tokens").numbers != -100).sum())
-    if reduction == "mean-lengths":
-        return (losses / real.sum(1)).sum()
-    if reduction == "mean-positions":
-        return losses.sum() / real.shape[1]
-    return losses.sum()
+FUNCTIONS: Final = Functions(
+    array=lambda value: torch.tensor(value),
+    exp=torch.exp,
+    log_softmax=lambda output: output.log_softmax(-1),
+    pick=lambda output, labels: output.gather(-1, labels[..., None])[..., 0],
+    total=torch.sum,
+)

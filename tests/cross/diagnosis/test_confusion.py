@@ -34,7 +34,6 @@ def found() -> tuple[Outcome, ...]:
 
 @pytest.fixture(scope="module")
 def sample() -> tuple[Outcome, ...]:
-    """Some of the trials, in this process."""
     trials = list(all_trials())
     chosen = [
         trial

@@ -16,7 +16,6 @@ SAMPLE = (
 
 
 def said(found: list[held_out.Outcome]) -> str:
-    """What was named wrong."""
     wrong = [one for one in found if one.answer == "wrong"]
     return "\n".join(f"{one.fault} | {one.framework} {one.detail} | {one.models}: {one.text}" for one in wrong)
 
@@ -30,7 +29,7 @@ def test_no_wrong_cause_is_named_for_a_sample(framework: str) -> None:
 
 
 @pytest.mark.slow
-def test_hardly_a_wrong_cause_is_named() -> None:
+def test_few_wrong_causes_are_named() -> None:
     found = held_out.outcomes()
     for given in held_out.MODELS:
         mine = [one for one in found if one.models == given]

@@ -49,7 +49,6 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """All of it."""
         models = "with models" if self.with_models else "numbers alone"
         return f"{self.row} | {self.column} | {self.detail} | {models}"
 
@@ -76,7 +75,6 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        """Whether the answer is right."""
         if self.failed or (self.trial.group == "healthy" and not self.agrees):
             return False
         if not self.trial.must_name:
@@ -90,7 +88,6 @@ class Outcome:
 
 
 def run(trial: Trial) -> Outcome:
-    """Make the comparison."""
     a, b, models = trial.make()
     start = time.process_time()
     try:
@@ -110,7 +107,6 @@ def run(trial: Trial) -> Outcome:
 
 
 def all_trials() -> Iterator[Trial]:
-    """Every trial, always the same ones."""
     yield from _of_faults()
     yield from _of_pairs()
     yield from _of_unknown()

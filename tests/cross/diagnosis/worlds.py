@@ -116,11 +116,9 @@ class World:
 
     @property
     def name(self) -> str:
-        """Of the world, in tables."""
         return f"{self.framework} {self.kind} {self.seed}"
 
     def loss(self, base: str) -> Loss:
-        """The healthy loss by its name."""
         random = np.random.default_rng([self.seed, 3])
         count, classes = len(self.batch), self.size.classes
         chosen = random.integers(0, classes, count)
@@ -133,7 +131,6 @@ class World:
         return Loss(base, chosen, (chosen + 1) % classes if base == "margin" else None)
 
     def objective(self, base: str) -> Any:
-        """The same as an objective of embgrad's."""
         loss = self.loss(base)
         if base in ("projection", "first"):
             return embgrad.Projection(loss.numbers, output="sequence", position=0 if base == "first" else None)
@@ -160,7 +157,6 @@ class World:
         return {}
 
     def healthy(self, base: str) -> embgrad.EmbeddingGradients:
-        """The result of the healthy model."""
         if base not in self._healthy:
             self._healthy[base] = quietly(self.model, self.batch, self.objective(base))
         return self._healthy[base]
@@ -191,7 +187,6 @@ class World:
         return replace(computed, values=np.ascontiguousarray(values, np.float32))
 
     def healthy_embeddings(self) -> np.ndarray:
-        """The lookup's output in the healthy model."""
         result = next(iter(self._healthy.values()))
         return result.activations
 
@@ -212,7 +207,6 @@ def quietly(model: Any, batch: TokenBatch, objective: Any, **options: Any) -> em
 
 @functools.cache
 def world(framework: str, kind: str, seed: int) -> World:
-    """The world of that name."""
     native = importlib.import_module(f"tests.cross.diagnosis.native_{framework}")
     size = SIZES[seed % len(SIZES)]
     weights = {} if kind in ("own", "causal") else bert_weights(size, seed)

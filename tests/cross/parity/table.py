@@ -10,8 +10,6 @@ from typing import Final
 import embgrad
 from embgrad.cli.demo import command, example_batch, minilm_folder
 
-__all__ = ["POINTS", "main", "measure"]
-
 #: The points that have the same role in each framework's BERT.
 POINTS: Final = ("word", "embeddings", "layer.0", "layer.3", "layer.-1")
 
@@ -32,7 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(
     folder: Path, frameworks: Sequence[str], points: Sequence[str] = POINTS
 ) -> dict[str, dict[str, embgrad.EmbeddingGradients]]:
-    """The gradients by framework and by point."""
     batch = example_batch(folder)
     return {
         framework: embgrad.gradients(

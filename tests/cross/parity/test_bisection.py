@@ -99,7 +99,7 @@ def test_a_transposed_weight(models: dict[str, Any], one: str, other: str) -> No
         ("pooler.dense.weight", "objective", "pooler.dense"),
     ],
 )
-def test_outside_the_layers(models: dict[str, Any], name: str, first: str, module: str) -> None:
+def test_a_changed_weight_outside_the_layers(models: dict[str, Any], name: str, first: str, module: str) -> None:
     for one, other in PAIRS[1:3]:
         with changed(models[other], name, lambda value: value * 1.01):
             found = embgrad.bisect(models[one], models[other], BATCH, POOLED)
@@ -162,7 +162,7 @@ def test_minilm() -> None:
     assert (found.first, found.module, found.piece) == ("layer.3", name.removesuffix(".weight"), "feed-forward in")
 
 
-def test_a_layer_that_one_of_them_has_on_top(models: dict[str, Any]) -> None:
+def test_a_layer_that_only_one_model_has(models: dict[str, Any]) -> None:
     """The points that both have lie far apart; the weights that one of them lacks say which module it is."""
     config = BertConfig(**{**models["torch"].config.to_dict(), "num_hidden_layers": 3})
     shallow = BertModel(config)

@@ -85,10 +85,8 @@ def texts(tmp_path: Path) -> Path:
 
 
 def test_three_frameworks_agree(texts: Path) -> None:
-    done = child(
-        *("-m", "embgrad"),
-        *("compare", "--model", str(minilm_folder()), "--frameworks", FRAMEWORKS, "--file", str(texts), "--json"),
-    )
+    asked = ("--model", str(minilm_folder()), "--frameworks", FRAMEWORKS, "--file", str(texts), "--json")
+    done = child("-m", "embgrad", "compare", *asked)
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["agrees"] is True
@@ -102,7 +100,7 @@ def test_three_frameworks_agree(texts: Path) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("fault", "cause"), [("gelu-tanh", "gelu"), ("swapped", "swapped-weights")])
-def test_a_fault_is_told_with_its_cause(tmp_path: Path, texts: Path, fault: str, cause: str) -> None:
+def test_a_fault_is_reported_with_its_cause(tmp_path: Path, texts: Path, fault: str, cause: str) -> None:
     script = tmp_path / "injected.py"
     script.write_text(INJECT)
     compare = ("compare", "--model", str(minilm_folder()), "--frameworks", "torch,tensorflow", "--file", str(texts))
@@ -180,20 +178,8 @@ def test_weights_in_pickles_are_not_read(command: Any, folders: Path, tmp_path: 
 def test_models_with_heads_in_two_frameworks(
     command: Any, folders: Path, name: str, objective: tuple[str, ...]
 ) -> None:
-    done = command(
-        *(
-            "compare",
-            "-m",
-            str(folders / name),
-            "--frameworks",
-            "torch,tensorflow",
-            "-t",
-            "a film",
-            "-t",
-            "hello world",
-        ),
-        *(*objective, "--json"),
-    )
+    asked = ("--frameworks", "torch,tensorflow", "-t", "a film", "-t", "hello world", *objective, "--json")
+    done = command("compare", "-m", str(folders / name), *asked)
     assert done.code == 0, done.err
     (comparison,) = json.loads(done.out)["comparisons"].values()
     assert comparison["figures"]["relative_l2"] < 5e-6
@@ -208,7 +194,7 @@ def test_a_head_that_a_framework_lacks(command: Any, folders: Path) -> None:
     assert done.code == 0, done.err
 
 
-def test_a_model_that_would_be_made_up_in_part(command: Any, folders: Path) -> None:
+def test_a_model_with_missing_weights_is_refused(command: Any, folders: Path) -> None:
     config = folders / "masked" / "config.json"
     before = config.read_text()
     try:
@@ -225,7 +211,7 @@ def test_a_model_that_would_be_made_up_in_part(command: Any, folders: Path) -> N
         config.write_text(before)
 
 
-def test_a_model_that_would_leave_out_a_part_of_its_layers(command: Any, folders: Path, tmp_path: Path) -> None:
+def test_weights_that_the_layers_do_not_use_are_refused(command: Any, folders: Path, tmp_path: Path) -> None:
     """TFBertModel passes over positions that are no table's, and embgrad's own loading refuses them in every framework."""
     from embgrad.cli.huggingface import from_transformers
 
@@ -322,7 +308,7 @@ def test_the_demo_is_a_command(command: Any) -> None:
     ("framework", "others"),
     [("torch", ["tensorflow", "keras", "tf_keras", "mxnet"]), ("tensorflow", ["torch", "mxnet"])],
 )
-def test_no_framework_is_imported_that_was_not_asked_for(framework: str, others: list[str], tmp_path: Path) -> None:
+def test_only_the_requested_framework_is_imported(framework: str, others: list[str], tmp_path: Path) -> None:
     import transformers
 
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

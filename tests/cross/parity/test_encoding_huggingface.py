@@ -94,7 +94,10 @@ def test_slow_and_fast_give_the_same_batch(vocabulary: str) -> None:
 
 
 def test_the_tokenizers_library_gives_the_same_batch(wordpiece: Tokenizer) -> None:
-    assert embgrad.encode(TEXTS, wrapped(wordpiece)) == embgrad.encode(TEXTS, wordpiece)
+    for options in ({}, {"max_length": 4}):
+        one, other = (embgrad.encode(TEXTS, given, **options) for given in (wrapped(wordpiece), wordpiece))
+        assert one == other
+        np.testing.assert_array_equal(one.truncated, other.truncated)
 
 
 def test_a_tokenizer_without_a_pad_token_and_types() -> None:
@@ -115,18 +118,8 @@ def test_the_tokenizers_own_padding(wordpiece: Tokenizer) -> None:
     assert batch.real[0].tolist() == [False, True, True, True]
 
 
-def test_truncation_is_reported(wordpiece: Tokenizer) -> None:
-    tokenizer = wrapped(wordpiece)
-    batch = embgrad.encode(TEXTS, tokenizer, max_length=4)
-    whole = embgrad.encode(TEXTS, tokenizer)
-    assert batch.real.sum(1).tolist() == [4, 4, 2]
-    np.testing.assert_array_equal(batch.truncated, whole.real.sum(1) - batch.real.sum(1))
-    with pytest.raises(embgrad.BatchError, match=r"max_length is 1, .*expected room for its special tokens"):
-        embgrad.encode(["a film"], tokenizer, max_length=1)
-
-
 @pytest.mark.parametrize("max_length", [None, 4])
-def test_the_users_tokenizer_is_as_it_was(wordpiece: Tokenizer, max_length: int | None) -> None:
+def test_the_tokenizer_is_restored(wordpiece: Tokenizer, max_length: int | None) -> None:
     """Its settings are the tokenizer's, and each of its own calls changes them."""
     wordpiece.enable_truncation(6, stride=1, strategy="only_first")
     wordpiece.enable_padding(length=9, pad_id=1)
@@ -139,18 +132,7 @@ def test_the_users_tokenizer_is_as_it_was(wordpiece: Tokenizer, max_length: int 
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
-def test_words_go_on_in_the_second_text(wordpiece: Tokenizer) -> None:
-    batch = embgrad.encode([("a filming plot", "thin film")], wrapped(wordpiece))
-    assert batch.words is not None
-    assert batch.tokens is not None
-    texts: dict[int, str] = {}
-    for token, word in zip(batch.tokens[0], batch.words[0].tolist(), strict=True):
-        texts[word] = texts.get(word, "") + token.removeprefix("##")
-    assert [texts[number] for number in range(5)] == ["a", "filming", "plot", "thin", "film"]
-    assert texts[-1] == "[CLS][SEP][SEP]"
-
-
-def test_gpt2_computes_what_it_computes_with_its_own_tokenizer() -> None:
+def test_gpt2_gives_the_same_as_with_its_own_tokenizer() -> None:
     """Types of zeros would be embedded as token 0 and added to every position."""
     torch.manual_seed(0)
     tokenizer = byte_level()

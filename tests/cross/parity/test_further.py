@@ -66,7 +66,9 @@ class Gluon(mx.gluon.Block):
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"check": True}, {"split": True}], ids=str)
 @pytest.mark.parametrize(("given", "chosen"), FURTHER, ids=["dict", "layers", "deep"])
 @pytest.mark.parametrize("net", [Torch, Tensorflow, Gluon])
-def test_each_example_has_its_own(net: type, given: Any, chosen: Any, options: dict[str, Any]) -> None:
+def test_each_example_has_its_own_entries_of_extra_inputs(
+    net: type, given: Any, chosen: Any, options: dict[str, Any]
+) -> None:
     """Also in a model that takes the entries of all examples for one example, and gives other numbers without a word."""
     mean = TABLE[IDS].mean(1)
     slope = SCALES * (1 - np.tanh(mean * SCALES + SHIFTS) ** 2)

@@ -60,7 +60,7 @@ def test_a_change_is_accepted(project: Path) -> None:
     run(project, "-k", "pytorch", change="gelu")
 
 
-def test_the_readme_says_what_there_is() -> None:
+def test_the_readme_names_tests_and_files_that_exist() -> None:
     text = (EXAMPLE / "README.md").read_text(encoding="utf-8")
     tests = (EXAMPLE / "test_gradients.py").read_text(encoding="utf-8")
     for name in re.findall(r"`(test_\w+)`", text):

@@ -51,14 +51,16 @@ def test_configurations_that_do_not_fit_are_refused_at_once(framework: str, tmp_
     [{"hidden_act": "no such"}, {"hidden_act": "\x1b[31m"}, {"hidden_act": ""}],
     ids=["unknown", "colours", "empty"],
 )
-def test_what_no_framework_can_build_is_said(framework: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_an_activation_that_no_framework_can_build_is_refused(
+    framework: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(embgrad.UnsupportedError, match="hidden_act") as caught:
         embgrad.load_bert(write(tmp_path, {**CONFIG, **changes}), framework)
     assert "\x1b" not in str(caught.value)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_what_makes_no_bert_changes_nothing(framework: str, tmp_path: Path) -> None:
+def test_entries_of_the_configuration_that_do_not_concern_bert_change_nothing(framework: str, tmp_path: Path) -> None:
     """Counts of labels, code of others and kernels from elsewhere; the weights arrive, and the gradient is the plain one's."""
     batch = embgrad.TokenBatch([[1, 2, 3]], [[1, 1, 1]], [[0, 0, 1]])
     found = []

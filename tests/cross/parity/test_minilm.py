@@ -58,18 +58,6 @@ def test_the_same_gradient_in_all_frameworks(
         np.testing.assert_array_equal(result.activations, results["torch"].activations)
 
 
-def test_the_table_gradient_is_pytorchs_own(models: dict[str, Any], batch: embgrad.TokenBatch) -> None:
-    import torch
-
-    model = embgrad.load_bert(minilm_folder(), "torch")
-    inputs = {name: torch.tensor(value) for name, value in batch.to_huggingface().items()}
-    model(**inputs).pooler_output.sum().backward()
-    own = model.embeddings.word_embeddings.weight.grad.numpy()
-    for model in models.values():
-        table = embgrad.gradients(model, batch, embgrad.Sum(output="pooled")).table()
-        assert np.linalg.norm(table.to_dense() - own) < 5e-6 * np.linalg.norm(own)
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_load_bert_names_what_is_wrong_with_the_weights(folder: Path, tmp_path: Path, framework: str) -> None:
     weights = safetensors.numpy.load_file(folder / "model.safetensors")

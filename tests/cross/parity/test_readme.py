@@ -49,7 +49,6 @@ def as_of_a_reader() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def quick_start() -> dict[str, Any]:
-    """The names that the quick start leaves."""
     names: dict[str, Any] = {}
     execute(snippets(README)[0], names)
     return names

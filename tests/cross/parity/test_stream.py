@@ -85,12 +85,6 @@ def test_batches_by_length_give_the_same_numbers(model: Any, tokenizer: Any) -> 
     assert relative(total.to_dense(), whole.to_dense()) < 1e-5
 
 
-def test_products_of_examples_are_those_of_the_dense_tables(model: Any, tokenizer: Any) -> None:
-    g = embgrad.gradients(model, texts(5), OBJECTIVE, tokenizer=tokenizer)
-    dense = np.stack([one.to_dense().ravel() for one in g.per_example()]).astype(np.float64)
-    np.testing.assert_allclose(embgrad.table_products(g), dense @ dense.T, rtol=1e-9, atol=1e-12)
-
-
 RUN = """
 import sys, time
 import tokenizers, embgrad

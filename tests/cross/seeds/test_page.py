@@ -14,7 +14,6 @@ DATA = ROOT / "tests" / "data"
 
 
 def sections() -> dict[str, str]:
-    """The sections by their headings."""
     text = PAGE.read_text(encoding="utf-8")
     headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
     return dict(zip(headings, re.split(r"^## .*$", text, flags=re.MULTILINE)[1:], strict=True))

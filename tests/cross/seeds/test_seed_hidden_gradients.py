@@ -219,7 +219,6 @@ def test_seed_hidden_gradients_ablated(framework: str, edit: Any) -> None:
 
 @FRAMEWORKS
 def test_seed_hidden_gradients_edited(framework: str) -> None:
-    """What lies upstream sees the edited gradient."""
     build, by_hand = CASES[framework]
     model = build()
 

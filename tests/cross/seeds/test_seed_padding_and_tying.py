@@ -101,7 +101,6 @@ def gluon_model() -> Any:
 
 
 def encoded(net: Any, inputs: Any) -> Any:
-    """What the decoder of gluonnlp's BERT reads."""
     return net._encode_sequence(*inputs)[0]
 
 

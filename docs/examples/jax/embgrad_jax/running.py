@@ -14,6 +14,7 @@ from flax.errors import TraceContextError
 from embgrad.backend import (
     Call,
     Lookup,
+    ObjectState,
     ParameterValues,
     PassRecorder,
     Point,
@@ -97,16 +98,14 @@ class _Pass:
     def __init__(self, model: Any, batch: TokenBatch, request: Request, *, everything: bool = False) -> None:
         self._model, self._batch, self._request, self._everything = model, batch, request, everything
         self.watch = PassRecorder(batch, None if everything else request.reached, request.times)
-        kept = [(module, dict(vars(module))) for module in modules_of(model).values()]
+        state = ObjectState(map(vars, modules_of(model).values()))
         try:
             with jax.disable_jit():
                 self.outputs, self._pull = jax.vjp(self._forward, jnp.zeros(()))
-        except (
-            TraceContextError
-        ) as error:  # `nnx.jit` of the model itself takes its attributes off, and may put none there
-            for module, attributes in kept:
-                vars(module).update(attributes)
+        except TraceContextError as error:
             raise PointNotReachedError(f"Flax refused the call: {error}. {SEEN}") from error
+        finally:  # a copy shares the lists and dicts of the model, and `nnx.jit` of the model itself takes its attributes off
+            state.restore()
 
     def _forward(self, seed: jax.Array) -> Sequence[jax.Array]:
         request = self._request
