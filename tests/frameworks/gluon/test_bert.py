@@ -208,11 +208,11 @@ def test_targets_are_every_parameter_and_every_weight() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "silu"}, "hidden_act 'silu', which gluonnlp's BERT cannot express: expected one of 'gelu'"),
-        ({"is_decoder": True}, "is_decoder True.*expected False"),
+        ({"hidden_act": "silu"}, "hidden_act 'silu', and gluonnlp's BERT supports only one of 'gelu'"),
+        ({"is_decoder": True}, "is_decoder True.*supports only False"),
         (
             {"attention_probs_dropout_prob": 0.2},
-            "attention_probs_dropout_prob 0.2.*expected 0.1, as hidden_dropout_prob",
+            "attention_probs_dropout_prob 0.2.*only 0.1, the value of hidden_dropout_prob",
         ),
     ],
 )

@@ -23,7 +23,7 @@ HybridBlock, Block = mx.gluon.HybridBlock, mx.gluon.Block
 # Gluon says so whenever it imports a symbol whose inputs' dtypes are open.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
 
-DISAGREES = "is hybridised, and its graph does not give what its Python gives"
+DISAGREES = "is hybridised, and its graph computes something else than its Python"
 
 
 class Tied(HybridBlock):

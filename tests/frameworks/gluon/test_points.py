@@ -271,7 +271,7 @@ def test_what_a_module_keeps_of_its_own_is_written_to_only_if_seen() -> None:
     net = Writes()
     net.initialize()
     randomise(net)
-    with pytest.raises(embgrad.UnsupportedError, match=r"writes into what was at the point 'body:output#0'"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"writes into the value at the point 'body:output#0'"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="body")
 
 

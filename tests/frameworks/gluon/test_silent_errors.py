@@ -97,7 +97,7 @@ def test_dropout_inside_a_native_gru_in_training_mode_is_refused() -> None:
         return Net(rnn.GRU(3, num_layers=2, dropout=0.5, layout="NTC"))
 
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"GRU of several layers with dropout.*: leave training=True out"
+        embgrad.UnsupportedError, match=r"GRU of several layers with dropout.*Omit training=True"
     ):
         worst_error(make, "float64", training=True)
     net = built(make, distinct_ids(3, 4), "float32")
@@ -170,7 +170,7 @@ def test_randomised_leaky_relu_in_evaluation_mode() -> None:
 
     assert worst_error(lambda: Leaky(None), "float32", step=1e-3) < 1e-3
     net = built(lambda: Leaky(None), distinct_ids(), "float32")
-    with pytest.raises(embgrad.UnsupportedError, match=r"rrelu.*leave training=True out"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"rrelu.*Omit training=True"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(), training=True)
 
 
@@ -184,7 +184,7 @@ def test_operators_with_a_gradient_of_their_own_are_refused(name: str) -> None:
             return F.MakeLoss(logits) if name == "MakeLoss" else getattr(F, name)(logits, F.zeros_like(logits))
 
     net = built(lambda: Ending(None), distinct_ids(), "float32")
-    with pytest.raises(embgrad.UnsupportedError, match=f"'{name}', which gives its input a gradient of its own"):
+    with pytest.raises(embgrad.UnsupportedError, match=f"'{name}', which replaces the gradient of the objective"):
         embgrad.gradients(net, distinct_ids(), embgrad.Logit(0))
 
 
@@ -316,7 +316,7 @@ except embgrad.BackendError as error:
 assert "mxnet" not in sys.modules
 """
     said = run(code)
-    for part in ("NumPy 2.0.2, which lacks np.PZERO", "expected NumPy 1.24 to 1.26", "pip install 'numpy>=1.24,<2'"):
+    for part in ("NumPy 2.0.2, which lacks np.PZERO", "pip install 'numpy>=1.24,<2'"):
         assert part in said
 
 
@@ -326,8 +326,8 @@ def test_a_numpy_that_mxnet_cannot_be_imported_with(monkeypatch: pytest.MonkeyPa
     assert import_mxnet() is sys.modules["mxnet"]  # which is imported already
     monkeypatch.delitem(sys.modules, "mxnet")
     message = (
-        rf"MXNet cannot be imported with NumPy {version}, which lacks np\.PZERO and other names that it reads: expected NumPy "
-        r"1\.24 to 1\.26; pip install 'numpy>=1\.24,<2', and start Python anew"
+        rf"MXNet cannot be imported with NumPy {version}, which lacks np\.PZERO and other names that it reads\. "
+        r"Run pip install 'numpy>=1\.24,<2', and restart Python"
     )
     with pytest.raises(embgrad.BackendError, match=message):
         import_mxnet()
@@ -341,7 +341,7 @@ def test_modules_that_python_and_setuptools_no_longer_have(missing: str, monkeyp
 
     monkeypatch.delitem(sys.modules, "mxnet")
     monkeypatch.setattr(importlib, "import_module", without)
-    said = rf"mxnet cannot be imported without {missing}, which Python 3\.12 and .*; pip install 'setuptools<81', and start"
+    said = rf"mxnet cannot be imported without {missing}, which Python 3\.12 and .* Run pip install 'setuptools<81', and restart"
     with pytest.raises(embgrad.BackendError, match=said):
         import_mxnet()
     missing = "graphviz"
