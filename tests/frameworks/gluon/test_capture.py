@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
-from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.exporting import exported
+from tests.frameworks.gluon.helpers import DIM, ROWS, Model, distinct_ids, model, mx, randomise, relative, small_bert
 
 nn, nd, autograd, gluon = mx.gluon.nn, mx.nd, mx.autograd, mx.gluon
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -240,19 +238,11 @@ def test_a_loop_without_record_is_told() -> None:
 
 
 def test_only_this_model_and_the_inner_one_of_a_hybridised_net() -> None:
-    class Outer(gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self, inner: Any) -> None:
-            super().__init__()
-            self.inner = inner
-            self.end = nn.Dense(3, in_units=3)
-
-        def hybrid_forward(self, F: Any, ids: Any) -> Any:
-            return self.end(F.tanh(self.inner(ids)))
-
     nets = []
     for _ in range(2):
-        outer = Outer(make())
+        outer = Model(lambda net, F, ids: net.end(F.tanh(net.inner(ids))), inner=make(), end=nn.Dense(3, in_units=3))
         outer.end.initialize(mx.init.One())
+        outer.words.initialize()
         outer.hybridize()
         nets.append(outer)
     other = make()
@@ -267,20 +257,13 @@ def test_only_this_model_and_the_inner_one_of_a_hybridised_net() -> None:
 def test_predict_mode_with_batch_norm_and_pooling() -> None:
     """What MXNet computes wrongly in these modes is refused in place of captured."""
 
-    class Pooled(gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self, pooled: bool) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.norm = nn.BatchNorm(axis=-1, in_channels=DIM)
-            self.pool = nn.MaxPool1D(2) if pooled else nn.HybridLambda(lambda F, x: x)
+    def pooled(pool: Any) -> Any:
+        norm = nn.BatchNorm(axis=-1, in_channels=DIM)
+        net = model(lambda net, F, x: F.mean(net.pool(net.norm(net.words(x))), axis=(1, 2)), norm=norm, pool=pool)
+        randomise(net)
+        return net
 
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return F.mean(self.pool(self.norm(self.words(x))), axis=(1, 2))
-
-    net, without = Pooled(True), Pooled(False)
-    for one in (net, without):
-        one.initialize()
-        randomise(one)
+    net, without = pooled(nn.MaxPool1D(2)), pooled(nn.HybridLambda(lambda F, x: x))
 
     def step(one: Any, train_mode: bool) -> embgrad.Tap:
         with embgrad.capture(one) as tap, autograd.record(train_mode=False):
@@ -352,24 +335,14 @@ def test_an_operator_of_the_users_loss_with_its_own_gradient() -> None:
     assert relative(tap.steps[0].values, embgrad.gradients(net, ids, embgrad.CrossEntropy(labels)).values) < 1e-10
 
 
-class Crossed(gluon.HybridBlock):  # type: ignore[misc]
-    """Its graph draws for `b` first, its Python for `a`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(ROWS, DIM)
-        self.top = nn.Dense(3, in_units=DIM)
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        rows = self.words(x)
+def test_a_graph_that_draws_in_another_order_is_refused() -> None:
+    def forward(net: Any, F: Any, x: Any) -> Any:
+        rows = net.words(x)
         a = F.Dropout(rows, p=0.5)
         b = F.Dropout(rows * 2, p=0.5)
-        return self.top(F.mean(b + a, axis=1))
+        return net.top(F.mean(b + a, axis=1))  # the graph draws for `b` first, the Python for `a`
 
-
-def test_a_graph_that_draws_in_another_order_is_refused() -> None:
-    net = Crossed()
-    net.initialize()
+    net = model(forward, top=nn.Dense(3, in_units=DIM))
     net.hybridize()
     with pytest.raises(embgrad.UnsupportedError, match=r"draws random numbers.*in another order.*hybridize\(False\)"):
         in_a_capture(net)
@@ -378,35 +351,21 @@ def test_a_graph_that_draws_in_another_order_is_refused() -> None:
 
 
 def test_one_that_draws_in_evaluation_mode_is_not_run_beside() -> None:
-    class Noise(gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.body = nn.Dense(DIM, in_units=DIM, flatten=False)
+    def forward(net: Any, F: Any, x: Any) -> Any:
+        return F.mean(net.body(net.words(x)) + F.random.normal(shape=(2, 5, DIM)), axis=1)
 
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return F.mean(self.body(self.words(x)) + F.random.normal(shape=(2, 5, DIM)), axis=1)
-
-    net = Noise()
-    net.initialize()
+    net = model(forward, body=nn.Dense(DIM, in_units=DIM, flatten=False))
     with pytest.raises(embgrad.UnsupportedError, match="draws random numbers in evaluation mode"):
         in_a_capture(net, at="body")
     assert in_a_capture(net).count == 3
 
 
 def test_generators_of_python_and_numpy_stand_where_they_would() -> None:
-    class Draws(gluon.Block):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.body = nn.Dense(3, in_units=DIM, flatten=False)
+    def forward(net: Any, F: Any, x: Any) -> Any:
+        return net.body(net.words(x) * (random.random() + np.random.rand())).mean(axis=1)
 
-        def forward(self, x: Any) -> Any:
-            return self.body(self.words(x) * (random.random() + np.random.rand())).mean(axis=1)
-
-    nets = [Draws(), Draws()]
+    nets = [model(forward, body=nn.Dense(3, in_units=DIM, flatten=False)) for _ in range(2)]
     for number, net in enumerate(nets):
-        net.initialize()
         randomise(net)
         random.seed(1)
         np.random.seed(1)
@@ -436,78 +395,22 @@ def test_parameters_that_wait_for_their_shapes_are_drawn_as_they_would_be(hybrid
 
 
 def test_what_is_used_past_an_input_is_refused() -> None:
-    class Residual(gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.inner = nn.HybridLambda(lambda F, x: x * x + x)
-            self.top = nn.Dense(3, in_units=DIM)
+    def forward(net: Any, F: Any, x: Any) -> Any:
+        x = F.tanh(net.words(x))
+        return net.top(F.mean(x + net.inner(x), axis=1))
 
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            x = F.tanh(self.words(x))
-            return self.top(F.mean(x + self.inner(x), axis=1))
-
-    net = Residual()
-    net.initialize()
+    net = model(forward, inner=nn.HybridLambda(lambda F, x: x * x + x), top=nn.Dense(3, in_units=DIM))
     with pytest.raises(embgrad.UnsupportedError, match=r"'inner:input#0' is also used elsewhere"):
         in_a_capture(net, at="inner:input")
 
 
-def test_exceptions_leave_nothing_behind() -> None:
-    net = make()
-    methods = (gluon.Block.__call__, nd.NDArray.backward, autograd.backward, autograd.grad)
-
-    def interrupted() -> None:
-        with embgrad.capture(net), embgrad.capture(net, at="layer.0"):
-            train(net)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-
-    def broken(*_: Any) -> None:
-        raise RuntimeError("the model broke")
-
-    hook = net.top.register_forward_pre_hook(broken)
-    with pytest.raises(RuntimeError, match="the model broke"):
-        in_a_capture(net)
-    hook.detach()
-    assert methods == (gluon.Block.__call__, nd.NDArray.backward, autograd.backward, autograd.grad)
-    with embgrad.capture(net) as tap:
-        train(net)
-    assert tap.count == 3
-
-
-def test_gradients_inside_are_not_captured() -> None:
-    net = make(0.0)
-    with embgrad.capture(net) as tap, embgrad.capture(net, at="layer.0") as layer:
-        with autograd.record():
-            loss = cross_entropy(net(nd.array(LOOP[0][0])), nd.array(LABELS)).sum()
-            inside = embgrad.gradients(net, LOOP[0][0], embgrad.CrossEntropy(LABELS), at=["word", "layer.0"])
-        embgrad.gradients(net, LOOP[0][0], embgrad.Sum())
-        loss.backward()
-    assert (tap.count, tap.passes, layer.count) == (1, 1, 1)
-    assert relative(tap.steps[0].values, inside["word"].values) < 1e-5
-
-
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_bert_of_gluonnlp(hybrid: bool) -> None:
-    module = import_gluonnlp().model.bert
     batch = embgrad.TokenBatch([[3, 4, 5, 4], [8, 9, 2, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]], convention="gluonnlp")
     arrays = [nd.array(one) for one in batch.to_gluonnlp()]
 
     def run(at: str | None) -> tuple[list[bytes], Any]:
-        encoder = module.BERTEncoder(num_layers=2, units=8, hidden_size=16, max_length=12, num_heads=2, dropout=0.2)
-        net = module.BERTModel(
-            encoder,
-            vocab_size=20,
-            token_type_vocab_size=2,
-            units=8,
-            embed_size=8,
-            use_decoder=True,
-            use_classifier=False,
-        )
-        net.initialize()
+        net = small_bert(dropout=0.2, decoder=True)
         net(*arrays, nd.array([[1, 2], [0, 1]]))
         randomise(net)
         net.hybridize(hybrid)
@@ -528,27 +431,6 @@ def test_bert_of_gluonnlp(hybrid: bool) -> None:
         assert captured == alone, at
         assert tap.count == 3
         assert tap.steps[0].values.any()
-
-
-def test_what_stands_for_a_pass_lives_no_longer_than_its_graph() -> None:
-    net = make(0.0)
-    with embgrad.capture(net, keep="mean") as tap:
-        train(net)
-        gc.collect()
-        alive = [
-            one
-            for one in gc.get_objects()
-            if type(one).__name__ == "_Pass" and type(one).__module__ == "embgrad.capture"
-        ]
-        assert not alive
-    assert tap.count == 3
-
-
-@pytest.fixture
-def numpy_semantics() -> Iterator[None]:
-    mx.npx.set_np()
-    yield
-    mx.npx.reset_np()
 
 
 @pytest.mark.usefixtures("numpy_semantics")
@@ -594,16 +476,10 @@ def test_a_symbol_block(at: str, tmp_path: Any) -> None:
     )
     whole.initialize()
     randomise(whole)
-    whole.hybridize()
-    whole(nd.array(LOOP[0][0]))
-    whole.export(str(tmp_path / "net"))
 
     def imported() -> Any:
-        block = gluon.SymbolBlock.imports(
-            str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
-        )
         around = nn.HybridSequential()
-        around.add(block)
+        around.add(exported(whole, [nd.array(LOOP[0][0])], tmp_path))
         return around
 
     inside, alone = imported(), imported()
@@ -619,12 +495,7 @@ def test_a_symbol_block(at: str, tmp_path: Any) -> None:
 def test_two_captures_in_one_symbol_block(tmp_path: Any) -> None:
     """What one has marked goes on to the other, to each user its own."""
     net = make(0.0, hybrid={})
-    net(nd.array(LOOP[0][0]))
-    net.export(str(tmp_path / "net"))
-    block, alone = (
-        gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
-        for _ in range(2)
-    )
+    block, alone = (exported(net, [nd.array(LOOP[0][0])], tmp_path) for _ in range(2))
     first, second = net.layers[0].query.name, net.layers[0].norm.name
     with embgrad.capture(block, at=first) as one, embgrad.capture(block, at=second) as two:
         train(block)

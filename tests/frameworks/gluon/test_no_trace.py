@@ -18,6 +18,7 @@ from embgrad.testing.examples import VOCAB, example_batch
 from embgrad.testing.leaving import Trial
 from embgrad.testing.snapshot import different
 from tests.contract.conformance.harness_gluon import Harness, Telling, raising
+from tests.frameworks.gluon.exporting import exported
 from tests.frameworks.gluon.helpers import mx
 
 nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
@@ -117,13 +118,10 @@ def hybridised(**flags: Any) -> Any:
     return net
 
 
-def exported(folder: Path) -> Any:
+def symbol_block(folder: Path) -> Any:
     net = Net(told=False, sparse=False)
     net.initialize(mx.init.Normal(0.5))
-    net.hybridize()
-    net(nd.array(example_batch().ids))
-    net.export(str(folder / "net"))
-    return mx.gluon.SymbolBlock.imports(str(folder / "net-symbol.json"), ["data"], str(folder / "net-0000.params"))
+    return exported(net, [nd.array(example_batch().ids)], folder)
 
 
 def step(net: Any, ids: np.ndarray, labels: np.ndarray) -> None:
@@ -156,12 +154,6 @@ def test_no_trace_in_a_net_that_writes_to_its_parameters(name: str) -> None:
     assert everything_left(trial(in_use(Writing())), name) == []
 
 
-@pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
-@pytest.mark.parametrize("name", OURS)
-def test_no_trace_in_a_hybridised_net(name: str) -> None:
-    assert everything_left(trial(hybridised(), CLOSED), name) == []
-
-
 @pytest.mark.parametrize("name", ["gradients", "parameter_gradients", "capture"])
 def test_no_trace_in_a_net_whose_graph_keeps_its_memory(name: str) -> None:
     assert everything_left(trial(hybridised(static_alloc=True, static_shape=True), CLOSED), name) == []
@@ -170,7 +162,7 @@ def test_no_trace_in_a_net_whose_graph_keeps_its_memory(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
 @pytest.mark.parametrize("name", ["gradients", "gradients, split", "points", "capture"])
 def test_no_trace_in_a_symbol_block(name: str, tmp_path: Path) -> None:
-    assert everything_left(trial(exported(tmp_path), CLOSED), name) == []
+    assert everything_left(trial(symbol_block(tmp_path), CLOSED), name) == []
 
 
 SCOPES: dict[str, Callable[[], Any]] = {

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from embgrad_gluon import GluonBackend
-from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative, small_bert
 from tests.frameworks.gluon.test_layers import COARSE, LAYERS, SINGLE, Through, plain
 
 nn, nd, autograd, rnn = mx.gluon.nn, mx.nd, mx.autograd, mx.gluon.rnn
@@ -183,20 +182,6 @@ def test_the_users_buffers_stay(request_: str, sparse: bool) -> None:
     assert buffers == [[(id(one), one.asnumpy().tobytes()) for one in p._grad or ()] for p in parameters]
 
 
-def test_parts_are_numbered() -> None:
-    ids = distinct_ids()
-    encoder, head = built(lambda: nn.Embedding(ROWS, DIM), ids, "float64"), nn.Dense(3, in_units=DIM)
-    head.initialize()
-    head.cast("float64")
-    found = embgrad.parameter_gradients(
-        [encoder, head], ids, embgrad.Logit(1), call=lambda parts, inputs: parts[1](parts[0](inputs).sum(axis=1))
-    )
-    assert list(found) == ["0.weight", "1.weight", "1.bias"]
-    rows = encoder.weight.data().asnumpy()[ids].sum(axis=(0, 1))
-    assert relative(found["1.weight"][1], rows) < 1e-12
-    assert not found["1.weight"][[0, 2]].any()
-
-
 def test_parameters_that_no_attribute_holds() -> None:
     class Held(mx.gluon.HybridBlock):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -220,12 +205,7 @@ def test_parameters_that_no_attribute_holds() -> None:
 
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_names_of_a_bert_and_canonical_ones(hybrid: bool) -> None:
-    bert = import_gluonnlp().model.bert
-    encoder = bert.BERTEncoder(num_layers=2, units=8, hidden_size=16, max_length=12, num_heads=2, dropout=0.1)
-    net = bert.BERTModel(
-        encoder, vocab_size=20, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=False, use_classifier=False
-    )
-    net.initialize(mx.init.Normal(0.3))
+    net = small_bert()
     batch = embgrad.TokenBatch([[3, 4, 5], [8, 9, 0]], [[1, 1, 1], [1, 1, 0]], convention="gluonnlp")
     arrays = [nd.array(one) for one in batch.to_gluonnlp()]
     net(*arrays)

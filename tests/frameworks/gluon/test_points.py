@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,17 @@ import pytest
 from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.helpers import (
+    DIM,
+    ROWS,
+    Model,
+    built,
+    distinct_ids,
+    model,
+    mx,
+    relative,
+    small_bert,
+)
 
 nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
 
@@ -23,12 +32,7 @@ BATCH = embgrad.TokenBatch(
 
 
 def bert(layers: int = 3) -> Any:
-    module = import_gluonnlp().model.bert
-    encoder = module.BERTEncoder(num_layers=layers, units=8, hidden_size=16, max_length=12, num_heads=2, dropout=0.1)
-    net = module.BERTModel(
-        encoder, vocab_size=20, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=False, use_classifier=False
-    )
-    net.initialize(mx.init.Normal(0.3))
+    net = small_bert(layers)
     net(*(nd.array(one) for one in BATCH.to_gluonnlp()))
     return net
 
@@ -172,31 +176,13 @@ def test_hybrid_sequential_and_near_names() -> None:
             embgrad.gradients(net, ids, embgrad.Logit(1), at="position")
 
 
-@pytest.fixture
-def numpy_semantics() -> Iterator[None]:
-    mx.npx.set_np()
-    yield
-    mx.npx.reset_np()
-
-
 @pytest.mark.usefixtures("numpy_semantics")
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_a_net_of_numpy(hybrid: bool) -> None:
-    class Step(mx.gluon.HybridBlock):  # type: ignore[misc]
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return x + F.np.tanh(x)
-
-    class Numpy(mx.gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.steps = nn.HybridSequential()
-            self.steps.add(Step(), Step())
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return F.np.sum(self.steps(self.words(x)) ** 2, axis=(1, 2))
-
-    net, ids = Numpy(), distinct_ids()
+    steps = nn.HybridSequential()
+    steps.add(*(nn.HybridLambda(lambda F, x: x + F.np.tanh(x)) for _ in range(2)))
+    net = Model(lambda net, F, x: F.np.sum(net.steps(net.words(x)) ** 2, axis=(1, 2)), steps=steps)
+    ids = distinct_ids()
     net.initialize(mx.init.Normal(0.5))
     net.hybridize(hybrid)
     names = ["word", "layer.0", "layer.1"]
@@ -256,36 +242,19 @@ def test_language_models_of_gluonnlp(kind: str) -> None:
 
 
 def test_what_a_module_keeps_of_its_own_is_written_to_only_if_seen() -> None:
-    class Writes(mx.gluon.Block):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.body = nn.Dense(DIM, in_units=DIM, flatten=False)
+    def forward(net: Any, F: Any, x: Any) -> Any:
+        rows = net.body(net.words(x))
+        with autograd.pause():
+            rows[:] = rows * 2
+        return rows.sum(axis=1)
 
-        def forward(self, x: Any) -> Any:
-            rows = self.body(self.words(x))
-            with autograd.pause():
-                rows[:] = rows * 2
-            return rows.sum(axis=1)
-
-    net = Writes()
-    net.initialize()
-    randomise(net)
+    net = model(forward, body=nn.Dense(DIM, in_units=DIM, flatten=False))
     with pytest.raises(embgrad.UnsupportedError, match=r"writes into the value at the point 'body:output#0'"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="body")
 
 
 def test_blocks_beside_the_children_go_by_their_names() -> None:
-    class Listed(mx.gluon.Block):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.inner = [nn.HybridLambda("tanh", prefix="bend_")]
-
-        def forward(self, x: Any) -> Any:
-            return self.inner[0](self.words(x)).sum(axis=1)
-
-    net = Listed()
-    net.initialize()
+    listed = [nn.HybridLambda("tanh", prefix="bend_")]
+    net = model(lambda net, F, x: listed[0](net.words(x)).sum(axis=1))
     found = embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="bend")
     assert (found.values == 1).all()

@@ -8,27 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon import import_mxnet, pullback
+from embgrad_gluon import pullback
 
 import embgrad
+from tests.frameworks.gluon.helpers import mx, small_bert
 
-mx = import_mxnet()
 nn = mx.gluon.nn
 
 IDS = np.array([[3, 1, 4, 15], [9, 2, 6, 5]])
-
-
-def bert() -> Any:
-    import gluonnlp
-
-    encoder = gluonnlp.model.bert.BERTEncoder(
-        units=8, hidden_size=16, num_layers=2, num_heads=2, dropout=0.1, max_length=16, output_attention=False
-    )
-    net = gluonnlp.model.BERTModel(
-        encoder, vocab_size=20, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=False
-    )
-    net.initialize(mx.init.Normal(0.1))
-    return net
 
 
 class Net(nn.HybridBlock):
@@ -51,7 +38,7 @@ class Net(nn.HybridBlock):
 
 def of_bert() -> Any:
     ids = mx.nd.array(IDS)
-    return bert()(ids, mx.nd.zeros_like(ids), mx.nd.array([4, 3]))[1]
+    return small_bert()(ids, mx.nd.zeros_like(ids), mx.nd.array([4, 3]))[1]
 
 
 def of_split() -> Any:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embgrad
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, mx, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, Model, built, central_differences, mx, relative
 
 nn, nd = mx.gluon.nn, mx.nd
 
@@ -39,11 +39,7 @@ def slopes(net: Any, inputs: Any, step: float = 1e-6) -> np.ndarray:
         table.set_data(array(rows, dtype="float64"))
         return float(net(inputs).asnumpy().sum())
 
-    found = np.zeros_like(before)
-    for place in np.ndindex(*before.shape):
-        moved = np.zeros_like(before)
-        moved[place] = step
-        found[place] = (value(before + moved) - value(before - moved)) / (2 * step)
+    found = central_differences(value, before, step)
     table.set_data(array(before, dtype="float64"))
     return found
 
@@ -96,9 +92,6 @@ IDS = np.array([[4, 7, 6, 1], [9, 5, 2, 8]])
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_maxima_of_a_view(hybrid: bool) -> None:
     """Of an array in another's memory oneDNN loses where the maxima were."""
-
-    def reshaped(rows: Any) -> Any:
-        return rows.reshape((0, 1, -1, DIM))
 
     single, double = (
         built(lambda: Characters(lambda rows: rows.reshape((0, 1, -1, DIM))), IDS, dtype)
@@ -179,13 +172,6 @@ def test_what_an_operator_of_the_users_own_raises_is_raised(error: type[BaseExce
     with pytest.raises(error, match="of the user's own"):
         embgrad.gradients(net(error.__name__), IDS, embgrad.Sum())
     np.testing.assert_array_equal(embgrad.gradients(net("none"), IDS, embgrad.Sum()).values, 2)
-
-
-@pytest.fixture
-def numpy_semantics() -> Iterator[None]:
-    mx.npx.set_np()
-    yield
-    mx.npx.reset_np()
 
 
 class Function(mx.gluon.Block):
@@ -278,21 +264,14 @@ def test_a_gradient_that_mxnet_fails_at_is_said_so() -> None:
 def test_dropout_in_evaluation_mode_holds_no_copy() -> None:
     held, drawn = [], []
 
-    class Net(nn.Block):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
+    def forward(net: Any, F: Any, ids: Any) -> Any:
+        rows, scale = net.words(ids), nd.ones((DIM,))  # the model may write into `scale`, and not into `rows`
+        held.append(nd.Dropout(rows, p=0.5) is not rows)
+        held.append(nd.Dropout(scale, p=0.5) is not scale)
+        drawn.append(nd.Dropout(rows, p=0.5, mode="always").asnumpy())
+        return rows.sum(axis=(1, 2))
 
-        def forward(self, ids: Any) -> Any:
-            rows, scale = self.words(ids), nd.ones((DIM,))
-            held.append(nd.Dropout(rows, p=0.5) is not rows)
-            held.append(
-                nd.Dropout(scale, p=0.5) is not scale
-            )  # the model may write into the one, and not into the other
-            drawn.append(nd.Dropout(rows, p=0.5, mode="always").asnumpy())
-            return rows.sum(axis=(1, 2))
-
-    net = Net()
+    net = Model(forward)
     net.initialize(mx.init.One())
     embgrad.gradients(net, IDS, embgrad.Sum())
     embgrad.gradients(net, IDS, embgrad.Sum(), training=True)

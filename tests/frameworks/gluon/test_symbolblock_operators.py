@@ -10,7 +10,7 @@ import pytest
 
 import embgrad
 from tests.frameworks.gluon.exporting import exported, opened
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, model, mx, relative
 from tests.frameworks.gluon.test_models import bag
 
 nn, nd = mx.gluon.nn, mx.nd
@@ -50,19 +50,12 @@ def test_operators_of_the_users_own() -> None:
 
 
 def test_several_outputs_of_one_operator(tmp_path: Path) -> None:
-    class Split(HybridBlock):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(ROWS, DIM)
+    def forward(net: Any, F: Any, x: Any) -> Any:
+        left, right = F.split(net.words(x), num_outputs=2, axis=2)
+        values, places = F.topk(F.sum(left, axis=2), k=2, ret_typ="both")
+        return F.sum(left * right, axis=(1, 2)), values, places
 
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            left, right = F.split(self.embedding(x), num_outputs=2, axis=2)
-            values, places = F.topk(F.sum(left, axis=2), k=2, ret_typ="both")
-            return F.sum(left * right, axis=(1, 2)), values, places
-
-    net = Split()
-    net.initialize()
-    block = exported(net, [nd.array(distinct_ids())], tmp_path)
+    block = exported(model(forward), [nd.array(distinct_ids())], tmp_path)
     symbol = block._cached_graph[1].list_outputs()
     assert len(symbol) == 3
     found = embgrad.gradients(block, distinct_ids(), embgrad.Sum(output=symbol[0]))
@@ -129,9 +122,7 @@ def test_a_fill_whose_size_nothing_tells_and_a_wrong_number_of_arguments() -> No
     block = SymbolBlock([rows, mx.sym.zeros((0, 3))], [ids])
     block.params["words"].shape = (ROWS, DIM)
     block.initialize()
-    with pytest.raises(
-        embgrad.UnsupportedError, match=r"'_zeros' .* whose shape cannot be inferred from the inputs"
-    ):
+    with pytest.raises(embgrad.UnsupportedError, match=r"'_zeros' .* whose shape cannot be inferred from the inputs"):
         embgrad.points(block, distinct_ids())
     with pytest.raises(ValueError, match=r"called with 2 arguments of structure .*Pass 'data'"):
         embgrad.gradients(block, distinct_ids(), embgrad.Sum(), call=lambda model, inputs: model(inputs, inputs))

@@ -12,6 +12,7 @@ from embgrad_gluon.importing import import_gluonnlp
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
 from embgrad.engine.weights import depth_of, substituted, weights_of
+from tests.frameworks.gluon.exporting import exported
 from tests.frameworks.gluon.helpers import mx
 
 gluonnlp = import_gluonnlp()
@@ -50,8 +51,7 @@ def test_a_cached_graph_sees_the_new_value(options: dict[str, Any]) -> None:
 
 def test_a_symbol_block(tmp_path: Path) -> None:
     model = net(active=True)
-    model.export(str(tmp_path / "net"))
-    block = mx.gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+    block = exported(model, [mx.nd.array(IDS)], tmp_path)
     before = total(block)
     np.testing.assert_allclose(before, total(model), rtol=1e-5)
     last = [one for one in weights_of(block) if one.shape == (3, 20)]
