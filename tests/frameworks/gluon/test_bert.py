@@ -89,21 +89,6 @@ def test_gradient_of_bert(act: str, output: str, hybrid: bool) -> None:
         assert found.provenance["path"] == "word_embed.0#0"
 
 
-def test_points_of_bert() -> None:
-    points = embgrad.points(bert(), BATCH)
-    assert [(point.name, point.roles) for point in points if point.lookup is not None] == [
-        ("word_embed.0#0", ("word",)),
-        ("token_type_embed.0#0", ("type",)),
-        ("encoder.position_weight#0", ("position",)),
-    ]
-    names = ("word", "token_type_embed.0#0", "encoder.position_weight#0")
-    request = embgrad.Request(names, embgrad.NativeObjective(lambda out: out[1].sum(axis=1), scalar=False))
-    points_values = GluonBackend().run(bert(), BATCH, request).points
-    word, kind, place = (points_values[name].gradients[0] for name in names)
-    assert (word == kind).all()  # they are added up
-    assert np.allclose(place, word.sum(0), atol=1e-6)
-
-
 def test_types_and_lengths_that_were_not_given() -> None:
     net = bert()
     short = embgrad.TokenBatch(IDS[:1])

@@ -14,11 +14,7 @@ def _write(kept: list[dict[str, Any]], value: float) -> None:
     kept[0]["sums"] += value
 
 
-ARRAY_IN_A_LIST: Way = (
-    lambda: [{"sums": mx.nd.zeros((2,))}],
-    _write,
-    lambda kept: kept[0]["sums"].asnumpy().sum(),
-)
+ARRAY_IN_A_LIST: Way = (lambda: [{"sums": mx.nd.zeros((2,))}], _write, lambda kept: kept[0]["sums"].asnumpy().sum())
 
 
 class Net(mx.gluon.Block):

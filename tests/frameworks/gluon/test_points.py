@@ -9,17 +9,7 @@ import pytest
 from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
-from tests.frameworks.gluon.helpers import (
-    DIM,
-    ROWS,
-    Model,
-    built,
-    distinct_ids,
-    model,
-    mx,
-    relative,
-    small_bert,
-)
+from tests.frameworks.gluon.helpers import DIM, ROWS, Model, built, distinct_ids, model, mx, relative, small_bert
 
 nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
 
@@ -152,28 +142,6 @@ def test_occurrences_aliases_and_time_major_nets(transposed: bool, hybrid: bool)
     for name in ("first#0", f"{net.first.name}#0", "first:input#1"):
         assert relative(found[name].values, inner) < 1e-12  # examples first, since that can be told
     assert relative(found["second#1"].activations, two) < 1e-12
-
-
-def test_hybrid_sequential_and_near_names() -> None:
-    def make() -> Any:
-        net = nn.HybridSequential()
-        net.add(nn.Embedding(ROWS, DIM))
-        for _ in range(3):
-            net.add(nn.Dense(DIM, in_units=DIM, flatten=False, activation="tanh"))
-        net.add(nn.Dense(2, in_units=5 * DIM))
-        return net
-
-    net, ids = built(make, distinct_ids(), "float64"), distinct_ids()
-    for hybrid in (False, True):
-        net.hybridize(hybrid)
-        assert roles_of(net, ids) == {
-            **{"word": "0#0", "embeddings": "0#0"},
-            **{"layer.0": "1#0", "layer.1": "2#0", "layer.2": "3#0", "layer.-1": "3#0"},
-        }
-        with pytest.raises(embgrad.UnknownPointError, match=r"has 3 layers: expected layer.0 to layer.2"):
-            embgrad.gradients(net, ids, embgrad.Logit(1), at="layer.3")
-        with pytest.raises(embgrad.UnknownPointError, match="makes no lookup by position"):
-            embgrad.gradients(net, ids, embgrad.Logit(1), at="position")
 
 
 @pytest.mark.usefixtures("numpy_semantics")
