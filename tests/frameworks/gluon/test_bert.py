@@ -89,7 +89,7 @@ def test_gradient_of_bert(act: str, output: str, hybrid: bool) -> None:
         assert found.provenance["path"] == "word_embed.0#0"
 
 
-def test_types_and_lengths_that_were_not_given() -> None:
+def test_types_and_lengths_may_be_omitted() -> None:
     net = bert()
     short = embgrad.TokenBatch(IDS[:1])
     found = embgrad.gradients(net, short, embgrad.Sum(output="pooled")).values
@@ -101,7 +101,7 @@ def test_types_and_lengths_that_were_not_given() -> None:
         embgrad.gradients(net, embgrad.TokenBatch(IDS, MASK, TYPES * 2), embgrad.Sum(output="pooled"))
 
 
-def test_outputs_by_what_the_model_was_built_with() -> None:
+def test_bert_outputs_follow_from_how_it_was_built() -> None:
     cotangents = {}
 
     def names(net: Any, *asked: str | None, **extras: Any) -> list[tuple[int, ...]]:
@@ -160,7 +160,7 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
-def test_a_loaded_checkpoint_computes_what_its_weights_say(act: str, tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_agrees_with_bert_in_numpy(act: str, tmp_path: Path) -> None:
     net = embgrad.load_bert(checkpoint(tmp_path, hidden_act=act), "gluon")
     ids, types, lengths = (mx.nd.array(part, dtype="float32") for part in BATCH.to_gluonnlp())
     sequence, pooled = (output.asnumpy() for output in net(ids, types, lengths))
@@ -176,7 +176,7 @@ def test_a_loaded_checkpoint_computes_what_its_weights_say(act: str, tmp_path: P
     assert found.pad_leak == 0
 
 
-def test_targets_are_every_parameter_and_every_weight() -> None:
+def test_each_parameter_has_one_weight_of_the_checkpoint() -> None:
     net, targets = build(CONFIG)
     assert sorted(target.source for target in targets) == sorted(bert_names(2))
     assert len(targets) == len(net.collect_params().keys())
@@ -195,7 +195,7 @@ def test_targets_are_every_parameter_and_every_weight() -> None:
         ),
     ],
 )
-def test_what_gluonnlp_cannot_express_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_a_configuration_that_gluonnlp_does_not_support_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(embgrad.UnsupportedError, match=message):
         build({**CONFIG, **changes})
 

@@ -52,7 +52,7 @@ def cell(model: Any) -> Any:
     return model.encoder.transformer_cells[2]
 
 
-def test_a_perturbed_weight_of_each_module(model: Any) -> None:
+def test_a_perturbed_weight_is_located_in_each_module(model: Any) -> None:
     other = bert()
     named = {one.canonical: one for one in weights_of(other)}
     for module, piece in MODULES.items():
@@ -106,7 +106,7 @@ def no_residual(b: Any) -> None:
         (no_residual, "encoder.layer.2.output", "the residual around the feed-forward"),
     ],
 )
-def test_other_faults(model: Any, fault: Callable[[Any], None], module: str, piece: str) -> None:
+def test_faults_in_code_are_located(model: Any, fault: Callable[[Any], None], module: str, piece: str) -> None:
     other = bert()
     fault(other)
     found = embgrad.bisect(model, other, BATCH, POOLED)

@@ -90,7 +90,7 @@ def in_a_capture(net: Any, *, at: str = "word") -> embgrad.Tap:
     "at", ["word", "layer.0", "layer.-1", "layers.1", "embeddings", "words", "layers.0.norm", "position"]
 )
 @pytest.mark.parametrize("hybrid", [None, {}, {"static_alloc": True, "static_shape": True}])
-def test_the_training_ends_with_the_same_bits(at: str, hybrid: dict[str, Any] | None) -> None:
+def test_training_under_capture_ends_with_the_same_bits(at: str, hybrid: dict[str, Any] | None) -> None:
     """Dropout included: a hybridised net runs operator by operator while it is captured, and draws the same numbers."""
     captured, alone = make(hybrid=hybrid), make(hybrid=hybrid)
     with embgrad.capture(captured, at=at) as tap:
@@ -148,7 +148,7 @@ def test_the_dtype_in_which_the_net_computes(dtype: str) -> None:
     np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=1e-2 if dtype == "float16" else 1e-6)
 
 
-def test_the_users_own_gradients_are_there() -> None:
+def test_capture_does_not_change_the_parameters_gradients() -> None:
     """The table's gradient and every other parameter's, bit for bit, frozen, summed up and sparse."""
     for request, sparse in (("write", False), ("add", False), ("write", True)):
         captured, alone = make(sparse=sparse), make(sparse=sparse)
@@ -176,7 +176,7 @@ def test_a_frozen_table() -> None:
     assert net.words.weight._grad is None
 
 
-def test_several_passes_behind_one_loss_and_retained_graphs() -> None:
+def test_one_loss_over_several_passes_with_a_retained_graph() -> None:
     net = make(0.0, dtype="float64")
     with embgrad.capture(net) as tap:
         with autograd.record():
@@ -192,7 +192,7 @@ def test_several_passes_behind_one_loss_and_retained_graphs() -> None:
         assert relative(step.values, np.concatenate([one, 3 * other])) < 1e-12
 
 
-def test_autograd_grad_of_the_users() -> None:
+def test_autograd_grad_is_captured() -> None:
     net = make(0.0, dtype="float64")
     ids, labels = LOOP[0]
     weight = net.top.weight.data()
@@ -209,7 +209,7 @@ def test_autograd_grad_of_the_users() -> None:
     assert relative(tap.steps[0].values, embgrad.gradients(net, ids, embgrad.CrossEntropy(labels)).values) < 1e-12
 
 
-def test_evaluation_in_between_leaves_nothing_and_runs_as_it_would() -> None:
+def test_evaluation_during_a_capture_is_not_recorded() -> None:
     net = make(hybrid={})
     train(net)
     expected = net(nd.array(LOOP[0][0])).asnumpy()
@@ -223,7 +223,7 @@ def test_evaluation_in_between_leaves_nothing_and_runs_as_it_would() -> None:
     assert (tap.count, tap.passes) == (3, 3)
 
 
-def test_a_loop_without_record_is_told() -> None:
+def test_a_loop_without_record_is_refused() -> None:
     net, ids = make(), nd.array(LOOP[0][0])
 
     def loop(times: int) -> None:
@@ -237,7 +237,7 @@ def test_a_loop_without_record_is_told() -> None:
         loop(1)
 
 
-def test_only_this_model_and_the_inner_one_of_a_hybridised_net() -> None:
+def test_capture_of_a_block_inside_a_hybridised_net() -> None:
     nets = []
     for _ in range(2):
         outer = Model(lambda net, F, ids: net.end(F.tanh(net.inner(ids))), inner=make(), end=nn.Dense(3, in_units=3))
@@ -254,7 +254,7 @@ def test_only_this_model_and_the_inner_one_of_a_hybridised_net() -> None:
     assert (tap.count, layer.count) == (3, 3)
 
 
-def test_predict_mode_with_batch_norm_and_pooling() -> None:
+def test_captured_operators_with_a_wrong_gradient_in_predict_mode_are_refused() -> None:
     """What MXNet computes wrongly in these modes is refused in place of captured."""
 
     def pooled(pool: Any) -> Any:
@@ -280,7 +280,7 @@ def test_predict_mode_with_batch_norm_and_pooling() -> None:
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_what_is_wrong_behind_the_model_is_refused_too(hybrid: bool) -> None:
+def test_an_operator_with_a_wrong_gradient_after_the_model_is_refused(hybrid: bool) -> None:
     words, head = nn.Embedding(ROWS, DIM), nn.HybridSequential()
     head.add(nn.MaxPool1D(2), nn.Dense(3))
     for one in (words, head):
@@ -304,7 +304,7 @@ def test_what_is_wrong_behind_the_model_is_refused_too(hybrid: bool) -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_frozen_recurrent_layer(frozen: bool) -> None:
+def test_capture_below_a_frozen_recurrent_layer_is_refused(frozen: bool) -> None:
     """The native GRU's gradient below it is right only where its own weights' are computed."""
     net = nn.HybridSequential()
     net.add(nn.Embedding(ROWS, DIM), gluon.rnn.GRU(3, layout="NTC", input_size=DIM))
@@ -327,7 +327,7 @@ def test_a_frozen_recurrent_layer(frozen: bool) -> None:
         assert relative(step().steps[0].values, expected.values) < 1e-10
 
 
-def test_an_operator_of_the_users_loss_with_its_own_gradient() -> None:
+def test_a_loss_operator_with_its_own_gradient_is_captured() -> None:
     net = make(0.0, dtype="float64")
     ids, labels = LOOP[0]
     with embgrad.capture(net) as tap, autograd.record():
@@ -350,7 +350,7 @@ def test_a_graph_that_draws_in_another_order_is_refused() -> None:
     assert in_a_capture(net).count == 3
 
 
-def test_one_that_draws_in_evaluation_mode_is_not_run_beside() -> None:
+def test_capture_of_a_net_that_draws_in_evaluation_mode_is_refused() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         return F.mean(net.body(net.words(x)) + F.random.normal(shape=(2, 5, DIM)), axis=1)
 
@@ -360,7 +360,7 @@ def test_one_that_draws_in_evaluation_mode_is_not_run_beside() -> None:
     assert in_a_capture(net).count == 3
 
 
-def test_generators_of_python_and_numpy_stand_where_they_would() -> None:
+def test_capture_does_not_move_generators_of_python_and_numpy() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         return net.body(net.words(x) * (random.random() + np.random.rand())).mean(axis=1)
 
@@ -375,7 +375,7 @@ def test_generators_of_python_and_numpy_stand_where_they_would() -> None:
 
 
 @pytest.mark.parametrize("hybrid", [None, {}])
-def test_parameters_that_wait_for_their_shapes_are_drawn_as_they_would_be(hybrid: dict[str, Any] | None) -> None:
+def test_deferred_parameters_are_initialized_in_the_same_order(hybrid: dict[str, Any] | None) -> None:
     nets = []
     for at in (None, "word", "1"):
         mx.random.seed(3)
@@ -394,7 +394,7 @@ def test_parameters_that_wait_for_their_shapes_are_drawn_as_they_would_be(hybrid
     assert all(bits(net) == bits(nets[0]) for net in nets)
 
 
-def test_what_is_used_past_an_input_is_refused() -> None:
+def test_capture_at_an_input_that_is_used_elsewhere_is_refused() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         x = F.tanh(net.words(x))
         return net.top(F.mean(x + net.inner(x), axis=1))
@@ -405,7 +405,7 @@ def test_what_is_used_past_an_input_is_refused() -> None:
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_bert_of_gluonnlp(hybrid: bool) -> None:
+def test_capture_in_gluonnlps_bert(hybrid: bool) -> None:
     batch = embgrad.TokenBatch([[3, 4, 5, 4], [8, 9, 2, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]], convention="gluonnlp")
     arrays = [nd.array(one) for one in batch.to_gluonnlp()]
 
@@ -435,7 +435,7 @@ def test_bert_of_gluonnlp(hybrid: bool) -> None:
 
 @pytest.mark.usefixtures("numpy_semantics")
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_a_trainedof_numpy(hybrid: bool) -> None:
+def test_capture_in_a_net_of_mx_np(hybrid: bool) -> None:
     def build() -> Any:
         net = nn.HybridSequential()
         net.add(

@@ -148,7 +148,7 @@ def cut_by_hand(
     return found
 
 
-def test_edits_in_stages_against_stages_by_hand() -> None:
+def test_edits_agree_with_backward_passes_by_hand() -> None:
     net = stack(hybrid=False)
     edits: dict[str, Any] = {"layer.2": lambda g: np.abs(g), "layer.0": lambda g: np.where(g > 0, 3 * g, g * 0 - 0.5)}
     expected = cut_by_hand(net, edits)
@@ -164,7 +164,7 @@ def test_edits_in_stages_against_stages_by_hand() -> None:
     assert (unread.values == found["word"].values).all()
 
 
-def test_an_edit_in_place_and_one_past_which_a_way_leads() -> None:
+def test_an_edit_in_place_and_an_edit_with_a_residual_connection() -> None:
     net = stack(past=True)
 
     def clear(gradient: np.ndarray) -> None:
@@ -210,7 +210,7 @@ def test_an_edit_is_called_once_for_each_set_of_cotangents() -> None:
     assert len(calls) == 1  # with a gradient of zeros: there is a way
 
 
-def test_half_precision_is_handed_out_widened() -> None:
+def test_functions_receive_half_precision_as_float32() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         return F.mean(F.tanh(net.norm(net.words(x))), axis=1)
 
@@ -255,7 +255,7 @@ def numpy_semantics(request: Any) -> Iterator[bool]:
 
 @pytest.mark.parametrize("numpy_semantics", [False, True], indirect=True)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_a_point_changes_no_bit(dtype: str, numpy_semantics: bool) -> None:
+def test_a_point_keeps_every_bit_of_its_value(dtype: str, numpy_semantics: bool) -> None:
     """Not even the sign of zero, which +0.0 would: 1 / -0.0 is another infinity."""
 
     class Same(mx.gluon.HybridBlock):  # type: ignore[misc]

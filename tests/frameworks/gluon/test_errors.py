@@ -34,7 +34,7 @@ def test_an_id_outside_the_table(hybrid: bool) -> None:
 
 
 @pytest.mark.parametrize("way", ["take", "wrap", "index"])
-def test_an_id_outside_a_table_that_is_taken_from(way: str) -> None:
+def test_an_id_outside_a_table_that_is_indexed_directly(way: str) -> None:
     def look_up(net: Any, F: Any, x: Any) -> Any:
         table = net.words.weight.data()
         return (table[x] if way == "index" else table.take(x, mode="wrap" if way == "wrap" else "clip")).sum(axis=1)
@@ -43,7 +43,7 @@ def test_an_id_outside_a_table_that_is_taken_from(way: str) -> None:
         embgrad.gradients(model(look_up, places=nn.Embedding(4, DIM)), np.array([[1, ROWS]]), embgrad.Sum())
 
 
-def test_indices_that_are_no_whole_numbers() -> None:
+def test_indices_that_are_not_whole_numbers_are_refused() -> None:
     for factor, add in ((0.5, 0.0), (1.0, float("nan"))):
         net = model(lambda net, F, x, factor=factor, add=add: net.words(x * factor + add).sum(axis=1))
         with pytest.raises(
@@ -52,7 +52,7 @@ def test_indices_that_are_no_whole_numbers() -> None:
             embgrad.gradients(net, np.array([[1, 3]]), embgrad.Sum())
 
 
-def test_indices_that_count_from_the_end_or_go_round_are_meant_so() -> None:
+def test_negative_and_wrapped_indices_are_accepted() -> None:
     def look_up(net: Any, F: Any, x: Any) -> Any:
         last = net.places.weight.data()[nd.array([-1], dtype="int32")]
         round_again = net.places.weight.data().take(nd.array([-3, 9]), mode="wrap")
@@ -65,12 +65,12 @@ def test_indices_that_count_from_the_end_or_go_round_are_meant_so() -> None:
     ]
 
 
-def test_rows_picked_out_of_activations_are_no_lookup() -> None:
+def test_selecting_rows_of_activations_is_not_a_lookup() -> None:
     net = model(lambda net, F, x: net.words(x).sum(axis=1)[nd.array([1, 0], dtype="int32")])
     assert [point.name for point in embgrad.points(net, distinct_ids())] == ["words#0"]
 
 
-def test_no_lookup_of_these_ids() -> None:
+def test_a_model_that_changes_the_ids_first() -> None:
     net = model(lambda net, F, x: net.words(x - 1).sum(axis=1))
     with pytest.raises(
         embgrad.PointNotReachedError, match=r"lookups seen: words#0 .*In Gluon a lookup is Embedding, take"
@@ -90,7 +90,7 @@ def test_an_operator_without_a_gradient() -> None:
         embgrad.gradients(net, distinct_ids(), embgrad.Scalar(lambda out: out.sum()), at="words#0")
 
 
-def test_a_model_that_writes_into_what_it_looked_up() -> None:
+def test_writing_into_looked_up_rows_unrecorded_is_refused() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         rows = net.words(x)
         with mx.autograd.pause():
@@ -103,7 +103,7 @@ def test_a_model_that_writes_into_what_it_looked_up() -> None:
         embgrad.gradients(model(forward, places=nn.Embedding(4, DIM)), distinct_ids(), embgrad.Sum())
 
 
-def test_a_model_that_writes_into_what_is_recorded() -> None:
+def test_writing_into_a_recorded_array_is_refused() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         rows = net.words(x) * 1
         rows += 1
@@ -117,7 +117,7 @@ def test_a_model_that_writes_into_what_is_recorded() -> None:
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
 
 
-def test_an_output_of_whole_numbers() -> None:
+def test_an_output_of_integers_is_refused() -> None:
     net = model(
         lambda net, F, x: {"logits": net.words(x).sum(axis=1), "labels": net.words(x).argmax(axis=2).astype("int32")}
     )
@@ -133,7 +133,7 @@ def test_an_output_of_whole_numbers() -> None:
         (lambda out: out.sum(axis=1).asnumpy(), "ndarray"),
     ],
 )
-def test_a_native_objective_of_a_wrong_kind(function: Any, got: str) -> None:
+def test_an_objective_function_that_returns_the_wrong_type_is_refused(function: Any, got: str) -> None:
     net = built(bag, distinct_ids(), "float32")
     with pytest.raises(
         embgrad.ObjectiveError,
@@ -142,7 +142,7 @@ def test_a_native_objective_of_a_wrong_kind(function: Any, got: str) -> None:
         embgrad.gradients(net, distinct_ids(), function)
 
 
-def test_what_gluon_cannot_pass_is_said_to_be_left_out() -> None:
+def test_an_argument_that_gluon_cannot_pass_is_reported_as_unused() -> None:
     class Scaled(mx.gluon.HybridBlock):
         def __init__(self) -> None:
             super().__init__()
@@ -160,7 +160,7 @@ def test_what_gluon_cannot_pass_is_said_to_be_left_out() -> None:
     assert found.provenance["unused"] == ["mask"]
 
 
-def test_parameters_that_are_not_initialised_are_gluons_own_error() -> None:
+def test_uninitialized_parameters_raise_gluons_error() -> None:
     with pytest.raises(RuntimeError, match="has not been initialized"):
         embgrad.gradients(bag(), distinct_ids(), embgrad.Sum())
 
@@ -168,7 +168,7 @@ def test_parameters_that_are_not_initialised_are_gluons_own_error() -> None:
 # The first call
 
 
-def test_a_loss_of_gluons_own() -> None:
+def test_a_gluon_loss_as_objective_is_refused() -> None:
     message = (
         r"the objective is SoftmaxCrossEntropyLoss, a loss of the framework's own, which needs a target beside the output: "
         r"expected embgrad\.CrossEntropy\(labels\)"

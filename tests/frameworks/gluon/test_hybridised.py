@@ -126,7 +126,7 @@ def hybridised(net: Any, ids: np.ndarray, dtype: str = "float64", **flags: Any) 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", MODELS)
-def test_hybridised_and_exported_nets_give_what_the_net_gives(name: str, dtype: str, tmp_path: Path) -> None:
+def test_hybridised_and_exported_nets_agree_with_the_net(name: str, dtype: str, tmp_path: Path) -> None:
     ids = distinct_ids()
     net = built(MODELS[name], ids, dtype)
     expected = embgrad.gradients(net, ids, OBJECTIVE)
@@ -211,7 +211,7 @@ class Ending(HybridBlock):
         return self.end(F, F.sum(self.embedding(x), axis=1), x)
 
 
-def test_an_output_that_nobody_reads_gives_nothing(tmp_path: Path) -> None:
+def test_an_unread_output_does_not_contribute(tmp_path: Path) -> None:
     """An operator with a gradient of its own would add that, and zero times infinity is no number."""
     ids = distinct_ids(2, 4)
 
@@ -232,7 +232,7 @@ def test_an_output_that_nobody_reads_gives_nothing(tmp_path: Path) -> None:
                 embgrad.gradients(one, ids, embgrad.Sum(output="blocked"), call=pick)
 
 
-def test_a_net_whose_python_no_longer_makes_its_graph_is_refused() -> None:
+def test_a_changed_attribute_of_a_hybridised_net_is_refused() -> None:
     ids = distinct_ids()
     net = hybridised(built(lambda: Layered(nn.LeakyReLU(0.1), nn.GlobalAvgPool1D()), ids, "float64"), ids)
     embgrad.gradients(net, ids, OBJECTIVE)
@@ -247,7 +247,7 @@ def test_a_net_whose_python_no_longer_makes_its_graph_is_refused() -> None:
         assert relative(found.values, embgrad.gradients(expected, ids, OBJECTIVE).values) < 1e-12
 
 
-def test_a_net_whose_python_goes_another_way_without_symbols_is_refused() -> None:
+def test_a_net_that_branches_on_arrays_and_symbols_is_refused() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         return net.dense(F.tanh(net.words(x)) if F is mx.nd else net.words(x) * 2)
 
@@ -260,7 +260,7 @@ def test_a_net_whose_python_goes_another_way_without_symbols_is_refused() -> Non
         net(nd.array(ids, dtype="float64"))
 
 
-def test_a_net_whose_python_returns_more_without_symbols_is_refused() -> None:
+def test_a_net_that_returns_more_for_arrays_is_refused() -> None:
     ids = distinct_ids()
     net = built(
         lambda: OnArrays(lambda F, rows: rows.mean(axis=1) if F is nd else [rows.mean(axis=1)] * 2), ids, "float32"

@@ -211,7 +211,7 @@ def test_every_way_to_look_up(way: str) -> None:
     assert (point.lookup.rows, point.lookup.dim, point.roles) == (ROWS, DIM, ("word",))
 
 
-def test_masks_lengths_and_types_go_where_their_names_are() -> None:
+def test_masks_lengths_and_types_are_passed_by_name() -> None:
     ids, mask = distinct_ids(2, 5), np.array([[1] * 5, [1, 1, 1, 0, 0]])
     net = built(Masked, ids, "float64")
     batch = embgrad.TokenBatch(ids, mask)
@@ -236,7 +236,7 @@ def test_masks_lengths_and_types_go_where_their_names_are() -> None:
     assert unmasked.provenance["unused"] == ["mask"]
 
 
-def test_a_wrapper_that_passes_everything_on_and_inputs_of_other_kinds() -> None:
+def test_a_wrapper_passes_extra_inputs_of_any_type() -> None:
     got: dict[str, Any] = {}
 
     class Inner(Block):
@@ -264,7 +264,7 @@ def test_a_wrapper_that_passes_everything_on_and_inputs_of_other_kinds() -> None
     assert (got["ragged"], got["name"], got["ready"].dtype) == ([[1], [2, 3]], "x", np.int32)
 
 
-def test_a_model_that_computes_with_its_ids_gets_floats_of_its_dtype_and_large_ids_whole() -> None:
+def test_ids_are_floats_of_the_models_dtype_and_large_ids_integers() -> None:
     kinds: list[Any] = []
 
     class Seen(Block):
@@ -299,7 +299,7 @@ class Answer:
     name: str = "answer"
 
 
-def test_outputs_in_a_data_class_and_a_model_with_a_call_of_its_own() -> None:
+def test_outputs_in_a_dataclass_of_a_model_that_overrides_call() -> None:
     class Calling(Block):
         def __init__(self) -> None:
             super().__init__()
@@ -331,7 +331,7 @@ class Siamese(HybridBlock):
         )
 
 
-def test_a_lookup_in_rows_that_another_lookup_gave_leaves_both_their_gradients() -> None:
+def test_a_lookup_in_the_rows_of_another_lookup() -> None:
     """The second table is computed from the first lookup, which a mark on the second must not cut off."""
 
     def forward(net: Any, F: Any, x: Any) -> Any:
@@ -365,7 +365,7 @@ def test_shared_parameters_and_a_tied_head() -> None:
     assert [point.name for point in lookups_of(net, ids)] == ["words.0#0"]
 
 
-def test_split_is_one_pullback_an_example_through_one_forward_pass() -> None:
+def test_split_gradients_with_batch_norm_in_training_mode() -> None:
     """In training mode batch norm makes the examples meet."""
 
     def forward(net: Any, F: Any, x: Any) -> Any:
@@ -385,7 +385,7 @@ def test_split_is_one_pullback_an_example_through_one_forward_pass() -> None:
             assert relative(found.values[example], expected[example]) < 1e-5
 
 
-def test_a_lookup_in_the_objective_is_not_the_models() -> None:
+def test_a_lookup_in_the_objective_is_ignored() -> None:
     ids = distinct_ids(2, 5)
     net = built(bag, ids, "float64")
 
@@ -395,7 +395,7 @@ def test_a_lookup_in_the_objective_is_not_the_models() -> None:
     assert embgrad.gradients(net, ids, target).provenance["path"] == "0#0"
 
 
-def test_contrib_and_custom_operators_and_functions_on_the_way() -> None:
+def test_a_custom_autograd_function_is_differentiated() -> None:
     class Square(mx.autograd.Function):
         def forward(self, x: Any) -> Any:
             self.save_for_backward(x)
@@ -411,7 +411,7 @@ def test_contrib_and_custom_operators_and_functions_on_the_way() -> None:
     assert relative(found.values, 2 * found.activations) < 1e-12
 
 
-def test_a_zero_gradient_is_a_result_and_no_way_is_none() -> None:
+def test_a_zero_gradient_is_a_result_and_no_gradient_an_error() -> None:
     cuts: list[Callable[..., Any]] = [
         lambda F, rows: F.BlockGrad(F.mean(rows, axis=1)) * 2,
         lambda F, rows: F.mean(rows > 0, axis=1) * 2,

@@ -155,7 +155,7 @@ def test_no_trace_in_a_net_that_writes_to_its_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gradients", "parameter_gradients", "capture"])
-def test_no_trace_in_a_net_whose_graph_keeps_its_memory(name: str) -> None:
+def test_no_trace_in_a_net_hybridised_with_static_memory(name: str) -> None:
     assert everything_left(trial(hybridised(static_alloc=True, static_shape=True), CLOSED), name) == []
 
 
@@ -184,7 +184,7 @@ def test_no_trace_inside_of_the_users_own_scopes(scope: str) -> None:
         assert tried.traces(CALLS[name]) == []
 
 
-def test_what_is_recorded_around_a_call_is_pulled_back_as_without() -> None:
+def test_a_recording_around_a_failed_call_continues() -> None:
     net, weight = hybridised(), nd.array([2.0])
     weight.attach_grad()
     with autograd.record():
@@ -268,7 +268,7 @@ def test_hooks_that_raise(hooked: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [faults.UserError, KeyboardInterrupt, SystemExit])
-def test_what_a_function_of_the_users_raises_in_a_backward_pass_comes_out(kind: type[BaseException]) -> None:
+def test_an_exception_in_a_custom_backward_is_raised(kind: type[BaseException]) -> None:
     """MXNet makes of it an error of its own, or none at all and a gradient of any numbers; and prints."""
     net = in_use(Writing())
     expected = embgrad.gradients(net, example_batch(), embgrad.Sum()).values

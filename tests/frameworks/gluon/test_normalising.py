@@ -98,13 +98,13 @@ def expect_right(net: Any, of: Any) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"axis": 2}, {"eps": 1e-12}, {"eps": 3.0}, {"output_mean_var": False}], ids=str
 )
-def test_the_gradient_is_that_of_finite_differences(options: dict[str, Any], served: list[Any]) -> None:
+def test_layer_norms_gradient_agrees_with_finite_differences(options: dict[str, Any], served: list[Any]) -> None:
     expect_right(built(dtype="float64", **options), objective("float64"))
     assert served == [(EXAMPLES, POSITIONS, DIM)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_it_is_mxnets_own_but_for_rounding(dtype: str, served: list[Any], without: Callable[..., Any]) -> None:
+def test_layer_norms_gradient_agrees_with_mxnets(dtype: str, served: list[Any], without: Callable[..., Any]) -> None:
     net = built(dtype=dtype)
     ours, own = embgrad.gradients(net, IDS, objective(dtype)), without(net, IDS, objective(dtype))
     assert len(served) == 1
@@ -139,13 +139,13 @@ def among_many(F: Any, rows: Any, scale: Any, shift: Any) -> Any:
     return F.LayerNorm(found, scale, shift, eps=1e-5) + rows
 
 
-def test_gradients_of_several_ways_add_up(served: list[Any]) -> None:
+def test_gradients_through_several_paths_add_up(served: list[Any]) -> None:
     expect_right(built(among_many, "float64"), objective("float64"))
     assert len(served) == 2
 
 
 @pytest.mark.parametrize("function", [of_their_own, over_positions], ids=lambda one: one.__name__)
-def test_what_depends_on_more_than_the_rows_is_left_to_mxnet(function: Callable[..., Any], served: list[Any]) -> None:
+def test_layer_norms_of_a_computed_scale_are_left_to_mxnet(function: Callable[..., Any], served: list[Any]) -> None:
     expect_right(built(function, "float64"), objective("float64"))
     assert not served
 
@@ -185,7 +185,7 @@ def test_several_pullbacks_and_edits(served: list[Any], without: Callable[..., A
     assert len(served) == 3  # all but the one where the graph is cut right before the layer norm
 
 
-def test_nothing_is_kept_of_a_call() -> None:
+def test_layer_norms_hold_no_arrays_after_a_call() -> None:
     net = built()
     gc.collect()
     gc.disable()
@@ -209,7 +209,7 @@ def by_backward(net: Any, value: Any) -> Any:
 @pytest.mark.parametrize("inside", [False, True], ids=["objective", "model"])
 @pytest.mark.parametrize("is_read", [False, True])
 @pytest.mark.parametrize("own", [by_grad, by_backward])
-def test_a_backward_pass_of_the_users_own_leaves_what_ours_needs(
+def test_a_backward_pass_inside_the_call_does_not_disturb_layer_norms(
     own: Callable[..., Any], is_read: bool, inside: bool, served: list[Any]
 ) -> None:
     """Whether its result is read, so that it is over before ours begins, or not."""

@@ -89,12 +89,12 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions(name: str) -> None:
+def test_functions_of_mx_np_agree_with_finite_differences(name: str) -> None:
     check(Net(FUNCTIONS[name]), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("name", ["rot90", "atleast_2d", "percentile"])
-def test_functions_of_a_wrong_gradient_are_refused(name: str) -> None:
+def test_functions_with_a_wrong_gradient_are_refused(name: str) -> None:
     functions = {
         "rot90": lambda e: np_.rot90(e.sum(axis=0)),
         "atleast_2d": lambda e: np_.atleast_2d(e),
@@ -124,7 +124,7 @@ def test_objectives_in_numpy_and_outputs_without_an_axis() -> None:
     assert scalar.objective.shape == ()
 
 
-def test_a_call_warns_of_nothing() -> None:
+def test_a_call_does_not_warn() -> None:
     """Arrays of mx.np have attributes of the older kind, which warn that they were renamed."""
     nn = mx.gluon.nn
     net = nn.HybridSequential()

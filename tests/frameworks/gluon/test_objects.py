@@ -42,7 +42,7 @@ def test_a_block_that_takes_one_dict() -> None:
     assert result.provenance["unused"] == []
 
 
-def test_call_gets_the_triple_with_zeros_for_types_that_were_not_given() -> None:
+def test_call_receives_the_triple_with_zeros_for_missing_types() -> None:
     """The format has a place for them, which a net reads."""
     seen: list[Any] = []
 

@@ -149,7 +149,7 @@ def by_backward(net: Any, ids: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_names_order_and_what_is_not_reached(hybrid: bool) -> None:
+def test_names_order_and_unreached_parameters(hybrid: bool) -> None:
     net, ids = made(), distinct_ids()
     expected = by_backward(net, ids)
     net.hybridize(hybrid)
@@ -164,7 +164,7 @@ def test_names_order_and_what_is_not_reached(hybrid: bool) -> None:
 @pytest.mark.parametrize(
     ("request_", "sparse"), [("write", False), ("write", True), ("add", False)]
 )  # MXNet has no sparse add
-def test_the_users_buffers_stay(request_: str, sparse: bool) -> None:
+def test_the_parameters_gradient_buffers_are_restored(request_: str, sparse: bool) -> None:
     net, ids = made(sparse), np.array([[1, 2, 1], [3, 1, 0]])
     net.collect_params("(?!.*bias)").setattr("grad_req", request_)
     net.top.bias.grad_req = "null"
@@ -182,7 +182,7 @@ def test_the_users_buffers_stay(request_: str, sparse: bool) -> None:
     assert buffers == [[(id(one), one.asnumpy().tobytes()) for one in p._grad or ()] for p in parameters]
 
 
-def test_parameters_that_no_attribute_holds() -> None:
+def test_parameters_in_a_list_have_names() -> None:
     class Held(mx.gluon.HybridBlock):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -225,7 +225,7 @@ def test_names_of_a_bert_and_canonical_ones(hybrid: bool) -> None:
     assert len(canonical) == len(found)
 
 
-def test_no_parameter_is_reached() -> None:
+def test_a_net_without_trainable_parameters_is_refused() -> None:
     net = made()
     net.collect_params().setattr("grad_req", "null")
     with pytest.raises(embgrad.NoGradientError, match="depends on none of the 0 trainable parameters"):
@@ -256,7 +256,7 @@ def test_native_recurrent_layers(frozen: bool) -> None:
     assert len(found) == (1 if frozen else 5)
 
 
-def test_a_lookup_whose_gradient_is_edited_on_its_way_to_the_table() -> None:
+def test_an_edited_lookup_gradient_reaches_the_table() -> None:
     net, ids = made(), distinct_ids()
     plain = embgrad.parameter_gradients(net, ids, embgrad.Logit(1))
     cotangent = np.tile([0.0, 1.0, 0.0], (2, 1))

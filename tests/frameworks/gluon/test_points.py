@@ -209,7 +209,7 @@ def test_language_models_of_gluonnlp(kind: str) -> None:
     assert table.grad_req == "write"
 
 
-def test_what_a_module_keeps_of_its_own_is_written_to_only_if_seen() -> None:
+def test_writing_into_a_blocks_output_unrecorded_is_refused() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         rows = net.body(net.words(x))
         with autograd.pause():
@@ -221,7 +221,7 @@ def test_what_a_module_keeps_of_its_own_is_written_to_only_if_seen() -> None:
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="body")
 
 
-def test_blocks_beside_the_children_go_by_their_names() -> None:
+def test_blocks_in_a_list_have_the_names_that_gluon_gave_them() -> None:
     listed = [nn.HybridLambda("tanh", prefix="bend_")]
     net = model(lambda net, F, x: listed[0](net.words(x)).sum(axis=1))
     found = embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="bend")

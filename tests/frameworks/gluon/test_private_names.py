@@ -63,7 +63,7 @@ def test_every_cached_graph_runs_by_one_method(monkeypatch: pytest.MonkeyPatch) 
     expect(calls, "_call_cached_op")
 
 
-def test_gluons_formats_of_nests() -> None:
+def test_formats_of_nested_arguments() -> None:
     a, b = mx.nd.ones((1,)), mx.nd.zeros((1,))
     flat, structure = mx.gluon.block._flatten([a, [b, None]], "input")
     expect(flat[:2] == [a, b] and flat[2] is None and structure == [0, [0, -1]], "_flatten")

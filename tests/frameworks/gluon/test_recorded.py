@@ -64,7 +64,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_it_is_read_as_its_json_describes_it(name: str) -> None:
+def test_a_recorded_graph_is_read_as_its_json_describes_it(name: str) -> None:
     with mx.autograd.record(train_mode=True):
         symbol = mx.autograd.get_symbol(GRAPHS[name]())
     described = json.loads(symbol.tojson())
@@ -77,7 +77,7 @@ def test_it_is_read_as_its_json_describes_it(name: str) -> None:
         assert own["attrs"] == other.get("attrs", {})
 
 
-def test_what_the_text_does_not_tell_is_read_from_the_json() -> None:
+def test_an_ambiguous_text_is_read_from_the_json() -> None:
     a = mx.sym.Variable("a")
     twice = mx.sym.Group([mx.sym.exp(a, name="same"), mx.sym.log(a, name="same")])
     strange = mx.sym.exp(mx.sym.Variable("x", attr={"note": "of two\nlines"}), attr={"note": "of two\nlines"})

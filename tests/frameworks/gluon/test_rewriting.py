@@ -57,7 +57,7 @@ EXTREMES: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", EXTREMES)
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_of_equal_numbers_one_has_the_gradient(name: str, hybrid: bool) -> None:
+def test_one_of_equal_extremes_has_the_gradient(name: str, hybrid: bool) -> None:
     net = built(lambda: Through(EXTREMES[name]), TIED, "float64")
     inputs = nd.array(TIED, dtype="float64")
     expected = slopes(net, inputs)
@@ -68,7 +68,7 @@ def test_of_equal_numbers_one_has_the_gradient(name: str, hybrid: bool) -> None:
     assert relative(found.table().to_dense(), expected) < 1e-6
 
 
-def test_what_is_no_number_stays_so() -> None:
+def test_nan_is_kept_by_maxima() -> None:
     net = built(lambda: Through(lambda F, rows: F.max(F.log(rows), axis=1)), TIED, "float64")
     with pytest.raises(embgrad.ObjectiveError, match=r"not finite|nan"):
         embgrad.gradients(net, TIED, embgrad.Sum())
@@ -163,7 +163,7 @@ class RaisingProp(mx.operator.CustomOpProp):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_what_an_operator_of_the_users_own_raises_is_raised(error: type[BaseException]) -> None:
+def test_an_exception_in_a_custom_operators_backward_is_raised(error: type[BaseException]) -> None:
     def net(name: str) -> Any:
         return built(
             lambda: Through(lambda F, rows: F.Custom(rows, op_type="embgrad_tests_raising", error=name)), IDS, "float32"
@@ -233,7 +233,7 @@ def test_norms_of_matrices_are_refused(order: float) -> None:
 
 @pytest.mark.usefixtures("numpy_semantics")
 @pytest.mark.parametrize("name", ["polyval", "eigvals", "eigvalsh"])
-def test_functions_of_a_wrong_gradient_are_refused(name: str) -> None:
+def test_functions_with_a_wrong_gradient_are_refused(name: str) -> None:
     def polynomial(rows: Any, _: Any) -> Any:
         return mx.np.polyval(mx.np.array([1.0, 2.0, 3.0], dtype="float64"), rows)
 
@@ -256,12 +256,12 @@ def test_flipped_images_are_refused(side: str) -> None:
 
 
 @pytest.mark.usefixtures("numpy_semantics")
-def test_a_gradient_that_mxnet_fails_at_is_said_so() -> None:
+def test_an_operator_whose_gradient_fails_in_mxnet_is_refused() -> None:
     with pytest.raises(embgrad.UnsupportedError, match=r"MXNet fails to compute the gradient|has no gradient"):
         in_numpy(lambda rows, _: mx.np.pad(rows, ((0, 0), (1, 1), (0, 0)), mode="reflect"))
 
 
-def test_dropout_in_evaluation_mode_holds_no_copy() -> None:
+def test_dropout_in_evaluation_mode_returns_its_input() -> None:
     held, drawn = [], []
 
     def forward(net: Any, F: Any, ids: Any) -> Any:

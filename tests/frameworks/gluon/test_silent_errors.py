@@ -185,7 +185,7 @@ def test_a_bias_beside_a_frozen_weight(dtype: str, hybridised: bool) -> None:
             np.testing.assert_array_equal(gradient, expected[name])
 
 
-def test_operators_with_a_gradient_of_their_own_beside_the_way_are_let_be() -> None:
+def test_operators_with_a_gradient_of_their_own_on_other_outputs_are_accepted() -> None:
     class Beside(Net):
         def hybrid_forward(self, F: Any, x: Any) -> Any:
             rows = F.mean(self.embedding(x), axis=1)
@@ -237,7 +237,7 @@ print(threads.omp_get_max_threads(), ("bool" in vars(np)) == before)
     assert run(code).split() == ["3", "True"]
 
 
-def test_mxnet_that_the_user_has_imported_is_left_alone() -> None:
+def test_an_imported_mxnet_is_not_changed() -> None:
     code = """
 import ctypes, numpy as np
 np.bool = bool
@@ -265,7 +265,7 @@ def test_a_numpy_that_mxnet_cannot_be_imported_with(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("missing", ["distutils", "distutils.version", "pkg_resources"])
-def test_modules_that_python_and_setuptools_no_longer_have(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_modules_of_setuptools_are_explained(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def without(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 

@@ -46,7 +46,7 @@ def make(hybrid: bool = True) -> Any:
     return net
 
 
-def test_a_call_warns_of_nothing() -> None:
+def test_a_call_does_not_warn() -> None:
     """`mx.nd.array` asks SciPy for what it says is deprecated."""
     net = built(lambda: nn.Embedding(ROWS, DIM), distinct_ids(), "float32")
     with warnings.catch_warnings():
@@ -55,7 +55,7 @@ def test_a_call_warns_of_nothing() -> None:
             embgrad.gradients(net, distinct_ids(), embgrad.Sum(position=-1), **options)
 
 
-def test_a_training_step_around_the_call_is_what_it_is_without() -> None:
+def test_a_training_step_around_the_call_is_unchanged() -> None:
     ids = nd.array(distinct_ids())
 
     def step(interrupted: bool) -> list[np.ndarray]:
@@ -93,7 +93,7 @@ def test_random_numbers_move_in_training_mode_only() -> None:
     assert float(nd.random.uniform().asscalar()) == drawn()
 
 
-def test_training_mode_drops_as_the_users_own_forward_pass() -> None:
+def test_training_mode_drops_as_a_recorded_forward_pass() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         return F.sum(F.square(net.dropout(net.words(x))), axis=1)
 
@@ -110,7 +110,7 @@ def test_training_mode_drops_as_the_users_own_forward_pass() -> None:
     assert (rows == 0).any()
 
 
-def test_averages_of_a_net_that_was_never_called_stay_at_their_start() -> None:
+def test_running_averages_of_a_new_net_keep_their_initial_values() -> None:
     net = nn.HybridSequential()
     net.add(nn.Embedding(ROWS, DIM), nn.BatchNorm(axis=-1), nn.Dense(3))
     net.initialize()
@@ -119,7 +119,7 @@ def test_averages_of_a_net_that_was_never_called_stay_at_their_start() -> None:
     assert (net[1].running_var.data().asnumpy() == 1).all()
 
 
-def test_a_net_that_was_never_called_keeps_no_graph_of_ours() -> None:
+def test_a_new_net_keeps_no_graph_of_the_call() -> None:
     class Optional(mx.gluon.HybridBlock):
         def __init__(self) -> None:
             super().__init__()
@@ -139,7 +139,7 @@ def test_a_net_that_was_never_called_keeps_no_graph_of_ours() -> None:
     assert net(nd.array(distinct_ids())).shape == (2, 3)  # called without lengths from here on
 
 
-def test_two_threads_on_one_net_and_the_users_own_calls_between_them() -> None:
+def test_threads_on_one_net_beside_the_users_own_calls() -> None:
     net, ids = make(), distinct_ids()
     expected = embgrad.gradients(net, ids, embgrad.Logit(0)).values
     plain = net(nd.array(ids)).asnumpy()
@@ -167,7 +167,7 @@ def test_two_threads_on_one_net_and_the_users_own_calls_between_them() -> None:
     assert Harness().state(net) == before
 
 
-def test_a_call_inside_a_model_that_is_run() -> None:
+def test_a_call_inside_a_models_forward() -> None:
     inner = built(Net, distinct_ids(), "float32")
 
     def forward(net: Any, F: Any, x: Any) -> Any:

@@ -62,7 +62,7 @@ def test_the_names_of_an_exported_net(tmp_path: Path) -> None:
         embgrad.gradients(block, distinct_ids(), embgrad.Sum(output="nothing"))
 
 
-def test_training_mode_drops_and_normalises_as_the_blocks_own_forward_pass(tmp_path: Path) -> None:
+def test_training_mode_agrees_with_the_symbol_blocks_own_pass(tmp_path: Path) -> None:
     ids = distinct_ids()
     block = exported(built(norm_and_dropout, ids, "float64"), [nd.array(ids, dtype="float64")], tmp_path)
     table = next(p for p in block.collect_params().values() if p.data().shape == (ROWS, DIM))
@@ -241,7 +241,7 @@ def test_symbol_blocks_among_blocks_of_python(hybrid: bool, tmp_path: Path) -> N
     assert found.provenance["path"] == f"0.{name}#0"
 
 
-def test_indices_as_floats(tmp_path: Path) -> None:
+def test_ids_as_floats_and_ids_outside_the_table(tmp_path: Path) -> None:
     block = exported(built(bag, distinct_ids(), "float32"), [nd.array(distinct_ids())], tmp_path)
     found = [embgrad.gradients(block, ids, embgrad.Logit(0)).values for ids in (distinct_ids(), distinct_ids() * 1.0)]
     assert (found[0] == found[1]).all()
@@ -251,7 +251,7 @@ def test_indices_as_floats(tmp_path: Path) -> None:
         embgrad.gradients(block, outside, embgrad.Logit(0))
 
 
-def test_missing_parameters_are_gluons_own_error_and_deferred_ones_are_filled_in(tmp_path: Path) -> None:
+def test_missing_parameters_raise_gluons_error_and_deferred_ones_are_initialized(tmp_path: Path) -> None:
     ids = distinct_ids()
     exported(built(bag, ids, "float32"), [nd.array(ids)], tmp_path)
     block = SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"])
@@ -263,7 +263,7 @@ def test_missing_parameters_are_gluons_own_error_and_deferred_ones_are_filled_in
     assert relative(found.values, own_gradient(block, table, ids, np.array([[1, 0, 0], [1, 0, 0]]))) < 1e-5
 
 
-def test_another_device_than_the_first(tmp_path: Path) -> None:
+def test_a_symbol_block_on_another_device(tmp_path: Path) -> None:
     ids = distinct_ids()
     net = built(lambda: Recurrent(rnn.LSTM(3)), ids, "float32")
     here = exported(net, [nd.array(ids)], tmp_path)
@@ -272,7 +272,7 @@ def test_another_device_than_the_first(tmp_path: Path) -> None:
     assert relative(found[1], found[0]) < 1e-6
 
 
-def test_a_sparse_table_that_a_trainer_holds() -> None:
+def test_a_sparse_table_with_a_trainer() -> None:
     net = nn.Sequential()
     net.add(mx.gluon.contrib.nn.SparseEmbedding(ROWS, DIM), nn.Dense(3))
     net.initialize(mx.init.Normal(1))
@@ -288,7 +288,7 @@ def test_a_sparse_table_that_a_trainer_holds() -> None:
     trainer.step(1)
 
 
-def test_parameters_that_do_not_know_their_shapes(tmp_path: Path) -> None:
+def test_gradients_of_parameters_without_shapes(tmp_path: Path) -> None:
     """Those of an imported block; one that the objective does not reach has zeros of its own shape."""
 
     def forward(net: Any, F: Any, x: Any) -> Any:

@@ -41,7 +41,7 @@ class Spelled(mx.operator.CustomOpProp):  # type: ignore[misc]
         return Doubling()
 
 
-def test_operators_of_the_users_own() -> None:
+def test_custom_operators_receive_their_arguments_as_strings() -> None:
     ids, table = mx.sym.var("data"), mx.sym.var("words", shape=(ROWS, DIM))
     rows = mx.sym.Embedding(ids, table, input_dim=ROWS, output_dim=DIM)
     block = SymbolBlock(mx.sym.Custom(rows, op_type="embgrad_spelled", number="1e2").sum(axis=1), ids)
@@ -93,7 +93,7 @@ def test_operators_with_graphs_of_their_own_are_refused(inner: Any, operator: st
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_fill_whose_size_and_dtype_follow_from_what_takes_it(dtype: str) -> None:
+def test_the_shape_and_dtype_of_a_fill_are_inferred(dtype: str) -> None:
     ids, table = mx.sym.var("data"), mx.sym.var("words")
     last = mx.sym.slice_axis(mx.sym.take(table, ids), axis=1, begin=4, end=5)
     block = SymbolBlock(mx.sym.elemwise_add(last, mx.sym._internal._zeros_without_dtype(shape=(0, 1, DIM))), [ids])
@@ -116,7 +116,7 @@ def test_a_graph_that_is_optimised_for_a_device_is_refused(tmp_path: Path) -> No
         embgrad.gradients(block, distinct_ids(), embgrad.Logit(0))
 
 
-def test_a_fill_whose_size_nothing_tells_and_a_wrong_number_of_arguments() -> None:
+def test_a_fill_of_unknown_shape_and_a_wrong_number_of_arguments_are_refused() -> None:
     ids, table = mx.sym.var("data"), mx.sym.var("words", shape=(ROWS, DIM))
     rows = mx.sym.Embedding(ids, table, input_dim=ROWS, output_dim=DIM)
     block = SymbolBlock([rows, mx.sym.zeros((0, 3))], [ids])

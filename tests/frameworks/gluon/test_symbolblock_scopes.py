@@ -32,7 +32,7 @@ def test_the_points_and_outputs_of_an_exported_bert(tmp_path: Path) -> None:
         embgrad.gradients(block, BATCH.to_gluonnlp(), embgrad.Sum())
 
 
-def test_what_enters_a_scope_carries_a_gradient() -> None:
+def test_the_input_of_a_scope_is_one_with_a_gradient() -> None:
     class Inner(HybridBlock):
         def hybrid_forward(self, F: Any, mask: Any, rows: Any) -> Any:
             return F.tanh(F.broadcast_mul(mask, rows))
@@ -138,7 +138,7 @@ SHAPES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_scope_is_the_block_that_it_was(shape: str, tmp_path: Path) -> None:
+def test_a_scope_agrees_with_the_block_it_was_exported_from(shape: str, tmp_path: Path) -> None:
     """Each scope of an exported net has the role, the value and the gradient of the block of its name, at both sides."""
     ids = distinct_ids()
     net = built(SHAPES[shape], ids, "float64")

@@ -129,7 +129,7 @@ def state_of(net: Any) -> list[Any]:
     ]
 
 
-def test_a_table_that_is_computed_is_no_parameter() -> None:
+def test_a_computed_table_is_refused() -> None:
     class Computed(mx.gluon.HybridBlock):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -144,7 +144,7 @@ def test_a_table_that_is_computed_is_no_parameter() -> None:
         embgrad.table_gradients(net, distinct_ids(), embgrad.Sum())
 
 
-def test_a_penalty_and_a_second_lookup_are_told_apart() -> None:
+def test_a_penalty_and_a_second_lookup_are_separated() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         products = (net.words(x) * net.words(x + 1)).sum(axis=(1, 2))
         return products.reshape((-1, 1)) + (net.words.weight.data() ** 2).sum()
@@ -164,7 +164,7 @@ def test_a_penalty_and_a_second_lookup_are_told_apart() -> None:
     assert found.apart < 1e-12
 
 
-def test_the_memory_of_what_is_still_being_computed() -> None:
+def test_the_address_of_an_array_that_is_still_computed() -> None:
     """Asked for too early, MXNet gives it twice, and what was computed is lost: not a number, or a crash."""
     left, right = nd.random.normal(shape=(64, 64)), nd.random.normal(shape=(64, 64))
 

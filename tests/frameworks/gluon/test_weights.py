@@ -35,7 +35,7 @@ def total(model: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", [{}, {"active": True}, {"static_alloc": True, "static_shape": True}], ids=str)
-def test_a_cached_graph_sees_the_new_value(options: dict[str, Any]) -> None:
+def test_a_cached_graph_uses_the_new_value(options: dict[str, Any]) -> None:
     model = net(**options)
     before, own = total(model), model(mx.nd.array(IDS)).asnumpy()
     found = {one.name: one for one in weights_of(model)}
@@ -62,7 +62,7 @@ def test_a_symbol_block(tmp_path: Path) -> None:
     np.testing.assert_array_equal(total(block), before)
 
 
-def test_the_users_recording_and_gradients_stay() -> None:
+def test_recording_and_gradients_are_kept() -> None:
     model = net()
     weight = model[3].weight
     weight.grad()[:] = 7
@@ -100,7 +100,7 @@ def test_half_precision_constants_and_parts() -> None:
     assert (table.dtype, table.module, table.get().dtype) == ("float16", "1.table", np.float32)
 
 
-def test_a_parameter_without_values_is_none() -> None:
+def test_a_deferred_parameter_is_not_a_weight() -> None:
     model = nn.HybridSequential()
     model.add(nn.Embedding(20, 6), nn.Dense(5))
     model.initialize()  # the Dense waits for the size of its input
