@@ -196,18 +196,8 @@ def test_an_edit_is_called_once_for_each_set_of_cotangents() -> None:
     assert len(calls) == 6
     assert relative(split.values, together.values) < 1e-12
     calls.clear()
-
-    def native(logits: Any) -> Any:
-        return nd.dot(logits, nd.array(COTANGENT, dtype="float64"))
-
-    by_native = embgrad.gradients(net, IDS, native, edit={"layer.0": edit, "layer.2": edit})
-    assert relative(by_native.values, together.values) < 1e-12
-    assert len(calls) == 2
-    each = embgrad.gradients(net, IDS, native, edit={"layer.0": edit, "layer.2": edit}, split=True)
-    assert relative(each.values, together.values) < 1e-12
-    calls.clear()
     embgrad.gradients(net, IDS, lambda logits: logits[:, 0] * 0 + 1, at="layer.2", edit={"layer.0": edit})
-    assert len(calls) == 1  # with a gradient of zeros: there is a way
+    assert len(calls) == 1  # with a gradient of zeros, which is a gradient
 
 
 def test_functions_receive_half_precision_as_float32() -> None:

@@ -345,26 +345,6 @@ def test_a_lookup_in_the_rows_of_another_lookup() -> None:
     assert np.allclose(found["word#0"].values, 3 / 3 + 1 / 3)
 
 
-def test_shared_parameters_and_a_tied_head() -> None:
-    class Tied(HybridBlock):
-        def __init__(self) -> None:
-            super().__init__()
-            self.decoder = nn.Dense(ROWS, in_units=DIM, flatten=False, use_bias=False)
-            self.words = nn.HybridSequential()
-            self.words.add(nn.Embedding(ROWS, DIM, params=self.decoder.params))
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return self.decoder(F.tanh(self.words(x)))
-
-    ids = distinct_ids(2, 5)
-    net = built(Tied, ids, "float64")
-    cotangent = np.random.default_rng(0).normal(size=(2, 5, ROWS))
-    rows = net.decoder.weight.data().asnumpy()
-    expected = (cotangent @ rows) * (1 - np.tanh(rows[ids]) ** 2)  # of the lookup alone, not of the head
-    assert relative(pulled_back(net, ids, cotangent), expected) < 1e-12
-    assert [point.name for point in lookups_of(net, ids)] == ["words.0#0"]
-
-
 def test_split_gradients_with_batch_norm_in_training_mode() -> None:
     """In training mode batch norm makes the examples meet."""
 
