@@ -240,8 +240,8 @@ def _where(operation: Operation, proceed: Proceed) -> Any:
     np = import_mxnet().np
     condition, array = operation.inputs
     number = np.full((1,), operation.attributes["scalar"], dtype=array.dtype, ctx=array.ctx)
-    left = "lscalar" in operation.name
-    return np.where(condition, number, array) if left else np.where(condition, array, number)
+    choices = (number, array) if "lscalar" in operation.name else (array, number)
+    return np.where(condition, *choices)
 
 
 def _deviation(operation: Operation, proceed: Proceed) -> Any:
@@ -277,18 +277,18 @@ def _einsum(operation: Operation, proceed: Proceed) -> Any:
     subscripts = operation.attributes.get("subscripts")
     if not isinstance(subscripts, str):
         return proceed()
-    left, arrow, right = subscripts.replace(" ", "").partition("->")
-    terms = left.split(",")
+    operands, arrow, output = subscripts.replace(" ", "").partition("->")
+    terms = operands.split(",")
     if not arrow:  # the indices that occur once are kept, in alphabetical order
-        letters = left.replace(",", "").replace(".", "")
+        letters = operands.replace(",", "").replace(".", "")
         single = sorted(letter for letter in set(letters) if letters.count(letter) == 1)
-        right = ("..." if "." in left else "") + "".join(single)
+        output = ("..." if "." in operands else "") + "".join(single)
     if len(terms) != len(operation.inputs):
         return proceed()
     diagonals = [_diagonal(term, array) for term, array in zip(terms, operation.inputs, strict=True)]
     if [term for term, _ in diagonals] != terms:
         operation.inputs = [array for _, array in diagonals]
-        operation.attributes["subscripts"] = ",".join(term for term, _ in diagonals) + "->" + right
+        operation.attributes["subscripts"] = ",".join(term for term, _ in diagonals) + "->" + output
     return proceed()
 
 

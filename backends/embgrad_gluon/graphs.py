@@ -463,8 +463,7 @@ def _inputs_with_gradient(block: Any, args: Sequence[Any]) -> list[str]:
 def scope_paths(parts: Sequence[Any]) -> list[str]:
     """Return the paths of the scopes in the SymbolBlocks of a model."""
     opaque = [block for block in all_blocks(parts) if isinstance(block, import_mxnet().gluon.SymbolBlock)]
-    found = (scope.path for block in opaque for scope in scopes(graph_of(block), input_names(block)))
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(scope.path for block in opaque for scope in scopes(graph_of(block), input_names(block))))
 
 
 # Scopes by the names of nodes
@@ -494,7 +493,7 @@ def scopes(graph: Graph, with_gradient: Collection[str] = ()) -> list[Scope]:
         parameter = source.op == VARIABLE and source.name not in graph.inputs
         return carries[entry[0]] and not parameter
 
-    found, kinds = [], dict[tuple[str, ...], str]()
+    ranked, kinds = [], dict[tuple[str, ...], str]()
     for path, members in _members(graph).items():
         name = "_".join(path)
         for occurrence, nodes in enumerate(_calls(graph, members)):
@@ -503,8 +502,8 @@ def scopes(graph: Graph, with_gradient: Collection[str] = ()) -> list[Scope]:
                 operators = tuple(graph.nodes[number].op for number in nodes)
                 kind = kinds.setdefault(operators, re.sub(r"\d+", "#", name))
                 enters = entering(nodes, inputs, enters_with_gradient)
-                found.append((leaves, -len(path), Scope(name, kind, frozenset(nodes), enters, leaves, occurrence)))
-    return [scope for *_, scope in sorted(found, key=lambda entry: entry[:2])]
+                ranked.append((leaves, -len(path), Scope(name, kind, frozenset(nodes), enters, leaves, occurrence)))
+    return [scope for *_, scope in sorted(ranked, key=lambda entry: entry[:2])]
 
 
 def _members(graph: Graph) -> dict[Path, list[int]]:

@@ -20,14 +20,14 @@ __all__ = [
 
 def all_blocks(parts: Sequence[Any]) -> list[Any]:
     """Return each block once."""
-    found: dict[int, Any] = {}
+    blocks: dict[int, Any] = {}
     stack = list(reversed(parts))
     while stack:
         block = stack.pop()
-        if id(block) not in found:
-            found[id(block)] = block
+        if id(block) not in blocks:
+            blocks[id(block)] = block
             stack.extend(reversed(block._children.values()))
-    return list(found.values())
+    return list(blocks.values())
 
 
 def all_parameters(parts: Sequence[Any]) -> list[Any]:
@@ -108,13 +108,10 @@ def _named(block: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def unique_names(parts: Sequence[Any]) -> Mapping[str, Any]:
     """Return each parameter once, under the first of its names."""
-    known_ids: set[int] = set()
-    found: dict[str, Any] = {}
+    first: dict[int, tuple[str, Any]] = {}
     for name, parameter in named_parameters(parts):
-        if id(parameter) not in known_ids:
-            known_ids.add(id(parameter))
-            found[name] = parameter
-    return found
+        first.setdefault(id(parameter), (name, parameter))
+    return dict(first.values())
 
 
 def table_path(name: str) -> str:
@@ -126,11 +123,11 @@ def tables(parts: Sequence[Any]) -> list[tuple[str, Any]]:
     """Return the parameters that may be tables, each once, with their paths: those of embeddings before the others."""
     nn = import_mxnet().gluon
     embeddings = (nn.nn.Embedding, nn.contrib.nn.SparseEmbedding)
-    found: dict[int, tuple[str, Any]] = {}
+    candidates: dict[int, tuple[str, Any]] = {}
     for path, block in sorted(named_blocks(parts), key=lambda pair: not isinstance(pair[1], embeddings)):
         for name, parameter in _direct_parameters(block).items():
-            found.setdefault(id(parameter), (table_path(f"{path}.{name}" if path else name), parameter))
-    return list(found.values())
+            candidates.setdefault(id(parameter), (table_path(f"{path}.{name}" if path else name), parameter))
+    return list(candidates.values())
 
 
 def paths(parts: Sequence[Any]) -> list[str]:
