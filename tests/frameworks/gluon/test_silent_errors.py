@@ -20,17 +20,15 @@ nn, rnn, autograd = mx.gluon.nn, mx.gluon.rnn, mx.autograd
 
 
 class Net(mx.gluon.HybridBlock):
-    """Embedding → a layer over (example, dim, position) or over the rows as they are."""
+    """Embedding → a layer over the rows."""
 
-    def __init__(self, layer: Any, channels: bool = False) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(ROWS, DIM)
         self.layer = layer
-        self.channels = channels
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        rows = self.embedding(x)
-        return self.layer(F.swapaxes(rows, 1, 2) if self.channels else rows)
+        return self.layer(self.embedding(x))
 
 
 def worst_error(factory: Any, dtype: str, *, freeze: bool = False, training: bool = False, step: float = 1e-6) -> float:
