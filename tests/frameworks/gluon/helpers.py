@@ -38,24 +38,24 @@ def model(function: Callable[[Any, Any, Any], Any], **blocks: Any) -> Any:
 
 
 def distinct_ids(examples: int = 2, positions: int = 5, seed: int = 0) -> np.ndarray:
-    """Ids of which none comes twice, so that a row of the table is one entry of the lookup."""
+    """Return distinct ids, so that a row of the table is one entry of the lookup."""
     return (
         np.random.default_rng(seed).permutation(np.arange(1, ROWS))[: examples * positions].reshape(examples, positions)
     )
 
 
 def built(factory: Callable[[], Any], ids: np.ndarray, dtype: str) -> Any:
-    """The net of that precision; the parameters are the same in each."""
+    """Return the net in a precision; its parameters are the same in each."""
     net = factory()
     net.initialize(mx.init.Zero())
-    net(mx.nd.array(ids))  # tells the layers their sizes
+    net(mx.nd.array(ids))  # the layers infer their sizes
     net.cast(dtype)
     randomise(net)
     return net
 
 
 def randomise(net: Any, seed: int = 0) -> None:
-    """Values that every precision holds exactly, positive where they are variances."""
+    """Set values that every precision represents exactly, positive for variances."""
     random = np.random.default_rng(seed)
     for name, parameter in sorted(net._collect_params_with_prefix().items()):
         values = np.round(random.uniform(-0.7, 0.7, parameter.shape) * 2**20) / 2**20
@@ -85,7 +85,7 @@ def central_differences(value: Callable[[np.ndarray], float], at: np.ndarray, st
 def differences(
     net: Any, table: Any, ids: np.ndarray, cotangent: np.ndarray, *, step: float = 1e-6, dtype: str = "float64"
 ) -> np.ndarray:
-    """∂(cotangent · output)/∂e by central differences of the net's own forward pass, for distinct ids."""
+    """Return ∂(cotangent · output)/∂e by central differences of the net's own forward pass, for distinct ids."""
     inputs = mx.nd.array(ids, dtype=dtype)
     before = table.data().asnumpy()
 
@@ -99,7 +99,7 @@ def differences(
 
 
 def pulled_back(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: bool = False) -> np.ndarray:
-    """The backend's gradient at the lookup for a cotangent of the net's only output, in whatever shape it is."""
+    """Return the backend's gradient at the lookup for a cotangent of the net's only output, in whatever shape it is."""
     request = Request(("word",), lambda _: [{None: cotangent}], (None,), training)
     gradient = GluonBackend().run(net, TokenBatch(ids, convention="ids"), request).points["word"].gradients[0]
     assert gradient is not None
@@ -107,11 +107,11 @@ def pulled_back(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: b
 
 
 def lookups_of(net: Any, ids: np.ndarray) -> list[Point]:
-    """The lookups among the backend's points."""
+    """Return the lookups among the backend's points."""
     seen = GluonBackend().points(net, TokenBatch(ids, convention="ids"))
     return [point for point in seen if point.lookup is not None]
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest error over the largest entry."""
+    """Return the largest error divided by the largest entry."""
     return float(abs(found - expected).max() / max(abs(expected).max(), 1e-30))

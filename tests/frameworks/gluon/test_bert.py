@@ -60,7 +60,7 @@ def loaded(act: str = "gelu") -> Any:
 
 
 def by_differences(act: str, cotangent: np.ndarray, number: int) -> np.ndarray:
-    """Of the same BERT written in NumPy, in float64."""
+    """Return the gradient at the lookup by finite differences of the same BERT in NumPy, in float64."""
     weights = {name: value.astype(np.float64) for name, value in weights_of(CONFIG).items()}
     rows = weights["embeddings.word_embeddings.weight"][IDS]
     config = {**CONFIG, "hidden_act": act}

@@ -20,7 +20,7 @@ LOOP = [(distinct_ids(2, 5, seed), LABELS) for seed in range(3)]
 
 
 class Layer(gluon.HybridBlock):  # type: ignore[misc]
-    """A layer with dropout and a residual way, whose gradients are sums of several."""
+    """A layer with dropout and a residual connection, whose gradients are sums."""
 
     def __init__(self, drop: float) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def bits(net: Any) -> list[bytes]:
 
 
 def train(net: Any, loop: Any = LOOP, *, trainer: Any = None, seed: int = 7) -> Any:
-    """The user's loop: a loss, its backward pass, and a Trainer's step."""
+    """Run the user's loop: a loss, its backward pass, and a Trainer's step."""
     mx.random.seed(seed)
     trainer = trainer or gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05}, kvstore=None)
     for ids, labels in loop:
@@ -80,7 +80,7 @@ def train(net: Any, loop: Any = LOOP, *, trainer: Any = None, seed: int = 7) -> 
 
 
 def in_a_capture(net: Any, *, at: str = "word") -> embgrad.Tap:
-    """The loop inside of a capture."""
+    """Run the loop inside a capture."""
     with embgrad.capture(net, at=at) as tap:
         train(net)
     return tap
@@ -223,8 +223,6 @@ def test_capture_of_a_block_inside_a_hybridised_net() -> None:
 
 
 def test_captured_operators_with_a_wrong_gradient_in_predict_mode_are_refused() -> None:
-    """What MXNet computes wrongly in these modes is refused in place of captured."""
-
     def pooled(pool: Any) -> Any:
         norm = nn.BatchNorm(axis=-1, in_channels=DIM)
         net = model(lambda net, F, x: F.mean(net.pool(net.norm(net.words(x))), axis=(1, 2)), norm=norm, pool=pool)
@@ -475,7 +473,7 @@ def test_a_symbol_block(at: str, tmp_path: Any) -> None:
 
 
 def test_two_captures_in_one_symbol_block(tmp_path: Any) -> None:
-    """What one has marked goes on to the other, to each user its own."""
+    """The values that one has marked reach the other."""
     net = make(0.0, hybrid={})
     block, alone = (exported(net, [nd.array(LOOP[0][0])], tmp_path) for _ in range(2))
     first, second = net.layers[0].query.name, net.layers[0].norm.name

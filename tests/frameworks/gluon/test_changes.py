@@ -77,7 +77,7 @@ def numpy_pass(net: Any, change: Callable[[str, np.ndarray], np.ndarray], past: 
 def slope(
     net: Any, at: str, fixed: dict[str, np.ndarray], added: dict[str, np.ndarray], past: bool = False
 ) -> np.ndarray:
-    """∂L/∂(value at the point), by central differences, with values overridden and added to elsewhere."""
+    """Return ∂L/∂(value at the point) by central differences, with values overridden and added to elsewhere."""
 
     def value(move: np.ndarray) -> float:
         def change(name: str, value: np.ndarray) -> np.ndarray:
@@ -141,10 +141,10 @@ def cut_by_hand(
     found = {}
     head, gradient = loss, nd.ones(1, dtype="float64")
     for name in ("layer.2", "layer.1", "layer.0", "word"):
-        (came,) = autograd.grad([head], [leaves[name]], head_grads=[gradient], train_mode=False, retain_graph=True)
-        gone = edits.get(name, lambda g: g)(came.asnumpy().copy())
-        found[name] = (came.asnumpy(), gone)
-        head, gradient = values.get(name), nd.array(gone, dtype="float64")
+        (before,) = autograd.grad([head], [leaves[name]], head_grads=[gradient], train_mode=False, retain_graph=True)
+        after = edits.get(name, lambda g: g)(before.asnumpy().copy())
+        found[name] = (before.asnumpy(), after)
+        head, gradient = values.get(name), nd.array(after, dtype="float64")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What bad input gets: the text of each error."""
+"""The errors for input that a model cannot take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hybridised nets run operator by operator: the same numbers, and the hybridisation is left as it was."""
+"""Hybridised nets run operator by operator: the same numbers, and the hybridisation is unchanged."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Positions(HybridBlock):
 
 
 class OnArrays(HybridBlock):
-    """Its Python goes another way on arrays than on symbols."""
+    """A net whose Python branches on arrays and symbols."""
 
     def __init__(self, way: Any) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def test_hybridised_and_exported_nets_agree_with_the_net(name: str, dtype: str, 
 
 @pytest.mark.parametrize("name", ["maximum", "pooled", "selu", "bidirectional gru", "vanilla rnn", "text cnn"])
 def test_against_finite_differences(name: str, tmp_path: Path) -> None:
-    """What MXNet gets wrong in silence: each of these fails without its countermeasure."""
+    """Each of these nets fails without a cure."""
     ids = distinct_ids()
     cotangent = np.tile([0.7, -0.4, 0.2], (2, 1))
     double = built(MODELS[name], ids, "float64")

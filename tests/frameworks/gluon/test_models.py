@@ -292,7 +292,7 @@ def test_ids_are_floats_of_the_models_dtype_and_large_ids_integers() -> None:
 
 @dataclass
 class Answer:
-    """What some models return."""
+    """An output of some models."""
 
     last_hidden_state: Any
     pooler_output: Any

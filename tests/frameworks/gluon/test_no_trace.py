@@ -207,7 +207,7 @@ def log_hooks(net: Any) -> Log:
     log: Log = []
     for block in outside(net):
         block.register_forward_pre_hook(lambda one, given: log.append(("before", one.name)))
-        block.register_forward_hook(lambda one, given, gave: log.append(("after", one.name)))
+        block.register_forward_hook(lambda one, given, output: log.append(("after", one.name)))
     return log
 
 

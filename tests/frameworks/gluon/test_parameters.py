@@ -42,7 +42,7 @@ NAMES = (
 
 
 def gradients(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: bool = False) -> dict[str, Any]:
-    """By name, from the backend itself, for a cotangent of the net's only output."""
+    """Return the gradients by name, from the backend itself, for a cotangent of the net's only output."""
     request = embgrad.Request((), lambda _: [{None: cotangent}], (None,), training, parameters=True)
     found = GluonBackend().run(net, embgrad.TokenBatch(ids, convention="ids"), request).parameters
     assert found is not None

@@ -49,13 +49,13 @@ def test_the_roles_of_bert(hybrid: bool) -> None:
 
 
 def marked(net: Any, block: Any, arrays: list[Any], loss: Any) -> tuple[np.ndarray, np.ndarray]:
-    """By hand: the block's (first) output is marked by a hook; its value, and the gradient there."""
+    """Return the value of a block's first output and the gradient there, marked by a hook."""
     kept: list[Any] = []
 
-    def mark(_: Any, __: Any, gave: Any) -> None:
-        gave = gave[0] if isinstance(gave, tuple) else gave
-        gave.attach_grad()
-        kept.append(gave)
+    def mark(_: Any, __: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
+        output.attach_grad()
+        kept.append(output)
 
     hook = block.register_forward_hook(mark)
     try:
@@ -87,7 +87,7 @@ def test_gradients_in_bert_against_marked_outputs() -> None:
         alone = embgrad.gradients(net, BATCH, embgrad.Logit(2, output="pooled"), at=name)
         assert relative(alone.values, found[name].values) < 1e-6
     native = embgrad.gradients(net, BATCH, embgrad.Logit(2, output="pooled"), at="encoder.transformer_cells.1")
-    assert relative(native.values, found["layer.1"].values) < 1e-6  # examples first here, too, since that is told
+    assert relative(native.values, found["layer.1"].values) < 1e-6  # examples first, which the probe shows
 
 
 class Layer(mx.gluon.HybridBlock):  # type: ignore[misc]
@@ -140,7 +140,7 @@ def test_occurrences_aliases_and_time_major_nets(transposed: bool, hybrid: bool)
     assert relative(found["layer.0"].values, inner) < 1e-12
     assert relative(found["word"].values, (inner * (1 - one**2)) @ weight) < 1e-12
     for name in ("first#0", f"{net.first.name}#0", "first:input#1"):
-        assert relative(found[name].values, inner) < 1e-12  # examples first, since that can be told
+        assert relative(found[name].values, inner) < 1e-12  # examples first, which the probe shows
     assert relative(found["second#1"].activations, two) < 1e-12
 
 
@@ -195,7 +195,7 @@ def test_language_models_of_gluonnlp(kind: str) -> None:
         total = loss(call(net, nd.array(ids))).sum()
     head = embgrad.table_gradients(net, ids, loss, call=call) if kind == "StandardRNN" else None
     kept: list[Any] = []
-    hook = block.register_forward_hook(lambda _, __, gave: (gave.attach_grad(), kept.append(gave)))
+    hook = block.register_forward_hook(lambda _, __, output: (output.attach_grad(), kept.append(output)))
     with autograd.record(train_mode=False):
         total = loss(call(net, nd.array(ids))).sum()
     hook.detach()

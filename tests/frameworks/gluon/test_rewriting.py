@@ -13,7 +13,7 @@ from tests.frameworks.gluon.helpers import DIM, ROWS, Model, built, central_diff
 
 nn, nd = mx.gluon.nn, mx.nd
 
-#: Ids that come again within an example: entries of the lookup that are equal, and move together with their row.
+#: Ids that repeat within an example: entries of the lookup that are equal, and change together with their row.
 TIED = np.array([[7, 7, 7, 1], [9, 4, 2, 2]])
 
 
@@ -90,7 +90,7 @@ IDS = np.array([[4, 7, 6, 1], [9, 5, 2, 8]])
 
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_maxima_of_a_view(hybrid: bool) -> None:
-    """Of an array in another's memory oneDNN loses where the maxima were."""
+    """oneDNN loses the positions of maxima in an array that shares another's memory."""
 
     single, double = (
         built(lambda: Characters(lambda rows: rows.reshape((0, 1, -1, DIM))), IDS, dtype)

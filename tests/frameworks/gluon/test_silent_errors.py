@@ -32,7 +32,7 @@ class Net(mx.gluon.HybridBlock):
 
 
 def worst_error(factory: Any, dtype: str, *, freeze: bool = False, training: bool = False, step: float = 1e-6) -> float:
-    """Of the net in that precision against finite differences of the same net in float64."""
+    """Return the error of the gradient against finite differences of the same net in float64."""
     ids = distinct_ids(3, 4)
     net, double = built(factory, ids, dtype), built(factory, ids, "float64")
     with autograd.train_mode() if training else autograd.predict_mode():
@@ -59,7 +59,7 @@ def test_the_state_of_native_recurrent_layers_whose_input_needs_no_gradient(kind
     """MXNet's own kernels give a state of several layers a wrong gradient unless the input's is asked for too."""
 
     class Decoder(Net):
-        """What was read is the state from which a text that does not depend on it is decoded."""
+        """A decoder whose state depends on the lookup, and whose input does not."""
 
         def hybrid_forward(self, F: Any, x: Any) -> Any:
             rows = self.embedding(x)
@@ -278,7 +278,7 @@ def test_missing_modules_of_setuptools_are_explained(missing: str, monkeypatch: 
 
 
 def run(code: str) -> str:
-    """The output of a Python of its own."""
+    """Return the output of a new Python process."""
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *sys.path])
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The model and the process are left as they were, also when something raises."""
+"""The model's state and the user's passes are unchanged by a call."""
 
 from __future__ import annotations
 

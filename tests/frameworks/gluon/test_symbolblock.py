@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
 
 
 def own_gradient(net: Any, table: Any, ids: np.ndarray, cotangent: np.ndarray, training: bool = False) -> np.ndarray:
-    """What the net's own backward pass gives for its table, at the rows of distinct ids."""
+    """Return the table's gradient by the net's own backward pass, at the rows of distinct ids."""
     with autograd.record(train_mode=training):
         loss = (net(nd.array(ids, dtype=table.dtype)) * nd.array(cotangent, dtype=table.dtype)).sum()
     loss.backward(train_mode=training)
@@ -44,7 +44,7 @@ def own_gradient(net: Any, table: Any, ids: np.ndarray, cotangent: np.ndarray, t
 
 
 def weighted(cotangent: np.ndarray, dtype: str) -> Callable[[Any], Any]:
-    """The objective that pulls this cotangent back."""
+    """Return the objective with this cotangent."""
     return lambda out: (out * nd.array(cotangent, dtype=dtype)).sum(axis=1)
 
 

@@ -175,7 +175,7 @@ def test_a_scope_agrees_with_the_block_it_was_exported_from(shape: str, tmp_path
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_layers_of_an_exported_body_in_a_net_of_python(frozen: bool, tmp_path: Path) -> None:
-    """What enters the first layer is an input of the symbol, which carries the gradient of the table outside."""
+    """The input of the first layer is an input of the symbol, with the gradient of the table outside."""
     ids, rows = distinct_ids(), nd.ones((2, 3, DIM))
 
     class Around(mx.gluon.Block):  # type: ignore[misc,name-defined]

@@ -103,7 +103,9 @@ def test_bert_with_its_decoder(frozen: bool) -> None:
     total.backward(train_mode=False)
     whole = net.word_embed[0].weight.grad().asnumpy()
     marked: list[Any] = []
-    hook = net.word_embed[0].register_forward_hook(lambda _, given, gave: (gave.attach_grad(), marked.append(gave)))
+    hook = net.word_embed[0].register_forward_hook(
+        lambda _, given, output: (output.attach_grad(), marked.append(output))
+    )
     with autograd.record(train_mode=False):
         total = loss(net(*arrays, masked))
     hook.detach()
