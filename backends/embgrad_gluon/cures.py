@@ -23,7 +23,7 @@ __all__ = ["GUARDED", "WRONG", "Cures", "Functions", "Guards", "copy_input_of_ma
 
 OWN: Final = "replaces the gradient of the objective by its own"
 ZERO: Final = "has a gradient of zero in MXNet, which is wrong"
-INCORRECT: Final = "has a wrong gradient in MXNet"
+FAULTY: Final = "has a wrong gradient in MXNet"
 
 #: Operators whose gradient is not that of their value, with the reason. Cured operators are listed as well, so that one
 #: that escapes its cure is refused.
@@ -35,9 +35,8 @@ WRONG: Final[Mapping[str, str]] = {
         f"_npi_{name}": ZERO
         for name in ("eigh", "eigvals", "eigvalsh", "percentile", "pinv", "pinv_scalar_rcond", "std", "var")
     },
-    **dict.fromkeys(("_npi_polyval", "_npi_rarctan2_scalar", "_npi_rot90"), INCORRECT),
-    **dict.fromkeys(("_npi_where_lscalar", "_npi_where_rscalar"), INCORRECT),
-    **{f"_image_flip_{axis}": INCORRECT for axis in ("left_right", "top_bottom")},
+    **{f"_npi_{name}": FAULTY for name in ("polyval", "rarctan2_scalar", "rot90", "where_lscalar", "where_rscalar")},
+    **{f"_image_flip_{axis}": FAULTY for axis in ("left_right", "top_bottom")},
 }
 
 SELU_ALPHA: Final = 1.6732632423543772
