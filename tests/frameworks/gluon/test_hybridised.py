@@ -11,7 +11,7 @@ import pytest
 
 import embgrad
 from tests.frameworks.gluon.exporting import exported, norm_and_dropout
-from tests.frameworks.gluon.helpers import DIM, ROWS, Model, built, differences, distinct_ids, mx, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, Model, built, differences, distinct_ids, mx, randomise, relative
 from tests.frameworks.gluon.test_models import Bare, Recurrent, TextCNN, bag, sparse
 
 nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
@@ -190,8 +190,9 @@ def test_an_mxnet_error_of_a_function_given_by_the_user_is_raised_unchanged(opti
 def test_a_replaced_parameter_of_a_hybridised_net_is_refused() -> None:
     """Gluon goes on with the graph, and with the parameter that it was traced with."""
     ids = distinct_ids()
-    net = hybridised(built(bag, ids, "float64"), ids)
-    shared = nn.Dense(3, in_units=DIM, params=built(bag, ids, "float64")[2].params)
+    net, other = hybridised(built(bag, ids, "float32"), ids, "float32"), built(bag, ids, "float32")
+    randomise(other, seed=5)
+    shared = nn.Dense(3, in_units=DIM, params=other[2].params)
     for name, parameter in shared._reg_params.items():
         net[2]._reg_params[name] = parameter
         object.__setattr__(net[2], name, parameter)
