@@ -7,27 +7,22 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.checkpoints.bert_config import DEFAULTS as SIZES
 from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.errors import UnsupportedError, listed
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 from embgrad_gluon.walk import arrays_of, unique_names
 
-__all__ = ["build", "is_stack", "output_names", "putter", "sources", "targets"]
+__all__ = ["build", "is_stack", "output_names", "setter_of", "sources", "targets"]
 
 #: The defaults of Hugging Face's configuration.
 DEFAULTS: Final[Mapping[str, Any]] = {
+    **SIZES,
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
     "is_decoder": False,
     "layer_norm_eps": 1e-12,
-    "max_position_embeddings": 512,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 12,
-    "type_vocab_size": 2,
-    "vocab_size": 30522,
 }
 
 #: gluonnlp's names of the activations: its "gelu" is the exact one, by the error function.
@@ -81,23 +76,23 @@ def targets(model: Any) -> list[WeightTarget] | None:
         return None
     parameters = unique_names([model])
     named = sources(len(model.encoder.transformer_cells))
-    if parameters.keys() != named.keys():  # further heads, or parts that are shared or left out
+    if parameters.keys() != named.keys():  # it has other heads, shared parameters, or lacks a part
         return None
-    return [_target(named[name], name, parameter) for name, parameter in parameters.items()]
+    return [WeightTarget(named[name], tuple(p.shape), setter_of(p), native=name) for name, p in parameters.items()]
 
 
 def output_names(model: Any, returned: Any) -> tuple[str, ...]:
     """Return the names of the outputs that a gluonnlp BERT returns in order; none for another model."""
     if not _is_bert(model):
         return ()
-    returned = {
+    outputs = {
         "sequence_output": True,
         "attention": isinstance(returned, tuple) and isinstance(returned[1], (list, tuple)),  # one array a layer
         "pooled_output": hasattr(model, "pooler"),
         "classifier": hasattr(model, "classifier"),
         "logits": hasattr(model, "decoder"),
     }
-    return tuple(name for name, there in returned.items() if there)
+    return tuple(name for name, exists in outputs.items() if exists)
 
 
 def is_stack(model: Any) -> bool:
@@ -106,8 +101,9 @@ def is_stack(model: Any) -> bool:
 
 
 def _is_bert(model: Any) -> bool:
-    kinds = {(kind.__module__, kind.__qualname__) for kind in type(model).__mro__}
-    return ("gluonnlp.model.bert", "BERTModel") in kinds
+    return any(
+        (base.__module__, base.__qualname__) == ("gluonnlp.model.bert", "BERTModel") for base in type(model).__mro__
+    )
 
 
 def _model(known: Mapping[str, Any]) -> Any:
@@ -140,19 +136,19 @@ def _expect_expressible(known: Mapping[str, Any]) -> None:
     if known["is_decoder"]:
         raise _inexpressible("is_decoder", known, "False")
     if known["attention_probs_dropout_prob"] != known["hidden_dropout_prob"]:
-        expected = f"{known['hidden_dropout_prob']}, as hidden_dropout_prob, since it has one rate for both"
+        expected = f"{known['hidden_dropout_prob']}, the value of hidden_dropout_prob"
         raise _inexpressible("attention_probs_dropout_prob", known, expected)
 
 
 def _inexpressible(name: str, known: Mapping[str, Any], expected: str) -> UnsupportedError:
     return UnsupportedError(
-        f"the checkpoint's configuration says {name} {known[name]!r}, which gluonnlp's BERT cannot express: expected "
-        f"{expected}; load it with framework='torch'"
+        f"the checkpoint's configuration has {name} {known[name]!r}, and gluonnlp's BERT supports only {expected}. Load it "
+        "with framework='torch'"
     )
 
 
 def sources(layers: int) -> dict[str, str]:
-    """Return by gluonnlp's name of each parameter Hugging Face's."""
+    """Return Hugging Face's names of the parameters by gluonnlp's."""
     modules = dict(OUTER)
     for layer in range(layers):
         modules |= {f"encoder.transformer_cells.{layer}.{a}": f"encoder.layer.{layer}.{b}" for a, b in INNER.items()}
@@ -163,19 +159,15 @@ def sources(layers: int) -> dict[str, str]:
     return named
 
 
-def _target(source: str, native: str, parameter: Any) -> WeightTarget:
-    return WeightTarget(source, tuple(parameter.shape), putter(parameter), native=native)
-
-
-def putter(parameter: Any) -> Callable[[np.ndarray], None]:
+def setter_of(parameter: Any) -> Callable[[np.ndarray], None]:
     """Return a function that writes values into a parameter's own arrays."""
 
     def put(value: np.ndarray) -> None:
         mx = import_mxnet()
-        if not arrays_of(parameter):  # it waits for its shape, and keeps the values until then
+        if not arrays_of(parameter):  # its initialization is deferred, and it keeps the values until then
             parameter.set_data(mx.nd.array(value, dtype=parameter.dtype))
             return
-        # Not `set_data`, which makes a trainer forget what it holds of the parameter.
+        # Not `set_data`, which resets a trainer's state of the parameter.
         with mx.autograd.pause():
             for array in arrays_of(parameter):
                 plain = array.as_nd_ndarray() if isinstance(array, mx.np.ndarray) else array

@@ -20,14 +20,20 @@ from embgrad.errors import NoGradientError, UnsupportedError
 from embgrad.forward.points import split_name
 from embgrad.inputs.batch import TokenBatch
 from embgrad_gluon import run
-from embgrad_gluon.cures import GUARDED, Guards, expect_no_view
-from embgrad_gluon.graphs import GraphPoints, OnValue, at_cached_graphs, expect_agreement, run_open
+from embgrad_gluon.cures import GUARDED, Guards, copy_input_of_max_pooling
+from embgrad_gluon.graphs import (
+    ValueCallback,
+    expect_agreement,
+    intercept_cached_graphs,
+    observe_scopes,
+    run_imperatively,
+)
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, arguments_of
-from embgrad_gluon.lookup import LOOKUPS, Handler, Lookups, Operation, Tables, unwatched, watching
-from embgrad_gluon.modules import Modules, calling, unheard
-from embgrad_gluon.pullback import is_regrouped, way_to
-from embgrad_gluon.state import DRAWING, Draws, drawing_nothing
+from embgrad_gluon.lookup import LOOKUPS, Handler, Lookups, Operation, Tables, ignore_operators, intercept_operators
+from embgrad_gluon.modules import Modules, ignore_calls, intercept_calls
+from embgrad_gluon.pullback import is_regrouped, section_between
+from embgrad_gluon.state import RANDOM_OPERATORS, RandomDraws, without_random_numbers
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import all_blocks, arrays_of, contexts_of, named_blocks
 
@@ -44,21 +50,21 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
     capturing = _Capture(model, listener)
     captures = _state.captures
     with (
-        calling(_on_call),
-        watching({name: functools.partial(_on_operator, name) for name in _WATCHED}),
-        at_cached_graphs(_on_cached_graph),
-        _hearing(),
+        intercept_calls(_on_call),
+        intercept_operators({name: functools.partial(_on_operator, name) for name in _WATCHED}),
+        intercept_cached_graphs(_on_cached_graph),
+        _intercept_backward_passes(),
     ):
         captures.append(capturing)
         try:
             yield
         finally:
             captures.remove(capturing)
-            _begin_anew()
+            _reset_guards()
     if capturing.unrecorded and not capturing.recorded:
         raise NoGradientError(
-            f"the model was called {capturing.unrecorded} time(s) while the capture was open, and never under autograd.record(), "
-            "without which MXNet has no gradient: expected the training loop inside of the capture"
+            f"the model was called {capturing.unrecorded} time(s) while the capture was open, and never under "
+            "autograd.record(), without which MXNet computes no gradient. Run the training loop inside the capture"
         )
 
 
@@ -69,13 +75,11 @@ class _Pass:
     Attributes:
         taps: records the pass.
         modules: the model's blocks.
-        graphs: the name scopes of its SymbolBlocks.
         handlers: the handlers of its lookups by the operators' names.
     """
 
     taps: Taps
     modules: Modules
-    graphs: GraphPoints
     handlers: dict[str, Handler]
 
 
@@ -84,10 +88,10 @@ class _Capture:
 
     Attributes:
         model: the model.
-        current: the pass that is under way, or None.
+        current: the pass in progress, or None.
         recorded: the number of recorded passes.
         unrecorded: the number of other passes.
-        marks: the marks of the passes that may still be pulled back.
+        marks: the marks of the passes whose backward pass may still follow.
     """
 
     def __init__(self, model: Any, listener: Listener) -> None:
@@ -101,7 +105,7 @@ class _Capture:
         self._children = {id(block): path for path, block in reversed([*named_blocks([model])]) if block is not model}
 
     def report_outside(self, block: Any) -> None:
-        """Tell the listener of a block of the model that is called under `autograd.record`, outside of any call of the model."""
+        """Report a block of the model that is called under `autograd.record`, outside any call of the model."""
         if self.current is None and id(block) in self._children:
             self._listener.outside(self._children[id(block)])
 
@@ -116,165 +120,169 @@ class _Capture:
                 return import_mxnet().gluon.Block.__call__(self.model, *args)
 
             with preserve_generators():
-                return run.points(self.model, batch, call, drawing_nothing())
+                return run.points(self.model, batch, call, without_random_numbers())
 
         taps = Taps(self._listener.begin(arguments_of(self.model, args), discover), run.NOTHING)
         handlers = Lookups(self._tables, taps, cut=False).handlers()
-        self.current = _Pass(taps, Modules([self.model], taps), GraphPoints(taps), handlers)
+        self.current = _Pass(taps, Modules([self.model], taps), handlers)
 
     def end(self, ended: _Pass) -> None:
-        """End a pass. Of its arrays only the marks are held: the values that went on would keep the graph."""
+        """End a pass. Only its marks are held: the values that the model went on with would keep the graph."""
         kept = ended.taps.kept
         for key in kept:
             ended.taps.expect_unwritten(key)
-        values = {key: owned(entry.gone_on.asnumpy()) for key, entry in kept.items()}
-        dtype = next((GluonArrays().dtype(entry.gone_on) for entry in kept.values()), "float32")
-        passed = self._listener.end(ended.taps.watch, values, dtype)
+        values = {key: owned(entry.forwarded.asnumpy()) for key, entry in kept.items()}
+        dtype = next((GluonArrays().dtype(entry.forwarded) for entry in kept.values()), "float32")
+        pass_record = self._listener.end(ended.taps.watch, values, dtype)
         marks = {key: entry.mark for key, entry in kept.items()}
-        self.marks.append(_Marks(self._listener, passed, marks, self.marks))
+        self.marks.append(_Marks(self._listener, pass_record, marks, self.marks))
 
 
 @dataclass
-class _State(threading.local):
+class _ThreadState(threading.local):
     """A thread's captures.
 
     Attributes:
         captures: those that are open.
-        guards: the operators of a wrong gradient that were recorded meanwhile.
+        guards: the operators with a wrong gradient that were recorded since.
         draws: while a hybridised block runs operator by operator, the random numbers that it draws; else None.
     """
 
     captures: list[_Capture] = field(default_factory=list)
     guards: Guards = field(default_factory=Guards)
-    draws: Draws | None = None
+    draws: RandomDraws | None = None
 
     def active(self) -> list[_Pass]:
-        """Return the passes that are under way."""
-        return [opened.current for opened in self.captures if opened.current is not None]
+        """Return the passes in progress."""
+        return [capturing.current for capturing in self.captures if capturing.current is not None]
 
 
-_state = _State()
+_state = _ThreadState()
 
 
-def _marks() -> list[_Marks]:
+def _open_marks() -> list[_Marks]:
     """Return the marks that a backward pass may reach."""
-    return [marks for opened in _state.captures for marks in opened.marks]
+    return [marks for capturing in _state.captures for marks in capturing.marks]
 
 
-def _begin_anew() -> None:
-    """Forget the guards where no mark is left to be reached."""
-    if not _marks() and not _state.active():
+def _reset_guards() -> None:
+    """Forget the guards when no backward pass can reach a mark any more."""
+    if not _open_marks() and not _state.active():
         _state.guards = Guards()
 
 
 # Calls, operators and cached graphs
 
-_WATCHED: Final = tuple(dict.fromkeys((*LOOKUPS, *GUARDED, *DRAWING)))
+_WATCHED: Final = tuple(dict.fromkeys((*LOOKUPS, *GUARDED, *RANDOM_OPERATORS)))
 
 
 def _on_call(block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
-    starting = [opened for opened in _state.captures if opened.model is block and opened.current is None]
+    starting = [capturing for capturing in _state.captures if capturing.model is block and capturing.current is None]
     if import_mxnet().autograd.is_recording():
-        for opened in _state.captures:
-            if opened.model is not block:
-                opened.report_outside(block)
+        for capturing in _state.captures:
+            if capturing.model is not block:
+                capturing.report_outside(block)
     else:
-        for opened in starting:
-            opened.unrecorded += 1
+        for capturing in starting:
+            capturing.unrecorded += 1
         starting = []
     if not starting and not _state.active():
         return proceed(*args)
     try:
-        for opened in starting:
-            opened.begin(args)
-        begun = [(opened, opened.current) for opened in starting if opened.current is not None]
+        for capturing in starting:
+            capturing.begin(args)
+        begun = [(capturing, capturing.current) for capturing in starting if capturing.current is not None]
         call = proceed
-        for under_way in _state.active():
-            call = functools.partial(_through, under_way.modules, block, call)
+        for current in _state.active():
+            call = functools.partial(_through_modules, current.modules, block, call)
         returned = call(*args)
     finally:
-        for opened in starting:
-            opened.current = None
-    for opened, ended in begun:
-        opened.end(ended)
+        for capturing in starting:
+            capturing.current = None
+    for capturing, ended in begun:
+        capturing.end(ended)
     return returned
 
 
-def _through(modules: Modules, block: Any, proceed: Callable[..., Any], *args: Any) -> Any:
+def _through_modules(modules: Modules, block: Any, proceed: Callable[..., Any], *args: Any) -> Any:
     return modules(block, args, proceed)
 
 
 def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) -> Any:
     if import_mxnet().autograd.is_recording():
-        _state.guards.look_at(operation)
-    for under_way in _state.active():
-        if name in under_way.handlers:
-            proceed = functools.partial(under_way.handlers[name], operation, proceed)
-    if name == "Pooling" and _state.draws is not None:  # arrays are views where the graph's are not
-        expect_no_view(operation)
+        _state.guards.record(operation)
+    for current in _state.active():
+        if name in current.handlers:
+            proceed = functools.partial(current.handlers[name], operation, proceed)
+    if (
+        name == "Pooling" and _state.draws is not None
+    ):  # run operator by operator, it may be a view, which the graph's is not
+        copy_input_of_max_pooling(operation)
     returned = proceed()
-    if _state.draws is not None and name in DRAWING:
+    if _state.draws is not None and name in RANDOM_OPERATORS:
         _state.draws.record(operation, returned)
     return returned
 
 
 def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> Any:
-    """Run a block that holds the model, is inside of it or comes after it operator by operator, so that all is seen."""
+    """Run a block that holds the model, is inside it or runs after it operator by operator, so that all are intercepted."""
     if not import_mxnet().autograd.is_recording() or not _is_watched(block):
         return original(block, *args)
     if _state.draws is not None:
-        return run_open(block, args, _within)
+        return run_imperatively(block, args, _observe_values)
     _initialise(block, functools.partial(original, block), args)
     expect_agreement(block, args)
-    draws = _state.draws = Draws()
+    draws = _state.draws = RandomDraws()
     try:
-        returned = run_open(block, args, _within)
+        returned = run_imperatively(block, args, _observe_values)
     finally:
         _state.draws = None
-    if not isinstance(block, import_mxnet().gluon.SymbolBlock):  # whose operators run in the order of its graph
-        draws.expect_in_order(block, returned)
+    if not isinstance(
+        block, import_mxnet().gluon.SymbolBlock
+    ):  # a SymbolBlock's operators run in the order of its graph
+        draws.expect_graph_order(block, returned)
     return returned
 
 
 @contextlib.contextmanager
-def _within(block: Any, args: Sequence[Any]) -> Iterator[OnValue | None]:
-    """Yield the function that passes a value of a SymbolBlock's graph through all passes that are under way, or None."""
+def _observe_values(block: Any, args: Sequence[Any]) -> Iterator[ValueCallback | None]:
+    """Yield the function that passes a value of a SymbolBlock's graph through all passes in progress, or None."""
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(under_way.graphs.within(block, args)) for under_way in _state.active()]
-        asking = [on_value for on_value in opened if on_value is not None]
+        observers = [stack.enter_context(observe_scopes(current.taps, block, args)) for current in _state.active()]
+        callbacks = [on_value for on_value in observers if on_value is not None]
 
         def on_value(node: int, output: int, value: Any) -> Any:
-            for replace in asking:
+            for replace in callbacks:
                 value = replace(node, output, value)
             return value
 
-        yield on_value if asking else None
+        yield on_value if callbacks else None
 
 
 def _is_watched(block: Any) -> bool:
-    if _state.draws is not None or _state.active() or _marks():
+    if _state.draws is not None or _state.active() or _open_marks():
         return True
     models = [capture.model for capture in _state.captures]
     return any(inner is model for inner in all_blocks([block]) for model in models)
 
 
 def _expect_initialised(model: Any) -> None:
-    """Refuse a model whose parameters wait for their shapes: a pass beside the user's own would draw them before their turn."""
-    if _waits(model):
+    """Refuse a model whose parameters wait for their shapes: a pass of embgrad's own would initialize them too early."""
+    if _awaits_shapes(model):
         raise UnsupportedError(
-            "some parameters of the model wait for their shapes, and to find the point embgrad makes one forward pass beside "
-            "your own, which would draw them before their turn: make one forward pass yourself before the capture"
+            "some parameters of the model wait for their shapes, and embgrad's own forward pass, which finds the point, would "
+            "initialize them earlier than your training does. Make one forward pass yourself before the capture"
         )
 
 
 def _initialise(block: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Call a block whose parameters wait for their shapes once, unrecorded, so that it draws them in its own order."""
-    if _waits(block):
-        with import_mxnet().autograd.pause(train_mode=False), unwatched(), unheard():
+    """Call a block whose parameters wait for their shapes once, unrecorded, so that it initializes them in its own order."""
+    if _awaits_shapes(block):
+        with import_mxnet().autograd.pause(train_mode=False), ignore_operators(), ignore_calls():
             call(*args)
 
 
-def _waits(block: Any) -> bool:
+def _awaits_shapes(block: Any) -> bool:
     return any(contexts_of(p) and not arrays_of(p) for p in block.collect_params().values())
 
 
@@ -291,15 +299,15 @@ class _Marks:
 
     Attributes:
         listener: gets the gradients.
-        passed: the listener's object for the pass.
+        pass_record: the listener's object for the pass.
         arrays: the marked arrays by the points' keys.
-        among: the list that holds these marks as long as a backward pass may reach them.
+        registry: the list that holds these marks as long as a backward pass may reach them.
     """
 
     listener: Listener
-    passed: Any
+    pass_record: Any
     arrays: Mapping[str, Any]
-    among: list[_Marks] = field(repr=False)
+    registry: list[_Marks] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -310,33 +318,33 @@ class _Reached:
 
 
 @contextlib.contextmanager
-def _hearing() -> Iterator[None]:
+def _intercept_backward_passes() -> Iterator[None]:
     """Intercept this thread's backward passes while it is open."""
 
-    def pull(original: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = _bound(original, args, kwargs)
+    def pull_back(original: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = _bind(original, args, kwargs)
         reached = _reached(bound.get("heads", bound.get("self")), training=bool(bound["train_mode"]))
         returned = original(*args, **kwargs)
         _report(reached, [entry.array.grad for entry in reached], keep=bool(bound["retain_graph"]))
         return returned
 
-    def compute(original: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = _bound(original, args, kwargs)
+    def compute_gradients(original: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = _bind(original, args, kwargs)
         reached = _reached(bound["heads"], training=bool(bound["train_mode"]))
         if not reached:
             return original(*args, **kwargs)
-        given = bound["variables"]
-        variables = [given] if isinstance(given, import_mxnet().nd.NDArray) else list(given)
-        found = original(**{**bound, "variables": [*variables, *(entry.array for entry in reached)]})
+        requested = bound["variables"]
+        variables = [requested] if isinstance(requested, import_mxnet().nd.NDArray) else list(requested)
+        gradients = original(**{**bound, "variables": [*variables, *(entry.array for entry in reached)]})
         keep = bound["create_graph"] if bound["retain_graph"] is None else bound["retain_graph"]
-        _report(reached, found[len(variables) :], keep=bool(keep))
-        return found[: len(variables)]
+        _report(reached, gradients[len(variables) :], keep=bool(keep))
+        return gradients[: len(variables)]
 
-    with _backward.by(pull), _method.by(pull), _grad.by(compute):
+    with _backward.by(pull_back), _method.by(pull_back), _grad.by(compute_gradients):
         yield
 
 
-def _bound(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bind(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)
@@ -348,20 +356,20 @@ def _reached(heads: Any, *, training: bool) -> list[_Reached]:
     Raises:
         UnsupportedError: a mark changes the order in which MXNet adds up, or an operator on the way has a wrong gradient.
     """
-    known = [_Reached(marks, key, array) for marks in _marks() for key, array in marks.arrays.items()]
-    if not known:
+    marked = [_Reached(marks, key, array) for marks in _open_marks() for key, array in marks.arrays.items()]
+    if not marked:
         return []
     outputs = [heads] if isinstance(heads, import_mxnet().nd.NDArray) else list(heads)
-    ways = [way_to(output, [entry.array for entry in known]) for output in outputs]
-    reached = [entry for place, entry in enumerate(known) if any(way.reached[place] for way in ways)]
+    sections = [section_between(output, [entry.array for entry in marked]) for output in outputs]
+    reached = [entry for index, entry in enumerate(marked) if any(section.reached[index] for section in sections)]
     for entry in reached:
-        if split_name(entry.key).side is not None and any(is_regrouped(way, entry.array) for way in ways):
+        if split_name(entry.key).side is not None and any(is_regrouped(section, entry.array) for section in sections):
             raise UnsupportedError(
-                f"what is at the point {entry.key!r} is used past it, too, and MXNet would add up its gradient in another order "
-                "than without the capture: name the output of the module that made it, or capture at='word'"
+                f"the value at the point {entry.key!r} is also used elsewhere, and with the capture MXNet would sum its gradient "
+                "in another order than without. Name the output of the module that computed it, or capture at='word'"
             )
-    for way in ways if reached else ():
-        _state.guards.expect_right(way.operators, training=training)
+    for section in sections if reached else ():
+        _state.guards.expect_right(section.operators, training=training)
     return reached
 
 
@@ -370,9 +378,9 @@ def _report(reached: Sequence[_Reached], gradients: Sequence[Any], *, keep: bool
     steps: dict[int, tuple[Listener, list[tuple[Any, str, np.ndarray]]]] = {}
     for entry, gradient in zip(reached, gradients, strict=True):
         _, entries = steps.setdefault(id(entry.marks.listener), (entry.marks.listener, []))
-        entries.append((entry.marks.passed, entry.key, owned(gradient.asnumpy())))
-        if not keep and entry.marks in entry.marks.among:  # its graph is gone
-            entry.marks.among.remove(entry.marks)
-    _begin_anew()
+        entries.append((entry.marks.pass_record, entry.key, owned(gradient.asnumpy())))
+        if not keep and entry.marks in entry.marks.registry:  # MXNet has freed its graph
+            entry.marks.registry.remove(entry.marks)
+    _reset_guards()
     for listener, entries in steps.values():
         listener.step(entries)

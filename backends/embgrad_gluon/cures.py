@@ -1,6 +1,6 @@
-"""Cures the operators of MXNet whose gradient is silently wrong, and refuses those that have no cure.
+"""Corrects the operators of MXNet whose gradient is silently wrong, and refuses those that cannot be corrected.
 
-Each cure says beside its code what MXNet does wrong; `tests/frameworks/gluon/test_silent_errors.py`, `test_layers.py` and
+Each cure documents what MXNet does wrong; `tests/frameworks/gluon/test_silent_errors.py`, `test_layers.py` and
 `test_rewriting.py` hold each of them against finite differences.
 """
 
@@ -19,14 +19,14 @@ from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.lookup import Handler, Operation, invoke
 from embgrad_gluon.walk import is_recorded
 
-__all__ = ["GUARDED", "WRONG", "Cures", "Functions", "Guards", "expect_no_view"]
+__all__ = ["GUARDED", "WRONG", "Cures", "Functions", "Guards", "copy_input_of_max_pooling"]
 
-OWN: Final = "gives its input a gradient of its own in place of the objective's"
-ZERO: Final = "has the gradient zero in MXNet, which is wrong"
-OTHER: Final = "has a wrong gradient in MXNet"
+OWN: Final = "replaces the gradient of the objective by its own"
+ZERO: Final = "has a gradient of zero in MXNet, which is wrong"
+FAULTY: Final = "has a wrong gradient in MXNet"
 
-#: Operators whose gradient is not that of their value, with the reason. Replaced operators are listed as well, so that one
-#: that escapes its replacement is refused.
+#: Operators whose gradient is not that of their value, with the reason. Cured operators are listed as well, so that one
+#: that escapes its cure is refused.
 WRONG: Final[Mapping[str, str]] = {
     **dict.fromkeys(("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"), OWN),
     **dict.fromkeys(("IdentityAttachKLSparseReg", "MakeLoss", "SVMOutput", "SoftmaxOutput", "make_loss"), OWN),
@@ -35,8 +35,8 @@ WRONG: Final[Mapping[str, str]] = {
         f"_npi_{name}": ZERO
         for name in ("eigh", "eigvals", "eigvalsh", "percentile", "pinv", "pinv_scalar_rcond", "std", "var")
     },
-    **{f"_npi_{name}": OTHER for name in ("polyval", "rarctan2_scalar", "rot90", "where_lscalar", "where_rscalar")},
-    **{f"_image_flip_{axis}": OTHER for axis in ("left_right", "top_bottom")},
+    **{f"_npi_{name}": FAULTY for name in ("polyval", "rarctan2_scalar", "rot90", "where_lscalar", "where_rscalar")},
+    **{f"_image_flip_{axis}": FAULTY for axis in ("left_right", "top_bottom")},
 }
 
 SELU_ALPHA: Final = 1.6732632423543772
@@ -53,11 +53,11 @@ class Cures:
         parameters: whether gradients of parameters are asked for.
 
     Attributes:
-        also: arrays whose gradients must be computed along with those of the points, so that the latter are right.
+        extra_variables: arrays whose gradients must be computed along with those of the points, so that the latter are right.
     """
 
     def __init__(self, training: bool, *, parameters: bool = False) -> None:
-        self.also: list[Any] = []
+        self.extra_variables: list[Any] = []
         self._training = training
         self._parameters = parameters
 
@@ -90,8 +90,8 @@ class Cures:
             operation.attributes["p"] = 0.0
         elif mode == "gru" and _drops_between_layers(operation) and _is_native(operation.inputs[0]):
             raise UnsupportedError(
-                "the model runs a GRU of several layers with dropout between them in training mode, and MXNet's gradient of "
-                "that is wrong: leave training=True out, or use a GRU without dropout, one for each layer with Dropout between"
+                "the model runs a GRU of several layers with dropout between them in training mode, whose gradient is wrong in "
+                "MXNet. Omit training=True, or stack GRUs of one layer with Dropout between them"
             )
         operation.inputs[0] = self._with_zero(operation.inputs[0])
         if mode != "lstm":
@@ -105,13 +105,13 @@ class Cures:
         with mx.autograd.pause():
             zero = mx.nd.zeros((1,) * array.ndim, ctx=array.ctx, dtype=array.dtype)
             zero.attach_grad()
-        self.also.append(zero)
+        self.extra_variables.append(zero)
         return mx.nd.broadcast_add(array, zero)
 
     def _fully_connected(self, operation: Operation, proceed: Proceed) -> Any:
         """Run a dense layer so that the gradient of its bias is right.
 
-        Beside a frozen weight MXNet leaves the bias's gradient unwritten, and what lay in memory is returned. A zero added to
+        Beside a frozen weight MXNet leaves the bias's gradient unwritten, and uninitialized memory is returned. A zero added to
         the weight has its gradient computed.
         """
         if len(operation.inputs) > 2 and operation.inputs[1].grad is None:
@@ -122,8 +122,8 @@ class Cures:
         """Run batch norm so that its gradient belongs to the mode in which it ran.
 
         MXNet computes the gradient in the mode of the pullback, whatever the mode of the forward pass, and moves the running
-        averages during the pullback. In evaluation mode inside a training pass it is told to use its averages; in training
-        mode inside an evaluation pass it is refused; in training mode it gets copies of its averages to move.
+        averages during the pullback. In evaluation mode inside a training pass it therefore uses its
+        averages; in training mode inside an evaluation pass it is refused; in training mode it moves copies of its averages.
         """
         mx = import_mxnet()
         if not mx.autograd.is_training():
@@ -132,8 +132,8 @@ class Cures:
             return proceed()
         if not self._training:
             raise UnsupportedError(
-                "the model runs batch norm under autograd.train_mode() while the rest is in evaluation mode, and MXNet's "
-                "gradient of that is wrong: run all of it in one mode, with training=True or without train_mode()"
+                "the model runs batch norm under autograd.train_mode() while the rest is in evaluation mode, which gives a "
+                "wrong gradient in MXNet. Run the whole model in one mode, with training=True or without train_mode()"
             )
         with mx.autograd.pause():
             operation.inputs[3:5] = [average.copy() for average in operation.inputs[3:5]]
@@ -172,8 +172,8 @@ def _drops_between_layers(operation: Operation) -> bool:
 def _is_native(array: Any) -> bool:
     """Return whether MXNet's own kernel runs a recurrent layer: oneDNN runs float32 alone, and can be switched off."""
     switches = ("MXNET_MKLDNN_ENABLED", "MXNET_USE_MKLDNN_RNN")
-    off = any(os.environ.get(switch, "1") == "0" for switch in switches)
-    return array.ctx.device_type == "cpu" and (off or array.dtype != np.float32)
+    disabled = any(os.environ.get(switch, "1") == "0" for switch in switches)
+    return array.ctx.device_type == "cpu" and (disabled or array.dtype != np.float32)
 
 
 def _pooling(operation: Operation, proceed: Proceed) -> Any:
@@ -182,12 +182,12 @@ def _pooling(operation: Operation, proceed: Proceed) -> Any:
     In evaluation mode oneDNN does not record where the maxima were, and its gradient is garbage. Pooling has no other
     difference between the modes.
     """
-    expect_no_view(operation)
+    copy_input_of_max_pooling(operation)
     with import_mxnet().autograd.train_mode():
         return proceed()
 
 
-def expect_no_view(operation: Operation) -> None:
+def copy_input_of_max_pooling(operation: Operation) -> None:
     """Copy the input of max pooling: of a view (`x.reshape(...)`, `x[1]`) oneDNN does not record where the maxima were."""
     if operation.attributes.get("pool_type", "max") != "max":
         return
@@ -220,18 +220,18 @@ def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
         return proceed()
     if mx.autograd.is_training():
         raise UnsupportedError(
-            "the model uses LeakyReLU of type 'rrelu', on which MXNet crashes in training mode: leave training=True out"
+            "the model uses LeakyReLU of type 'rrelu', on which MXNet crashes in training mode. Omit training=True"
         )
     mean = (float(attributes.get("lower_bound", 0.125)) + float(attributes.get("upper_bound", 0.334))) / 2
     attributes.update(act_type="leaky", slope=mean)
     rows = proceed()
-    return [rows, mx.nd.zeros_like(rows)]  # the random slopes, of which there are none
+    return [rows, mx.nd.zeros_like(rows)]  # in place of the random slopes
 
 
 # Operators in terms of others, of the same value, whose gradient is right
 
-#: MXNet counts places in float32, which holds whole numbers up to this one.
-LAST_PLACE: Final = 1 << 24
+#: MXNet counts indices in float32, which represents whole numbers up to this one.
+LARGEST_INDEX: Final = 1 << 24
 
 
 def _where(operation: Operation, proceed: Proceed) -> Any:
@@ -239,8 +239,8 @@ def _where(operation: Operation, proceed: Proceed) -> Any:
     np = import_mxnet().np
     condition, array = operation.inputs
     number = np.full((1,), operation.attributes["scalar"], dtype=array.dtype, ctx=array.ctx)
-    left = "lscalar" in operation.name
-    return np.where(condition, number, array) if left else np.where(condition, array, number)
+    choices = (number, array) if "lscalar" in operation.name else (array, number)
+    return np.where(condition, *choices)
 
 
 def _deviation(operation: Operation, proceed: Proceed) -> Any:
@@ -263,9 +263,9 @@ def _matmul(operation: Operation, proceed: Proceed) -> Any:
     if operation.out is None and min(array.ndim for array in operation.inputs) > 1:
         batches = [array.shape[:-2] for array in operation.inputs]
         shared = np.broadcast_shapes(*batches)
-        spread = import_mxnet().np.broadcast_to
+        broadcast_to = import_mxnet().np.broadcast_to
         operation.inputs = [
-            array if batch == shared else spread(array, shared + array.shape[-2:])
+            array if batch == shared else broadcast_to(array, shared + array.shape[-2:])
             for array, batch in zip(operation.inputs, batches, strict=True)
         ]
     return proceed()
@@ -276,18 +276,18 @@ def _einsum(operation: Operation, proceed: Proceed) -> Any:
     subscripts = operation.attributes.get("subscripts")
     if not isinstance(subscripts, str):
         return proceed()
-    left, arrow, right = subscripts.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if not arrow:  # what comes once in all is kept, in the order of the alphabet
-        letters = left.replace(",", "").replace(".", "")
+    operands, arrow, output = subscripts.replace(" ", "").partition("->")
+    terms = operands.split(",")
+    if not arrow:  # the indices that occur once are kept, in alphabetical order
+        letters = operands.replace(",", "").replace(".", "")
         single = sorted(letter for letter in set(letters) if letters.count(letter) == 1)
-        right = ("..." if "." in left else "") + "".join(single)
+        output = ("..." if "." in operands else "") + "".join(single)
     if len(terms) != len(operation.inputs):
         return proceed()
-    taken = [_diagonal(term, array) for term, array in zip(terms, operation.inputs, strict=True)]
-    if [term for term, _ in taken] != terms:
-        operation.inputs = [array for _, array in taken]
-        operation.attributes["subscripts"] = ",".join(term for term, _ in taken) + "->" + right
+    diagonals = [_diagonal(term, array) for term, array in zip(terms, operation.inputs, strict=True)]
+    if [term for term, _ in diagonals] != terms:
+        operation.inputs = [array for _, array in diagonals]
+        operation.attributes["subscripts"] = ",".join(term for term, _ in diagonals) + "->" + output
     return proceed()
 
 
@@ -296,8 +296,8 @@ def _norm(operation: Operation, proceed: Proceed) -> Any:
     axes, order = operation.attributes.get("axis"), operation.attributes.get("ord")
     if operation.attributes.get("flag") == -1 and (axes is None or len(axes) == 2):
         raise UnsupportedError(
-            f"the model takes np.linalg.norm with ord={order} of matrices, which has a wrong gradient in MXNet: expected "
-            "ord=None, or the norm in terms of other operators, such as np.abs(x).sum(axis=-1).max(axis=-1)"
+            f"the model calls np.linalg.norm with ord={order} on matrices, which has a wrong gradient in MXNet. Use ord=None, "
+            "or other operators, such as np.abs(x).sum(axis=-1).max(axis=-1)"
         )
     return proceed()
 
@@ -317,10 +317,10 @@ def _diagonal(term: str, array: Any) -> tuple[str, Any]:
 def _extreme(operation: Operation, proceed: Proceed) -> Any:
     """Give the gradient of a maximum or minimum to the first of equal entries; MXNet gives the whole of it to each."""
     mx, attributes, array = import_mxnet(), operation.attributes, operation.inputs[0]
-    lengths = _reduced(array, attributes)
-    if operation.out is not None or attributes.get("initial") is not None or not lengths:
+    axes = _reduced(array, attributes)
+    if operation.out is not None or attributes.get("initial") is not None or not axes:
         return proceed()
-    kept, reduced = lengths
+    kept, reduced = axes
     as_numpy = isinstance(array, mx.np.ndarray)
     module, pick = (mx.np, mx.npx.pick) if as_numpy else (mx.nd, mx.nd.pick)
     with mx.autograd.pause():
@@ -329,16 +329,16 @@ def _extreme(operation: Operation, proceed: Proceed) -> Any:
         module.transpose(array, axes=(*kept, *reduced)), (int(np.prod([array.shape[axis] for axis in kept])), -1)
     )
     with mx.autograd.pause():
-        find = module.argmax if "max" in operation.name else module.argmin
-        places = find(rows, axis=1)
-    picked = module.reshape(pick(rows, places, axis=1), value.shape)
+        argument_of_extreme = module.argmax if "max" in operation.name else module.argmin
+        indices = argument_of_extreme(rows, axis=1)
+    picked = module.reshape(pick(rows, indices, axis=1), value.shape)
     with mx.autograd.pause():
-        same = picked == value  # unlike where there is a NaN
+        same = picked == value  # they differ where there is a NaN
     return module.where(same, picked, value)
 
 
 def _reduced(array: Any, attributes: Any) -> tuple[list[int], list[int]] | None:
-    """Return the axes that are kept and those that are reduced; None where there is nothing to choose, or too much."""
+    """Return the axes that are kept and those that are reduced; None where there is at most one, or too many to count."""
     given = attributes.get("axis")
     axes: Sequence[int] = () if given is None else given if isinstance(given, (tuple, list)) else (given,)
     reduced = sorted({axis % array.ndim for axis in axes}) if axes else list(range(array.ndim))
@@ -346,7 +346,7 @@ def _reduced(array: Any, attributes: Any) -> tuple[list[int], list[int]] | None:
     if str(attributes.get("exclude", False)) in ("True", "1"):
         kept, reduced = reduced, kept
     length = int(np.prod([array.shape[axis] for axis in reduced]))
-    return (kept, reduced) if 1 < length <= LAST_PLACE and array.size else None
+    return (kept, reduced) if 1 < length <= LARGEST_INDEX and array.size else None
 
 
 #: The handlers of these operators by name.
@@ -358,94 +358,98 @@ _REWRITTEN: Final[dict[str, Handler]] = {
 }
 
 
-# The user's own functions and operators
+# Functions and operators of the user
 
-_calls = Interception(lambda: import_mxnet().autograd.Function, "__call__")
-_made = Interception(lambda: import_mxnet().operator.CustomOp, "__init__")
+_function_calls = Interception(lambda: import_mxnet().autograd.Function, "__call__")
+_created = Interception(lambda: import_mxnet().operator.CustomOp, "__init__")
 
 
 class Functions:
     """The `autograd.Function`s that one forward pass calls, and the `CustomOp`s that it makes.
 
     MXNet calls their `backward` from C, in another thread, and swallows what they raise: an Exception becomes an error that
-    does not name it, and after Ctrl-C or SystemExit the gradient is whatever lay in memory. So the first exception is kept
-    here, and `raised` raises it.
+    does not name it, and after Ctrl-C or SystemExit the gradient is uninitialized memory. So the first exception is kept
+    here, and `reraise` raises it.
     """
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """Keep what the functions raise that this thread calls meanwhile."""
-        with _calls.by(self._called), _made.by(self._making):
+    def intercepted(self) -> Iterator[None]:
+        """Record what the functions that this thread calls raise while it is open."""
+        with _function_calls.by(self._wrap_function), _created.by(self._wrap_operator):
             yield
 
     @contextlib.contextmanager
-    def raised(self) -> Iterator[None]:
-        """Raise on leaving what one of them raised while gradients were computed and read."""
+    def reraise(self) -> Iterator[None]:
+        """Raise on exit what one of them raised while gradients were computed and read."""
         try:
             yield
         finally:
             if self._error is not None:
                 raise self._error
 
-    def _called(self, original: Callable[..., Any], function: Any, *inputs: Any) -> Any:
+    def _wrap_function(self, original: Callable[..., Any], function: Any, *inputs: Any) -> Any:
         if type(function).__module__.startswith("embgrad_gluon."):
             return original(function, *inputs)
-        function.backward = self._keeping(
+        function.backward = self._catching(
             function.backward, [(array.shape, array.ctx, array.dtype) for array in inputs]
         )
         return original(function, *inputs)  # once: MXNet lets no function be called again
 
-    def _making(self, original: Callable[..., Any], operator: Any, *given: Any, **named: Any) -> None:
-        original(operator, *given, **named)
-        operator.backward = self._keeping(operator.backward)  # which writes its gradients, and returns none
+    def _wrap_operator(self, original: Callable[..., Any], operator: Any, *given: Any, **keywords: Any) -> None:
+        original(operator, *given, **keywords)
+        operator.backward = self._catching(operator.backward)  # it writes its gradients, and returns None
 
-    def _keeping(self, backward: Callable[..., Any], inputs: Sequence[tuple[Any, Any, Any]] = ()) -> Callable[..., Any]:
-        def keeping(*gradients: Any, **named: Any) -> Any:
+    def _catching(
+        self, backward: Callable[..., Any], inputs: Sequence[tuple[Any, Any, Any]] = ()
+    ) -> Callable[..., Any]:
+        def catching(*gradients: Any, **keywords: Any) -> Any:
             try:
-                return backward(*gradients, **named)
+                return backward(*gradients, **keywords)
             except BaseException as error:
                 self._error = error
-            zeros = import_mxnet().nd.zeros  # nobody will see them
+            zeros = import_mxnet().nd.zeros  # they are discarded
             return tuple(zeros(shape, context, dtype) for shape, context, dtype in inputs)
 
-        return keeping
+        return catching
 
 
-# The user's own passes
+# Passes of the user
 
 #: The forms of batch norm.
 NORMS: Final = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 
-#: The operators that `Guards` looks at.
+#: The operators that `Guards` records.
 GUARDED: Final = (*NORMS, "LeakyReLU", "Pooling", "RNN")
 
 
 class Guards:
-    """The operators in the user's own forward passes whose gradient is wrong there.
+    """The operators in the user's forward passes whose gradient is wrong there.
 
-    A capture may not change what the user computes, so that nothing is cured: the backward pass is refused.
+    A capture may not change what the user computes, so that a backward pass with a wrong gradient is refused, not cured.
     """
 
     def __init__(self) -> None:
         self._wrong: dict[str, str] = {}
         self._norm_modes: set[bool] = set()
 
-    def look_at(self, operation: Operation) -> None:
-        """Note an operator that is about to run and be recorded."""
+    def record(self, operation: Operation) -> None:
+        """Record an operator that is about to run under `autograd.record`."""
         name, attributes, training = operation.name, operation.attributes, bool(import_mxnet().autograd.is_training())
         if name in NORMS and str(attributes.get("use_global_stats", False)) != "True":
             self._norm_modes.add(training)
         elif name == "Pooling" and attributes.get("pool_type", "max") == "max" and not training:
-            self._wrong[name] = "takes the maxima in evaluation mode, of which MXNet keeps no record: use record()"
+            self._wrong[name] = (
+                "takes maxima in evaluation mode, where MXNet does not record their positions (use record())"
+            )
         elif name == "LeakyReLU":
             kind = attributes.get("act_type")
             if kind == "selu" or (kind == "rrelu" and not training):
-                self._wrong[name] = f"is of the type {kind!r}, which has a wrong gradient in MXNet"
+                self._wrong[name] = f"has the type {kind!r}, whose gradient is wrong in MXNet"
         elif name == "RNN" and _is_native(operation.inputs[0]):
-            self._look_at_recurrent(operation, training=training)
+            self._record_recurrent(operation, training=training)
 
     def expect_right(self, operators: Collection[str], *, training: bool) -> None:
         """Refuse a backward pass whose gradient is wrong.
@@ -457,25 +461,22 @@ class Guards:
         Raises:
             UnsupportedError: the gradient of one of the operators is wrong.
         """
-        wrong = {name: reason for name, reason in WRONG.items() if reason != OWN}  # a loss of its own is the user's
+        wrong = {name: reason for name, reason in WRONG.items() if reason != OWN}  # the user has chosen such a loss
         wrong |= self._wrong
         if self._norm_modes - {training}:
-            reason = "ran in another mode than that of the backward pass, of which MXNet's gradient is wrong: give both one mode"
+            reason = "ran in another mode than the backward pass, so that its gradient is wrong (use one mode for both)"
             wrong |= dict.fromkeys(NORMS, reason)
         for operator in sorted(wrong.keys() & set(operators)):
             raise UnsupportedError(
-                f"between the point and the loss is the operator {operator!r}, which {wrong[operator]}; expected operators whose "
-                "gradient is right, since this one is wrong in your training, too"
+                f"between the point and the loss is the operator {operator!r}, which {wrong[operator]}. Replace it: its gradient "
+                "is wrong in your training, too"
             )
 
-    def _look_at_recurrent(self, operation: Operation, *, training: bool) -> None:
+    def _record_recurrent(self, operation: Operation, *, training: bool) -> None:
         (data, weights), mode = operation.inputs[:2], operation.attributes.get("mode")
         if not is_recorded(data) or (mode != "lstm" and not is_recorded(weights)):
             self._wrong["RNN"] = (
-                "is a recurrent layer of which MXNet computes some gradients wrongly unless those of its input and its "
-                "weights are computed, too: do not freeze it"
+                "is a recurrent layer with frozen input or weights, whose gradient is wrong (do not freeze it)"
             )
         if training and mode == "gru" and _drops_between_layers(operation):
-            self._wrong["RNN"] = (
-                "is a GRU of several layers with dropout between them, of which MXNet's gradient is wrong"
-            )
+            self._wrong["RNN"] = "is a GRU of several layers with dropout between them, whose gradient is wrong"

@@ -1,4 +1,4 @@
-"""Imports MXNet on the NumPy and beside the frameworks of today, leaving both as they were."""
+"""Imports MXNet with current versions of NumPy and the other frameworks, and leaves both unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["import_gluonnlp", "import_mxnet"]
 
 
 def import_mxnet() -> Any:
-    """Return the module `mxnet`; where the user has imported it already, as they left it.
+    """Return the module `mxnet`, imported unless the user has imported it already.
 
     Raises:
         BackendError: NumPy or Python is too new for it.
@@ -35,7 +35,7 @@ def import_gluonnlp() -> Any:
 def _imported(name: str) -> Any:
     if name not in sys.modules:
         _expect_numpy_1()
-        with process_lock, _numpy_bool(), _thread_counts_kept(), _of_setuptools(name):
+        with process_lock, _numpy_bool(), _preserve_thread_counts(), _explain_missing_setuptools(name):
             importlib.import_module(name)
     return sys.modules[name]
 
@@ -44,13 +44,13 @@ def _expect_numpy_1() -> None:
     """Refuse NumPy 2, which lacks some ten names that MXNet reads while it is imported, first np.PZERO."""
     if int(np.__version__.partition(".")[0]) > 1:
         raise BackendError(
-            f"MXNet cannot be imported with NumPy {np.__version__}, which lacks np.PZERO and other names that it reads: "
-            "expected NumPy 1.24 to 1.26; pip install 'numpy>=1.24,<2', and start Python anew"
+            f"MXNet cannot be imported with NumPy {np.__version__}, which lacks np.PZERO and other names that it reads. "
+            "Run pip install 'numpy>=1.24,<2', and restart Python"
         )
 
 
 @contextlib.contextmanager
-def _of_setuptools(name: str) -> Iterator[None]:
+def _explain_missing_setuptools(name: str) -> Iterator[None]:
     """Explain the failed import of a module that Python or setuptools once had, and that MXNet and gluonnlp import."""
     try:
         yield
@@ -58,14 +58,14 @@ def _of_setuptools(name: str) -> Iterator[None]:
         if error.name is None or error.name.partition(".")[0] not in ("distutils", "pkg_resources"):
             raise
         raise BackendError(
-            f"{name} cannot be imported without {error.name}, which Python 3.12 and setuptools 81 no longer have: expected an "
-            "older setuptools, which brings it; pip install 'setuptools<81', and start Python anew"
+            f"{name} cannot be imported without {error.name}, which Python 3.12 and setuptools 81 have removed. "
+            "Run pip install 'setuptools<81', and restart Python"
         ) from error
 
 
 @contextlib.contextmanager
 def _numpy_bool() -> Iterator[None]:
-    """Give NumPy 1.24 to 1.26 for the time of the import the name `numpy.bool`, which MXNet 1.9 reads."""
+    """Give NumPy 1.24 to 1.26 during the import the name `numpy.bool`, which MXNet 1.9 reads."""
     if "bool" in vars(np):
         yield
         return
@@ -77,7 +77,7 @@ def _numpy_bool() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _thread_counts_kept() -> Iterator[None]:
+def _preserve_thread_counts() -> Iterator[None]:
     """Restore the number of OpenMP's threads, which MXNet's import sets to 1, for PyTorch too."""
     openmp = _openmp()
     torch = sys.modules.get("torch")

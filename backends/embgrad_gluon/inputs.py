@@ -20,7 +20,7 @@ from embgrad_gluon.walk import all_parameters, arrays_of, contexts_of, input_nam
 
 __all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_like", "to_native", "widened"]
 
-#: Gluon's export's names of what a gluonnlp model takes.
+#: The names that `export` gives to the inputs of a gluonnlp model.
 TRIPLE: Final = ["data0", "data1", "data2"]
 
 
@@ -39,7 +39,7 @@ def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call |
         arguments, unused = _by_input(model, batch)
         return model(*map(convert, arguments)), unused
     parameters, by_name = _parameters(model)
-    if not by_name:  # what Gluon has no way to pass is left out, and said to be
+    if not by_name:  # Gluon cannot pass keyword-only arguments; those with a default are reported as unused
         parameters = [p for p in parameters if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
     plan = plan_call(parameters, batch)
     args = plan.args if by_name else _positional(parameters, plan)
@@ -62,7 +62,7 @@ def _by_input(block: Any, batch: TokenBatch) -> tuple[list[Any], tuple[str, ...]
 def arguments_of(block: Any, args: Sequence[Any]) -> dict[str, np.ndarray]:
     """Return by name the arguments of a block's call that are whole numbers; Gluon's users pass ids as floats, too."""
     names = [parameter.name for parameter in _parameters(block)[0]]
-    names += [f"args.{place}" for place in range(len(names), len(args))]
+    names += [f"args.{index}" for index in range(len(names), len(args))]
 
     def whole(_name: str, value: Any) -> np.ndarray | None:
         return whole_numbers(value.asnumpy()) if GluonArrays().is_tensor(value) else None
@@ -83,10 +83,10 @@ class _Conversion:
         self._mx = import_mxnet()
         contexts = (context for p in parameters for context in contexts_of(p))
         self._context = next(contexts, None) or self._mx.current_context()
-        kinds = Counter(p.dtype for p in parameters)  # strings or classes, which may mean the same
+        dtypes = Counter(p.dtype for p in parameters)  # strings or classes, of which two may mean one dtype
         names = Counter[str]()
-        for kind, count in kinds.items():
-            names[np.dtype(kind).name] += count
+        for dtype, count in dtypes.items():
+            names[np.dtype(dtype).name] += count
         floats = [name for name, _ in names.most_common() if name in ("float16", "float32", "float64")]
         self._float = floats[0] if floats else "float32"
         data = [array for p in parameters for array in arrays_of(p)]
@@ -105,7 +105,10 @@ class _Conversion:
             moved = value.as_in_context(self._context)
             return moved.copy() if moved is value else moved
         array = self._array(value)
-        return copied(value) if array is None else self._native(array)
+        if array is None:
+            return copied(value)
+        dtype = self._float if array.dtype.kind == "f" else self._integer_dtype(array)
+        return to_native(array, self._context, dtype, self._as_numpy)
 
     def _array(self, value: Any) -> np.ndarray | None:
         """Return the value as an array of numbers; None where it is something else."""
@@ -116,11 +119,7 @@ class _Conversion:
                 return None
         return value if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else None
 
-    def _native(self, array: np.ndarray) -> Any:
-        dtype = self._float if array.dtype.kind == "f" else self._whole(array)
-        return to_native(array, self._context, dtype, self._as_numpy)
-
-    def _whole(self, array: np.ndarray) -> str:
+    def _integer_dtype(self, array: np.ndarray) -> str:
         largest = int(np.abs(array.astype(np.int64)).max(initial=0))
         floating = self._float if self._float != "float16" else "float32"
         if not self._as_numpy and largest <= 2 ** (np.finfo(floating).nmant + 1):
@@ -129,9 +128,9 @@ class _Conversion:
 
 
 def to_native(array: np.ndarray, context: Any, dtype: Any, as_numpy: bool) -> Any:
-    """Return an array of MXNet's newer kind (mx.np) or of its older one (mx.nd)."""
+    """Return an array of mx.np or of mx.nd."""
     mx = import_mxnet()
-    with mx.util.np_shape(as_numpy):  # only the newer kind has the shape ()
+    with mx.util.np_shape(as_numpy):  # only mx.np has the shape ()
         made = mx.ndarray.ndarray.array(array, ctx=context, dtype=dtype)  # `mx.nd.array` warns of SciPy's modules
         return made.as_np_ndarray() if as_numpy else made
 
@@ -159,13 +158,13 @@ class GluonArrays:
     """
 
     kind = "an MXNet array"
-    scalars: tuple[tuple[int, ...], ...] = ((), (1,))  # the older kind has no shape ()
+    scalars: tuple[tuple[int, ...], ...] = ((), (1,))  # mx.nd has no shape ()
 
     def __init__(self, *, training: bool = False) -> None:
         self._training = training
 
     def is_tensor(self, value: object) -> bool:
-        """Return whether a value is an array of either kind."""
+        """Return whether a value is an array of mx.nd or mx.np."""
         return isinstance(value, import_mxnet().nd.NDArray)
 
     def dtype(self, tensor: Any) -> str:
@@ -173,15 +172,15 @@ class GluonArrays:
         return str(np.dtype(tensor.dtype))
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
-        """Return the values in memory of their own, half precision widened; raise what the operators before failed with."""
+        """Return the values in memory of their own, half precision widened; raise the errors of the operators before."""
         return widened(tensor.asnumpy())
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
         """Return the rows, recorded in the mode of the graph."""
         mx = import_mxnet()
-        places = to_native(np.stack([examples, positions]), tensor.ctx, np.int64, False)
+        indices = to_native(np.stack([examples, positions]), tensor.ctx, np.int64, False)
         with mx.autograd.record(train_mode=self._training):
-            rows = mx.nd.gather_nd(tensor.as_nd_ndarray(), places)
+            rows = mx.nd.gather_nd(tensor.as_nd_ndarray(), indices)
             return rows.as_np_ndarray() if isinstance(tensor, mx.np.ndarray) else rows
 
 
@@ -191,23 +190,23 @@ def _parameters(block: Any) -> tuple[Sequence[inspect.Parameter], bool]:
     for owner in type(block).__mro__:
         if owner in (gluon.Block, gluon.HybridBlock):
             break
-        if "__call__" in vars(owner) and _named(parameters_of(block.__call__)):
+        if "__call__" in vars(owner) and _has_named_parameters(parameters_of(block.__call__)):
             return parameters_of(block.__call__), True
     if getattr(type(block), "forward", None) is gluon.HybridBlock.forward and "forward" not in vars(block):
         return parameters_of(block.hybrid_forward, skip=block._reg_params)[1:], False  # the first one is F
-    own = parameters_of(block.forward)
-    inside = list(block._children.values())
-    if len(inside) == 1 and not _named(own):
-        return _parameters(inside[0])[0], False  # a wrapper that passes everything on
-    return own, False
+    declared = parameters_of(block.forward)
+    children = list(block._children.values())
+    if len(children) == 1 and not _has_named_parameters(declared):
+        return _parameters(children[0])[0], False  # a wrapper that passes everything on
+    return declared, False
 
 
-def _named(parameters: Sequence[inspect.Parameter]) -> bool:
+def _has_named_parameters(parameters: Sequence[inspect.Parameter]) -> bool:
     return any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 def _positional(parameters: Sequence[inspect.Parameter], plan: CallPlan) -> list[Any]:
-    """Return the arguments by position, as Gluon passes them on; those left out before the last get their defaults."""
+    """Return the arguments by position, as Gluon passes them on; those omitted before the last get their defaults."""
     given = dict(plan.kwargs)
     args = list(plan.args)
     for parameter in parameters[len(args) :]:

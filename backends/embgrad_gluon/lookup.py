@@ -20,7 +20,10 @@ from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import arrays_of, is_recorded, memory, tables
 
-__all__ = ["HINT", "LOOKUPS", "Handler", "Lookups", "Operation", "Tables", "invoke", "unwatched", "watching"]
+__all__ = [
+    *("HINT", "LOOKUPS", "Handler", "Lookups", "Operation", "Tables", "ignore_operators"),
+    *("intercept_operators", "invoke"),
+]
 
 # Every generated function of mx.nd, mx.sym's imperative twin F, mx.np and mx.npx, and every method of an array, ends in
 # this global of `mxnet.ndarray.register`: nn.Embedding, F.Embedding, take, x.take and W[ids] alike.
@@ -35,7 +38,7 @@ class Operation:
         name: the operator's own name, whatever the alias under which it was called.
         inputs: the arrays.
         attributes: by name.
-        out: the array that the caller wants the output in; None for a new one.
+        out: the array for the output; None for a new one.
     """
 
     name: str
@@ -49,15 +52,15 @@ Handler = Callable[[Operation, Callable[[], Any]], Any]
 
 
 @contextlib.contextmanager
-def watching(handlers: Mapping[str, Handler]) -> Iterator[None]:
+def intercept_operators(handlers: Mapping[str, Handler]) -> Iterator[None]:
     """Run this thread's operators of these names by their handlers while it is open."""
     by_address = {_address(name): (name, handler) for name, handler in handlers.items()}
 
     def handle(original: Any, operator: int, inputs: Any, keys: Any, values: Any, out: Any, *kind: Any) -> Any:
-        watched = by_address.get(operator)
-        if watched is None:
+        intercepted = by_address.get(operator)
+        if intercepted is None:
             return original(operator, inputs, keys, values, out, *kind)
-        name, handler = watched
+        name, handler = intercepted
         operation = Operation(name, list(inputs), dict(zip(keys, values, strict=True)), out)
 
         def proceed() -> Any:
@@ -70,7 +73,7 @@ def watching(handlers: Mapping[str, Handler]) -> Iterator[None]:
         yield
 
 
-def unwatched() -> AbstractContextManager[None]:
+def ignore_operators() -> AbstractContextManager[None]:
     """Keep the handlers from seeing this thread's operators while it is open."""
     return _invoke.by(lambda original, *given: original(*given)) if _invoke.heard else contextlib.nullcontext()
 
@@ -101,7 +104,7 @@ LOOKUPS: Final = ("Embedding", "_contrib_SparseEmbedding", "take", "gather_nd")
 #: The lookups that are recognised, for messages.
 HINT = (
     "In Gluon a lookup is Embedding, take along the first axis, or a table indexed by an array, in the thread of the call; "
-    "a product with one-hot vectors is none."
+    "a product with one-hot vectors is not."
 )
 
 
@@ -110,16 +113,16 @@ class Lookups:
 
     Args:
         tables: the model's tables.
-        taps: records the lookups, and gives the arrays that go on in place of the rows.
-        cut: cut the rows that are asked for off their table, so that nothing below them is differentiated.
+        taps: records the lookups, and returns the arrays that replace the rows.
+        cut: cut the requested rows off their table, so that nothing below them is differentiated.
 
     Attributes:
-        tables: the tables of the lookups that are asked for, by key.
+        tables: the tables of the requested lookups, by key.
     """
 
     def __init__(self, tables: Tables, taps: Taps, *, cut: bool) -> None:
         self.tables: dict[str, Any] = {}
-        self._known = tables
+        self._tables = tables
         self._taps = taps
         self._ids = taps.watch.batch.ids
         self._cut = cut
@@ -137,20 +140,20 @@ class Lookups:
         table, indices = operation.inputs
         if table.ndim != 2 or int(operation.attributes.get("axis", 0)) not in (0, -2):
             return proceed()
-        read = indices.asnumpy()
-        if operation.attributes.get("mode") == "wrap" and not self._are_ids(read):
-            read = read % len(table)
-        return self._index(table, read, proceed)
+        indices_read = indices.asnumpy()
+        if operation.attributes.get("mode") == "wrap" and not self._are_ids(indices_read):
+            indices_read = indices_read % len(table)
+        return self._index(table, indices_read, proceed)
 
     def _gather(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
         table, indices = operation.inputs
         if table.ndim != 2 or indices.shape[0] != 1:
             return proceed()
-        return self._index(table, _counted_back(indices.asnumpy()[0], len(table)), proceed)
+        return self._index(table, _from_the_end(indices.asnumpy()[0], len(table)), proceed)
 
     def _index(self, table: Any, indices: np.ndarray, proceed: Callable[[], Any]) -> Any:
         """Run `take` or indexing as a lookup, unless it picks rows of the activations."""
-        if self._known.path(table, table.shape) == UNNAMED_TABLE and not self._are_ids(indices):
+        if self._tables.path(table, table.shape) == UNNAMED_TABLE and not self._are_ids(indices):
             return proceed()
         return self._look_up(table, indices, proceed)
 
@@ -159,8 +162,8 @@ class Lookups:
 
     def _look_up(self, table: Any, indices: np.ndarray, proceed: Callable[[], Any]) -> Any:
         shape = table.shape
-        path, watch = self._known.path(table, shape), self._taps.watch
-        key = watch.see(path, _whole(path, indices), *shape)
+        path, watch = self._tables.path(table, shape), self._taps.watch
+        key = watch.see(path, _whole_indices(path, indices), *shape)
         rows = proceed()
         watch.record_output(rows)
         if key is None:
@@ -183,38 +186,38 @@ class Tables:
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
-        self._known: dict[tuple[int, tuple[int, ...]], str] = {}
+        self._paths: dict[tuple[int, tuple[int, ...]], str] = {}
         self._parameters: list[tuple[str, Any]] | None = None
 
     def path(self, table: Any, shape: tuple[int, ...]) -> str:
-        """Return the path of the table's owner: of several an embedding, or else the first."""
+        """Return the path of the table's owner: an embedding if several own it, or else the first."""
         if table.stype != "default":
             return UNNAMED_TABLE
         key = (memory(table), shape)
-        if key not in self._known:
-            self._learn(shape)  # once more each time: parameters may be initialised by the forward pass itself
-        return self._known.get(key, UNNAMED_TABLE)
+        if key not in self._paths:
+            self._learn(shape)  # each time: the forward pass itself may initialize parameters
+        return self._paths.get(key, UNNAMED_TABLE)
 
     def _learn(self, shape: tuple[int, ...]) -> None:
-        if self._parameters is None:  # not before: a model may make its blocks when it is first called
+        if self._parameters is None:  # not earlier: a model may create its blocks when it is first called
             self._parameters = tables(self._parts)
         for path, parameter in self._parameters:
             for array in arrays_of(parameter):
                 if array.shape == shape and array.stype == "default":
-                    self._known.setdefault((memory(array), shape), path)
+                    self._paths.setdefault((memory(array), shape), path)
 
 
-def _whole(path: str, indices: np.ndarray) -> np.ndarray:
-    """Return the indices as whole numbers; refuse others, which MXNet would truncate, and NaN, which it takes for 0."""
+def _whole_indices(path: str, indices: np.ndarray) -> np.ndarray:
+    """Return the indices as whole numbers; refuse others, which MXNet would truncate, and NaN, which it reads as 0."""
     whole = whole_numbers(indices)
     if whole is None:
         raise BatchError(
-            f"the model looks up table {path!r} by indices of dtype {indices.dtype} that are not whole numbers, exactly "
-            "represented, and MXNet would round them in silence: expected integers; cast the ids to int32"
+            f"the model looks up table {path!r} by indices of dtype {indices.dtype} that are not exact whole numbers, which "
+            "MXNet would round silently. Cast the ids to int32"
         )
     return whole
 
 
-def _counted_back(indices: np.ndarray, rows: int) -> np.ndarray:
-    """Return the indices that NumPy's indexing means: negative ones count from the end."""
+def _from_the_end(indices: np.ndarray, rows: int) -> np.ndarray:
+    """Return the indices with negative ones counted from the end, as NumPy does."""
     return np.where((indices < 0) & (indices >= -rows), indices + rows, indices)

@@ -15,34 +15,34 @@ from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import block_names
 
-__all__ = ["CallHandler", "Modules", "calling", "unheard"]
+__all__ = ["CallHandler", "Modules", "ignore_calls", "intercept_calls"]
 
-# MXNet takes no notice of what a forward hook returns, so values are replaced where the hooks are called.
+# MXNet ignores what a forward hook returns, so values are replaced where the hooks are called.
 _calls = Interception(lambda: import_mxnet().gluon.Block, "__call__")
 
 #: Takes a block, its arguments and the function that calls it; returns the block's output.
 CallHandler = Callable[[Any, tuple[Any, ...], Callable[..., Any]], Any]
 
 
-def unheard() -> AbstractContextManager[None]:
+def ignore_calls() -> AbstractContextManager[None]:
     """Keep the handlers from seeing this thread's calls of blocks while it is open."""
-    # Standing in for a class's `__call__` means a look at all of its subclasses.
-    return _calls.by(_call) if _calls.heard else contextlib.nullcontext()
+    # Without a handler nothing is replaced: setting a class's `__call__` visits all of its subclasses.
+    return _calls.by(_call_original) if _calls.heard else contextlib.nullcontext()
 
 
-def _call(original: Callable[..., Any], block: Any, *args: Any) -> Any:
+def _call_original(original: Callable[..., Any], block: Any, *args: Any) -> Any:
     return original(block, *args)
 
 
 @contextlib.contextmanager
-def calling(handler: CallHandler) -> Iterator[None]:
+def intercept_calls(handler: CallHandler) -> Iterator[None]:
     """Pass this thread's calls of blocks to the handler while it is open, except those that trace a block's graph."""
     array = import_mxnet().nd.NDArray
 
     def handle(original: Any, block: Any, *args: Any) -> Any:
         if not (args and isinstance(args[0], array)) and first(args, _is_symbol) is not None:
             return original(block, *args)
-        return handler(block, args, lambda *given: original(block, *given))
+        return handler(block, args, lambda *arguments: original(block, *arguments))
 
     with _calls.by(handle):
         yield
@@ -53,7 +53,7 @@ class Modules:
 
     Args:
         parts: the model's parts.
-        taps: records the calls, and gives the arrays that go on in place of the blocks' inputs and outputs.
+        taps: records the calls, and returns the arrays that replace the blocks' inputs and outputs.
     """
 
     def __init__(self, parts: Sequence[Any], taps: Taps) -> None:
@@ -62,8 +62,8 @@ class Modules:
 
     def __call__(self, block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
         """Record the call of a block, and return what goes on in place of its output."""
-        path, also = self._names.get(id(block), (block.name, ()))  # one that is no child, as in a list
-        return self._calls.around(proceed, path, type(block).__name__, args, {}, also)
+        path, other_names = self._names.get(id(block), (block.name, ()))  # a block in a list is no child
+        return self._calls.around(proceed, path, type(block).__name__, args, {}, other_names)
 
 
 def _is_symbol(value: object) -> bool:

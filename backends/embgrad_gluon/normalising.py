@@ -1,4 +1,4 @@
-"""Layer norm's gradient in a few passes over memory: MXNet's own takes ten times its forward pass on a CPU."""
+"""Computes layer norm's gradient in a few passes over memory: MXNet's own takes ten times its forward pass on a CPU."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from embgrad_gluon.walk import recorded_symbol
 
 __all__ = ["LayerNorms"]
 
-#: Of fewer numbers MXNet's own gradient takes no longer than a call of Python's out of MXNet does.
-FEWEST: Final = 1 << 14
+#: For smaller arrays MXNet's own gradient is as quick as a call of Python from MXNet.
+SMALLEST_SIZE: Final = 1 << 14
 
 #: MXNet computes the mean and the deviation of other dtypes in that dtype, and its gradient in another.
 DTYPES: Final = (np.float32, np.float64)
 
 
 class LayerNorms:
-    """The layer norms of one pass that have a gradient of ours.
+    """The layer norms of one pass whose gradient is computed here.
 
-    MXNet holds the functions of a graph in circles, so that what they keep for the pullback is freed by `release`.
+    MXNet keeps the functions of a graph in reference cycles, so that `release` frees what they hold for the pullback.
 
     Args:
-        is_wanted: returns whether the gradient with respect to an array is asked for.
+        is_wanted: returns whether the gradient with respect to an array is requested.
     """
 
     def __init__(self, is_wanted: Callable[[Any], bool]) -> None:
         self._is_wanted = is_wanted
-        self._made: list[Any] = []
+        self._functions: list[Any] = []
 
     def run(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
-        """Run the operator, bit for bit, with a gradient of ours where that of its input alone is asked for.
+        """Run the operator, bit for bit, with the gradient computed here where only that of its input is requested.
 
         Args:
             operation: LayerNorm.
             proceed: runs it.
         """
-        if not _serves(operation, self._is_wanted):
+        if not _is_applicable(operation, self._is_wanted):
             return proceed()
         mx, attributes = import_mxnet(), operation.attributes
         attributes["output_mean_var"] = True
@@ -49,28 +49,28 @@ class LayerNorms:
             rows, mean, deviation = proceed()
         array, scale = operation.inputs[:2]
         function = _function()(rows, (array, mean, deviation, scale))
-        self._made.append(function)
+        self._functions.append(function)
         return function(array)
 
     def release(self) -> None:
         """Free the arrays that the pullbacks needed."""
-        for function in self._made:
+        for function in self._functions:
             function.kept = ()
-        self._made.clear()
+        self._functions.clear()
 
 
-def _serves(operation: Operation, is_wanted: Callable[[Any], bool]) -> bool:
+def _is_applicable(operation: Operation, is_wanted: Callable[[Any], bool]) -> bool:
     array, *others = operation.inputs
     axis = int(operation.attributes.get("axis", -1))
     return (
         import_mxnet().autograd.is_recording()
-        and array.size >= FEWEST
+        and array.size >= SMALLEST_SIZE
         and array.dtype in DTYPES
         and array.ctx.device_type == "cpu"
         and axis in (-1, array.ndim - 1)
         and operation.out is None
         and str(operation.attributes.get("output_mean_var", False)) in ("False", "0")
-        and _is_computed(array)  # MXNet loses what its functions give to an array that is marked itself
+        and _is_computed(array)  # MXNet loses the gradient from a function to an array that is marked itself
         and not any(is_wanted(other) or _is_computed(other) for other in others)
     )
 
@@ -107,9 +107,9 @@ def _function() -> type:
             normed -= mean
             normed /= deviation
             scaled *= scale
-            along = np.einsum("...i,...i->...", scaled, normed)[..., None] / scaled.shape[-1]
+            projection = np.einsum("...i,...i->...", scaled, normed)[..., None] / scaled.shape[-1]
             scaled -= scaled.mean(-1, keepdims=True)
-            normed *= along
+            normed *= projection
             scaled -= normed
             scaled /= deviation
             return mx.nd.from_numpy(scaled)

@@ -29,7 +29,7 @@ from embgrad_gluon.walk import (
     unique_names,
 )
 
-__all__ = ["TableParameters", "alone", "array_of", "tables_recorded", "trainable", "values_of", "weights"]
+__all__ = ["TableParameters", "alone", "array_of", "record_frozen_tables", "trainable", "values_of", "weights"]
 
 
 def trainable(parts: Sequence[Any]) -> dict[str, Any]:
@@ -50,21 +50,21 @@ def values_of(parameter: Any, gradient: np.ndarray | None) -> ParameterValues:
 
 
 @contextlib.contextmanager
-def tables_recorded(parts: Sequence[Any]) -> Iterator[None]:
-    """Give frozen parameters that may be tables other arrays of the same memory while it is open, which can have a gradient.
+def record_frozen_tables(parts: Sequence[Any]) -> Iterator[None]:
+    """Replace the arrays of frozen parameters that may be tables by others of the same memory, which can have a gradient.
 
     A frozen parameter has no gradient, and unfreezing it would give it new memory.
     """
     frozen = [p for p in all_parameters(parts) if p.grad_req == "null" and any(map(_is_table, arrays_of(p)))]
-    own = [(parameter, parameter._data) for parameter in frozen]
+    arrays_before = [(parameter, parameter._data) for parameter in frozen]
     try:
-        for parameter, arrays in own:
+        for parameter, arrays in arrays_before:
             parameter._data = [array.detach() for array in arrays]
             for array in parameter._data:
                 array.attach_grad()
         yield
     finally:
-        for parameter, arrays in own:
+        for parameter, arrays in arrays_before:
             parameter._data = arrays
 
 
@@ -90,22 +90,22 @@ class TableParameters:
         for key, table in tables.items():
             sharing = [(name, p) for name, p in named if any(_is_same(array, table) for array in arrays_of(p))]
             if sharing:
-                self._names[key] = _own_first(key, [name for name, _ in sharing], trainable(parts))
+                self._names[key] = _primary_first(key, [name for name, _ in sharing], trainable(parts))
             for name, parameter in sharing:
                 array = array_of(parameter)
                 if array is not None and not any(array is known for known in self.arrays.values()):
                     self.arrays[name] = array
 
     def rests(self, gradients: Sequence[np.ndarray | None]) -> dict[str, TableRest]:
-        """Return by the lookups' keys what else reaches their tables, from the gradients at `arrays`; none gives no gradient."""
+        """Return by the lookups' keys what else reaches their tables, from the gradients at `arrays`."""
         return table_rests(self._names, dict(zip(self.arrays, gradients, strict=False)))
 
 
-def _own_first(key: str, names: Sequence[str], known: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names, first the one that the parameter's gradient goes by, or else that of the table."""
-    own = next((name for name in names if name in known), None)
-    own = own or next((name for name in names if key.startswith(f"{table_path(name)}#")), names[0])
-    return (own, *(name for name in names if name != own))
+def _primary_first(key: str, names: Sequence[str], known: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names, first the one under which the parameter's gradient is returned, or else that of the table."""
+    primary = next((name for name in names if name in known), None)
+    primary = primary or next((name for name in names if key.startswith(f"{table_path(name)}#")), names[0])
+    return (primary, *(name for name in names if name != primary))
 
 
 def _is_same(array: Any, table: Any) -> bool:
@@ -142,7 +142,7 @@ def _weight(name: str, parameter: Any, owner: str, canonical: str | None) -> Wei
             held = array_of(parameter)
             return owned((held.astype("float32") if _dtype(held) == "bfloat16" else held).asnumpy())
 
-    return Weight(name, owner, tuple(map(int, array.shape)), _dtype(array), get, bert.putter(parameter), canonical)
+    return Weight(name, owner, tuple(map(int, array.shape)), _dtype(array), get, bert.setter_of(parameter), canonical)
 
 
 def _dtype(array: Any) -> str:
@@ -152,7 +152,7 @@ def _dtype(array: Any) -> str:
 def _owners(parts: Sequence[Any]) -> dict[int, str]:
     """Return by a parameter's identity the path of the innermost block that holds it; a block around that may have made it.
 
-    In a SymbolBlock that is the scope of its graph in whose name its own begins.
+    In a SymbolBlock that is the scope of its graph with whose name its own begins.
     """
     names = block_names(parts)
     held = [

@@ -19,20 +19,23 @@ from embgrad.errors import UnsupportedError
 from embgrad_gluon.cures import WRONG
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import native_like, widened
-from embgrad_gluon.tap import Kept
+from embgrad_gluon.tap import KeptPoint
 from embgrad_gluon.walk import recorded_symbol
 
-__all__ = ["Pullback", "Pulled", "Way", "are_drawn_in_order", "differentiable_inputs", "is_regrouped", "way_to"]
+__all__ = [
+    *("GraphSection", "Pullback", "PulledGradients", "differentiable_inputs", "drew_in_graph_order"),
+    *("is_regrouped", "section_between"),
+]
 
 
 @dataclass(frozen=True)
-class Pulled:
+class PulledGradients:
     """The gradients of one set of cotangents; None where no gradient reaches an array.
 
     Attributes:
-        gradients: by the points' keys, as they went on up.
-        before: by the keys of those that were edited, as they came.
-        others: of the other arrays, in their order.
+        gradients: by the points' keys, after an edit.
+        before: by the keys of the edited points, before the edit.
+        others: those of the other arrays, in their order.
     """
 
     gradients: Mapping[str, np.ndarray | None]
@@ -41,27 +44,27 @@ class Pulled:
 
 
 class Pullback:
-    """The way back through one forward pass.
+    """The backward pass through one forward pass.
 
     The graph is cut at each point whose gradient is edited. The cotangents are pulled back to the cuts, in the reverse
     order of the forward pass; the gradient there is edited in NumPy, and is the cotangent of what lies below the cut. MXNet's
-    own custom functions would do it in one go, but swallow exceptions, and lose gradients on leaves.
+    own custom functions would do it in one pass, but swallow exceptions, and lose gradients on leaves.
 
     Args:
-        kept: the points that are read, by key, in the order of the forward pass.
+        kept: the points, by key, in the order of the forward pass.
         wanted: the keys of those whose gradient is wanted.
         others: further arrays whose gradient is wanted.
-        also: arrays whose gradient must be asked for along with the others, see `Cures`.
+        extra_variables: arrays whose gradient must be requested along with the others, see `Cures`.
         changes: replace the gradients at points that are edited.
         training: the mode of the forward pass.
     """
 
     def __init__(
         self,
-        kept: Mapping[str, Kept],
+        kept: Mapping[str, KeptPoint],
         wanted: Sequence[str],
         others: Sequence[Any],
-        also: Sequence[Any],
+        extra_variables: Sequence[Any],
         changes: PointChanges[Any],
         *,
         training: bool,
@@ -74,98 +77,98 @@ class Pullback:
         keys = list(dict.fromkeys((*wanted, *self._edited)))
         self._index = {key: index for index, key in enumerate(keys)}
         self._others = slice(len(keys), len(keys) + len(others))
-        self._variables = [*(kept[key].mark for key in keys), *others, *also]
-        self._asked = len(keys) + len(others)
-        self._ways: dict[int, tuple[Any, Sequence[bool]]] = {}
+        self._variables = [*(kept[key].mark for key in keys), *others, *extra_variables]
+        self._requested = len(keys) + len(others)
+        self._sections: dict[int, tuple[Any, Sequence[bool]]] = {}
 
-    def __call__(self, cotangents: Cotangents) -> Pulled:
+    def __call__(self, cotangents: Cotangents) -> PulledGradients:
         """Return the gradients for one set of cotangents."""
-        gradients: list[Any] = [None] * self._asked
+        gradients: list[Any] = [None] * self._requested
         self._pull([(output, native_like(cotangent, output)) for output, cotangent in cotangents], gradients)
         before = {key: self._edit(key, gradients) for key in reversed(self._edited)}
-        with _computed():
+        with _explain_errors():
             values = [None if array is None else widened(array.asnumpy()) for array in gradients]
-        return Pulled({key: values[self._index[key]] for key in self._wanted}, before, values[self._others])
+        return PulledGradients({key: values[self._index[key]] for key in self._wanted}, before, values[self._others])
 
     def _edit(self, key: str, gradients: list[Any]) -> np.ndarray | None:
-        """Return the gradient that came to the point; the edited one takes its place and goes on to what lies below."""
+        """Return the gradient at the point; the edited one replaces it and is pulled back to what lies below."""
         index, kept = self._index[key], self._kept[key]
-        came = gradients[index]
-        if came is None:
+        gradient = gradients[index]
+        if gradient is None:
             return None
-        with _computed():
-            came.wait_to_read()
-        gradients[index] = self._changes.gradient(key, came, kept.gone_on)
+        with _explain_errors():
+            gradient.wait_to_read()
+        gradients[index] = self._changes.gradient(key, gradient, kept.forwarded)
         if kept.below is not None:
             self._pull([(kept.below, gradients[index])], gradients)
         return self._changes.before[key]
 
     def _pull(self, heads: Sequence[tuple[Any, Any]], gradients: list[Any]) -> None:
         """Add the gradients that come from outputs with cotangents, the heads, to those of the arrays."""
-        heads = [head for head in heads if any(self._reached(head[0])[: self._asked])]
+        heads = [head for head in heads if any(self._reached(head[0])[: self._requested])]
         if not heads:
             return
-        reached = [any(ways) for ways in zip(*(self._reached(output) for output, _ in heads), strict=True)]
-        indices = [index for index, is_reached in enumerate(reached) if is_reached]
-        with _computed():
+        reached = [self._reached(output) for output, _ in heads]
+        indices = [index for index in range(len(self._variables)) if any(by_head[index] for by_head in reached)]
+        with _explain_errors():
             pulled = import_mxnet().autograd.grad(
                 [output for output, _ in heads],
                 [self._variables[index] for index in indices],
                 head_grads=[cotangent for _, cotangent in heads],
-                retain_graph=True,  # other sets follow, and the user may have recorded some of it
+                retain_graph=True,  # other sets follow, and part of it may be the user's
                 train_mode=self._training,
             )
         for index, gradient in zip(indices, pulled, strict=True):
-            if index < self._asked:
+            if index < self._requested:
                 gradients[index] = gradient if gradients[index] is None else gradients[index] + gradient
 
     def _reached(self, output: Any) -> Sequence[bool]:
-        """Return for each variable whether a gradient comes to it from the output."""
-        if id(output) not in self._ways:
-            way = way_to(output, self._variables)
-            _expect_right(way)
-            self._ways[id(output)] = (output, way.reached)
-        return self._ways[id(output)][1]
+        """Return for each variable whether a gradient reaches it from the output."""
+        if id(output) not in self._sections:
+            section = section_between(output, self._variables)
+            _expect_right(section)
+            self._sections[id(output)] = (output, section.reached)
+        return self._sections[id(output)][1]
 
 
-def _expect_right(way: Way) -> None:
-    for operator in sorted(way.operators & WRONG.keys()):
+def _expect_right(section: GraphSection) -> None:
+    for operator in sorted(section.operators & WRONG.keys()):
         raise UnsupportedError(
-            f"between the lookup and the objective is the operator {operator!r}, which {WRONG[operator]}: expected an "
-            "operator with the gradient of its value, such as softmax in place of SoftmaxOutput"
+            f"between the lookup and the objective is the operator {operator!r}, which {WRONG[operator]}. Use an operator with "
+            "the gradient of its value, such as softmax in place of SoftmaxOutput"
         )
 
 
 @contextlib.contextmanager
-def _computed() -> Iterator[None]:
-    """Raise the errors of MXNet while gradients are computed and read as UnsupportedErrors that say so."""
+def _explain_errors() -> Iterator[None]:
+    """Raise MXNet's errors while gradients are computed and read as UnsupportedErrors."""
     try:
         yield
     except import_mxnet().MXNetError as error:
         operator = re.search(r"Operator (\S+) is non-differentiable", str(error))
         if operator is not None:
             raise UnsupportedError(
-                f"between the lookup and the objective is the operator {operator[1]!r}, for which MXNet has no gradient: "
-                "expected operators that have one; write it in terms of others"
+                f"between the lookup and the objective is the operator {operator[1]!r}, for which MXNet has no gradient. "
+                "Express it by operators that have one"
             ) from error
-        said = str(error).strip().splitlines()[-1].strip()
+        reason = str(error).strip().splitlines()[-1].strip()
         raise UnsupportedError(
-            f"MXNet fails to compute the gradient of an operator between the lookup and the objective ({said}): expected "
-            "operators whose gradient it computes; write it in terms of others"
+            f"MXNet fails to compute the gradient of an operator between the lookup and the objective ({reason}). Express it by "
+            "other operators"
         ) from error
 
 
 # Reachability in the recorded graph. A gradient of zeros and no gradient are different answers, and MXNet gives zeros for
-# both, or an error where no gradient reaches any array. So the recorded graph is asked which variables a gradient reaches.
+# both, or an error where no gradient reaches any array. So the recorded graph shows which variables a gradient reaches.
 
 
 @dataclass(frozen=True)
-class Way:
+class GraphSection:
     """The part of a recorded graph between an output and some variables.
 
     Attributes:
-        reached: for each variable whether a gradient can come to it.
-        operators: those on the way.
+        reached: for each variable whether a gradient can reach it.
+        operators: those of the section.
         nodes: the whole graph, as MXNet's JSON describes it.
     """
 
@@ -174,58 +177,60 @@ class Way:
     nodes: Sequence[dict[str, Any]]
 
 
-def way_to(output: Any, variables: Sequence[Any]) -> Way:
-    """Return the way from an output to marked variables."""
+def section_between(output: Any, variables: Sequence[Any]) -> GraphSection:
+    """Return the section of the recorded graph between an output and marked variables."""
     symbol = recorded_symbol(output)
     if symbol is None:
-        return Way([False] * len(variables), frozenset(), [])
+        return GraphSection([False] * len(variables), frozenset(), [])
     graph, names = _read_graph(symbol), [recorded_symbol(variable).name for variable in variables]
     nodes, heads = graph["nodes"], [head[0] for head in graph["heads"]]
-    below = _below(nodes, set(names))
+    below = _variables_below(nodes, set(names))
     reached = [any(name in below[head] for head in heads) for name in names]
-    return Way(reached, frozenset(_operators(nodes, heads, below)), nodes)
+    return GraphSection(reached, frozenset(_operators_between(nodes, heads, below)), nodes)
 
 
-def _below(nodes: Sequence[dict[str, Any]], names: set[str]) -> list[set[str]]:
+def _variables_below(nodes: Sequence[dict[str, Any]], names: set[str]) -> list[set[str]]:
     """Return for each node those of the variables that a gradient reaches from it. A node comes after its inputs."""
     below: list[set[str]] = []
     for node in nodes:
-        own = names & {node["name"]} if node["op"] == "null" else set()
-        below.append(own.union(*(below[source] for source in differentiable_inputs(node))))
+        variable = names & {node["name"]} if node["op"] == "null" else set()
+        below.append(variable.union(*(below[source] for source in differentiable_inputs(node))))
     return below
 
 
-def _operators(nodes: Sequence[dict[str, Any]], heads: Sequence[int], below: Sequence[set[str]]) -> Iterator[str]:
+def _operators_between(
+    nodes: Sequence[dict[str, Any]], heads: Sequence[int], below: Sequence[set[str]]
+) -> Iterator[str]:
     """Yield the operators between the heads and the variables."""
     waiting = [head for head in heads if below[head]]
-    seen = set(waiting)
+    visited = set(waiting)
     while waiting:
         node = nodes[waiting.pop()]
         yield node["op"]
-        above = {source for source in differentiable_inputs(node) if below[source]} - seen
-        seen |= above
-        waiting.extend(above)
+        sources = {source for source in differentiable_inputs(node) if below[source]} - visited
+        visited |= sources
+        waiting.extend(sources)
 
 
-def is_regrouped(way: Way, mark: Any) -> bool:
+def is_regrouped(section: GraphSection, mark: Any) -> bool:
     """Return whether a mark that is added to an array makes MXNet add up the array's gradient in another order than without.
 
-    It adds up all that come to an array at once. What comes through the sum with the mark, and what comes to the array past
-    it, are added up apart; of two numbers the order does not matter.
+    MXNet sums all gradients that reach an array at once. Those through the sum with the mark, and those that reach the array
+    directly, are summed separately; with two terms the order does not matter.
     """
     name = recorded_symbol(mark).name
-    marks = {number for number, node in enumerate(way.nodes) if node["op"] == "null" and node["name"] == name}
-    uses: Counter[tuple[int, int]] = Counter((entry[0], entry[1]) for node in way.nodes for entry in node["inputs"])
-    for number, node in enumerate(way.nodes):
+    marks = {number for number, node in enumerate(section.nodes) if node["op"] == "null" and node["name"] == name}
+    uses: Counter[tuple[int, int]] = Counter((entry[0], entry[1]) for node in section.nodes for entry in node["inputs"])
+    for number, node in enumerate(section.nodes):
         entries = [(entry[0], entry[1]) for entry in node["inputs"]]
         if any(source in marks for source, _ in entries):
-            past = sum(uses[entry] - 1 for entry in entries if entry[0] not in marks)
-            return past > 0 and past + uses[number, 0] > 2
+            other_uses = sum(uses[entry] - 1 for entry in entries if entry[0] not in marks)
+            return other_uses > 0 and other_uses + uses[number, 0] > 2
     return False
 
 
-def are_drawn_in_order(outputs: Sequence[Any], drawn: Sequence[Any]) -> bool:
-    """Return whether operators ran in the order in which MXNet runs a graph of theirs.
+def drew_in_graph_order(outputs: Sequence[Any], drawn: Sequence[Any]) -> bool:
+    """Return whether operators ran in the order in which MXNet would run their graph.
 
     Args:
         outputs: of the graph.
@@ -234,14 +239,15 @@ def are_drawn_in_order(outputs: Sequence[Any], drawn: Sequence[Any]) -> bool:
     symbols = [recorded_symbol(array) for array in drawn]
     if any(symbol is None for symbol in symbols):
         return False
-    ran = [symbol.name for symbol in symbols]
+    drawn_names = [symbol.name for symbol in symbols]
     graphs = [_read_graph(symbol)["nodes"] for symbol in map(recorded_symbol, outputs) if symbol is not None]
-    return list(dict.fromkeys(node["name"] for graph in graphs for node in graph if node["name"] in set(ran))) == ran
+    in_graphs = [node["name"] for graph in graphs for node in graph if node["name"] in set(drawn_names)]
+    return list(dict.fromkeys(in_graphs)) == drawn_names
 
 
-# Which inputs of an operator a gradient goes to
+# The inputs of an operator that a gradient reaches
 
-#: Operators for which MXNet has no gradient and puts zeros, by their names without the affixes of their kinds.
+#: Operators for which MXNet has no gradient and returns zeros, by their names without affixes.
 NO_GRADIENT: Final = frozenset(
     (
         *("BlockGrad", "all", "all_finite", "allclose", "any", "arange_like", "argmax", "argmax_channel", "argmin"),
@@ -259,7 +265,7 @@ AFFIXES: Final = re.compile(r"^_?(npi_|npx_|np_|contrib_|broadcast_)?|_scalar$")
 #: Random numbers: MXNet has no gradient with respect to their distribution's parameters.
 RANDOM: Final = re.compile(r"_?(sample_\w+|random_\w+_like)")
 
-#: The inputs through which a gradient goes, where not all of them, by the same names: indices, conditions and lengths get none.
+#: The inputs that a gradient reaches, where not all do, by the same names: indices, conditions and lengths have none.
 DIFFERENTIABLE: Final = {
     **dict.fromkeys(
         ("SequenceLast", "SequenceMask", "SequenceReverse", "boolean_mask", "broadcast_like", "pick"), (0,)
@@ -274,12 +280,12 @@ DIFFERENTIABLE: Final = {
 
 
 def differentiable_inputs(node: Mapping[str, Any]) -> list[int]:
-    """Return the nodes of the inputs to which a gradient goes, of a node as MXNet's JSON describes it."""
+    """Return the nodes of the inputs that a gradient reaches, for a node as MXNet's JSON describes it."""
     name = _plain_name(node["op"])
-    if name in NO_GRADIENT or RANDOM.fullmatch(name) or _gives_indices(name, node.get("attrs", {})):
+    if name in NO_GRADIENT or RANDOM.fullmatch(name) or _is_integer_valued(name, node.get("attrs", {})):
         return []
-    through = DIFFERENTIABLE.get(name)
-    return [entry[0] for index, entry in enumerate(node["inputs"]) if through is None or index in through]
+    differentiable = DIFFERENTIABLE.get(name)
+    return [entry[0] for index, entry in enumerate(node["inputs"]) if differentiable is None or index in differentiable]
 
 
 @functools.cache
@@ -287,15 +293,15 @@ def _plain_name(operator: str) -> str:
     return AFFIXES.sub("", operator)
 
 
-def _gives_indices(name: str, attributes: Mapping[str, Any]) -> bool:
-    """Return whether it is a topk of indices or a mask, or a cast to whole numbers."""
+def _is_integer_valued(name: str, attributes: Mapping[str, Any]) -> bool:
+    """Return whether an operator is a topk of indices or a mask, or a cast to whole numbers."""
     if name == "topk":
         return attributes.get("ret_typ", "indices") in ("indices", "mask")
     return name in ("Cast", "cast") and "int" in str(attributes.get("dtype"))
 
 
 # Recorded graphs are read from the text that MXNet prints of them. Their JSON says the same, but MXNet never frees the memory
-# in which it makes it: some kilobytes at each call, which a long stream would notice.
+# in which it makes it: some kilobytes at each call, which add up in a long stream.
 
 #: An operator with its name.
 OPERATOR: Final = re.compile(r"^(?:Op:(\S+), Name=|(PlaceHolder):)(\S+)$")
@@ -303,7 +309,7 @@ OPERATOR: Final = re.compile(r"^(?:Op:(\S+), Name=|(PlaceHolder):)(\S+)$")
 #: An output of a node: of the graph's, or an input of another node's.
 ENTRY: Final = re.compile(r"\t(output|arg|cdep)\[\d+\]=(.+)\((\d+)\)(?: version=\d+)?")
 
-#: What stands alone in a line.
+#: Lines that hold nothing else.
 HEADINGS: Final = frozenset({"Symbol Outputs:", "Inputs:", "Attrs:", "Control deps:", "-" * 20, ""})
 
 
@@ -314,7 +320,7 @@ def _read_graph(symbol: Any) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
-    """Return the graph; None where the text does not tell it: two nodes of one name, or lines that mean something else."""
+    """Return the graph; None where the text is ambiguous: two nodes of one name, or unknown lines."""
     nodes: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
     outputs: list[tuple[str, int]] = []
@@ -326,8 +332,8 @@ def _parsed(text: str) -> dict[str, Any] | None:
             if name in numbers:
                 return None
             numbers[name] = len(nodes)
-            kind = "null" if operator is None else operator[1] or operator[2]
-            nodes.append({"op": kind, "name": name, "inputs": [], "attrs": {}})
+            op = "null" if operator is None else operator[1] or operator[2]
+            nodes.append({"op": op, "name": name, "inputs": [], "attrs": {}})
             in_attributes = False
         elif line in HEADINGS:
             in_attributes = line == "Attrs:"
@@ -343,7 +349,7 @@ def _parsed(text: str) -> dict[str, Any] | None:
                 nodes[-1]["inputs"].append([numbers[entry[2]], int(entry[3]), 0])
         else:
             return None
-    if not outputs and len(nodes) == 1:  # the text of a graph of one node does not tell its output
+    if not outputs and len(nodes) == 1:  # the text of a graph of one node omits its output
         outputs = [(nodes[0]["name"], 0)]
     if not outputs or any(name not in numbers for name, _ in outputs):
         return None

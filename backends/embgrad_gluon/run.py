@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,26 +17,26 @@ from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_gluon import bert
 from embgrad_gluon.cures import Cures, Functions
-from embgrad_gluon.graphs import GraphPoints, imperatively, output_names
+from embgrad_gluon.graphs import imperatively, observe_scopes, output_names
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
-from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, watching
-from embgrad_gluon.modules import Modules, calling, unheard
+from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, intercept_operators
+from embgrad_gluon.modules import Modules, ignore_calls, intercept_calls
 from embgrad_gluon.normalising import LayerNorms
-from embgrad_gluon.parameters import TableParameters, array_of, tables_recorded, trainable, values_of
-from embgrad_gluon.pullback import Pullback, Pulled
-from embgrad_gluon.state import preserved
+from embgrad_gluon.parameters import TableParameters, array_of, record_frozen_tables, trainable, values_of
+from embgrad_gluon.pullback import Pullback, PulledGradients
+from embgrad_gluon.state import preserve
 from embgrad_gluon.tap import Taps
 
 __all__ = ["points", "run"]
 
-#: A request that changes nothing and reads no point.
+#: A request that changes no point and reads none.
 NOTHING: Final = Request((), lambda outputs: [])
 
 #: The message where MXNet refuses to write into an array that it records.
-WRITTEN: Final = (
+WRITES_WHILE_RECORDING: Final = (
     "the model writes into an array that it has computed from the lookup or from parameters (x += ..., x[i] = ...), "
-    "which MXNet cannot do while it records: expected a new array, such as x + ..., concat or where(...)"
+    "which MXNet cannot do while it records. Compute a new array, such as x + ..., concat or where(...)"
 )
 
 
@@ -51,7 +52,7 @@ def points(
         handlers: by operators' names further handlers.
     """
     parts = as_parts(model)
-    with preserved(parts, training=False):
+    with preserve(parts, training=False):
         watch = PassRecorder(batch, None)
         forward = _run_forward(model, parts, batch, Taps(watch, NOTHING), NOTHING, call, handlers or {})
         _wait_for(forward.returned)
@@ -61,8 +62,8 @@ def points(
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """Run one forward pass, and a pullback for each set of cotangents."""
     parts = as_parts(model)
-    recorded = tables_recorded(parts) if request.tables else contextlib.nullcontext()
-    with preserved(parts, training=request.training), recorded:
+    recorded = record_frozen_tables(parts) if request.tables else contextlib.nullcontext()
+    with preserve(parts, training=request.training), recorded:
         return _run(model, parts, batch, request)
 
 
@@ -71,27 +72,28 @@ def _run(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request) 
     taps = Taps(watch, request)
     norms = LayerNorms(lambda array: any(array is kept.mark for kept in taps.kept.values()))
     try:
-        forward = _run_forward(model, parts, batch, taps, request, request.call, _quicker(request, norms))
-        return _pulled_back(model, parts, batch, request, forward)
+        forward = _run_forward(model, parts, batch, taps, request, request.call, _faster_handlers(request, norms))
+        return _pull_back(model, parts, batch, request, forward)
     finally:
         norms.release()
 
 
-def _pulled_back(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request, forward: _Forward) -> Run:
+def _pull_back(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request, forward: _Forward) -> Run:
     watch, kept = forward.taps.watch, forward.taps.kept
     try:
         chosen = watch.resolve(HINT)
         keys = list(dict.fromkeys(chosen[name] for name in request.points))
-        wanted = _Wanted(parts, request, forward, keys)
+        others = _OtherGradients(parts, request, forward, keys)
         answered = _answer(forward, batch, request, model)
     finally:
         _wait_for(forward.returned)
     dtype = _compute_dtype(forward, keys, answered)
-    forward.returned = None  # what nobody reads takes no memory while the rest is pulled back
+    forward.returned = None  # frees the outputs that are not read before the pullback
     for key in dict.fromkeys(chosen.values()):
         forward.taps.expect_unwritten(key)
-    pullback = Pullback(kept, keys, wanted.arrays, forward.also, forward.taps.changes, training=request.training)
-    with forward.functions.raised():
+    extra, changes = forward.extra_variables, forward.taps.changes
+    pullback = Pullback(kept, keys, others.arrays, extra, changes, training=request.training)
+    with forward.functions.reraise():
         pulled = [pullback(cotangents) for cotangents in answered.sets]
     values = values_at(
         {name: chosen[name] for name in request.points},
@@ -99,9 +101,9 @@ def _pulled_back(model: Any, parts: Sequence[Any], batch: TokenBatch, request: R
         {key: kept[key].values() for key in keys},
         [gradients.gradients for gradients in pulled],
         [gradients.before for gradients in pulled],
-        wanted.rests(pulled),
+        others.rests(pulled),
     )
-    return Run(values, dtype, forward.unused, answered.objective, wanted.values(pulled))
+    return Run(values, dtype, forward.unused, answered.objective, others.values(pulled))
 
 
 @dataclass
@@ -110,25 +112,25 @@ class _Forward:
 
     Attributes:
         returned: what the model returned; None once it was read.
-        value: of the user's own objective, computed in the same graph; else None.
-        taps: the points that are read.
+        value: of the user's objective function, computed in the same graph; else None.
+        taps: the points.
         tables: by key the tables of the lookups among them.
-        also: see `Cures`.
+        extra_variables: see `Cures`.
         unused: the names of the batch's parts that the model could not take.
-        functions: those of the user's own that were called.
+        functions: the user's functions that were called.
     """
 
     returned: Any
     value: Any
     taps: Taps
     tables: Mapping[str, Any]
-    also: list[Any]
+    extra_variables: list[Any]
     unused: tuple[str, ...]
     functions: Functions
 
 
-class _Wanted:
-    """The arrays beside the points whose gradient is wanted: the parameters', or the tables'."""
+class _OtherGradients:
+    """The gradients besides those of the points: of the parameters, or of the tables."""
 
     def __init__(self, parts: Sequence[Any], request: Request, forward: _Forward, keys: Sequence[str]) -> None:
         self._parameters = trainable(parts) if request.parameters else None
@@ -140,15 +142,15 @@ class _Wanted:
             self._tables = TableParameters(parts, tables)
         self.arrays = [*self._arrays.values(), *(self._tables.arrays.values() if self._tables is not None else ())]
 
-    def values(self, pulled: Sequence[Pulled]) -> dict[str, ParameterValues] | None:
-        """Return the parameters' gradients by name; None where they are not asked for."""
+    def values(self, pulled: Sequence[PulledGradients]) -> dict[str, ParameterValues] | None:
+        """Return the parameters' gradients by name; None where they are not requested."""
         if self._parameters is None:
             return None
         gradients = dict(zip(self._arrays, pulled[0].others if pulled else (), strict=False))
         return {name: values_of(p, gradients.get(name)) for name, p in self._parameters.items()}
 
-    def rests(self, pulled: Sequence[Pulled]) -> Any:
-        """Return by key the gradients that reach the tables in other ways; None where they are not asked for."""
+    def rests(self, pulled: Sequence[PulledGradients]) -> Any:
+        """Return by key the gradients that reach the tables in other ways; None where they are not requested."""
         if self._tables is None:
             return None
         return self._tables.rests(pulled[0].others[len(self._arrays) :] if pulled else ())
@@ -166,26 +168,27 @@ def _run_forward(
     mx, functions = import_mxnet(), Functions()
     cures = Cures(request.training, parameters=request.parameters)
     cured = {**cures.handlers(), **handlers}
-    # What reaches a parameter goes through the lookups, too; else nothing below them is differentiated.
+    # Parameters' gradients pass through the lookups, too; otherwise nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
-    modules = calling(Modules(parts, taps)) if taps.watch.needs_modules else unheard()
+    modules = intercept_calls(Modules(parts, taps)) if taps.watch.needs_modules else ignore_calls()
     value = None
-    with mx.autograd.record(train_mode=request.training), imperatively(GraphPoints(taps).within), functions.heard():
-        with watching({**lookups.handlers(), **cured}), modules:
+    observe = functools.partial(observe_scopes, taps)
+    with mx.autograd.record(train_mode=request.training), imperatively(observe), functions.intercepted():
+        with intercept_operators({**lookups.handlers(), **cured}), modules:
             try:
                 returned, unused = call_model(model, parts, batch, call)
             except mx.MXNetError as error:
                 if "already in a computational graph" not in str(error):
                     raise
-                raise UnsupportedError(WRITTEN) from error
-        if isinstance(request.respond, NativeObjective):  # what is looked up and called from here on is not the model's
-            with watching(cured), unheard():
+                raise UnsupportedError(WRITES_WHILE_RECORDING) from error
+        if isinstance(request.respond, NativeObjective):  # its lookups and calls are not the model's
+            with intercept_operators(cured), ignore_calls():
                 value = request.respond.function(returned)
-    return _Forward(returned, value, taps, lookups.tables, cures.also, unused, functions)
+    return _Forward(returned, value, taps, lookups.tables, cures.extra_variables, unused, functions)
 
 
-def _quicker(request: Request, norms: LayerNorms) -> dict[str, Handler]:
-    """Return by their names the handlers of operators whose gradients are computed in a quicker way than MXNet's."""
+def _faster_handlers(request: Request, norms: LayerNorms) -> dict[str, Handler]:
+    """Return the handlers of operators whose gradients are computed faster than by MXNet, by name."""
     return {} if request.parameters or request.tables else {"LayerNorm": norms.run}
 
 
@@ -194,16 +197,16 @@ def _answer(forward: _Forward, batch: TokenBatch, request: Request, model: Any) 
     if isinstance(request.respond, NativeObjective):
         return native_answer(forward.value, request.respond, batch, arrays, several=request.several)
     known, exported = bert.output_names(model, returned), output_names(model)
-    # The only output of a symbol goes by its name where it is asked for by that, and else as any model's only output.
-    alone = known or tuple(name for name in exported if name in request.outputs)
-    if alone and arrays.is_tensor(returned):
-        returned = {alone[0]: returned}
+    # The only output of a symbol has its name where it is requested by that, and otherwise the role of a single output.
+    single = known or tuple(name for name in exported if name in request.outputs)
+    if single and arrays.is_tensor(returned):
+        returned = {single[0]: returned}
     return answer(returned, request, arrays, known or exported)
 
 
 def _compute_dtype(forward: _Forward, keys: Sequence[str], answered: Answer) -> str:
     """Return the coarsest dtype of the points and of the outputs that were read, or else that of the first output."""
-    arrays = [forward.taps.kept[key].gone_on for key in keys] + [
+    arrays = [forward.taps.kept[key].forwarded for key in keys] + [
         output for heads in answered.sets for output, _ in heads
     ]
     returned = first(forward.returned, is_floating)
@@ -212,6 +215,6 @@ def _compute_dtype(forward: _Forward, keys: Sequence[str], answered: Answer) -> 
 
 
 def _wait_for(returned: Any) -> None:
-    """Raise the errors of the operators before the outputs: MXNet raises them when a result is read."""
+    """Raise the errors of the operators: MXNet raises them only when a result is read."""
     for array in every(returned, GluonArrays().is_tensor):
         array.wait_to_read()

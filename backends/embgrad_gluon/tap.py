@@ -15,36 +15,36 @@ from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import native_like, widened
 from embgrad_gluon.walk import same_bits
 
-__all__ = ["Kept", "Taps"]
+__all__ = ["KeptPoint", "Taps"]
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptPoint:
     """A point whose array is kept.
 
     Attributes:
         mark: the array at which the gradient is taken, marked by `attach_grad`.
-        gone_on: the array with which the model goes on.
-        copy: its values at that time, as MXNet's or NumPy's array.
+        forwarded: the array that the model goes on with.
+        copy: a copy of its values, as MXNet's or NumPy's array.
         below: where the graph is cut so that the gradient can be edited, the array below the cut; else None.
     """
 
     mark: Any
-    gone_on: Any
+    forwarded: Any
     copy: Any
     below: Any = None
 
     def values(self) -> np.ndarray:
-        """Return the values that went on, in memory of their own."""
-        return widened(self.copy if isinstance(self.copy, np.ndarray) else self.gone_on.asnumpy())
+        """Return the values that the model went on with, in memory of their own."""
+        return widened(self.copy if isinstance(self.copy, np.ndarray) else self.forwarded.asnumpy())
 
 
 class Taps:
-    """The points of one forward pass whose arrays are kept.
+    """The points of one forward pass whose arrays are read or changed.
 
     Args:
         watch: records the pass.
-        request: says what is changed at the points.
+        request: defines the changes at the points.
 
     Attributes:
         watch: as given.
@@ -54,11 +54,11 @@ class Taps:
 
     def __init__(self, watch: PassRecorder, request: Request) -> None:
         self.watch = watch
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, KeptPoint] = {}
         self.changes = PointChanges[Any](request, lambda array: widened(array.asnumpy()), native_like)
 
     def at(self, key: str, array: Any, *, cut: bool = False) -> Any:
-        """Return the array that goes on in place of the one that was computed.
+        """Return the array that replaces the computed one.
 
         Args:
             key: the point's key.
@@ -75,25 +75,25 @@ class Taps:
         return self._keep_connected(key, value)
 
     def expect_unwritten(self, key: str) -> None:
-        """Refuse a point into whose value the model wrote outside of the graph, where MXNet's gradient takes no notice.
+        """Refuse a point whose value the model changed in place while it was not recorded, which MXNet's gradient ignores.
 
         Raises:
-            UnsupportedError: its values are no longer what they were.
+            UnsupportedError: its values have changed.
         """
         kept = self.kept[key]
-        if not same_bits(kept.copy, kept.gone_on):
-            found = next((lookup for lookup in self.watch.lookups if lookup.key == key), None)
-            where = f"the output of the lookup {found}" if found is not None else f"what was at the point {key!r}"
+        if not same_bits(kept.copy, kept.forwarded):
+            lookup = next((lookup for lookup in self.watch.lookups if lookup.key == key), None)
+            value = f"the output of the lookup {lookup}" if lookup is not None else f"the value at the point {key!r}"
             raise UnsupportedError(
-                f"the model writes into {where} while it is not recorded, so that MXNet's gradient takes no notice of it: "
-                "expected a new array, such as rows * mask or where(...)"
+                f"the model writes into {value} while it is not recorded, which MXNet's gradient ignores. Compute a new array, "
+                "such as rows * mask or where(...)"
             )
 
     def _keep_leaf(self, key: str, leaf: Any, below: Any, copy: Any) -> Any:
         mx = import_mxnet()
-        # As `attach_grad` does, which cuts it off what it was computed from; no memory is taken until a gradient is written.
+        # As `attach_grad` does, which cuts it off its history; no memory is used until a gradient is written.
         mx.autograd.mark_variables([leaf], [mx.nd.empty(leaf.shape, leaf.ctx, leaf.dtype)])
-        self.kept[key] = Kept(leaf, leaf, copy, below)
+        self.kept[key] = KeptPoint(leaf, leaf, copy, below)
         return leaf
 
     def _keep_connected(self, key: str, array: Any) -> Any:
@@ -103,7 +103,7 @@ class Taps:
             zeros = -mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype)  # -0.0, which changes no bit, +0.0 does
             zeros = zeros.as_np_ndarray() if isinstance(array, mx.np.ndarray) else zeros
             zeros.attach_grad()
-        gone_on = array + zeros
+        forwarded = array + zeros
         with mx.autograd.pause():
-            self.kept[key] = Kept(zeros, gone_on, gone_on.copy())
-        return gone_on
+            self.kept[key] = KeptPoint(zeros, forwarded, forwarded.copy())
+        return forwarded

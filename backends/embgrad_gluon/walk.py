@@ -20,26 +20,26 @@ __all__ = [
 
 def all_blocks(parts: Sequence[Any]) -> list[Any]:
     """Return each block once."""
-    found: dict[int, Any] = {}
-    waiting = list(reversed(parts))
-    while waiting:
-        block = waiting.pop()
-        if id(block) not in found:
-            found[id(block)] = block
-            waiting.extend(reversed(block._children.values()))
-    return list(found.values())
+    blocks: dict[int, Any] = {}
+    stack = list(reversed(parts))
+    while stack:
+        block = stack.pop()
+        if id(block) not in blocks:
+            blocks[id(block)] = block
+            stack.extend(reversed(block._children.values()))
+    return list(blocks.values())
 
 
 def all_parameters(parts: Sequence[Any]) -> list[Any]:
-    """Return each parameter once, with those that `collect_params` leaves out, and without its checks, which take long."""
+    """Return each parameter once, including those that `collect_params` omits, and without its checks, which are slow."""
     blocks = all_blocks(parts)
-    held = [p for block in blocks for p in (*block.params.values(), *block._reg_params.values())]
-    return list({id(p): p for p in held}.values())
+    parameters = [p for block in blocks for p in (*block.params.values(), *block._reg_params.values())]
+    return list({id(p): p for p in parameters}.values())
 
 
 def arrays_of(parameter: Any) -> list[Any]:
     """Return a parameter's arrays, one for each context; none before it is initialized."""
-    return list(parameter._data or ())  # `data()` may drop out (gluonnlp), and `list_data()` refuses row-sparse arrays
+    return list(parameter._data or ())  # `data()` may apply dropout (gluonnlp); `list_data()` refuses row-sparse arrays
 
 
 def contexts_of(parameter: Any) -> list[Any]:
@@ -51,15 +51,15 @@ def contexts_of(parameter: Any) -> list[Any]:
 
 
 def named_blocks(parts: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each block with its attribute path, once for each way to it: "" is a model alone, a number a part of several."""
+    """Yield each block with its attribute path, once for each path: "" is a single model, a number one of several parts."""
     for number, part in enumerate(parts):
-        yield from _below(part, str(number) if len(parts) > 1 else "")
+        yield from _blocks_below(part, str(number) if len(parts) > 1 else "")
 
 
-def _below(block: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _blocks_below(block: Any, path: str) -> Iterator[tuple[str, Any]]:
     yield path, block
     for name, child in block._children.items():
-        yield from _below(child, f"{path}.{name}" if path else str(name))
+        yield from _blocks_below(child, f"{path}.{name}" if path else str(name))
 
 
 def block_names(parts: Sequence[Any]) -> dict[int, tuple[str, tuple[str, ...]]]:
@@ -76,31 +76,31 @@ def block_names(parts: Sequence[Any]) -> dict[int, tuple[str, tuple[str, ...]]]:
     }
 
 
-def _own_parameters(block: Any) -> dict[str, Any]:
-    """Return a block's own parameters by name, less those of its children."""
-    # A SymbolBlock's attributes are what its parameters' names do not share; the names themselves say more.
+def _direct_parameters(block: Any) -> dict[str, Any]:
+    """Return a block's own parameters by name, without those of its children."""
+    # A SymbolBlock's attributes are its parameters' names without their common prefix; the whole names are clearer.
     opaque = isinstance(block, import_mxnet().gluon.SymbolBlock)
-    owned = dict(block.params.items() if opaque else block._reg_params)
-    spelled = {id(parameter) for parameter in owned.values()}
-    if not opaque and not all(id(p) in spelled for p in block.params.values()):
-        # A block may have made the parameters that the blocks inside of it hold as attributes.
-        inside = all_blocks(list(block._children.values()))
-        spelled |= {id(parameter) for child in inside for parameter in child._reg_params.values()}
-    # Those that no attribute holds, as in a list of them, have their own name.
-    return owned | {p.name.removeprefix(block.prefix): p for p in block.params.values() if id(p) not in spelled}
+    direct = dict(block.params.items() if opaque else block._reg_params)
+    known_ids = {id(parameter) for parameter in direct.values()}
+    if not opaque and not all(id(p) in known_ids for p in block.params.values()):
+        # A block may have created the parameters that the blocks inside it hold as attributes.
+        descendants = all_blocks(list(block._children.values()))
+        known_ids |= {id(parameter) for child in descendants for parameter in child._reg_params.values()}
+    # Parameters that no attribute holds, as those in a list, have their own names.
+    return direct | {p.name.removeprefix(block.prefix): p for p in block.params.values() if id(p) not in known_ids}
 
 
 def named_parameters(parts: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return each parameter with its attribute path, as `_collect_params_with_prefix` spells it, once for each way to it."""
+    """Return each parameter with its attribute path, as `_collect_params_with_prefix` spells it, once for each path."""
     return [pair for number, part in enumerate(parts) for pair in _named(part, str(number) if len(parts) > 1 else "")]
 
 
 def _named(block: Any, path: str) -> Iterator[tuple[str, Any]]:
-    spelled, plain = type(block)._collect_params_with_prefix, import_mxnet().gluon.Block._collect_params_with_prefix
-    if spelled is not plain:  # as gluonnlp's attention, whose names are those of an older release
+    known_ids, default = type(block)._collect_params_with_prefix, import_mxnet().gluon.Block._collect_params_with_prefix
+    if known_ids is not default:  # such as gluonnlp's attention, with the names of an older release
         yield from block._collect_params_with_prefix(path).items()
         return
-    for name, parameter in _own_parameters(block).items():
+    for name, parameter in _direct_parameters(block).items():
         yield f"{path}.{name}" if path else name, parameter
     for name, child in block._children.items():
         yield from _named(child, f"{path}.{name}" if path else str(name))
@@ -108,13 +108,10 @@ def _named(block: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def unique_names(parts: Sequence[Any]) -> Mapping[str, Any]:
     """Return each parameter once, under the first of its names."""
-    seen: set[int] = set()
-    found: dict[str, Any] = {}
+    first: dict[int, tuple[str, Any]] = {}
     for name, parameter in named_parameters(parts):
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            found[name] = parameter
-    return found
+        first.setdefault(id(parameter), (name, parameter))
+    return dict(first.values())
 
 
 def table_path(name: str) -> str:
@@ -123,18 +120,18 @@ def table_path(name: str) -> str:
 
 
 def tables(parts: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return the parameters that may be tables, each once, with their paths: an embedding's before the others."""
+    """Return the parameters that may be tables, each once, with their paths: those of embeddings before the others."""
     nn = import_mxnet().gluon
     embeddings = (nn.nn.Embedding, nn.contrib.nn.SparseEmbedding)
-    found: dict[int, tuple[str, Any]] = {}
+    candidates: dict[int, tuple[str, Any]] = {}
     for path, block in sorted(named_blocks(parts), key=lambda pair: not isinstance(pair[1], embeddings)):
-        for name, parameter in _own_parameters(block).items():
-            found.setdefault(id(parameter), (table_path(f"{path}.{name}" if path else name), parameter))
-    return list(found.values())
+        for name, parameter in _direct_parameters(block).items():
+            candidates.setdefault(id(parameter), (table_path(f"{path}.{name}" if path else name), parameter))
+    return list(candidates.values())
 
 
 def paths(parts: Sequence[Any]) -> list[str]:
-    """Return the names under which the blocks and the tables can be named."""
+    """Return the names of the blocks and the tables."""
     blocks = [name for path, also in block_names(parts).values() for name in (path, *also)]
     tables = [table_path(name) for name, _ in named_parameters(parts)]
     return list(dict.fromkeys(name for name in (*blocks, *tables) if name))
@@ -149,7 +146,7 @@ def input_names(block: Any) -> list[str]:
 
 
 def memory(array: Any) -> int:
-    """Return where an array's values lie, once they are computed."""
+    """Return the address of an array's values, once they are computed."""
     base = import_mxnet().base
     array.wait_to_read()  # else this thread and the one that computes them may both allocate the memory
     address = ctypes.c_void_p()
@@ -158,10 +155,10 @@ def memory(array: Any) -> int:
 
 
 def same_bits(array: Any, other: Any) -> bool:
-    """Return whether two arrays of one shape and dtype hold the same; NaN and -0.0 count. The first may be NumPy's."""
-    held, copy = array if isinstance(array, np.ndarray) else array.asnumpy(), other.asnumpy()
-    whole = f"u{copy.itemsize}"
-    return bool((held.reshape(-1).view(whole) == copy.reshape(-1).view(whole)).all())
+    """Return whether two arrays of one shape and dtype hold the same bits, NaN and -0.0 included. The first may be NumPy's."""
+    parameters, copy = array if isinstance(array, np.ndarray) else array.asnumpy(), other.asnumpy()
+    unsigned = f"u{copy.itemsize}"
+    return bool((parameters.reshape(-1).view(unsigned) == copy.reshape(-1).view(unsigned)).all())
 
 
 def recorded_symbol(array: Any) -> Any:

@@ -12,6 +12,7 @@ from embgrad_gluon.bert import build
 
 import embgrad
 from embgrad.engine.weights import substituted, weights_of
+from tests.frameworks.gluon.exporting import exported
 from tests.frameworks.gluon.helpers import mx
 
 nn = mx.gluon.nn
@@ -51,11 +52,7 @@ def cell(model: Any) -> Any:
     return model.encoder.transformer_cells[2]
 
 
-def test_a_copy_agrees(model: Any) -> None:
-    assert embgrad.bisect(model, bert(), BATCH, POOLED).agrees
-
-
-def test_a_perturbed_weight_of_each_module(model: Any) -> None:
+def test_a_perturbed_weight_is_located_in_each_module(model: Any) -> None:
     other = bert()
     named = {one.canonical: one for one in weights_of(other)}
     for module, piece in MODULES.items():
@@ -109,7 +106,7 @@ def no_residual(b: Any) -> None:
         (no_residual, "encoder.layer.2.output", "the residual around the feed-forward"),
     ],
 )
-def test_other_faults(model: Any, fault: Callable[[Any], None], module: str, piece: str) -> None:
+def test_faults_in_code_are_located(model: Any, fault: Callable[[Any], None], module: str, piece: str) -> None:
     other = bert()
     fault(other)
     found = embgrad.bisect(model, other, BATCH, POOLED)
@@ -215,12 +212,7 @@ def test_a_sequential_net(hybridised: bool) -> None:
 
 def test_a_symbol_block(tmp_path: Path) -> None:
     a = net(hybridised=True)
-    a(mx.nd.array(BATCH.ids))
-    a.export(str(tmp_path / "net"))
-    blocks = [
-        mx.gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
-        for _ in range(2)
-    ]
+    blocks = [exported(a, [mx.nd.array(BATCH.ids)], tmp_path) for _ in range(2)]
     assert embgrad.bisect(a, blocks[0], BATCH.ids, LABELS).agrees
     weight = [one for one in weights_of(blocks[1]) if one.shape == (24, 16)][2]
     weight.put(weight.get() * 1.01)

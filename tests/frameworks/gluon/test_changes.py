@@ -10,8 +10,7 @@ import pytest
 from embgrad_gluon import GluonBackend
 
 import embgrad
-from tests.contract.conformance.harness_gluon import Harness
-from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, Model, central_differences, distinct_ids, mx, randomise, relative
 
 nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
 
@@ -78,22 +77,15 @@ def numpy_pass(net: Any, change: Callable[[str, np.ndarray], np.ndarray], past: 
 def slope(
     net: Any, at: str, fixed: dict[str, np.ndarray], added: dict[str, np.ndarray], past: bool = False
 ) -> np.ndarray:
-    """∂L/∂(value at the point), by central differences, with values overridden and added to elsewhere."""
-    gradient = np.zeros((2, 5, DIM))
-    for place in np.ndindex(gradient.shape):
-        sides = []
-        for step in (1e-6, -1e-6):
+    """Return ∂L/∂(value at the point) by central differences, with values overridden and added to elsewhere."""
 
-            def change(name: str, value: np.ndarray, step: float = step, place: tuple[int, ...] = place) -> np.ndarray:
-                value = fixed.get(name, value) + added.get(name, 0)
-                if name == at:
-                    value = value.copy()
-                    value[place] += step
-                return value
+    def value(move: np.ndarray) -> float:
+        def change(name: str, value: np.ndarray) -> np.ndarray:
+            return fixed.get(name, value) + added.get(name, 0) + (move if name == at else 0)
 
-            sides.append(numpy_pass(net, change, past))
-        gradient[place] = (sides[0] - sides[1]) / 2e-6
-    return gradient
+        return numpy_pass(net, change, past)
+
+    return central_differences(value, np.zeros((2, 5, DIM)))
 
 
 @pytest.mark.parametrize("past", [False, True])
@@ -149,14 +141,14 @@ def cut_by_hand(
     found = {}
     head, gradient = loss, nd.ones(1, dtype="float64")
     for name in ("layer.2", "layer.1", "layer.0", "word"):
-        (came,) = autograd.grad([head], [leaves[name]], head_grads=[gradient], train_mode=False, retain_graph=True)
-        gone = edits.get(name, lambda g: g)(came.asnumpy().copy())
-        found[name] = (came.asnumpy(), gone)
-        head, gradient = values.get(name), nd.array(gone, dtype="float64")
+        (before,) = autograd.grad([head], [leaves[name]], head_grads=[gradient], train_mode=False, retain_graph=True)
+        after = edits.get(name, lambda g: g)(before.asnumpy().copy())
+        found[name] = (before.asnumpy(), after)
+        head, gradient = values.get(name), nd.array(after, dtype="float64")
     return found
 
 
-def test_edits_in_stages_against_stages_by_hand() -> None:
+def test_edits_agree_with_backward_passes_by_hand() -> None:
     net = stack(hybrid=False)
     edits: dict[str, Any] = {"layer.2": lambda g: np.abs(g), "layer.0": lambda g: np.where(g > 0, 3 * g, g * 0 - 0.5)}
     expected = cut_by_hand(net, edits)
@@ -172,7 +164,7 @@ def test_edits_in_stages_against_stages_by_hand() -> None:
     assert (unread.values == found["word"].values).all()
 
 
-def test_an_edit_in_place_and_one_past_which_a_way_leads() -> None:
+def test_an_edit_in_place_and_an_edit_with_a_residual_connection() -> None:
     net = stack(past=True)
 
     def clear(gradient: np.ndarray) -> None:
@@ -191,14 +183,6 @@ def test_an_edit_in_place_and_one_past_which_a_way_leads() -> None:
     assert relative(tripled.values, rest + 3 * (plain["layer.0"].values - rest)) < 1e-12
 
 
-def test_nothing_comes_past_an_ablation() -> None:
-    net = stack()
-    found = embgrad.gradients(net, IDS, OBJECTIVE, at=["word", "layer.0", "layer.2"], edit={"layer.1": lambda g: g * 0})
-    assert not found["word"].values.any()
-    assert not found["layer.0"].values.any()
-    assert found["layer.2"].values.any()
-
-
 def test_an_edit_is_called_once_for_each_set_of_cotangents() -> None:
     net, calls = stack(past=True), []
 
@@ -212,56 +196,15 @@ def test_an_edit_is_called_once_for_each_set_of_cotangents() -> None:
     assert len(calls) == 6
     assert relative(split.values, together.values) < 1e-12
     calls.clear()
-
-    def native(logits: Any) -> Any:
-        return nd.dot(logits, nd.array(COTANGENT, dtype="float64"))
-
-    by_native = embgrad.gradients(net, IDS, native, edit={"layer.0": edit, "layer.2": edit})
-    assert relative(by_native.values, together.values) < 1e-12
-    assert len(calls) == 2
-    each = embgrad.gradients(net, IDS, native, edit={"layer.0": edit, "layer.2": edit}, split=True)
-    assert relative(each.values, together.values) < 1e-12
-    calls.clear()
     embgrad.gradients(net, IDS, lambda logits: logits[:, 0] * 0 + 1, at="layer.2", edit={"layer.0": edit})
-    assert len(calls) == 1  # with a gradient of zeros: there is a way
+    assert len(calls) == 1  # with a gradient of zeros, which is a gradient
 
 
-@pytest.mark.parametrize("option", ["override", "add", "edit"])
-@pytest.mark.parametrize("fault", [RuntimeError("broke"), KeyboardInterrupt()])
-def test_what_a_function_raises_comes_out_and_leaves_no_trace(option: str, fault: BaseException) -> None:
-    weights = {
-        "E": np.ones((ROWS, DIM)),
-        "E2": np.ones((ROWS, DIM)),
-        "W": np.ones((DIM, 3)),
-        "b": np.ones(3),
-        "W1": np.ones((DIM, DIM)),
-        "b1": np.ones(DIM),
-    }
-    net = Harness().build("layers", weights)
-    Harness().disturb(net)
-    before = Harness().state(net)
+def test_functions_receive_half_precision_as_float32() -> None:
+    def forward(net: Any, F: Any, x: Any) -> Any:
+        return F.mean(F.tanh(net.norm(net.words(x))), axis=1)
 
-    def broken(_: np.ndarray) -> np.ndarray:
-        raise fault
-
-    with pytest.raises(type(fault)) as caught:
-        embgrad.gradients(net, IDS, embgrad.Sum(), **{option: {"layer.1": broken}})
-    assert caught.value is fault
-    assert Harness().state(net) == before
-    assert embgrad.gradients(net, IDS, embgrad.Sum()).values.any()
-
-
-def test_half_precision_is_handed_out_widened() -> None:
-    class Half(mx.gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.norm = nn.LayerNorm(in_channels=DIM)
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return F.mean(F.tanh(self.norm(self.words(x))), axis=1)
-
-    net = Half()
+    net = Model(forward, norm=nn.LayerNorm(in_channels=DIM))
     net.initialize(mx.init.Normal(0.5))
     net.cast("float16")
     seen = []
@@ -302,7 +245,7 @@ def numpy_semantics(request: Any) -> Iterator[bool]:
 
 @pytest.mark.parametrize("numpy_semantics", [False, True], indirect=True)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_a_point_changes_no_bit(dtype: str, numpy_semantics: bool) -> None:
+def test_a_point_keeps_every_bit_of_its_value(dtype: str, numpy_semantics: bool) -> None:
     """Not even the sign of zero, which +0.0 would: 1 / -0.0 is another infinity."""
 
     class Same(mx.gluon.HybridBlock):  # type: ignore[misc]

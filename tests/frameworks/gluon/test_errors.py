@@ -1,4 +1,4 @@
-"""What bad input gets: the text of each error."""
+"""The errors for input that a model cannot take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, model, mx
 
 nn, nd = mx.gluon.nn, mx.nd
 
@@ -16,25 +16,6 @@ nn, nd = mx.gluon.nn, mx.nd
 def bag() -> Any:
     net = nn.HybridSequential()
     net.add(nn.Embedding(ROWS, DIM), nn.HybridLambda(lambda F, e: F.mean(e, axis=1)), nn.Dense(3))
-    return net
-
-
-class Model(mx.gluon.Block):
-    """Whatever a function makes of the rows and the ids."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.words = nn.Embedding(ROWS, DIM)
-        self.places = nn.Embedding(4, DIM)
-        self.function = function
-
-    def forward(self, x: Any) -> Any:
-        return self.function(self, x)
-
-
-def model(function: Any) -> Any:
-    net = Model(function)
-    net.initialize()
     return net
 
 
@@ -53,53 +34,44 @@ def test_an_id_outside_the_table(hybrid: bool) -> None:
 
 
 @pytest.mark.parametrize("way", ["take", "wrap", "index"])
-def test_an_id_outside_a_table_that_is_taken_from(way: str) -> None:
-    def look_up(net: Any, x: Any) -> Any:
+def test_an_id_outside_a_table_that_is_indexed_directly(way: str) -> None:
+    def look_up(net: Any, F: Any, x: Any) -> Any:
         table = net.words.weight.data()
         return (table[x] if way == "index" else table.take(x, mode="wrap" if way == "wrap" else "clip")).sum(axis=1)
 
     with pytest.raises(embgrad.BatchError, match=rf"id {ROWS} at example 0, position 1 .*table 'words'"):
-        embgrad.gradients(model(look_up), np.array([[1, ROWS]]), embgrad.Sum())
+        embgrad.gradients(model(look_up, places=nn.Embedding(4, DIM)), np.array([[1, ROWS]]), embgrad.Sum())
 
 
-def test_more_positions_than_the_model_has() -> None:
-    net = model(lambda net, x: (net.words(x) + net.places(nd.arange(x.shape[1])).expand_dims(0)).sum(axis=1))
-    with pytest.raises(
-        embgrad.BatchError, match="example 0 has 5 tokens, and the model takes 4 positions at most"
-    ) as caught:
-        embgrad.gradients(net, distinct_ids(2, 5), embgrad.Sum())
-    assert "looks up index 4 (at (4,) of indices of shape (5,)), which is outside" in str(caught.value.__cause__)
-
-
-def test_indices_that_are_no_whole_numbers() -> None:
+def test_indices_that_are_not_whole_numbers_are_refused() -> None:
     for factor, add in ((0.5, 0.0), (1.0, float("nan"))):
-        net = model(lambda net, x, factor=factor, add=add: net.words(x * factor + add).sum(axis=1))
+        net = model(lambda net, F, x, factor=factor, add=add: net.words(x * factor + add).sum(axis=1))
         with pytest.raises(
             embgrad.BatchError, match=r"table 'words' by indices of dtype float32 .*cast the ids to int32"
         ):
             embgrad.gradients(net, np.array([[1, 3]]), embgrad.Sum())
 
 
-def test_indices_that_count_from_the_end_or_go_round_are_meant_so() -> None:
-    def look_up(net: Any, x: Any) -> Any:
+def test_negative_and_wrapped_indices_are_accepted() -> None:
+    def look_up(net: Any, F: Any, x: Any) -> Any:
         last = net.places.weight.data()[nd.array([-1], dtype="int32")]
         round_again = net.places.weight.data().take(nd.array([-3, 9]), mode="wrap")
         return net.words(x).sum(axis=1) * last + round_again.sum()
 
-    points = embgrad.points(model(look_up), distinct_ids())
+    points = embgrad.points(model(look_up, places=nn.Embedding(4, DIM)), distinct_ids())
     assert [(point.name, point.lookup.indices.tolist()) for point in points[:2]] == [
         ("places#0", [3]),
         ("places#1", [1, 1]),
     ]
 
 
-def test_rows_picked_out_of_activations_are_no_lookup() -> None:
-    net = model(lambda net, x: net.words(x).sum(axis=1)[nd.array([1, 0], dtype="int32")])
+def test_selecting_rows_of_activations_is_not_a_lookup() -> None:
+    net = model(lambda net, F, x: net.words(x).sum(axis=1)[nd.array([1, 0], dtype="int32")])
     assert [point.name for point in embgrad.points(net, distinct_ids())] == ["words#0"]
 
 
-def test_no_lookup_of_these_ids() -> None:
-    net = model(lambda net, x: net.words(x - 1).sum(axis=1))
+def test_a_model_that_changes_the_ids_first() -> None:
+    net = model(lambda net, F, x: net.words(x - 1).sum(axis=1))
     with pytest.raises(
         embgrad.PointNotReachedError, match=r"lookups seen: words#0 .*In Gluon a lookup is Embedding, take"
     ):
@@ -107,31 +79,19 @@ def test_no_lookup_of_these_ids() -> None:
     found = embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="words")
     assert (found.values == 1).all()
     assert (found.ids == distinct_ids() - 1).all()
-    hot = model(lambda net, x: nd.dot(nd.one_hot(x, ROWS), net.words.weight.data()).sum(axis=1))
-    with pytest.raises(embgrad.PointNotReachedError, match="one-hot vectors is none"):
+    hot = model(lambda net, F, x: nd.dot(nd.one_hot(x, ROWS), net.words.weight.data()).sum(axis=1))
+    with pytest.raises(embgrad.PointNotReachedError, match="one-hot vectors is not"):
         embgrad.gradients(hot, distinct_ids(), embgrad.Sum())
 
 
-def test_an_unknown_point_names_what_there_is() -> None:
-    net = built(bag, distinct_ids(), "float32")
-    with pytest.raises(embgrad.UnknownPointError, match=r"'0.weight'.*of 'word', or a path, of '0', '1'"):
-        embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="0.weight")
-
-
-def test_an_objective_that_does_not_depend_on_the_lookup() -> None:
-    net = model(lambda net, x: nd.BlockGrad(net.words(x)).sum(axis=1))
-    with pytest.raises(embgrad.NoGradientError, match="word"):
-        embgrad.gradients(net, distinct_ids(), embgrad.Sum())
-
-
 def test_an_operator_without_a_gradient() -> None:
-    net = model(lambda net, x: nd.khatri_rao(net.words(x)[0], net.words(x)[1]))
+    net = model(lambda net, F, x: nd.khatri_rao(net.words(x)[0], net.words(x)[1]))
     with pytest.raises(embgrad.UnsupportedError, match="operator 'khatri_rao', for which MXNet has no"):
         embgrad.gradients(net, distinct_ids(), embgrad.Scalar(lambda out: out.sum()), at="words#0")
 
 
-def test_a_model_that_writes_into_what_it_looked_up() -> None:
-    def forward(net: Any, x: Any) -> Any:
+def test_writing_into_looked_up_rows_unrecorded_is_refused() -> None:
+    def forward(net: Any, F: Any, x: Any) -> Any:
         rows = net.words(x)
         with mx.autograd.pause():
             rows[:, 0] = 0
@@ -140,16 +100,16 @@ def test_a_model_that_writes_into_what_it_looked_up() -> None:
     with pytest.raises(
         embgrad.UnsupportedError, match=r"writes into the output of the lookup words#0 .* while it is not rec"
     ):
-        embgrad.gradients(model(forward), distinct_ids(), embgrad.Sum())
+        embgrad.gradients(model(forward, places=nn.Embedding(4, DIM)), distinct_ids(), embgrad.Sum())
 
 
-def test_a_model_that_writes_into_what_is_recorded() -> None:
-    def forward(net: Any, x: Any) -> Any:
+def test_writing_into_a_recorded_array_is_refused() -> None:
+    def forward(net: Any, F: Any, x: Any) -> Any:
         rows = net.words(x) * 1
         rows += 1
         return rows.sum(axis=1)
 
-    net = model(forward)
+    net = model(forward, places=nn.Embedding(4, DIM))
     assert net(mx.nd.array(distinct_ids())).shape[0] == 2
     with pytest.raises(
         embgrad.UnsupportedError, match=r"writes into an array that it has computed .* while it records"
@@ -157,20 +117,9 @@ def test_a_model_that_writes_into_what_is_recorded() -> None:
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
 
 
-def test_an_unknown_output() -> None:
-    net = built(bag, distinct_ids(), "float32")
-    with pytest.raises(embgrad.OutputError, match=r"no output 'pooled': there are 'output' \(role 'logits'\)"):
-        embgrad.gradients(net, distinct_ids(), embgrad.Sum(output="pooled"))
-    pair = model(lambda net, x: (net.words(x), net.words(x).sum(axis=1)))
-    with pytest.raises(embgrad.OutputError, match=r"2 outputs and none of them is its logits.*'0', '1'"):
-        embgrad.gradients(pair, distinct_ids(), embgrad.Sum(), at="words#1")
-    with pytest.raises(embgrad.OutputError, match="returned NoneType"):
-        embgrad.gradients(model(lambda net, x: [net.words(x)].clear()), np.array([[1]]), embgrad.Sum())
-
-
-def test_an_output_of_whole_numbers() -> None:
+def test_an_output_of_integers_is_refused() -> None:
     net = model(
-        lambda net, x: {"logits": net.words(x).sum(axis=1), "labels": net.words(x).argmax(axis=2).astype("int32")}
+        lambda net, F, x: {"logits": net.words(x).sum(axis=1), "labels": net.words(x).argmax(axis=2).astype("int32")}
     )
     with pytest.raises(embgrad.OutputError, match="output 'labels' is of dtype int32: expected floating point"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(output="labels"), at="words#0")
@@ -179,35 +128,21 @@ def test_an_output_of_whole_numbers() -> None:
 @pytest.mark.parametrize(
     ("function", "got"),
     [
-        (lambda out: out, r"a tensor of shape \(2, 3\) and dtype float32"),
         (lambda out: out.sum(), r"a tensor of shape \(1,\) and dtype float32"),
-        (lambda out: out.sum(axis=1, keepdims=True), r"a tensor of shape \(2, 1\) and dtype float32"),
         (lambda out: out.argmax(axis=1).astype("int32"), r"a tensor of shape \(2,\) and dtype int32"),
         (lambda out: out.sum(axis=1).asnumpy(), "ndarray"),
-        (lambda out: None, "NoneType"),
     ],
 )
-def test_a_native_objective_of_a_wrong_kind(function: Any, got: str) -> None:
+def test_an_objective_function_that_returns_the_wrong_type_is_refused(function: Any, got: str) -> None:
     net = built(bag, distinct_ids(), "float32")
     with pytest.raises(
         embgrad.ObjectiveError,
         match=rf"returned {got}: expected an MXNet array of floating point and shape \(2,\), one",
     ):
         embgrad.gradients(net, distinct_ids(), function)
-    with pytest.raises(embgrad.ObjectiveError, match=r"shape \(2, 3\) .* shape \(\) or \(1,\), one number"):
-        embgrad.gradients(net, distinct_ids(), embgrad.Scalar(lambda out: out))
 
 
-def test_an_argument_that_the_batch_has_nothing_for() -> None:
-    class Needy(mx.gluon.HybridBlock):
-        def hybrid_forward(self, F: Any, ids: Any, image: Any) -> Any:
-            return ids + image
-
-    with pytest.raises(embgrad.BatchError, match="the model needs 'image'"):
-        embgrad.gradients(Needy(), distinct_ids(), embgrad.Sum())
-
-
-def test_what_gluon_cannot_pass_is_said_to_be_left_out() -> None:
+def test_an_argument_that_gluon_cannot_pass_is_reported_as_unused() -> None:
     class Scaled(mx.gluon.HybridBlock):
         def __init__(self) -> None:
             super().__init__()
@@ -225,57 +160,18 @@ def test_what_gluon_cannot_pass_is_said_to_be_left_out() -> None:
     assert found.provenance["unused"] == ["mask"]
 
 
-def test_parameters_that_are_not_initialised_are_gluons_own_error() -> None:
+def test_uninitialized_parameters_raise_gluons_error() -> None:
     with pytest.raises(RuntimeError, match="has not been initialized"):
         embgrad.gradients(bag(), distinct_ids(), embgrad.Sum())
-
-
-def test_left_padding_for_a_model_of_valid_lengths() -> None:
-    class Lengths(mx.gluon.HybridBlock):
-        def hybrid_forward(self, F: Any, data: Any, valid_length: Any) -> Any:
-            return data
-
-    with pytest.raises(embgrad.BatchError, match="example 0 is not padded on the right only"):
-        embgrad.gradients(Lengths(), embgrad.TokenBatch([[0, 1]], [[0, 1]]), embgrad.Sum())
 
 
 # The first call
 
 
-def test_a_loss_of_gluons_own() -> None:
+def test_a_gluon_loss_as_objective_is_refused() -> None:
     message = (
         r"the objective is SoftmaxCrossEntropyLoss, a loss of the framework's own, which needs a target beside the output: "
         r"expected embgrad\.CrossEntropy\(labels\)"
     )
     with pytest.raises(embgrad.ObjectiveError, match=message):
         embgrad.gradients(bag(), distinct_ids(), mx.gluon.loss.SoftmaxCrossEntropyLoss())
-
-
-def test_a_model_of_dense_layers_alone() -> None:
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4), nn.Dense(2))
-    net.initialize()
-    with pytest.raises(
-        embgrad.PointNotReachedError, match=r"no lookup whose indices are the batch's ids.*lookups seen: none"
-    ):
-        embgrad.gradients(net, distinct_ids(), embgrad.Sum())
-
-
-def test_the_model_and_the_batch_swapped() -> None:
-    with pytest.raises(
-        embgrad.BatchError, match="the batch is a HybridSequential: expected token ids there, the model first"
-    ):
-        embgrad.gradients(nd.array(distinct_ids()), bag(), embgrad.Sum())
-
-
-def test_text_longer_than_the_positions_and_padding_on_the_left() -> None:
-    def forward(net: Any, ids: Any) -> Any:
-        return nd.broadcast_add(net.words(ids), net.places(nd.arange(ids.shape[1])).expand_dims(0)).sum(1)
-
-    with pytest.raises(embgrad.BatchError, match="example 0 has 6 tokens, and the model takes 4 positions at most"):
-        embgrad.gradients(model(forward), distinct_ids(1, 6), embgrad.Sum())
-    batch = {"input_ids": distinct_ids(1, 4), "attention_mask": np.array([[0, 1, 1, 1]])}
-    with pytest.warns(
-        embgrad.EmbgradWarning, match=r"padded on the left, and the model counts the padding.* \('places'\)"
-    ):
-        embgrad.gradients(model(forward), batch, embgrad.Sum())

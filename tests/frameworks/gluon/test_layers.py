@@ -244,7 +244,7 @@ def test_gradient_through_a_layer_of_single_precision(name: str) -> None:
 
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_batch_norm_with_relu_is_one_after_the_other(hybrid: bool, training: bool) -> None:
+def test_batch_norm_with_relu_agrees_with_the_two_in_sequence(hybrid: bool, training: bool) -> None:
     """It is there for float32 alone, in which it has no slopes that tell where it is cut off."""
     ids, found = distinct_ids(), []
     for layers in ([nn.BatchNormReLU()], [nn.BatchNorm(), nn.Activation("relu")]):

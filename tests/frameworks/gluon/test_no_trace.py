@@ -18,6 +18,7 @@ from embgrad.testing.examples import VOCAB, example_batch
 from embgrad.testing.leaving import Trial
 from embgrad.testing.snapshot import different
 from tests.contract.conformance.harness_gluon import Harness, Telling, raising
+from tests.frameworks.gluon.exporting import exported
 from tests.frameworks.gluon.helpers import mx
 
 nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
@@ -44,9 +45,9 @@ class Layer(mx.gluon.HybridBlock):
 
 
 class Net(mx.gluon.HybridBlock):
-    """A table with gradients of few rows, layers, a head that is frozen in part."""
+    """A table with sparse gradients, layers, and a head of which a part is frozen."""
 
-    def __init__(self, *, told: bool, sparse: bool = True) -> None:
+    def __init__(self, *, with_function: bool, sparse: bool = True) -> None:
         super().__init__()
         with self.name_scope():
             self.table = nn.Embedding(VOCAB, WIDTH, sparse_grad=sparse)
@@ -54,12 +55,12 @@ class Net(mx.gluon.HybridBlock):
             for number in range(3):
                 self.layers.add(Layer(recurrent=number == 1))
             self.head = nn.Dense(3)
-        self.told = told
+        self.with_function = with_function
         self.notes = ["mine"]
 
     def hybrid_forward(self, F: Any, ids: Any) -> Any:
         hidden = self.layers[0](self.table(ids))
-        if self.told:
+        if self.with_function:
             hidden = Telling()(hidden)
             self.notes.append(hidden)
         return self.head(F.mean(self.layers[2](self.layers[1](hidden)), axis=1))
@@ -71,7 +72,7 @@ class Writing(mx.gluon.Block):
     def __init__(self) -> None:
         super().__init__()
         with self.name_scope():
-            self.net = Net(told=True)
+            self.net = Net(with_function=True)
             self.count = self.params.get("count", shape=(1,), init="zeros", grad_req="null")
 
     def forward(self, ids: Any) -> Any:
@@ -80,12 +81,12 @@ class Writing(mx.gluon.Block):
 
 
 def in_use(net: Any) -> Any:
-    """Trained a step, with gradients in its buffers, parts of it frozen or adding up, and hooks."""
+    """Return the net after a training step, with gradients in its buffers, frozen and adding parameters, and hooks."""
     net.initialize(mx.init.Normal(0.5))
     with autograd.record():
         net(nd.array(example_batch().ids)).sum().backward()
     for name, parameter in net.collect_params().items():
-        if parameter.grad_req != "null" and "embedding" not in name:  # MXNet adds up no gradient of few rows
+        if parameter.grad_req != "null" and "embedding" not in name:  # MXNet cannot add up sparse gradients
             parameter.grad_req = "null" if "dense0" in name else ("write", "add")[len(name) % 2]
     for block in blocks(net)[::2]:
         block.register_forward_hook(nothing)
@@ -102,14 +103,14 @@ def blocks(block: Any) -> list[Any]:
 
 
 def outside(block: Any) -> list[Any]:
-    """The blocks that are not inside of one that runs as a graph."""
+    """Return the blocks that are not inside one that runs as a graph."""
     inner = [] if getattr(block, "_active", False) else block._children.values()
     return [block, *(one for child in inner for one in outside(child))]
 
 
 def hybridised(**flags: Any) -> Any:
-    """Its hooks are those outside of its graph: a net inside of one with hooks runs without a trace."""
-    net = Net(told=False)
+    """Return a hybridised net with a hook, which is called outside its graph."""
+    net = Net(with_function=False)
     net.initialize(mx.init.Normal(0.5))
     net.hybridize(**flags)
     net(nd.array(example_batch().ids))
@@ -117,13 +118,10 @@ def hybridised(**flags: Any) -> Any:
     return net
 
 
-def exported(folder: Path) -> Any:
-    net = Net(told=False, sparse=False)
+def symbol_block(folder: Path) -> Any:
+    net = Net(with_function=False, sparse=False)
     net.initialize(mx.init.Normal(0.5))
-    net.hybridize()
-    net(nd.array(example_batch().ids))
-    net.export(str(folder / "net"))
-    return mx.gluon.SymbolBlock.imports(str(folder / "net-symbol.json"), ["data"], str(folder / "net-0000.params"))
+    return exported(net, [nd.array(example_batch().ids)], folder)
 
 
 def step(net: Any, ids: np.ndarray, labels: np.ndarray) -> None:
@@ -148,7 +146,7 @@ def everything_left(tried: Trial, name: str) -> list[str]:
 @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
 @pytest.mark.parametrize("name", OURS)
 def test_no_trace_in_an_imperative_net(name: str) -> None:
-    assert everything_left(trial(in_use(Net(told=True))), name) == []
+    assert everything_left(trial(in_use(Net(with_function=True))), name) == []
 
 
 @pytest.mark.parametrize("name", ["gradients", "gradients, in training", "points", "capture"])
@@ -156,21 +154,15 @@ def test_no_trace_in_a_net_that_writes_to_its_parameters(name: str) -> None:
     assert everything_left(trial(in_use(Writing())), name) == []
 
 
-@pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
-@pytest.mark.parametrize("name", OURS)
-def test_no_trace_in_a_hybridised_net(name: str) -> None:
-    assert everything_left(trial(hybridised(), CLOSED), name) == []
-
-
 @pytest.mark.parametrize("name", ["gradients", "parameter_gradients", "capture"])
-def test_no_trace_in_a_net_whose_graph_keeps_its_memory(name: str) -> None:
+def test_no_trace_in_a_net_hybridised_with_static_memory(name: str) -> None:
     assert everything_left(trial(hybridised(static_alloc=True, static_shape=True), CLOSED), name) == []
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
 @pytest.mark.parametrize("name", ["gradients", "gradients, split", "points", "capture"])
 def test_no_trace_in_a_symbol_block(name: str, tmp_path: Path) -> None:
-    assert everything_left(trial(exported(tmp_path), CLOSED), name) == []
+    assert everything_left(trial(symbol_block(tmp_path), CLOSED), name) == []
 
 
 SCOPES: dict[str, Callable[[], Any]] = {
@@ -192,7 +184,7 @@ def test_no_trace_inside_of_the_users_own_scopes(scope: str) -> None:
         assert tried.traces(CALLS[name]) == []
 
 
-def test_what_is_recorded_around_a_call_is_pulled_back_as_without() -> None:
+def test_a_recording_around_a_failed_call_continues() -> None:
     net, weight = hybridised(), nd.array([2.0])
     weight.attach_grad()
     with autograd.record():
@@ -210,12 +202,12 @@ def test_what_is_recorded_around_a_call_is_pulled_back_as_without() -> None:
 Log = list[tuple[str, str]]
 
 
-def told(net: Any) -> Log:
-    """Which hooks are called from now on, on what. Those inside of a graph are of no use to the user either."""
+def log_hooks(net: Any) -> Log:
+    """Log from now on which hooks are called on which blocks, except inside graphs."""
     log: Log = []
     for block in outside(net):
         block.register_forward_pre_hook(lambda one, given: log.append(("before", one.name)))
-        block.register_forward_hook(lambda one, given, gave: log.append(("after", one.name)))
+        block.register_forward_hook(lambda one, given, output: log.append(("after", one.name)))
     return log
 
 
@@ -223,13 +215,13 @@ def told(net: Any) -> Log:
 def hooked(request: Any) -> tuple[Any, Log, Callable[[], Log]]:
     """A net with hooks on every block, what they note, and what they note in the user's own pass."""
     net = Writing()
-    net.net.told = False
+    net.net.with_function = False
     net.initialize(mx.init.Normal(0.5))
     net(nd.array(example_batch().ids))
     if request.param == "hybridised inside":
         net.net.layers[1].hybridize()
         net.net.head.hybridize()
-    log = told(net)
+    log = log_hooks(net)
 
     def own() -> Log:
         log.clear()
@@ -276,7 +268,7 @@ def test_hooks_that_raise(hooked: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [faults.UserError, KeyboardInterrupt, SystemExit])
-def test_what_a_function_of_the_users_raises_in_a_backward_pass_comes_out(kind: type[BaseException]) -> None:
+def test_an_exception_in_a_custom_backward_is_raised(kind: type[BaseException]) -> None:
     """MXNet makes of it an error of its own, or none at all and a gradient of any numbers; and prints."""
     net = in_use(Writing())
     expected = embgrad.gradients(net, example_batch(), embgrad.Sum()).values

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from embgrad_gluon.importing import import_mxnet
 
 import embgrad
@@ -43,29 +42,7 @@ def test_a_block_that_takes_one_dict() -> None:
     assert result.provenance["unused"] == []
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {"input_ids": IDS},
-        {"input_word_ids": IDS, "input_mask": MASK},
-        {"token_ids": IDS},
-        {"token_ids": IDS, "padding_mask": MASK, "position_ids": IDS},
-    ],
-)
-def test_call_gets_the_keys_that_were_given(batch: dict[str, Any]) -> None:
-    net, seen = Net(), []
-
-    def call(model: Any, inputs: Any) -> Any:
-        seen.append(inputs)
-        return model.read(next(iter(inputs.values())))
-
-    embgrad.gradients(net, batch, embgrad.Logit(1), call=call)
-    for inputs in seen:
-        assert list(inputs) == list(batch)
-        assert all(np.array_equal(inputs[name].asnumpy(), value) for name, value in batch.items())
-
-
-def test_call_gets_the_triple_with_zeros_for_types_that_were_not_given() -> None:
+def test_call_receives_the_triple_with_zeros_for_missing_types() -> None:
     """The format has a place for them, which a net reads."""
     seen: list[Any] = []
 

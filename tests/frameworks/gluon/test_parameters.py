@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from embgrad_gluon import GluonBackend
-from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative, small_bert
 from tests.frameworks.gluon.test_layers import COARSE, LAYERS, SINGLE, Through, plain
 
 nn, nd, autograd, rnn = mx.gluon.nn, mx.nd, mx.autograd, mx.gluon.rnn
@@ -43,7 +42,7 @@ NAMES = (
 
 
 def gradients(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: bool = False) -> dict[str, Any]:
-    """By name, from the backend itself, for a cotangent of the net's only output."""
+    """Return the gradients by name, from the backend itself, for a cotangent of the net's only output."""
     request = embgrad.Request((), lambda _: [{None: cotangent}], (None,), training, parameters=True)
     found = GluonBackend().run(net, embgrad.TokenBatch(ids, convention="ids"), request).parameters
     assert found is not None
@@ -150,7 +149,7 @@ def by_backward(net: Any, ids: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_names_order_and_what_is_not_reached(hybrid: bool) -> None:
+def test_names_order_and_unreached_parameters(hybrid: bool) -> None:
     net, ids = made(), distinct_ids()
     expected = by_backward(net, ids)
     net.hybridize(hybrid)
@@ -165,7 +164,7 @@ def test_names_order_and_what_is_not_reached(hybrid: bool) -> None:
 @pytest.mark.parametrize(
     ("request_", "sparse"), [("write", False), ("write", True), ("add", False)]
 )  # MXNet has no sparse add
-def test_the_users_buffers_stay(request_: str, sparse: bool) -> None:
+def test_the_parameters_gradient_buffers_are_restored(request_: str, sparse: bool) -> None:
     net, ids = made(sparse), np.array([[1, 2, 1], [3, 1, 0]])
     net.collect_params("(?!.*bias)").setattr("grad_req", request_)
     net.top.bias.grad_req = "null"
@@ -183,21 +182,7 @@ def test_the_users_buffers_stay(request_: str, sparse: bool) -> None:
     assert buffers == [[(id(one), one.asnumpy().tobytes()) for one in p._grad or ()] for p in parameters]
 
 
-def test_parts_are_numbered() -> None:
-    ids = distinct_ids()
-    encoder, head = built(lambda: nn.Embedding(ROWS, DIM), ids, "float64"), nn.Dense(3, in_units=DIM)
-    head.initialize()
-    head.cast("float64")
-    found = embgrad.parameter_gradients(
-        [encoder, head], ids, embgrad.Logit(1), call=lambda parts, inputs: parts[1](parts[0](inputs).sum(axis=1))
-    )
-    assert list(found) == ["0.weight", "1.weight", "1.bias"]
-    rows = encoder.weight.data().asnumpy()[ids].sum(axis=(0, 1))
-    assert relative(found["1.weight"][1], rows) < 1e-12
-    assert not found["1.weight"][[0, 2]].any()
-
-
-def test_parameters_that_no_attribute_holds() -> None:
+def test_parameters_in_a_list_have_names() -> None:
     class Held(mx.gluon.HybridBlock):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -220,12 +205,7 @@ def test_parameters_that_no_attribute_holds() -> None:
 
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_names_of_a_bert_and_canonical_ones(hybrid: bool) -> None:
-    bert = import_gluonnlp().model.bert
-    encoder = bert.BERTEncoder(num_layers=2, units=8, hidden_size=16, max_length=12, num_heads=2, dropout=0.1)
-    net = bert.BERTModel(
-        encoder, vocab_size=20, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=False, use_classifier=False
-    )
-    net.initialize(mx.init.Normal(0.3))
+    net = small_bert()
     batch = embgrad.TokenBatch([[3, 4, 5], [8, 9, 0]], [[1, 1, 1], [1, 1, 0]], convention="gluonnlp")
     arrays = [nd.array(one) for one in batch.to_gluonnlp()]
     net(*arrays)
@@ -245,7 +225,7 @@ def test_names_of_a_bert_and_canonical_ones(hybrid: bool) -> None:
     assert len(canonical) == len(found)
 
 
-def test_no_parameter_is_reached() -> None:
+def test_a_net_without_trainable_parameters_is_refused() -> None:
     net = made()
     net.collect_params().setattr("grad_req", "null")
     with pytest.raises(embgrad.NoGradientError, match="depends on none of the 0 trainable parameters"):
@@ -276,7 +256,7 @@ def test_native_recurrent_layers(frozen: bool) -> None:
     assert len(found) == (1 if frozen else 5)
 
 
-def test_a_lookup_whose_gradient_is_edited_on_its_way_to_the_table() -> None:
+def test_an_edited_lookup_gradient_reaches_the_table() -> None:
     net, ids = made(), distinct_ids()
     plain = embgrad.parameter_gradients(net, ids, embgrad.Logit(1))
     cotangent = np.tile([0.0, 1.0, 0.0], (2, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, Model, built, distinct_ids, model, mx, relative, small_bert
 
 nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
 
@@ -23,12 +22,7 @@ BATCH = embgrad.TokenBatch(
 
 
 def bert(layers: int = 3) -> Any:
-    module = import_gluonnlp().model.bert
-    encoder = module.BERTEncoder(num_layers=layers, units=8, hidden_size=16, max_length=12, num_heads=2, dropout=0.1)
-    net = module.BERTModel(
-        encoder, vocab_size=20, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=False, use_classifier=False
-    )
-    net.initialize(mx.init.Normal(0.3))
+    net = small_bert(layers)
     net(*(nd.array(one) for one in BATCH.to_gluonnlp()))
     return net
 
@@ -55,13 +49,13 @@ def test_the_roles_of_bert(hybrid: bool) -> None:
 
 
 def marked(net: Any, block: Any, arrays: list[Any], loss: Any) -> tuple[np.ndarray, np.ndarray]:
-    """By hand: the block's (first) output is marked by a hook; its value, and the gradient there."""
+    """Return the value of a block's first output and the gradient there, marked by a hook."""
     kept: list[Any] = []
 
-    def mark(_: Any, __: Any, gave: Any) -> None:
-        gave = gave[0] if isinstance(gave, tuple) else gave
-        gave.attach_grad()
-        kept.append(gave)
+    def mark(_: Any, __: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
+        output.attach_grad()
+        kept.append(output)
 
     hook = block.register_forward_hook(mark)
     try:
@@ -93,7 +87,7 @@ def test_gradients_in_bert_against_marked_outputs() -> None:
         alone = embgrad.gradients(net, BATCH, embgrad.Logit(2, output="pooled"), at=name)
         assert relative(alone.values, found[name].values) < 1e-6
     native = embgrad.gradients(net, BATCH, embgrad.Logit(2, output="pooled"), at="encoder.transformer_cells.1")
-    assert relative(native.values, found["layer.1"].values) < 1e-6  # examples first here, too, since that is told
+    assert relative(native.values, found["layer.1"].values) < 1e-6  # examples first, which the probe shows
 
 
 class Layer(mx.gluon.HybridBlock):  # type: ignore[misc]
@@ -146,57 +140,17 @@ def test_occurrences_aliases_and_time_major_nets(transposed: bool, hybrid: bool)
     assert relative(found["layer.0"].values, inner) < 1e-12
     assert relative(found["word"].values, (inner * (1 - one**2)) @ weight) < 1e-12
     for name in ("first#0", f"{net.first.name}#0", "first:input#1"):
-        assert relative(found[name].values, inner) < 1e-12  # examples first, since that can be told
+        assert relative(found[name].values, inner) < 1e-12  # examples first, which the probe shows
     assert relative(found["second#1"].activations, two) < 1e-12
-
-
-def test_hybrid_sequential_and_near_names() -> None:
-    def make() -> Any:
-        net = nn.HybridSequential()
-        net.add(nn.Embedding(ROWS, DIM))
-        for _ in range(3):
-            net.add(nn.Dense(DIM, in_units=DIM, flatten=False, activation="tanh"))
-        net.add(nn.Dense(2, in_units=5 * DIM))
-        return net
-
-    net, ids = built(make, distinct_ids(), "float64"), distinct_ids()
-    for hybrid in (False, True):
-        net.hybridize(hybrid)
-        assert roles_of(net, ids) == {
-            **{"word": "0#0", "embeddings": "0#0"},
-            **{"layer.0": "1#0", "layer.1": "2#0", "layer.2": "3#0", "layer.-1": "3#0"},
-        }
-        with pytest.raises(embgrad.UnknownPointError, match=r"has 3 layers: expected layer.0 to layer.2"):
-            embgrad.gradients(net, ids, embgrad.Logit(1), at="layer.3")
-        with pytest.raises(embgrad.UnknownPointError, match="makes no lookup by position"):
-            embgrad.gradients(net, ids, embgrad.Logit(1), at="position")
-
-
-@pytest.fixture
-def numpy_semantics() -> Iterator[None]:
-    mx.npx.set_np()
-    yield
-    mx.npx.reset_np()
 
 
 @pytest.mark.usefixtures("numpy_semantics")
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_a_net_of_numpy(hybrid: bool) -> None:
-    class Step(mx.gluon.HybridBlock):  # type: ignore[misc]
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return x + F.np.tanh(x)
-
-    class Numpy(mx.gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.steps = nn.HybridSequential()
-            self.steps.add(Step(), Step())
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return F.np.sum(self.steps(self.words(x)) ** 2, axis=(1, 2))
-
-    net, ids = Numpy(), distinct_ids()
+    steps = nn.HybridSequential()
+    steps.add(*(nn.HybridLambda(lambda F, x: x + F.np.tanh(x)) for _ in range(2)))
+    net = Model(lambda net, F, x: F.np.sum(net.steps(net.words(x)) ** 2, axis=(1, 2)), steps=steps)
+    ids = distinct_ids()
     net.initialize(mx.init.Normal(0.5))
     net.hybridize(hybrid)
     names = ["word", "layer.0", "layer.1"]
@@ -241,7 +195,7 @@ def test_language_models_of_gluonnlp(kind: str) -> None:
         total = loss(call(net, nd.array(ids))).sum()
     head = embgrad.table_gradients(net, ids, loss, call=call) if kind == "StandardRNN" else None
     kept: list[Any] = []
-    hook = block.register_forward_hook(lambda _, __, gave: (gave.attach_grad(), kept.append(gave)))
+    hook = block.register_forward_hook(lambda _, __, output: (output.attach_grad(), kept.append(output)))
     with autograd.record(train_mode=False):
         total = loss(call(net, nd.array(ids))).sum()
     hook.detach()
@@ -255,37 +209,20 @@ def test_language_models_of_gluonnlp(kind: str) -> None:
     assert table.grad_req == "write"
 
 
-def test_what_a_module_keeps_of_its_own_is_written_to_only_if_seen() -> None:
-    class Writes(mx.gluon.Block):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.body = nn.Dense(DIM, in_units=DIM, flatten=False)
+def test_writing_into_a_blocks_output_unrecorded_is_refused() -> None:
+    def forward(net: Any, F: Any, x: Any) -> Any:
+        rows = net.body(net.words(x))
+        with autograd.pause():
+            rows[:] = rows * 2
+        return rows.sum(axis=1)
 
-        def forward(self, x: Any) -> Any:
-            rows = self.body(self.words(x))
-            with autograd.pause():
-                rows[:] = rows * 2
-            return rows.sum(axis=1)
-
-    net = Writes()
-    net.initialize()
-    randomise(net)
-    with pytest.raises(embgrad.UnsupportedError, match=r"writes into what was at the point 'body:output#0'"):
+    net = model(forward, body=nn.Dense(DIM, in_units=DIM, flatten=False))
+    with pytest.raises(embgrad.UnsupportedError, match=r"writes into the value at the point 'body:output#0'"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="body")
 
 
-def test_blocks_beside_the_children_go_by_their_names() -> None:
-    class Listed(mx.gluon.Block):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
-            self.inner = [nn.HybridLambda("tanh", prefix="bend_")]
-
-        def forward(self, x: Any) -> Any:
-            return self.inner[0](self.words(x)).sum(axis=1)
-
-    net = Listed()
-    net.initialize()
+def test_blocks_in_a_list_have_the_names_that_gluon_gave_them() -> None:
+    listed = [nn.HybridLambda("tanh", prefix="bend_")]
+    net = model(lambda net, F, x: listed[0](net.words(x)).sum(axis=1))
     found = embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="bend")
     assert (found.values == 1).all()

@@ -63,7 +63,7 @@ def test_every_cached_graph_runs_by_one_method(monkeypatch: pytest.MonkeyPatch) 
     expect(calls, "_call_cached_op")
 
 
-def test_gluons_formats_of_nests() -> None:
+def test_formats_of_nested_arguments() -> None:
     a, b = mx.nd.ones((1,)), mx.nd.zeros((1,))
     flat, structure = mx.gluon.block._flatten([a, [b, None]], "input")
     expect(flat[:2] == [a, b] and flat[2] is None and structure == [0, [0, -1]], "_flatten")
@@ -91,7 +91,7 @@ def test_the_arrays_of_a_parameter() -> None:
 )
 def test_every_operator_runs_by_one_function(call: Callable[..., Any], name: str) -> None:
     seen = []
-    with lookup.watching({name: lambda operation, proceed: seen.append(operation.name) or proceed()}):
+    with lookup.intercept_operators({name: lambda operation, proceed: seen.append(operation.name) or proceed()}):
         call(mx.nd.ones((3, 2)), mx.nd.array([0, 2]))
     expect(seen == [name], "_imperative_invoke")
     expect(mx.base._is_np_op(name) == name.startswith("_npi_"), "_is_np_op")
@@ -105,7 +105,7 @@ def test_addresses_by_the_c_library() -> None:
 
 def test_the_operators_by_their_names() -> None:
     registered = set(mx.operator.get_all_registered_operators())
-    known = (*lookup.LOOKUPS, *cures.GUARDED, *cures.WRONG, *cures.Cures(False).handlers(), *state.DRAWING)
+    known = (*lookup.LOOKUPS, *cures.GUARDED, *cures.WRONG, *cures.Cures(False).handlers(), *state.RANDOM_OPERATORS)
     missing = {*known, "_zeros", "_zeros_without_dtype"} - registered
     assert not missing, f"MXNet {mx.__version__} has no operators of these names, by which the backend goes: {missing}"
 

@@ -20,21 +20,19 @@ nn, rnn, autograd = mx.gluon.nn, mx.gluon.rnn, mx.autograd
 
 
 class Net(mx.gluon.HybridBlock):
-    """Embedding → a layer over (example, dim, position) or over the rows as they are."""
+    """Embedding → a layer over the rows."""
 
-    def __init__(self, layer: Any, channels: bool = False) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(ROWS, DIM)
         self.layer = layer
-        self.channels = channels
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        rows = self.embedding(x)
-        return self.layer(F.swapaxes(rows, 1, 2) if self.channels else rows)
+        return self.layer(self.embedding(x))
 
 
 def worst_error(factory: Any, dtype: str, *, freeze: bool = False, training: bool = False, step: float = 1e-6) -> float:
-    """Of the net in that precision against finite differences of the same net in float64."""
+    """Return the error of the gradient against finite differences of the same net in float64."""
     ids = distinct_ids(3, 4)
     net, double = built(factory, ids, dtype), built(factory, ids, "float64")
     with autograd.train_mode() if training else autograd.predict_mode():
@@ -43,22 +41,6 @@ def worst_error(factory: Any, dtype: str, *, freeze: bool = False, training: boo
     if freeze:
         net.collect_params().setattr("grad_req", "null")
     return relative(pulled_back(net, ids, cotangent, training=training), expected)
-
-
-@pytest.mark.parametrize(
-    "pool", [lambda: nn.MaxPool1D(2, 1), lambda: nn.GlobalMaxPool1D(), lambda: nn.MaxPool1D(3, 2, 1)]
-)
-def test_max_pooling_in_evaluation_mode(pool: Any) -> None:
-    """Recorded with train_mode=False, oneDNN's max pooling keeps no record of the maxima and gives garbage."""
-    assert worst_error(lambda: Net(pool(), channels=True), "float32") < 1e-4
-
-
-def test_max_pooling_by_function_in_evaluation_mode() -> None:
-    class Pooled(Net):
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return F.Pooling(F.swapaxes(self.embedding(x), 1, 2), kernel=(2,), pool_type="max", stride=(1,))
-
-    assert worst_error(lambda: Pooled(None), "float32") < 1e-4
 
 
 @pytest.mark.parametrize("freeze", [False, True])
@@ -77,7 +59,7 @@ def test_the_state_of_native_recurrent_layers_whose_input_needs_no_gradient(kind
     """MXNet's own kernels give a state of several layers a wrong gradient unless the input's is asked for too."""
 
     class Decoder(Net):
-        """What was read is the state from which a text that does not depend on it is decoded."""
+        """A decoder whose state depends on the lookup, and whose input does not."""
 
         def hybrid_forward(self, F: Any, x: Any) -> Any:
             rows = self.embedding(x)
@@ -96,9 +78,7 @@ def test_dropout_inside_a_native_gru_in_training_mode_is_refused() -> None:
     def make() -> Any:
         return Net(rnn.GRU(3, num_layers=2, dropout=0.5, layout="NTC"))
 
-    with pytest.raises(
-        embgrad.UnsupportedError, match=r"GRU of several layers with dropout.*: leave training=True out"
-    ):
+    with pytest.raises(embgrad.UnsupportedError, match=r"GRU of several layers with dropout.*Omit training=True"):
         worst_error(make, "float64", training=True)
     net = built(make, distinct_ids(3, 4), "float32")
     assert embgrad.gradients(net, distinct_ids(3, 4), embgrad.Sum(output="logits"), training=True).values.any()
@@ -156,11 +136,6 @@ def test_batch_norm_put_into_training_mode_while_evaluating_is_refused() -> None
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
 
 
-def test_selu() -> None:
-    """MXNet's SELU has a wrong gradient below zero."""
-    assert worst_error(lambda: Net(nn.SELU()), "float32", step=1e-3) < 1e-3
-
-
 def test_randomised_leaky_relu_in_evaluation_mode() -> None:
     """It takes its gradient from slopes that were never drawn."""
 
@@ -170,7 +145,7 @@ def test_randomised_leaky_relu_in_evaluation_mode() -> None:
 
     assert worst_error(lambda: Leaky(None), "float32", step=1e-3) < 1e-3
     net = built(lambda: Leaky(None), distinct_ids(), "float32")
-    with pytest.raises(embgrad.UnsupportedError, match=r"rrelu.*leave training=True out"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"rrelu.*Omit training=True"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(), training=True)
 
 
@@ -184,7 +159,7 @@ def test_operators_with_a_gradient_of_their_own_are_refused(name: str) -> None:
             return F.MakeLoss(logits) if name == "MakeLoss" else getattr(F, name)(logits, F.zeros_like(logits))
 
     net = built(lambda: Ending(None), distinct_ids(), "float32")
-    with pytest.raises(embgrad.UnsupportedError, match=f"'{name}', which gives its input a gradient of its own"):
+    with pytest.raises(embgrad.UnsupportedError, match=f"'{name}', which replaces the gradient of the objective"):
         embgrad.gradients(net, distinct_ids(), embgrad.Logit(0))
 
 
@@ -208,7 +183,7 @@ def test_a_bias_beside_a_frozen_weight(dtype: str, hybridised: bool) -> None:
             np.testing.assert_array_equal(gradient, expected[name])
 
 
-def test_operators_with_a_gradient_of_their_own_beside_the_way_are_let_be() -> None:
+def test_operators_with_a_gradient_of_their_own_on_other_outputs_are_accepted() -> None:
     class Beside(Net):
         def hybrid_forward(self, F: Any, x: Any) -> Any:
             rows = F.mean(self.embedding(x), axis=1)
@@ -216,36 +191,6 @@ def test_operators_with_a_gradient_of_their_own_beside_the_way_are_let_be() -> N
 
     net = built(lambda: Beside(None), distinct_ids(), "float32")
     assert (embgrad.gradients(net, distinct_ids(), embgrad.Sum(output="0")).values == np.float32(0.4)).all()
-
-
-def test_ids_outside_the_table_are_not_clipped() -> None:
-    net = built(lambda: Net(nn.Dense(2)), distinct_ids(), "float32")
-    last, beyond = (net.embedding(mx.nd.array([[row]])).asnumpy() for row in (ROWS - 1, ROWS + 4))
-    assert (last == beyond).all()  # what MXNet does
-    for wrong in (ROWS, 2**24 + 1):
-        ids = distinct_ids()
-        ids[1, 2] = wrong
-        with pytest.raises(embgrad.BatchError, match=rf"id {wrong} at example 1, position 2 .*has {ROWS} rows"):
-            embgrad.gradients(net, ids, embgrad.Sum())
-
-
-def test_a_gradient_of_zeros_is_told_from_none() -> None:
-    """MXNet gives zeros for both."""
-
-    class Ways(Net):
-        def __init__(self) -> None:
-            super().__init__(None)
-            self.zeroed, self.stopped = (nn.Dense(2, flatten=False, in_units=DIM) for _ in range(2))
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            rows = self.embedding(x)
-            return F.sum(self.zeroed(rows) * 0 + F.BlockGrad(self.stopped(rows)), axis=1)
-
-    net, ids = built(Ways, distinct_ids(), "float32"), distinct_ids()
-    assert not embgrad.gradients(net, ids, embgrad.Sum(), at="zeroed").values.any()
-    with pytest.raises(embgrad.NoGradientError, match="stopped"):
-        embgrad.gradients(net, ids, embgrad.Sum(), at="stopped")
-    assert set(embgrad.parameter_gradients(net, ids, embgrad.Sum()).unreached) == {"stopped.weight", "stopped.bias"}
 
 
 class Failing(Net):
@@ -290,7 +235,7 @@ print(threads.omp_get_max_threads(), ("bool" in vars(np)) == before)
     assert run(code).split() == ["3", "True"]
 
 
-def test_mxnet_that_the_user_has_imported_is_left_alone() -> None:
+def test_an_imported_mxnet_is_not_changed() -> None:
     code = """
 import ctypes, numpy as np
 np.bool = bool
@@ -303,31 +248,14 @@ print(ctypes.CDLL("libgomp.so.1").omp_get_max_threads(), np.bool is bool)
     assert run(code).split() == ["1", "True"]
 
 
-def test_a_numpy_that_is_too_new_for_mxnet_is_told_before_it_is_imported() -> None:
-    code = """
-import sys, numpy as np
-np.__version__ = "2.0.2"
-import embgrad
-from embgrad_gluon import import_mxnet
-try:
-    import_mxnet()
-except embgrad.BackendError as error:
-    print(error)
-assert "mxnet" not in sys.modules
-"""
-    said = run(code)
-    for part in ("NumPy 2.0.2, which lacks np.PZERO", "expected NumPy 1.24 to 1.26", "pip install 'numpy>=1.24,<2'"):
-        assert part in said
-
-
 @pytest.mark.parametrize("version", ["2.0.0", "2.3.1"])
 def test_a_numpy_that_mxnet_cannot_be_imported_with(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(np, "__version__", version)
     assert import_mxnet() is sys.modules["mxnet"]  # which is imported already
     monkeypatch.delitem(sys.modules, "mxnet")
     message = (
-        rf"MXNet cannot be imported with NumPy {version}, which lacks np\.PZERO and other names that it reads: expected NumPy "
-        r"1\.24 to 1\.26; pip install 'numpy>=1\.24,<2', and start Python anew"
+        rf"MXNet cannot be imported with NumPy {version}, which lacks np\.PZERO and other names that it reads\. "
+        r"Run pip install 'numpy>=1\.24,<2', and restart Python"
     )
     with pytest.raises(embgrad.BackendError, match=message):
         import_mxnet()
@@ -335,13 +263,13 @@ def test_a_numpy_that_mxnet_cannot_be_imported_with(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("missing", ["distutils", "distutils.version", "pkg_resources"])
-def test_modules_that_python_and_setuptools_no_longer_have(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_modules_of_setuptools_are_explained(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def without(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 
     monkeypatch.delitem(sys.modules, "mxnet")
     monkeypatch.setattr(importlib, "import_module", without)
-    said = rf"mxnet cannot be imported without {missing}, which Python 3\.12 and .*; pip install 'setuptools<81', and start"
+    said = rf"mxnet cannot be imported without {missing}, which Python 3\.12 and .* Run pip install 'setuptools<81', and restart"
     with pytest.raises(embgrad.BackendError, match=said):
         import_mxnet()
     missing = "graphviz"
@@ -349,17 +277,8 @@ def test_modules_that_python_and_setuptools_no_longer_have(missing: str, monkeyp
         import_mxnet()
 
 
-def test_the_backend_imports_no_framework() -> None:
-    code = """
-import sys, embgrad, embgrad_gluon
-assert not embgrad_gluon.GluonBackend().owns(object())
-print([name for name in ("mxnet", "gluonnlp", "torch", "tensorflow") if name in sys.modules])
-"""
-    assert run(code).strip() == "[]"
-
-
 def run(code: str) -> str:
-    """The output of a Python of its own."""
+    """Return the output of a new Python process."""
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *sys.path])
     done = subprocess.run(

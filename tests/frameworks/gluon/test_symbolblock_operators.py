@@ -10,7 +10,7 @@ import pytest
 
 import embgrad
 from tests.frameworks.gluon.exporting import exported, opened
-from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, built, distinct_ids, model, mx, relative
 from tests.frameworks.gluon.test_models import bag
 
 nn, nd = mx.gluon.nn, mx.nd
@@ -41,7 +41,7 @@ class Spelled(mx.operator.CustomOpProp):  # type: ignore[misc]
         return Doubling()
 
 
-def test_operators_of_the_users_own() -> None:
+def test_custom_operators_receive_their_arguments_as_strings() -> None:
     ids, table = mx.sym.var("data"), mx.sym.var("words", shape=(ROWS, DIM))
     rows = mx.sym.Embedding(ids, table, input_dim=ROWS, output_dim=DIM)
     block = SymbolBlock(mx.sym.Custom(rows, op_type="embgrad_spelled", number="1e2").sum(axis=1), ids)
@@ -50,19 +50,12 @@ def test_operators_of_the_users_own() -> None:
 
 
 def test_several_outputs_of_one_operator(tmp_path: Path) -> None:
-    class Split(HybridBlock):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(ROWS, DIM)
+    def forward(net: Any, F: Any, x: Any) -> Any:
+        left, right = F.split(net.words(x), num_outputs=2, axis=2)
+        values, places = F.topk(F.sum(left, axis=2), k=2, ret_typ="both")
+        return F.sum(left * right, axis=(1, 2)), values, places
 
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            left, right = F.split(self.embedding(x), num_outputs=2, axis=2)
-            values, places = F.topk(F.sum(left, axis=2), k=2, ret_typ="both")
-            return F.sum(left * right, axis=(1, 2)), values, places
-
-    net = Split()
-    net.initialize()
-    block = exported(net, [nd.array(distinct_ids())], tmp_path)
+    block = exported(model(forward), [nd.array(distinct_ids())], tmp_path)
     symbol = block._cached_graph[1].list_outputs()
     assert len(symbol) == 3
     found = embgrad.gradients(block, distinct_ids(), embgrad.Sum(output=symbol[0]))
@@ -100,7 +93,7 @@ def test_operators_with_graphs_of_their_own_are_refused(inner: Any, operator: st
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_fill_whose_size_and_dtype_follow_from_what_takes_it(dtype: str) -> None:
+def test_the_shape_and_dtype_of_a_fill_are_inferred(dtype: str) -> None:
     ids, table = mx.sym.var("data"), mx.sym.var("words")
     last = mx.sym.slice_axis(mx.sym.take(table, ids), axis=1, begin=4, end=5)
     block = SymbolBlock(mx.sym.elemwise_add(last, mx.sym._internal._zeros_without_dtype(shape=(0, 1, DIM))), [ids])
@@ -123,15 +116,13 @@ def test_a_graph_that_is_optimised_for_a_device_is_refused(tmp_path: Path) -> No
         embgrad.gradients(block, distinct_ids(), embgrad.Logit(0))
 
 
-def test_a_fill_whose_size_nothing_tells_and_a_wrong_number_of_arguments() -> None:
+def test_a_fill_of_unknown_shape_and_a_wrong_number_of_arguments_are_refused() -> None:
     ids, table = mx.sym.var("data"), mx.sym.var("words", shape=(ROWS, DIM))
     rows = mx.sym.Embedding(ids, table, input_dim=ROWS, output_dim=DIM)
     block = SymbolBlock([rows, mx.sym.zeros((0, 3))], [ids])
     block.params["words"].shape = (ROWS, DIM)
     block.initialize()
-    with pytest.raises(
-        embgrad.UnsupportedError, match=r"'_zeros' .* does not tell the shape: expected a shape that follows"
-    ):
+    with pytest.raises(embgrad.UnsupportedError, match=r"'_zeros' .* whose shape cannot be inferred from the inputs"):
         embgrad.points(block, distinct_ids())
-    with pytest.raises(ValueError, match=r"called with 2 arguments of structure .*: expected 'data'"):
+    with pytest.raises(ValueError, match=r"called with 2 arguments of structure .*Pass 'data'"):
         embgrad.gradients(block, distinct_ids(), embgrad.Sum(), call=lambda model, inputs: model(inputs, inputs))

@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon.importing import import_gluonnlp
 from embgrad_gluon.walk import memory
 
 import embgrad
-from tests.contract.conformance.harness_gluon import Harness
-from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, randomise, relative
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, model, mx, randomise, relative, small_bert
 
 nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
 
@@ -88,12 +86,7 @@ def test_the_parts_of_a_tied_table(state: str, hybrid: bool) -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_bert_with_its_decoder(frozen: bool) -> None:
-    bert = import_gluonnlp().model.bert
-    encoder = bert.BERTEncoder(num_layers=2, units=8, hidden_size=16, max_length=12, num_heads=2, dropout=0.1)
-    net = bert.BERTModel(
-        encoder, vocab_size=20, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=True, use_classifier=False
-    )
-    net.initialize(mx.init.Normal(0.3))
+    net = small_bert(decoder=True)
     batch = embgrad.TokenBatch([[3, 4, 5, 4], [8, 9, 2, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]], convention="gluonnlp")
     arrays = [nd.array(one) for one in batch.to_gluonnlp()]
     masked = nd.array([[1, 2], [0, 1]])
@@ -110,7 +103,9 @@ def test_bert_with_its_decoder(frozen: bool) -> None:
     total.backward(train_mode=False)
     whole = net.word_embed[0].weight.grad().asnumpy()
     marked: list[Any] = []
-    hook = net.word_embed[0].register_forward_hook(lambda _, given, gave: (gave.attach_grad(), marked.append(gave)))
+    hook = net.word_embed[0].register_forward_hook(
+        lambda _, given, output: (output.attach_grad(), marked.append(output))
+    )
     with autograd.record(train_mode=False):
         total = loss(net(*arrays, masked))
     hook.detach()
@@ -136,20 +131,7 @@ def state_of(net: Any) -> list[Any]:
     ]
 
 
-def test_the_state_on_every_failure() -> None:
-    net = tied()
-    net.collect_params().setattr("grad_req", "null")
-    before = state_of(net)
-
-    def broken(_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        embgrad.table_gradients(net, IDS, broken)
-    assert state_of(net) == before
-
-
-def test_a_table_that_is_computed_is_no_parameter() -> None:
+def test_a_computed_table_is_refused() -> None:
     class Computed(mx.gluon.HybridBlock):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -164,18 +146,12 @@ def test_a_table_that_is_computed_is_no_parameter() -> None:
         embgrad.table_gradients(net, distinct_ids(), embgrad.Sum())
 
 
-def test_a_penalty_and_a_second_lookup_are_told_apart() -> None:
-    class Penalised(mx.gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(ROWS, DIM)
+def test_a_penalty_and_a_second_lookup_are_separated() -> None:
+    def forward(net: Any, F: Any, x: Any) -> Any:
+        products = (net.words(x) * net.words(x + 1)).sum(axis=(1, 2))
+        return products.reshape((-1, 1)) + (net.words.weight.data() ** 2).sum()
 
-        def forward(self, x: Any) -> Any:
-            table = self.words.weight.data()
-            return (self.words(x) * self.words(x + 1)).sum(axis=(1, 2)).reshape((-1, 1)) + (table**2).sum()
-
-    net = Penalised()
-    net.initialize()
+    net = model(forward)
     net.cast("float64")
     randomise(net)
     ids = distinct_ids() - 1
@@ -190,16 +166,7 @@ def test_a_penalty_and_a_second_lookup_are_told_apart() -> None:
     assert found.apart < 1e-12
 
 
-def test_an_architecture_of_the_suite_in_training_mode() -> None:
-    from embgrad.testing.examples import example_batch, example_weights
-
-    net, batch = Harness().build("tied", example_weights()), example_batch()
-    calm = embgrad.table_gradients(net, batch, embgrad.Sum())
-    again = embgrad.table_gradients(net, batch, embgrad.Sum(), training=True)
-    assert relative(again.total, calm.total) < 1e-12
-
-
-def test_the_memory_of_what_is_still_being_computed() -> None:
+def test_the_address_of_an_array_that_is_still_computed() -> None:
     """Asked for too early, MXNet gives it twice, and what was computed is lost: not a number, or a crash."""
     left, right = nd.random.normal(shape=(64, 64)), nd.random.normal(shape=(64, 64))
 

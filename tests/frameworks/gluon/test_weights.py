@@ -12,6 +12,7 @@ from embgrad_gluon.importing import import_gluonnlp
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
 from embgrad.engine.weights import depth_of, substituted, weights_of
+from tests.frameworks.gluon.exporting import exported
 from tests.frameworks.gluon.helpers import mx
 
 gluonnlp = import_gluonnlp()
@@ -34,7 +35,7 @@ def total(model: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", [{}, {"active": True}, {"static_alloc": True, "static_shape": True}], ids=str)
-def test_a_cached_graph_sees_the_new_value(options: dict[str, Any]) -> None:
+def test_a_cached_graph_uses_the_new_value(options: dict[str, Any]) -> None:
     model = net(**options)
     before, own = total(model), model(mx.nd.array(IDS)).asnumpy()
     found = {one.name: one for one in weights_of(model)}
@@ -50,8 +51,7 @@ def test_a_cached_graph_sees_the_new_value(options: dict[str, Any]) -> None:
 
 def test_a_symbol_block(tmp_path: Path) -> None:
     model = net(active=True)
-    model.export(str(tmp_path / "net"))
-    block = mx.gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+    block = exported(model, [mx.nd.array(IDS)], tmp_path)
     before = total(block)
     np.testing.assert_allclose(before, total(model), rtol=1e-5)
     last = [one for one in weights_of(block) if one.shape == (3, 20)]
@@ -62,7 +62,7 @@ def test_a_symbol_block(tmp_path: Path) -> None:
     np.testing.assert_array_equal(total(block), before)
 
 
-def test_the_users_recording_and_gradients_stay() -> None:
+def test_recording_and_gradients_are_kept() -> None:
     model = net()
     weight = model[3].weight
     weight.grad()[:] = 7
@@ -100,7 +100,7 @@ def test_half_precision_constants_and_parts() -> None:
     assert (table.dtype, table.module, table.get().dtype) == ("float16", "1.table", np.float32)
 
 
-def test_a_parameter_without_values_is_none() -> None:
+def test_a_deferred_parameter_is_not_a_weight() -> None:
     model = nn.HybridSequential()
     model.add(nn.Embedding(20, 6), nn.Dense(5))
     model.initialize()  # the Dense waits for the size of its input
