@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.backend.rng import preserve_generators
 from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError
-from embgrad_tensorflow.parameters import checkpoint_name, putter
+from embgrad_tensorflow.parameters import checkpoint_name, writer
 
 __all__ = ["bert", "bert_targets"]
 
@@ -26,8 +26,7 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
     for name in ("is_decoder", "add_cross_attention"):
         if config.get(name):
             raise UnsupportedError(
-                f"the configuration says {name}={config[name]!r}, and TFBertModel computes {name}=False, whatever it says; load "
-                "the model in PyTorch"
+                f"the configuration says {name}={config[name]!r}, which TFBertModel ignores. Load the model in PyTorch"
             )
     try:
         with preserve_generators(_keras_generator()):
@@ -37,7 +36,7 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
     except (KeyError, ValueError) as error:
         raise UnsupportedError(
             f"TFBertModel cannot be built from the configuration (hidden_act={config.get('hidden_act')!r}, hidden_size="
-            f"{config.get('hidden_size')!r}, …): {error}; load the model in PyTorch"
+            f"{config.get('hidden_size')!r}, …): {error}. Load the model in PyTorch"
         ) from error
     targets = bert_targets(model)
     assert targets is not None, "a TFBertModel is one"
@@ -58,10 +57,10 @@ def _classes() -> tuple[Any, Any]:
     try:
         from transformers import BertConfig, TFBertModel
         from transformers.modeling_tf_utils import TFPreTrainedModel
-    except Exception as error:  # transformers raises ImportError, RuntimeError or ValueError, by what is amiss
+    except Exception as error:  # transformers raises ImportError, RuntimeError or ValueError, depending on the cause
         raise BackendError(_without_classes(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")) from error
     if not issubclass(TFBertModel, TFPreTrainedModel):
-        raise BackendError(_without_classes("it found no TensorFlow"))
+        raise BackendError(_without_classes("transformers found no TensorFlow"))
     return BertConfig, TFBertModel
 
 
@@ -71,10 +70,10 @@ def _keras_generator() -> random.Random | None:
     return getattr(seeds, "generator", None)
 
 
-def _without_classes(why: str) -> str:
+def _without_classes(reason: str) -> str:
     return (
-        f"transformers' TensorFlow classes cannot be had ({why}): expected transformers 4 (5 dropped them) with tf-keras, and "
-        "TF_USE_LEGACY_KERAS=1 in the environment, or unset, before TensorFlow is imported; pip install 'embgrad[tensorflow]'"
+        f"transformers' TensorFlow classes are not available ({reason}). Run pip install 'embgrad[tensorflow]', which brings "
+        "transformers 4 and tf-keras, and leave TF_USE_LEGACY_KERAS unset or set it to 1 before TensorFlow is imported"
     )
 
 
@@ -82,4 +81,4 @@ def _target(variable: Any) -> WeightTarget:
     """The place of one weight."""
     source, transposed = checkpoint_name(variable.name)
     shape = tuple(int(size) for size in variable.shape)
-    return WeightTarget(source, shape, putter(variable), variable.name, transposed=transposed)
+    return WeightTarget(source, shape, writer(variable), variable.name, transposed=transposed)

@@ -19,7 +19,7 @@ from embgrad.common.arrays import owned
 from embgrad_tensorflow.state import expect_eager, other_tapes_paused
 from embgrad_tensorflow.walk import Node, handle_of, is_saved, native_variable, walk
 
-__all__ = ["Parameters", "alone", "checkpoint_name", "putter", "weights"]
+__all__ = ["Parameters", "alone", "checkpoint_name", "weights", "writer"]
 
 #: The attributes under which a saved object may list its variables for those who load it.
 LISTS: Final = ("variables", "trainable_variables", "non_trainable_variables")
@@ -38,18 +38,24 @@ class Parameters:
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
-        found = [(number, variable, trains) for number, part in enumerate(parts) for variable, trains in _held(part)]
+        variables = [
+            (number, variable, trains)
+            for number, part in enumerate(parts)
+            for variable, trains in _variables_with_mode(part)
+        ]
         self._names: dict[int, tuple[Any, str]] = {}
         self._variables: dict[str, Any] = {}
         self.trainable: dict[str, Any] = {}
-        spelled: Counter[str] = Counter()
-        for number, variable, trains in sorted(found, key=lambda one: not one[2]):  # the others are named after them
+        counts: Counter[str] = Counter()
+        for number, variable, trains in sorted(
+            variables, key=lambda entry: not entry[2]
+        ):  # the trainable ones take names first
             handle = handle_of(variable)
             if handle is None or id(handle) in self._names:
                 continue
             plain = f"{number}." * (len(parts) > 1) + _spelled(variable)
-            name = f"{plain}#{spelled[plain]}" if spelled[plain] else plain
-            spelled[plain] += 1
+            name = f"{plain}#{counts[plain]}" if counts[plain] else plain
+            counts[plain] += 1
             self._names[id(handle)], self._variables[name] = (handle, name), variable
             if trains:
                 self.trainable[name] = variable
@@ -76,43 +82,43 @@ def _spelled(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
 
 
-def _held(part: Any) -> Iterator[tuple[Any, bool]]:
+def _variables_with_mode(part: Any) -> Iterator[tuple[Any, bool]]:
     """The variables of a part, and whether each is trainable."""
     nodes = list(walk([part]))
-    copies = _copies(nodes)
+    copies = _duplicates(nodes)
     claimed: set[int] = set()
     decided: list[str] = []
     for node in nodes:
-        beneath = any(not path or node.path == path or node.path.startswith(f"{path}.") for path in decided)
+        is_decided = any(not path or node.path == path or node.path.startswith(f"{path}.") for path in decided)
         if is_hub_layer(node.value):
-            decided.append(node.path)  # on all that it has loaded, which says of itself that it is trainable
+            decided.append(node.path)  # its variables are marked as trainable even where it is not
         if node.kind == "variable":
-            # a Keras layer lists what it trains; what else hangs on it, such as a model's counters, is none of that
+            # a Keras layer lists what it trains; its other variables, such as a model's counters, are not trained
             trains = node.value.trainable and not is_keras(node.owner)
-            held, trainable = [node.value], [node.value] if trains else []
+            variables, trainable = [node.value], [node.value] if trains else []
         else:
-            # the trainable ones first, which makes the order that users know
-            trainable = _listed(node.value, "trainable_variables")
-            held = [*trainable, *_listed(node.value, "variables")]
-        kept = set() if beneath else {id(handle_of(one)) for one in trainable}
-        for variable in held:
+            # the trainable ones first, in the order that users know
+            trainable = _variables_listed(node.value, "trainable_variables")
+            variables = [*trainable, *_variables_listed(node.value, "variables")]
+        trained = set() if is_decided else {id(handle_of(entry)) for entry in trainable}
+        for variable in variables:
             handle = handle_of(variable)
             if handle is not None and id(handle) not in claimed and id(handle) not in copies:
                 claimed.add(id(handle))
-                yield variable, id(handle) in kept
+                yield variable, id(handle) in trained
 
 
-def _copies(nodes: Iterable[Node]) -> set[int]:
+def _duplicates(nodes: Iterable[Node]) -> set[int]:
     """The handles of variables that saving has left over beside those that a saved object lists, and that nothing it runs reads.
 
     So Keras 3 exports every variable once more, under `_all_variables`, where no function refers to it.
     """
     saved = [node for node in nodes if node.kind == "module" and is_saved(node.value)]
-    listing = [node.path for node in saved if _listed(node.value, "variables")]
+    listing = [node.path for node in saved if _variables_listed(node.value, "variables")]
     if not listing:
         return set()
-    known = {id(handle_of(one)) for node in saved for name in LISTS for one in _listed(node.value, name)}
-    known |= {id(one) for node in saved for function in _functions(node.value) for one in function.captured_inputs}
+    known = {id(handle_of(entry)) for node in saved for name in LISTS for entry in _variables_listed(node.value, name)}
+    known |= {id(entry) for node in saved for function in _functions(node.value) for entry in function.captured_inputs}
     return {
         id(handle_of(node.value))
         for node in nodes
@@ -128,16 +134,16 @@ def _functions(module: Any) -> Iterator[Any]:
         yield from getattr(value, "concrete_functions", None) or ([value] if hasattr(value, "captured_inputs") else ())
 
 
-def _listed(module: Any, name: str) -> list[Any]:
-    if is_keras(module) and not module.built:  # some refuse to tell what they have not made yet
+def _variables_listed(module: Any, name: str) -> list[Any]:
+    if is_keras(module) and not module.built:  # some raise before they are built
         return []
     return list(getattr(module, name, None) or ())
 
 
-# Weights to be read and replaced
+# Reading and replacing weights
 
 
-#: What TensorFlow's BERT names otherwise than the checkpoint.
+#: The names in TensorFlow's BERT that differ from the checkpoint's.
 LAST_NAMES: Final = {"kernel": "weight", "embeddings": "weight", "gamma": "weight", "beta": "bias"}
 
 
@@ -148,13 +154,13 @@ def weights(model: Any) -> list[Weight]:
     nodes = list(walk(parts))
     owners = {id(handle_of(node.value)): node for node in nodes if node.kind == "variable"}
     canonical = _canonical(nodes)
-    found = []
+    result = []
     for name, variable in Parameters(parts).items():
         native = native_variable(variable)
         node = owners.get(id(handle_of(variable)))
         if native.dtype.is_floating and not (node is not None and _is_metric(node.owner)) and _has_value(native):
-            found.append(_weight(name, node, native, canonical.get(id(handle_of(variable)))))
-    return found
+            result.append(_weight(name, node, native, canonical.get(id(handle_of(variable)))))
+    return result
 
 
 def alone(model: Any) -> AbstractContextManager[None]:
@@ -162,7 +168,7 @@ def alone(model: Any) -> AbstractContextManager[None]:
     return model_lock(as_parts(model))
 
 
-def putter(variable: Any) -> Callable[[np.ndarray], None]:
+def writer(variable: Any) -> Callable[[np.ndarray], None]:
     """Return a function that writes values into a variable."""
     native = native_variable(variable)
 
@@ -193,7 +199,7 @@ def _weight(name: str, node: Node | None, native: Any, canonical: tuple[str, boo
     shape = tuple(map(int, native.shape))
     source, transposed = canonical or (None, False)
     owner = "" if node is None else _owner(node, native)
-    return Weight(name, owner, shape, str(native.dtype.name), get, putter(native), source, transposed)
+    return Weight(name, owner, shape, str(native.dtype.name), get, writer(native), source, transposed)
 
 
 def _owner(node: Node, native: Any) -> str:
@@ -217,11 +223,11 @@ def _canonical(nodes: Iterable[Node]) -> dict[int, tuple[str, bool]]:
     encoders = [node.value for node in nodes if node.kind == "module" and _is_bert(node.value)]
     if len(encoders) != 1:
         return {}
-    return {id(handle_of(one)): checkpoint_name(one.name) for one in _named(encoders[0])}
+    return {id(handle_of(variable)): checkpoint_name(variable.name) for variable in _named(encoders[0])}
 
 
 def _named(encoder: Any) -> Iterator[Any]:
-    return (one for one in encoder.weights if "/bert/" in one.name)
+    return (variable for variable in encoder.weights if "/bert/" in variable.name)
 
 
 def _is_bert(module: Any) -> bool:

@@ -69,10 +69,10 @@ def plan_restored(part: Any, batch: TokenBatch, training: bool) -> Plan | None:
 
 def _target(part: Any, training: bool) -> _Target | None:
     names = {base.__qualname__ for base in type(part).__mro__}
-    held = part._callable if _says_mode(part) else None
-    held = next((attrgetter(path)(part) for base, path in LAYERS.items() if base in names), held)
-    if held is not None:
-        functions = _functions(held)
+    function = part._callable if _says_mode(part) else None
+    function = next((attrgetter(path)(part) for base, path in LAYERS.items() if base in names), function)
+    if function is not None:
+        functions = _functions(function)
         if functions is None:
             return None
         return _Target(functions, lambda args, kwargs: part(_first(args, kwargs), training=training), "in a layer")
@@ -110,14 +110,14 @@ def _signature(part: Any) -> Any:
     if len(signatures) == 1:
         return next(iter(signatures.values()))
     methods = [name for name, value in vars(part).items() if getattr(value, "concrete_functions", None)]
-    expected = "call=lambda model, inputs: ... that calls one of its functions"
+    advice = "call=lambda model, inputs: ... that calls one of its functions"
     if signatures:
         raise UnsupportedError(
-            f"the saved model has {len(signatures)} signatures, {listed(signatures)}, and none is {SERVING!r}: expected "
-            f"{expected}, model.signatures[...](**inputs)"
+            f"the saved model has {len(signatures)} signatures, {listed(signatures)}, and none is {SERVING!r}. Pass "
+            f"{advice}, model.signatures[...](**inputs)"
         )
     raise UnsupportedError(
-        f"the saved model cannot be called and has no signature; its functions are {listed(methods)}: expected {expected}, "
+        f"the saved model cannot be called and has no signature; its functions are {listed(methods)}. Pass {advice}, "
         f"model.{methods[0] if methods else 'method'}(inputs)"
     )
 
@@ -130,23 +130,23 @@ def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _plan(target: _Target, function: Any, batch: TokenBatch, training: bool) -> Plan:
     declared, keywords = function.structured_input_signature
     named = [*zip(_parameters(function), declared, strict=False), *keywords.items()]
-    leaves = {name: spec for parameter, one in named for name, spec in _leaves(parameter, one)}
+    leaves = {name: spec for parameter, spec_ in named for name, spec in _leaves(parameter, spec_)}
     if not leaves:
         raise UnsupportedError(
-            f"the saved function {tf.compat.as_str(function.name)!r} takes no tensors: expected one that takes token ids"
+            f"the saved function {tf.compat.as_str(function.name)!r} takes no tensors. Give a function that takes token ids"
         )
-    for parameter, one in named:
-        if parameter in MODES and isinstance(one, bool) and one is not training:
+    for parameter, spec_ in named:
+        if parameter in MODES and isinstance(spec_, bool) and spec_ is not training:
             raise UnsupportedError(
-                f"the saved model was saved for {parameter}={one} alone: expected a function for {parameter}={training}; call "
-                f"embgrad with training={one}, or save the model with both"
+                f"the saved model was saved for {parameter}={spec_} alone. Call "
+                f"embgrad with training={spec_}, or save the model with both"
             )
     modes = {name: tf.constant(training) for name, spec in leaves.items() if name in MODES and _is_flag(spec)}
     filled, unused = plan_mapping([name for name in leaves if name not in modes], batch)
     tensors = modes | {name: _fitting(name, value, leaves[name]) for name, value in filled.items() if name in leaves}
-    args = [_like(parameter, one, tensors) for parameter, one in named[: len(declared)]]
-    kwargs = {parameter: _like(parameter, one, tensors) for parameter, one in named[len(declared) :]}
-    return Plan(lambda given: target.invoke(*given), (args, kwargs), unused, graph=target.graph)
+    args = [_like(parameter, spec_, tensors) for parameter, spec_ in named[: len(declared)]]
+    kwargs = {parameter: _like(parameter, spec_, tensors) for parameter, spec_ in named[len(declared) :]}
+    return Plan(lambda arguments: target.invoke(*arguments), (args, kwargs), unused, graph=target.graph)
 
 
 def _is_flag(spec: Any) -> bool:
@@ -163,11 +163,11 @@ def _parameters(function: Any) -> list[str]:
 def _leaves(name: str, declared: Any) -> Iterator[tuple[str, Any]]:
     """The declared tensors by name: a dict's keys, else their own names, else the parameter's."""
     if isinstance(declared, Mapping):
-        for key, one in declared.items():
-            yield from _leaves(str(key), one)
+        for key, entry in declared.items():
+            yield from _leaves(str(key), entry)
     elif isinstance(declared, (list, tuple)):
-        for number, one in enumerate(declared):
-            yield from _leaves(getattr(one, "name", None) or f"{name}.{number}", one)
+        for number, entry in enumerate(declared):
+            yield from _leaves(getattr(entry, "name", None) or f"{name}.{number}", entry)
     elif hasattr(declared, "dtype") and hasattr(declared, "shape"):
         yield name, declared
 
@@ -175,10 +175,11 @@ def _leaves(name: str, declared: Any) -> Iterator[tuple[str, Any]]:
 def _like(name: str, declared: Any, tensors: Mapping[str, Any]) -> Any:
     """Return the declared structure with tensors in place of their descriptions; other values stay as they were saved."""
     if isinstance(declared, Mapping):
-        return {key: _like(str(key), one, tensors) for key, one in declared.items()}
+        return {key: _like(str(key), entry, tensors) for key, entry in declared.items()}
     if isinstance(declared, (list, tuple)):
         inner = [
-            _like(getattr(one, "name", None) or f"{name}.{number}", one, tensors) for number, one in enumerate(declared)
+            _like(getattr(entry, "name", None) or f"{name}.{number}", entry, tensors)
+            for number, entry in enumerate(declared)
         ]
         return tuple(inner) if isinstance(declared, tuple) else inner
     return tensors.get(name, declared) if hasattr(declared, "dtype") else declared
@@ -188,13 +189,13 @@ def _fitting(name: str, value: Any, spec: Any) -> Any:
     """The value in the declared dtype, if it has the declared shape."""
     if type(spec).__name__ != "TensorSpec":
         raise UnsupportedError(
-            f"the saved model's input {name!r} is declared as a {type(spec).__name__}, and a batch is a dense array: expected "
-            "call=lambda model, inputs: ... that makes one of the other"
+            f"the saved model's input {name!r} is declared as a {type(spec).__name__}, and a batch is a dense array. Pass "
+            "call=lambda model, inputs: ... that converts it"
         )
     tensor, shape = as_dtype(name, value, spec.dtype), np.shape(value)
     if not spec.shape.is_compatible_with(shape):
         raise BatchError(
-            f"the saved model's input {name!r} is of shape {tuple(spec.shape)}, and the batch gives {shape}: expected the "
-            "lengths that it was saved with; pad or cut the batch to them"
+            f"the saved model's input {name!r} is of shape {tuple(spec.shape)}, and the batch gives {shape}. Pad or cut "
+            "the batch to the lengths that the model was saved with"
         )
     return tensor

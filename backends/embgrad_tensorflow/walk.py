@@ -74,14 +74,14 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
     """
     numbered = len(parts) > 1
     open_ = deque(Node(str(number) if numbered else "", part, "module", None, "") for number, part in enumerate(parts))
-    late: deque[Node] = deque()
+    later: deque[Node] = deque()
     kinds = Kinds()
-    seen: dict[int, Any] = {}  # keeps them alive, so that no two have one id
-    while open_ or late:
-        own = bool(open_)
-        node = open_.popleft() if own else late.popleft()
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
+    while open_ or later:
+        is_attribute = bool(open_)
+        node = open_.popleft() if is_attribute else later.popleft()
         if id(node.value) in seen:
-            if own and aliases is not None:
+            if is_attribute and aliases is not None:
                 aliases.setdefault(id(node.value), []).append(node.path)
             continue
         seen[id(node.value)] = node.value
@@ -103,8 +103,8 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
             if hidden and child_kind not in ("list", "variable"):
                 continue
             path = f"{node.path}.{name}" if node.path else name
-            apart = not own or hidden or child_kind in ("function", "object")
-            (late if apart else open_).append(Node(path, child, "", *holder))
+            apart = not is_attribute or hidden or child_kind in ("function", "object")
+            (later if apart else open_).append(Node(path, child, "", *holder))
 
 
 class Kinds(dict[type, "str | None"]):
@@ -121,13 +121,15 @@ def bookkeeping() -> Mapping[str, type]:
 
     They hold settings for building and training, and once more what the model's own attributes hold.
     """
-    kept = [sys.modules[name] for name in ("keras", "tf_keras") if name in sys.modules]
-    fresh = [made for keras in kept for made in (keras.layers.Layer(name="embgrad"), keras.Model(name="embgrad"))]
+    modules = [sys.modules[name] for name in ("keras", "tf_keras") if name in sys.modules]
+    fresh = [
+        instance for keras in modules for instance in (keras.layers.Layer(name="embgrad"), keras.Model(name="embgrad"))
+    ]
     module = tf.Module()
-    module.empty = []  # so that TensorFlow tracks it
-    found = {name: type(value) for one in (*fresh, module) for name, value in vars(one).items()}
-    found.pop("empty")
-    return {**found, "stop_evaluating": bool, "stop_predicting": bool}  # which Keras 3 sets as it runs a model
+    module.empty = []  # makes TensorFlow add its bookkeeping
+    names = {name: type(value) for instance_ in (*fresh, module) for name, value in vars(instance_).items()}
+    names.pop("empty")
+    return {**names, "stop_evaluating": bool, "stop_predicting": bool}  # which Keras 3 sets as it runs a model
 
 
 def kind_of(cls: type) -> str | None:
@@ -179,8 +181,8 @@ def handle_of(variable: Any) -> Any:
     except ValueError as error:
         strategy = type(tf.distribute.get_strategy()).__name__
         raise UnsupportedError(
-            f"the model's variables are those of a {strategy}, and embgrad was called in its scope(), where they stand for no "
-            "device's: expected a call outside of the scope, or in strategy.run"
+            f"the model's variables belong to a {strategy}, and embgrad was called in its scope(), where no device is "
+            "selected. Call it outside of the scope, or in strategy.run"
         ) from error
 
 
@@ -213,10 +215,10 @@ def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
 def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a function reaches: the object that it is bound to, its closure, the globals that it names."""
     function = getattr(function, "python_function", function)  # of a `tf.function`
-    bound = getattr(function, "__wrapped__", function)  # TensorFlow wraps its bound methods
-    if isinstance(bound, types.MethodType):
-        yield "self", getattr(bound.__self__, "target", bound.__self__)
-        function = bound.__func__
+    method = getattr(function, "__wrapped__", function)  # TensorFlow wraps its bound methods
+    if isinstance(method, types.MethodType):
+        yield "self", getattr(method.__self__, "target", method.__self__)
+        function = method.__func__
     if isinstance(function, functools.partial):
         yield "func", function.func
         yield from ((str(number), entry) for number, entry in enumerate(function.args))
@@ -224,7 +226,7 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(function, types.FunctionType):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if cell != types.CellType():  # an empty one is not set yet
+        if cell != types.CellType():  # an empty cell is not set yet
             entry = cell.cell_contents
             yield name, entry() if isinstance(entry, weakref.ref) else entry
     names = function.__code__.co_names
@@ -234,7 +236,7 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
 def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
     if is_graph_of_layers(module):
         yield from ((layer.name, layer) for layer in module.layers)
-    # those that do not begin with an underscore first
+    # public attributes first
     yield from sorted(getattr(module, "__dict__", {}).items(), key=lambda item: item[0].startswith("_"))
 
 
@@ -242,7 +244,7 @@ def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
     for base in type(value).__mro__:
         for name, slot in vars(base).items() if base.__module__ != "builtins" else ():
             if isinstance(slot, types.MemberDescriptorType) and name != "__dict__":
-                with contextlib.suppress(AttributeError):  # it is empty
+                with contextlib.suppress(AttributeError):  # an empty slot
                     yield name, slot.__get__(value)
 
 
@@ -299,8 +301,8 @@ class Tables:
     def with_rows(self, rows: int) -> list[Any]:
         """The variables that may be a table of so many rows, those of layers included that were built just now."""
         self.learn(walk(self._parts))
-        found = (node.value for node in self._nodes.values())
-        return [one for one in found if len(one.shape) == 2 and one.shape[0] == rows]
+        variables = (node.value for node in self._nodes.values())
+        return [variable for variable in variables if len(variable.shape) == 2 and variable.shape[0] == rows]
 
     def learn(self, nodes: Iterable[Node], learned: dict[str, Any] | None = None) -> None:
         """Take the paths of these nodes of the parts, for a walk that has been made already.
@@ -313,15 +315,15 @@ class Tables:
         learned = {} if learned is None else learned
         if "tables" not in learned:
             paths = [_table_path(node) for node in variables]
-            spelled = Counter(paths)
+            counts = Counter(paths)
             learned["tables"] = [
-                path if spelled[path] == 1 else node.path or UNNAMED_TABLE
+                path if counts[path] == 1 else node.path or UNNAMED_TABLE
                 for path, node in zip(paths, variables, strict=True)
             ]
-        found = [(handle_of(node.value), node) for node in variables]
-        named = zip(found, learned["tables"], strict=True)
+        pairs = [(handle_of(node.value), node) for node in variables]
+        named = zip(pairs, learned["tables"], strict=True)
         self._paths = {id(pair[0]): (pair[0], path) for pair, path in named if pair[0] is not None}
-        self._nodes = {id(known): node for known, node in found if known is not None}
+        self._nodes = {id(known): node for known, node in pairs if known is not None}
 
 
 def _table_path(node: Node) -> str:

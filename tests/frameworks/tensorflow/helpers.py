@@ -10,7 +10,6 @@ import keras as keras3
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras2
-from tensorflow.python.eager import record
 
 KERAS = {"keras2": keras2, "keras3": keras3}
 
@@ -19,12 +18,6 @@ KERAS = {"keras2": keras2, "keras3": keras3}
 def halved(x: Any) -> Any:
     """A gradient of the author's own, which is no slope; x itself is given, as `tf.identity` would give it."""
     return x, lambda gradient: 0.5 * gradient
-
-
-def recorded_halved(output: Any, source: Any) -> Any:
-    """An operation's result, whose gradient is told to the tapes anew, past TensorFlow's own functions."""
-    record.record_operation("Halved", [output], [source], lambda gradient: [0.5 * gradient])
-    return output
 
 
 @contextlib.contextmanager
@@ -79,8 +72,3 @@ def own_table_gradient(table: Any, total: Callable[[], Any]) -> np.ndarray:
         tape.watch(variable)
         value = total()
     return np.asarray(tf.convert_to_tensor(tape.gradient(value, variable)))
-
-
-def own_of_sum(model: Any, ids: np.ndarray) -> np.ndarray:
-    """That of a model's `table`, for the sum of what the model returns."""
-    return own_table_gradient(model.table, lambda: tf.reduce_sum(model(ids)))

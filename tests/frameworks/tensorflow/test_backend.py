@@ -80,32 +80,3 @@ def test_points_and_their_paths() -> None:
         ("_hidden.inner.places#0", ("position",)),
     ]
     assert [point.lookup.rows for point in found] == [12, 12, 12, 7]
-
-
-def test_keras_hub_backbone() -> None:
-    import keras_hub
-
-    model = keras_hub.models.BertBackbone(
-        vocabulary_size=20,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=8,
-        intermediate_dim=12,
-        max_sequence_length=8,
-        dtype="float64",
-    )
-    batch = {"token_ids": IDS, "padding_mask": IDS > 0}
-    result = embgrad.gradients(model, batch, embgrad.Projection(np.cos(np.arange(8)), output="pooled"))
-    assert result.provenance["path"] == "token_embedding#0"
-    from tests.frameworks.tensorflow.helpers import assert_slopes
-
-    inputs = {
-        "token_ids": tf.constant(IDS),
-        "padding_mask": tf.constant(IDS > 0),
-        "segment_ids": tf.zeros(IDS.shape, tf.int32),
-    }
-
-    def total() -> Any:
-        return tf.reduce_sum(model(inputs)["pooled_output"] * np.cos(np.arange(8)))
-
-    assert_slopes(result, model.get_layer("token_embedding").embeddings, total, rel=1e-6)

@@ -171,13 +171,13 @@ def test_without_transformers_classes(tmp_path: Path, monkeypatch: pytest.Monkey
     checkpoint(tmp_path)
     monkeypatch.setitem(vars(transformers), "TFBertModel", type("TFBertModel", (), {}))
     with pytest.raises(
-        embgrad.BackendError, match=r"TensorFlow classes cannot be had.*transformers 4.*TF_USE_LEGACY_KERAS=1"
+        embgrad.BackendError, match=r"TensorFlow classes are not available.*transformers 4.*TF_USE_LEGACY_KERAS unset"
     ):
         embgrad.load_bert(tmp_path, "tensorflow")
     import sys
 
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
-        embgrad.BackendError, match=r"cannot be had \(.*transformers.*pip install 'embgrad\[tensorflow\]'"
+        embgrad.BackendError, match=r"not available \(.*transformers.*pip install 'embgrad\[tensorflow\]'"
     ):
         embgrad.load_bert(tmp_path, "tensorflow")

@@ -73,15 +73,6 @@ def test_per_position_outputs_by_rows(keras: Any, traces: list[Any]) -> None:
     same(*both(model, IDS, embgrad.Logit(3, position=0), split=True))
 
 
-def test_ids_outside_the_table() -> None:
-    model = Net()
-    embgrad.gradients(model, IDS, PROJECTION, compile=True)
-    ids = IDS.copy()
-    ids[1, 2] = 12
-    with pytest.raises(embgrad.BatchError, match="id 12 at example 1, position 2 is outside"):
-        embgrad.gradients(model, ids, PROJECTION, compile=True)
-
-
 def test_lookups_of_other_indices_are_checked_too() -> None:
     class Shifted(Net):
         def __call__(self, ids: Any) -> Any:
@@ -124,16 +115,6 @@ def test_objective_that_does_not_depend_on_the_point() -> None:
         same(*both(model, IDS, PROJECTION))
         with pytest.raises(embgrad.NoGradientError):
             embgrad.gradients(model, IDS, lambda out: out["other"][:, 0], compile=True)
-
-
-def test_table_gradients_are_as_before() -> None:
-    model = Net()
-    before = embgrad.table_gradients(model, IDS, PROJECTION).total
-    embgrad.gradients(model, IDS, PROJECTION, compile=True)
-    after = embgrad.table_gradients(model, IDS, PROJECTION).total
-    np.testing.assert_array_equal(after, before)
-    compiled = embgrad.gradients(model, IDS, PROJECTION, compile=True)
-    np.testing.assert_allclose(compiled.table().to_dense(), before, atol=1e-12)
 
 
 def test_transformers_with_layers() -> None:

@@ -15,8 +15,6 @@ from tests.frameworks.tensorflow.helpers import KERAS
 from tests.frameworks.tensorflow.test_models import functional
 from tests.frameworks.tensorflow.traced import IDS, LONGER, PROJECTION, Net, both
 
-LABELS = np.array([1, 0, 1])
-
 #: Of the layers that are made here.
 POLICY = "float64"
 
@@ -74,34 +72,6 @@ def test_lengths_that_python_reads_take_a_trace_each(traces: list[Any]) -> None:
     assert len(traces) == 3  # one attempt at any length, and two lengths
 
 
-def test_labels_are_no_part_of_the_trace(keras: Any, traces: list[Any]) -> None:
-    model, _ = functional(keras, keras.layers.GRU(3))
-    for labels in (LABELS, 1 - LABELS):
-        objective = embgrad.CrossEntropy(labels)
-        same(embgrad.gradients(model, IDS, objective), embgrad.gradients(model, IDS, objective, compile=True))
-    assert len(traces) == 1
-
-
-@pytest.mark.parametrize("option", ["override", "add", "edit"])
-@pytest.mark.parametrize("at", ["word", "inner"])
-def test_changes_are_no_part_of_the_trace(keras: Any, traces: list[Any], option: str, at: str) -> None:
-    ids = keras.layers.Input((None,), dtype="int32")
-    rows = keras.layers.Embedding(12, 4)(ids)
-    inner = keras.layers.Dense(3, name="inner", activation="tanh")(rows)
-    model = keras.Model(ids, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(inner)))
-    for factor in (0.5, -2.0):
-        options = {option: {at: lambda value, factor=factor: factor * value}}
-        names = [at] if option == "override" else ["word", "inner"]  # nothing is below an override
-        plain, compiled = (
-            embgrad.gradients(model, IDS, PROJECTION, at=names, compile=one, **options) for one in (False, True)
-        )
-        for name in plain:
-            same(plain[name], compiled[name])
-            if option == "edit" and name == at:
-                np.testing.assert_allclose(compiled[name].before, plain[name].before, rtol=1e-10)
-    assert len(traces) == 1
-
-
 def test_functions_are_called_once_a_call(keras: Any) -> None:
     model, _ = functional(keras, keras.layers.GlobalAveragePooling1D())
     called = []
@@ -144,14 +114,6 @@ def test_functions_are_called_once_where_a_trace_turns_out_not_to_serve(option: 
             assert called == [number + 1]
             called[0] = number
             same(asked(objectives[place], False), compiled)
-
-
-def test_weights_may_change() -> None:
-    model = Net()
-    embgrad.gradients(model, IDS, PROJECTION, compile=True)
-    model.weight.assign(3 * model.weight)
-    model.rows.assign_add(tf.ones_like(model.rows))
-    same(*(embgrad.gradients(model, IDS, PROJECTION, compile=one) for one in (False, True)))
 
 
 def test_a_variable_may_be_replaced_by_another() -> None:

@@ -38,7 +38,7 @@ def test_inside_a_tf_function(keras: Any) -> None:
     def traced() -> Any:
         return embgrad.gradients(model, IDS, embgrad.Sum()).values
 
-    message = r"inside a tf.function.*expected eager execution.*call it outside"
+    message = r"inside a tf.function.*results are NumPy arrays.*Call it outside"
     with pytest.raises(embgrad.UnsupportedError, match=message):
         tf.function(traced, autograph=False)()
     with pytest.raises(Exception, match=f"UnsupportedError: embgrad was called {message}"):  # AutoGraph wraps any error
@@ -55,7 +55,7 @@ def test_in_a_strategys_scope(keras: Any) -> None:
     outside = embgrad.gradients(model, ids, embgrad.Sum()).values
     with (
         strategy.scope(),
-        pytest.raises(embgrad.UnsupportedError, match=r"those of a MirroredStrategy.*expected a call outside"),
+        pytest.raises(embgrad.UnsupportedError, match=r"belong to a MirroredStrategy.*Call it outside"),
     ):
         embgrad.gradients(model, ids, embgrad.Sum())
     np.testing.assert_array_equal(strategy.run(lambda: embgrad.gradients(model, ids, embgrad.Sum()).values), outside)
@@ -106,11 +106,6 @@ def _use(rows: Any, ids: Any) -> Any:
     return 0.0
 
 
-def test_a_gradient_of_zeros_is_a_result() -> None:
-    result = embgrad.gradients(Net(lambda rows, ids: 0 * tf.reduce_sum(tf.gather(rows, ids), 1)), IDS, embgrad.Sum())
-    assert not result.values.any()
-
-
 def test_outputs(keras: Any) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D())
     with pytest.raises(embgrad.OutputError, match=r"no output 'hidden'.*'output'"):
@@ -156,7 +151,7 @@ def test_inputs_that_are_text() -> None:
     keras = KERAS["keras3"]
     ids = keras.layers.Input((), dtype="string")
     model = keras.Model(ids, ids)
-    with pytest.raises(embgrad.BatchError, match=r"declares its input .* as text, and the batch is token ids"):
+    with pytest.raises(embgrad.BatchError, match=r"declares its input .* as text, and the batch holds token ids"):
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 
@@ -196,15 +191,8 @@ def test_a_sparse_input_of_which_some_examples_are_asked_for(option: dict[str, A
 
 def test_parts_without_call(keras: Any) -> None:
     parts = [functional(keras), keras.layers.Dense(2)]
-    with pytest.raises(embgrad.UnsupportedError, match=r"sequence of 2 parts.*expected call=lambda parts"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"sequence of 2 parts.*Pass call=lambda parts"):
         embgrad.gradients(parts, IDS, embgrad.Sum())
-
-
-def test_an_unknown_point(keras: Any) -> None:
-    model = functional(keras, keras.layers.GlobalAveragePooling1D())
-    name = model.layers[1].name
-    with pytest.raises(embgrad.UnknownPointError, match=f"Did you mean '{name}'"):
-        embgrad.gradients(model, IDS, embgrad.Sum(), at=name[:-1] + "x")
 
 
 def test_a_mask_that_the_model_cannot_take_is_a_warning(keras: Any) -> None:
@@ -261,7 +249,7 @@ def test_gradients_that_a_graph_gives_to_operations(compile: bool, autograph: bo
         with tf.compat.v1.get_default_graph().gradient_override_map({"Sin": "HalvedInTests"}):
             return tf.sin(rows)
 
-    with pytest.raises(embgrad.UnsupportedError, match=r"gradient_override_map.*expected tf\.custom_gradient"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"gradient_override_map.*Use tf\.custom_gradient"):
         embgrad.gradients(Net(forward), IDS, embgrad.Sum(), compile=compile)
     own = Net(tf.function(lambda table, ids: halved(tf.gather(table, ids))))
     found = embgrad.gradients(own, IDS, embgrad.Sum(), compile=compile)

@@ -411,17 +411,6 @@ def test_objectives_of_the_users(keras: Any) -> None:
         np.testing.assert_allclose(one.values, expected.values, rtol=1e-12)
 
 
-def test_split(keras: Any) -> None:
-    ids = keras.layers.Input((None,), dtype="int32")
-    pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(12, 4)(ids))
-    model = keras.Model(ids, keras.layers.Dense(2)(keras.layers.BatchNormalization()(pooled)))
-    objective = embgrad.Projection(VECTOR)
-    split = embgrad.gradients(model, IDS, objective, split=True, training=True)
-    whole = embgrad.gradients(model, IDS, objective, training=True)
-    np.testing.assert_allclose(split.table().to_dense(), whole.table().to_dense(), atol=1e-9)
-    assert np.abs(split.values - whole.values).max() > 1e-3  # in training mode the examples meet
-
-
 def test_outputs_of_one_layer_are_told_apart(keras: Any) -> None:
     ids = keras.layers.Input((None,), dtype="int32")
     table = keras.layers.Embedding(12, 4)

@@ -147,20 +147,6 @@ def test_no_trace_in_what_is_a_graph(kept: str, name: str, tmp_path: Any) -> Non
     assert [*tried.traces(CALLS[name]), *mistakes] == []
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_no_trace_under_the_users_own_settings(eagerly: bool) -> None:
-    """Functions that run eagerly, an op callback, a tape that records, a policy, a device, a seed."""
-    tf.config.run_functions_eagerly(eagerly)
-    try:
-        tried = trial(net(keras3))
-        tried.around = lambda: tf.GradientTape(persistent=eagerly)
-        assert tried.traces(CALLS["gradients"]) == []
-        assert tf.config.functions_run_eagerly() is eagerly
-    finally:
-        tf.config.run_functions_eagerly(False)
-
-
 def wrapped(model: Any) -> list[str]:
     """The names of layers as they are called from now on: each has a `call` that the user put in the place of its own."""
     log: list[str] = []

@@ -151,13 +151,6 @@ def test_variables_that_the_first_call_makes(keras: Any) -> None:
         np.testing.assert_allclose(gradient, other, rtol=1e-5)
 
 
-def test_a_sequential_model_that_was_never_called(keras: Any) -> None:
-    model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.Dense(4)])
-    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
-    assert list(found) == [one.name if keras is keras2 else one.path for one in model.trainable_variables]
-    assert not found.unreached
-
-
 def test_mixed_precision(keras: Any) -> None:
     with policy(keras, "mixed_bfloat16"):
         model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.Dense(4)])
@@ -191,15 +184,6 @@ def test_a_layer_of_tf_hub_and_a_head(tmp_path: Any, trainable: bool) -> None:
     numbers = [0] * len(encoder.trainable_variables) + [1, 1]
     compare(found, [f"{number}.{one.name}" for number, one in zip(numbers, sources, strict=True)], expected)
     assert len(found) == (3 if trainable else 2)
-
-
-def test_the_users_tape_and_the_weights_stay(keras: Any) -> None:
-    model = build(keras)
-    before = [one.numpy().tobytes() for one in model.variables]
-    with tf.GradientTape() as tape:
-        embgrad.parameter_gradients(model, IDS, OBJECTIVE)
-    assert not tape.watched_variables()
-    assert [one.numpy().tobytes() for one in model.variables] == before
 
 
 def exported(folder: Any) -> None:

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from embgrad_tensorflow import graphs
-from embgrad_tensorflow import run as running
 
 import embgrad
-from embgrad.backend import Request
 from tests.frameworks.tensorflow.savedmodels import (
     SMALL,
     TINY,
@@ -129,27 +127,6 @@ def test_its_weights_may_change(tmp_path: Any, made: list[Any]) -> None:
     assert len(made) == 1
 
 
-def test_ids_outside_the_table(tmp_path: Any) -> None:
-    model = Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path)
-    for _ in range(2):
-        embgrad.gradients(model, SMALL, TOTAL)
-        with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 0 is outside"):
-            embgrad.gradients(model, SMALL + 7, TOTAL)
-
-
-def test_an_assertion_on_the_ids(tmp_path: Any) -> None:
-    """The lookup tells of the id, before the assertion fails."""
-
-    def forward(rows: Any, ids: Any) -> Any:
-        tf.debugging.assert_less(ids, 12)
-        return weighed(tf.gather(rows, ids))
-
-    model = Net(forward).saved(tmp_path)
-    close(embgrad.gradients(model, SMALL, TOTAL).values, weighed_gradient(model.rows.numpy()[SMALL]))
-    with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 0 is outside"):
-        embgrad.gradients(model, SMALL + 7, TOTAL)
-
-
 def test_choices_and_loops(tmp_path: Any, made: list[Any]) -> None:
     def forward(table: Any, ids: Any) -> Any:
         rows = tf.gather(table, ids)
@@ -185,17 +162,3 @@ def test_it_is_not_kept_alive(tmp_path: Any) -> None:
     alive = ask(Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path))
     gc.collect()
     assert alive() is None
-
-
-def test_values_alone() -> None:
-    """A request without cotangents, as bisection makes it."""
-    model = tf.saved_model.load(str(TINY))
-    batch = embgrad.TokenBatch(IDS["input_word_ids"], IDS["input_mask"], convention="tfhub")
-    seen: list[Any] = []
-    request = Request(("word",), lambda outputs: seen.append(outputs["pooled"]) or [], ("pooled",))  # type: ignore[func-returns-value]
-    for _ in range(2):
-        found = running.run(model, batch, request)
-        assert found.points["word"].gradients == ()
-    expected = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
-    close(found.points["word"].activation.reshape(expected.shape), expected.activations)
-    close(seen[-1].sum(1), expected.objective)

@@ -248,12 +248,6 @@ def test_the_users_tape_does_not_stop_ours(keras: Any) -> None:
         np.testing.assert_array_equal(one.values, expected.values)
 
 
-def test_several_sets_of_cotangents_are_several_pullbacks(keras: Any) -> None:
-    model, _ = masked_lstm(keras)
-    split = embgrad.gradients(model, IDS, OBJECTIVE, split=True)
-    np.testing.assert_allclose(split.values, embgrad.gradients(model, IDS, OBJECTIVE).values, atol=1e-15)
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_a_block_that_is_computed_again_in_the_pullback(keras: Any, training: bool) -> None:
     class Net(keras.Model):

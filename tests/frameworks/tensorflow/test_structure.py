@@ -1,7 +1,6 @@
 """What a model is made of is known again without a walk, and walked again whenever any of it is another."""
 
 import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from embgrad_tensorflow import fingerprint as module
-from embgrad_tensorflow import run as run_module
 from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.walk import walk
 
@@ -158,55 +156,6 @@ def test_an_object_that_takes_the_place_of_one_that_died_is_another() -> None:
         assert described([model]) == walked([model])
 
 
-@pytest.mark.parametrize("kind", ["sequential", "functional"])
-def test_graphs_of_layers(kind: str, walks: list[int]) -> None:
-    layers = [tf_keras.layers.Embedding(6, 4, name="rows"), tf_keras.layers.Dense(3, name="last")]
-    if kind == "sequential":
-        model = tf_keras.Sequential(layers)
-        model.build((None, 3))
-    else:
-        given = tf_keras.Input((3,), dtype="int32")
-        model = tf_keras.Model(given, layers[1](layers[0](given)))
-    before = described([model])
-    assert before == walked([model])
-    assert "rows" in [path for path, *_ in before]
-    count = len(walks)
-    assert described([model]) == before
-    assert len(walks) == count
-    if kind == "sequential":
-        model.add(tf_keras.layers.Dense(2, name="more"))
-        assert described([model]) == walked([model]) != before
-
-
-def test_several_parts_and_a_function_beside_them(walks: list[int]) -> None:
-    first, second, held = Model(), Model(), tf.Variable(1.0)
-
-    def call(parts: Any, inputs: Any) -> Any:
-        return parts[1](inputs) * held
-
-    parts = [first, second, call]
-    before = described(parts)
-    assert before == walked(parts)
-    assert id(held) in [one for _, one, *_ in before]
-    count = len(walks)
-    assert described(parts) == before
-    assert len(walks) == count
-    held = tf.Variable(2.0)
-    assert described(parts) == walked(parts) != before
-
-
-def test_it_keeps_nothing_alive() -> None:
-    model = Model()
-    described([model])
-    key = (id(model),)
-    assert key in module._known
-    references = [weakref.ref(model), weakref.ref(model.plain), weakref.ref(model.table), weakref.ref(model.function)]
-    del model
-    gc.collect()
-    assert [one() for one in references] == [None] * 4
-    assert key not in module._known
-
-
 def test_the_gradient_follows_a_layer_that_is_replaced() -> None:
     model = Model()
     objective = embgrad.Sum()
@@ -255,38 +204,3 @@ def test_a_table_that_is_renamed_by_its_attribute_goes_by_the_new_name() -> None
     paths = [point.path for point in embgrad.points(model, IDS, call=call)]
     assert "rows" in paths
     assert "table" not in paths
-
-
-@pytest.mark.parametrize(("again", "passes"), [(False, 1), (True, 2)])
-def test_only_what_is_recomputed_is_run_again(again: bool, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keras's norm stops the tapes for a moment, by `tf.stop_gradient`, as a part does that is to be recomputed."""
-    norm, table = tf_keras.layers.LayerNormalization(), tf.Variable(np.eye(6, 4, dtype=np.float32))
-    norm.build((None, None, 4))
-    block = tf.recompute_grad(lambda rows: norm(rows)) if again else norm
-    made: list[int] = []
-    first = run_module._Pass.preserved
-
-    def counting(*given: Any) -> Any:
-        made.append(1)
-        return first(*given)
-
-    monkeypatch.setattr(run_module._Pass, "preserved", counting)
-    model = tf.Module()
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1), call=lambda _, ids: block(tf.gather(table, ids))[:, 0])
-    assert len(made) == passes
-    with tf.GradientTape() as tape:
-        rows = tf.gather(table, IDS)
-        tape.watch(rows)
-        value = tf.reduce_sum(norm(rows)[:, 0, 1])
-    np.testing.assert_allclose(result.values, tape.gradient(value, rows).numpy(), rtol=1e-4, atol=1e-6)
-
-
-def test_functions_that_are_made_anew_at_each_call_leave_nothing() -> None:
-    model = Model()
-    embgrad.gradients(model, IDS, embgrad.Sum())
-    gc.collect()
-    before = len(module._known)
-    for _ in range(5):
-        embgrad.gradients(model, IDS, embgrad.Sum(), call=lambda model, inputs: model(inputs))
-    gc.collect()
-    assert len(module._known) <= before + 1

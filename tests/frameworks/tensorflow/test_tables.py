@@ -87,27 +87,6 @@ def test_several_lookups_and_a_penalty(keras: Any) -> None:
     assert (found.lookups, found.padding) == (2, 0)
 
 
-def test_no_head() -> None:
-    model = keras2.Sequential([keras2.layers.Embedding(12, 12, dtype="float64")])
-    model(tf.constant(IDS, tf.int32))
-    found = embgrad.table_gradients(model, IDS, OBJECTIVE)
-    assert not found.head.any()
-    np.testing.assert_allclose(found.lookup, np.bincount(IDS.ravel(), minlength=12)[:, None] * VECTOR)
-
-
-def test_a_computed_table_is_no_parameter() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = tf.Variable(np.ones((12, 12)))
-
-        def __call__(self, ids: Any) -> Any:
-            return tf.gather(self.table * 2, ids)
-
-    with pytest.raises(embgrad.PointError, match="is no parameter of the model"):
-        embgrad.table_gradients(Net(), IDS, OBJECTIVE)
-
-
 @pytest.mark.parametrize("trainable", [True, False])
 def test_a_layer_of_tf_hub_around_a_module_that_lists_no_variables(tmp_path: Any, trainable: bool) -> None:
     model = Net(lambda rows, ids: tf.reduce_sum(tf.tanh(tf.gather(rows, ids)), 1))
