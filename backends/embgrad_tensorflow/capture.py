@@ -221,7 +221,7 @@ class _Observer:
         finally:
             self._calls = None
         passed = self._end(watcher, recorder.tensors)
-        for tape in [tape for tape in self._tapes if tape._recording]:
+        for tape in [open_tape for open_tape in self._tapes if open_tape._recording]:
             self._kept.setdefault(tape, []).extend(
                 _Point(tensor, passed, key, watcher.handles.get(key)) for key, tensor in recorder.tensors.items()
             )
@@ -271,7 +271,7 @@ def _gradient(
     """In place of `GradientTape.gradient`: asks for the gradients at the points in the same pullback."""
     reached: list[tuple[_Observer, list[_Point]]] = []
     if depth() == 0 and tf.executing_eagerly():
-        handles = {id(handle_of(point)) for point in tf.nest.flatten(sources)}
+        handles = {id(handle_of(source)) for source in tf.nest.flatten(sources)}
         reached = [
             (observer, [point for point in observer.points(tape) if point.leads_to(handles)])
             for observer in _observers.get()
@@ -290,7 +290,7 @@ def _gradient(
         observer.step(known, gradients)
     if tf.UnconnectedGradients(unconnected_gradients) == tf.UnconnectedGradients.ZERO:
         return tf.nest.map_structure(
-            lambda point, source: tf.zeros_like(source) if point is None else point, result, sources
+            lambda gradient, source: tf.zeros_like(source) if gradient is None else gradient, result, sources
         )
     return result
 

@@ -349,7 +349,8 @@ class _Tracing:
         missing = [key for key in dict.fromkeys(self._chosen.values()) if key not in taps.kept]
         if missing:
             raise UntraceableError(
-                f"the traced pass does not reach {missing[0]!r} (a product with one-hot rows is recognized only in eager execution)"
+                f"the traced pass does not reach {missing[0]!r} (a product with one-hot rows is recognized only in "
+                "eager execution)"
             )
         marks = [taps.kept[key] for key in self._keys]
         everything = pytree.every(returned, _is_tensor)

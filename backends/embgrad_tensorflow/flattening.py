@@ -327,9 +327,9 @@ class CustomGradient:
         """Return the gradients of an operation's inputs."""
         if self.function is None:
             raise UnsupportedError(
-                f"the operation {self.where!r} of the saved model has a custom gradient (tf.custom_gradient), which {self.why}. Save "
-                "the model with tf.saved_model.SaveOptions(experimental_custom_gradients=True) and without variables inside the "
-                "gradient, or pass the model as Python code"
+                f"the operation {self.where!r} of the saved model has a custom gradient (tf.custom_gradient), which {self.why}. "
+                "Save the model with tf.saved_model.SaveOptions(experimental_custom_gradients=True) and without variables inside "
+                "the gradient, or pass the model as Python code"
             )
         count = len(self.types)
         upstream = [

@@ -42,8 +42,8 @@ def pull_back(
     taps.pulling()
     targets = [target for target, _ in cotangents]
     upstream = [tf.cast(tf.constant(entry), target.dtype) for target, entry in cotangents]
-    targets_of_gradients = [*marks, *map(native_variable, variables.values())]
-    gradients = taps.tape.gradient(targets, targets_of_gradients, output_gradients=upstream)
+    wanted = [*marks, *map(native_variable, variables.values())]
+    gradients = taps.tape.gradient(targets, wanted, output_gradients=upstream)
     # what was looked up in the rows again comes as IndexedSlices
     return [None if entry is None else taken(dense(entry).numpy()) for entry in gradients]
 

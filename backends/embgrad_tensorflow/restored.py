@@ -130,22 +130,22 @@ def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _plan(target: _Target, function: Any, batch: TokenBatch, training: bool) -> Plan:
     declared, keywords = function.structured_input_signature
     named = [*zip(_parameters(function), declared, strict=False), *keywords.items()]
-    leaves = {name: spec for parameter, spec_ in named for name, spec in _leaves(parameter, spec_)}
+    leaves = {name: spec for parameter, entry in named for name, spec in _leaves(parameter, entry)}
     if not leaves:
         raise UnsupportedError(
             f"the saved function {tf.compat.as_str(function.name)!r} takes no tensors. Give a function that takes token ids"
         )
-    for parameter, spec_ in named:
-        if parameter in MODES and isinstance(spec_, bool) and spec_ is not training:
+    for parameter, entry in named:
+        if parameter in MODES and isinstance(entry, bool) and entry is not training:
             raise UnsupportedError(
-                f"the saved model was saved for {parameter}={spec_} alone. Call "
-                f"embgrad with training={spec_}, or save the model with both"
+                f"the saved model was saved for {parameter}={entry} alone. Call "
+                f"embgrad with training={entry}, or save the model with both"
             )
     modes = {name: tf.constant(training) for name, spec in leaves.items() if name in MODES and _is_flag(spec)}
     filled, unused = plan_mapping([name for name in leaves if name not in modes], batch)
     tensors = modes | {name: _fitting(name, value, leaves[name]) for name, value in filled.items() if name in leaves}
-    args = [_like(parameter, spec_, tensors) for parameter, spec_ in named[: len(declared)]]
-    kwargs = {parameter: _like(parameter, spec_, tensors) for parameter, spec_ in named[len(declared) :]}
+    args = [_like(parameter, entry, tensors) for parameter, entry in named[: len(declared)]]
+    kwargs = {parameter: _like(parameter, entry, tensors) for parameter, entry in named[len(declared) :]}
     return Plan(lambda arguments: target.invoke(*arguments), (args, kwargs), unused, graph=target.graph)
 
 

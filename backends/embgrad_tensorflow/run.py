@@ -158,7 +158,7 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
     with _prepared_to_recompute(forward, model, batch, request):
         pulled = [pull_back(forward.taps, cotangents, marks, variables) for cotangents in answer.sets]
     below = dict(zip(variables, pulled[0][len(keys) :], strict=True)) if pulled else dict.fromkeys(variables)
-    values = values_at(
+    point_values = values_at(
         {name: chosen[name] for name in request.points},
         forward.watcher.watch,
         {key: taken(forward.taps.kept[key].numpy()) for key in keys},
@@ -166,9 +166,9 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         forward.taps.before,
         rests(forward.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
     )
-    unused, masked_id = unused_inputs(planned.unused, batch, forward.watcher.watch, values.values())
+    unused, masked_id = unused_inputs(planned.unused, batch, forward.watcher.watch, point_values.values())
     return Run(
-        values,
+        point_values,
         compute_dtype(forward.watcher, marks, answer, returned, variables),
         unused,
         answer.objective,

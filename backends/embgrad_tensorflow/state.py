@@ -165,26 +165,22 @@ class Snapshot:
                 attributes = getattr(node.value, "__dict__", None)
                 if attributes is not None:
                     dictionaries.append(attributes)
-                    self._losses += [
-                        (value_, list(value_)) for value_ in map(attributes.get, losses) if value_ is not None
-                    ]
+                    self._losses += [(entry, list(entry)) for entry in map(attributes.get, losses) if entry is not None]
                     dictionaries += [vars(attributes[name]) for name in local if name in attributes]
         self._attributes = ObjectState(dictionaries, bookkeeping().keys(), _is_part, opened)
-        self._bookkeeping = [(attributes_, attributes_.copy()) for attributes_ in dictionaries]
+        self._bookkeeping = [(dictionary, dictionary.copy()) for dictionary in dictionaries]
         values = [
             value
-            for attributes_ in dictionaries
-            for value in map(attributes_.__getitem__, attributes_.keys() - bookkeeping().keys())
+            for dictionary in dictionaries
+            for value in map(dictionary.__getitem__, dictionary.keys() - bookkeeping().keys())
         ]
         self._lists = [
-            (value_, vars(value_).copy(), [*opened(value_)])
-            for value_ in values
-            if type(value_).__qualname__ == "ListWrapper"
+            (entry, vars(entry).copy(), [*opened(entry)])
+            for entry in values
+            if type(entry).__qualname__ == "ListWrapper"
         ]
-        self._dicts = [
-            (value_, dict(opened(value_))) for value_ in values if type(value_).__qualname__ == "_DictWrapper"
-        ]
-        self.generators = [value_ for value_ in self._attributes.values if _is_generator(value_)]
+        self._dicts = [(entry, dict(opened(entry))) for entry in values if type(entry).__qualname__ == "_DictWrapper"]
+        self.generators = [entry for entry in self._attributes.values if _is_generator(entry)]
 
     def keep(self, handle: Any, dtype: Any) -> None:
         """Keep a variable to which a graph may write, of any size."""

@@ -88,8 +88,8 @@ class Taps:
     def _at_work(self, key: str) -> Iterator[None]:
         if tapes_are_stopped():
             raise UnsupportedError(
-                f"the point {key!r} lies in a part of the model that is recomputed in the pullback (tf.recompute_grad), where values "
-                "read or changed would be lost. Remove the recomputation, or choose a point outside of it"
+                f"the point {key!r} lies in a part of the model that is recomputed in the pullback (tf.recompute_grad), where "
+                "values read or changed would be lost. Remove the recomputation, or choose a point outside of it"
             )
         self.working = True
         try:

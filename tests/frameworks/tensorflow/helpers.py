@@ -72,3 +72,12 @@ def own_table_gradient(table: Any, total: Callable[[], Any]) -> np.ndarray:
         tape.watch(variable)
         value = total()
     return np.asarray(tf.convert_to_tensor(tape.gradient(value, variable)))
+
+
+def make_model(call: Callable[..., Any], base: Any = tf.Module, **attributes: Any) -> Any:
+    """Return an object of a new subclass of a framework's class, with this call and these attributes."""
+    method = "__call__" if base is tf.Module else "call"
+    model = type("Net", (base,), {method: call})()
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model

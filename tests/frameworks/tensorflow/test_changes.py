@@ -14,7 +14,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, execute
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import policy
+from tests.frameworks.tensorflow.helpers import make_model, policy
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand
 
 OBJECTIVE = embgrad.Projection(VECTOR)
@@ -183,16 +183,16 @@ def test_finite_differences_along_what_is_added(keras: Any, point: str) -> None:
 def test_rows_that_are_looked_up_again() -> None:
     """Their gradient comes to the edit as TensorFlow's IndexedSlices."""
 
-    class Again(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 4)))
-
-        def __call__(self, ids: Any) -> Any:
-            return tf.gather(tf.gather(self.table, ids), [0, 1, 1])[:2]
-
     seen: list[np.ndarray] = []
-    embgrad.gradients(Again(), IDS, OBJECTIVE, edit={"word": lambda gradient: seen.append(gradient.copy())})
+    embgrad.gradients(
+        make_model(
+            lambda self, ids: tf.gather(tf.gather(self.table, ids), [0, 1, 1])[:2],
+            table=tf.Variable(np.random.default_rng(0).normal(size=(12, 4))),
+        ),
+        IDS,
+        OBJECTIVE,
+        edit={"word": lambda gradient: seen.append(gradient.copy())},
+    )
     close(seen[0], np.broadcast_to(VECTOR, (*IDS.shape, 4)))
 
 
@@ -236,16 +236,12 @@ def test_a_part_that_is_run_again_is_refused(keras: Any, option: str, point: str
     """What is changed in the first run would be unchanged in the second, which the gradient is taken of."""
     inner = keras.layers.Dense(4, name="inner", dtype="float64")
 
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = keras.layers.Embedding(12, 4, dtype="float64")
-            self.inner = inner
-
-        def call(self, ids: Any) -> Any:
-            return tf.recompute_grad(lambda given: self.inner(self.words(given)))(ids)
-
-    model = Net()
+    model = make_model(
+        lambda self, ids: tf.recompute_grad(lambda given: self.inner(self.words(given)))(ids),
+        keras.Model,
+        words=keras.layers.Embedding(12, 4, dtype="float64"),
+        inner=inner,
+    )
     model.words.build((None,))
     inner.build((None, 4))
     with pytest.raises(embgrad.UnsupportedError, match="recomputed in the pullback"):

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import embgrad
 from tests.compiled import same
+from tests.frameworks.tensorflow.helpers import make_model
 from tests.frameworks.tensorflow.test_models import functional
 from tests.frameworks.tensorflow.traced import IDS, PROJECTION, Net, both
 
@@ -200,11 +201,12 @@ def test_an_objective_that_reads_what_is_no_tensor_runs_without_a_trace(kind: st
 
 
 def test_why_is_told_without_what_keras_adds(keras: Any) -> None:
-    class Draws(keras.layers.Layer):  # type: ignore[misc, name-defined]
-        def call(self, rows: Any) -> Any:
-            return rows + 0 * tf.random.uniform([], dtype=rows.dtype)
 
-    model, _ = functional(keras, Draws(), keras.layers.GlobalAveragePooling1D())
+    model, _ = functional(
+        keras,
+        make_model(lambda self, rows: rows + 0 * tf.random.uniform([], dtype=rows.dtype), keras.layers.Layer),
+        keras.layers.GlobalAveragePooling1D(),
+    )
     with pytest.warns(embgrad.EmbgradWarning) as told:
         found = embgrad.gradients(model, IDS, PROJECTION, compile=True)
     why = "the model draws random numbers (RandomUniform), which a trace would draw differently"

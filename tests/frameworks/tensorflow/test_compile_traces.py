@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import embgrad
 from tests.compiled import calls_that_change, same
-from tests.frameworks.tensorflow.helpers import KERAS
+from tests.frameworks.tensorflow.helpers import KERAS, make_model
 from tests.frameworks.tensorflow.test_models import functional
 from tests.frameworks.tensorflow.traced import IDS, LONGER, PROJECTION, Net, both
 
@@ -215,15 +215,12 @@ def test_settings_and_class_attributes_that_change_are_noticed(change: Any) -> N
 def test_a_replaced_layer_is_noticed() -> None:
     keras = KERAS["keras2"]  # Keras 3 refuses it
 
-    class Two(keras.Model):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.inner = keras.layers.Embedding(12, 4), keras.layers.Dense(2)
-
-        def call(self, ids: Any) -> Any:
-            return self.inner(tf.reduce_mean(tf.tanh(self.table(ids)), 1))
-
-    model = Two()
+    model = make_model(
+        lambda self, ids: self.inner(tf.reduce_mean(tf.tanh(self.table(ids)), 1)),
+        keras.Model,
+        table=keras.layers.Embedding(12, 4),
+        inner=keras.layers.Dense(2),
+    )
     model(tf.constant(IDS))
     same(*both(model, IDS, PROJECTION))
     model.inner = keras.layers.Dense(2)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, halved
+from tests.frameworks.tensorflow.helpers import KERAS, halved, make_model
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0]])
 
@@ -164,12 +164,9 @@ def test_inputs_without_a_known_name(keras: Any) -> None:
 
 
 def test_an_argument_that_the_batch_does_not_have() -> None:
-    class Needs(tf.Module):
-        def __call__(self, ids: Any, temperature: Any) -> Any:
-            return ids
 
     with pytest.raises(embgrad.BatchError, match="needs 'temperature'"):
-        embgrad.gradients(Needs(), IDS, embgrad.Sum())
+        embgrad.gradients(make_model(lambda self, ids, temperature: ids), IDS, embgrad.Sum())
 
 
 @pytest.mark.parametrize("option", [{"batch_size": 2}, {"check": True}], ids=lambda one: "".join(one))
@@ -301,16 +298,13 @@ def test_a_data_set_of_batches() -> None:
 
 @pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
 def test_text_longer_than_the_positions_and_padding_on_the_left(keras: Any) -> None:
-    class Positional(keras.layers.Layer):  # type: ignore[name-defined,misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.places = keras.layers.Embedding(12, 4), keras.layers.Embedding(3, 4)
+    def call(self: Any, input_ids: Any, attention_mask: Any = None) -> Any:
+        positions = tf.range(tf.shape(input_ids)[1])[None]
+        return tf.reduce_sum(self.words(input_ids) + self.places(positions), 1)
 
-        def call(self, input_ids: Any, attention_mask: Any = None) -> Any:
-            positions = tf.range(tf.shape(input_ids)[1])[None]
-            return tf.reduce_sum(self.words(input_ids) + self.places(positions), 1)
-
-    model = Positional()
+    model = make_model(
+        call, keras.layers.Layer, words=keras.layers.Embedding(12, 4), places=keras.layers.Embedding(3, 4)
+    )
     with pytest.raises(embgrad.BatchError, match="example 0 has 4 tokens, and the model takes 3 positions at most"):
         embgrad.gradients(model, IDS, embgrad.Sum())
     batch = {"input_ids": IDS[:, :3], "attention_mask": np.array([[0, 1, 1], [1, 1, 1]])}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.frameworks.tensorflow.helpers import KERAS
+from tests.frameworks.tensorflow.helpers import KERAS, make_model
 from tests.keeping import (
     IDS,
     OBJECTS,
@@ -42,17 +42,11 @@ def _keras(keras: Any, way: Way) -> Any:
     """The same as a model of Keras."""
     make, write, count = way
 
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = keras.layers.Embedding(VOCAB, 4)
-            self.kept = make()
+    def call(self: Any, x: Any) -> Any:
+        write(self.kept, 1.0)
+        return tf.reduce_sum(tf.tanh(self.table(x) + 0.1 * float(count(self.kept))), 1)
 
-        def call(self, x: Any) -> Any:
-            write(self.kept, 1.0)
-            return tf.reduce_sum(tf.tanh(self.table(x) + 0.1 * float(count(self.kept))), 1)
-
-    model = Net()
+    model = make_model(call, keras.Model, table=keras.layers.Embedding(VOCAB, 4), kept=make())
     model(IDS)
     return model
 
@@ -86,12 +80,10 @@ def test_what_an_error_leaves_is_put_back() -> None:
 
 @pytest.mark.parametrize("builder", [Builder, SlottedBuilder])
 def test_parts_that_an_object_makes_in_the_first_call_stay(builder: Any) -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.builder = builder(lambda: tf.Variable(np.ones((VOCAB, 4))))
 
-        def __call__(self, x: Any) -> Any:
-            return tf.reduce_sum(tf.gather(self.builder.table(), x) ** 2, 1)
-
-    assert_parts_stay(Net())
+    assert_parts_stay(
+        make_model(
+            lambda self, x: tf.reduce_sum(tf.gather(self.builder.table(), x) ** 2, 1),
+            builder=builder(lambda: tf.Variable(np.ones((VOCAB, 4)))),
+        )
+    )

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import keras as keras3
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras2
 
 import embgrad
 from embgrad.testing.calls import CALLS, Asked
@@ -90,32 +88,17 @@ def trial(model: Any, silent: frozenset[str] = frozenset()) -> Trial:
     return Trial(asked, partial(Harness().state, model), Harness(), silent=silent)
 
 
-def everything_left(tried: Trial, name: str) -> list[str]:
-    return [*tried.traces(CALLS[name]), *tried.traces_of_mistakes(CALLS[name])]
+IN_KERAS_2 = ["gradients", "gradients, compiled", "points", "table_gradients", "parameter_gradients", "capture"]
+IN_BOTH = ["gradients at points, with changes", "gradients, in training"]
+CASES = [*(("keras2", name) for name in (*IN_KERAS_2, *IN_BOTH, "stream, left before its end"))]
+CASES += [*(("keras3", name) for name in (*IN_BOTH, "capture of a layer"))]
 
 
 @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gradients",
-        "gradients at points, with changes",
-        "gradients, in training",
-        "gradients, compiled",
-        "points",
-        "table_gradients",
-        "parameter_gradients",
-        "capture",
-        "stream, left before its end",
-    ],
-)
-def test_no_trace_in_keras_2(name: str) -> None:
-    assert everything_left(trial(net(keras2)), name) == []
-
-
-@pytest.mark.parametrize("name", ["gradients at points, with changes", "gradients, in training", "capture of a layer"])
-def test_no_trace_in_keras_3(name: str) -> None:
-    assert everything_left(trial(net(keras3)), name) == []
+@pytest.mark.parametrize(("keras", "name"), CASES)
+def test_a_call_leaves_a_keras_model_as_it_was(keras: str, name: str) -> None:
+    tried = trial(net(KERAS[keras]))
+    assert [*tried.traces(CALLS[name]), *tried.traces_of_mistakes(CALLS[name])] == []
 
 
 class Module(tf.Module):

@@ -10,7 +10,7 @@ import tensorflow as tf
 import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS
+from tests.frameworks.tensorflow.helpers import KERAS, make_model
 
 IDS = np.array([[3, 1, 4, 15], [9, 2, 6, 5]])
 MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
@@ -25,15 +25,10 @@ def read(model: Any, features: Any) -> Any:
 def of_one_dict(keras: Any) -> Any:
     """A model that is not built yet, and says by an annotation what it takes."""
 
-    class OfOneDict(keras.Model):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.head = keras.layers.Embedding(20, 6), keras.layers.Dense(3)
+    def call(self: Any, features: dict[str, Any], training: bool = False) -> Any:
+        return read(self, features)
 
-        def call(self, features: dict[str, Any], training: bool = False) -> Any:
-            return read(self, features)
-
-    return OfOneDict()
+    return make_model(call, keras.Model, words=keras.layers.Embedding(20, 6), head=keras.layers.Dense(3))
 
 
 class Module(tf.Module):

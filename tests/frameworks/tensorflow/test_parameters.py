@@ -15,7 +15,7 @@ import transformers
 from embgrad_tensorflow import TensorFlowBackend
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import policy
+from tests.frameworks.tensorflow.helpers import make_model, policy
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, build
 
 OBJECTIVE = embgrad.Projection(VECTOR)
@@ -83,15 +83,13 @@ def test_a_backbone_of_keras_hub() -> None:
 def test_names_that_repeat_are_numbered() -> None:
     one, other = (tf.Variable(np.full((12, 4), float(number)), name="table") for number in (1, 2))
 
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = one, other
-
-        def __call__(self, ids: Any) -> Any:
-            return tf.gather(self.first, ids) * 2 + tf.gather(self.second, ids) * 3
-
-    found = embgrad.parameter_gradients(Net(), IDS, OBJECTIVE)
+    found = embgrad.parameter_gradients(
+        make_model(
+            lambda self, ids: tf.gather(self.first, ids) * 2 + tf.gather(self.second, ids) * 3, first=one, second=other
+        ),
+        IDS,
+        OBJECTIVE,
+    )
     assert list(found) == ["table:0", "table:0#1"]
     counts = np.bincount(IDS.ravel(), minlength=12)[:, None]
     np.testing.assert_allclose(found["table:0"], 2 * counts * VECTOR)
@@ -101,15 +99,7 @@ def test_names_that_repeat_are_numbered() -> None:
 def test_parts_are_numbered(keras: Any) -> None:
     model, head = build(keras), tf.Variable(np.eye(4), name="head")
 
-    class Head(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = head
-
-        def __call__(self, hidden: Any) -> Any:
-            return tf.matmul(hidden, self.weight)
-
-    parts = [model, Head()]
+    parts = [model, make_model(lambda self, hidden: tf.matmul(hidden, self.weight), weight=head)]
     found = embgrad.parameter_gradients(parts, IDS, OBJECTIVE, call=lambda p, inputs: p[1](p[0](inputs)))
     sources = [*model.trainable_variables, head]
     expected = by_tape(sources, lambda: tf.reduce_sum(parts[1](model(tf.constant(IDS, tf.int32))) * VECTOR))
@@ -131,16 +121,13 @@ def test_what_is_frozen_is_left_out(keras: Any) -> None:
 
 
 def test_variables_that_the_first_call_makes(keras: Any) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = keras.layers.Embedding(12, 4)
-            self.head = keras.layers.Dense(4)
 
-        def call(self, ids: Any) -> Any:
-            return self.head(self.words(ids))
-
-    model = Net()
+    model = make_model(
+        lambda self, ids: self.head(self.words(ids)),
+        keras.Model,
+        words=keras.layers.Embedding(12, 4),
+        head=keras.layers.Dense(4),
+    )
     found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
     expected = by_tape(
         model.trainable_variables,

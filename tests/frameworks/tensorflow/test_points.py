@@ -13,7 +13,7 @@ import tf_keras as keras2
 import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, policy
+from tests.frameworks.tensorflow.helpers import KERAS, make_model, policy
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand
 
 BATCH = {"input_ids": np.where(IDS == 1, 10, IDS), "attention_mask": (IDS != 0).astype(int)}
@@ -281,16 +281,11 @@ def test_plain_modules_by_their_classes() -> None:
 def test_a_layer_of_tf_hub(tmp_path: Any) -> None:
     import tensorflow_hub as hub
 
-    class Saved(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.kernel = tf.Variable(np.eye(4) * 2)
+    @tf.function(input_signature=[tf.TensorSpec((None, None, 4), tf.float64)])
+    def forward(self: Any, hidden: Any) -> Any:
+        return tf.tanh(tf.matmul(hidden, self.kernel))
 
-        @tf.function(input_signature=[tf.TensorSpec((None, None, 4), tf.float64)])
-        def __call__(self, hidden: Any) -> Any:
-            return tf.tanh(tf.matmul(hidden, self.kernel))
-
-    tf.saved_model.save(Saved(), str(tmp_path))
+    tf.saved_model.save(make_model(forward, kernel=tf.Variable(np.eye(4) * 2)), str(tmp_path))
     ids = keras2.layers.Input((None,), dtype="int32", name="ids")
     rows = keras2.layers.Embedding(12, 4, name="words", dtype="float64")(ids)
     inner = hub.KerasLayer(str(tmp_path), name="inner", dtype="float64")

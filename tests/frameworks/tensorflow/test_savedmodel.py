@@ -16,7 +16,7 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from tensorflow.python.framework import op_callbacks
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import own_table_gradient
+from tests.frameworks.tensorflow.helpers import make_model, own_table_gradient
 from tests.frameworks.tensorflow.savedmodels import (
     PREPROCESS,
     SMALL,
@@ -272,17 +272,16 @@ class TestKeras:
         assert np.abs(training - expected).max() > 0.01 * np.abs(expected).max()
 
     def test_what_keras_2_makes_of_a_class_that_it_does_not_know(self, tmp_path: Any) -> None:
-        class Own(keras2.Model):
-            def __init__(self) -> None:
-                super().__init__()
-                self.table = keras2.layers.Embedding(12, 4)
-                self.drop = keras2.layers.Dropout(0.5)
-                self.head = keras2.layers.Dense(2)
+        def call(self: Any, ids: Any, training: Any = None) -> Any:
+            return self.head(self.drop(tf.reduce_mean(tf.tanh(self.table(ids)), 1), training=training))
 
-            def call(self, ids: Any, training: Any = None) -> Any:
-                return self.head(self.drop(tf.reduce_mean(tf.tanh(self.table(ids)), 1), training=training))
-
-        model = Own()
+        model = make_model(
+            call,
+            keras2.Model,
+            table=keras2.layers.Embedding(12, 4),
+            drop=keras2.layers.Dropout(0.5),
+            head=keras2.layers.Dense(2),
+        )
         model(tf.constant(SMALL))
         expected = embgrad.gradients(model, SMALL, embgrad.Margin(0, 1)).values
         model.save(str(tmp_path), save_format="tf")
@@ -338,16 +337,11 @@ class TestErrors:
             embgrad.gradients(model.run, [[1, 2, 3]], TOTAL)
 
     def test_a_mode_that_the_model_was_not_saved_for(self, tmp_path: Any) -> None:
-        class Moded(tf.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.rows = tf.Variable(tf.ones((12, 4)))
+        @tf.function
+        def forward(self: Any, ids: Any, training: bool = False) -> Any:
+            return tf.reduce_sum(tf.gather(self.rows, ids), [1, 2])
 
-            @tf.function
-            def __call__(self, ids: Any, training: bool = False) -> Any:
-                return tf.reduce_sum(tf.gather(self.rows, ids), [1, 2])
-
-        model = Moded()
+        model = make_model(forward, rows=tf.Variable(tf.ones((12, 4))))
         model.__call__.get_concrete_function(tf.TensorSpec([None, None], tf.int32), training=False)
         model = saved(model, tmp_path)
         np.testing.assert_array_equal(embgrad.gradients(model, SMALL, TOTAL).values, np.ones((2, 4, 4)))
@@ -368,31 +362,21 @@ class TestErrors:
             embgrad.gradients(model, SMALL, TOTAL)
 
     def test_a_function_without_inputs(self, tmp_path: Any) -> None:
-        class Constant(tf.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.rows = tf.Variable(tf.ones((12, 4)))
+        @tf.function(input_signature=[])
+        def forward(self: Any) -> Any:
+            return tf.reduce_sum(self.rows, 1)
 
-            @tf.function(input_signature=[])
-            def __call__(self) -> Any:
-                return tf.reduce_sum(self.rows, 1)
-
-        model = saved(Constant(), tmp_path)
+        model = saved(make_model(forward, rows=tf.Variable(tf.ones((12, 4)))), tmp_path)
         message = r"the saved function '\w+' takes no tensors. Give a function that takes token ids"
         with pytest.raises(embgrad.UnsupportedError, match=message):
             embgrad.gradients(model, SMALL, TOTAL)
 
     def test_an_input_that_is_no_array(self, tmp_path: Any) -> None:
-        class Ragged(tf.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.rows = tf.Variable(tf.ones((12, 4)))
+        @tf.function(input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)])
+        def forward(self: Any, ids: Any) -> Any:
+            return tf.reduce_sum(tf.reduce_sum(tf.gather(self.rows, ids), 2), 1)
 
-            @tf.function(input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)])
-            def __call__(self, ids: Any) -> Any:
-                return tf.reduce_sum(tf.reduce_sum(tf.gather(self.rows, ids), 2), 1)
-
-        model = saved(Ragged(), tmp_path)
+        model = saved(make_model(forward, rows=tf.Variable(tf.ones((12, 4)))), tmp_path)
         with pytest.raises(embgrad.UnsupportedError, match=r"declared as a RaggedTensorSpec.*call="):
             embgrad.gradients(model, SMALL, embgrad.Sum())
         by_call = embgrad.gradients(
@@ -455,23 +439,6 @@ class TestState:
             )  # the read comes before the write, and after it
             assert model.calls.numpy() == 2
         assert [point.lookup.path for point in lookups(used, SMALL)] == ["rows"]
-
-    def test_errors_on_the_way(self, tiny: Any) -> None:
-        class Mine(Exception):
-            pass
-
-        def fails(_: Any) -> Any:
-            raise Mine("as it was")
-
-        with pytest.raises(Mine, match=r"^as it was$"):
-            embgrad.gradients(tiny, BATCH, fails)
-
-        def call(model: Any, inputs: Any) -> Any:
-            model(inputs, training=False)
-            raise Mine("inside")
-
-        with pytest.raises(Mine, match=r"^inside$"):
-            embgrad.gradients(tiny, BATCH.replace(convention="tfhub"), POOLED, call=call)
 
     def test_a_tape_of_the_users_own(self, tiny: Any, expected: Any) -> None:
         with tf.GradientTape() as tape:

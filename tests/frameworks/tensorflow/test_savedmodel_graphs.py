@@ -16,64 +16,10 @@ from tests.frameworks.tensorflow.savedmodels import (
     WEIGHT,
     Net,
     close,
-    lookups,
     slices,
     weighed,
     weighed_gradient,
 )
-
-ONE_HOT = {
-    "matrix product": lambda rows, ids: tf.matmul(tf.one_hot(ids, 12), rows),
-    "flat": lambda rows, ids: tf.reshape(tf.matmul(tf.one_hot(tf.reshape(ids, [-1]), 12), rows), [2, 4, 4]),
-    "reshaped": lambda rows, ids: tf.reshape(tf.matmul(tf.reshape(tf.one_hot(ids, 12), [-1, 12]), rows), [2, 4, 4]),
-    "of bools": lambda rows, ids: tf.matmul(tf.cast(tf.one_hot(ids, 12, True, False, dtype=tf.bool), tf.float32), rows),
-    "einsum": lambda rows, ids: tf.einsum("...v,vd->...d", tf.one_hot(ids, 12), rows),
-    "einsum, table first": lambda rows, ids: tf.einsum("vd,bsv->bsd", rows, tf.one_hot(ids, 12)),
-    "tensordot": lambda rows, ids: tf.tensordot(tf.one_hot(ids, 12), rows, 1),
-}
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("form", sorted(ONE_HOT))
-@pytest.mark.parametrize("as_saved", [True, False])
-def test_a_lookup_by_one_hot_rows(form: str, as_saved: bool, tmp_path: Any) -> None:
-    model = Net(lambda rows, ids: weighed(ONE_HOT[form](rows, ids)))
-    table = model.rows.numpy()
-    used = model.saved(tmp_path) if as_saved else model
-    result = embgrad.gradients(used, SMALL, TOTAL)
-    close(result.values, weighed_gradient(table[SMALL]))
-    np.testing.assert_array_equal(result.activations, table[SMALL])
-    dense = own_table_gradient(used.rows, lambda: tf.reduce_sum(used(tf.constant(SMALL))))
-    close(result.table().to_dense(), dense)
-    (found,) = lookups(used, SMALL)
-    assert not as_saved or form == "tensordot" or found.lookup.path == "rows"
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda rows, ids: tf.matmul(tf.one_hot(ids, 12, 2.0, 0.0), rows),
-        lambda rows, ids: tf.matmul(tf.one_hot(ids, 12, 1.0, 0.5), rows),
-        lambda rows, ids: tf.matmul(tf.one_hot(ids, 12) * 0.5, rows),
-        lambda rows, ids: tf.matmul(tf.one_hot(ids, 4, axis=1), rows[:4]),
-        lambda rows, ids: tf.matmul(tf.transpose(tf.one_hot(ids, 4), [0, 2, 1]), rows[:4]),
-        lambda rows, ids: tf.matmul(tf.reshape(tf.one_hot(ids, 12), [-1, 4]), rows[:4]),
-        lambda rows, ids: tf.einsum("bsv,vd->bd", tf.one_hot(ids, 12), rows),
-        lambda rows, ids: tf.einsum("bsv,bd->bsd", tf.one_hot(ids, 12), rows[:2]),
-        lambda rows, ids: tf.matmul(tf.one_hot(ids, 4), rows[:4], transpose_b=True),
-        lambda rows, ids: tf.matmul(tf.one_hot(tf.where(ids > 3, ids, -1), 12), rows),
-    ],
-)
-def test_what_is_no_lookup_by_one_hot_rows(form: Any) -> None:
-    model = Net(lambda rows, ids: tf.reduce_sum(form(rows, ids)))
-    with pytest.raises(embgrad.PointNotReachedError, match=r"made no lookup .*lookups seen: none"):
-        embgrad.gradients(model, SMALL, TOTAL)
-
-
-def test_an_id_beyond_the_one_hot_rows_is_an_error(tmp_path: Any) -> None:
-    model = Net(lambda rows, ids: tf.reduce_sum(ONE_HOT["matrix product"](rows, ids))).saved(tmp_path)
-    with pytest.raises(embgrad.BatchError, match=r"id 12 at example 0, position 1 is outside the table.*12 rows"):
-        embgrad.gradients(model, [[1, 12]], TOTAL)
 
 
 def test_two_lookups_in_a_saved_function(tmp_path: Any) -> None:

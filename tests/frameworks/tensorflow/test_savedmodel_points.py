@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras as keras2
 
 import embgrad
+from tests.frameworks.tensorflow.helpers import make_model
 from tests.frameworks.tensorflow.savedmodels import SMALL, TOTAL, close
 
 with warnings.catch_warnings():
@@ -161,19 +162,14 @@ def test_a_scope_and_a_layer_of_one_name(folder: Path) -> None:
 def test_a_mode_that_is_a_tensor(training: bool, tmp_path: Path) -> None:
     table = tf.Variable(np.random.default_rng(4).normal(size=(12, DIM)).astype(np.float32), name="table")
 
-    class Moded(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = table
+    @tf.function(
+        input_signature=[tf.TensorSpec([None, None], tf.int32, name="ids"), tf.TensorSpec([], tf.bool, "training")]
+    )
+    def forward(self: Any, ids: Any, training: Any) -> Any:
+        rows = tf.gather(self.table, ids)
+        return tf.reduce_sum(tf.cond(training, lambda: 3 * rows, lambda: rows), [1, 2])
 
-        @tf.function(
-            input_signature=[tf.TensorSpec([None, None], tf.int32, name="ids"), tf.TensorSpec([], tf.bool, "training")]
-        )
-        def __call__(self, ids: Any, training: Any) -> Any:
-            rows = tf.gather(self.table, ids)
-            return tf.reduce_sum(tf.cond(training, lambda: 3 * rows, lambda: rows), [1, 2])
-
-    tf.saved_model.save(Moded(), str(tmp_path))
+    tf.saved_model.save(make_model(forward, table=table), str(tmp_path))
     result = embgrad.gradients(tf.saved_model.load(str(tmp_path)), SMALL, TOTAL, training=training)
     np.testing.assert_array_equal(result.values, np.full((2, 4, DIM), 3.0 if training else 1.0))
 

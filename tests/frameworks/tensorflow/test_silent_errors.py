@@ -13,7 +13,7 @@ from embgrad_tensorflow.walk import Tables
 
 import embgrad
 from embgrad.forward.recorder import PassRecorder
-from tests.frameworks.tensorflow.helpers import assert_slopes
+from tests.frameworks.tensorflow.helpers import assert_slopes, make_model
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 0, 0], [6, 0, 0, 0]])
 VECTOR = np.array([0.7, -1.3])
@@ -31,21 +31,20 @@ def masked_lstm(keras: Any) -> tuple[Any, Any]:
 
 
 def subclassed(keras: Any, decorate: Any) -> Any:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = keras.layers.Embedding(12, 4, mask_zero=True)
-            self.rnn = keras.layers.LSTM(3)
-            self.head = keras.layers.Dense(2)
-            self.traces = []
+    @decorate
+    def call(self: Any, x: Any) -> Any:
+        if not tf.executing_eagerly():
+            self.traces.append(1)
+        return self.head(self.rnn(self.table(x)))
 
-        @decorate
-        def call(self, x: Any) -> Any:
-            if not tf.executing_eagerly():
-                self.traces.append(1)
-            return self.head(self.rnn(self.table(x)))
-
-    model = Net()
+    model = make_model(
+        call,
+        keras.Model,
+        table=keras.layers.Embedding(12, 4, mask_zero=True),
+        rnn=keras.layers.LSTM(3),
+        head=keras.layers.Dense(2),
+        traces=[],
+    )
     model.table.build(None)
     model.rnn.build((None, None, 4))
     model.head.build((None, 3))
@@ -108,18 +107,17 @@ def test_nothing_leaks_into_predict(keras: Any, order: str) -> None:
 
 
 def test_a_trace_that_went_stale_is_not_used(keras: Any) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = keras.layers.Embedding(12, 4)
-            self.norm = keras.layers.LayerNormalization(epsilon=1e-3)
-            self.head = keras.layers.Dense(2)
+    @tf.function
+    def call(self: Any, x: Any) -> Any:
+        return self.head(tf.reduce_sum(tf.tanh(self.norm(self.table(x))), 1))
 
-        @tf.function
-        def call(self, x: Any) -> Any:
-            return self.head(tf.reduce_sum(tf.tanh(self.norm(self.table(x))), 1))
-
-    model = Net()
+    model = make_model(
+        call,
+        keras.Model,
+        table=keras.layers.Embedding(12, 4),
+        norm=keras.layers.LayerNormalization(epsilon=1e-3),
+        head=keras.layers.Dense(2),
+    )
     model.table.build(None)
     model.norm.build((None, None, 4))
     model.head.build((None, 4))
@@ -250,19 +248,14 @@ def test_the_users_tape_does_not_stop_ours(keras: Any) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_block_that_is_computed_again_in_the_pullback(keras: Any, training: bool) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = keras.layers.Embedding(12, 2)
-            self.norm = keras.layers.BatchNormalization()
-            self.again = True
+    def call(self: Any, x: Any) -> Any:
+        rows = self.table(x)
+        block = tf.recompute_grad(lambda value: self.norm(value)) if self.again else self.norm
+        return tf.reduce_sum(tf.tanh(block(rows)), 1)
 
-        def call(self, x: Any) -> Any:
-            rows = self.table(x)
-            block = tf.recompute_grad(lambda value: self.norm(value)) if self.again else self.norm
-            return tf.reduce_sum(tf.tanh(block(rows)), 1)
-
-    model = Net()
+    model = make_model(
+        call, keras.Model, table=keras.layers.Embedding(12, 2), norm=keras.layers.BatchNormalization(), again=True
+    )
     model(tf.constant(IDS, tf.int32))
     result = embgrad.gradients(model, IDS, OBJECTIVE, training=training)
     np.testing.assert_array_equal(np.asarray(tf.convert_to_tensor(model.norm.moving_mean)), np.zeros(2))
@@ -284,13 +277,8 @@ def test_a_block_that_is_computed_again_leaves_no_trace(keras: Any) -> None:
 
 
 def test_a_lookup_inside_a_block_that_is_computed_again() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)))
+    def forward(self: Any, ids: Any) -> Any:
+        return tf.recompute_grad(lambda x: tf.reduce_sum(tf.tanh(tf.gather(self.rows, x)), 1))(ids)
 
-        def __call__(self, ids: Any) -> Any:
-            return tf.recompute_grad(lambda x: tf.reduce_sum(tf.tanh(tf.gather(self.rows, x)), 1))(ids)
-
-    model = Net()
+    model = make_model(forward, rows=tf.Variable(np.random.default_rng(0).normal(size=(12, 2))))
     assert_slopes(embgrad.gradients(model, IDS, OBJECTIVE), model.rows, total(model))

@@ -19,6 +19,7 @@ from tensorflow.python.framework import op_callbacks
 
 import embgrad
 from tests.contract.conformance.harness_tensorflow import Harness
+from tests.frameworks.tensorflow.helpers import make_model
 from tests.growing import Cache
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0], [6, 7, 0, 0]])
@@ -171,15 +172,13 @@ def test_training_mode_draws_as_the_users_own_forward_pass() -> None:
 
 @pytest.mark.parametrize("given", ["by argument", "by call"])
 def test_training_mode_reaches_layers_however_the_model_is_called(keras: Any, given: str) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.dropout = keras.layers.Embedding(12, 2), keras.layers.Dropout(0.5)
 
-        def call(self, x: Any) -> Any:  # does not take `training`
-            return tf.reduce_sum(self.dropout(self.table(x)), 1)
-
-    model = Net()
+    model = make_model(
+        lambda self, x: tf.reduce_sum(self.dropout(self.table(x)), 1),
+        keras.Model,
+        table=keras.layers.Embedding(12, 2),
+        dropout=keras.layers.Dropout(0.5),
+    )
     call = (lambda m, inputs: m(inputs)) if given == "by call" else None
     calm = embgrad.gradients(model, IDS, OBJECTIVE, call=call)
     np.testing.assert_allclose(calm.values, np.broadcast_to([0.7, -1.3], (3, 4, 2)), rtol=1e-6)
@@ -208,15 +207,10 @@ def test_losses_of_the_users_last_call_stay(keras: Any, state: Any) -> None:
 
 
 def test_what_keras_2_would_save_a_model_by_is_not_set() -> None:
-    class Net(keras2.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = keras2.layers.Embedding(12, 2)
 
-        def call(self, x: Any) -> Any:
-            return tf.reduce_sum(self.table(x), 1)
-
-    model = Net()
+    model = make_model(
+        lambda self, x: tf.reduce_sum(self.table(x), 1), keras2.Model, table=keras2.layers.Embedding(12, 2)
+    )
     model.build((None, None))
     embgrad.gradients(model, IDS[:, :2], OBJECTIVE)
     assert model.save_spec() is None
@@ -225,15 +219,13 @@ def test_what_keras_2_would_save_a_model_by_is_not_set() -> None:
 
 
 def test_a_model_without_weights_is_built_as_by_its_first_call(keras: Any) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.head = keras.layers.Embedding(12, 4), keras.layers.Dense(2)
 
-        def call(self, x: Any) -> Any:
-            return self.head(tf.reduce_mean(self.table(x), 1))
-
-    model = Net()
+    model = make_model(
+        lambda self, x: self.head(tf.reduce_mean(self.table(x), 1)),
+        keras.Model,
+        table=keras.layers.Embedding(12, 4),
+        head=keras.layers.Dense(2),
+    )
     result = embgrad.gradients(model, IDS, OBJECTIVE)
     assert len(model.weights) == 3
     np.testing.assert_array_equal(result.activations, np.asarray(tf.convert_to_tensor(model.table.embeddings))[IDS])
@@ -360,17 +352,11 @@ def test_settings_of_the_users_stay(keras: Any, state: Any) -> None:
 def test_a_write_that_cannot_be_undone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from embgrad_tensorflow import state as state_module
 
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows = tf.Variable(np.ones((12, 2)))
-            self.cache = tf.Variable(np.zeros((100, 2)))
+    def forward(self: Any, ids: Any) -> Any:
+        self.cache.assign_add(tf.ones((100, 2), tf.float64))
+        return tf.reduce_sum(tf.gather(self.rows, ids), 1)
 
-        def __call__(self, ids: Any) -> Any:
-            self.cache.assign_add(tf.ones((100, 2), tf.float64))
-            return tf.reduce_sum(tf.gather(self.rows, ids), 1)
-
-    model = Net()
+    model = make_model(forward, rows=tf.Variable(np.ones((12, 2))), cache=tf.Variable(np.zeros((100, 2))))
     embgrad.gradients(model, IDS, OBJECTIVE)
     assert not model.cache.numpy().any()
     monkeypatch.setattr(state_module, "LARGE", 100)
@@ -490,17 +476,12 @@ def test_variables_in_what_is_held(holder: str, base: type, compile: bool) -> No
 
 @pytest.mark.parametrize("options", [{}, {"compile": True}, {"training": True}, {"training": True, "compile": True}])
 def test_metrics_of_a_forward_pass(keras: Any, options: Any) -> None:
-    class Net(keras.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.mean = keras.layers.Embedding(12, 2), keras.metrics.Mean()
+    def call(self: Any, ids: Any) -> Any:
+        rows = tf.reduce_sum(self.table(ids), 1)
+        self.mean.update_state(rows)
+        return rows
 
-        def call(self, ids: Any) -> Any:
-            rows = tf.reduce_sum(self.table(ids), 1)
-            self.mean.update_state(rows)
-            return rows
-
-    model = Net()
+    model = make_model(call, keras.Model, table=keras.layers.Embedding(12, 2), mean=keras.metrics.Mean())
     model(tf.constant(IDS))
     found = [one.numpy() for one in model.mean.variables]
     for _ in range(2):
@@ -509,17 +490,12 @@ def test_metrics_of_a_forward_pass(keras: Any, options: Any) -> None:
 
 
 def test_a_slice_of_a_variable_that_the_forward_pass_writes() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows, self.memory = tf.Variable(tf.ones((12, 2))), tf.Variable(tf.zeros((3, 2)))
+    def forward(self: Any, ids: Any) -> Any:
+        rows = tf.gather(self.rows, ids)
+        self.memory[1].assign(rows[0, 0])
+        return tf.reduce_sum(rows, 1)
 
-        def __call__(self, ids: Any) -> Any:
-            rows = tf.gather(self.rows, ids)
-            self.memory[1].assign(rows[0, 0])
-            return tf.reduce_sum(rows, 1)
-
-    model = Net()
+    model = make_model(forward, rows=tf.Variable(tf.ones((12, 2))), memory=tf.Variable(tf.zeros((3, 2))))
     embgrad.gradients(model, IDS, OBJECTIVE)
     np.testing.assert_array_equal(model.memory.numpy(), np.zeros((3, 2)))
 
@@ -584,16 +560,11 @@ class OneOfTwo(tf.distribute.ReplicaContext):  # type: ignore[misc]
 
 
 def test_a_model_that_waits_for_other_replicas() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = tf.Variable(np.ones((12, 2)))
+    def forward(self: Any, ids: Any) -> Any:
+        tf.distribute.get_replica_context().merge_call(lambda strategy: None)
+        return tf.reduce_sum(tf.gather(self.table, ids), 1)
 
-        def __call__(self, ids: Any) -> Any:
-            tf.distribute.get_replica_context().merge_call(lambda strategy: None)
-            return tf.reduce_sum(tf.gather(self.table, ids), 1)
-
-    model = Net()
+    model = make_model(forward, table=tf.Variable(np.ones((12, 2))))
     embgrad.gradients(model, IDS, OBJECTIVE)
     with (
         OneOfTwo(tf.distribute.get_strategy(), 0),

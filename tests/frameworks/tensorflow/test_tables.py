@@ -14,7 +14,7 @@ import tf_keras as keras2
 import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import own_table_gradient, policy
+from tests.frameworks.tensorflow.helpers import make_model, own_table_gradient, policy
 from tests.frameworks.tensorflow.savedmodels import Net
 from tests.frameworks.tensorflow.transformers_by_hand import IDS
 
@@ -68,16 +68,11 @@ def test_a_tied_head_of_keras_hub() -> None:
 
 
 def test_several_lookups_and_a_penalty(keras: Any) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = keras.layers.Embedding(12, 4, dtype="float64", mask_zero=True)
+    def call(self: Any, ids: Any) -> Any:
+        both = tf.reduce_sum(self.words(ids) * tf.tanh(self.words(ids)), (1, 2))
+        return both[:, None] + tf.reduce_sum(tf.convert_to_tensor(self.words.embeddings) ** 2)
 
-        def call(self, ids: Any) -> Any:
-            both = tf.reduce_sum(self.words(ids) * tf.tanh(self.words(ids)), (1, 2))
-            return both[:, None] + tf.reduce_sum(tf.convert_to_tensor(self.words.embeddings) ** 2)
-
-    model = Net()
+    model = make_model(call, keras.Model, words=keras.layers.Embedding(12, 4, dtype="float64", mask_zero=True))
     own = None
     found = embgrad.table_gradients(model, IDS, embgrad.Sum())
     own = own_table_gradient(model.words.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))))
