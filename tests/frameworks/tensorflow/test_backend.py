@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import keras as keras3
 import numpy as np
-import pytest
 import tensorflow as tf
 import tf_keras as keras2
 from embgrad_tensorflow import TensorFlowBackend
@@ -16,17 +13,6 @@ from embgrad_tensorflow import TensorFlowBackend
 import embgrad
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0]])
-
-
-@pytest.mark.parametrize("use", ["", "backend.owns(object()); backend.owns(3)"])
-def test_the_module_imports_no_framework(use: str) -> None:
-    code = (
-        "import sys\nfrom embgrad_tensorflow import TensorFlowBackend\n"
-        f"backend = TensorFlowBackend()\n{use}\n"
-        "print([m for m in ('tensorflow', 'keras', 'tf_keras', 'transformers', 'torch') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_owns() -> None:

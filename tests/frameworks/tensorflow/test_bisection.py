@@ -60,12 +60,6 @@ def layer(model: Any, number: int = 2) -> Any:
     return model.bert.encoder.layer[number]
 
 
-def test_a_copy_agrees(model: Any) -> None:
-    found = embgrad.bisect(model, bert(), BATCH, POOLED)
-    assert found.agrees
-    assert len(found.steps) >= LAYERS + 4
-
-
 def test_a_perturbed_weight_of_a_module(model: Any) -> None:
     other = bert()
     named = {one.canonical: one for one in weights_of(other)}
@@ -193,15 +187,6 @@ def test_a_functional_model(keras: Any) -> None:
     found = embgrad.bisect(a, b, BATCH.ids, LABELS)
     assert str(found.module).startswith(of_kind(a, "MultiHeadAttention", 2).name)
     assert found.parameters[0].relation.startswith("swapped with")
-
-
-@KERAS
-def test_an_activation_of_a_functional_model(keras: Any) -> None:
-    a, b = functional(keras), functional(keras, "relu")
-    b.set_weights(a.get_weights())
-    found = embgrad.bisect(a, b, BATCH.ids, LABELS)
-    assert str(found.module).startswith(of_kind(a, "Dense", 4).name)
-    assert not any(one.differs for one in found.parameters)
 
 
 @KERAS

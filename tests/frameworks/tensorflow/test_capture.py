@@ -316,47 +316,15 @@ def test_which_argument_is_the_ids(keras: Any, form: str) -> None:
 
 def test_a_pass_is_held_no_longer_than_its_tape(keras: Any) -> None:
     model = build(keras)
-    with embgrad.capture(model, keep="mean") as tap:
+    with embgrad.capture(model, at="head:output", keep="mean") as tap:
         tape = tf.GradientTape()
         with tape:
-            loss = loss_of(model, IDS)
-        ended = []
-        for _ in range(2):
-            with tf.GradientTape() as other:
-                logits = model(tf.constant(IDS, tf.int32))
-            ended.append(weakref.ref(_passes(other)[0]))
-            del other, logits
-            gc.collect()
-        assert all(one() is None for one in ended)
-        assert len(_passes(tape)) == 1
-        tape.gradient(loss, model.trainable_variables)
-        assert not _passes(tape)  # it is not persistent
+            held = weakref.ref(model(tf.constant(IDS, tf.int32)))
+        del tape
+        gc.collect()
+        assert held() is None
+        step(model, IDS, keras.optimizers.SGD(0.1))
     assert tap.count == 1
-
-
-def _passes(tape: Any) -> list[Any]:
-    from embgrad_tensorflow.capture import _ears
-
-    return [one.passed for ear in _ears.get() for one in ear.kept(tape)]
-
-
-@pytest.mark.parametrize("error", [RuntimeError("the loop broke"), KeyboardInterrupt()])
-def test_errors_leave_no_trace(keras: Any, error: BaseException) -> None:
-    model = build(keras)
-    methods = [vars(one.layers.Layer)["__call__"] for one in (keras2, keras3)]
-    tape_methods = tf.GradientTape.gradient, tf.GradientTape._push_tape
-
-    def loop() -> None:
-        with embgrad.capture(model), embgrad.capture(model, at="layer.0"):
-            step(model, IDS, keras.optimizers.SGD(0.1))
-            raise error
-
-    with pytest.raises(type(error)):
-        loop()
-    assert [vars(one.layers.Layer)["__call__"] for one in (keras2, keras3)] == methods
-    assert (tf.GradientTape.gradient, tf.GradientTape._push_tape) == tape_methods
-    with pytest.raises(embgrad.UnknownPointError, match="Did you mean"):
-        embgrad.capture(model, at="blocks.0.bent")
 
 
 @pytest.mark.parametrize("keras", [keras2, keras3], ids=["keras2", "keras3"])

@@ -100,23 +100,6 @@ def test_a_lookup_that_is_another_ones_by_chance() -> None:
     same(*both(model, np.arange(5)[None], PROJECTION))
 
 
-def test_objective_that_does_not_depend_on_the_point() -> None:
-    class Two(Net):
-        def __call__(self, ids: Any) -> Any:
-            return {
-                "logits": super().__call__(ids),
-                "other": tf.reduce_sum(self.weight) * tf.ones([tf.shape(ids)[0], 1], tf.float64),
-            }
-
-    model = Two()
-    for _ in range(2):
-        with pytest.raises(embgrad.NoGradientError):
-            embgrad.gradients(model, IDS, embgrad.Sum(output="other"), compile=True)
-        same(*both(model, IDS, PROJECTION))
-        with pytest.raises(embgrad.NoGradientError):
-            embgrad.gradients(model, IDS, lambda out: out["other"][:, 0], compile=True)
-
-
 def test_transformers_with_layers() -> None:
     from transformers import BertConfig, TFBertForSequenceClassification
 

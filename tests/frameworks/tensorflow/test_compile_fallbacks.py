@@ -161,19 +161,6 @@ def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
     assert len({one.values.tobytes() for one in found}) == 2
 
 
-def test_an_objective_that_draws_has_no_trace_and_others_do() -> None:
-    model = Net()
-
-    def drawing(out: Any) -> Any:
-        return tf.reduce_sum(out * tf.random.normal(tf.shape(out), dtype=out.dtype), 1)
-
-    for _ in range(2):
-        with pytest.warns(embgrad.EmbgradWarning, match="or the objective gives different results each time"):
-            embgrad.gradients(model, IDS, drawing, compile=True)
-    for objective in (lambda out: out[:, 0], PROJECTION):
-        same(*both(model, IDS, objective))
-
-
 class Found:
     """What a model may return that is no nest."""
 

@@ -32,34 +32,6 @@ def test_one_trace_serves_every_length_and_number_of_examples(traces: list[Any])
     assert model.ran == ran  # none of its Python
 
 
-@pytest.mark.parametrize(
-    "batch", [IDS[:1], IDS[:2], LONGER, IDS[:, :2]], ids=lambda one: f"{one.shape[0]}x{one.shape[1]}"
-)
-def test_lengths_that_are_new_are_compared(batch: np.ndarray) -> None:
-    """Python may treat one apart, which a trace that was made with others knows nothing of."""
-
-    class Apart(Net):
-        def __call__(self, ids: Any) -> Any:
-            self.ran += 1
-            rows = tf.gather(self.rows, ids)
-            return self.head(2 * rows if tuple(ids.shape) == batch.shape else rows)
-
-    model = Apart()
-    others = [one for one in (IDS, LONGER[:, :6], IDS[:2, :2]) if one.shape != batch.shape]
-    for _ in range(2):
-        for other in others:
-            assert embgrad.gradients(model, other, PROJECTION, compile=True).provenance["compiled"]
-    ran = model.ran
-    for other in others:
-        embgrad.gradients(model, other, PROJECTION, compile=True)
-    assert model.ran == ran
-    with pytest.warns(embgrad.EmbgradWarning, match="differ between a trace and the model itself"):
-        one = embgrad.gradients(model, batch, PROJECTION, compile=True)
-    plain = embgrad.gradients(model, batch, PROJECTION)
-    np.testing.assert_array_equal(one.values, plain.values)
-    assert one.provenance["compiled"] is False
-
-
 def test_lengths_that_python_reads_take_a_trace_each(traces: list[Any]) -> None:
     class Reading(Net):
         def __call__(self, ids: Any) -> Any:
@@ -85,35 +57,6 @@ def test_functions_are_called_once_a_call(keras: Any) -> None:
         assert called == [threading.current_thread()] * number
         raw = embgrad.gradients(model, IDS, PROJECTION).activations
         np.testing.assert_allclose(found.activations, raw * (1 + number), rtol=1e-12)
-
-
-@pytest.mark.parametrize("option", ["override", "add"])
-def test_functions_are_called_once_where_a_trace_turns_out_not_to_serve(option: str) -> None:
-    class PerPosition(Net):
-        def __call__(self, ids: Any) -> Any:
-            rows = tf.gather(self.rows, ids)
-            return {"all": tf.matmul(tf.tanh(rows), self.weight), "mean": self.head(rows)}
-
-    model, called = PerPosition(), [0]
-    few, full = np.full(IDS.shape, -100), np.full(IDS.shape, 1)
-    few[:, 2] = 1
-    labelled = [embgrad.CrossEntropy(one, output="all") for one in (few, full)]
-    native = [lambda out: tf.reduce_sum(out["all"], (1, 2)), lambda out: tf.reduce_sum(out["mean"], 1)]
-
-    def other_each_time(value: np.ndarray) -> np.ndarray:
-        called[0] += 1
-        return value * called[0]
-
-    def asked(objective: Any, compiled: bool) -> Any:
-        return embgrad.gradients(model, IDS, objective, compile=compiled, **{option: {"word": other_each_time}})
-
-    for objectives in (labelled, native):
-        for number, place in enumerate((0, 1, 1, 0, 1, 0)):
-            called[0] = number
-            compiled = asked(objectives[place], True)
-            assert called == [number + 1]
-            called[0] = number
-            same(asked(objectives[place], False), compiled)
 
 
 def test_a_variable_may_be_replaced_by_another() -> None:
@@ -151,20 +94,6 @@ def test_call_around_objects_that_change(read: str) -> None:
     plain, compiled = both(model, IDS, PROJECTION, call=call)
     same(plain, compiled)
     np.testing.assert_allclose(compiled.values, first.values * 3, rtol=1e-5)
-
-
-def test_call_that_changes_what_it_reads_runs_without() -> None:
-    model, times = Net(), [0]
-
-    def counting(model: Any, inputs: Any) -> Any:
-        times[0] += 1
-        return model(inputs) * float(times[0])
-
-    for number in range(1, 4):
-        with pytest.warns(embgrad.EmbgradWarning, match="differ between a trace and the model itself"):
-            found = embgrad.gradients(model, IDS, PROJECTION, call=counting, compile=True)
-        times[0] = number - 1
-        np.testing.assert_array_equal(found.values, embgrad.gradients(model, IDS, PROJECTION, call=counting).values)
 
 
 def _epsilon(layers: Any) -> None:

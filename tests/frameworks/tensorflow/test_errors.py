@@ -72,69 +72,20 @@ def test_inside_a_py_function_is_eager() -> None:
     np.testing.assert_array_equal(traced(), np.ones((2, 4, 2)))
 
 
-@pytest.mark.parametrize(
-    ("forward", "why"),
-    [
-        (lambda rows, ids: tf.matmul(tf.one_hot(ids[:, 0], 12), rows), "a product with one-hot vectors"),
-        (lambda rows, ids: tf.reduce_sum(tf.gather(rows, ids + 1), 1), "other ids"),
-        (lambda rows, ids: tf.reduce_sum(tf.gather(tf.transpose(rows), ids, axis=1), 2), "columns"),
-        (lambda rows, ids: tf.cast(ids, tf.float32), "no lookup"),
-    ],
-)
-def test_no_lookup_of_the_ids(forward: Any, why: str) -> None:
-    with pytest.raises(embgrad.PointNotReachedError, match="made no lookup whose indices are the batch's ids"):
-        embgrad.gradients(Net(forward), IDS, embgrad.Sum())
-
-
-@pytest.mark.parametrize(
-    "forward",
-    [
-        lambda rows, ids: tf.stop_gradient(tf.reduce_sum(tf.gather(rows, ids), 1)),
-        lambda rows, ids: tf.ones((2, 2)) + _use(rows, ids),
-        lambda rows, ids: tf.constant(tf.reduce_sum(tf.gather(rows, ids), 1).numpy()),
-        lambda rows, ids: tf.cast(tf.argmax(tf.gather(rows, ids), 1), tf.float32),
-    ],
-)
-def test_an_objective_that_does_not_depend_on_the_lookup(forward: Any) -> None:
-    with pytest.raises(embgrad.NoGradientError, match="does not depend on the point 'word'"):
-        embgrad.gradients(Net(forward), IDS, embgrad.Sum())
-
-
-def _use(rows: Any, ids: Any) -> Any:
-    """Looks the ids up, and lets nothing through."""
-    tf.gather(rows, ids)
-    return 0.0
-
-
-def test_outputs(keras: Any) -> None:
-    model = functional(keras, keras.layers.GlobalAveragePooling1D())
-    with pytest.raises(embgrad.OutputError, match=r"no output 'hidden'.*'output'"):
-        embgrad.gradients(model, IDS, embgrad.Sum(output="hidden"))
-    whole = Net(lambda rows, ids: {"logits": tf.gather(rows, ids)[:, 0], "classes": ids})
+def test_an_output_of_whole_numbers_is_refused() -> None:
+    model = Net(lambda rows, ids: {"logits": tf.gather(rows, ids)[:, 0], "classes": ids})
     with pytest.raises(embgrad.OutputError, match=r"'classes' is of dtype int32: expected floating point.*output="):
-        embgrad.gradients(whole, IDS, embgrad.Sum(output="classes"))
-    with pytest.raises(embgrad.OutputError, match="returned NoneType, in which there is no tensor"):
-        embgrad.gradients(Net(lambda rows, ids: None if _use(rows, ids) == 0 else 1), IDS, embgrad.Sum())
+        embgrad.gradients(model, IDS, embgrad.Sum(output="classes"))
 
 
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        (
-            lambda logits: logits,
-            r"shape \(2, 4\) and dtype float32: expected a tf.Tensor of floating point and shape \(2,\)",
-        ),
-        (lambda logits: tf.reduce_sum(logits), r"shape \(\) .*embgrad.Scalar\(function\)"),
         (lambda logits: tf.argmax(logits, 1), r"dtype int64: expected a tf.Tensor of floating point and shape \(2,\)"),
         (lambda logits: logits.numpy()[:, 0], r"returned ndarray: expected a tf.Tensor of floating point"),
-        (lambda logits: None, r"returned NoneType: expected a tf.Tensor of floating point"),
-        (
-            embgrad.Scalar(lambda logits: logits[:, 0]),
-            r"shape \(2,\) .*: expected a tf.Tensor of floating point and shape \(\)",
-        ),
     ],
 )
-def test_native_objectives(keras: Any, objective: Any, message: str) -> None:
+def test_native_objectives_of_another_type_are_refused(keras: Any, objective: Any, message: str) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D())
     with pytest.raises(embgrad.ObjectiveError, match=message):
         embgrad.gradients(model, IDS, objective)
@@ -190,12 +141,6 @@ def test_parts_without_call(keras: Any) -> None:
     parts = [functional(keras), keras.layers.Dense(2)]
     with pytest.raises(embgrad.UnsupportedError, match=r"sequence of 2 parts.*Pass call=lambda parts"):
         embgrad.gradients(parts, IDS, embgrad.Sum())
-
-
-def test_a_mask_that_the_model_cannot_take_is_a_warning(keras: Any) -> None:
-    model = functional(keras, keras.layers.GlobalAveragePooling1D())
-    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
-        embgrad.gradients(model, {"input_ids": IDS, "attention_mask": IDS > 0}, embgrad.Sum())
 
 
 def test_the_models_own_error_comes_through_unchanged() -> None:
@@ -273,40 +218,9 @@ def test_a_loss_of_keras_own(keras: Any) -> None:
             embgrad.gradients(functional(keras), IDS, loss)
 
 
-@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
-def test_a_model_of_dense_layers_alone(keras: Any) -> None:
-    model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
-    with pytest.raises(
-        embgrad.PointNotReachedError, match=r"no lookup whose indices are the batch's ids.*lookups seen: none"
-    ):
-        embgrad.gradients(model, IDS, embgrad.Sum())
-
-
-@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
-def test_the_model_and_the_batch_swapped(keras: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match="expected token ids there, the model first and the objective last"):
-        embgrad.gradients(IDS, functional(keras), embgrad.Sum())
-
-
 def test_a_data_set_of_batches() -> None:
     batches = tf.data.Dataset.from_tensor_slices(IDS).batch(2)
     with pytest.raises(
         embgrad.BatchError, match=r"expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream"
     ):
         embgrad.gradients(Net(lambda net, ids: tf.gather(net.rows, ids)), batches, embgrad.Sum())
-
-
-@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
-def test_text_longer_than_the_positions_and_padding_on_the_left(keras: Any) -> None:
-    def call(self: Any, input_ids: Any, attention_mask: Any = None) -> Any:
-        positions = tf.range(tf.shape(input_ids)[1])[None]
-        return tf.reduce_sum(self.words(input_ids) + self.places(positions), 1)
-
-    model = make_model(
-        call, keras.layers.Layer, words=keras.layers.Embedding(12, 4), places=keras.layers.Embedding(3, 4)
-    )
-    with pytest.raises(embgrad.BatchError, match="example 0 has 4 tokens, and the model takes 3 positions at most"):
-        embgrad.gradients(model, IDS, embgrad.Sum())
-    batch = {"input_ids": IDS[:, :3], "attention_mask": np.array([[0, 1, 1], [1, 1, 1]])}
-    with pytest.warns(embgrad.errors.EmbgradWarning, match="padded on the left, and the model counts the padding"):
-        embgrad.gradients(model, batch, embgrad.Sum())

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras2
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, assert_slopes, policy, slope_along
+from tests.frameworks.tensorflow.helpers import KERAS, assert_slopes, policy
 
 IDS = np.array([[5, 2, 9, 4, 1], [3, 8, 7, 0, 0], [6, 0, 0, 0, 0]])
 MASK = (IDS > 0).astype(int)
@@ -115,20 +115,6 @@ def test_several_outputs_go_by_their_layers_names(keras: Any) -> None:
     assert_slopes(result, table.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))[1] * VECTOR))
     with pytest.raises(embgrad.OutputError, match="'other', 'logits'"):
         embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="third"))
-
-
-def test_shared_layer_looked_up_twice(keras: Any) -> None:
-    ids = keras.layers.Input((None,), dtype="int32")
-    table = keras.layers.Embedding(12, 4)
-    one, two = keras.layers.LSTM(3)(table(ids)), keras.layers.GlobalAveragePooling1D()(table(ids))
-    model = keras.Model(ids, keras.layers.Dense(2)(keras.layers.Concatenate()([one, two])))
-    with pytest.raises(embgrad.AmbiguousPointError, match="word#1"):
-        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
-    both = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=["word#0", "word#1"])
-    summed = both["word#0"].table().to_dense() + both["word#1"].table().to_dense()
-    direction = np.random.default_rng(0).normal(size=summed.shape)
-    slope = slope_along(table.embeddings, direction, total(model))
-    assert slope == pytest.approx((summed * direction).sum(), rel=1e-8)
 
 
 def test_siamese_through_call(keras: Any) -> None:
@@ -332,19 +318,6 @@ def test_a_bare_tf_function() -> None:
     assert result.provenance["path"] == "rows#0"
 
 
-def test_parts_with_call(keras: Any) -> None:
-    encoder, table = functional(keras, keras.layers.LSTM(3))
-    head = keras.layers.Dense(2)
-
-    def call(parts: Any, inputs: Any) -> Any:
-        assert inputs["input_ids"].dtype == tf.int32
-        return parts[1](parts[0](inputs["input_ids"]))
-
-    result = embgrad.gradients([encoder, head], {"input_ids": IDS}, embgrad.Projection(VECTOR), call=call)
-    assert_slopes(result, table, lambda: tf.reduce_sum(head(encoder(tf.constant(IDS))) * VECTOR))
-    assert result.provenance["path"].startswith("0.")
-
-
 @pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"])
 @pytest.mark.parametrize("keras", sorted(KERAS))
 def test_half_precision(keras: str, name: str) -> None:
@@ -361,16 +334,6 @@ def test_half_precision(keras: str, name: str) -> None:
     # a mixed policy casts the rows, not the table: all that comes after is computed so
     assert result.provenance["compute_dtype"] == name.removeprefix("mixed_")
     assert result.provenance["path"] == f"{table.name}#0"
-
-
-@pytest.mark.parametrize("frozen", ["model", "table"])
-def test_frozen(keras: Any, frozen: str) -> None:
-    model, table = functional(keras, keras.layers.LSTM(3))
-    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR)).values
-    (model if frozen == "model" else model.layers[1]).trainable = False
-    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
-    np.testing.assert_array_equal(result.values, expected)
-    assert_slopes(result, table, total(model))
 
 
 def test_objectives_of_the_users(keras: Any) -> None:

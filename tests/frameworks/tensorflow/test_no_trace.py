@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -130,84 +130,48 @@ def test_no_trace_in_what_is_a_graph(kept: str, name: str, tmp_path: Any) -> Non
     assert [*tried.traces(CALLS[name]), *mistakes] == []
 
 
-def wrapped(model: Any) -> list[str]:
-    """The names of layers as they are called from now on: each has a `call` that the user put in the place of its own."""
-    log: list[str] = []
+def logging(log: list[str], original: Callable[..., Any], layer: Any = None) -> Callable[..., Any]:
+    """Return a user's function in place of a layer's `call`, or of its class's `__call__`, that logs the layer's name."""
 
-    def noting(layer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            log.append(layer.name)
-            return original(*args, **kwargs)
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        log.append((args[0] if layer is None else layer).name)
+        return original(*args, **kwargs)
 
-        return call
-
-    for layer in model._flatten_layers(include_self=False):
-        layer.call = noting(layer, layer.call)
-    return log
+    return called
 
 
-@pytest.fixture(params=sorted(KERAS))
-def hooked(request: Any) -> tuple[Any, list[str], Callable[[], list[str]]]:
-    """A model with wrapped calls, what they note, and what they note in the user's own pass."""
-    model = net(KERAS[request.param])
-    log = wrapped(model)
+@pytest.fixture(params=["the call of each layer", "the class's call"])
+def log(request: Any, keras: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str]]:
+    """A model whose calls a user has wrapped, and the names of the layers that were called."""
+    model, names = net(keras), list[str]()
+    if request.param == "the class's call":
+        layer_class = keras.layers.Layer
+        monkeypatch.setattr(layer_class, "__call__", logging(names, vars(layer_class)["__call__"]))
+    else:
+        for layer in model._flatten_layers(include_self=False):
+            layer.call = logging(names, layer.call, layer)
+    return model, names
 
-    def own() -> list[str]:
-        log.clear()
-        step(model, example_batch().ids, LABELS)
-        return list(log)
 
-    return model, log, own
+@pytest.mark.parametrize("options", [{}, {"training": True}, {"split": True}, None], ids=str)
+def test_wrapped_calls_are_made_as_in_the_users_pass(log: tuple[Any, list[str]], options: Any) -> None:
+    model, names = log
 
+    def names_of(run: Callable[[], Any]) -> list[str]:
+        names.clear()
+        run()
+        return list(names)
 
-@pytest.mark.parametrize("options", [{}, {"training": True}, {"split": True}], ids=str)
-def test_wrapped_calls_are_made_as_in_the_users_own_pass(hooked: Any, options: dict[str, Any]) -> None:
-    model, log, own = hooked
-    expected = own()
+    own = functools.partial(step, model, example_batch().ids, LABELS)
+    expected = names_of(own)
     assert len(expected) > 10
-    log.clear()
-    embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS), **options)
-    assert log == expected
-    assert own() == expected
-
-
-def test_wrapped_calls_in_a_captured_step(hooked: Any) -> None:
-    model, _, own = hooked
-    expected = own()
-    with embgrad.capture(model):
-        assert own() == expected
-    assert own() == expected
-
-
-@pytest.fixture
-def patched() -> Iterator[list[str]]:
-    """The names of layers as they are called: the user put a function in the place of `__call__` in the classes."""
-    log: list[str] = []
-    originals = {keras: keras.layers.Layer.__dict__["__call__"] for keras in KERAS.values()}
-
-    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            log.append(layer.name)
-            return original(layer, *args, **kwargs)
-
-        return called
-
-    for keras, original in originals.items():
-        keras.layers.Layer.__call__ = noting(original)
-    yield log
-    for keras, original in originals.items():
-        keras.layers.Layer.__call__ = original
-
-
-def test_what_the_user_put_over_the_class_is_called_and_stays(hooked: Any, patched: list[str]) -> None:
-    model, _, own = hooked
-    own()
-    expected, ours = list(patched), KERAS["keras2"].layers.Layer.__call__
-    patched.clear()
     before = Harness().state(model)
-    embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS))
-    assert patched == expected
-    assert different("", before, Harness().state(model)) == {}
-    assert KERAS["keras2"].layers.Layer.__call__ is ours
+    if options is None:
+        with embgrad.capture(model):
+            assert names_of(own) == expected
+    else:
+        objective = embgrad.CrossEntropy(LABELS)
+        assert names_of(lambda: embgrad.gradients(model, example_batch(), objective, **options)) == expected
+        assert options or different("", before, Harness().state(model)) == {}
+    assert names_of(own) == expected

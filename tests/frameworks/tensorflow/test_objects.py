@@ -60,29 +60,6 @@ def test_a_model_that_takes_one_dict(kind: str) -> None:
     assert result.provenance["unused"] == []
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {"input_ids": IDS},
-        {"input_word_ids": IDS, "input_mask": MASK},
-        {"token_ids": IDS},
-        {"token_ids": IDS, "padding_mask": MASK, "position_ids": IDS},
-    ],
-)
-def test_call_gets_the_keys_that_were_given(batch: dict[str, Any]) -> None:
-    model, seen = Module(), []
-
-    def call(model: Any, inputs: Any) -> Any:
-        seen.append(dict(inputs))
-        return model.head(tf.reduce_sum(tf.tanh(model.words(next(iter(inputs.values())))), 1))
-
-    embgrad.gradients(model, batch, embgrad.Logit(1), call=call)
-    assert seen
-    for inputs in seen:
-        assert inputs.keys() == batch.keys()
-        assert all(np.array_equal(inputs[name].numpy(), value) for name, value in batch.items())
-
-
 DECODER = np.array([[0, 11, 12, 13, 14], [0, 8, 7, 0, 0]])
 DECODER_MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 

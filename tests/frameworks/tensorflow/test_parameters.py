@@ -96,17 +96,6 @@ def test_names_that_repeat_are_numbered() -> None:
     np.testing.assert_allclose(found["table:0#1"], 3 * counts * VECTOR)
 
 
-def test_parts_are_numbered(keras: Any) -> None:
-    model, head = build(keras), tf.Variable(np.eye(4), name="head")
-
-    parts = [model, make_model(lambda self, hidden: tf.matmul(hidden, self.weight), weight=head)]
-    found = embgrad.parameter_gradients(parts, IDS, OBJECTIVE, call=lambda p, inputs: p[1](p[0](inputs)))
-    sources = [*model.trainable_variables, head]
-    expected = by_tape(sources, lambda: tf.reduce_sum(parts[1](model(tf.constant(IDS, tf.int32))) * VECTOR))
-    names = [f"0.{one.name if keras is keras2 else one.path}" for one in model.trainable_variables]
-    compare(found, [*names, "1.head:0"], expected)
-
-
 def test_what_is_frozen_is_left_out(keras: Any) -> None:
     model = build(keras)
     model.blocks[1].trainable = False

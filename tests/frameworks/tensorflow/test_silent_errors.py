@@ -65,13 +65,6 @@ def test_the_keras_mask_is_not_dropped(keras: Any) -> None:
     assert np.abs(dropped - model(ids)).max() > 1e-4
 
 
-def test_the_keras_mask_is_not_dropped_in_a_subclass(keras: Any) -> None:
-    model = subclassed(keras, lambda call: call)
-    result = embgrad.gradients(model, IDS, OBJECTIVE)
-    assert_slopes(result, model.table.embeddings, total(model))
-    assert not result.values[IDS == 0].any()
-
-
 @pytest.mark.parametrize("order", ["traced before", "traced after"])
 def test_nothing_leaks_into_a_trace_of_call(keras: Any, order: str) -> None:
     model = subclassed(keras, tf.function)

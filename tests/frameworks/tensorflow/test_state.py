@@ -196,16 +196,6 @@ def test_evaluation_mode_whatever_the_learning_phase() -> None:
     np.testing.assert_array_equal(called.values, expected.values)
 
 
-def test_losses_of_the_users_last_call_stay(keras: Any, state: Any) -> None:
-    dense = keras.layers.Dense(3, activity_regularizer="l2")
-    model = functional(keras, keras.layers.GlobalAveragePooling1D(), dense)
-    model(tf.constant(IDS))
-    before = [id(loss) for loss in model.losses]
-    assert before
-    embgrad.gradients(model, IDS[:1], embgrad.Sum())
-    assert [id(loss) for loss in model.losses] == before
-
-
 def test_what_keras_2_would_save_a_model_by_is_not_set() -> None:
 
     model = make_model(
@@ -309,20 +299,6 @@ def test_tapes_of_other_threads_go_on(keras: Any) -> None:
     done.set()
     thread.join()
     assert found == [pytest.approx(12.0), True]
-
-
-def test_a_call_inside_an_objective(keras: Any) -> None:
-    model = functional(keras, keras.layers.LSTM(3))
-    expected = embgrad.gradients(model, IDS, OBJECTIVE)
-    inner: list[Any] = []
-
-    def native(logits: Any) -> Any:
-        inner.append(embgrad.gradients(model, IDS, OBJECTIVE))
-        return tf.linalg.matvec(logits, [0.7, -1.3])
-
-    outer = embgrad.gradients(model, IDS, native)
-    np.testing.assert_allclose(outer.values, expected.values, rtol=1e-5)
-    np.testing.assert_array_equal(inner[0].values, expected.values)
 
 
 def test_settings_of_the_users_stay(keras: Any, state: Any) -> None:
@@ -574,31 +550,18 @@ def test_a_model_that_waits_for_other_replicas() -> None:
     embgrad.gradients(model, IDS, OBJECTIVE)
 
 
-class Growing(tf.Module):
-    """Makes what it is given longer, and computes with its length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)))
-
-    def __call__(self, ids: Any, given: Any) -> Any:
+@pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
+@pytest.mark.parametrize("by_call", [False, True])
+def test_each_pass_receives_its_own_copy_of_further_inputs_with_a_trace(by_call: bool) -> None:
+    def forward(self: Any, ids: Any, given: Any) -> Any:
         if isinstance(given, list):
             given.append(1.0)
         length = len(given) if isinstance(given, list) else given["cache"].grow()
         return length * tf.reduce_sum(tf.gather(self.table, ids), 1)
 
-
-@pytest.mark.parametrize(
-    "option",
-    [{}, {"check": True}, {"compile": True}, {"override": {"word": lambda rows: rows}}],
-    ids=lambda one: "".join(one),
-)
-@pytest.mark.parametrize("by_call", [False, True])
-@pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
-def test_what_is_given_along_is_each_passs_own(option: dict[str, Any], by_call: bool) -> None:
+    model = make_model(forward, table=tf.Variable(np.random.default_rng(0).normal(size=(12, 2))))
     call = (lambda model, inputs: model(inputs["input_ids"], inputs["given"])) if by_call else None
     for given in ([], {"cache": Cache(), "lock": threading.Lock()}):
-        batch = {"input_ids": IDS, "given": given}
-        found = embgrad.gradients(Growing(), batch, OBJECTIVE, call=call, **option)
+        found = embgrad.gradients(model, {"input_ids": IDS, "given": given}, OBJECTIVE, call=call, compile=True)
         np.testing.assert_allclose(found.values, np.broadcast_to([0.7, -1.3], found.values.shape), rtol=1e-12)
         assert not (given if isinstance(given, list) else given["cache"].steps)

@@ -16,7 +16,6 @@ from transformers import BertConfig, TFBertForSequenceClassification
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
 from embgrad.engine.weights import depth_of, substituted, weights_of
-from tests.frameworks.tensorflow.helpers import make_model
 
 IDS = [[3, 5, 7, 2], [4, 1, 6, 8]]
 SAVED = Path(__file__).parents[2] / "data" / "tfhub_bert_tiny"
@@ -50,23 +49,6 @@ def test_variables_without_the_optimisers_and_the_metrics(keras: Any) -> None:
         assert (embgrad.gradients(model, IDS, embgrad.Sum()).values != 0).any()
     assert tape.watched_variables() == ()
     assert np.array(kernel).tobytes() == before.tobytes()
-
-
-def test_a_module_with_a_traced_function_sees_it() -> None:
-    @tf.function
-    def forward(self: Any, ids: Any) -> Any:
-        return tf.reduce_sum(tf.gather(self.table, ids), 1) * self.factor
-
-    model = make_model(
-        forward,
-        table=tf.Variable(tf.random.normal((20, 6)), name="table"),
-        factor=tf.Variable(2.0, trainable=False, name="factor"),
-    )
-    before = embgrad.gradients(model, IDS, embgrad.Sum()).values
-    assert {one.name: one.shape for one in weights_of(model)} == {"table:0": (20, 6), "factor:0": ()}
-    with substituted(model, {"factor:0": 6.0}):
-        np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Sum()).values, 3 * before)
-    np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, before)
 
 
 @pytest.mark.parametrize("load", [tf.saved_model.load, hub.KerasLayer], ids=["saved_model", "hub"])
