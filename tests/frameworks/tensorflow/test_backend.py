@@ -15,7 +15,7 @@ import embgrad
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0]])
 
 
-def test_owns() -> None:
+def test_the_backend_owns_models_of_tensorflow() -> None:
     backend = TensorFlowBackend()
     function = tf.function(lambda x: x)
     ours = [
@@ -39,7 +39,7 @@ def test_versions_of_what_takes_part() -> None:
     assert versions["tf_keras"] == keras2.__version__
 
 
-def test_points_and_their_paths() -> None:
+def test_paths_of_lookups() -> None:
     class Inner(keras3.layers.Layer):
         def __init__(self) -> None:
             super().__init__()

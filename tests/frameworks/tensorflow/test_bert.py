@@ -90,7 +90,7 @@ def test_the_model_computes_as_the_checkpoint_says(tmp_path: Path, dtype: str) -
     np.testing.assert_allclose(pooled, encoded(weights, IDS, MASK), atol=2e-6)
 
 
-def test_its_gradient_is_that_of_the_arithmetic(tmp_path: Path) -> None:
+def test_the_gradient_is_that_of_the_arithmetic(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path)
     model = embgrad.load_bert(tmp_path, "tensorflow")
     vector = np.cos(np.arange(8))
@@ -134,14 +134,14 @@ def test_weights_that_do_not_fit(tmp_path: Path, change: Any, message: str) -> N
 
 
 @pytest.mark.parametrize("setting", [{"add_cross_attention": True}, {"is_decoder": True}, {"hidden_act": "no such"}])
-def test_configurations_that_it_cannot_be(tmp_path: Path, setting: dict[str, Any]) -> None:
+def test_configurations_that_tfbert_ignores_are_refused(tmp_path: Path, setting: dict[str, Any]) -> None:
     checkpoint(tmp_path, {**CONFIG, **setting})
     with pytest.raises(embgrad.UnsupportedError, match=next(iter(setting))):
         embgrad.load_bert(tmp_path, "tensorflow")
 
 
 @pytest.mark.parametrize("seeded", [False, True])
-def test_loading_moves_no_random_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: bool) -> None:
+def test_loading_restores_random_generators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: bool) -> None:
     """Keras 2 draws its seeds from Python's generator, or, once it has a seed, from one of its own."""
     import tf_keras
 

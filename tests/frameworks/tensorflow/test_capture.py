@@ -118,7 +118,7 @@ def test_a_tape_that_was_open_before(keras: Any) -> None:
     np.testing.assert_allclose(tap.steps[0].values, expected_at(model, IDS), rtol=1e-10, atol=1e-14)
 
 
-def test_sources_in_any_structure_and_zeros_for_what_is_not_connected(keras: Any) -> None:
+def test_sources_in_any_structure_and_zeros_for_unconnected_ones(keras: Any) -> None:
     model, apart = build(keras), tf.Variable(np.ones(3))
     table, kernel = model.embed.words.embeddings, model.head.kernel
     with embgrad.capture(model) as tap:
@@ -137,7 +137,7 @@ def test_sources_in_any_structure_and_zeros_for_what_is_not_connected(keras: Any
     assert (tap.count, tap.passes) == (1, 2)  # the second loss does not depend on the model
 
 
-def test_what_is_not_recorded_has_no_step(keras: Any) -> None:
+def test_a_pass_without_a_gradient_has_no_step(keras: Any) -> None:
     model = build(keras)
 
     def captured(sources: Callable[[], Any] | None) -> None:
@@ -237,7 +237,7 @@ def test_a_compiled_step_is_an_error(keras: Any, name: str, traced: bool) -> Non
     compiled()  # as before
 
 
-def test_a_compiled_pass_by_operations_that_an_update_makes_too(keras: Any) -> None:
+def test_a_compiled_lookup_without_a_product_is_an_error(keras: Any) -> None:
     model = keras.Sequential([keras.layers.Embedding(12, 4, dtype="float64")])
     model(tf.constant(IDS, tf.int32))
     compiled = tf.function(lambda: loss_of(model, IDS))
@@ -258,7 +258,7 @@ def test_a_compiled_model_is_an_error(keras: Any) -> None:
         loss_of(model, IDS)
 
 
-def test_what_only_updates_the_weights_may_be_compiled(keras: Any) -> None:
+def test_a_compiled_update_of_the_weights_is_allowed(keras: Any) -> None:
     model = build(keras)
     optimiser = keras.optimizers.Adam(0.1)
     optimiser.build(model.trainable_variables)
@@ -299,7 +299,7 @@ def test_a_plain_module() -> None:
 
 
 @pytest.mark.parametrize("form", ["list", "dict"])
-def test_which_argument_is_the_ids(keras: Any, form: str) -> None:
+def test_the_argument_with_the_ids_is_found_by_name(keras: Any, form: str) -> None:
     names = ["segment_ids", "input_ids"]
     inputs = {name: keras.layers.Input((None,), dtype="int32", name=name) for name in names}
     tables = {name: keras.layers.Embedding(12, 4, name=f"{name}_table", dtype="float64") for name in names}
@@ -328,7 +328,7 @@ def test_a_pass_is_held_no_longer_than_its_tape(keras: Any) -> None:
 
 
 @pytest.mark.parametrize("keras", [keras2, keras3], ids=["keras2", "keras3"])
-def test_a_wrapper_whose_call_is_not_called_is_named_with_the_child_that_was(keras: Any) -> None:
+def test_a_wrapper_that_was_not_called_is_named_with_its_child(keras: Any) -> None:
     class Wrapper(keras.Model):  # type: ignore[name-defined,misc]
         def __init__(self) -> None:
             super().__init__()

@@ -95,7 +95,7 @@ def slope(rows: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
-def test_every_way_to_look_rows_up(name: str) -> None:
+def test_changes_at_every_kind_of_lookup(name: str) -> None:
     model, fast = _Net(LOOKUPS[name]), pywrap_tfe.TFE_Py_FastPathExecute
     rows = model.table.numpy()[IDS]
     replaced = embgrad.gradients(model, IDS, OBJECTIVE, override={"word": NEW})
@@ -215,7 +215,7 @@ def test_half_precision_is_widened_for_the_functions(kind: str) -> None:
     assert found.values.dtype == np.float32
 
 
-def test_calls_that_a_change_makes_are_none_of_the_models(keras: Any) -> None:
+def test_calls_of_layers_in_a_change_are_not_counted(keras: Any) -> None:
     """The second call of the layer stays the second."""
     ids = keras.layers.Input((None,), dtype="int32", name="ids")
     dense = keras.layers.Dense(4, activation="tanh", name="again", dtype="float64")
@@ -232,7 +232,7 @@ def test_calls_that_a_change_makes_are_none_of_the_models(keras: Any) -> None:
 
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
 @pytest.mark.parametrize("point", ["word", "inner"])
-def test_a_part_that_is_run_again_is_refused(keras: Any, option: str, point: str) -> None:
+def test_changes_in_a_recomputed_part_are_refused(keras: Any, option: str, point: str) -> None:
     """What is changed in the first run would be unchanged in the second, which the gradient is taken of."""
     inner = keras.layers.Dense(4, name="inner", dtype="float64")
 

@@ -22,7 +22,7 @@ POLICY = "float64"
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("body", BODIES)
-def test_keras(keras: Any, body: str) -> None:
+def test_keras_models_with_a_trace(keras: Any, body: str) -> None:
     model, table = functional(keras, *BODIES[body](keras))
     plain, compiled = both(model, IDS, PROJECTION)
     same(plain, compiled)
@@ -89,7 +89,7 @@ def test_lookups_of_other_indices_are_checked_too() -> None:
     assert said[0] == said[1]
 
 
-def test_a_lookup_that_is_another_ones_by_chance() -> None:
+def test_a_lookup_that_equals_another_by_chance_runs_without_the_trace() -> None:
     class Positions(Net):
         def __call__(self, ids: Any) -> Any:
             places = tf.gather(self.rows, tf.range(tf.shape(ids)[1])[None])

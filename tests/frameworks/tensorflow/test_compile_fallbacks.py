@@ -85,7 +85,7 @@ class Untraceable:
 
 
 @pytest.mark.parametrize("sort", [random.Random, np.random.default_rng, np.random.RandomState, random.SystemRandom])
-def test_a_generator_of_the_models_own(sort: Any) -> None:
+def test_a_model_that_holds_a_random_generator_has_no_trace(sort: Any) -> None:
     class Dropping(Net):
         def __init__(self) -> None:
             super().__init__()
@@ -100,7 +100,7 @@ def test_a_generator_of_the_models_own(sort: Any) -> None:
             embgrad.gradients(model, IDS, PROJECTION, compile=True)
 
 
-def test_a_generator_of_the_models_program() -> None:
+def test_a_model_that_draws_from_a_global_generator_has_no_trace() -> None:
     generator = np.random.default_rng(0)
 
     class Noisy(Net):
@@ -125,7 +125,7 @@ def test_a_generator_of_the_models_program() -> None:
         (Untraceable.OneHot, "a product with one-hot rows is recognized only in eager execution"),
     ],
 )
-def test_what_cannot_be_traced_runs_without(net: Any, why: str) -> None:
+def test_a_model_that_cannot_be_traced_runs_without_a_trace(net: Any, why: str) -> None:
     model = net()
     plain = embgrad.gradients(model, IDS, PROJECTION)
     for _ in range(2):
@@ -140,7 +140,7 @@ def test_what_cannot_be_traced_runs_without(net: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("draw", [lambda: random.uniform(0, 1), lambda: np.random.rand()])
-def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
+def test_a_part_that_python_skips_at_random_has_no_trace(draw: Any) -> None:
     """As Hugging Face's layer drop does, which draws in evaluation mode as well."""
 
     class Dropping(Net):
@@ -176,7 +176,7 @@ class Found:
         ("Found", Found, lambda out: tf.reduce_sum(out.hidden, 1)),
     ],
 )
-def test_an_objective_that_reads_what_is_no_tensor_runs_without_a_trace(kind: str, returned: Any, read: Any) -> None:
+def test_an_objective_that_reads_no_plain_tensor_runs_without_a_trace(kind: str, returned: Any, read: Any) -> None:
     model = Net()
     options: dict[str, Any] = {"call": lambda net, inputs: returned(net(inputs))}
     with pytest.warns(
@@ -187,7 +187,7 @@ def test_an_objective_that_reads_what_is_no_tensor_runs_without_a_trace(kind: st
         np.testing.assert_allclose(found.values, plain.values, rtol=1e-12)
 
 
-def test_why_is_told_without_what_keras_adds(keras: Any) -> None:
+def test_the_reason_has_no_text_added_by_keras(keras: Any) -> None:
 
     model, _ = functional(
         keras,
@@ -201,7 +201,7 @@ def test_why_is_told_without_what_keras_adds(keras: Any) -> None:
     assert str(told[0].message) == f"compile=True: {why}; the model ran without a trace"
 
 
-def test_running_eagerly_is_respected() -> None:
+def test_run_functions_eagerly_is_respected() -> None:
     model = Net()
     tf.config.run_functions_eagerly(True)
     try:

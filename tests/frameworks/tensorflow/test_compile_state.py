@@ -19,7 +19,7 @@ POLICY = "float64"
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), tf.errors.UnknownError(None, None, "mine")])
-def test_what_functions_raise(error: BaseException) -> None:
+def test_exceptions_of_callbacks_pass_unchanged_through_a_trace(error: BaseException) -> None:
     model = Net()
 
     def raises(value: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ def test_what_functions_raise(error: BaseException) -> None:
         same(expected, embgrad.gradients(model, IDS, objective, compile=True, **options))
 
 
-def test_the_users_own_functions_are_left_alone() -> None:
+def test_tf_functions_of_the_user_keep_their_traces() -> None:
     class Function(Net):
         @tf.function
         def __call__(self, ids: Any) -> Any:
@@ -117,7 +117,7 @@ def test_an_interrupt_waits_until_the_graph_has_ended(monkeypatch: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:compile=True. a callback of another embgrad call:embgrad.EmbgradWarning")
-def test_a_function_may_ask_again() -> None:
+def test_a_callback_may_call_embgrad() -> None:
     """What it runs inside uses the same model, whose lock the call holds; without a trace, since TensorFlow may have one
     thread for graphs alone, which waits for the function."""
     model = Net()

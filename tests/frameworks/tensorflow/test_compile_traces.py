@@ -44,7 +44,7 @@ def test_lengths_that_python_reads_take_a_trace_each(traces: list[Any]) -> None:
     assert len(traces) == 3  # one attempt at any length, and two lengths
 
 
-def test_functions_are_called_once_a_call(keras: Any) -> None:
+def test_a_change_is_called_once_in_each_call(keras: Any) -> None:
     model, _ = functional(keras, keras.layers.GlobalAveragePooling1D())
     called = []
 
@@ -68,7 +68,7 @@ def test_a_variable_may_be_replaced_by_another() -> None:
     same(*both(model, IDS + 2, PROJECTION))
 
 
-def test_call_made_anew_each_time(traces: list[Any]) -> None:
+def test_a_lambda_created_for_each_call_reuses_its_trace(traces: list[Any]) -> None:
     model = Net()
     for factor in (1.0, 2.0, 1.0, 2.0):
         call = lambda m, inputs, factor=factor: factor * m(inputs)  # noqa: E731  # as users write it
@@ -105,7 +105,7 @@ def _activation(layers: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [_epsilon, _activation])
-def test_what_is_changed_in_a_layer_is_noticed(keras: Any, change: Any, traces: list[Any]) -> None:
+def test_a_changed_setting_of_a_layer_is_noticed(keras: Any, change: Any, traces: list[Any]) -> None:
     model, _ = functional(keras, keras.layers.LayerNormalization(), keras.layers.Dense(3), keras.layers.GRU(2))
     before, first = both(model, IDS, PROJECTION)
     same(before, first)

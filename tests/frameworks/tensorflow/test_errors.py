@@ -32,7 +32,7 @@ class Net(tf.Module):
         return self.forward(self.rows, ids)
 
 
-def test_inside_a_tf_function(keras: Any) -> None:
+def test_a_call_inside_a_tf_function_is_refused(keras: Any) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D())
 
     def traced() -> Any:
@@ -45,7 +45,7 @@ def test_inside_a_tf_function(keras: Any) -> None:
         tf.function(traced)()
 
 
-def test_in_a_strategys_scope(keras: Any) -> None:
+def test_a_call_in_the_scope_of_a_strategy_is_refused(keras: Any) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():
         layers = [keras.layers.Embedding(20, 3), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
@@ -91,14 +91,14 @@ def test_native_objectives_of_another_type_are_refused(keras: Any, objective: An
         embgrad.gradients(model, IDS, objective)
 
 
-def test_inputs_that_cannot_hold_the_ids(keras: Any) -> None:
+def test_an_input_dtype_that_cannot_hold_the_ids_is_refused(keras: Any) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D(), dtype="float16", name="input_ids")
     big = np.array([[1, 2049]])
     with pytest.raises(embgrad.BatchError, match=r"input 'input_ids' as float16, which does not hold.*2049.*int32"):
         embgrad.gradients(model, big, embgrad.Sum())
 
 
-def test_inputs_that_are_text() -> None:
+def test_a_text_input_is_refused() -> None:
     keras = KERAS["keras3"]
     ids = keras.layers.Input((), dtype="string")
     model = keras.Model(ids, ids)
@@ -106,7 +106,7 @@ def test_inputs_that_are_text() -> None:
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 
-def test_inputs_without_a_known_name(keras: Any) -> None:
+def test_inputs_without_a_known_name_are_refused(keras: Any) -> None:
     left, right = (keras.layers.Input((None,), dtype="int32", name=name) for name in ("left", "right"))
     table = keras.layers.Embedding(12, 4)
     model = keras.Model([left, right], keras.layers.Add()([table(left), table(right)]))
@@ -114,14 +114,14 @@ def test_inputs_without_a_known_name(keras: Any) -> None:
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 
-def test_an_argument_that_the_batch_does_not_have() -> None:
+def test_an_argument_that_the_batch_lacks_is_an_error() -> None:
 
     with pytest.raises(embgrad.BatchError, match="needs 'temperature'"):
         embgrad.gradients(make_model(lambda self, ids, temperature: ids), IDS, embgrad.Sum())
 
 
 @pytest.mark.parametrize("option", [{"batch_size": 2}, {"check": True}], ids=lambda one: "".join(one))
-def test_a_sparse_input_of_which_some_examples_are_asked_for(option: dict[str, Any]) -> None:
+def test_a_sparse_input_cannot_be_cut_into_examples(option: dict[str, Any]) -> None:
     class Weighing(tf.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -137,7 +137,7 @@ def test_a_sparse_input_of_which_some_examples_are_asked_for(option: dict[str, A
         embgrad.gradients(Weighing(), batch, embgrad.Sum(), **option)
 
 
-def test_parts_without_call(keras: Any) -> None:
+def test_several_parts_without_call_are_refused(keras: Any) -> None:
     parts = [functional(keras), keras.layers.Dense(2)]
     with pytest.raises(embgrad.UnsupportedError, match=r"sequence of 2 parts.*Pass call=lambda parts"):
         embgrad.gradients(parts, IDS, embgrad.Sum())
@@ -166,7 +166,7 @@ def test_ids_outside_a_table_that_is_no_matrix(shape: tuple[int, ...]) -> None:
         embgrad.gradients(model, [[1, 50]], embgrad.Sum())
 
 
-def test_a_model_that_cannot_be_called() -> None:
+def test_a_model_that_cannot_be_called_is_refused() -> None:
     class Encoder(tf.Module):
         def encode(self, ids: Any) -> Any:
             return ids
@@ -182,7 +182,7 @@ def _halved(_: Any, gradient: Any) -> Any:
 
 @pytest.mark.parametrize("autograph", [False, True])
 @pytest.mark.parametrize("compile", [False, True])
-def test_gradients_that_a_graph_gives_to_operations(compile: bool, autograph: bool) -> None:
+def test_gradient_override_maps_are_refused(compile: bool, autograph: bool) -> None:
     """Which count in a `tf.function` alone; those of `tf.custom_gradient`, which a graph has so, too, are no such ones."""
 
     @tf.function(autograph=autograph)
@@ -203,7 +203,7 @@ def test_gradients_that_a_graph_gives_to_operations(compile: bool, autograph: bo
 
 
 @pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
-def test_a_loss_of_keras_own(keras: Any) -> None:
+def test_a_loss_of_keras_is_refused(keras: Any) -> None:
     message = (
         r"a loss of the framework's own, which needs a target beside the output: expected embgrad\.CrossEntropy\(labels\) for a "
         "cross-entropy, or a function of the model's output alone"
@@ -218,7 +218,7 @@ def test_a_loss_of_keras_own(keras: Any) -> None:
             embgrad.gradients(functional(keras), IDS, loss)
 
 
-def test_a_data_set_of_batches() -> None:
+def test_a_data_set_of_batches_is_refused() -> None:
     batches = tf.data.Dataset.from_tensor_slices(IDS).batch(2)
     with pytest.raises(
         embgrad.BatchError, match=r"expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream"

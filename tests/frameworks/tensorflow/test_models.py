@@ -204,7 +204,7 @@ class TestSubclassed:
         result = embgrad.gradients(model, {"input_ids": IDS, "attention_mask": MASK}, embgrad.Projection(VECTOR))
         assert_slopes(result, model.words.embeddings, lambda: tf.reduce_sum(model(inputs) * VECTOR))
 
-    def test_lookup_with_the_layers_own_variable(self, keras: Any) -> None:
+    def test_lookup_in_the_variable_of_a_layer(self, keras: Any) -> None:
         def call(self: Any, inputs: Any) -> Any:
             if not self.words.built:
                 self.words.build(None)
@@ -346,7 +346,7 @@ def test_objectives_of_the_users(keras: Any) -> None:
         np.testing.assert_allclose(one.values, expected.values, rtol=1e-12)
 
 
-def test_outputs_of_one_layer_are_told_apart(keras: Any) -> None:
+def test_outputs_of_one_layer_have_different_names(keras: Any) -> None:
     ids = keras.layers.Input((None,), dtype="int32")
     table = keras.layers.Embedding(12, 4)
     model = keras.Model(ids, keras.layers.LSTM(2, return_state=True, name="lstm")(table(ids)))

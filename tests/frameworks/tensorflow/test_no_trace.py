@@ -122,7 +122,7 @@ FLAT = ["gradients", "gradients of a native objective", "gradients, split", "poi
 
 @pytest.mark.parametrize("name", [*FLAT, "gradients, compiled"])
 @pytest.mark.parametrize("kept", ["compiled", "saved"])
-def test_no_trace_in_what_is_a_graph(kept: str, name: str, tmp_path: Any) -> None:
+def test_a_call_leaves_a_compiled_model_as_it_was(kept: str, name: str, tmp_path: Any) -> None:
     model = saved(Module(), tmp_path) if kept == "saved" else Module()
     tried = trial(model, CLOSED)
     CALLS[name].make(tried.asked)  # the first call makes a pass more, to look at the graph

@@ -141,7 +141,7 @@ NO_WAY_IN: dict[str, tuple[Callable[[Any, Any], Any], np.ndarray, bool, str]] = 
 
 @pytest.mark.parametrize("is_saved", [False, True], ids=["module", "saved"])
 @pytest.mark.parametrize("way", NO_WAY_IN)
-def test_what_is_no_way_in_is_said(way: str, is_saved: bool, tmp_path: Any) -> None:
+def test_other_uses_of_the_ids_are_named(way: str, is_saved: bool, tmp_path: Any) -> None:
     forward, table, trainable, message = NO_WAY_IN[way]
     model = loaded(Net(lambda table, ids: weighed(forward(table, ids)), table, trainable), tmp_path, is_saved)
     with pytest.raises(

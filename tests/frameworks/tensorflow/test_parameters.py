@@ -96,7 +96,7 @@ def test_names_that_repeat_are_numbered() -> None:
     np.testing.assert_allclose(found["table:0#1"], 3 * counts * VECTOR)
 
 
-def test_what_is_frozen_is_left_out(keras: Any) -> None:
+def test_frozen_variables_have_no_gradients(keras: Any) -> None:
     model = build(keras)
     model.blocks[1].trainable = False
     model.embed.places.trainable = False

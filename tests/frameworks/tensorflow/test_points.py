@@ -73,7 +73,7 @@ def test_hidden_states_of_hugging_face(name: str) -> None:
             close(results[one].activations, outputs.hidden_states[number].numpy(), 1e-14)
 
 
-def test_layers_of_gpt2() -> None:
+def test_layers_of_gpt2_come_before_the_final_norm() -> None:
     """Whose last hidden state is behind the final norm: the last layer is before it."""
     with policy(keras2, "float64"):
         config = transformers.GPT2Config(
@@ -183,7 +183,7 @@ def test_a_backbone_of_keras_hub() -> None:
         close(result.values, gradient.numpy())
 
 
-def test_what_dropout_passes_on_unchanged_is_not_all_of_its_tensor(keras: Any) -> None:
+def test_dropouts_output_has_only_the_gradient_of_its_users(keras: Any) -> None:
     """In evaluation mode it gives the very tensor that it was given, which others use too."""
     model = build(keras)
     block = model.blocks[0]
@@ -296,7 +296,7 @@ def test_a_layer_of_tf_hub(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(KERAS))
-def test_the_numbers_that_keras_counts_layers_by_are_no_layers(name: str) -> None:
+def test_numbers_in_names_of_keras_layers_are_no_layer_roles(name: str) -> None:
     """Two copies of one functional model, the second of which Keras numbers on from the first, have the same roles."""
     keras = KERAS[name]
 
@@ -315,7 +315,7 @@ def test_the_numbers_that_keras_counts_layers_by_are_no_layers(name: str) -> Non
 
 
 @pytest.mark.parametrize("decoder", [5, 3])
-def test_the_encoder_of_a_t5_of_keras_hub_is_told_from_its_decoder(decoder: int) -> None:
+def test_layers_of_a_keras_hub_t5_are_those_of_its_encoder(decoder: int) -> None:
     """The blocks of both are of one class, in one model, and as many."""
     model = keras_hub.models.T5Backbone(
         vocabulary_size=40, num_layers=3, num_heads=2, hidden_dim=8, intermediate_dim=12
@@ -340,7 +340,7 @@ def test_the_encoder_of_a_t5_of_keras_hub_is_told_from_its_decoder(decoder: int)
 
 
 @pytest.mark.parametrize("decoder", [6, 4])
-def test_led_has_no_layers_where_it_pads_to_its_window(decoder: int) -> None:
+def test_led_has_no_layer_roles_where_it_pads_to_its_window(decoder: int) -> None:
     config = transformers.LEDConfig(
         vocab_size=40, d_model=16, encoder_layers=3, decoder_layers=2, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_encoder_position_embeddings=32,

@@ -21,12 +21,12 @@ def expect(holds: bool, what: str) -> None:
     assert holds, f"{what} is not as it was any more in {VERSIONS}"
 
 
-def test_the_list_is_that_of_the_names_in_use() -> None:
+def test_the_list_has_the_private_names_in_use() -> None:
     assert sorted(private_names("embgrad_tensorflow")) == sorted(PRIVATE_NAMES)
 
 
 @pytest.mark.parametrize("name", [one for one in PRIVATE_NAMES if "." in one])
-def test_modules_and_classes_are_there(name: str) -> None:
+def test_private_modules_and_classes_exist(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     try:
         found: Any = getattr(importlib.import_module(module), attribute, None) or importlib.import_module(name)

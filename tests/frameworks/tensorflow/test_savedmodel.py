@@ -71,7 +71,7 @@ def expected(tiny: Any) -> Any:
 
 class TestTheOfficialExport:
     @pytest.mark.parametrize("load", [hub.load, tf.saved_model.load])
-    def test_loaded(self, load: Any, expected: Any) -> None:
+    def test_the_loaded_export(self, load: Any, expected: Any) -> None:
         model = load(str(TINY))
         result = embgrad.gradients(model, BATCH, POOLED)
         close(result.values, expected)
@@ -133,7 +133,7 @@ class TestTheOfficialExport:
         layer = hub.KerasLayer(str(TINY), trainable=False)
         close(embgrad.gradients(layer, BATCH, POOLED, training=True).values, expected)
 
-    def test_its_preprocessing_in_front(self, tiny: Any) -> None:
+    def test_the_preprocessing_model_before_the_encoder(self, tiny: Any) -> None:
         import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
 
         preprocess = hub.load(str(PREPROCESS))
@@ -261,7 +261,7 @@ class TestKeras:
         training = embgrad.gradients(loaded, SMALL, embgrad.Margin(0, 1), training=True).values
         assert np.abs(training - expected).max() > 0.01 * np.abs(expected).max()
 
-    def test_what_keras_2_makes_of_a_class_that_it_does_not_know(self, tmp_path: Any) -> None:
+    def test_a_keras_2_model_revived_without_its_class(self, tmp_path: Any) -> None:
         def call(self: Any, ids: Any, training: Any = None) -> Any:
             return self.head(self.drop(tf.reduce_mean(tf.tanh(self.table(ids)), 1), training=training))
 
@@ -424,7 +424,9 @@ class TestState:
 
     @pytest.mark.parametrize("form", ["object", "signature"])
     @pytest.mark.parametrize("training", [True, False])
-    def test_a_model_that_writes(self, form: str, training: bool, tmp_path: Any) -> None:
+    def test_a_saved_model_that_writes_to_a_variable_is_restored(
+        self, form: str, training: bool, tmp_path: Any
+    ) -> None:
         model = saved(Counting(), tmp_path)
         model(tf.constant(SMALL))
         model(tf.constant(SMALL))

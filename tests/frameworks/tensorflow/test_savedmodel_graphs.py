@@ -66,7 +66,7 @@ class TestCustomGradients:
         return weighed(tf.nn.silu(reversed_gradient(tf.gather(rows, ids))))
 
     @pytest.mark.parametrize("as_saved", [True, False])
-    def test_are_kept(self, as_saved: bool, tmp_path: Any) -> None:
+    def test_custom_gradients_are_kept(self, as_saved: bool, tmp_path: Any) -> None:
         model = Net(self.forward)
         model = model.saved(tmp_path) if as_saved else model
         run = model.run if as_saved else model.run.get_concrete_function()
@@ -94,7 +94,7 @@ class TestCustomGradients:
         rows = model.rows.numpy()[SMALL]
         close(result.values, weighed_gradient(rows @ matrix.numpy()) @ matrix.numpy().T)
 
-    def test_that_were_not_saved_are_an_error(self, tmp_path: Any) -> None:
+    def test_custom_gradients_that_were_not_saved_are_an_error(self, tmp_path: Any) -> None:
         """Though something is registered under their names here: each process counts them anew."""
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         model = Net(self.forward).saved(tmp_path, options=options)
@@ -117,13 +117,13 @@ class TestGraphsThatStayClosed:
         off, on = tf.raw_ops.Switch(data=looked, pred=ids[0, 0] > 3)
         return weighed(tf.raw_ops.Merge(inputs=[2 * off, 3 * on])[0])
 
-    def test_with_the_lookup_inside(self, tmp_path: Any) -> None:
+    def test_a_lookup_in_a_closed_graph_is_an_error(self, tmp_path: Any) -> None:
         model = Net(self.forward).saved(tmp_path)
         message = r"no lookup whose indices.*ran 1 compiled graph.*Switch.*TensorFlow 1.*Save the model again"
         with pytest.raises(embgrad.UnsupportedError, match=message):
             embgrad.gradients(model, SMALL, TOTAL)
 
-    def test_beside_a_lookup(self, tmp_path: Any) -> None:
+    def test_a_closed_graph_beside_a_lookup_is_a_warning(self, tmp_path: Any) -> None:
         model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)))
         other = Net(self.forward).saved(tmp_path)
         function = embgrad.gradients(model, SMALL, TOTAL).values

@@ -83,7 +83,7 @@ class Gated(tf.Module):
         return {"sequence_output": tf.where(rows > 0, rows, rows * tf.exp(rows))}
 
 
-def test_a_slope_that_overflows_in_the_other_branch(tmp_path: Any) -> None:
+def test_an_overflow_in_the_other_branch_of_where_is_harmless(tmp_path: Any) -> None:
     model, ids = saved(Gated(), tmp_path), np.array([[1, 2, 3], [4, 5, 6]])
     model.table.assign(tf.tensor_scatter_nd_update(model.table, [[3, 0]], [86.0]))
     called: list[None] = []
@@ -119,7 +119,7 @@ def test_points_and_changes(made: list[Any]) -> None:
     assert len(made) == 1
 
 
-def test_its_weights_may_change(tmp_path: Any, made: list[Any]) -> None:
+def test_weights_of_a_saved_model_may_change(tmp_path: Any, made: list[Any]) -> None:
     model = Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path)
     embgrad.gradients(model, SMALL, TOTAL)
     model.rows.assign(2 * model.rows)
@@ -127,7 +127,7 @@ def test_its_weights_may_change(tmp_path: Any, made: list[Any]) -> None:
     assert len(made) == 1
 
 
-def test_choices_and_loops(tmp_path: Any, made: list[Any]) -> None:
+def test_branches_and_loops_in_a_saved_graph(tmp_path: Any, made: list[Any]) -> None:
     def forward(table: Any, ids: Any) -> Any:
         rows = tf.gather(table, ids)
         rows = tf.cond(tf.reduce_sum(ids) > 40, lambda: 3 * rows, lambda: tf.tanh(rows))
@@ -153,7 +153,7 @@ def test_concatenations(tmp_path: Any) -> None:
         close(embgrad.gradients(model, ids, TOTAL).values, by_slices(model, ids))
 
 
-def test_it_is_not_kept_alive(tmp_path: Any) -> None:
+def test_a_saved_model_is_not_kept_alive(tmp_path: Any) -> None:
     def ask(model: Any) -> weakref.ref[Any]:
         for _ in range(3):
             embgrad.gradients(model, SMALL, TOTAL)

@@ -95,7 +95,7 @@ def test_the_layers_before_a_head_of_more_linear_maps(encoder: Encoder, folder: 
     close(result["embeddings"].activations, tf.gather(encoder.table, SMALL))
 
 
-def test_what_enters_a_scope_is_read_and_replaced_for_the_scope_alone(encoder: Encoder, folder: Path) -> None:
+def test_a_scopes_input_is_replaced_inside_the_scope_only(encoder: Encoder, folder: Path) -> None:
     """Beside it goes the residual connection; and the gradient of SiLU is its author's own, which keeps its input."""
     loaded, name = tf.saved_model.load(str(folder)), "block_0/attend:input"
     own = "blocks.0.attend:input"
@@ -118,7 +118,7 @@ def test_what_enters_a_scope_is_read_and_replaced_for_the_scope_alone(encoder: E
     close(result["word"].objective.sum(), total)
 
 
-def test_what_leaves_a_scope_is_replaced_for_all_outside_it_alone() -> None:
+def test_a_scopes_output_is_replaced_outside_the_scope_only() -> None:
     table = tf.Variable(np.random.default_rng(4).normal(size=(12, DIM)).astype(np.float32), name="table")
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, name="ids")])
@@ -159,7 +159,7 @@ def test_a_scope_and_a_layer_of_one_name(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_mode_that_is_a_tensor(training: bool, tmp_path: Path) -> None:
+def test_a_saved_model_with_a_tensor_as_its_mode(training: bool, tmp_path: Path) -> None:
     table = tf.Variable(np.random.default_rng(4).normal(size=(12, DIM)).astype(np.float32), name="table")
 
     @tf.function(

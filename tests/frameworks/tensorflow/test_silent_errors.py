@@ -66,7 +66,7 @@ def test_the_keras_mask_is_not_dropped(keras: Any) -> None:
 
 
 @pytest.mark.parametrize("order", ["traced before", "traced after"])
-def test_nothing_leaks_into_a_trace_of_call(keras: Any, order: str) -> None:
+def test_traces_of_call_are_unchanged(keras: Any, order: str) -> None:
     model = subclassed(keras, tf.function)
     ids = tf.constant(IDS, tf.int32)
     plain = subclassed(keras, lambda call: call)
@@ -84,7 +84,7 @@ def test_nothing_leaks_into_a_trace_of_call(keras: Any, order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["predict before", "predict after"])
-def test_nothing_leaks_into_predict(keras: Any, order: str) -> None:
+def test_the_function_of_predict_is_unchanged(keras: Any, order: str) -> None:
     model, _ = masked_lstm(keras)
     expected = model(tf.constant(IDS, tf.int32)).numpy()
     if order == "predict before":
@@ -99,7 +99,7 @@ def test_nothing_leaks_into_predict(keras: Any, order: str) -> None:
     np.testing.assert_allclose(model.predict(IDS, verbose=0), model(tf.constant(IDS, tf.int32)), rtol=1e-6)
 
 
-def test_a_trace_that_went_stale_is_not_used(keras: Any) -> None:
+def test_a_stale_trace_is_not_used(keras: Any) -> None:
     @tf.function
     def call(self: Any, x: Any) -> Any:
         return self.head(tf.reduce_sum(tf.tanh(self.norm(self.table(x))), 1))
@@ -156,7 +156,7 @@ def test_ids_outside_the_table_are_named(keras: Any, decorate: Any, number: int)
         lambda table, ids: tf.gather(table, ids.numpy()),
     ],
 )
-def test_ids_outside_the_table_are_named_whatever_looks_them_up(lookup: Any) -> None:
+def test_ids_outside_the_table_are_named_by_every_lookup(lookup: Any) -> None:
     class Net(tf.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -172,7 +172,7 @@ def test_ids_outside_the_table_are_named_whatever_looks_them_up(lookup: Any) -> 
         embgrad.gradients(Net(), ids, OBJECTIVE)
 
 
-def test_an_error_that_the_model_swallows_is_not_lost() -> None:
+def test_an_error_that_the_model_catches_is_raised_all_the_same() -> None:
     class Net(tf.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -193,7 +193,7 @@ def test_an_error_that_the_model_swallows_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("swallow", [False, True])
-def test_a_device_that_gives_zeros_for_ids_outside(keras: Any, swallow: bool) -> None:
+def test_ids_outside_are_refused_where_a_device_returns_zeros(keras: Any, swallow: bool) -> None:
     """As a GPU does: the operation comes to pass, and the lookup is refused when it is seen."""
 
     class Watch(PassRecorder):
@@ -240,7 +240,7 @@ def test_the_users_tape_does_not_stop_ours(keras: Any) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_block_that_is_computed_again_in_the_pullback(keras: Any, training: bool) -> None:
+def test_a_recomputed_block_has_the_gradient_of_a_plain_one(keras: Any, training: bool) -> None:
     def call(self: Any, x: Any) -> Any:
         rows = self.table(x)
         block = tf.recompute_grad(lambda value: self.norm(value)) if self.again else self.norm
@@ -257,7 +257,7 @@ def test_a_block_that_is_computed_again_in_the_pullback(keras: Any, training: bo
     np.testing.assert_allclose(result.values, reference.values, rtol=1e-9)
 
 
-def test_a_block_that_is_computed_again_leaves_no_trace(keras: Any) -> None:
+def test_a_recomputed_block_is_restored(keras: Any) -> None:
     norm = keras.layers.BatchNormalization()
     norm.build((None, None, 2))
     table = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)))

@@ -134,7 +134,7 @@ def test_generators_that_models_share_move_in_training_mode_only(name: str, comp
 
 @pytest.mark.parametrize("name", sorted(SHARED))
 @pytest.mark.parametrize("compile", [False, True])
-def test_what_functions_of_the_users_draw_is_drawn(name: str, compile: bool) -> None:
+def test_random_numbers_drawn_by_callbacks_count(name: str, compile: bool) -> None:
     draw, state_of = SHARED[name]
     model, state = Noisy(tf.zeros), state_of()
 
@@ -196,7 +196,7 @@ def test_evaluation_mode_whatever_the_learning_phase() -> None:
     np.testing.assert_array_equal(called.values, expected.values)
 
 
-def test_what_keras_2_would_save_a_model_by_is_not_set() -> None:
+def test_the_save_spec_of_a_keras_2_model_is_not_set() -> None:
 
     model = make_model(
         lambda self, x: tf.reduce_sum(self.table(x), 1), keras2.Model, table=keras2.layers.Embedding(12, 2)
@@ -259,7 +259,7 @@ def test_the_users_tape_records_nothing_of_ours(keras: Any, persistent: bool) ->
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_second_derivatives_of_the_users_around_a_call(keras: Any, persistent: bool, compiled: bool) -> None:
+def test_second_derivatives_around_a_call(keras: Any, persistent: bool, compiled: bool) -> None:
     """By a tape that records what an accumulator gives: it goes on where it stood, outside of the accumulator."""
     model = functional(keras, keras.layers.LSTM(3))
     expected = embgrad.gradients(model, IDS, OBJECTIVE)
@@ -363,7 +363,7 @@ class Holder:
 
 
 @pytest.mark.parametrize("held", ["closure", "object", "method", "call"])
-def test_state_that_only_plain_python_holds(keras: Any, held: str) -> None:
+def test_state_in_closures_and_plain_objects_is_restored(keras: Any, held: str) -> None:
     table, norm = keras.layers.Embedding(12, 2), keras.layers.BatchNormalization()
     table.build(None)
     norm.build((None, 2))
@@ -423,7 +423,7 @@ HOLDERS: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("base", [tf.Module, keras2.Model, keras3.Model])
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_variables_in_what_is_held(holder: str, base: type, compile: bool) -> None:
+def test_variables_in_containers_and_objects(holder: str, base: type, compile: bool) -> None:
     make, path = HOLDERS[holder]
     tables, count = [tf.Variable(tf.ones((12, 2)) * factor) for factor in (1, 2)], tf.Variable(1.0, trainable=False)
 
@@ -520,7 +520,7 @@ print(all((one.numpy() == 1).all() for one in ones.values), int(model.count))
 """
 
 
-def test_a_call_in_one_of_several_replicas() -> None:
+def test_a_call_in_one_of_several_replicas_is_refused() -> None:
     """They would wait for each other for ever."""
     done = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True, timeout=300, check=True)
     _, *refused, counted, apart = done.stdout.strip().splitlines()
@@ -535,7 +535,7 @@ class OneOfTwo(tf.distribute.ReplicaContext):  # type: ignore[misc]
     num_replicas_in_sync = 2
 
 
-def test_a_model_that_waits_for_other_replicas() -> None:
+def test_a_model_that_waits_for_other_replicas_is_refused() -> None:
     def forward(self: Any, ids: Any) -> Any:
         tf.distribute.get_replica_context().merge_call(lambda strategy: None)
         return tf.reduce_sum(tf.gather(self.table, ids), 1)
@@ -552,7 +552,7 @@ def test_a_model_that_waits_for_other_replicas() -> None:
 
 @pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
 @pytest.mark.parametrize("by_call", [False, True])
-def test_each_pass_receives_its_own_copy_of_further_inputs_with_a_trace(by_call: bool) -> None:
+def test_each_pass_receives_a_copy_of_further_inputs_with_a_trace(by_call: bool) -> None:
     def forward(self: Any, ids: Any, given: Any) -> Any:
         if isinstance(given, list):
             given.append(1.0)

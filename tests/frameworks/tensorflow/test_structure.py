@@ -84,7 +84,7 @@ def test_a_changed_model_is_walked_again(change: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_object_that_takes_the_place_of_one_that_died_is_another() -> None:
+def test_an_object_in_the_memory_of_a_freed_one_is_another() -> None:
     """In the memory of the one before it lies the next, so that it has the same identity."""
     model = Model()
     for _ in range(20):
@@ -112,7 +112,7 @@ def test_the_gradient_follows_a_layer_that_is_replaced() -> None:
     assert np.abs(after - before).max() > 1e-3
 
 
-def test_a_variable_that_comes_later_is_put_back_too() -> None:
+def test_a_variable_that_is_added_later_is_restored_too() -> None:
     class Counting(tf.Module):
         def __init__(self) -> None:
             super().__init__()

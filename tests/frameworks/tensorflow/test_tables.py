@@ -100,7 +100,7 @@ def test_a_layer_of_tf_hub_around_a_module_that_lists_no_variables(tmp_path: Any
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_gradient_of_the_authors_own_makes_another_table(compiled: bool) -> None:
+def test_a_table_with_a_custom_gradient_is_no_parameter(compiled: bool) -> None:
     """What is looked up in is no variable then, whatever its values are: of that the tape says something else."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]

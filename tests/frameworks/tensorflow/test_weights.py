@@ -68,7 +68,7 @@ def test_a_saved_model(load: Any) -> None:
     np.testing.assert_array_equal(after.values, before.values)
 
 
-def test_a_bert_has_the_checkpoints_names() -> None:
+def test_weights_of_a_bert_have_the_names_of_checkpoints() -> None:
     config = BertConfig(
         vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12, num_labels=3
     )
