@@ -12,6 +12,7 @@ from embgrad.backend.rng import preserve_generators
 from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError
 from embgrad_tensorflow.parameters import checkpoint_name, writer
+from embgrad_tensorflow.walk import has_base
 
 __all__ = ["bert", "bert_targets"]
 
@@ -45,10 +46,7 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
 
 def bert_targets(model: Any) -> list[WeightTarget] | None:
     """The place of each weight of a TFBertModel; None for any other model."""
-    if not any(
-        base.__module__.startswith("transformers.") and base.__qualname__ == "TFBertModel"
-        for base in type(model).__mro__
-    ):
+    if not has_base(model, "TFBertModel", package="transformers."):
         return None
     return [_target(variable) for variable in model.weights]
 

@@ -39,7 +39,7 @@ from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
 from embgrad_tensorflow.state import GENERATORS, depth, eagerly, functions_inlined, in_mode, wants_eager
 from embgrad_tensorflow.tap import Taps, dense, for_user_code, snapshot_of
 from embgrad_tensorflow.tracing import Script, Tracer
-from embgrad_tensorflow.walk import Tables, handle_of, kind_of, native_variable, on_devices, walk
+from embgrad_tensorflow.walk import Tables, handle_of, has_base, kind_of, native_variable, on_devices, walk
 
 __all__ = ["Trace", "run_kept", "run_trace", "traced"]
 
@@ -177,11 +177,13 @@ class _Maker:
     def again(self) -> Iterator[None]:
         """Turn the model's generators back for another run that draws the same."""
         states = self._generators()
-        _assign(self._before)
+        for variable, value in self._before:
+            variable.assign(value)
         try:
             yield
         except BaseException:
-            _assign(states)
+            for variable, value in states:
+                variable.assign(value)
             raise
 
     def run(self, trace: Trace, request: Request) -> Run:
@@ -202,13 +204,8 @@ class _Maker:
         return [(variable, tf.identity(variable)) for variable in variables]
 
 
-def _assign(values: Sequence[tuple[Any, Any]]) -> None:
-    for variable, value in values:
-        variable.assign(value)
-
-
 def _is_generators(node: Any) -> bool:
-    return node.kind == "variable" and any(base.__qualname__ in GENERATORS for base in type(node.owner).__mro__)
+    return node.kind == "variable" and has_base(node.owner, *GENERATORS)
 
 
 def _key_of(name: str, result: Run) -> str:

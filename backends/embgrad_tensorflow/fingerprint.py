@@ -147,7 +147,7 @@ class Fingerprint:
     def _entered(self, value: Any, kind: str) -> Any:
         self._objects[id(value)] = None  # a container may hold itself
         if kind == "dict":
-            entries: Any = {_key(key): self._of(entry) for key, entry in [*value.items()]}
+            entries: Any = {key if type(key) in PLAIN else id(key): self._of(entry) for key, entry in [*value.items()]}
         elif isinstance(value, (set, frozenset)):
             entries = sorted([repr(self._of(entry)) for entry in value])
         else:
@@ -160,10 +160,6 @@ def _users_classes(cls: type) -> list[type]:
     """Return those of a class and its bases that are no library's."""
     roots = ((base, base.__module__.partition(".")[0]) for base in cls.__mro__)
     return [base for base, root in roots if root == "__main__" or root not in LIBRARIES | sys.stdlib_module_names]
-
-
-def _key(key: Any) -> Any:
-    return key if type(key) in PLAIN else id(key)
 
 
 def _reference(value: Any) -> Any:

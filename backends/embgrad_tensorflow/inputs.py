@@ -78,9 +78,11 @@ def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Pl
         inputs = tf.nest.map_structure(_native, batch.inputs())
         return Plan(lambda inputs: call(model, inputs), inputs)
     part = _only_part(model)
-    inputs = declared(part)
-    if inputs is not None:
-        return _plan_declared(part, inputs, batch, training)
+    structure = declared(part)
+    if structure is not None:
+        inputs, unused = filled(structure, batch, as_dtype)
+        names = told_apart(getattr(part, "output_names", None) or ())
+        return Plan(lambda inputs: part(inputs, training=training), inputs, unused, names)
     target = getattr(part, "call", None) if is_keras(part) else None
     if not callable(part):
         raise UnsupportedError(
@@ -124,12 +126,6 @@ def _plan_first(part: Any, batch: TokenBatch, mode: Mapping[str, bool]) -> Plan:
     inputs = tf.nest.map_structure(_native, batch.inputs())
     unused = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
     return Plan(lambda inputs: part(inputs, **mode), inputs, tuple(unused))
-
-
-def _plan_declared(part: Any, structure: Any, batch: TokenBatch, training: bool) -> Plan:
-    inputs, unused = filled(structure, batch, as_dtype)
-    names = told_apart(getattr(part, "output_names", None) or ())
-    return Plan(lambda inputs: part(inputs, training=training), inputs, unused, names)
 
 
 def _dtypes(part: Any, target: Any) -> dict[str, Any]:
@@ -244,13 +240,12 @@ def _target(model: Any) -> Any:
 
 
 def _integer_array(value: Any) -> np.ndarray | None:
-    if isinstance(value, (tf.Tensor, np.ndarray)) and np.dtype(_dtype(value)).kind in "iu":
+    if (
+        isinstance(value, (tf.Tensor, np.ndarray))
+        and np.dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype)).kind in "iu"
+    ):
         return np.array(value)
     return None
-
-
-def _dtype(value: Any) -> Any:
-    return value.dtype.as_numpy_dtype if isinstance(value, tf.Tensor) else value.dtype
 
 
 def unused_inputs(

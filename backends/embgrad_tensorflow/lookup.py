@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
@@ -28,7 +28,6 @@ __all__ = [
     "LOOKUPS",
     "SAME_TABLE",
     "WRITES",
-    "Points",
     "Replacing",
     "Watcher",
     "is_cast_below_point",
@@ -91,32 +90,6 @@ def writes_of(kind: Any, inputs: Sequence[Any]) -> list[Any]:
     return [inputs[0] if may_write and inputs else None]
 
 
-class Points(Protocol):
-    """The changes at the lookups of a request.
-
-    Attributes:
-        working: whether what is computed just now is not the model's.
-        failure: what was raised meanwhile.
-        replaces: whether any lookup's rows may be replaced.
-    """
-
-    working: bool
-    failure: BaseException | None
-
-    @property
-    def replaces(self) -> bool:
-        """Return whether any lookup's rows may be replaced."""
-        ...
-
-    def record_rows(self, key: str, rows: Any) -> bool:
-        """Take the rows of a lookup; whether others are to go on in their place."""
-        ...
-
-    def replace_rows(self, key: str, rows: Any) -> Any:
-        """Return the rows that go on in their place."""
-        ...
-
-
 class Watcher:
     """An op callback: TensorFlow calls it after every operation of the thread, with the very tensors that go on.
 
@@ -125,7 +98,7 @@ class Watcher:
 
     Attributes:
         watch: what takes the lookups down.
-        points: what is done at those that are asked for.
+        points: the changes at the lookups of a request, such as `tap.Taps`; None where there are none.
         handles: by the lookup's key the variable of its table; None for a computed one.
         graphs: the names of the compiled functions that ran, into which a callback cannot see, and that give what has a
             gradient.
@@ -137,7 +110,7 @@ class Watcher:
         unusable: what the batch's ids were looked up in that has no rows with a gradient, in words.
     """
 
-    def __init__(self, watch: PassRecorder, tables: Tables, points: Points | None = None) -> None:
+    def __init__(self, watch: PassRecorder, tables: Tables, points: Any = None) -> None:
         self.watch = watch
         self.points = points
         self.handles: dict[str, Any] = {}
@@ -157,10 +130,10 @@ class Watcher:
         self._handlers |= dict.fromkeys(SAME_TABLE, self._same_table)
         self._handlers["ReadVariableOp"] = self._read
         self._one_hots = OneHots()
-        self._handlers |= dict.fromkeys({*MAKING, *KEEPING} - {*SAME_TABLE}, self._one_hot)
+        self._handlers |= dict.fromkeys({*MAKING, *KEEPING} - {*SAME_TABLE}, self._one_hots.follow)
         self._handlers |= dict.fromkeys(PRODUCTS, self._multiplied)
         self._comparisons = Comparisons()
-        self._handlers |= dict.fromkeys(COMPARISONS, self._compared)
+        self._handlers |= dict.fromkeys(COMPARISONS, self._comparisons.record)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -241,26 +214,20 @@ class Watcher:
             raise failure from None
 
     def _read(self, _: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        self._remember(outputs[0], inputs[0])
+        self._reads[outputs[0]] = inputs[0]
 
     def _same_table(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         if name == "Cast" and is_cast_below_point(inputs[0], outputs[0]):
             self.computing.add(outputs[0].dtype)
-        self._one_hot(name, inputs, attrs, outputs)
+        self._one_hots.follow(name, inputs, attrs, outputs)
         handle = self._handle(inputs[0])
         if handle is not None:
-            self._remember(outputs[0], handle)
+            self._reads[outputs[0]] = handle
 
     def _looked_up(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         if _batch_dims(attrs):
             return
         self._see(name, inputs, outputs[0])
-
-    def _compared(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        self._comparisons.record(name, inputs)
-
-    def _one_hot(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        self._one_hots.follow(name, inputs, attrs, outputs[0])
 
     def _multiplied(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """A product of one-hot rows with a table is a lookup too."""
@@ -331,9 +298,6 @@ class Watcher:
                 self._reads.forget(output)
         return original(name, outputs, *args, **kwargs)
 
-    def _remember(self, tensor: Any, handle: Any) -> None:
-        self._reads[tensor] = handle
-
 
 def table_of(source: Any) -> tuple[tuple[int, ...] | None, Any]:
     """The shape of what is looked up in, rows first, and its dtype; None where that is not known."""
@@ -390,7 +354,7 @@ class Comparisons:
     def __init__(self) -> None:
         self._made: list[tuple[Any, Any, int]] = []
 
-    def record(self, name: str, inputs: Sequence[Any]) -> None:
+    def record(self, name: str, inputs: Sequence[Any], *_: Any) -> None:
         """Take one down."""
         index, more = COMPARISONS[name]
         smaller, larger = inputs[index], inputs[1 - index]

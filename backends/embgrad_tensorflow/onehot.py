@@ -60,7 +60,7 @@ class OneHots:
     def __init__(self) -> None:
         self._known: ByTensor[Any] = ByTensor()
 
-    def follow(self, operation: str, inputs: Any, attrs: Any, output: Any) -> None:
+    def follow(self, operation: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """Take down an operation that makes one-hot rows, or that keeps them what they are."""
         if operation in MAKING:
             indices = _one_hot_indices(inputs, attrs) if operation == "OneHot" else _compared_indices(inputs)
@@ -69,12 +69,12 @@ class OneHots:
             if indices is not None and operation.startswith("Select"):
                 indices = indices if _all_equal(inputs[1], 1) and _all_equal(inputs[2], 0) else None
             if indices is not None and operation == "Reshape":
-                shape = tuple(output.shape)
+                shape = tuple(outputs[0].shape)
                 indices = indices.reshape(shape[:-1]) if shape[-1:] == tuple(inputs[0].shape)[-1:] else None
             if indices is not None and operation == "Transpose":
                 indices = indices if np.array_equal(inputs[1], range(indices.ndim + 1)) else None
         if indices is not None:
-            self.record(output, indices)
+            self.record(outputs[0], indices)
 
     def looked_up(self, operation: str, inputs: Any, attrs: Any) -> tuple[Any, Any] | None:
         """The table and the rows that a product looks up in it, in the order of its result's; None where it is none."""

@@ -17,7 +17,7 @@ from embgrad.backend.locks import model_lock
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import owned
 from embgrad_tensorflow.state import expect_eager, other_tapes_paused
-from embgrad_tensorflow.walk import Node, handle_of, is_saved, native_variable, walk
+from embgrad_tensorflow.walk import Node, handle_of, has_base, is_saved, native_variable, walk
 
 __all__ = ["Parameters", "alone", "checkpoint_name", "weights", "writer"]
 
@@ -73,11 +73,6 @@ class Parameters:
         return self._variables[name]
 
 
-def is_hub_layer(module: Any) -> bool:
-    """Return whether the layer is a `hub.KerasLayer`."""
-    return any(base.__module__.startswith("tensorflow_hub") for base in type(module).__mro__)
-
-
 def _spelled(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
 
@@ -90,7 +85,7 @@ def _variables_with_mode(part: Any) -> Iterator[tuple[Any, bool]]:
     decided: list[str] = []
     for node in nodes:
         is_decided = any(not path or node.path == path or node.path.startswith(f"{path}.") for path in decided)
-        if is_hub_layer(node.value):
+        if has_base(node.value, "KerasLayer", package="tensorflow_hub"):
             decided.append(node.path)  # its variables are marked as trainable even where it is not
         if node.kind == "variable":
             # a Keras layer lists what it trains; its other variables, such as a model's counters, are not trained
@@ -158,7 +153,8 @@ def weights(model: Any) -> list[Weight]:
     for name, variable in Parameters(parts).items():
         native = native_variable(variable)
         node = owners.get(id(handle_of(variable)))
-        if native.dtype.is_floating and not (node is not None and _is_metric(node.owner)) and _has_value(native):
+        is_metric = node is not None and has_base(node.owner, "Metric")  # of a training loop
+        if native.dtype.is_floating and not is_metric and _has_value(native):
             result.append(_weight(name, node, native, canonical.get(id(handle_of(variable)))))
     return result
 
@@ -213,25 +209,11 @@ def _has_value(native: Any) -> bool:
     return bool(native.shape.is_fully_defined() and native.is_initialized())
 
 
-def _is_metric(owner: Any) -> bool:
-    """Return whether the object is a metric of a training loop, which is no part of the forward pass."""
-    return any(base.__qualname__ == "Metric" for base in type(owner).__mro__)
-
-
 def _canonical(nodes: Iterable[Node]) -> dict[int, tuple[str, bool]]:
     """Return the checkpoint's names of an encoder's variables by their handles, where the model holds one BERT."""
-    encoders = [node.value for node in nodes if node.kind == "module" and _is_bert(node.value)]
+    modules = [node.value for node in nodes if node.kind == "module"]
+    encoders = [value for value in modules if has_base(value, "TFBertMainLayer", package="transformers.")]
     if len(encoders) != 1:
         return {}
-    return {id(handle_of(variable)): checkpoint_name(variable.name) for variable in _named(encoders[0])}
-
-
-def _named(encoder: Any) -> Iterator[Any]:
-    return (variable for variable in encoder.weights if "/bert/" in variable.name)
-
-
-def _is_bert(module: Any) -> bool:
-    return any(
-        base.__module__.startswith("transformers.") and base.__qualname__ == "TFBertMainLayer"
-        for base in type(module).__mro__
-    )
+    named = [variable for variable in encoders[0].weights if "/bert/" in variable.name]
+    return {id(handle_of(variable)): checkpoint_name(variable.name) for variable in named}

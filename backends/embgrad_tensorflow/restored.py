@@ -15,7 +15,7 @@ from embgrad.backend.signature import plan_mapping
 from embgrad.errors import BatchError, UnsupportedError, listed
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.inputs import Plan, as_dtype
-from embgrad_tensorflow.walk import is_saved
+from embgrad_tensorflow.walk import has_base, is_saved
 
 __all__ = ["plan_restored"]
 
@@ -53,7 +53,7 @@ def plan_restored(part: Any, batch: TokenBatch, training: bool) -> Plan | None:
     target = _target(part, training)
     if target is None:
         return None
-    if _says_mode(part):
+    if _is_hub_layer(part):
         training = training and bool(part.trainable)  # as `hub.KerasLayer` has it
     plans: list[Plan] = []
     wrong: list[Exception] = []
@@ -68,9 +68,8 @@ def plan_restored(part: Any, batch: TokenBatch, training: bool) -> Plan | None:
 
 
 def _target(part: Any, training: bool) -> _Target | None:
-    names = {base.__qualname__ for base in type(part).__mro__}
-    function = part._callable if _says_mode(part) else None
-    function = next((attrgetter(path)(part) for base, path in LAYERS.items() if base in names), function)
+    function = part._callable if _is_hub_layer(part) else None
+    function = next((attrgetter(path)(part) for base, path in LAYERS.items() if has_base(part, base)), function)
     if function is not None:
         functions = _functions(function)
         if functions is None:
@@ -85,17 +84,14 @@ def _target(part: Any, training: bool) -> _Target | None:
     return _Target([signature], lambda args, kwargs: signature(*args, **kwargs))
 
 
-def _says_mode(part: Any) -> bool:
+def _is_hub_layer(part: Any) -> bool:
     """Return whether the object is a `hub.KerasLayer`, which decides on the mode by itself."""
-    return any(
-        base.__qualname__ == "KerasLayer" and base.__module__.startswith("tensorflow_hub")
-        for base in type(part).__mro__
-    )
+    return has_base(part, "KerasLayer", package="tensorflow_hub")
 
 
 def _functions(part: Any) -> list[Any] | None:
     """The compiled functions among which a call of the object chooses; None where it is not known for such."""
-    if any(base.__qualname__ == "ConcreteFunction" for base in type(part).__mro__):
+    if has_base(part, "ConcreteFunction"):
         return [part]
     restored = getattr(part, "concrete_functions", None)
     if restored is None and is_saved(part):

@@ -25,7 +25,7 @@ from embgrad.backend.patching import Interception
 from embgrad.backend.rng import SharedGenerator, is_generator
 from embgrad.errors import UnsupportedError
 from embgrad_tensorflow.fingerprint import structure
-from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, on_devices
+from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, has_base, on_devices
 
 __all__ = [
     "Snapshot",
@@ -180,7 +180,7 @@ class Snapshot:
             if type(entry).__qualname__ == "ListWrapper"
         ]
         self._dicts = [(entry, dict(opened(entry))) for entry in values if type(entry).__qualname__ == "_DictWrapper"]
-        self.generators = [entry for entry in self._attributes.values if _is_generator(entry)]
+        self.generators = [entry for entry in self._attributes.values if is_generator(type(entry))]  # type: ignore[arg-type]
 
     def keep(self, handle: Any, dtype: Any) -> None:
         """Keep a variable to which a graph may write, of any size."""
@@ -224,7 +224,7 @@ class Snapshot:
     def _take_variable(self, node: Node, training: bool) -> None:
         if handle_of(node.value) is None:
             return
-        if training and any(base.__qualname__ in GENERATORS for base in type(node.owner).__mro__):
+        if training and has_base(node.owner, *GENERATORS):
             return
         for native in on_devices(node.value):
             handle = native.handle
@@ -256,11 +256,6 @@ def _restore_dict(wrapper: Any, entries: dict[Any, Any]) -> None:
         del wrapper[key]
     for key, value in entries.items():
         wrapper[key] = value
-
-
-def _is_generator(value: Any) -> bool:
-    kind: type = type(value)
-    return is_generator(kind)
 
 
 def _is_part(value: Any) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "bookkeeping",
     "children",
     "handle_of",
+    "has_base",
     "is_graph_of_layers",
     "is_saved",
     "is_the_users",
@@ -155,6 +156,11 @@ def kind_of(cls: type) -> str | None:
     return None if root in LIBRARIES or (root in sys.stdlib_module_names and root != "__main__") else "object"
 
 
+def has_base(value: Any, *names: str, package: str = "") -> bool:
+    """Return whether an object's class or a base of it has one of these names, in a package of that name."""
+    return any(base.__qualname__ in names and base.__module__.startswith(package) for base in type(value).__mro__)
+
+
 def is_the_users(function: Any) -> bool:
     """Return whether a function is the user's, as one made by `tf.function` is, and not a library's."""
     if not isinstance(function, types.FunctionType):
@@ -199,7 +205,7 @@ def on_devices(variable: Any) -> Sequence[Any]:
 
 def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
     """Return the objects that an object of that kind holds, each with its name."""
-    if any(base.__qualname__ == "ConcreteFunction" for base in type(value).__mro__):
+    if has_base(value, "ConcreteFunction"):
         return ((variable.name.removesuffix(":0"), variable) for variable in value.variables)
     if kind == "list":
         return ((str(number), entry) for number, entry in enumerate(value))
@@ -333,7 +339,6 @@ def _table_path(node: Node) -> str:
         # layers around saved objects, such as `hub.KerasLayer`, hold them in private attributes
         holder = [part for part in node.owner_path.split(".") if not part.startswith("_")]
         return ".".join([*filter(None, holder), node.value.name.removesuffix(":0")])
-    is_embedding = any(base.__qualname__ == "Embedding" for base in type(node.owner).__mro__)
-    if is_embedding and attribute.lstrip("_") == "embeddings" and node.owner_path:
+    if has_base(node.owner, "Embedding") and attribute.lstrip("_") == "embeddings" and node.owner_path:
         return node.owner_path
     return node.path or UNNAMED_TABLE

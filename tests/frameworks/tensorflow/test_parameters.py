@@ -119,8 +119,7 @@ def test_variables_that_the_first_call_makes(keras: Any) -> None:
     )
     found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
     expected = by_tape(
-        model.trainable_variables,
-        lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR.astype(np.float32)),
+        model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR.astype(np.float32))
     )
     assert len(found) == 3
     for gradient, other in zip(found.values(), expected, strict=True):

@@ -10,16 +10,7 @@ import tensorflow as tf
 
 import embgrad
 from tests.frameworks.tensorflow.helpers import own_table_gradient
-from tests.frameworks.tensorflow.savedmodels import (
-    SMALL,
-    TOTAL,
-    WEIGHT,
-    Net,
-    close,
-    slices,
-    weighed,
-    weighed_gradient,
-)
+from tests.frameworks.tensorflow.savedmodels import SMALL, TOTAL, WEIGHT, Net, close, slices, weighed, weighed_gradient
 
 
 def test_two_lookups_in_a_saved_function(tmp_path: Any) -> None:
