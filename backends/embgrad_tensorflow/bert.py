@@ -18,7 +18,7 @@ __all__ = ["bert", "bert_targets"]
 
 
 def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
-    """A TFBertModel of that configuration, with weights drawn at random, and the place of each weight.
+    """Return a TFBertModel of that configuration, with weights drawn at random, and the place of each weight.
 
     Raises:
         BackendError: `transformers` is missing or has no TensorFlow classes.
@@ -45,7 +45,7 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
 
 
 def bert_targets(model: Any) -> list[WeightTarget] | None:
-    """The place of each weight of a TFBertModel; None for any other model."""
+    """Return the place of each weight of a TFBertModel; None for any other model."""
     if not has_base(model, "TFBertModel", package="transformers."):
         return None
     return [_target(variable) for variable in model.weights]
@@ -63,7 +63,7 @@ def _classes() -> tuple[Any, Any]:
 
 
 def _keras_generator() -> random.Random | None:
-    """The generator of seeds that Keras 2 has once the user has given it a seed."""
+    """Return the generator of seeds that Keras 2 has once the user has given it a seed."""
     seeds = getattr(sys.modules.get("tf_keras.src.backend"), "_SEED_GENERATOR", None)
     return getattr(seeds, "generator", None)
 
@@ -76,7 +76,7 @@ def _without_classes(reason: str) -> str:
 
 
 def _target(variable: Any) -> WeightTarget:
-    """The place of one weight."""
+    """Return the place of one weight."""
     source, transposed = checkpoint_name(variable.name)
     shape = tuple(int(size) for size in variable.shape)
     return WeightTarget(source, shape, writer(variable), variable.name, transposed=transposed)

@@ -1,4 +1,4 @@
-"""Hears the user's own passes through a model: their tape is asked for the gradient at a point beside what they ask it for."""
+"""Capture a user's passes through a model: the user's tape computes the gradients at the points too."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SAVED: Final = (
 
 @contextlib.contextmanager
 def capture(model: Any, listener: Listener) -> Iterator[None]:
-    """While it is open, the user's own passes through the model in this thread are told to the listener."""
+    """Report the user's passes through the model in this thread to the listener while the context is open."""
     expect_eager()
     observer = _Observer(model, listener)
     token = _observers.set((*_observers.get(), observer))
@@ -86,7 +86,7 @@ class _Recorder:
         return False
 
     def replace_rows(self, key: str, rows: Any) -> Any:
-        """Nothing is cut."""
+        """Return the rows themselves."""
         return rows
 
     def replace(self, key: str, tensor: Any) -> Any:
@@ -117,7 +117,7 @@ class _Point:
 
 
 class _Observer:
-    """Hears the passes of one model for one listener.
+    """Reports the passes of one model to one listener.
 
     Attributes:
         modules: the model's.
@@ -136,7 +136,7 @@ class _Observer:
         self._kept: WeakKeyDictionary[Any, list[_Point]] = WeakKeyDictionary()
 
     def around(self, function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of a module's `__call__`."""
+        """Run a call of a module, in place of its `__call__`."""
         if self._calls is not None:
             return self._calls.around(function, module, *args, **kwargs)
         if is_symbolic(args, kwargs):
@@ -150,16 +150,16 @@ class _Observer:
         return self._forward(function, args, kwargs)
 
     def add_tape(self, tape: Any) -> None:
-        """A tape begins to record."""
+        """Return a tape begins to record."""
         self._tapes.add(tape)
 
     def points(self, tape: Any) -> list[_Point]:
-        """The points of which the tape knows."""
+        """Return the points of which the tape knows."""
         return self._kept.get(tape, [])
 
     @contextlib.contextmanager
     def pulling(self, tape: Any) -> Iterator[None]:
-        """The tape computes gradients; one that is not persistent is done then."""
+        """Return the tape computes gradients; one that is not persistent is done then."""
         before, self._pulling = self._pulling, True
         try:
             yield
@@ -268,7 +268,7 @@ def _gradient(
     output_gradients: Any = None,
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> Any:
-    """In place of `GradientTape.gradient`: asks for the gradients at the points in the same pullback."""
+    """Compute the gradients at the points in the same pullback, in place of `GradientTape.gradient`."""
     reached: list[tuple[_Observer, list[_Point]]] = []
     if depth() == 0 and tf.executing_eagerly():
         handles = {id(handle_of(source)) for source in tf.nest.flatten(sources)}

@@ -150,7 +150,7 @@ class _Maker:
         return self._plain(request)
 
     def watched(self, function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], None]) -> Callable[[Any], Any]:
-        """Return a native objective's function that tells which of the returned tensors its value depends on."""
+        """Return a native objective's function that reports on which of the returned tensors its value depends."""
 
         def calling(returned: Any) -> Any:
             tensors = pytree.every(returned, _is_tensor)
@@ -272,7 +272,7 @@ def traced(
     Args:
         model: as in `run`.
         planned: how it is called.
-        request: what is asked.
+        request: the request.
         chosen: by the name of each point asked for its key.
         used: see `Trace.used`.
         relaxed: whether it is to take tensors of any lengths.
@@ -294,7 +294,7 @@ def traced(
 
 
 class _Tracing:
-    """The making of one trace."""
+    """One trace while it is made."""
 
     def __init__(
         self, model: Any, planned: Plan, request: Request, chosen: Mapping[str, str], used: tuple[int, ...]
@@ -449,7 +449,7 @@ class _Tracing:
 
 
 def _why(error: BaseException) -> str:
-    """Return why a model could not be traced. Keras wraps what is raised in a layer, and its text."""
+    """Return the reason why a model could not be traced. Keras wraps errors that a layer raises."""
     own_error: BaseException | None = None
     current: BaseException | None = error
     while current is not None:

@@ -43,7 +43,7 @@ class Fingerprint:
         parts: the model's parts, and a function that calls them.
 
     Attributes:
-        of_parts: what is compared of each part by itself.
+        of_parts: the compared content of each part.
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:
@@ -81,7 +81,7 @@ class Fingerprint:
         return {name: entry for name, entry in attributes.items() if type(entry) in PLAIN}
 
     def _class(self, cls: type) -> Any:
-        """Return what is compared of a class: the plain attributes of the user's classes."""
+        """Return the compared content of a class: the plain attributes of the user's classes."""
         if id(cls) not in self._objects:
             self._objects[id(cls)] = cls
             self._entries[id(cls)] = [
@@ -112,7 +112,7 @@ class Fingerprint:
         return entries
 
     def _of(self, value: Any) -> Any:
-        """Return what is compared of a value, and go into it later where it is an object."""
+        """Return the compared content of a value, and queue it if it is an object with attributes."""
         cls = type(value)
         if cls in PLAIN:
             return (cls, value)
@@ -138,7 +138,7 @@ class Fingerprint:
         return id(value)
 
     def _function(self, function: Any) -> Any:
-        """Return what is compared of a user's function; one that is made anew at each call is the same."""
+        """Return the compared content of a user's function, which is the same for one that each call creates again."""
         self._objects[id(function)] = function.__code__
         outside = {name: self._of(entry) for name, entry in children(function, "function")}
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]

@@ -50,7 +50,7 @@ KEPT_ATTRIBUTES: Final = ("_gradient_op_type", GRADIENT_NUMBER)
 
 
 class ClosedGraphError(Exception):
-    """A graph cannot be cut; says which operation stands in the way."""
+    """A graph cannot be cut; the message names the operation that prevents it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +267,7 @@ _custom_gradients: WeakValueDictionary[int, CustomGradient] = WeakValueDictionar
 
 @dataclass(frozen=True, eq=False)
 class CustomGradient:
-    """A gradient that the author of a model gave to an operation (`tf.custom_gradient`), in place of the operation's own.
+    """A custom gradient of an operation (`tf.custom_gradient`).
 
     The values of the forward pass that it reads become further inputs of the operation, an IdentityN.
 

@@ -80,7 +80,7 @@ class CutGraph:
 
     Attributes:
         flat: its operations.
-        variables: see above; a tape does not watch by itself what is read by its handle alone.
+        variables: see above; a tape does not watch variables that are read by their handles.
         specs: by the name of a tensor its dtype and the part of its shape that is known.
         seen: the numbers of the nodes that run by themselves, so that op callbacks see the lookups.
         casts: the floating-point dtypes that floating-point tensors are turned into.
@@ -218,7 +218,7 @@ class CutGraph:
 
     @cached_property
     def _row_entries(self) -> set[Entry]:
-        """The rows that lookups give, in whose place others may go on."""
+        """The rows that lookups return, which may be replaced."""
         return {(number, 0) for number in self.seen if self.flat.nodes[number].op in (*LOOKUPS, *PRODUCTS)}
 
     def _stretch(self, start: int, end: int, crossings: Crossings, *, learns: bool) -> Stretch:
@@ -415,7 +415,7 @@ class GraphGradients:
 
     Attributes:
         pairs: the tensors, each with its gradient.
-        sets: how many sets of cotangents the objective gave: one or none.
+        sets: the number of sets of cotangents that the objective returned: one or none.
     """
 
     pairs: tuple[tuple[Any, Any], ...]
@@ -431,10 +431,10 @@ class GraphObjective:
         unrecorded: is entered while the graph runs, which computes the gradients itself.
 
     Attributes:
-        sets: how many sets of cotangents it gave.
+        sets: the number of sets of cotangents that it returned.
         packed: takes the function's results, and returns them in the structure in which it returns them.
         failure: what it raised.
-        key: by which the graphs are told apart that ask it.
+        key: identifies the graphs that ask it.
     """
 
     def __init__(
@@ -617,9 +617,9 @@ class CutFunctions:
         replace: takes the key of a point and its tensor, and returns the tensor that goes on.
         perform: takes the type of a single operation, its operands and what runs it, and returns the tensor that goes on.
         record: takes each graph that runs.
-        unwatched: is entered while a stretch runs, of which no op callback is to hear.
+        unwatched: a context for a stretch, in which op callbacks ignore operations.
         learns: whether a gradient is to reach the variables.
-        is_reached: tells whether points were reached, from which a pullback comes.
+        is_reached: returns whether points were reached, to which a pullback can lead.
         answering: the objective, where it is to be asked in the graph of the only function that the model runs.
 
     Attributes:
@@ -687,7 +687,7 @@ class CutFunctions:
             self._busy = False
 
     def alone(self, node: Any, inputs: Sequence[Any]) -> Any:
-        """Return the result of an operation, of which op callbacks hear."""
+        """Return the result of an operation, which op callbacks see."""
         function = getattr(tf.raw_ops, node.op)
         remaining, named = list(inputs), {}
         for argument in definition_of(node.op).input_arg:

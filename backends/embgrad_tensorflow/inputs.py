@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Plan:
-    """The call of a model: its arguments and what it leaves unused.
+    """The call of a model: its arguments and the unused inputs.
 
     Attributes:
         invoke: calls it with the arguments, or with others in their places.
@@ -122,14 +122,14 @@ def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -
 
 
 def _plan_first(part: Any, batch: TokenBatch, mode: Mapping[str, bool]) -> Plan:
-    """For a Keras `call(*args, **kwargs)`: Keras wants a first argument, which then is the batch as it was given."""
+    """Plan a Keras `call(*args, **kwargs)`, which receives the batch as its first argument."""
     inputs = tf.nest.map_structure(_native, batch.inputs())
     unused = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
     return Plan(lambda inputs: part(inputs, **mode), inputs, tuple(unused))
 
 
 def _dtypes(part: Any, target: Any) -> dict[str, Any]:
-    """The dtypes that are declared for arguments: Keras's `mask` is boolean, a `tf.function` may have a signature."""
+    """Return the dtypes that are declared for arguments: Keras's `mask` is boolean, a `tf.function` may have a signature."""
     dtypes: dict[str, Any] = {"mask": tf.bool} if is_keras(part) else {}
     signature = getattr(target, "input_signature", None) or getattr(part, "input_signature", None)
     if signature:
@@ -147,7 +147,7 @@ def _argument(name: str, value: Any, dtypes: Mapping[str, Any]) -> Any:
 
 
 def _native(value: Any) -> Any:
-    """A NumPy array as a tensor, 64-bit integers as TensorFlow's models take them: 32-bit where they fit."""
+    """Return a NumPy array as a tensor, 64-bit integers as TensorFlow's models take them: 32-bit where they fit."""
     if not isinstance(value, np.ndarray):
         return value
     limits = np.iinfo(np.int32)
@@ -157,7 +157,7 @@ def _native(value: Any) -> Any:
 
 
 def as_dtype(name: str, value: Any, dtype: Any) -> Any:
-    """The value in a declared dtype, if that holds it exactly."""
+    """Return the value in a declared dtype, if that holds it exactly."""
     if dtype is None or not isinstance(value, np.ndarray):
         return _native(value)
     kind = tf.as_dtype(dtype)
@@ -180,15 +180,15 @@ class TensorFlowTensors:
         return isinstance(value, tf.Tensor)
 
     def dtype(self, tensor: Any) -> str:
-        """The dtype's name."""
+        """Return the dtype's name."""
         return str(tensor.dtype.name)
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
-        """The values in memory of their own; half precision widened to float32."""
+        """Return the values in memory of their own; half precision widened to float32."""
         return owned(tensor.numpy())
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
-        """The rows, on the tape that is open."""
+        """Return the rows, on the tape that is open."""
         return tf.gather_nd(tensor, np.stack([examples, positions], axis=1))
 
 
@@ -208,7 +208,7 @@ def integers(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 def like_evaluation(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call in evaluation mode: those that say the mode say that."""
+    """Return the arguments of a call in evaluation mode: those that say the mode say that."""
     named = _bound(model, args, kwargs)
     for mode in MODES:
         if mode in kwargs:
@@ -220,12 +220,12 @@ def like_evaluation(
 
 
 def is_symbolic(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call only tells Keras the shapes of a model's outputs, and computes nothing."""
+    """Return whether a call computes only the shapes of a Keras model's outputs."""
     return first((tuple(args), dict(kwargs)), lambda value: type(value).__name__ == "KerasTensor") is not None
 
 
 def _bound(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
-    """The arguments by parameter; None where the signature does not say."""
+    """Return the arguments by parameter; None where the signature does not say."""
     try:
         return inspect.signature(_target(model)).bind(*args, **kwargs)
     except (TypeError, ValueError):  # the call itself reports a mistake, or accepts more than it declares

@@ -78,7 +78,7 @@ _operations: Final = _Operations()
 
 
 def writes_of(kind: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The resources of the variables that an operation may have written to; None stands for unknown ones.
+    """Return the resources of the variables that an operation may have written to; None stands for unknown ones.
 
     Args:
         kind: the operation's type as TensorFlow gives it.
@@ -230,14 +230,14 @@ class Watcher:
         self._see(name, inputs, outputs[0])
 
     def _multiplied(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        """A product of one-hot rows with a table is a lookup too."""
+        """Return a product of one-hot rows with a table is a lookup too."""
         product = self._one_hots.looked_up(name, inputs, attrs)
         if product is not None:
             table, indices = product
             self._record_lookup(self._handle(table), indices, tuple(map(int, table.shape)), outputs[0])
 
     def _see(self, operation: str, operands: Sequence[Any], rows: Any = None) -> None:
-        """Take the lookup down if it is one in the rows of a matrix, or one that failed and gave no rows."""
+        """Record the operation if it looks up rows of a matrix, also if it failed and returned no rows."""
         shape, dtype = table_of(operands[0])
         if not shape:
             return
@@ -286,7 +286,7 @@ class Watcher:
             self._replacing.promise(rows, lambda rows: points.replace_rows(key, rows))
 
     def _handle(self, operand: Any) -> Any:
-        """The variable that an operand is, or was read from; None where it was computed."""
+        """Return the variable that an operand is, or was read from; None where it was computed."""
         if getattr(operand, "dtype", None) == tf.resource:
             return operand
         return self._reads.get(operand)
@@ -300,7 +300,7 @@ class Watcher:
 
 
 def table_of(source: Any) -> tuple[tuple[int, ...] | None, Any]:
-    """The shape of what is looked up in, rows first, and its dtype; None where that is not known."""
+    """Return the shape of what is looked up in, rows first, and its dtype; None where that is not known."""
     shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
     if dtype == tf.resource:
         data = getattr(source, "_handle_data", None)
@@ -314,7 +314,7 @@ def table_of(source: Any) -> tuple[tuple[int, ...] | None, Any]:
 
 
 def _indices(operation: str, operands: Sequence[Any], axes: int) -> np.ndarray | None:
-    """The rows that are looked up in a table of so many axes; None where the lookup is along another axis."""
+    """Return the rows that are looked up in a table of so many axes; None where the lookup is along another axis."""
     if operation == "GatherV2" and int(operands[2]) not in (0, -axes):
         return None
     indices = np.asarray(operands[1])
@@ -391,7 +391,7 @@ _fast_path: Final = Interception(lambda: pywrap_tfe, "TFE_Py_FastPathExecute")
 
 
 class Replacing:
-    """Holds what is to take the place of a tensor from the op callback that saw it to where the operation hands it on."""
+    """Replaces a tensor that an op callback has seen where the operation returns it."""
 
     def __init__(self) -> None:
         self._due: tuple[Any, Callable[[Any], Any]] | None = None
@@ -411,7 +411,7 @@ class Replacing:
         """Refuse to go on where a tensor went on that another was to take the place of.
 
         Raises:
-            UnsupportedError: the operation that gave it was run in a way that is not known here.
+            UnsupportedError: the operation was run in an unknown way.
         """
         if self._due is not None:
             self._due = None

@@ -32,7 +32,7 @@ Replace = Callable[[str, Any], Any]
 
 
 class Modules:
-    """The names of a model's modules: attribute paths, and what else leads there."""
+    """The names of a model's modules: attribute paths and their aliases."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
@@ -42,7 +42,7 @@ class Modules:
         self._learn()
 
     def name(self, module: Any) -> tuple[str, tuple[str, ...]] | None:
-        """A module's path, and its other names; None for none of the model's."""
+        """Return a module's path, and its other names; None for none of the model's."""
         if id(module) not in self._known and id(module) not in self._strangers:
             self._learn()  # a layer that was built just now
         if id(module) not in self._known:
@@ -81,7 +81,7 @@ def _other_names(node: Node, aliases: Mapping[str, Sequence[str]], counts: Mappi
 
 
 def _caller(module: Any) -> type | None:
-    """The class whose `__call__` a call of the module goes through."""
+    """Return the class whose `__call__` a call of the module goes through."""
     cls = type(module)
     if is_keras(module):
         return next(base for base in cls.__mro__ if _is_layer_class(base))
@@ -100,7 +100,7 @@ class Calls:
         watch: what takes the pass down.
         modules: the names of the model's modules.
         replace: returns what goes on in place of a tensor at a point.
-        idle: whether what is computed just now is not the model's.
+        idle: returns whether the current computation is not the model's.
         traced: whether the pass is traced into a graph, and not run.
     """
 
@@ -121,7 +121,7 @@ class Calls:
         self._open: list[Any] = []
 
     def around(self, function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of a module's `__call__`. What a class calls of the class above it is the same call."""
+        """Run and record a call of a module, in place of `__call__`; a call of `super().__call__` is the same call."""
         nested = bool(self._open) and self._open[-1] is module
         named = None if nested or not self._is_active() else self._modules.name(module)
         if named is None:

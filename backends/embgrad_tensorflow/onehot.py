@@ -14,7 +14,7 @@ __all__ = ["KEEPING", "MAKING", "PRODUCTS", "ByTensor", "OneHots", "attribute", 
 MAKING: Final = ("OneHot", "Equal")
 KEEPING: Final = ("Cast", "Identity", "Reshape", "Select", "SelectV2", "Transpose")
 
-#: The operations that multiply matrices, with the attributes that transpose or conjugate an operand; Einsum tells it.
+#: The operations that multiply matrices, with the attributes that transpose or conjugate an operand.
 PRODUCTS: Final = {
     "MatMul": ("transpose_a", "transpose_b"),
     "BatchMatMul": ("adj_x", "adj_y"),
@@ -50,12 +50,12 @@ class ByTensor(Generic[Known]):
         return entry[1] if entry is not None and entry[0]() is tensor else None
 
     def forget(self, tensor: Any) -> None:
-        """Nothing is known of it."""
+        """Remove the value of a tensor."""
         self._known.pop(id(tensor), None)
 
 
 class OneHots:
-    """The tensors of a forward pass that hold one-hot rows, with the places of the ones."""
+    """The tensors of a forward pass that hold one-hot rows, with the indices of the ones."""
 
     def __init__(self) -> None:
         self._known: ByTensor[Any] = ByTensor()
@@ -77,7 +77,7 @@ class OneHots:
             self.record(outputs[0], indices)
 
     def looked_up(self, operation: str, inputs: Any, attrs: Any) -> tuple[Any, Any] | None:
-        """The table and the rows that a product looks up in it, in the order of its result's; None where it is none."""
+        """Return the table and the rows that a product looks up in it, in the order of its result's; None where it is none."""
         if len(inputs) != 2 or any(attribute(attrs, name) for name in PRODUCTS[operation]):
             return None
         rows, table = inputs
@@ -101,7 +101,7 @@ class OneHots:
 
 
 def _one_hot_indices(inputs: Any, attrs: Any) -> np.ndarray | None:
-    """The places of the ones, where each row of the result is of zeros and a single one."""
+    """Return the places of the ones, where each row of the result is of zeros and a single one."""
     indices, _, on, off = inputs
     axis = attribute(attrs, "axis")
     if (
@@ -116,7 +116,7 @@ def _one_hot_indices(inputs: Any, attrs: Any) -> np.ndarray | None:
 
 
 def _compared_indices(inputs: Any) -> np.ndarray | None:
-    """The places of the ones in a comparison of whole numbers with 0, 1, 2, … on the last axis."""
+    """Return the places of the ones in a comparison of whole numbers with 0, 1, 2, … on the last axis."""
     for column, numbers in (inputs, inputs[::-1]):
         depth = numbers.shape[-1] if numbers.shape.rank else 0
         if not (
@@ -155,5 +155,5 @@ def _einsum(equation: Any) -> bool | None:
 
 
 def attribute(attrs: Any, name: str) -> Any:
-    """An operation's attribute, as op callbacks tell these: names and values in turn. None where it has none."""
+    """Return an operation's attribute, from the names and values in turn that op callbacks receive; None if it is absent."""
     return attrs[attrs.index(name) + 1] if name in attrs else None

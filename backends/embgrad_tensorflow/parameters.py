@@ -28,8 +28,8 @@ LISTS: Final = ("variables", "trainable_variables", "non_trainable_variables")
 class Parameters:
     """The trainable variables of a model's parts, each once, in the model's order.
 
-    A module with a list of its own of what is trainable decides on all variables that it holds, as a frozen Keras layer does;
-    the outermost one has the say.
+    A module that lists its trainable variables decides on all variables that it holds, as a frozen Keras layer does; the
+    outermost such module decides.
 
     Attributes:
         trainable: the variables by name: `name` in Keras 2 and of plain `tf.Variable`s, `path` in Keras 3. Repeats have `#1`,
@@ -61,7 +61,7 @@ class Parameters:
                 self.trainable[name] = variable
 
     def name(self, handle: Any) -> str | None:
-        """The name of a variable, trainable or not; None for none of the model's."""
+        """Return the name of a variable, trainable or not; None for none of the model's."""
         return self._names[id(handle)][1] if handle is not None and id(handle) in self._names else None
 
     def items(self) -> Iterable[tuple[str, Any]]:
@@ -69,7 +69,7 @@ class Parameters:
         return self._variables.items()
 
     def variable(self, name: str) -> Any:
-        """The variable of that name, trainable or not."""
+        """Return the variable of that name, trainable or not."""
         return self._variables[name]
 
 
@@ -78,7 +78,7 @@ def _spelled(variable: Any) -> str:
 
 
 def _variables_with_mode(part: Any) -> Iterator[tuple[Any, bool]]:
-    """The variables of a part, and whether each is trainable."""
+    """Return the variables of a part, and whether each is trainable."""
     nodes = list(walk([part]))
     copies = _duplicates(nodes)
     claimed: set[int] = set()
@@ -104,7 +104,7 @@ def _variables_with_mode(part: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def _duplicates(nodes: Iterable[Node]) -> set[int]:
-    """The handles of variables that saving has left over beside those that a saved object lists, and that nothing it runs reads.
+    """Return the handles of copies of variables in a saved object, which it does not list and no function of it reads.
 
     So Keras 3 exports every variable once more, under `_all_variables`, where no function refers to it.
     """
@@ -124,7 +124,7 @@ def _duplicates(nodes: Iterable[Node]) -> set[int]:
 
 
 def _functions(module: Any) -> Iterator[Any]:
-    """The compiled functions of a saved object, its signatures included."""
+    """Return the compiled functions of a saved object, its signatures included."""
     for value in [*vars(module).values(), *dict(getattr(module, "signatures", None) or {}).values()]:
         yield from getattr(value, "concrete_functions", None) or ([value] if hasattr(value, "captured_inputs") else ())
 
@@ -143,7 +143,7 @@ LAST_NAMES: Final = {"kernel": "weight", "embeddings": "weight", "gamma": "weigh
 
 
 def weights(model: Any) -> list[Weight]:
-    """The floating variables by name, each once: the trainable ones first, in the model's order."""
+    """Return the floating variables by name, each once: the trainable ones first, in the model's order."""
     expect_eager()
     parts = as_parts(model)
     nodes = list(walk(parts))
@@ -160,7 +160,7 @@ def weights(model: Any) -> list[Weight]:
 
 
 def alone(model: Any) -> AbstractContextManager[None]:
-    """Meanwhile no other thread runs the model."""
+    """Keep other threads from running the model while the context is open."""
     return model_lock(as_parts(model))
 
 
@@ -199,7 +199,7 @@ def _weight(name: str, node: Node | None, native: Any, canonical: tuple[str, boo
 
 
 def _owner(node: Node, native: Any) -> str:
-    """The path of the layer that holds a variable; in a saved model, which only lists them, the scope that it was made in."""
+    """Return the path of the layer that holds a variable; in a saved model the scope in which it was created."""
     if is_saved(node.owner) and "/" in native.name:
         return str(native.name).rpartition("/")[0]
     return node.owner_path

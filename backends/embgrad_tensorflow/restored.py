@@ -90,7 +90,7 @@ def _is_hub_layer(part: Any) -> bool:
 
 
 def _functions(part: Any) -> list[Any] | None:
-    """The compiled functions among which a call of the object chooses; None where it is not known for such."""
+    """Return the compiled functions among which a call of the object chooses; None where it is not known for such."""
     if has_base(part, "ConcreteFunction"):
         return [part]
     restored = getattr(part, "concrete_functions", None)
@@ -119,7 +119,7 @@ def _signature(part: Any) -> Any:
 
 
 def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The inputs of a layer, which takes one argument: a dict for a signature."""
+    """Return the inputs of a layer, which takes one argument: a dict for a signature."""
     return args[0] if args else dict(kwargs) if len(kwargs) > 1 else next(iter(kwargs.values()))
 
 
@@ -150,14 +150,14 @@ def _is_flag(spec: Any) -> bool:
 
 
 def _parameters(function: Any) -> list[str]:
-    """The names of the positional parameters."""
+    """Return the names of the positional parameters."""
     if function.function_type is None:
         return list(function._arg_keywords or ())
     return list(function.function_type.parameters)
 
 
 def _leaves(name: str, declared: Any) -> Iterator[tuple[str, Any]]:
-    """The declared tensors by name: a dict's keys, else their own names, else the parameter's."""
+    """Return the declared tensors by name: a dict's keys, else their own names, else the parameter's."""
     if isinstance(declared, Mapping):
         for key, entry in declared.items():
             yield from _leaves(str(key), entry)
@@ -182,7 +182,7 @@ def _like(name: str, declared: Any, tensors: Mapping[str, Any]) -> Any:
 
 
 def _fitting(name: str, value: Any, spec: Any) -> Any:
-    """The value in the declared dtype, if it has the declared shape."""
+    """Return the value in the declared dtype, if it has the declared shape."""
     if type(spec).__name__ != "TensorSpec":
         raise UnsupportedError(
             f"the saved model's input {name!r} is declared as a {type(spec).__name__}, and a batch is a dense array. Pass "

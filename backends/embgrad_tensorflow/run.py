@@ -115,7 +115,7 @@ class _Pass:
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
-    """The lookups and the calls of modules that a forward pass on the batch makes, in order."""
+    """Return the lookups and the calls of modules that a forward pass on the batch makes, in order."""
     with _working(model):
         planned = _planned(model, batch, False, call)
         tape = tf.GradientTape(watch_accessed_variables=False)
@@ -126,7 +126,7 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
-    """One forward pass, and a pullback for each set of cotangents."""
+    """Run one forward pass and a pullback for each set of cotangents."""
     with _working(model):
         planned = _planned(model, batch, request.training, request.call)
         if request.parameters or request.tables or not request.compiled or planned.graph is not None:
@@ -180,14 +180,14 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
 
 
 def paths(model: Any) -> list[str]:
-    """The names of the model's modules and tables."""
+    """Return the names of the model's modules and tables."""
     parts = as_parts(model)
     return list(dict.fromkeys([*Modules(parts).names(), *Tables(parts).named()]))
 
 
 @contextlib.contextmanager
 def _working(model: Any) -> Iterator[None]:
-    """Nobody else changes the model's state, and nobody's tape records what is done."""
+    """Keep other threads from the model, and the user's tapes from recording."""
     expect_eager()
     with refuse_replica_sync(), model_lock(as_parts(model)), nested(), other_tapes_paused():
         yield
@@ -220,7 +220,7 @@ def closed_graphs(watcher: Watcher) -> str:
 
 
 def _resolve(watcher: Watcher) -> dict[str, str]:
-    """The points that are asked for; what ran where they cannot be seen is said."""
+    """Return the points that are asked for; what ran where they cannot be seen is said."""
     hint = closed_graphs(watcher)
     if not hint:
         seen = "; ".join(dict.fromkeys(watcher.unusable))

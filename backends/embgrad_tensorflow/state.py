@@ -1,4 +1,4 @@
-"""Leaves everything as it was found: variables, attributes, losses, modes, other tapes, what is process-wide."""
+"""Restores variables, attributes, losses, modes, other tapes and process-wide settings."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def depth() -> int:
 
 @contextlib.contextmanager
 def refuse_replica_sync() -> Iterator[None]:
-    """Refuse to wait for other replicas, which wait for what is held here until the call has ended.
+    """Refuse to wait for other replicas, which may wait for a lock that this call holds.
 
     Raises:
         UnsupportedError: in one of several replicas the model does what they do together.
@@ -140,7 +140,7 @@ def refuse_replica_sync() -> Iterator[None]:
 class Snapshot:
     """A model's variables and attributes, to be restored after a forward pass.
 
-    Containers in a module's attributes are restored with what is in them, objects of the user's classes as references.
+    Containers in a module's attributes are restored with their entries, objects of the user's classes as references.
 
     Attributes:
         structure: the model's modules and variables, by path.
@@ -285,7 +285,7 @@ def eagerly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def refuse_gradient_overrides() -> Iterator[None]:
-    """Refuse what would give operations other gradients in the graph of a `tf.function`, of which the body runs eagerly here.
+    """Refuse gradient overrides, which have no effect on the body of a `tf.function` that runs eagerly.
 
     Raises:
         UnsupportedError: something has asked for it.
@@ -333,7 +333,7 @@ def wants_eager() -> bool:
 
 @contextlib.contextmanager
 def in_mode(training: bool) -> Iterator[None]:
-    """The mode in which layers are that are not told: Keras 2's learning phase, Keras 3's call context."""
+    """Set the mode of layers that receive none: Keras 2's learning phase and Keras 3's call context."""
     with contextlib.ExitStack() as stack:
         if "tf_keras" in sys.modules:
             from tf_keras.src import backend as keras2
@@ -399,7 +399,7 @@ def _of_type(kind: type) -> list[Any]:
 
 
 def shared() -> list[Any]:
-    """The variables of the generators that no model holds, if there are any: TensorFlow's, and Keras 3's of this thread."""
+    """Return the variables of TensorFlow's global generator and Keras 3's of this thread, where they exist."""
     variables = []
     if stateful_random_ops.global_generator is not None:
         variables.append(stateful_random_ops.global_generator.state)

@@ -32,7 +32,7 @@ class Taps:
 
     Args:
         tape: records the forward pass.
-        request: says what is asked at the points.
+        request: the requested changes at the points.
         symbolic: whether the pass is traced into a graph, and the changes are functions of the graph's tensors.
 
     Attributes:
@@ -153,17 +153,17 @@ def _like(array: np.ndarray, tensor: Any) -> Any:
 
 
 def snapshot_of(model: Any, request: Request) -> Snapshot:
-    """The model as it is, and what `call` holds."""
+    """Return the model as it is, and what `call` holds."""
     call = request.call
     return Snapshot([*as_parts(model), *([] if call is None else [call])], request.training)
 
 
 @contextlib.contextmanager
 def for_user_code(request: Request, taken: Callable[[], Snapshot]) -> Iterator[Request]:
-    """The request with functions that find the model in the mode that is asked for; what they wrote is put back at the end.
+    """Wrap the request's callbacks so that they find the model in the requested mode; restore their writes at the end.
 
     Args:
-        request: what is asked.
+        request: the request.
         taken: gives the model as it is, where there are such functions: it takes a while.
     """
     if not (isinstance(request.respond, NativeObjective) or request.override or request.add or request.edit):

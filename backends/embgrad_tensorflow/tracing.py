@@ -53,7 +53,7 @@ class Script:
 
     Attributes:
         tensors: those whose values each run has to report.
-        everything: only what is asked for is recorded.
+        everything: False, as only requested points are recorded.
         modules: the paths of the modules asked for.
         counted: nothing is counted, because a graph makes the same calls every time.
         calls: the calls of modules that began.

@@ -64,7 +64,7 @@ class Node(NamedTuple):
 
 
 def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> Iterator[Node]:
-    """The modules and variables of a model, nearest first, each once, under the shortest path that leads there.
+    """Return the modules and variables of a model, nearest first, each once, under the shortest path that leads there.
 
     Layers of functional and sequential models go by their names. With several parts, a path begins with the part's number.
     What only a plain object holds, or a function by its closure or its globals, is found too: it runs with the model.
@@ -104,12 +104,12 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
             if hidden and child_kind not in ("list", "variable"):
                 continue
             path = f"{node.path}.{name}" if node.path else name
-            apart = not is_attribute or hidden or child_kind in ("function", "object")
-            (later if apart else open_).append(Node(path, child, "", *holder))
+            is_late = not is_attribute or hidden or child_kind in ("function", "object")
+            (later if is_late else open_).append(Node(path, child, "", *holder))
 
 
 class Kinds(dict[type, "str | None"]):
-    """The kinds of classes, each found out once."""
+    """The kinds of classes, each computed once."""
 
     def __missing__(self, cls: type) -> str | None:
         self[cls] = kind_of(cls)
@@ -176,7 +176,7 @@ def is_saved(part: Any) -> bool:
 
 
 def handle_of(variable: Any) -> Any:
-    """The resource that operations know a variable by, or None where it has none (yet).
+    """Return the resource that operations know a variable by, or None where it has none (yet).
 
     Raises:
         UnsupportedError: it is several devices' variable, and in a strategy's scope none of these is meant.
@@ -268,7 +268,7 @@ class Tables:
         self._nodes: dict[int, Node] = {}
 
     def path(self, handle: Any) -> str:
-        """The attribute path of the table's owner, for a bare variable its own; `UNNAMED_TABLE` for none of the model's."""
+        """Return the attribute path of the table's layer, or of a bare variable; `UNNAMED_TABLE` outside of the model."""
         if handle is None:
             return UNNAMED_TABLE
         if id(handle) not in self._paths:  # the first lookup, or a layer that was built just now
@@ -277,18 +277,18 @@ class Tables:
         return self._paths[id(handle)][1]
 
     def padding(self, handle: Any) -> int | None:
-        """The row that the table's owner declares to be padding: 0 under Keras's `mask_zero`."""
+        """Return the row that the table's owner declares to be padding: 0 under Keras's `mask_zero`."""
         node = None if handle is None else self._nodes.get(id(handle))
         return 0 if node is not None and getattr(node.owner, "mask_zero", False) is True else None
 
     def fixed(self, handle: Any) -> Any:
-        """The variable of a handle where itself says that it is not learned; else None."""
+        """Return the variable of a handle where itself says that it is not learned; else None."""
         self.path(handle)
         node = self._nodes.get(id(handle))
         return None if node is None or node.value.trainable or is_keras(node.owner) else node.value
 
     def variables(self, path: str) -> list[Any]:
-        """The variables whose tables go by that path."""
+        """Return the variables whose tables go by that path."""
         if not self._nodes:
             self.learn(walk(self._parts))
         return [
@@ -298,14 +298,14 @@ class Tables:
         ]
 
     def named(self) -> list[str]:
-        """The paths of what may be a table."""
+        """Return the paths of what may be a table."""
         if not self._nodes:
             self.learn(walk(self._parts))
         matrices = (number for number, node in self._nodes.items() if len(node.value.shape) == 2)
         return list(dict.fromkeys(self._paths[number][1] for number in matrices))
 
     def with_rows(self, rows: int) -> list[Any]:
-        """The variables that may be a table of so many rows, those of layers included that were built just now."""
+        """Return the variables that may be a table of so many rows, those of layers included that were built just now."""
         self.learn(walk(self._parts))
         variables = (node.value for node in self._nodes.values())
         return [variable for variable in variables if len(variable.shape) == 2 and variable.shape[0] == rows]
@@ -333,7 +333,7 @@ class Tables:
 
 
 def _table_path(node: Node) -> str:
-    """An Embedding layer goes by its own path: it holds one table. In a saved model, which lists its variables, by its name."""
+    """Return the path of the Embedding layer or of the variable; in a saved model, which lists its variables, its name."""
     attribute = node.path.removeprefix(f"{node.owner_path}.") if node.owner_path else node.path
     if is_saved(node.owner) and LISTED.fullmatch(attribute):
         # layers around saved objects, such as `hub.KerasLayer`, hold them in private attributes
