@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras2
-import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import make_model, policy
+from tests.frameworks.tensorflow.helpers import make_model, policy, small_bert
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, build
 
 BATCHES = [IDS, IDS[:, ::-1].copy(), (IDS + 3) % 12]
@@ -182,10 +181,7 @@ def test_layers_under_a_mask(keras: Any) -> None:
 
 
 def test_hugging_face() -> None:
-    config = transformers.BertConfig(
-        vocab_size=12, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6
-    )
-    model = transformers.TFBertForSequenceClassification(config)
+    model = small_bert("TFBertForSequenceClassification")
     batch = {"input_ids": tf.constant(IDS, tf.int32), "attention_mask": tf.constant((IDS != 0).astype(np.int32))}
     labels = tf.constant([0, 1])
     expected = embgrad.gradients(model, {key: one.numpy() for key, one in batch.items()}, embgrad.CrossEntropy([0, 1]))

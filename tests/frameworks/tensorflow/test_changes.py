@@ -9,21 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras2
-import transformers
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, execute
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import make_model, policy
-from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand
+from tests.frameworks.tensorflow.helpers import make_model, policy, small_bert
+from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand, close
 
 OBJECTIVE = embgrad.Projection(VECTOR)
 NEW = np.random.default_rng(4).normal(size=(*IDS.shape, 4))
-
-
-def close(found: Any, expected: Any, rel: float = 1e-10) -> None:
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= rel * np.abs(expected).max()
 
 
 def masked_lstm(keras: Any) -> Any:
@@ -130,11 +124,8 @@ def test_a_lookup_that_cannot_be_replaced_is_an_error() -> None:
 
 def test_the_lookup_of_hugging_face() -> None:
     """Overriding the rows is what its own inputs_embeds does, in a model that derives nothing else from the ids."""
-    config = transformers.BertConfig(
-        vocab_size=12, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6
-    )
     with policy(keras2, "float64"):
-        model = transformers.TFBertModel(config)
+        model = small_bert("TFBertModel")
         rows = tf.constant(NEW)
         with tf.GradientTape() as tape:
             tape.watch(rows)

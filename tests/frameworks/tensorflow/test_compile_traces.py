@@ -11,7 +11,6 @@ import tensorflow as tf
 
 import embgrad
 from tests.compiled import calls_that_change, same
-from tests.frameworks.tensorflow.helpers import KERAS, make_model
 from tests.frameworks.tensorflow.test_models import functional
 from tests.frameworks.tensorflow.traced import IDS, LONGER, PROJECTION, Net, both
 
@@ -139,19 +138,3 @@ def test_settings_and_class_attributes_that_change_are_noticed(change: Any) -> N
     plain, compiled = both(model, IDS, PROJECTION)
     same(plain, compiled)
     np.testing.assert_allclose(compiled.values, 3 * before.values, rtol=1e-12)
-
-
-def test_a_replaced_layer_is_noticed() -> None:
-    keras = KERAS["keras2"]  # Keras 3 refuses it
-
-    model = make_model(
-        lambda self, ids: self.inner(tf.reduce_mean(tf.tanh(self.table(ids)), 1)),
-        keras.Model,
-        table=keras.layers.Embedding(12, 4),
-        inner=keras.layers.Dense(2),
-    )
-    model(tf.constant(IDS))
-    same(*both(model, IDS, PROJECTION))
-    model.inner = keras.layers.Dense(2)
-    model(tf.constant(IDS))
-    same(*both(model, IDS, PROJECTION))

@@ -9,17 +9,9 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, halved, make_model
+from tests.frameworks.tensorflow.helpers import KERAS, functional, halved, make_model
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0]])
-
-
-def functional(keras: Any, *layers: Any, dtype: str = "int32", **names: Any) -> Any:
-    ids = keras.layers.Input((None,), dtype=dtype, **names)
-    value = keras.layers.Embedding(12, 4)(ids)
-    for layer in layers:
-        value = layer(value)
-    return keras.Model(ids, value)
 
 
 class Net(tf.Module):

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras as keras2
 
 import embgrad
+from tests.frameworks.tensorflow import helpers
 from tests.frameworks.tensorflow.helpers import KERAS, assert_slopes, policy
 
 IDS = np.array([[5, 2, 9, 4, 1], [3, 8, 7, 0, 0], [6, 0, 0, 0, 0]])
@@ -27,13 +28,9 @@ def total(model: Any, inputs: Any = None) -> Any:
     return lambda: tf.reduce_sum(model(given) * VECTOR)
 
 
-def functional(keras: Any, *layers: Any, mask_zero: bool = False, dtype: str = "int32") -> tuple[Any, Any]:
-    ids = keras.layers.Input((None,), dtype=dtype)
-    table = keras.layers.Embedding(12, 4, mask_zero=mask_zero)
-    value = table(ids)
-    for layer in (*layers, keras.layers.Dense(2)):
-        value = layer(value)
-    return keras.Model(ids, value), table.embeddings
+def functional(keras: Any, *layers: Any, **options: Any) -> tuple[Any, Any]:
+    model = helpers.functional(keras, *layers, keras.layers.Dense(2), **options)
+    return model, model.layers[1].embeddings
 
 
 BODIES: dict[str, Any] = {

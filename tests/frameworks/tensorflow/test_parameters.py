@@ -6,16 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import keras as keras3
-import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras2
-import transformers
 from embgrad_tensorflow import TensorFlowBackend
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import make_model, policy
+from tests.frameworks.tensorflow.helpers import make_model, policy, small_backbone, small_bert, small_gpt2
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, build
 
 OBJECTIVE = embgrad.Projection(VECTOR)
@@ -49,14 +47,8 @@ def test_a_transformer(keras: Any) -> None:
 
 @pytest.mark.parametrize("name", ["TFBertForMaskedLM", "TFGPT2LMHeadModel"])
 def test_hugging_face(name: str) -> None:
-    configs = {
-        "TFBertForMaskedLM": transformers.BertConfig(
-            vocab_size=12, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6
-        ),
-        "TFGPT2LMHeadModel": transformers.GPT2Config(vocab_size=12, n_embd=4, n_layer=2, n_head=2, n_positions=12),
-    }
     with policy(keras2, "float64"):
-        model = getattr(transformers, name)(configs[name])
+        model = (small_gpt2 if "GPT2" in name else small_bert)(name)
         vector = np.cos(np.arange(12))
         expected = by_tape_of(model, vector)
         found = embgrad.parameter_gradients(model, {"input_ids": IDS}, embgrad.Projection(vector))
@@ -69,10 +61,7 @@ def by_tape_of(model: Any, vector: np.ndarray) -> list[Any]:
 
 
 def test_a_backbone_of_keras_hub() -> None:
-    with policy(keras3, "float64"):
-        model = keras_hub.models.BertBackbone(
-            vocabulary_size=12, num_layers=2, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
-        )
+    model = small_backbone()
     inputs = {"token_ids": IDS, "segment_ids": np.zeros_like(IDS), "padding_mask": np.ones_like(IDS)}
     expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(inputs)["sequence_output"] * VECTOR))
     found = embgrad.parameter_gradients(model, IDS, embgrad.Projection(VECTOR, output="sequence"))

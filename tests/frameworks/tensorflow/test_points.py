@@ -13,8 +13,8 @@ import tf_keras as keras2
 import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, make_model, policy
-from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand
+from tests.frameworks.tensorflow.helpers import KERAS, make_model, policy, small_backbone, small_gpt2
+from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand, close
 
 BATCH = {"input_ids": np.where(IDS == 1, 10, IDS), "attention_mask": (IDS != 0).astype(int)}
 PADDED_BY_1 = {**BATCH, "input_ids": np.where(IDS == 0, 1, BATCH["input_ids"])}
@@ -46,11 +46,6 @@ def roles(points: Any) -> dict[str, Any]:
     return {role: point for point in points for role in point.roles}
 
 
-def close(found: Any, expected: Any, rel: float = 1e-10) -> None:
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= rel * np.abs(expected).max()
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_hidden_states_of_hugging_face(name: str) -> None:
     class_name, config_name, options, path, lookups = MODELS[name]
@@ -76,10 +71,7 @@ def test_hidden_states_of_hugging_face(name: str) -> None:
 def test_layers_of_gpt2_come_before_the_final_norm() -> None:
     """Whose last hidden state is behind the final norm: the last layer is before it."""
     with policy(keras2, "float64"):
-        config = transformers.GPT2Config(
-            vocab_size=12, n_embd=4, n_layer=3, n_head=2, n_positions=12, initializer_range=0.5
-        )
-        model = transformers.TFGPT2Model(config)
+        model = small_gpt2("TFGPT2Model", n_layer=3, initializer_range=0.5)
         model(tf.constant(IDS, tf.int32))
         core, tensors = model.transformer, []
         with tf.GradientTape() as tape:
@@ -153,10 +145,7 @@ def test_a_functional_transformer(keras: Any) -> None:
 
 
 def test_a_backbone_of_keras_hub() -> None:
-    with policy(keras3, "float64"):
-        model = keras_hub.models.BertBackbone(
-            vocabulary_size=12, num_layers=2, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
-        )
+    model = small_backbone()
     batch = embgrad.TokenBatch(IDS, (IDS != 0).astype(int))
     found = roles(embgrad.points(model, batch))
     assert {name: point.path for name, point in found.items()} == {
@@ -212,23 +201,6 @@ def test_other_names_of_a_layer(keras: Any) -> None:
         )
     with pytest.raises(embgrad.UnknownPointError, match="Did you mean"):
         embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="blocks.2.bent")
-
-
-def test_a_layer_called_twice_has_occurrences(keras: Any) -> None:
-    ids = keras.layers.Input((None,), dtype="int32", name="ids")
-    dense = keras.layers.Dense(4, activation="tanh", name="again", dtype="float64")
-    rows = keras.layers.Embedding(12, 4, name="words", dtype="float64")(ids)
-    model = keras.Model(ids, dense(dense(rows)))
-    with tf.GradientTape() as tape:
-        once = dense(tf.gather(tf.convert_to_tensor(model.get_layer("words").embeddings), IDS))
-        twice = dense(once)
-        total = tf.reduce_sum(twice * VECTOR)
-    expected = tape.gradient(total, [once, twice])
-    for number in range(2):
-        found = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=f"again#{number}")
-        close(found.values, expected[number].numpy())
-    with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 points"):
-        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="again")
 
 
 class _Scale(tf.Module):

@@ -19,6 +19,7 @@ from tensorflow.python.framework import op_callbacks
 
 import embgrad
 from tests.contract.conformance.harness_tensorflow import Harness
+from tests.frameworks.tensorflow import helpers
 from tests.frameworks.tensorflow.helpers import make_model
 from tests.growing import Cache
 
@@ -32,11 +33,7 @@ def state() -> Any:
 
 
 def functional(keras: Any, *layers: Any) -> Any:
-    ids = keras.layers.Input((None,), dtype="int32")
-    value = keras.layers.Embedding(12, 4)(ids)
-    for layer in (*layers, keras.layers.Dense(2)):
-        value = layer(value)
-    return keras.Model(ids, value)
+    return helpers.functional(keras, *layers, keras.layers.Dense(2))
 
 
 def weights(model: Any) -> list[bytes]:

@@ -95,23 +95,6 @@ def test_an_object_in_the_memory_of_a_freed_one_is_another() -> None:
         assert described([model]) == walked([model])
 
 
-def test_the_gradient_follows_a_layer_that_is_replaced() -> None:
-    model = Model()
-    objective = embgrad.Sum()
-    before = embgrad.gradients(model, IDS, objective).values
-    np.testing.assert_array_equal(embgrad.gradients(model, IDS, objective).values, before)
-    model.layers_[0] = tf_keras.layers.Dense(4, kernel_initializer="ones")
-    model(IDS)
-    after = embgrad.gradients(model, IDS, objective).values
-    with tf.GradientTape() as tape:
-        rows = tf.gather(model.table, IDS)
-        tape.watch(rows)
-        middle = model.layers_[1]["inner"](model.layers_[0](rows)) * model.plain.scale  # type: ignore[index,operator]
-        value = tf.reduce_sum(model.by_name["a"](model.function(middle)))
-    np.testing.assert_allclose(after, tape.gradient(value, rows).numpy(), rtol=1e-5)
-    assert np.abs(after - before).max() > 1e-3
-
-
 def test_a_variable_that_is_added_later_is_restored_too() -> None:
     class Counting(tf.Module):
         def __init__(self) -> None:

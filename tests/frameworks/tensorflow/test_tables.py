@@ -5,35 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import keras as keras3
-import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_hub as hub
 import tf_keras as keras2
-import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import make_model, own_table_gradient, policy
+from tests.frameworks.tensorflow.helpers import (
+    make_model,
+    own_table_gradient,
+    policy,
+    small_backbone,
+    small_bert,
+    small_gpt2,
+)
 from tests.frameworks.tensorflow.savedmodels import Net
 from tests.frameworks.tensorflow.transformers_by_hand import IDS
 
 VECTOR = np.cos(np.arange(12))
 OBJECTIVE = embgrad.Projection(VECTOR)
-BERT = {"vocab_size": 12, "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 6}
-TIED = {
-    "TFBertForMaskedLM": lambda: transformers.BertConfig(**BERT, initializer_range=0.5),
-    "TFGPT2LMHeadModel": lambda: transformers.GPT2Config(
-        vocab_size=12, n_embd=4, n_layer=2, n_head=2, n_positions=12, initializer_range=0.5
-    ),
-}
+TIED = {"TFBertForMaskedLM": small_bert, "TFGPT2LMHeadModel": small_gpt2}
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("name", TIED)
 def test_a_tied_head_of_hugging_face(name: str, frozen: bool) -> None:
     with policy(keras2, "float64"):
-        model = getattr(transformers, name)(TIED[name]())
+        model = TIED[name](name, initializer_range=0.5)
         model(tf.constant(IDS, tf.int32))
         table = next(one for one in model.variables if tuple(one.shape) == (12, 4))
         own = own_table_gradient(table, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)).logits * VECTOR))
@@ -51,10 +50,8 @@ def test_a_tied_head_of_hugging_face(name: str, frozen: bool) -> None:
 
 
 def test_a_tied_head_of_keras_hub() -> None:
+    model = small_backbone(1)
     with policy(keras3, "float64"):
-        model = keras_hub.models.BertBackbone(
-            vocabulary_size=12, num_layers=1, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
-        )
         ids = keras3.Input((None,), dtype="int32", name="token_ids")
         inputs = {"token_ids": ids, "segment_ids": ids * 0, "padding_mask": ids * 0 + 1}
         logits = model.token_embedding(model(inputs)["sequence_output"], reverse=True)
