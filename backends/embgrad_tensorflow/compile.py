@@ -486,8 +486,8 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
     points = {}
     for name in request.points:
         key = trace.chosen[name]
-        whole = arrays[key]
-        gradients = [_of_set(whole, number, request.several) for number in range(answering.sets)]
+        gradient = arrays[key]
+        gradients = [_of_set(gradient, number, request.several) for number in range(answering.sets)]
         before = tuple(answering.before[key][: answering.sets])
         lookup = answering.lookup(key) if split_name(key).side is None else None
         points[name] = PointValues(activations[key], tuple(gradients), lookup, before)
@@ -495,10 +495,10 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
     return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id)
 
 
-def _of_set(whole: np.ndarray | None, number: int, several: bool) -> np.ndarray | None:
-    if whole is None:
+def _of_set(gradient: np.ndarray | None, number: int, several: bool) -> np.ndarray | None:
+    if gradient is None:
         return None
-    return owned(whole[number]) if several else taken(whole)
+    return owned(gradient[number]) if several else taken(gradient)
 
 
 class _Responder:

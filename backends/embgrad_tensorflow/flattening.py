@@ -193,10 +193,10 @@ def _written(nodes: Sequence[Any], arguments: Mapping[str, str], results: Sequen
     return written, [tensor(name) for name in results]
 
 
-def _short(whole: str, names: Counter[str]) -> str:
+def _short(full: str, names: Counter[str]) -> str:
     """Return a name without the scopes that only say that a function was called, where no other node has it."""
-    short = "/".join(part for part in whole.split("/") if not CALL_SCOPE.fullmatch(part)) or whole
-    name = whole if names[short] else short
+    short = "/".join(part for part in full.split("/") if not CALL_SCOPE.fullmatch(part)) or full
+    name = full if names[short] else short
     names[name] += 1
     return name if names[name] == 1 else f"{name}.{names[name] - 1}"
 
@@ -315,13 +315,13 @@ class CustomGradient:
         inputs += [_spelled(value, function) for value in read]
         orders = [name for name in node.input if name.startswith("^")]
         number = next(_numbers)
-        own = _custom_gradients[number] = cls(node.name, gradient, types, constants, why)
+        custom = _custom_gradients[number] = cls(node.name, gradient, types, constants, why)
         node.ClearField("input")
         node.input.extend([*inputs, *orders])
         node.attr["T"].list.type.extend(value.dtype.as_datatype_enum for value in read)
         node.attr["_gradient_op_type"].s = GRADIENT_NAME.encode()
         node.attr[GRADIENT_NUMBER].i = number
-        return own
+        return custom
 
     def pull_back(self, operation: Any, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of an operation's inputs."""

@@ -223,8 +223,8 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
     """Return the points that are asked for; what ran where they cannot be seen is said."""
     hint = closed_graphs(watcher)
     if not hint:
-        seen = "; ".join(dict.fromkeys(watcher.unusable))
-        return watcher.watch.resolve(f"The ids were used otherwise: {seen}" if seen else "")
+        uses = "; ".join(dict.fromkeys(watcher.unusable))
+        return watcher.watch.resolve(f"The ids were used otherwise: {uses}" if uses else "")
     try:
         chosen = watcher.watch.resolve(hint)
     except PointNotReachedError as error:
@@ -249,9 +249,9 @@ def _answer(returned: Any, planned: Plan, batch: TokenBatch, request: Request, t
 
 def _can_ask_in_graph(request: Request) -> bool:
     """Return whether a graph may ask the objective: no code of the user's, and a single pullback to points alone."""
-    ours = isinstance(request.respond, Respond) and request.respond.is_ours
+    is_internal = isinstance(request.respond, Respond) and request.respond.is_ours
     beside = request.several or request.parameters or request.tables
-    return bool(ours and request.outputs and request.compiled is not False and not beside)
+    return bool(is_internal and request.outputs and request.compiled is not False and not beside)
 
 
 @contextlib.contextmanager

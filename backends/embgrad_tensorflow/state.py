@@ -199,9 +199,9 @@ class Snapshot:
         """
         ids = {id(handle) for handle in written}
         all_known = ids <= self._variables.keys()
-        for handle, value in [self._variables[one] for one in (ids if all_known else self._variables)]:
+        for handle, value in [self._variables[key] for key in (ids if all_known else self._variables)]:
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-        changed = [(one, known) for one, known, before in self._lists if not _are_same(opened(one), before)]
+        changed = [(wrapper, known) for wrapper, known, before in self._lists if not _are_same(opened(wrapper), before)]
         for wrapper, entries in self._dicts:
             _restore_dict(wrapper, entries)
         self._attributes.restore()

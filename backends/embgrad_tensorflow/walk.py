@@ -77,15 +77,15 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
     open_ = deque(Node(str(number) if numbered else "", part, "module", None, "") for number, part in enumerate(parts))
     later: deque[Node] = deque()
     kinds = Kinds()
-    seen: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
+    visited: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
     while open_ or later:
         is_attribute = bool(open_)
         node = open_.popleft() if is_attribute else later.popleft()
-        if id(node.value) in seen:
+        if id(node.value) in visited:
             if is_attribute and aliases is not None:
                 aliases.setdefault(id(node.value), []).append(node.path)
             continue
-        seen[id(node.value)] = node.value
+        visited[id(node.value)] = node.value
         kind = kinds[type(node.value)] or ("module" if node.owner is None else None)
         if kind == "function" and not is_the_users(node.value):
             continue
