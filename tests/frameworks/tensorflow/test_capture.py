@@ -207,7 +207,6 @@ def test_the_keras_loop_run_eagerly(keras: Any) -> None:
 
 
 COMPILED: dict[str, Callable[[Any, Any], Callable[[], Any]]] = {
-    "a step": lambda model, keras: tf.function(lambda: step(model, IDS, keras.optimizers.SGD(0.1))),
     "a forward pass": lambda model, keras: tf.function(lambda: loss_of(model, IDS)),
     "by xla": lambda model, keras: tf.function(lambda: loss_of(model, IDS), jit_compile=True),
     "fit": lambda model, keras: lambda: model.fit(IDS, np.zeros((2, 5, 4)), verbose=0),

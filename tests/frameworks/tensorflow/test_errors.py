@@ -64,6 +64,20 @@ def test_inside_a_py_function_is_eager() -> None:
     np.testing.assert_array_equal(traced(), np.ones((2, 4, 2)))
 
 
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda rows, ids: tf.stop_gradient(tf.reduce_sum(tf.gather(rows, ids), 1)),
+        lambda rows, ids: (tf.gather(rows, ids), tf.ones((2, 2)))[1],
+        lambda rows, ids: tf.constant(tf.reduce_sum(tf.gather(rows, ids), 1).numpy()),
+        lambda rows, ids: tf.cast(tf.argmax(tf.gather(rows, ids), 1), tf.float32),
+    ],
+)
+def test_an_objective_that_does_not_depend_on_the_lookup_is_an_error(forward: Any) -> None:
+    with pytest.raises(embgrad.NoGradientError, match="does not depend on the point 'word'"):
+        embgrad.gradients(Net(forward), IDS, embgrad.Sum())
+
+
 def test_an_output_of_whole_numbers_is_refused() -> None:
     model = Net(lambda rows, ids: {"logits": tf.gather(rows, ids)[:, 0], "classes": ids})
     with pytest.raises(embgrad.OutputError, match=r"'classes' is of dtype int32: expected floating point.*output="):
