@@ -43,54 +43,54 @@ class TensorFlowBackend:
         return any(root == "tensorflow" and name in FOUNDATIONS for root, name in bases)
 
     def versions(self) -> Mapping[str, str]:
-        """The versions of TensorFlow, and of Keras and the model libraries where they are imported."""
+        """Return the versions of TensorFlow, and of Keras and the model libraries where they are imported."""
         loaded = {name: sys.modules[name] for name in LIBRARIES if name in sys.modules}
         return {name: str(getattr(module, "__version__", "unknown")) for name, module in loaded.items()}
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """The lookups and the calls of modules that a forward pass on the batch makes, in order."""
+        """Return the lookups and the calls of modules that a forward pass on the batch makes, in order."""
         from embgrad_tensorflow.run import points
 
         return points(model, batch, call)
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
-        """One forward pass, and a pullback for each set of cotangents; leaves the model as it was."""
+        """Run one forward pass and a pullback for each set of cotangents; restore the model."""
         from embgrad_tensorflow.run import run
 
         return run(model, batch, request)
 
     def paths(self, model: Any) -> Collection[str]:
-        """The attribute paths of the model's modules and tables, and other names under which they can be named."""
+        """Return the attribute paths of the model's modules and tables, and other names under which they can be named."""
         from embgrad_tensorflow.run import paths
 
         return paths(model)
 
     def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
-        """While it is open, the user's own passes through the model in this thread are told to the listener."""
+        """Report the user's passes through the model in this thread to the listener while the context is open."""
         from embgrad_tensorflow.capture import capture
 
         return capture(model, listener)
 
     def weights(self, model: Any) -> Sequence[Weight]:
-        """The floating variables, trainable or not."""
+        """Return the floating variables, trainable or not."""
         from embgrad_tensorflow.parameters import weights
 
         return weights(model)
 
     def alone(self, model: Any) -> AbstractContextManager[None]:
-        """Meanwhile no other thread runs the model."""
+        """Keep other threads from running the model while the context is open."""
         from embgrad_tensorflow.parameters import alone
 
         return alone(model)
 
     def bert_targets(self, model: Any) -> list[WeightTarget] | None:
-        """The places of the weights of a BERT as `bert` makes it; None for any other model."""
+        """Return the places of the weights of a BERT as `bert` makes it; None for any other model."""
         from embgrad_tensorflow.bert import bert_targets
 
         return bert_targets(model)
 
     def bert(self, config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
-        """A `transformers.TFBertModel` of that configuration, and its weights' places."""
+        """Return a `transformers.TFBertModel` of that configuration, and its weights' places."""
         from embgrad_tensorflow.bert import bert
 
         built: tuple[Any, list[WeightTarget]] = bert(config)

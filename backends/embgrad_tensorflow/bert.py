@@ -11,13 +11,14 @@ import numpy as np
 from embgrad.backend.rng import preserve_generators
 from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError
-from embgrad_tensorflow.parameters import checkpoint_name, putter
+from embgrad_tensorflow.parameters import checkpoint_name, writer
+from embgrad_tensorflow.walk import has_base
 
 __all__ = ["bert", "bert_targets"]
 
 
 def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
-    """A TFBertModel of that configuration, with weights drawn at random, and the place of each weight.
+    """Return a TFBertModel of that configuration, with weights drawn at random, and the place of each weight.
 
     Raises:
         BackendError: `transformers` is missing or has no TensorFlow classes.
@@ -26,8 +27,7 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
     for name in ("is_decoder", "add_cross_attention"):
         if config.get(name):
             raise UnsupportedError(
-                f"the configuration says {name}={config[name]!r}, and TFBertModel computes {name}=False, whatever it says; load "
-                "the model in PyTorch"
+                f"the configuration says {name}={config[name]!r}, which TFBertModel ignores. Load the model in PyTorch"
             )
     try:
         with preserve_generators(_keras_generator()):
@@ -37,7 +37,7 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
     except (KeyError, ValueError) as error:
         raise UnsupportedError(
             f"TFBertModel cannot be built from the configuration (hidden_act={config.get('hidden_act')!r}, hidden_size="
-            f"{config.get('hidden_size')!r}, …): {error}; load the model in PyTorch"
+            f"{config.get('hidden_size')!r}, …): {error}. Load the model in PyTorch"
         ) from error
     targets = bert_targets(model)
     assert targets is not None, "a TFBertModel is one"
@@ -45,11 +45,8 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
 
 
 def bert_targets(model: Any) -> list[WeightTarget] | None:
-    """The place of each weight of a TFBertModel; None for any other model."""
-    if not any(
-        base.__module__.startswith("transformers.") and base.__qualname__ == "TFBertModel"
-        for base in type(model).__mro__
-    ):
+    """Return the place of each weight of a TFBertModel; None for any other model."""
+    if not has_base(model, "TFBertModel", package="transformers."):
         return None
     return [_target(variable) for variable in model.weights]
 
@@ -58,28 +55,28 @@ def _classes() -> tuple[Any, Any]:
     try:
         from transformers import BertConfig, TFBertModel
         from transformers.modeling_tf_utils import TFPreTrainedModel
-    except Exception as error:  # transformers raises ImportError, RuntimeError or ValueError, by what is amiss
+    except Exception as error:  # transformers raises ImportError, RuntimeError or ValueError, depending on the cause
         raise BackendError(_without_classes(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")) from error
     if not issubclass(TFBertModel, TFPreTrainedModel):
-        raise BackendError(_without_classes("it found no TensorFlow"))
+        raise BackendError(_without_classes("transformers found no TensorFlow"))
     return BertConfig, TFBertModel
 
 
 def _keras_generator() -> random.Random | None:
-    """The generator of seeds that Keras 2 has once the user has given it a seed."""
+    """Return the generator of seeds that Keras 2 has once the user has given it a seed."""
     seeds = getattr(sys.modules.get("tf_keras.src.backend"), "_SEED_GENERATOR", None)
     return getattr(seeds, "generator", None)
 
 
-def _without_classes(why: str) -> str:
+def _without_classes(reason: str) -> str:
     return (
-        f"transformers' TensorFlow classes cannot be had ({why}): expected transformers 4 (5 dropped them) with tf-keras, and "
-        "TF_USE_LEGACY_KERAS=1 in the environment, or unset, before TensorFlow is imported; pip install 'embgrad[tensorflow]'"
+        f"transformers' TensorFlow classes are not available ({reason}). Run pip install 'embgrad[tensorflow]', which brings "
+        "transformers 4 and tf-keras, and leave TF_USE_LEGACY_KERAS unset or set it to 1 before TensorFlow is imported"
     )
 
 
 def _target(variable: Any) -> WeightTarget:
-    """The place of one weight."""
+    """Return the place of one weight."""
     source, transposed = checkpoint_name(variable.name)
     shape = tuple(int(size) for size in variable.shape)
-    return WeightTarget(source, shape, putter(variable), variable.name, transposed=transposed)
+    return WeightTarget(source, shape, writer(variable), variable.name, transposed=transposed)

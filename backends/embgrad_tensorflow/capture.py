@@ -1,4 +1,4 @@
-"""Hears the user's own passes through a model: their tape is asked for the gradient at a point beside what they ask it for."""
+"""Capture a user's passes through a model: the user's tape computes the gradients at the points too."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.graphs import function_calls
 from embgrad_tensorflow.inputs import integers, is_symbolic, like_evaluation
 from embgrad_tensorflow.lookup import Watcher
-from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
+from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
 from embgrad_tensorflow.run import closed_graphs, points
-from embgrad_tensorflow.state import depth, expect_eager, pushes, tapes_of_this_thread
+from embgrad_tensorflow.state import depth, expect_eager, tape_pushes, tapes_of_this_thread
 from embgrad_tensorflow.tap import dense, with_mask
 from embgrad_tensorflow.walk import Tables, handle_of, walk
 
@@ -31,40 +31,39 @@ __all__ = ["capture"]
 
 _gradient_calls: Final = Interception(lambda: tf.GradientTape, "gradient")
 
-_ears: ContextVar[tuple[_Ear, ...]] = ContextVar("ears", default=())
+_observers: ContextVar[tuple[_Observer, ...]] = ContextVar("observers", default=())
 
-#: What to do about a compiled pass.
+#: The advice for a compiled pass.
 RUN_EAGERLY: Final = (
-    "expected a step that runs eagerly: take the tf.function away or call tf.config.run_functions_eagerly(True), and compile a "
-    "Keras model with run_eagerly=True for Model.fit; close the capture for what is not to be captured"
+    "Run the step eagerly: remove the tf.function or call tf.config.run_functions_eagerly(True), compile a Keras model with "
+    "run_eagerly=True for Model.fit, or close the capture before steps that are not to be captured"
 )
 
-#: What to do about a pass through a saved model, which cannot be taken out of its graph in the user's own loop.
+#: The advice for a pass through a saved model, which cannot be cut in the user's loop.
 SAVED: Final = (
-    "a SavedModel stays compiled in any case: capture a layer of Keras around or behind it, or call embgrad.gradients, which "
-    "sees what is inside"
+    "a SavedModel always runs compiled, so capture a Keras layer around or behind it, or call embgrad.gradients"
 )
 
 
 @contextlib.contextmanager
 def capture(model: Any, listener: Listener) -> Iterator[None]:
-    """While it is open, the user's own passes through the model in this thread are told to the listener."""
+    """Report the user's passes through the model in this thread to the listener while the context is open."""
     expect_eager()
-    ear = _Ear(model, listener)
-    token = _ears.set((*_ears.get(), ear))
+    observer = _Observer(model, listener)
+    token = _observers.set((*_observers.get(), observer))
     try:
         with (
-            calls_go_to(_module_called, ear.modules.classes),
+            intercept_calls(_module_called, observer.modules.classes),
             _gradient_calls.by(_gradient),
-            pushes.by(_pushed),
+            tape_pushes.by(_tape_pushed),
             function_calls.by(_function_called),
         ):
             yield
     finally:
-        _ears.reset(token)
+        _observers.reset(token)
 
 
-class _Kept:
+class _Recorder:
     """The points of one of the user's forward passes.
 
     A lookup's rows are kept as they are. At a module an identity stands in for its tensor, since what a module passes on
@@ -81,16 +80,16 @@ class _Kept:
     def __init__(self) -> None:
         self.tensors: dict[str, Any] = {}
 
-    def found(self, key: str, rows: Any) -> bool:
+    def record_rows(self, key: str, rows: Any) -> bool:
         """Take the rows of a lookup, which go on."""
         self.tensors[key] = rows
         return False
 
-    def cut(self, key: str, rows: Any) -> Any:
-        """Nothing is cut."""
+    def replace_rows(self, key: str, rows: Any) -> Any:
+        """Return the rows themselves."""
         return rows
 
-    def passed(self, key: str, tensor: Any) -> Any:
+    def replace(self, key: str, tensor: Any) -> Any:
         """Return the tensor that goes on in place of one that a module was given or returned."""
         self.tensors[key] = with_mask(tf.identity(tensor), tensor)
         return self.tensors[key]
@@ -117,8 +116,8 @@ class _Point:
         return self.table is None or id(self.table) in handles
 
 
-class _Ear:
-    """Hears the passes of one model for one listener.
+class _Observer:
+    """Reports the passes of one model to one listener.
 
     Attributes:
         modules: the model's.
@@ -131,49 +130,49 @@ class _Ear:
         self._calls: Calls | None = None
         self._pulling = False
         self._traced: WeakSet[Any] = WeakSet()
-        self._holding: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        self._refused: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
         self._tapes: WeakSet[Any] = WeakSet(tapes_of_this_thread())
-        # No longer than the tape is held.
+        # an entry lives as long as its tape
         self._kept: WeakKeyDictionary[Any, list[_Point]] = WeakKeyDictionary()
 
     def around(self, function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of a module's `__call__`."""
+        """Run a call of a module, in place of its `__call__`."""
         if self._calls is not None:
             return self._calls.around(function, module, *args, **kwargs)
         if is_symbolic(args, kwargs):
             return function(module, *args, **kwargs)
         if module is not self._model:
-            self._beside(module)
+            self._report_outside(module)
             return function(module, *args, **kwargs)
         if not tf.executing_eagerly():
-            self._trace()
+            self._record_trace()
             return function(module, *args, **kwargs)
         return self._forward(function, args, kwargs)
 
-    def pushed(self, tape: Any) -> None:
-        """A tape begins to record."""
+    def add_tape(self, tape: Any) -> None:
+        """Return a tape begins to record."""
         self._tapes.add(tape)
 
-    def kept(self, tape: Any) -> list[_Point]:
-        """The points of which the tape knows."""
+    def points(self, tape: Any) -> list[_Point]:
+        """Return the points of which the tape knows."""
         return self._kept.get(tape, [])
 
     @contextlib.contextmanager
     def pulling(self, tape: Any) -> Iterator[None]:
-        """The tape computes gradients; one that is not persistent is done then."""
+        """Return the tape computes gradients; one that is not persistent is done then."""
         before, self._pulling = self._pulling, True
         try:
             yield
         finally:
             self._pulling = before
-            if tape._tape is None:  # it is not persistent, and done
+            if tape._tape is None:  # a tape that is not persistent is used up
                 self._kept.pop(tape, None)
 
-    def step(self, kept: Sequence[_Point], gradients: Sequence[Any]) -> None:
+    def step(self, points: Sequence[_Point], gradients: Sequence[Any]) -> None:
         """Return the tape's gradients at these points."""
         reached = [
-            (one.passed, one.key, owned(dense(gradient).numpy()))
-            for one, gradient in zip(kept, gradients, strict=True)
+            (point.passed, point.key, owned(dense(gradient).numpy()))
+            for point, gradient in zip(points, gradients, strict=True)
             if gradient is not None
         ]
         if reached:
@@ -187,21 +186,21 @@ class _Ear:
         """
         if self._calls is not None or self._pulling:
             return
-        if function not in self._holding:
-            self._holding[function] = function.graph in self._traced or _runs_model(function, self._model)
-        if self._holding[function]:
+        if function not in self._refused:
+            self._refused[function] = function.graph in self._traced or _runs_model(function, self._model)
+        if self._refused[function]:
             raise UnsupportedError(
                 f"the model runs inside the compiled function {function.name!r} (tf.function, Model.fit, Model.predict), where "
-                f"embgrad.capture sees no values: {RUN_EAGERLY}"
+                f"embgrad.capture sees no values. {RUN_EAGERLY}"
             )
 
-    def _beside(self, module: Any) -> None:
+    def _report_outside(self, module: Any) -> None:
         """Tell the listener of a module that is called under a tape, outside of any call of the model."""
         name = self.modules.name(module) if any(tape._recording for tape in self._tapes) else None
         if name is not None:
             self._listener.outside(name[0])
 
-    def _trace(self) -> None:
+    def _record_trace(self) -> None:
         graph: Any = tf.compat.v1.get_default_graph()
         while graph is not None:
             self._traced.add(graph)
@@ -209,55 +208,55 @@ class _Ear:
 
     def _forward(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         def discover(batch: TokenBatch) -> Sequence[Point]:
-            given, by_name = like_evaluation(self._model, args, kwargs)
-            return points(self._model, batch, lambda model, _: model(*given, **by_name))
+            positional, by_name = like_evaluation(self._model, args, kwargs)
+            return points(self._model, batch, lambda model, _: model(*positional, **by_name))
 
         watch = self._listener.begin(integers(self._model, args, kwargs), discover)
-        kept = _Kept()
-        watcher = Watcher(watch, Tables([self._model]), kept)
-        self._calls = Calls(watch, self.modules, kept.passed)
+        recorder = _Recorder()
+        watcher = Watcher(watch, Tables([self._model]), recorder)
+        self._calls = Calls(watch, self.modules, recorder.replace)
         try:
             with watcher.watching():
                 returned = self._calls.around(function, self._model, *args, **kwargs)
         finally:
             self._calls = None
-        passed = self._ended(watcher, kept.tensors)
-        for tape in [one for one in self._tapes if one._recording]:
+        passed = self._end(watcher, recorder.tensors)
+        for tape in [open_tape for open_tape in self._tapes if open_tape._recording]:
             self._kept.setdefault(tape, []).extend(
-                _Point(tensor, passed, key, watcher.handles.get(key)) for key, tensor in kept.tensors.items()
+                _Point(tensor, passed, key, watcher.handles.get(key)) for key, tensor in recorder.tensors.items()
             )
         return returned
 
-    def _ended(self, watcher: Watcher, tensors: Mapping[str, Any]) -> Any:
-        values = {key: owned(one.numpy()) for key, one in tensors.items()}
-        dtypes = [dtype.name for dtype in (*(one.dtype for one in tensors.values()), *watcher.computing)]
+    def _end(self, watcher: Watcher, tensors: Mapping[str, Any]) -> Any:
+        values = {key: owned(tensor.numpy()) for key, tensor in tensors.items()}
+        dtypes = [dtype.name for dtype in (*(tensor.dtype for tensor in tensors.values()), *watcher.computing)]
         try:
             return self._listener.end(watcher.watch, values, coarsest(dtypes or ["float32"]))
         except PointNotReachedError as error:
             hint = closed_graphs(watcher)
             if not hint:
                 raise
-            raise UnsupportedError(f"{error.message}. {hint}: {RUN_EAGERLY}; {SAVED}") from error
+            raise UnsupportedError(f"{error.message}. {hint}. {RUN_EAGERLY}; {SAVED}") from error
 
 
 def _module_called(function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
     if depth() == 0:
-        for ear in _ears.get():
-            function = functools.partial(ear.around, function)
+        for observer in _observers.get():
+            function = functools.partial(observer.around, function)
     return function(module, *args, **kwargs)
 
 
 def _function_called(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
     if tf.executing_eagerly() and depth() == 0:
-        for ear in _ears.get():
-            ear.expect_open(function)
+        for observer in _observers.get():
+            observer.expect_open(function)
     return original(function, *args, **kwargs)
 
 
-def _pushed(original: Callable[..., Any], tape: Any, *args: Any, **kwargs: Any) -> Any:
+def _tape_pushed(original: Callable[..., Any], tape: Any, *args: Any, **kwargs: Any) -> Any:
     if depth() == 0:
-        for ear in _ears.get():
-            ear.pushed(tape)
+        for observer in _observers.get():
+            observer.add_tape(tape)
     return original(tape, *args, **kwargs)
 
 
@@ -269,24 +268,31 @@ def _gradient(
     output_gradients: Any = None,
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> Any:
-    """In place of `GradientTape.gradient`: asks for the gradients at the points in the same pullback."""
-    known: list[tuple[_Ear, list[_Point]]] = []
+    """Compute the gradients at the points in the same pullback, in place of `GradientTape.gradient`."""
+    reached: list[tuple[_Observer, list[_Point]]] = []
     if depth() == 0 and tf.executing_eagerly():
-        handles = {id(handle_of(one)) for one in tf.nest.flatten(sources)}
-        known = [(ear, [one for one in ear.kept(tape) if one.leads_to(handles)]) for ear in _ears.get()]
-    wanted = [[one.tensor for one in kept] for _, kept in known]
-    if not any(wanted):
+        handles = {id(handle_of(source)) for source in tf.nest.flatten(sources)}
+        reached = [
+            (observer, [point for point in observer.points(tape) if point.leads_to(handles)])
+            for observer in _observers.get()
+        ]
+    tensors = [[point.tensor for point in known] for _, known in reached]
+    if not any(tensors):
         return original(tape, target, sources, output_gradients, unconnected_gradients)
-    with contextlib.ExitStack() as held:
-        for ear, _ in known:
-            held.enter_context(ear.pulling(tape))
-        # Zeros for what is not connected would make steps of passes that the loss does not depend on.
-        theirs, ours = original(tape, target, (sources, wanted), output_gradients, tf.UnconnectedGradients.NONE)
-    for (ear, kept), gradients in zip(known, ours, strict=True):
-        ear.step(kept, gradients)
+    with contextlib.ExitStack() as stack:
+        for observer, _ in reached:
+            stack.enter_context(observer.pulling(tape))
+        # zeros for unconnected points would become steps of passes on which the loss does not depend
+        result, point_gradients = original(
+            tape, target, (sources, tensors), output_gradients, tf.UnconnectedGradients.NONE
+        )
+    for (observer, known), gradients in zip(reached, point_gradients, strict=True):
+        observer.step(known, gradients)
     if tf.UnconnectedGradients(unconnected_gradients) == tf.UnconnectedGradients.ZERO:
-        return tf.nest.map_structure(lambda one, source: tf.zeros_like(source) if one is None else one, theirs, sources)
-    return theirs
+        return tf.nest.map_structure(
+            lambda gradient, source: tf.zeros_like(source) if gradient is None else gradient, result, sources
+        )
+    return result
 
 
 #: Operations that a forward pass makes with a model's variables, and an update of them does not.
@@ -297,7 +303,7 @@ FORWARD: Final = frozenset(
 
 def _runs_model(function: Any, model: Any) -> bool:
     """Return whether a ConcreteFunction computes with a model's variables, and does not only write to them."""
-    resources = {id(one) for one in function.captured_inputs if one.dtype == tf.resource}
+    resources = {id(tensor) for tensor in function.captured_inputs if tensor.dtype == tf.resource}
     if not resources or not any(name in FORWARD for name in _operations(function)):
         return False
     return any(id(handle_of(node.value)) in resources for node in walk([model]) if node.kind == "variable")

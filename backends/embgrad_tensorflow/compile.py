@@ -32,21 +32,21 @@ from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.outputs import choose_output, name_outputs
 from embgrad_tensorflow.fingerprint import Fingerprint
-from embgrad_tensorflow.graphs import Opening, opened
-from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, left_out
+from embgrad_tensorflow.graphs import CutFunctions, opened
+from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, unused_inputs
 from embgrad_tensorflow.lookup import table_of
-from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
-from embgrad_tensorflow.state import GENERATORS, depth, eagerly, in_mode, wants_eager, written_out
+from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
+from embgrad_tensorflow.state import GENERATORS, depth, eagerly, functions_inlined, in_mode, wants_eager
 from embgrad_tensorflow.tap import Taps, dense, for_user_code, snapshot_of
 from embgrad_tensorflow.tracing import Script, Tracer
-from embgrad_tensorflow.walk import Tables, handle_of, kind_of, native_variable, on_devices, walk
+from embgrad_tensorflow.walk import Tables, handle_of, has_base, kind_of, native_variable, on_devices, walk
 
 __all__ = ["Trace", "run_kept", "run_trace", "traced"]
 
-#: Why a model that goes by Python's or NumPy's generators has no trace.
+#: The reason why a model that draws from Python's or NumPy's generators is not traced.
 DRAWS: Final = "the model draws random numbers from Python's or NumPy's generator, which a trace would draw once"
 
-#: What Keras, TensorFlow and terminals put around an error's own text.
+#: Text that Keras, TensorFlow and terminals add to an error's message.
 WRAPPED: Final = re.compile(r"^(Exception encountered when calling|in user code:|\s*File \")")
 COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -75,7 +75,7 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, pla
         plain: runs it without a trace.
     """
     if depth() > 1:
-        return replace(plain(request), uncompiled="it is asked for by a function that another call waits for")
+        return replace(plain(request), uncompiled="a callback of another embgrad call requested it")
     call = () if request.call is None else (request.call,)
     try:
         _expect_traceable(model)
@@ -90,7 +90,7 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, pla
         return replace(plain(request), uncompiled=str(error))
     fingerprint = Fingerprint((*as_parts(model), *call))
     question = (*question, repr(fingerprint.of_parts[-1]) if call else None)
-    lengths = tuple(tuple(map(int, one.shape)) for one in _placeholders(planned))
+    lengths = tuple(tuple(map(int, tensor.shape)) for tensor in _placeholders(planned))
     maker = _Maker(model, batch, request, planned, plain)
     return _kept.run(as_parts(model), question, fingerprint, lengths, request, maker)
 
@@ -102,7 +102,7 @@ def _expect_traceable(model: Any) -> None:
         UntraceableError: TensorFlow was set to run functions eagerly, or a layer was.
     """
     if wants_eager():
-        raise UntraceableError("tf.config.run_functions_eagerly(True) is in force")
+        raise UntraceableError("tf.config.run_functions_eagerly(True) is set")
     for part in as_parts(model):
         if is_keras(part) and getattr(part, "run_eagerly", False) is True:
             raise UntraceableError(
@@ -117,7 +117,9 @@ def _described(value: Any) -> str:
         return f"{value.dtype.name} {value.numpy()!r}"
     if isinstance(value, PLAIN):
         return repr(value)
-    raise UntraceableError(f"the model is given a {type(value).__qualname__}, which is neither a tensor nor plain")
+    raise UntraceableError(
+        f"the model receives a {type(value).__qualname__}, which is neither a tensor nor a plain value"
+    )
 
 
 def _is_placeholder(value: Any) -> bool:
@@ -126,7 +128,7 @@ def _is_placeholder(value: Any) -> bool:
 
 
 def _placeholders(planned: Plan) -> list[Any]:
-    return [one for one in tf.nest.flatten(planned.arguments) if _is_placeholder(one)]
+    return [value for value in tf.nest.flatten(planned.arguments) if _is_placeholder(value)]
 
 
 class _Maker:
@@ -148,38 +150,40 @@ class _Maker:
         return self._plain(request)
 
     def watched(self, function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], None]) -> Callable[[Any], Any]:
-        """Return a native objective's function that tells which of the returned tensors its value depends on."""
+        """Return a native objective's function that reports on which of the returned tensors its value depends."""
 
         def calling(returned: Any) -> Any:
             tensors = pytree.every(returned, _is_tensor)
-            floating = [place for place, one in enumerate(tensors) if one.dtype.is_floating]
+            floating = [index for index, entry in enumerate(tensors) if entry.dtype.is_floating]
             with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-                tape.watch([tensors[place] for place in floating])
+                tape.watch([tensors[index] for index in floating])
                 value = function(returned)
                 if isinstance(value, tf.Tensor) and value.dtype.is_floating:
                     with tape.stop_recording():
-                        pulled = tape.gradient(value, [tensors[place] for place in floating])
-                    tell(tuple(place for place, one in zip(floating, pulled, strict=True) if one is not None))
+                        pulled = tape.gradient(value, [tensors[index] for index in floating])
+                    tell(tuple(index for index, entry in zip(floating, pulled, strict=True) if entry is not None))
             return value
 
         return calling
 
-    def make(self, found: Run, used: tuple[int, ...], *, exact: bool) -> Trace:
+    def make(self, result: Run, used: tuple[int, ...], *, exact: bool) -> Trace:
         """Return a new trace."""
         if any(getattr(part, "dynamic", False) is True for part in as_parts(self._model) if is_keras(part)):
             raise UntraceableError("a layer is set to run eagerly (dynamic=True)")  # Keras asks all layers
-        chosen = {name: _key_of(name, found) for name in self._request.reached}
+        chosen = {name: _key_of(name, result) for name in self._request.reached}
         return traced(self._model, self._planned, self._request, chosen, used, relaxed=not exact)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Turn the model's generators back for another run that draws the same."""
-        after = self._generators()
-        _assign(self._before)
+        states = self._generators()
+        for variable, value in self._before:
+            variable.assign(value)
         try:
             yield
         except BaseException:
-            _assign(after)
+            for variable, value in states:
+                variable.assign(value)
             raise
 
     def run(self, trace: Trace, request: Request) -> Run:
@@ -197,23 +201,18 @@ class _Maker:
         variables = [
             native_variable(node.value) for node in nodes if _is_generators(node) and handle_of(node.value) is not None
         ]
-        return [(one, tf.identity(one)) for one in variables]
-
-
-def _assign(values: Sequence[tuple[Any, Any]]) -> None:
-    for variable, value in values:
-        variable.assign(value)
+        return [(variable, tf.identity(variable)) for variable in variables]
 
 
 def _is_generators(node: Any) -> bool:
-    return node.kind == "variable" and any(base.__qualname__ in GENERATORS for base in type(node.owner).__mro__)
+    return node.kind == "variable" and has_base(node.owner, *GENERATORS)
 
 
-def _key_of(name: str, found: Run) -> str:
+def _key_of(name: str, result: Run) -> str:
     """Return the key of the point that a name meant in a run."""
     if name != WORD:
         return name
-    lookup = found.points[name].lookup
+    lookup = result.points[name].lookup
     assert lookup is not None, "'word' is a lookup"
     return lookup.key
 
@@ -273,7 +272,7 @@ def traced(
     Args:
         model: as in `run`.
         planned: how it is called.
-        request: what is asked.
+        request: the request.
         chosen: by the name of each point asked for its key.
         used: see `Trace.used`.
         relaxed: whether it is to take tensors of any lengths.
@@ -281,20 +280,21 @@ def traced(
     Raises:
         UntraceableError: there is no such trace.
     """
-    made = _Tracing(model, planned, request, chosen, used)
+    tracing = _Tracing(model, planned, request, chosen, used)
     specs = [
-        tf.TensorSpec([None] * one.shape.rank if relaxed else one.shape, one.dtype) for one in _placeholders(planned)
+        tf.TensorSpec([None] * tensor.shape.rank if relaxed else tensor.shape, tensor.dtype)
+        for tensor in _placeholders(planned)
     ]
     try:
-        with process_lock, made.preserved():
-            function = tf.function(made.body, autograph=False).get_concrete_function(*specs)
-    except Exception as error:  # the model's own Python, which may do anything that a graph cannot
+        with process_lock, tracing.preserved():
+            function = tf.function(tracing.body, autograph=False).get_concrete_function(*specs)
+    except Exception as error:  # the model's Python may do anything that a graph cannot
         raise UntraceableError(_why(error)) from error
-    return made.trace(function)
+    return tracing.trace(function)
 
 
 class _Tracing:
-    """The making of one trace."""
+    """One trace while it is made."""
 
     def __init__(
         self, model: Any, planned: Plan, request: Request, chosen: Mapping[str, str], used: tuple[int, ...]
@@ -316,33 +316,38 @@ class _Tracing:
         """Trace the model in its mode; afterwards it is as it was. A model that draws from Python's generators is refused."""
         snapshot = snapshot_of(self._model, self._request)
         self._seeds = {
-            id(handle_of(one)) for node in snapshot.nodes if _is_generators(node) for one in on_devices(node.value)
+            id(handle_of(variable))
+            for node in snapshot.nodes
+            if _is_generators(node)
+            for variable in on_devices(node.value)
         }
-        stood = (drawn(), states_of(snapshot.generators))
+        states = (drawn(), states_of(snapshot.generators))
         try:
-            with eagerly(), in_mode(self._request.training), written_out():
+            with eagerly(), in_mode(self._request.training), functions_inlined():
                 yield
-            if (drawn(), states_of(snapshot.generators)) != stood:
+            if (drawn(), states_of(snapshot.generators)) != states:
                 raise UntraceableError(DRAWS)
         finally:
             snapshot.restore(())
 
     def body(self, *tensors: Any) -> list[Any]:
         """Run the forward pass, ask for the cotangents and pull them back, in the graph."""
-        tape = tf.GradientTape(watch_accessed_variables=False)  # a loop over the sets pulls back once in its body
+        tape = tf.GradientTape(watch_accessed_variables=False)  # a loop over the sets contains a single pullback
         taps = Taps(tape, self._asking(), symbolic=True)
         script = Script({*self._chosen.values(), *self._request.reached} - {WORD})
         tracer = Tracer(script, Tables(self._parts), taps)
         with tape, self._watched(script, tracer, taps):
-            given = iter(tensors)
+            values = iter(tensors)
             returned = self._planned.invoke(
-                tf.nest.map_structure(lambda one: next(given) if _is_placeholder(one) else one, self._planned.arguments)
+                tf.nest.map_structure(
+                    lambda value: next(values) if _is_placeholder(value) else value, self._planned.arguments
+                )
             )
         missing = [key for key in dict.fromkeys(self._chosen.values()) if key not in taps.kept]
         if missing:
             raise UntraceableError(
-                f"the traced pass does not reach {missing[0]!r} (a product with one-hot rows is seen as a lookup only where the "
-                "model's Python runs)"
+                f"the traced pass does not reach {missing[0]!r} (a product with one-hot rows is recognized only in "
+                "eager execution)"
             )
         marks = [taps.kept[key] for key in self._keys]
         everything = pytree.every(returned, _is_tensor)
@@ -356,8 +361,8 @@ class _Tracing:
         """Return the trace of the function that was made."""
         facts = self._facts
         seeds = self._seeds if self._request.training else set()
-        written = {id(one): one for one in facts["written"] if id(one) not in seeds}
-        dtypes = {one.dtype for operation in function.graph.get_operations() for one in operation.outputs}
+        written = {id(entry): entry for entry in facts["written"] if id(entry) not in seeds}
+        dtypes = {entry.dtype for operation in function.graph.get_operations() for entry in operation.outputs}
         native = isinstance(self._request.respond, NativeObjective)
         return Trace(
             function,
@@ -370,47 +375,47 @@ class _Tracing:
             self._used,
             tuple(written.values()),
             facts["coarsest"],
-            frozenset(one.name for one in dtypes),
+            frozenset(entry.name for entry in dtypes),
         )
 
     def _asking(self) -> Request:
         """Return the request with functions at its points that ask for the tensor when the trace runs."""
 
-        def asking(option: str, key: str, _: Any) -> Callable[[Any], Any]:
-            def asked(tensor: Any) -> Any:
+        def ask_at(option: str, key: str, _: Any) -> Callable[[Any], Any]:
+            def ask(tensor: Any) -> Any:
                 (changed,) = self._exchange.ask(f"{option} {key}", [tensor], [tensor.dtype])
                 changed.set_shape(tensor.shape)
                 return changed
 
-            return asked
+            return ask
 
-        return with_functions(self._request, asking)
+        return with_functions(self._request, ask_at)
 
     @contextlib.contextmanager
     def _watched(self, script: Script, tracer: Tracer, taps: Taps) -> Iterator[None]:
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             if script.modules:
                 modules = Modules(self._parts)
-                calls = Calls(script, modules, taps.passed, lambda: taps.working, traced=True)
-                held.enter_context(calls_go_to(calls.around, modules.classes))
-            held.enter_context(opened(Opening(script, taps.passed, tracer.perform, tracer.ran)))
-            held.enter_context(tracer.watching())
+                calls = Calls(script, modules, taps.replace, lambda: taps.working, traced=True)
+                stack.enter_context(intercept_calls(calls.around, modules.classes))
+            stack.enter_context(opened(CutFunctions(script, taps.replace, tracer.perform, tracer.record_graph)))
+            stack.enter_context(tracer.watching())
             yield
 
     def _answered(self, script: Script, returned: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return the tensors that are pulled back and their cotangents, with an axis of sets first."""
         if isinstance(self._request.respond, NativeObjective):
             unknown = pytree.first(returned, _is_unknown)
-            if unknown is not None:  # it would be the graph's when the objective reads it
+            if unknown is not None:  # the objective would read a tensor of the graph
                 raise UntraceableError(
-                    f"it returns a {type(unknown).__qualname__}, which is neither a tensor nor plain"
+                    f"it returns a {type(unknown).__qualname__}, which is neither a tensor nor a plain value"
                 )
             self._facts["returned"] = returned
-            targets, handed = [tensors[place] for place in self._used], [*tensors]
+            targets, handed = [tensors[index] for index in self._used], [*tensors]
         else:
             named = name_outputs(returned, _is_tensor, self._planned.outputs)
             targets = handed = [named[choose_output(named, wanted)] for wanted in self._request.outputs]
-        dtypes = [one.dtype for one in targets]
+        dtypes = [target.dtype for target in targets]
         *cotangents, _ = self._exchange.ask("respond", [*script.tensors, *handed], [*dtypes, tf.int32])
         for cotangent, target in zip(cotangents, targets, strict=True):
             if target.shape.rank is not None:
@@ -420,38 +425,38 @@ class _Tracing:
     def _pulled(self, tape: Any, targets: Sequence[Any], cotangents: Sequence[Any], marks: Sequence[Any]) -> list[Any]:
         """Return the gradients at the points that the objective depends on; with several sets, an axis of sets first."""
 
-        def pull_back(given: Sequence[Any]) -> list[Any]:
+        def pull_back(upstream: Sequence[Any]) -> list[Any]:
             pulled: Sequence[Any] = [None] * len(marks)
             if marks and targets:
-                pulled = tape.gradient(list(targets), list(marks), output_gradients=list(given))
-            self._reached[:] = [one is not None for one in pulled]
-            return [dense(one) for one in pulled if one is not None]
+                pulled = tape.gradient(list(targets), list(marks), output_gradients=list(upstream))
+            self._reached[:] = [entry is not None for entry in pulled]
+            return [dense(entry) for entry in pulled if entry is not None]
 
         if not self._request.several or not targets or not marks:
-            return pull_back([one[0] for one in cotangents])
+            return pull_back([entry[0] for entry in cotangents])
 
-        def one_set(given: Sequence[Any]) -> list[Any]:
-            found = iter(pull_back(given))
+        def pull_back_set(upstream: Sequence[Any]) -> list[Any]:
+            gradients = iter(pull_back(upstream))
             return [
-                next(found) if is_reached else tf.zeros_like(mark)
+                next(gradients) if is_reached else tf.zeros_like(mark)
                 for mark, is_reached in zip(marks, self._reached, strict=True)
             ]
 
         stacked = tf.map_fn(
-            one_set, list(cotangents), fn_output_signature=[one.dtype for one in marks], parallel_iterations=1
+            pull_back_set, list(cotangents), fn_output_signature=[entry.dtype for entry in marks], parallel_iterations=1
         )
-        return [one for one, is_reached in zip(stacked, self._reached, strict=True) if is_reached]
+        return [entry for entry, is_reached in zip(stacked, self._reached, strict=True) if is_reached]
 
 
 def _why(error: BaseException) -> str:
-    """Return why a model could not be traced. Keras wraps what is raised in a layer, and its text."""
-    ours: BaseException | None = None
-    now: BaseException | None = error
-    while now is not None:
-        ours = now if isinstance(now, UntraceableError) else ours
-        now = now.__cause__ or (None if now.__suppress_context__ else now.__context__)
-    if ours is not None:
-        return str(ours)
+    """Return the reason why a model could not be traced. Keras wraps errors that a layer raises."""
+    own_error: BaseException | None = None
+    current: BaseException | None = error
+    while current is not None:
+        own_error = current if isinstance(current, UntraceableError) else own_error
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    if own_error is not None:
+        return str(own_error)
     lines = [line for line in COLOURS.sub("", str(error)).splitlines() if line.strip() and not WRAPPED.search(line)]
     first = lines[0].strip() if lines else ""
     first = first if len(first) <= 160 else f"{first[:159]}…"
@@ -469,34 +474,34 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
         OtherUseError: it does not serve for this objective.
         EmbgradError: as without a trace.
     """
-    answering = _Answering(trace, batch, request)
+    answering = _Responder(trace, batch, request)
     with _restored(trace.written):
-        given = trace.exchange.run(trace.function, _placeholders(planned), answering.answer)
-    activations = {key: taken(one.numpy()) for key, one in zip(trace.keys, given, strict=False)}
-    found = iter(given[len(trace.keys) :])
+        results = trace.exchange.run(trace.function, _placeholders(planned), answering.answer)
+    activations = {key: taken(value.numpy()) for key, value in zip(trace.keys, results, strict=False)}
+    gradients_left = iter(results[len(trace.keys) :])
     arrays = {
-        key: next(found).numpy() if is_reached else None
+        key: next(gradients_left).numpy() if is_reached else None
         for key, is_reached in zip(trace.keys, trace.reached, strict=True)
     }
     points = {}
     for name in request.points:
         key = trace.chosen[name]
-        whole = arrays[key]
-        gradients = [_of_set(whole, number, request.several) for number in range(answering.sets)]
+        gradient = arrays[key]
+        gradients = [_of_set(gradient, number, request.several) for number in range(answering.sets)]
         before = tuple(answering.before[key][: answering.sets])
         lookup = answering.lookup(key) if split_name(key).side is None else None
         points[name] = PointValues(activations[key], tuple(gradients), lookup, before)
-    unused, masked_id = left_out(planned.unused, batch, answering.watch, points.values())
+    unused, masked_id = unused_inputs(planned.unused, batch, answering.watch, points.values())
     return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id)
 
 
-def _of_set(whole: np.ndarray | None, number: int, several: bool) -> np.ndarray | None:
-    if whole is None:
+def _of_set(gradient: np.ndarray | None, number: int, several: bool) -> np.ndarray | None:
+    if gradient is None:
         return None
-    return owned(whole[number]) if several else taken(whole)
+    return owned(gradient[number]) if several else taken(gradient)
 
 
-class _Answering:
+class _Responder:
     """The answers of one run.
 
     Attributes:
@@ -531,43 +536,45 @@ class _Answering:
         self._trace.script.report(self.watch, values[:count])
         chosen = self.watch.resolve()
         if any(self._trace.chosen[name] != key for name, key in chosen.items()):
-            raise UnfitError("another lookup is that of the ids than when the trace was made")
+            raise UnfitError("the ids were looked up elsewhere when the trace was made")
         native = isinstance(self._request.respond, NativeObjective)
         return [*(self._native if native else self._respond)(values[count:]), np.int32(0)]
 
     def _respond(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        # values alone may be asked for: the graph then pulls zeros back, which nobody gets
+        # where only values are requested, the graph pulls back zeros, which are discarded
         cotangents, self.sets = whole_cotangents(self._request, values)
         return cotangents
 
     def _native(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         objective, request = self._request.respond, self._request
         assert isinstance(objective, NativeObjective)
-        tensors = [tf.constant(one) for one in values]
-        floating = [place for place, one in enumerate(tensors) if one.dtype.is_floating]
-        order = iter(tensors)
+        tensors = [tf.constant(entry) for entry in values]
+        floating = [index for index, entry in enumerate(tensors) if entry.dtype.is_floating]
+        remaining = iter(tensors)
         with tf.GradientTape(persistent=request.several, watch_accessed_variables=False) as tape:
-            tape.watch([tensors[place] for place in floating])
-            value = objective.function(pytree.mapped(self._trace.returned, _is_tensor, lambda _: next(order)))
+            tape.watch([tensors[index] for index in floating])
+            value = objective.function(pytree.mapped(self._trace.returned, _is_tensor, lambda _: next(remaining)))
             answer = native_answer(value, objective, self._batch, TensorFlowTensors(), several=request.several)
         self.objective, self.sets = answer.objective, len(answer.sets)
         pulled = [
-            tape.gradient(value, [tensors[place] for place in floating], tf.cast(tf.constant(one), value.dtype))
-            for ((value, one),) in answer.sets
+            tape.gradient(value, [tensors[index] for index in floating], tf.cast(tf.constant(entry), value.dtype))
+            for ((value, entry),) in answer.sets
         ]
-        found = {
-            place: ones for place, *ones in zip(floating, *pulled, strict=True) if any(one is not None for one in ones)
+        gradients = {
+            index: entries
+            for index, *entries in zip(floating, *pulled, strict=True)
+            if any(entry is not None for entry in entries)
         }
-        if tuple(found) != self._trace.used:
-            raise OtherUseError(tuple(found))
-        return [np.stack([_filled(one, tensors[place]) for one in ones]) for place, ones in found.items()]
+        if tuple(gradients) != self._trace.used:
+            raise OtherUseError(tuple(gradients))
+        return [np.stack([_filled(entry, tensors[index]) for entry in entries]) for index, entries in gradients.items()]
 
     def _edit(self, key: str, gradient: np.ndarray) -> np.ndarray:
-        came = owned(gradient)
+        original = owned(gradient)
         if not self.sets:
-            return came
-        self.before[key].append(came.copy())
-        return _as(self._request.edit[key](came), gradient.dtype)
+            return original
+        self.before[key].append(original.copy())
+        return _as(self._request.edit[key](original), gradient.dtype)
 
 
 def _filled(gradient: Any, tensor: Any) -> np.ndarray:
@@ -582,11 +589,11 @@ def _as(array: Any, dtype: Any) -> np.ndarray:
 @contextlib.contextmanager
 def _restored(written: Sequence[Any]) -> Iterator[None]:
     """Restore the variables that a run writes to."""
-    held = [(one, tf.raw_ops.ReadVariableOp(resource=one, dtype=table_of(one)[1])) for one in written]
+    values = [(handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=table_of(handle)[1])) for handle in written]
     try:
         yield
     finally:
-        for handle, value in held:
+        for handle, value in values:
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 

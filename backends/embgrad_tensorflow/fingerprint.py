@@ -43,7 +43,7 @@ class Fingerprint:
         parts: the model's parts, and a function that calls them.
 
     Attributes:
-        of_parts: what is compared of each part by itself.
+        of_parts: the compared content of each part.
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:
@@ -75,13 +75,13 @@ class Fingerprint:
         if kind in ("function", "object"):
             inside: dict[Any, Any] = {name: self._of(entry) for name, entry in children(value, kind)}
             return inside if kind == "function" else (inside, self._class(type(value)))
-        held = getattr(value, "__dict__", None)
-        if type(held) is not dict or len(held) > MOST_ATTRIBUTES:
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is not dict or len(attributes) > MOST_ATTRIBUTES:
             return None
-        return {name: entry for name, entry in held.items() if type(entry) in PLAIN}
+        return {name: entry for name, entry in attributes.items() if type(entry) in PLAIN}
 
     def _class(self, cls: type) -> Any:
-        """Return what is compared of a class: the plain attributes of the user's classes."""
+        """Return the compared content of a class: the plain attributes of the user's classes."""
         if id(cls) not in self._objects:
             self._objects[id(cls)] = cls
             self._entries[id(cls)] = [
@@ -91,10 +91,10 @@ class Fingerprint:
         return id(cls)
 
     def _attributes(self, module: Any) -> dict[Any, Any]:
-        own = getattr(module, "__dict__", {})
+        attributes = getattr(module, "__dict__", {})
         entries: dict[Any, Any] = {"class": self._class(type(module))}
-        for name in own.keys() - self._hidden:
-            value = own[name]
+        for name in attributes.keys() - self._hidden:
+            value = attributes[name]
             kind = type(value)
             if value is None:  # as where there is none: some attributes come with the first call
                 continue
@@ -103,8 +103,8 @@ class Fingerprint:
             elif not name.endswith(BUILDING):
                 entries[name] = self._of(value)
         for name in self._lists:
-            listed = own.get(name)
-            parts = [self._of(one) for one in listed or () if _kinds[type(one)] in ("module", "variable")]
+            parts_in_list = attributes.get(name)
+            parts = [self._of(part) for part in parts_in_list or () if _kinds[type(part)] in ("module", "variable")]
             if parts:
                 entries[name] = parts
         if is_keras(module):
@@ -112,7 +112,7 @@ class Fingerprint:
         return entries
 
     def _of(self, value: Any) -> Any:
-        """Return what is compared of a value, and go into it later where it is an object."""
+        """Return the compared content of a value, and queue it if it is an object with attributes."""
         cls = type(value)
         if cls in PLAIN:
             return (cls, value)
@@ -138,16 +138,16 @@ class Fingerprint:
         return id(value)
 
     def _function(self, function: Any) -> Any:
-        """Return what is compared of a user's function; one that is made anew at each call is the same."""
+        """Return the compared content of a user's function, which is the same for one that each call creates again."""
         self._objects[id(function)] = function.__code__
         outside = {name: self._of(entry) for name, entry in children(function, "function")}
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        return (id(function.__code__), outside, [self._of(one) for one in defaults], self._of(vars(function)))
+        return (id(function.__code__), outside, [self._of(value) for value in defaults], self._of(vars(function)))
 
     def _entered(self, value: Any, kind: str) -> Any:
         self._objects[id(value)] = None  # a container may hold itself
         if kind == "dict":
-            entries: Any = {_key(key): self._of(entry) for key, entry in [*value.items()]}
+            entries: Any = {key if type(key) in PLAIN else id(key): self._of(entry) for key, entry in [*value.items()]}
         elif isinstance(value, (set, frozenset)):
             entries = sorted([repr(self._of(entry)) for entry in value])
         else:
@@ -160,10 +160,6 @@ def _users_classes(cls: type) -> list[type]:
     """Return those of a class and its bases that are no library's."""
     roots = ((base, base.__module__.partition(".")[0]) for base in cls.__mro__)
     return [base for base, root in roots if root == "__main__" or root not in LIBRARIES | sys.stdlib_module_names]
-
-
-def _key(key: Any) -> Any:
-    return key if type(key) in PLAIN else id(key)
 
 
 def _reference(value: Any) -> Any:
@@ -200,7 +196,7 @@ class _Known:
     fingerprint: Fingerprint
     references: list[Any]
     functions: list[Any]
-    places: list[tuple[str, str, int | None, str]]
+    positions: list[tuple[str, str, int | None, str]]
     aliases: dict[int, list[str]]
     learned: dict[str, Any] = field(default_factory=dict)
 
@@ -208,7 +204,7 @@ class _Known:
         values = [reference() for reference in self.references]
         return [
             Node(path, value, kind, None if owner is None else values[owner], owner_path)
-            for value, (path, kind, owner, owner_path) in zip(values, self.places, strict=True)
+            for value, (path, kind, owner, owner_path) in zip(values, self.positions, strict=True)
         ]
 
 
@@ -219,15 +215,15 @@ _known: Final[dict[tuple[int, ...], _Known]] = {}
 def structure(parts: Sequence[Any]) -> Structure:
     """Return what a model is made of now."""
     key = tuple(map(id, parts))
-    now = Fingerprint(parts)
+    fingerprint = Fingerprint(parts)
     known = _known.get(key)
-    if known is not None and known.fingerprint.is_that_of(now):
-        return Structure(known.nodes(), now, known.learned, known.aliases)
+    if known is not None and known.fingerprint.is_that_of(fingerprint):
+        return Structure(known.nodes(), fingerprint, known.learned, known.aliases)
     paths: dict[int, list[str]] = {}
     nodes = list(walk(parts, paths))
     numbers = {id(node.value): number for number, node in enumerate(nodes)}
     aliases = {number: paths[id(node.value)] for number, node in enumerate(nodes) if id(node.value) in paths}
-    places = [
+    positions = [
         (node.path, node.kind, None if node.owner is None else numbers.get(id(node.owner)), node.owner_path)
         for node in nodes
     ]
@@ -235,7 +231,7 @@ def structure(parts: Sequence[Any]) -> Structure:
     try:
         references = [weakref.ref(node.value, lambda _: _known.pop(key, None)) for node in nodes]
         functions = [weakref.ref(part, lambda _: _known.pop(key, None)) for part in parts if id(part) not in numbers]
-        _known[key] = _Known(Fingerprint(parts).kept(), references, functions, places, aliases, learned)
+        _known[key] = _Known(Fingerprint(parts).kept(), references, functions, positions, aliases, learned)
     except TypeError:  # no weak references to something
         _known.pop(key, None)
-    return Structure(nodes, now, learned, aliases)
+    return Structure(nodes, fingerprint, learned, aliases)

@@ -35,23 +35,22 @@ GRAPH_ONLY: Final = frozenset(
 #: Operations that count as stateful and change nothing.
 READS: Final = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VarIsInitializedOp"})
 
-#: Operations that hand on what they are given.
-PASSING: Final = ("Identity", "IdentityN")
+#: Operations that return their operands.
+PASS_THROUGH: Final = ("Identity", "IdentityN")
 
 #: A name scope that says only that a function was called.
 CALL_SCOPE: Final = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")
 
-#: The name under which the gradients that a model's author gave to operations are registered, and the attribute that tells them
-#: apart.
-OWN_GRADIENT: Final = "EmbgradOwnGradient"
-OWN_NUMBER: Final = "_embgrad_own_gradient"
+#: The name under which custom gradients are registered, and the attribute that identifies each.
+GRADIENT_NAME: Final = "EmbgradOwnGradient"
+GRADIENT_NUMBER: Final = "_embgrad_own_gradient"
 
-#: The private attributes of operations that count.
-KEPT: Final = ("_gradient_op_type", OWN_NUMBER)
+#: The private attributes of operations that are kept.
+KEPT_ATTRIBUTES: Final = ("_gradient_op_type", GRADIENT_NUMBER)
 
 
 class ClosedGraphError(Exception):
-    """A graph cannot be cut; says which operation stands in the way."""
+    """A graph cannot be cut; the message names the operation that prevents it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ class FlatGraph:
     nodes: tuple[Any, ...]
     results: tuple[str, ...]
     library: Mapping[str, Any]
-    gradients: tuple[OwnGradient, ...]
+    gradients: tuple[CustomGradient, ...]
 
 
 def flattened(function: Any) -> FlatGraph:
@@ -82,18 +81,18 @@ def flattened(function: Any) -> FlatGraph:
     graph = function.graph
     definition = graph.as_graph_def()
     count = len(graph.outputs) if function.function_type is None else len(function.function_type.flat_outputs)
-    results = [tensor.name for tensor in graph.outputs[:count]]  # a gradient that was taken has appended what it needs
+    results = [tensor.name for tensor in graph.outputs[:count]]  # taking a gradient appends outputs
     functions = {entry.signature.name: entry for entry in definition.library.function}
     gradients = _prepare(definition.node, functions, is_saved(function))
-    places = {name: place for place, name in enumerate(_places(definition.node, functions))}
+    order = {name: number for number, name in enumerate(_inlined_names(definition.node, functions))}
     arguments = [tensor.op.name for tensor in graph.inputs]
     inlined = _inlined(definition, [*arguments, *results, *(operation.name for operation in graph.control_outputs)])
     tensors = {name: f"embgrad_argument_{number}:0" for number, name in enumerate(arguments)}
-    ordered = _in_order(sorted(inlined.node, key=lambda node: places.get(node.name, len(places))))
-    written, found = _written(ordered, tensors, results)
-    nodes = _last_checks(_alive(written, found), found)
+    ordered = _in_order(sorted(inlined.node, key=lambda node: order.get(node.name, len(order))))
+    written, result_names = _written(ordered, tensors, results)
+    nodes = _last_checks(_needed(written, result_names), result_names)
     library = {entry.signature.name: entry for entry in inlined.library.function}
-    return FlatGraph(tuple(tensors.values()), tuple(nodes), tuple(found), library, tuple(gradients))
+    return FlatGraph(tuple(tensors.values()), tuple(nodes), tuple(result_names), library, tuple(gradients))
 
 
 def definition_of(op: str) -> Any:
@@ -101,7 +100,7 @@ def definition_of(op: str) -> Any:
     return op_def_registry.get(op)
 
 
-def _prepare(nodes: Sequence[Any], functions: Mapping[str, Any], restored: bool) -> list[OwnGradient]:
+def _prepare(nodes: Sequence[Any], functions: Mapping[str, Any], restored: bool) -> list[CustomGradient]:
     """Make a graph and the functions that it calls ready for the inliner, and return the gradients of the author in them.
 
     Raises:
@@ -114,9 +113,9 @@ def _prepare(nodes: Sequence[Any], functions: Mapping[str, Any], restored: bool)
         name = waiting.pop()
         function = None if name is None else functions[name]
         arguments = [] if function is None else function.signature.input_arg
-        owned = nodes if function is None else function.node_def
-        names = {one.name for one in (*owned, *arguments)}
-        for node in owned:
+        operations = nodes if function is None else function.node_def
+        names = {entry.name for entry in (*operations, *arguments)}
+        for node in operations:
             called = _called(node)
             if called in functions:
                 waiting += [called] if called not in reached else []
@@ -124,7 +123,7 @@ def _prepare(nodes: Sequence[Any], functions: Mapping[str, Any], restored: bool)
             else:
                 _expect_known(node)
                 if "_gradient_op_type" in node.attr:
-                    gradients.append(OwnGradient.put(node, function, names, restored))
+                    gradients.append(CustomGradient.put(node, function, names, restored))
             _strip(node)
         if function is not None:
             function.attr.clear()
@@ -133,17 +132,17 @@ def _prepare(nodes: Sequence[Any], functions: Mapping[str, Any], restored: bool)
 
 def _strip(node: Any) -> None:
     """Delete the attributes that say how an operation is to run: on its own, by XLA, on the device of another."""
-    for attribute in [name for name in node.attr if name.startswith("_") and name not in KEPT]:
+    for attribute in [name for name in node.attr if name.startswith("_") and name not in KEPT_ATTRIBUTES]:
         del node.attr[attribute]
 
 
 def _expect_known(node: Any) -> None:
     if definition_of(node.op) is None:
         raise ClosedGraphError(
-            f"the operation {node.op} {node.name!r} is unknown here; import the library that brings it"
+            f"the operation {node.op} {node.name!r} is not registered. Import the library that defines it"
         )
     if node.op in GRAPH_ONLY:
-        raise ClosedGraphError(f"the operation {node.op} {node.name!r} is of TensorFlow 1's graphs")
+        raise ClosedGraphError(f"the operation {node.op} {node.name!r} belongs to TensorFlow 1's graphs")
 
 
 def _inlined(definition: Any, fetched: Sequence[str]) -> Any:
@@ -173,16 +172,16 @@ def _written(nodes: Sequence[Any], arguments: Mapping[str, str], results: Sequen
 
     def tensor(name: str) -> str:
         node, _, number = name.partition(":")
-        whole = f"{node}:{number or 0}"
-        return handed_on.get(whole) or f"{shorts[node]}:{number or 0}"
+        full = f"{node}:{number or 0}"
+        return handed_on.get(full) or f"{shorts[node]}:{number or 0}"
 
     for node in nodes:
         if node.op in CALLS:
-            raise ClosedGraphError(f"TensorFlow does not write the function out that {node.name!r} calls")
+            raise ClosedGraphError(f"TensorFlow does not inline the function that {node.name!r} calls")
         if node.op == "NoOp" or node.name in arguments:
             continue
         inputs = [tensor(name) for name in node.input if not name.startswith("^")]
-        if node.op in PASSING and OWN_NUMBER not in node.attr:
+        if node.op in PASS_THROUGH and GRADIENT_NUMBER not in node.attr:
             handed_on |= {f"{node.name}:{number}": name for number, name in enumerate(inputs)}
             continue
         shorts[node.name] = node.name = _short(node.name, names)
@@ -194,15 +193,15 @@ def _written(nodes: Sequence[Any], arguments: Mapping[str, str], results: Sequen
     return written, [tensor(name) for name in results]
 
 
-def _short(whole: str, names: Counter[str]) -> str:
+def _short(full: str, names: Counter[str]) -> str:
     """Return a name without the scopes that only say that a function was called, where no other node has it."""
-    short = "/".join(part for part in whole.split("/") if not CALL_SCOPE.fullmatch(part)) or whole
-    name = whole if names[short] else short
+    short = "/".join(part for part in full.split("/") if not CALL_SCOPE.fullmatch(part)) or full
+    name = full if names[short] else short
     names[name] += 1
     return name if names[name] == 1 else f"{name}.{names[name] - 1}"
 
 
-def _places(
+def _inlined_names(
     nodes: Sequence[Any], functions: Mapping[str, Any], prefix: str = "", inside: tuple[str, ...] = ()
 ) -> list[str]:
     """Return the names that the inliner gives to operations, in the order in which they were made.
@@ -216,7 +215,7 @@ def _places(
         if called in inside:
             raise ClosedGraphError(f"the function at {name!r} calls itself")
         if called in functions:
-            names += _places(functions[called].node_def, functions, f"{name}/", (*inside, called))
+            names += _inlined_names(functions[called].node_def, functions, f"{name}/", (*inside, called))
         names.append(name)
     return names
 
@@ -241,7 +240,7 @@ def _in_order(nodes: Sequence[Any]) -> list[Any]:
     return list(ordered.values())
 
 
-def _alive(nodes: Sequence[Any], results: Sequence[str]) -> list[Any]:
+def _needed(nodes: Sequence[Any], results: Sequence[str]) -> list[Any]:
     """Return the nodes that the results need, and those that change something."""
     needed = {name.partition(":")[0] for name in results}
     kept = []
@@ -260,15 +259,15 @@ def _last_checks(nodes: Sequence[Any], results: Sequence[str]) -> list[Any]:
     return [*(node for node in nodes if node.name not in names), *checks]
 
 
-# Gradients of the author
+# Custom gradients
 
 _numbers = itertools.count()
-_own: WeakValueDictionary[int, OwnGradient] = WeakValueDictionary()
+_custom_gradients: WeakValueDictionary[int, CustomGradient] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, eq=False)
-class OwnGradient:
-    """A gradient that the author of a model gave to an operation (`tf.custom_gradient`), in place of the operation's own.
+class CustomGradient:
+    """A custom gradient of an operation (`tf.custom_gradient`).
 
     The values of the forward pass that it reads become further inputs of the operation, an IdentityN.
 
@@ -287,7 +286,7 @@ class OwnGradient:
     why: str = ""
 
     @classmethod
-    def put(cls, node: Any, function: Any, names: Collection[str], restored: bool) -> OwnGradient:
+    def put(cls, node: Any, function: Any, names: Collection[str], restored: bool) -> CustomGradient:
         """Give an operation the gradient that it names, in a way that the inliner keeps.
 
         Args:
@@ -300,7 +299,9 @@ class OwnGradient:
             ClosedGraphError: the operation is none that `tf.custom_gradient` makes.
         """
         if node.op != "IdentityN":
-            raise ClosedGraphError(f"the operation {node.op} {node.name!r} has another gradient than its own")
+            raise ClosedGraphError(
+                f"the operation {node.op} {node.name!r} overrides its gradient, which is not supported"
+            )
         types = tuple(tf.as_dtype(number) for number in node.attr["T"].list.type)
         gradient, why = _gradient_of(node, types, restored)
         captures = [] if gradient is None else gradient.captured_inputs
@@ -309,26 +310,26 @@ class OwnGradient:
         foreign = next((value.name for value in read if value.op.name not in names), None)
         if foreign is not None:
             gradient, constants, read = None, (), []
-            why = f"reads {foreign!r}, which is not of the function that it lies in"
+            why = f"reads {foreign!r}, which lies outside of its function"
         inputs = [name for name in node.input if not name.startswith("^")]
         inputs += [_spelled(value, function) for value in read]
         orders = [name for name in node.input if name.startswith("^")]
         number = next(_numbers)
-        own = _own[number] = cls(node.name, gradient, types, constants, why)
+        custom = _custom_gradients[number] = cls(node.name, gradient, types, constants, why)
         node.ClearField("input")
         node.input.extend([*inputs, *orders])
         node.attr["T"].list.type.extend(value.dtype.as_datatype_enum for value in read)
-        node.attr["_gradient_op_type"].s = OWN_GRADIENT.encode()
-        node.attr[OWN_NUMBER].i = number
-        return own
+        node.attr["_gradient_op_type"].s = GRADIENT_NAME.encode()
+        node.attr[GRADIENT_NUMBER].i = number
+        return custom
 
     def pull_back(self, operation: Any, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of an operation's inputs."""
         if self.function is None:
             raise UnsupportedError(
-                f"the operation {self.where!r} of the saved model has a gradient of its author's own (tf.custom_gradient), and "
-                f"it {self.why}: expected tf.saved_model.SaveOptions(experimental_custom_gradients=True) when the model was "
-                "saved, and no variables inside; give the model as Python code"
+                f"the operation {self.where!r} of the saved model has a custom gradient (tf.custom_gradient), which {self.why}. "
+                "Save the model with tf.saved_model.SaveOptions(experimental_custom_gradients=True) and without variables inside "
+                "the gradient, or pass the model as Python code"
             )
         count = len(self.types)
         upstream = [
@@ -336,17 +337,17 @@ class OwnGradient:
             for number, gradient in enumerate(gradients[:count])
             if self.types[number].is_floating
         ]
-        rest = iter(operation.inputs[count:])
-        captures = [next(rest) if constant is None else constant for constant in self.constants]
+        extra = iter(operation.inputs[count:])
+        captures = [next(extra) if constant is None else constant for constant in self.constants]
         pulled = tf.nest.flatten(self.function._call_flat(upstream, captures))
         return [*pulled, *[None] * (len(operation.inputs) - len(pulled))]
 
 
 def _pull_back(operation: Any, *gradients: Any) -> list[Any]:
-    return _own[operation.get_attr(OWN_NUMBER)].pull_back(operation, gradients)
+    return _custom_gradients[operation.get_attr(GRADIENT_NUMBER)].pull_back(operation, gradients)
 
 
-tf.RegisterGradient(OWN_GRADIENT)(_pull_back)
+tf.RegisterGradient(GRADIENT_NAME)(_pull_back)
 
 
 def _spelled(tensor: Any, function: Any) -> str:
@@ -364,24 +365,24 @@ def _gradient_of(node: Any, types: Sequence[Any], restored: bool) -> tuple[Any, 
         registered = ops.gradient_registry.lookup(node.attr["_gradient_op_type"].s.decode())
     except LookupError:
         return None, "was not saved with the model"
-    if not _is_meant(registered, node, restored):
+    if not _is_of_operation(registered, node, restored):
         return None, "was not saved with the model"
 
-    def pull_back(*given: Any) -> Any:
-        floating = iter(given)
+    def pull_back(*upstream: Any) -> Any:
+        floating = iter(upstream)
         return registered(None, *[next(floating) if dtype.is_floating else None for dtype in types])
 
     specs = [tf.TensorSpec(None, dtype) for dtype in types if dtype.is_floating]
     try:
         return tf.function(pull_back, autograph=False).get_concrete_function(*specs), ""
-    except Exception as error:  # it is the author's own code, and may never be needed
+    except Exception as error:  # the author's code may raise anything, and may never be needed
         return None, f"cannot be run by itself ({str(error).strip().splitlines()[0]})"
 
 
-def _is_meant(gradient: Any, node: Any, restored: bool) -> bool:
+def _is_of_operation(gradient: Any, node: Any, restored: bool) -> bool:
     """Return whether a registered gradient is the operation's own, and not one that happens to have the same name here.
 
-    The names are numbers that each process gives out anew. Those that come with a saved model are renamed when it is loaded.
+    Each process numbers these names anew. TensorFlow renames those of a saved model when it loads the model.
     """
     if gradient.__module__ == function_deserialization.__name__:
         return True

@@ -27,11 +27,11 @@ from embgrad_tensorflow.flattening import CALLS, ClosedGraphError, FlatGraph, de
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS
 
-__all__ = ["Answered", "Answering", "CutGraph", "Opening", "cut_graph", "function_calls", "opened"]
+__all__ = ["CutFunctions", "CutGraph", "GraphGradients", "GraphObjective", "cut_graph", "function_calls", "opened"]
 
-#: All that is compiled ends in the first: signatures, restored functions, `hub.KerasLayer`, the user's own concrete functions.
+#: Every compiled call reaches this: signatures, restored functions, `hub.KerasLayer` and concrete functions.
 function_calls = Interception(lambda: ConcreteFunction, "_call_flat")
-#: A restored function is traced anew, around the saved one, for each new shape; nothing is to be left behind in its cache.
+#: TensorFlow traces a restored function again for each new shape; its cache must stay unchanged.
 _dispatch = Interception(lambda: type(tf.function(tf.constant)), "__call__")
 
 #: Operations that look at a tensor's shape and not at its values.
@@ -40,7 +40,7 @@ SHAPES: Final = ("Shape", "ShapeN", "Size", "Rank")
 #: Operations that look rows of a variable up.
 RESOURCE_LOOKUPS: Final = ("ResourceGather", "ResourceGatherNd")
 
-#: What ends a gradient on its way to weights that nobody asks for.
+#: The suffix of the operations that stop gradients to weights that are not requested.
 STOP: Final = "/embgrad_stop"
 
 
@@ -80,7 +80,7 @@ class CutGraph:
 
     Attributes:
         flat: its operations.
-        variables: see above; a tape does not watch by itself what is read by its handle alone.
+        variables: see above; a tape does not watch variables that are read by their handles.
         specs: by the name of a tensor its dtype and the part of its shape that is known.
         seen: the numbers of the nodes that run by themselves, so that op callbacks see the lookups.
         casts: the floating-point dtypes that floating-point tensors are turned into.
@@ -116,7 +116,7 @@ class CutGraph:
         """The scopes that a floating-point tensor leaves."""
         return scopes(self)
 
-    def run(self, tensors: Sequence[Any], crossings: Crossings, running: Opening) -> list[Any] | Answered:
+    def run(self, tensors: Sequence[Any], crossings: Crossings, running: CutFunctions) -> list[Any] | GraphGradients:
         """Return the results for these arguments, those that were captured left out; or the pullback from behind the points.
 
         Args:
@@ -153,7 +153,9 @@ class CutGraph:
         entry = self.entry(name)
         return 0 if entry is None else crossings.version(entry, user)
 
-    def _run_alone(self, number: int, values: dict[str, list[Any]], crossings: Crossings, running: Opening) -> None:
+    def _run_alone(
+        self, number: int, values: dict[str, list[Any]], crossings: Crossings, running: CutFunctions
+    ) -> None:
         node = self.flat.nodes[number]
         inputs = [self._given(name, number, values, crossings) for name in node.input]
         self._put(f"{node.name}:0", running.alone(node, inputs), values, crossings)
@@ -164,7 +166,7 @@ class CutGraph:
         values[name] = crossings.versions(entry, value)
 
     def _run_stretch(
-        self, start: int, end: int, values: dict[str, list[Any]], crossings: Crossings, running: Opening
+        self, start: int, end: int, values: dict[str, list[Any]], crossings: Crossings, running: CutFunctions
     ) -> None:
         if start >= end:
             return
@@ -174,7 +176,7 @@ class CutGraph:
         for name, value in zip(stretch.outputs, outputs, strict=True):
             self._put(name, value, values, crossings)
 
-    def _known_stretch(self, start: int, end: int, crossings: Crossings, running: Opening) -> Stretch:
+    def _known_stretch(self, start: int, end: int, crossings: Crossings, running: CutFunctions) -> Stretch:
         key = (start, end, running.learns, crossings.key)
         if key not in self._stretches:
             self._stretches[key] = self._stretch(start, end, crossings, learns=running.learns)
@@ -182,8 +184,8 @@ class CutGraph:
         return stretch
 
     def _answered(
-        self, start: int, values: Mapping[str, list[Any]], crossings: Crossings, running: Opening
-    ) -> Answered | None:
+        self, start: int, values: Mapping[str, list[Any]], crossings: Crossings, running: CutFunctions
+    ) -> GraphGradients | None:
         """Return the gradients at what the last stretch takes from the points: one graph, with the objective in its midst.
 
         TensorFlow leaves out of such a graph what the objective does not need. None is for results that other stretches give.
@@ -193,28 +195,30 @@ class CutGraph:
         assert answering is not None, "there is an objective"
         if not set(self.flat.results) <= set(stretch.outputs):
             return None
-        behind = self._behind(start, values)
+        behind = self._behind_points(start, values)
         inputs = [values[name][version] for name, version in stretch.inputs]
-        sources = tuple(place for place, (name, _) in enumerate(stretch.inputs) if name in behind)
+        sources = tuple(index for index, (name, _) in enumerate(stretch.inputs) if name in behind)
         key = (start, crossings.key, sources, answering.key)
         if key not in self._stretches:
             order = [stretch.outputs.index(name) for name in self.flat.results]
-            self._stretches[key] = Answers(stretch, order, sources, answering)
-        answers: Answers = self._stretches[key]
-        answered: Answered = running.stretch(lambda tensors: answers(tensors, answering), inputs)
+            self._stretches[key] = PullbackGraph(stretch, order, sources, answering)
+        answers: PullbackGraph = self._stretches[key]
+        answered: GraphGradients = running.stretch(lambda tensors: answers(tensors, answering), inputs)
         return answered
 
-    def _behind(self, start: int, values: Mapping[str, list[Any]]) -> set[str]:
+    def _behind_points(self, start: int, values: Mapping[str, list[Any]]) -> set[str]:
         """Return the floating-point tensors up to a node that depend on lookups, or on values that cross scopes."""
-        found = {name for name, versions in values.items() if len(versions) > 1 or self.entry(name) in self._alone}
+        names = {
+            name for name, versions in values.items() if len(versions) > 1 or self.entry(name) in self._row_entries
+        }
         for number, node in enumerate(self.flat.nodes[:start]):
-            if not found.isdisjoint(node.input):
-                found.update(f"{node.name}:{output}" for output in range(self._counts[number]))
-        return {name for name in found if self.specs[name].dtype.is_floating}
+            if not names.isdisjoint(node.input):
+                names.update(f"{node.name}:{output}" for output in range(self._counts[number]))
+        return {name for name in names if self.specs[name].dtype.is_floating}
 
     @cached_property
-    def _alone(self) -> set[Entry]:
-        """The rows that lookups give, in whose place others may go on."""
+    def _row_entries(self) -> set[Entry]:
+        """The rows that lookups return, which may be replaced."""
         return {(number, 0) for number in self.seen if self.flat.nodes[number].op in (*LOOKUPS, *PRODUCTS)}
 
     def _stretch(self, start: int, end: int, crossings: Crossings, *, learns: bool) -> Stretch:
@@ -226,13 +230,13 @@ class CutGraph:
         for number in numbers:
             node = type(self.flat.nodes[number])()
             node.CopyFrom(self.flat.nodes[number])
-            for place, name in enumerate(node.input):
+            for index, name in enumerate(node.input):
                 maker = self.entry(name)
                 if maker is not None and (maker[0] in numbers):
-                    node.input[place] = name.replace(":", f"{STOP}:") if maker[0] in reads else name
+                    node.input[index] = name.replace(":", f"{STOP}:") if maker[0] in reads else name
                     continue
                 source = (name, self._version(name, number, crossings))
-                node.input[place] = inputs.setdefault(source, f"embgrad_input_{len(inputs)}:0")
+                node.input[index] = inputs.setdefault(source, f"embgrad_input_{len(inputs)}:0")
             nodes.append(node)
             if node.op == "ReadVariableOp" and not learns:
                 reads.add(number)
@@ -244,7 +248,7 @@ class CutGraph:
         }
         outputs = [name for name in made if name in wanted or self.entry(name) in crossings.entries]
         fetched = [name.replace(":", f"{STOP}:") if made[name] else name for name in outputs]
-        captured = {place: self._captured[name] for place, (name, _) in enumerate(inputs) if name in self._captured}
+        captured = {index: self._captured[name] for index, (name, _) in enumerate(inputs) if name in self._captured}
         specs = [self.specs.get(name) for name, _ in inputs]
         return Stretch(
             tuple(inputs), tuple(outputs), _definition(nodes, self.flat.library), tuple(fetched), captured, tuple(specs)
@@ -272,13 +276,13 @@ class CutGraph:
 
     def _inferred(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """Return the dtypes and shapes of all tensors, as TensorFlow infers them for the whole graph."""
-        captured = {place: self._captured.get(name) for place, name in enumerate(self.flat.arguments)}
-        free = [spec for place, spec in enumerate(arguments) if captured[place] is None]
+        captured = {index: self._captured.get(name) for index, name in enumerate(self.flat.arguments)}
+        free = [spec for index, spec in enumerate(arguments) if captured[index] is None]
 
-        def whole(*given: Any) -> Any:
-            rest = iter(given)
+        def import_all(*free_tensors: Any) -> Any:
+            remaining = iter(free_tensors)
             graph = tf.compat.v1.get_default_graph()
-            tensors = [next(rest) if value is None else graph.capture(value) for value in captured.values()]
+            tensors = [next(remaining) if value is None else graph.capture(value) for value in captured.values()]
             mapped = dict(zip(self.flat.arguments, tensors, strict=True))
             before = {operation.name for operation in graph.get_operations()}
             definition = _definition(self.flat.nodes, self.flat.library)
@@ -286,31 +290,31 @@ class CutGraph:
             tf.graph_util.import_graph_def(
                 definition, input_map={name: value for name, value in mapped.items() if name in used}, name=""
             )
-            made = [operation for operation in graph.get_operations() if operation.name not in before]
-            found.update({tensor.name: tensor for operation in made for tensor in operation.outputs})
-            found.update(mapped)
+            created = [operation for operation in graph.get_operations() if operation.name not in before]
+            by_name.update({tensor.name: tensor for operation in created for tensor in operation.outputs})
+            by_name.update(mapped)
 
-        found: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
         with tf.init_scope():
-            tf.function(whole, autograph=False).get_concrete_function(*free)
-        return {name: tf.TensorSpec(tensor.shape, tensor.dtype) for name, tensor in found.items()}
+            tf.function(import_all, autograph=False).get_concrete_function(*free)
+        return {name: tf.TensorSpec(tensor.shape, tensor.dtype) for name, tensor in by_name.items()}
 
     def _written(self) -> list[tuple[Any, bool]]:
         writing = [node for node in self.flat.nodes if _writes(node)]
-        found = {
+        resources = {
             name: node.op.startswith(("Rng", "Stateful")) and node.op not in CALLS
             for node in writing
             for name in node.input
             if name in self._captured and self.specs[name].dtype == tf.resource
         }
-        return [(self._captured[name], is_random) for name, is_random in found.items()]
+        return [(self._captured[name], is_random) for name, is_random in resources.items()]
 
     def _lookups(self) -> frozenset[int]:
         """Return the numbers of the operations that look rows of tables up, and of those by which that is seen."""
-        given = set(self.flat.arguments) - self._captured.keys()
-        varying = set(given)
+        inputs = set(self.flat.arguments) - self._captured.keys()
+        varying = set(inputs)
         chains: dict[str, frozenset[int]] = {}
-        found: set[int] = set()
+        numbers: set[int] = set()
 
         def table(name: str) -> frozenset[int] | None:
             """Return the operations that read a table; None where the tensor is computed from the batch."""
@@ -322,7 +326,7 @@ class CutGraph:
             ):
                 steps.append(entry[0])
                 source = self.flat.nodes[entry[0]].input[0]
-            if source in varying and source not in given:
+            if source in varying and source not in inputs:
                 return None
             return frozenset(steps)
 
@@ -334,19 +338,19 @@ class CutGraph:
                 continue
             operands = list(node.input)
             steps = table(operands[0]) if node.op in LOOKUPS else None
-            if steps is not None:  # of whole numbers too, of which the message about a missing lookup tells
+            if steps is not None:  # integer tables too, for the message about a missing lookup
                 chains[names[0]] = steps | {number}
-                found |= chains[names[0]]
+                numbers |= chains[names[0]]
             elif node.op in MAKING:
                 chains[names[0]] = frozenset({number})
             elif node.op in KEEPING and operands[0] in chains:
                 chains[names[0]] = chains[operands[0]] | {number}
             elif node.op in PRODUCTS and len(operands) == 2:
-                for one, other in (operands, operands[::-1]):
-                    steps = table(other) if one in chains else None
+                for rows, other in (operands, operands[::-1]):
+                    steps = table(other) if rows in chains else None
                     if steps is not None:
-                        found |= chains[one] | steps | {number}
-        return frozenset(found)
+                        numbers |= chains[rows] | steps | {number}
+        return frozenset(numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,49 +379,50 @@ class Stretch:
 
     def free(self, entries: Sequence[Any]) -> list[Any]:
         """Return those of the entries, one an input, whose input the function has not captured."""
-        return [entry for place, entry in enumerate(entries) if place not in self.captured]
+        return [entry for index, entry in enumerate(entries) if index not in self.captured]
 
     def written(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the outputs, the operations written into the graph that is being made."""
         mapped = {
-            f"embgrad_input_{place}:0": tensor if tensor.dtype == tf.resource else tf.identity(tensor)
-            for place, tensor in enumerate(tensors)
+            f"embgrad_input_{index}:0": tensor if tensor.dtype == tf.resource else tf.identity(tensor)
+            for index, tensor in enumerate(tensors)
         }
-        found = tf.graph_util.import_graph_def(
+        results = tf.graph_util.import_graph_def(
             self.definition, input_map=mapped, return_elements=list(self.fetched), name=""
         )
-        return list(found or ())
+        return list(results or ())
 
     def filled(self, free: Sequence[Any]) -> list[Any]:
         """Return the inputs in the graph that is being made, where those are given that the function has not captured."""
-        rest, capture = iter(free), tf.compat.v1.get_default_graph().capture
+        remaining, capture = iter(free), tf.compat.v1.get_default_graph().capture
         return [
-            capture(self.captured[place]) if place in self.captured else next(rest) for place in range(len(self.specs))
+            capture(self.captured[index]) if index in self.captured else next(remaining)
+            for index in range(len(self.specs))
         ]
 
     @cached_property
     def _function(self) -> Any:
-        def run(*given: Any) -> list[Any]:
-            return self.written(self.filled(given))
+        def run(*inputs: Any) -> list[Any]:
+            return self.written(self.filled(inputs))
 
-        with tf.init_scope():  # no tape is to record the making of the graph
+        with tf.init_scope():  # no tape may record the construction of the graph
             return tf.function(run, autograph=False).get_concrete_function(*self.free(self.specs))
 
 
 @dataclass(frozen=True)
-class Answered:
+class GraphGradients:
     """The gradients at tensors before the last stretch.
 
     Attributes:
         pairs: the tensors, each with its gradient.
-        sets: how many sets of cotangents the objective gave: one or none.
+        sets: the number of sets of cotangents that the objective returned: one or none.
     """
 
     pairs: tuple[tuple[Any, Any], ...]
     sets: int
 
 
-class Answering:
+class GraphObjective:
     """The objective of a request, which one graph asks between its forward pass and the pullback.
 
     Args:
@@ -426,10 +431,10 @@ class Answering:
         unrecorded: is entered while the graph runs, which computes the gradients itself.
 
     Attributes:
-        sets: how many sets of cotangents it gave.
+        sets: the number of sets of cotangents that it returned.
         packed: takes the function's results, and returns them in the structure in which it returns them.
         failure: what it raised.
-        key: by which the graphs are told apart that ask it.
+        key: identifies the graphs that ask it.
     """
 
     def __init__(
@@ -458,35 +463,37 @@ class Answering:
         return [stacked[0] for stacked in cotangents]
 
 
-class Answers:
+class PullbackGraph:
     """The last stretch of a graph, the objective, and the pullback to the inputs that depend on points, as one graph."""
 
-    def __init__(self, stretch: Stretch, order: Sequence[int], sources: Sequence[int], answering: Answering) -> None:
+    def __init__(
+        self, stretch: Stretch, order: Sequence[int], sources: Sequence[int], answering: GraphObjective
+    ) -> None:
         self._stretch = stretch
         self._sources = sources
         self._reached: list[bool] = []
-        self._open: dict[int, Answering] = {}
+        self._open: dict[int, GraphObjective] = {}
 
         def run(number: Any, *free: Any) -> list[Any]:
-            def respond(asked: Any, *arrays: Any) -> list[np.ndarray]:
-                return self._open[int(asked)].respond(*arrays)
+            def respond(request_number: Any, *arrays: Any) -> list[np.ndarray]:
+                return self._open[int(request_number)].respond(*arrays)
 
             tensors = [
                 tensor if tensor.dtype == tf.resource else tf.identity(tensor) for tensor in stretch.filled(free)
             ]
             outputs = stretch.written(tensors)
-            targets = answering.targets(answering.packed([outputs[place] for place in order]))
+            targets = answering.targets(answering.packed([outputs[index] for index in order]))
             cotangents = tf.numpy_function(respond, [number, *targets], [target.dtype for target in targets])
             for cotangent, target in zip(cotangents, targets, strict=True):
                 cotangent.set_shape(target.shape)
-            pulled = tf.gradients(targets, [tensors[place] for place in sources], cotangents)
+            pulled = tf.gradients(targets, [tensors[index] for index in sources], cotangents)
             self._reached[:] = [gradient is not None for gradient in pulled]
             return [tf.convert_to_tensor(gradient) for gradient in pulled if gradient is not None]
 
         specs = [tf.TensorSpec([], tf.int64), *stretch.free(stretch.specs)]
         self._function = tf.function(run, autograph=False).get_concrete_function(*specs)
 
-    def __call__(self, tensors: Sequence[Any], answering: Answering) -> Answered:
+    def __call__(self, tensors: Sequence[Any], answering: GraphObjective) -> GraphGradients:
         """Return the gradients for these inputs and this objective."""
         number = next(_numbers)
         self._open[number] = answering
@@ -499,8 +506,8 @@ class Answers:
             raise
         finally:
             del self._open[number]
-        reached = [tensors[place] for place, is_reached in zip(self._sources, self._reached, strict=True) if is_reached]
-        return Answered(tuple(zip(reached, pulled, strict=True)), answering.sets)
+        reached = [tensors[index] for index, is_reached in zip(self._sources, self._reached, strict=True) if is_reached]
+        return GraphGradients(tuple(zip(reached, pulled, strict=True)), answering.sets)
 
 
 def _last_uses(flat: FlatGraph) -> dict[str, int]:
@@ -519,11 +526,11 @@ def _definition(nodes: Sequence[Any], library: Mapping[str, Any]) -> Any:
     """Return operations, with the functions that they run, as TensorFlow imports them."""
     definition = tf.compat.v1.GraphDef(node=nodes)
     definition.versions.producer = tf.compat.v1.get_default_graph().as_graph_def().versions.producer
-    needed, seen = [*_functions_of(nodes)], set[str]()
+    needed, added = [*_functions_of(nodes)], set[str]()
     while needed:
         name = needed.pop()
-        if name in library and name not in seen:
-            seen.add(name)
+        if name in library and name not in added:
+            added.add(name)
             definition.library.function.append(library[name])
             needed += _functions_of(library[name].node_def)
     return definition
@@ -547,7 +554,7 @@ def _refuse_lookups_inside(flat: FlatGraph) -> None:
         for function in _definition([node], flat.library).library.function:
             for inner in function.node_def:
                 if inner.op in RESOURCE_LOOKUPS and tf.as_dtype(inner.attr["dtype"].type).is_floating:
-                    raise ClosedGraphError(f"a lookup lies inside of {node.op} {node.name!r}, a loop or a branch")
+                    raise ClosedGraphError(f"a lookup lies inside {node.op} {node.name!r}, which is a loop or a branch")
 
 
 def _writes(node: Any) -> bool:
@@ -581,15 +588,15 @@ def scopes(graph: CutGraph) -> list[Scope]:
         node = nodes[entry[0]]
         return bool(graph.specs[f"{node.name}:{entry[1]}"].dtype.is_floating and node.op != "ReadVariableOp")
 
-    found = []
+    result = []
     for path, numbers in members.items():
         leaves = leaving(numbers, users, carries) if path in inner else None
         if leaves is not None:
             kind = re.sub(r"\d+", "#", path)
             is_operation = path in operations and path not in holding
             enters = entering(numbers, inputs, carries)
-            found.append(Scope(path, kind, frozenset(numbers), enters, leaves, is_operation=is_operation))
-    return found
+            result.append(Scope(path, kind, frozenset(numbers), enters, leaves, is_operation=is_operation))
+    return result
 
 
 def _paths(name: str) -> Iterator[str]:
@@ -599,20 +606,20 @@ def _paths(name: str) -> Iterator[str]:
         yield "/".join(parts[:count])
 
 
-# Running them in place of the functions
+# Running them instead of the functions
 
 
-class Opening:
+class CutFunctions:
     """Runs this thread's compiled functions as graphs that are cut, eagerly or in the graph that is being made.
 
     Args:
         watch: records the pass.
-        passed: takes the key of a point and its tensor, and returns the tensor that goes on.
+        replace: takes the key of a point and its tensor, and returns the tensor that goes on.
         perform: takes the type of a single operation, its operands and what runs it, and returns the tensor that goes on.
-        ran: is told of each graph that runs.
-        aside: is entered while a stretch runs, of which no op callback is to hear.
+        record: takes each graph that runs.
+        unwatched: a context for a stretch, in which op callbacks ignore operations.
         learns: whether a gradient is to reach the variables.
-        is_reached: tells whether points were reached, from which a pullback comes.
+        is_reached: returns whether points were reached, to which a pullback can lead.
         answering: the objective, where it is to be asked in the graph of the only function that the model runs.
 
     Attributes:
@@ -622,24 +629,24 @@ class Opening:
     def __init__(
         self,
         watch: Any,
-        passed: Callable[[str, Any], Any],
+        replace: Callable[[str, Any], Any],
         perform: Callable[[str, Sequence[Any], Callable[[], Any]], Any],
-        ran: Callable[[CutGraph], None],
-        aside: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        record: Callable[[CutGraph], None],
+        unwatched: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
         *,
         learns: bool = False,
         is_reached: Callable[[], bool] = bool,
-        answering: Answering | None = None,
+        answering: GraphObjective | None = None,
     ) -> None:
         self.closed: list[str] = []
         self.learns = learns
         self.is_reached = is_reached
         self.answering = answering
         self._watch = watch
-        self._passed = passed
+        self._replace = replace
         self._perform = perform
-        self._ran = ran
-        self._aside = aside
+        self._record = record
+        self._unwatched = unwatched
         self._eagerly = tf.executing_eagerly()
         self._busy = False
 
@@ -652,12 +659,12 @@ class Opening:
         if isinstance(graph, str):
             self.closed.append(graph)
             return original(function, tensors, captured_inputs)
-        self._ran(graph)
-        crossings = Crossings(self._watch, self._passed, graph.scopes if self._watch.needs_modules else ())
+        self._record(graph)
+        crossings = Crossings(self._watch, self._replace, graph.scopes if self._watch.needs_modules else ())
         if self.answering is not None:
             self.answering.packed = function.function_type.pack_output
-        found = graph.run([getattr(value, "handle", value) for value in tensors], crossings, self)
-        return found if isinstance(found, Answered) else function.function_type.pack_output(found)
+        results = graph.run([getattr(value, "handle", value) for value in tensors], crossings, self)
+        return results if isinstance(results, GraphGradients) else function.function_type.pack_output(results)
 
     def dispatched(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the saved function that fits in place of a restored function's `__call__`, and trace nothing around it."""
@@ -665,8 +672,8 @@ class Opening:
             return original(function, *args, **kwargs)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
-        given = tf.nest.map_structure(_converted, (bound.args, bound.kwargs))
-        return function.python_function(*given[0], **given[1])
+        converted = tf.nest.map_structure(_converted, (bound.args, bound.kwargs))
+        return function.python_function(*converted[0], **converted[1])
 
     def stretch(self, stretch: Callable[[Sequence[Any]], Any], inputs: Sequence[Any]) -> Any:
         """Return a stretch's outputs."""
@@ -674,17 +681,17 @@ class Opening:
             return stretch.written(inputs)
         self._busy = True
         try:
-            with self._aside():
+            with self._unwatched():
                 return stretch(inputs)
         finally:
             self._busy = False
 
     def alone(self, node: Any, inputs: Sequence[Any]) -> Any:
-        """Return the result of an operation, of which op callbacks hear."""
+        """Return the result of an operation, which op callbacks see."""
         function = getattr(tf.raw_ops, node.op)
-        rest, named = list(inputs), {}
+        remaining, named = list(inputs), {}
         for argument in definition_of(node.op).input_arg:
-            named[argument.name] = rest if argument.number_attr else rest.pop(0)
+            named[argument.name] = remaining if argument.number_attr else remaining.pop(0)
         for name in inspect.signature(function).parameters:
             if name in node.attr:
                 value = node.attr[name]
@@ -693,7 +700,7 @@ class Opening:
 
 
 @contextlib.contextmanager
-def opened(opening: Opening) -> Iterator[None]:
+def opened(opening: CutFunctions) -> Iterator[None]:
     """Run the compiled functions of this thread in that way while inside."""
     with function_calls.by(opening.called), _dispatch.by(opening.dispatched):
         yield

@@ -21,12 +21,21 @@ from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.walk import kind_of
 
-__all__ = ["Plan", "TensorFlowTensors", "as_dtype", "integers", "is_symbolic", "left_out", "like_evaluation", "plan"]
+__all__ = [
+    "Plan",
+    "TensorFlowTensors",
+    "as_dtype",
+    "integers",
+    "is_symbolic",
+    "like_evaluation",
+    "plan",
+    "unused_inputs",
+]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The call of a model: its arguments and what it leaves unused.
+    """The call of a model: its arguments and the unused inputs.
 
     Attributes:
         invoke: calls it with the arguments, or with others in their places.
@@ -44,10 +53,10 @@ class Plan:
 
     def call(self) -> Any:
         """Call the model with arguments that are this pass's own."""
-        return self.invoke(copied(self.arguments, _stays))
+        return self.invoke(copied(self.arguments, _is_unmodified))
 
 
-def _stays(value: Any) -> bool:
+def _is_unmodified(value: Any) -> bool:
     """Return whether no pass writes into a value, or it is restored as weights are."""
     return isinstance(value, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)) or kind_of(
         type(value)
@@ -69,14 +78,16 @@ def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Pl
         inputs = tf.nest.map_structure(_native, batch.inputs())
         return Plan(lambda inputs: call(model, inputs), inputs)
     part = _only_part(model)
-    inputs = declared(part)
-    if inputs is not None:
-        return _plan_declared(part, inputs, batch, training)
+    structure = declared(part)
+    if structure is not None:
+        inputs, unused = filled(structure, batch, as_dtype)
+        names = told_apart(getattr(part, "output_names", None) or ())
+        return Plan(lambda inputs: part(inputs, training=training), inputs, unused, names)
     target = getattr(part, "call", None) if is_keras(part) else None
     if not callable(part):
         raise UnsupportedError(
-            f"the model is a {type(part).__qualname__}, which cannot be called: expected a model with a __call__; for another "
-            "method pass call=lambda model, inputs: model.method(inputs)"
+            f"the model is a {type(part).__qualname__}, which cannot be called. Give a model with a __call__, or pass "
+            "call=lambda model, inputs: model.method(inputs)"
         )
     target = target or getattr(part, "python_function", None) or part.__call__
     return _plan_signature(part, target, batch, training)
@@ -86,7 +97,7 @@ def _only_part(model: Any) -> Any:
     parts = as_parts(model)
     if isinstance(model, (list, tuple)):
         raise UnsupportedError(
-            f"the model is a sequence of {len(parts)} parts, and nothing says how they go together: expected "
+            f"the model is a sequence of {len(parts)} parts, and embgrad does not know how to combine them. Pass "
             "call=lambda parts, inputs: outputs"
         )
     return parts[0]
@@ -95,7 +106,7 @@ def _only_part(model: Any) -> Any:
 def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -> Plan:
     names = {parameter.name for parameter in parameters_of(target)}
     mode: dict[str, bool] = {name: training for name in MODES if name in names}
-    if is_keras(part):  # takes it in any case, and hands it down
+    if is_keras(part):  # accepts it and passes it to its layers
         mode.setdefault("training", training)
     parameters = parameters_of(target, skip=MODES)
     if is_keras(part) and [p.kind for p in parameters] == [
@@ -107,24 +118,18 @@ def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -
     dtypes = _dtypes(part, target)
     args = [_argument(p.name, value, dtypes) for p, value in zip(parameters, planned.args, strict=False)]
     kwargs = {name: _argument(name, value, dtypes) for name, value in planned.kwargs.items()}
-    return Plan(lambda given: part(*given[0], **given[1], **mode), (args, kwargs), planned.unused)
+    return Plan(lambda arguments: part(*arguments[0], **arguments[1], **mode), (args, kwargs), planned.unused)
 
 
 def _plan_first(part: Any, batch: TokenBatch, mode: Mapping[str, bool]) -> Plan:
-    """For a Keras `call(*args, **kwargs)`: Keras wants a first argument, which then is the batch as it was given."""
+    """Plan a Keras `call(*args, **kwargs)`, which receives the batch as its first argument."""
     inputs = tf.nest.map_structure(_native, batch.inputs())
-    left = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
-    return Plan(lambda inputs: part(inputs, **mode), inputs, tuple(left))
-
-
-def _plan_declared(part: Any, structure: Any, batch: TokenBatch, training: bool) -> Plan:
-    inputs, unused = filled(structure, batch, as_dtype)
-    names = told_apart(getattr(part, "output_names", None) or ())
-    return Plan(lambda inputs: part(inputs, training=training), inputs, unused, names)
+    unused = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
+    return Plan(lambda inputs: part(inputs, **mode), inputs, tuple(unused))
 
 
 def _dtypes(part: Any, target: Any) -> dict[str, Any]:
-    """The dtypes that are declared for arguments: Keras's `mask` is boolean, a `tf.function` may have a signature."""
+    """Return the dtypes that are declared for arguments: Keras's `mask` is boolean, a `tf.function` may have a signature."""
     dtypes: dict[str, Any] = {"mask": tf.bool} if is_keras(part) else {}
     signature = getattr(target, "input_signature", None) or getattr(part, "input_signature", None)
     if signature:
@@ -136,13 +141,13 @@ def _dtypes(part: Any, target: Any) -> dict[str, Any]:
 
 
 def _argument(name: str, value: Any, dtypes: Mapping[str, Any]) -> Any:
-    if isinstance(value, Mapping):  # all of the batch
+    if isinstance(value, Mapping):  # the whole batch
         return tf.nest.map_structure(_native, value)
     return as_dtype(name, value, dtypes[name]) if dtypes.get(name) is not None else _native(value)
 
 
 def _native(value: Any) -> Any:
-    """A NumPy array as a tensor, 64-bit integers as TensorFlow's models take them: 32-bit where they fit."""
+    """Return a NumPy array as a tensor, 64-bit integers as TensorFlow's models take them: 32-bit where they fit."""
     if not isinstance(value, np.ndarray):
         return value
     limits = np.iinfo(np.int32)
@@ -152,14 +157,14 @@ def _native(value: Any) -> Any:
 
 
 def as_dtype(name: str, value: Any, dtype: Any) -> Any:
-    """The value in a declared dtype, if that holds it exactly."""
+    """Return the value in a declared dtype, if that holds it exactly."""
     if dtype is None or not isinstance(value, np.ndarray):
         return _native(value)
     kind = tf.as_dtype(dtype)
     if kind == tf.string:
         raise BatchError(
-            f"the model declares its input {name!r} as text, and the batch is token ids: expected an input of an integer dtype; "
-            "pass the part behind the tokenizer, or call=lambda model, inputs: ..."
+            f"the model declares its input {name!r} as text, and the batch holds token ids. Pass the part of the model "
+            "behind the tokenizer, or call=lambda model, inputs: ..."
         )
     return tf.constant(cast_exactly(name, value, kind.as_numpy_dtype, kind.name))
 
@@ -175,35 +180,35 @@ class TensorFlowTensors:
         return isinstance(value, tf.Tensor)
 
     def dtype(self, tensor: Any) -> str:
-        """The dtype's name."""
+        """Return the dtype's name."""
         return str(tensor.dtype.name)
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
-        """The values in memory of their own; half precision widened to float32."""
+        """Return the values in memory of their own; half precision widened to float32."""
         return owned(tensor.numpy())
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
-        """The rows, on the tape that is open."""
+        """Return the rows, on the tape that is open."""
         return tf.gather_nd(tensor, np.stack([examples, positions], axis=1))
 
 
-# What a call was given
+# Arguments of calls
 
 
 def integers(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arguments that are integers, as NumPy, by the parameters' names, or by their keys in a dict of inputs."""
     named = _bound(model, args, kwargs)
-    given = dict(named.arguments) if named is not None else dict(kwargs)
+    arguments = dict(named.arguments) if named is not None else dict(kwargs)
     if named is None:
-        given |= {f"argument {number}": value for number, value in enumerate(args)}
+        arguments |= {f"argument {number}": value for number, value in enumerate(args)}
     declared = tf.nest.flatten(getattr(model, "inputs", None) or []) if is_keras(model) else []
-    return integer_arguments(given, lambda name, value: _whole(value), [one.name for one in declared])
+    return integer_arguments(arguments, lambda name, value: _integer_array(value), [spec.name for spec in declared])
 
 
 def like_evaluation(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call in evaluation mode: those that say the mode say that."""
+    """Return the arguments of a call in evaluation mode: those that say the mode say that."""
     named = _bound(model, args, kwargs)
     for mode in MODES:
         if mode in kwargs:
@@ -215,37 +220,36 @@ def like_evaluation(
 
 
 def is_symbolic(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call only tells Keras the shapes of a model's outputs, and computes nothing."""
-    return first((tuple(args), dict(kwargs)), lambda one: type(one).__name__ == "KerasTensor") is not None
+    """Return whether a call computes only the shapes of a Keras model's outputs."""
+    return first((tuple(args), dict(kwargs)), lambda value: type(value).__name__ == "KerasTensor") is not None
 
 
 def _bound(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
-    """The arguments by parameter; None where the signature does not say."""
+    """Return the arguments by parameter; None where the signature does not say."""
     try:
         return inspect.signature(_target(model)).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # the call itself says what is wrong with it, or takes more than it declares
+    except (TypeError, ValueError):  # the call itself reports a mistake, or accepts more than it declares
         return None
 
 
 def _target(model: Any) -> Any:
     if is_keras(model):
         return model.call
-    own = getattr(model.__call__, "python_function", None)
-    return model.__call__ if own is None else own
+    python_function = getattr(model.__call__, "python_function", None)
+    return model.__call__ if python_function is None else python_function
 
 
-def _whole(value: Any) -> np.ndarray | None:
-    if isinstance(value, (tf.Tensor, np.ndarray)) and np.dtype(_dtype(value)).kind in "iu":
+def _integer_array(value: Any) -> np.ndarray | None:
+    if (
+        isinstance(value, (tf.Tensor, np.ndarray))
+        and np.dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype)).kind in "iu"
+    ):
         return np.array(value)
     return None
 
 
-def _dtype(value: Any) -> Any:
-    return value.dtype.as_numpy_dtype if isinstance(value, tf.Tensor) else value.dtype
-
-
-def left_out(
-    unused: tuple[str, ...], batch: TokenBatch, watch: PassRecorder, found: Iterable[PointValues]
+def unused_inputs(
+    unused: tuple[str, ...], batch: TokenBatch, watch: PassRecorder, points: Iterable[PointValues]
 ) -> tuple[tuple[str, ...], int | None]:
     """Return the inputs that the model was run without, and the id at which it made a mask of its own, see `Run`.
 
@@ -259,7 +263,7 @@ def left_out(
     """
     rows = [lookup.padding for lookup in watch.lookups if lookup.layout is not None]
     row = next((row for row in rows if row is not None), None)
-    if "mask" not in unused or row is None or any(_reaches(one, batch.ids == row) for one in found):
+    if "mask" not in unused or row is None or any(_reaches(values, batch.ids == row) for values in points):
         return unused, None
     same = np.array_equal(batch.ids != row, batch.real)
     return tuple(name for name in unused if not (same and name == "mask")), row
@@ -268,5 +272,5 @@ def left_out(
 def _reaches(values: PointValues, where: np.ndarray) -> bool:
     """Return whether a lookup of the ids has a gradient at any of these positions."""
     layout = None if values.lookup is None else values.lookup.layout
-    gradients = [] if layout is None else [one for one in values.gradients if one is not None]
-    return any(bool(layout.vectors(one)[where].any()) for one in gradients if layout is not None)
+    gradients = [] if layout is None else [gradient for gradient in values.gradients if gradient is not None]
+    return any(bool(layout.vectors(gradient)[where].any()) for gradient in gradients if layout is not None)

@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
@@ -24,9 +24,18 @@ from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, ByTensor, OneHo
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
 
-__all__ = ["LOOKUPS", "SAME_TABLE", "WRITES", "Points", "Replacing", "Watcher", "is_turned", "table_of", "writes_of"]
+__all__ = [
+    "LOOKUPS",
+    "SAME_TABLE",
+    "WRITES",
+    "Replacing",
+    "Watcher",
+    "is_cast_below_point",
+    "table_of",
+    "writes_of",
+]
 
-#: The operations that look rows up, with the names of their operands in TensorFlow's own functions.
+#: The operations that look rows up, with the names of their operands in TensorFlow's functions.
 LOOKUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "GatherV2": ("params", "indices", "axis"),
     "Gather": ("params", "indices"),
@@ -47,11 +56,11 @@ FUNCTIONS: Final[Mapping[str, Interception]] = {
 #: Operations whose result is still the same table.
 SAME_TABLE: Final = ("Cast", "Identity")
 
-#: How the names of operations begin that write to a variable; `ResourceGather`s are lookups.
+#: The prefixes of operations that write to a variable; `ResourceGather`s are lookups.
 WRITES: Final = ("Assign", "Resource", "Rng", "Stateful")
 
 
-#: Called by `tf.custom_gradient`, which gives the tapes another gradient of an identity's result.
+#: Called by `tf.custom_gradient`, which records another gradient for an identity's result.
 _recorded: Final = Interception(lambda: record, "record_operation")
 
 
@@ -69,7 +78,7 @@ _operations: Final = _Operations()
 
 
 def writes_of(kind: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The resources of the variables that an operation may have written to; None stands for unknown ones.
+    """Return the resources of the variables that an operation may have written to; None stands for unknown ones.
 
     Args:
         kind: the operation's type as TensorFlow gives it.
@@ -81,32 +90,6 @@ def writes_of(kind: Any, inputs: Sequence[Any]) -> list[Any]:
     return [inputs[0] if may_write and inputs else None]
 
 
-class Points(Protocol):
-    """The changes at the lookups of a request.
-
-    Attributes:
-        working: whether what is computed just now is not the model's.
-        failure: what was raised meanwhile.
-        replaces: whether any lookup's rows may be replaced.
-    """
-
-    working: bool
-    failure: BaseException | None
-
-    @property
-    def replaces(self) -> bool:
-        """Return whether any lookup's rows may be replaced."""
-        ...
-
-    def found(self, key: str, rows: Any) -> bool:
-        """Take the rows of a lookup; whether others are to go on in their place."""
-        ...
-
-    def cut(self, key: str, rows: Any) -> Any:
-        """Return the rows that go on in their place."""
-        ...
-
-
 class Watcher:
     """An op callback: TensorFlow calls it after every operation of the thread, with the very tensors that go on.
 
@@ -115,7 +98,7 @@ class Watcher:
 
     Attributes:
         watch: what takes the lookups down.
-        points: what is done at those that are asked for.
+        points: the changes at the lookups of a request, such as `tap.Taps`; None where there are none.
         handles: by the lookup's key the variable of its table; None for a computed one.
         graphs: the names of the compiled functions that ran, into which a callback cannot see, and that give what has a
             gradient.
@@ -124,10 +107,10 @@ class Watcher:
         tables: what names the tables.
         computing: the floating-point dtypes into which what depends on a point is cast.
         recomputed: whether a part of the model ran unrecorded, to be run again in the pullback (`tf.recompute_grad`).
-        passed_over: what the batch's ids were looked up in that has no rows with a gradient, in words.
+        unusable: what the batch's ids were looked up in that has no rows with a gradient, in words.
     """
 
-    def __init__(self, watch: PassRecorder, tables: Tables, points: Points | None = None) -> None:
+    def __init__(self, watch: PassRecorder, tables: Tables, points: Any = None) -> None:
         self.watch = watch
         self.points = points
         self.handles: dict[str, Any] = {}
@@ -136,41 +119,41 @@ class Watcher:
         self.written: list[Any] = []
         self.recomputed = False
         self.computing: set[Any] = set()
-        self.passed_over: list[str] = []
+        self.unusable: list[str] = []
         self._failure: BaseException | None = None
         self._failed: list[tuple[str, Sequence[Any]]] = []
         self.tables = tables
         self._replacing = Replacing()
-        self._depth = depth()  # so that a pass inside of this one is not taken for a part of it
+        self._depth = depth()  # a nested pass is not a part of this one
         self._reads: ByTensor[Any] = ByTensor()
         self._handlers: dict[str, Callable[..., None]] = dict.fromkeys(LOOKUPS, self._looked_up)
         self._handlers |= dict.fromkeys(SAME_TABLE, self._same_table)
         self._handlers["ReadVariableOp"] = self._read
         self._one_hots = OneHots()
-        self._handlers |= dict.fromkeys({*MAKING, *KEEPING} - {*SAME_TABLE}, self._one_hot)
+        self._handlers |= dict.fromkeys({*MAKING, *KEEPING} - {*SAME_TABLE}, self._one_hots.follow)
         self._handlers |= dict.fromkeys(PRODUCTS, self._multiplied)
         self._comparisons = Comparisons()
-        self._handlers |= dict.fromkeys(COMPARISONS, self._compared)
+        self._handlers |= dict.fromkeys(COMPARISONS, self._comparisons.record)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the operations of this thread, and turn a lookup outside its table into a BatchError."""
         op_callbacks.add_op_callback(self._called)
         try:
-            with contextlib.ExitStack() as held:
-                held.enter_context(_recorded.by(self._recorded_anew))
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(_recorded.by(self._forget_tables))
                 for operation, interception in FUNCTIONS.items():
-                    held.enter_context(interception.by(functools.partial(self._function, operation)))
+                    stack.enter_context(interception.by(functools.partial(self._function, operation)))
                 if self.points is not None and self.points.replaces:
-                    held.enter_context(self._replacing.active())
+                    stack.enter_context(self._replacing.active())
                 yield
         except BaseException as error:
-            self._raise_failure()  # as it was raised: Keras adds its own text to errors that pass through a layer
-            if any(isinstance(one, tf.errors.InvalidArgumentError) for one in _chain(error)):
+            self._raise_failure()  # unchanged: Keras adds text to errors that pass through a layer
+            if any(isinstance(cause, tf.errors.InvalidArgumentError) for cause in _chain(error)):
                 for operation, operands in self._failed:
-                    self._see(operation, operands)  # raises BatchError: an index is outside
+                    self._see(operation, operands)  # raises BatchError for an index outside
                 for handle, indices, shape in self._comparisons.failed(self.tables, self.watch.batch.ids, str(error)):
-                    self._take_down(handle, indices, shape, rows=None)  # likewise
+                    self._record_lookup(handle, indices, shape, rows=None)  # likewise
             raise
         finally:
             op_callbacks.remove_op_callback(self._called)
@@ -185,28 +168,28 @@ class Watcher:
         try:
             return self._replacing.going_on(run())
         except tf.errors.InvalidArgumentError:
-            if operation in LOOKUPS and self._hears() and tf.executing_eagerly():
+            if operation in LOOKUPS and self._is_active() and tf.executing_eagerly():
                 self._failed.append((operation, operands))
             raise
 
     def _function(self, operation: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a lookup in place of TensorFlow's function."""
         run = functools.partial(original, *args, **kwargs)
-        given = inspect.signature(original).bind(*args, **kwargs).arguments
-        source, *others = [given[name] for name in LOOKUPS[operation]]
+        arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+        source, *others = [arguments[name] for name in LOOKUPS[operation]]
         handle = None if isinstance(source, tf.Tensor) else handle_of(source)
         operands = [source if handle is None else handle, *others]
-        return run() if given.get("batch_dims") else self.perform(operation, operands, run)
+        return run() if arguments.get("batch_dims") else self.perform(operation, operands, run)
 
-    def _hears(self) -> bool:
+    def _is_active(self) -> bool:
         return depth() == self._depth and not (self.points is not None and self.points.working)
 
     def _called(
         self, op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
     ) -> None:
-        if graph is not None:  # not run now: a function is being traced
+        if graph is not None:  # a function is being traced
             return
-        if not self._hears():
+        if not self._is_active():
             return
         name, runs_graph, _ = _operations[op_type]
         # `tf.stop_gradient` and compiled functions stop the tapes for a moment themselves
@@ -218,7 +201,7 @@ class Watcher:
             if handler is not None:
                 handler(name, inputs, attrs, outputs)
             else:
-                if runs_graph and any(one.dtype.is_floating for one in outputs):
+                if runs_graph and any(output.dtype.is_floating for output in outputs):
                     self.graphs.append(name)
                 self.written.extend(writes_of(op_type, inputs))
         except BaseException as error:
@@ -231,47 +214,41 @@ class Watcher:
             raise failure from None
 
     def _read(self, _: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        self._remember(outputs[0], inputs[0])
+        self._reads[outputs[0]] = inputs[0]
 
     def _same_table(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        if name == "Cast" and is_turned(inputs[0], outputs[0]):
+        if name == "Cast" and is_cast_below_point(inputs[0], outputs[0]):
             self.computing.add(outputs[0].dtype)
-        self._one_hot(name, inputs, attrs, outputs)
+        self._one_hots.follow(name, inputs, attrs, outputs)
         handle = self._handle(inputs[0])
         if handle is not None:
-            self._remember(outputs[0], handle)
+            self._reads[outputs[0]] = handle
 
     def _looked_up(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         if _batch_dims(attrs):
             return
         self._see(name, inputs, outputs[0])
 
-    def _compared(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        self._comparisons.take_down(name, inputs)
-
-    def _one_hot(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        self._one_hots.follow(name, inputs, attrs, outputs[0])
-
     def _multiplied(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        """A product of one-hot rows with a table is a lookup too."""
-        found = self._one_hots.looked_up(name, inputs, attrs)
-        if found is not None:
-            table, indices = found
-            self._take_down(self._handle(table), indices, tuple(map(int, table.shape)), outputs[0])
+        """Return a product of one-hot rows with a table is a lookup too."""
+        product = self._one_hots.looked_up(name, inputs, attrs)
+        if product is not None:
+            table, indices = product
+            self._record_lookup(self._handle(table), indices, tuple(map(int, table.shape)), outputs[0])
 
     def _see(self, operation: str, operands: Sequence[Any], rows: Any = None) -> None:
-        """Take the lookup down if it is one in the rows of a matrix, or one that failed and gave no rows."""
+        """Record the operation if it looks up rows of a matrix, also if it failed and returned no rows."""
         shape, dtype = table_of(operands[0])
         if not shape:
             return
         indices = _indices(operation, operands, len(shape))
         if rows is not None and (indices is None or len(shape) != 2 or not dtype.is_floating):
-            self._passed_over(operation, operands, shape, dtype)
+            self._record_unusable(operation, operands, shape, dtype)
         elif indices is not None and rows is not None and self._is_identity(operands[0]):
-            self._one_hots.know(rows, indices)
-            self._passed_over(operation, operands, shape, dtype)
+            self._one_hots.record(rows, indices)
+            self._record_unusable(operation, operands, shape, dtype)
         elif indices is not None:
-            self._take_down(self._handle(operands[0]), indices, shape, rows)
+            self._record_lookup(self._handle(operands[0]), indices, shape, rows)
 
     def _is_identity(self, operand: Any) -> bool:
         """Return whether a table is the identity matrix, and none that is learned."""
@@ -279,24 +256,22 @@ class Watcher:
         table = operand if handle is None else self.tables.fixed(handle)
         return table is not None and is_identity(table)
 
-    def _passed_over(self, operation: str, operands: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> None:
+    def _record_unusable(self, operation: str, operands: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> None:
         """Remember, for the message, what the ids were looked up in and that is no table to take a gradient at."""
         if layout_of(np.asarray(operands[1]), self.watch.batch.ids) is None:
             return
         table = f"{self.tables.path(self._handle(operands[0]))!r}, of shape {shape} and dtype {dtype.name}"
         axis = int(operands[2]) if operation == "GatherV2" else 0
         if axis not in (0, -len(shape)):
-            self.passed_over.append(f"they look up entries along axis {axis} of {table}: expected rows, along axis 0")
+            self.unusable.append(
+                f"they look up entries along axis {axis} of {table}, where embgrad expects rows, along axis 0"
+            )
         elif not dtype.is_floating:
-            self.passed_over.append(
-                f"they look up rows of {table}: expected floating point, which alone has a gradient"
-            )
+            self.unusable.append(f"they look up rows of {table}, which is not floating point and has no gradient")
         elif len(shape) == 2:
-            self.passed_over.append(
-                f"they look up rows of the identity matrix, {table}: expected a product of these with a table, or a lookup in it"
-            )
+            self.unusable.append(f"they look up rows of the identity matrix, {table}, which no table is multiplied by")
 
-    def _take_down(self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any) -> None:
+    def _record_lookup(self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any) -> None:
         path = self.tables.path(handle)
         key = self.watch.see(path, indices, shape[0], shape[-1], self.tables.padding(handle))
         if rows is None:
@@ -305,30 +280,27 @@ class Watcher:
         lookup = self.watch.lookups[-1]
         self.handles[lookup.key] = handle
         if self.watch.everything and lookup.layout is not None:
-            key = lookup.key  # so that the pass goes the same way as one in which it is asked for
+            key = lookup.key  # as in a pass that requests it
         points = self.points
-        if key is not None and points is not None and points.found(key, rows):
-            self._replacing.promise(rows, lambda rows: points.cut(key, rows))
+        if key is not None and points is not None and points.record_rows(key, rows):
+            self._replacing.promise(rows, lambda rows: points.replace_rows(key, rows))
 
     def _handle(self, operand: Any) -> Any:
-        """The variable that an operand is, or was read from; None where it was computed."""
+        """Return the variable that an operand is, or was read from; None where it was computed."""
         if getattr(operand, "dtype", None) == tf.resource:
             return operand
         return self._reads.get(operand)
 
-    def _recorded_anew(self, original: Callable[..., Any], name: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _forget_tables(self, original: Callable[..., Any], name: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Forget tables that get a gradient other than their operation's: a lookup in such a table is not in its variable."""
         if name != "ReadVariableOp":  # TensorFlow records the reading of a variable itself
             for output in outputs:
                 self._reads.forget(output)
         return original(name, outputs, *args, **kwargs)
 
-    def _remember(self, tensor: Any, handle: Any) -> None:
-        self._reads[tensor] = handle
-
 
 def table_of(source: Any) -> tuple[tuple[int, ...] | None, Any]:
-    """The shape of what is looked up in, rows first, and its dtype; None where that is not known."""
+    """Return the shape of what is looked up in, rows first, and its dtype; None where that is not known."""
     shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
     if dtype == tf.resource:
         data = getattr(source, "_handle_data", None)
@@ -342,7 +314,7 @@ def table_of(source: Any) -> tuple[tuple[int, ...] | None, Any]:
 
 
 def _indices(operation: str, operands: Sequence[Any], axes: int) -> np.ndarray | None:
-    """The rows that are looked up in a table of so many axes; None where the lookup is along another axis."""
+    """Return the rows that are looked up in a table of so many axes; None where the lookup is along another axis."""
     if operation == "GatherV2" and int(operands[2]) not in (0, -axes):
         return None
     indices = np.asarray(operands[1])
@@ -364,15 +336,15 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-# Assertions of a model's own on its ids, which fail before the lookup would
+# Assertions of the model on its ids, which fail before the lookup would
 
 
-#: The operations that compare numbers, with the place of what is to be smaller, and what is to be added to the other so that
-#: it is a number of rows.
+#: The operations that compare numbers, with the index of the smaller operand, and the number that makes the larger one a number
+#: of rows.
 COMPARISONS: Final = {"Less": (0, 0), "LessEqual": (0, 1), "Greater": (1, 0), "GreaterEqual": (1, 1)}
 
 
-#: How TensorFlow says that an index is outside a table, where `tf.raw_ops` look it up, which no function of ours stands in for.
+#: The message of TensorFlow about an index outside a table where `tf.raw_ops` look it up, which is not intercepted.
 BOUND: Final = re.compile(r"is not in \[0, (\d+)\)")
 
 
@@ -382,10 +354,10 @@ class Comparisons:
     def __init__(self) -> None:
         self._made: list[tuple[Any, Any, int]] = []
 
-    def take_down(self, name: str, inputs: Sequence[Any]) -> None:
+    def record(self, name: str, inputs: Sequence[Any], *_: Any) -> None:
         """Take one down."""
-        place, more = COMPARISONS[name]
-        smaller, larger = inputs[place], inputs[1 - place]
+        index, more = COMPARISONS[name]
+        smaller, larger = inputs[index], inputs[1 - index]
         if smaller.dtype.is_integer and larger.shape.rank == 0:
             self._made.append((smaller, larger, more))
 
@@ -406,20 +378,20 @@ class Comparisons:
             fitting = tables.with_rows(rows)
             if not fitting or not (indices >= rows).any():
                 continue
-            if indices.size == 1 and indices.max() == ids.max():  # the largest one stands for all
+            if indices.size == 1 and indices.max() == ids.max():  # an assertion on the largest id
                 indices = ids
             handle = handle_of(fitting[0]) if len(fitting) == 1 else None
             yield handle, indices, tuple(map(int, fitting[0].shape))
 
 
-# Replacing what an operation gave
+# Replacing results of operations
 
-#: What TensorFlow's own functions run an operation by, `tf.raw_ops` included.
+#: TensorFlow's functions run operations through this, `tf.raw_ops` included.
 _fast_path: Final = Interception(lambda: pywrap_tfe, "TFE_Py_FastPathExecute")
 
 
 class Replacing:
-    """Holds what is to take the place of a tensor from the op callback that saw it to where the operation hands it on."""
+    """Replaces a tensor that an op callback has seen where the operation returns it."""
 
     def __init__(self) -> None:
         self._due: tuple[Any, Callable[[Any], Any]] | None = None
@@ -439,14 +411,13 @@ class Replacing:
         """Refuse to go on where a tensor went on that another was to take the place of.
 
         Raises:
-            UnsupportedError: the operation that gave it was run in a way that is not known here.
+            UnsupportedError: the operation was run in an unknown way.
         """
         if self._due is not None:
             self._due = None
             raise UnsupportedError(
-                "the model makes a lookup in a way that hands its rows on unseen, so that they cannot be replaced: expected "
-                "tf.gather, tf.nn.embedding_lookup, an Embedding layer or one of tf.raw_ops; leave override, add and edit out "
-                "there"
+                "the model makes a lookup in a way in which its rows cannot be replaced. Look up with tf.gather, "
+                "tf.nn.embedding_lookup, an Embedding layer or one of tf.raw_ops, or omit override, add and edit there"
             )
 
     @contextlib.contextmanager
@@ -460,7 +431,7 @@ class Replacing:
             yield
 
 
-def is_turned(tensor: Any, cast: Any) -> bool:
+def is_cast_below_point(tensor: Any, cast: Any) -> bool:
     """Return whether a tensor that was just cast depends on a point, and goes on as a floating-point number."""
     if not (tensor.dtype.is_floating and cast.dtype.is_floating):
         return False

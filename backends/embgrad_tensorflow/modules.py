@@ -20,7 +20,7 @@ from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Node
 
-__all__ = ["Calls", "Modules", "calls_go_to", "is_floating"]
+__all__ = ["Calls", "Modules", "intercept_calls", "is_floating"]
 
 #: Where each Keras has the class of all layers.
 LAYERS: Final = {"tf_keras": "tf_keras.src.engine.base_layer", "keras": "keras.src.layers.layer"}
@@ -28,11 +28,11 @@ LAYERS: Final = {"tf_keras": "tf_keras.src.engine.base_layer", "keras": "keras.s
 _interceptions: WeakKeyDictionary[type, Interception] = WeakKeyDictionary()
 
 #: Takes the key of a point and its tensor; gives what goes on.
-Passed = Callable[[str, Any], Any]
+Replace = Callable[[str, Any], Any]
 
 
 class Modules:
-    """The names of a model's modules: attribute paths, and what else leads there."""
+    """The names of a model's modules: attribute paths and their aliases."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
@@ -42,7 +42,7 @@ class Modules:
         self._learn()
 
     def name(self, module: Any) -> tuple[str, tuple[str, ...]] | None:
-        """A module's path, and its other names; None for none of the model's."""
+        """Return a module's path, and its other names; None for none of the model's."""
         if id(module) not in self._known and id(module) not in self._strangers:
             self._learn()  # a layer that was built just now
         if id(module) not in self._known:
@@ -53,35 +53,35 @@ class Modules:
 
     def names(self) -> list[str]:
         """All names."""
-        found = [(path, *also) for _, path, also in self._known.values()]
-        return list(dict.fromkeys(name for names in found for name in names if name))
+        all_names = [(path, *also) for _, path, also in self._known.values()]
+        return list(dict.fromkeys(name for names in all_names for name in names if name))
 
     def _learn(self) -> None:
-        found = structure(self._parts)
-        aliases = found.aliases()
-        nodes = [node for node in found.nodes if node.kind == "module"]
+        model = structure(self._parts)
+        aliases = model.aliases()
+        nodes = [node for node in model.nodes if node.kind == "module"]
         by_path = {node.path: aliases[id(node.value)] for node in nodes if id(node.value) in aliases}
         layers = [node for node in nodes if is_keras(node.value)]
-        spelled = Counter(getattr(node.value, "name", None) for node in layers)
+        counts = Counter(getattr(node.value, "name", None) for node in layers)
         self._known = {
-            id(node.value): (node.value, node.path, tuple(dict.fromkeys(_other_names(node, by_path, spelled))))
+            id(node.value): (node.value, node.path, tuple(dict.fromkeys(_other_names(node, by_path, counts))))
             for node in nodes
         }
         self.classes = tuple(dict.fromkeys(cls for node in nodes if (cls := _caller(node.value)) is not None))
 
 
-def _other_names(node: Node, aliases: Mapping[str, Sequence[str]], spelled: Mapping[Any, int]) -> Iterator[str]:
+def _other_names(node: Node, aliases: Mapping[str, Sequence[str]], counts: Mapping[Any, int]) -> Iterator[str]:
     parts = node.path.split(".")
     for count in range(len(parts), 0, -1):
         for alias in aliases.get(".".join(parts[:count]), ()):
             yield ".".join([alias, *parts[count:]])
     name = getattr(node.value, "name", None) if is_keras(node.value) else None
-    if node.path and isinstance(name, str) and name != node.path and spelled[name] == 1:
+    if node.path and isinstance(name, str) and name != node.path and counts[name] == 1:
         yield name
 
 
 def _caller(module: Any) -> type | None:
-    """The class whose `__call__` a call of the module goes through."""
+    """Return the class whose `__call__` a call of the module goes through."""
     cls = type(module)
     if is_keras(module):
         return next(base for base in cls.__mro__ if _is_layer_class(base))
@@ -99,8 +99,8 @@ class Calls:
     Args:
         watch: what takes the pass down.
         modules: the names of the model's modules.
-        passed: gives what goes on in place of a tensor at a point.
-        idle: whether what is computed just now is not the model's.
+        replace: returns what goes on in place of a tensor at a point.
+        idle: returns whether the current computation is not the model's.
         traced: whether the pass is traced into a graph, and not run.
     """
 
@@ -108,12 +108,12 @@ class Calls:
         self,
         watch: CallRecorder,
         modules: Modules,
-        passed: Passed,
+        replace: Replace,
         idle: Callable[[], bool] = lambda: False,
         *,
         traced: bool = False,
     ) -> None:
-        self._calls = ModuleCalls(watch, is_symbolic if traced else is_floating, passed)
+        self._calls = ModuleCalls(watch, is_symbolic if traced else is_floating, replace)
         self._modules = modules
         self._idle = idle
         self._traced = traced
@@ -121,9 +121,9 @@ class Calls:
         self._open: list[Any] = []
 
     def around(self, function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of a module's `__call__`. What a class calls of the class above it is the same call."""
+        """Run and record a call of a module, in place of `__call__`; a call of `super().__call__` is the same call."""
         nested = bool(self._open) and self._open[-1] is module
-        named = None if nested or not self._hears() else self._modules.name(module)
+        named = None if nested or not self._is_active() else self._modules.name(module)
         if named is None:
             return function(module, *args, **kwargs)
 
@@ -137,20 +137,20 @@ class Calls:
         path, also = named
         return self._calls.around(proceed, path, type(module).__name__, args, kwargs, also)
 
-    def _hears(self) -> bool:
+    def _is_active(self) -> bool:
         return depth() == self._depth and not self._idle() and tf.executing_eagerly() != self._traced
 
 
 @contextlib.contextmanager
-def calls_go_to(handler: Callable[..., Any], classes: Iterable[type]) -> Iterator[None]:
+def intercept_calls(handler: Callable[..., Any], classes: Iterable[type]) -> Iterator[None]:
     """This thread's calls of modules of these classes go to the handler, as `handler(function, module, *args)`."""
 
     def bound(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         return handler(_method(original), module, *args, **kwargs)
 
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         for cls in classes:
-            held.enter_context(_interception(cls).by(bound))
+            stack.enter_context(_interception(cls).by(bound))
         yield
 
 

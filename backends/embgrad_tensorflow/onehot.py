@@ -10,11 +10,11 @@ import numpy as np
 
 __all__ = ["KEEPING", "MAKING", "PRODUCTS", "ByTensor", "OneHots", "attribute", "is_identity"]
 
-#: The operations that may make one-hot rows, and those after which they may be the same still.
+#: The operations that may make one-hot rows, and those that may keep them.
 MAKING: Final = ("OneHot", "Equal")
 KEEPING: Final = ("Cast", "Identity", "Reshape", "Select", "SelectV2", "Transpose")
 
-#: The operations that multiply matrices, with the attributes that transpose or conjugate an operand; Einsum tells it.
+#: The operations that multiply matrices, with the attributes that transpose or conjugate an operand.
 PRODUCTS: Final = {
     "MatMul": ("transpose_a", "transpose_b"),
     "BatchMatMul": ("adj_x", "adj_y"),
@@ -46,38 +46,38 @@ class ByTensor(Generic[Known]):
 
     def get(self, tensor: Any) -> Known | None:
         """Return the value of a tensor; None where there is none."""
-        found = self._known.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else None
+        entry = self._known.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else None
 
     def forget(self, tensor: Any) -> None:
-        """Nothing is known of it."""
+        """Remove the value of a tensor."""
         self._known.pop(id(tensor), None)
 
 
 class OneHots:
-    """The tensors of a forward pass that hold one-hot rows, with the places of the ones."""
+    """The tensors of a forward pass that hold one-hot rows, with the indices of the ones."""
 
     def __init__(self) -> None:
         self._known: ByTensor[Any] = ByTensor()
 
-    def follow(self, operation: str, inputs: Any, attrs: Any, output: Any) -> None:
+    def follow(self, operation: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """Take down an operation that makes one-hot rows, or that keeps them what they are."""
         if operation in MAKING:
-            indices = _made(inputs, attrs) if operation == "OneHot" else _compared(inputs)
+            indices = _one_hot_indices(inputs, attrs) if operation == "OneHot" else _compared_indices(inputs)
         else:
             indices = self.indices(inputs[0])
             if indices is not None and operation.startswith("Select"):
-                indices = indices if _are(inputs[1], 1) and _are(inputs[2], 0) else None
+                indices = indices if _all_equal(inputs[1], 1) and _all_equal(inputs[2], 0) else None
             if indices is not None and operation == "Reshape":
-                shape = tuple(output.shape)
+                shape = tuple(outputs[0].shape)
                 indices = indices.reshape(shape[:-1]) if shape[-1:] == tuple(inputs[0].shape)[-1:] else None
             if indices is not None and operation == "Transpose":
                 indices = indices if np.array_equal(inputs[1], range(indices.ndim + 1)) else None
         if indices is not None:
-            self.know(output, indices)
+            self.record(outputs[0], indices)
 
     def looked_up(self, operation: str, inputs: Any, attrs: Any) -> tuple[Any, Any] | None:
-        """The table and the rows that a product looks up in it, in the order of its result's; None where it is none."""
+        """Return the table and the rows that a product looks up in it, in the order of its result's; None where it is none."""
         if len(inputs) != 2 or any(attribute(attrs, name) for name in PRODUCTS[operation]):
             return None
         rows, table = inputs
@@ -91,7 +91,7 @@ class OneHots:
             return None
         return table, indices
 
-    def know(self, tensor: Any, indices: Any) -> None:
+    def record(self, tensor: Any, indices: Any) -> None:
         """Record a tensor of one-hot rows, with the places of the ones."""
         self._known[tensor] = indices
 
@@ -100,33 +100,40 @@ class OneHots:
         return self._known.get(tensor)
 
 
-def _made(inputs: Any, attrs: Any) -> np.ndarray | None:
-    """The places of the ones, where each row of the result is of zeros and a single one."""
+def _one_hot_indices(inputs: Any, attrs: Any) -> np.ndarray | None:
+    """Return the places of the ones, where each row of the result is of zeros and a single one."""
     indices, _, on, off = inputs
     axis = attribute(attrs, "axis")
-    if (axis is not None and int(axis) not in (-1, len(indices.shape))) or not _are(on, 1) or not _are(off, 0):
+    if (
+        (axis is not None and int(axis) not in (-1, len(indices.shape)))
+        or not _all_equal(on, 1)
+        or not _all_equal(off, 0)
+    ):
         return None
-    places = np.asarray(indices)
-    # a negative place gives a row of zeros, which is how an author leaves a row out
-    return None if (places < 0).any() else places
+    positions = np.asarray(indices)
+    # a negative index makes a row of zeros, by which an author omits a row
+    return None if (positions < 0).any() else positions
 
 
-def _compared(inputs: Any) -> np.ndarray | None:
-    """The places of the ones in a comparison of whole numbers with 0, 1, 2, … on the last axis."""
-    for one, other in (inputs, inputs[::-1]):
-        depth = other.shape[-1] if other.shape.rank else 0
+def _compared_indices(inputs: Any) -> np.ndarray | None:
+    """Return the places of the ones in a comparison of whole numbers with 0, 1, 2, … on the last axis."""
+    for column, numbers in (inputs, inputs[::-1]):
+        depth = numbers.shape[-1] if numbers.shape.rank else 0
         if not (
-            one.dtype.is_integer and one.shape.rank and one.shape[-1] == 1 and 1 < depth == other.shape.num_elements()
+            column.dtype.is_integer
+            and column.shape.rank
+            and column.shape[-1] == 1
+            and 1 < depth == numbers.shape.num_elements()
         ):
             continue
-        places = np.asarray(one)[..., 0]
-        if other.shape.rank > one.shape.rank or not np.array_equal(np.ravel(other), np.arange(depth)):
+        positions = np.asarray(column)[..., 0]
+        if numbers.shape.rank > column.shape.rank or not np.array_equal(np.ravel(numbers), np.arange(depth)):
             continue
-        return places if bool(((places >= 0) & (places < depth)).all()) else None
+        return positions if bool(((positions >= 0) & (positions < depth)).all()) else None
     return None
 
 
-def _are(tensor: Any, value: int) -> bool:
+def _all_equal(tensor: Any, value: int) -> bool:
     return bool((np.asarray(tensor) == value).all())
 
 
@@ -148,5 +155,5 @@ def _einsum(equation: Any) -> bool | None:
 
 
 def attribute(attrs: Any, name: str) -> Any:
-    """An operation's attribute, as op callbacks tell these: names and values in turn. None where it has none."""
+    """Return an operation's attribute, from the names and values in turn that op callbacks receive; None if it is absent."""
     return attrs[attrs.index(name) + 1] if name in attrs else None

@@ -17,9 +17,9 @@ from embgrad.backend.locks import model_lock
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import owned
 from embgrad_tensorflow.state import expect_eager, other_tapes_paused
-from embgrad_tensorflow.walk import Node, handle_of, is_saved, native_variable, walk
+from embgrad_tensorflow.walk import Node, handle_of, has_base, is_saved, native_variable, walk
 
-__all__ = ["Parameters", "alone", "checkpoint_name", "putter", "weights"]
+__all__ = ["Parameters", "alone", "checkpoint_name", "weights", "writer"]
 
 #: The attributes under which a saved object may list its variables for those who load it.
 LISTS: Final = ("variables", "trainable_variables", "non_trainable_variables")
@@ -28,8 +28,8 @@ LISTS: Final = ("variables", "trainable_variables", "non_trainable_variables")
 class Parameters:
     """The trainable variables of a model's parts, each once, in the model's order.
 
-    A module with a list of its own of what is trainable decides on all variables that it holds, as a frozen Keras layer does;
-    the outermost one has the say.
+    A module that lists its trainable variables decides on all variables that it holds, as a frozen Keras layer does; the
+    outermost such module decides.
 
     Attributes:
         trainable: the variables by name: `name` in Keras 2 and of plain `tf.Variable`s, `path` in Keras 3. Repeats have `#1`,
@@ -38,24 +38,30 @@ class Parameters:
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
-        found = [(number, variable, trains) for number, part in enumerate(parts) for variable, trains in _held(part)]
+        variables = [
+            (number, variable, trains)
+            for number, part in enumerate(parts)
+            for variable, trains in _variables_with_mode(part)
+        ]
         self._names: dict[int, tuple[Any, str]] = {}
         self._variables: dict[str, Any] = {}
         self.trainable: dict[str, Any] = {}
-        spelled: Counter[str] = Counter()
-        for number, variable, trains in sorted(found, key=lambda one: not one[2]):  # the others are named after them
+        counts: Counter[str] = Counter()
+        for number, variable, trains in sorted(
+            variables, key=lambda entry: not entry[2]
+        ):  # the trainable ones take names first
             handle = handle_of(variable)
             if handle is None or id(handle) in self._names:
                 continue
             plain = f"{number}." * (len(parts) > 1) + _spelled(variable)
-            name = f"{plain}#{spelled[plain]}" if spelled[plain] else plain
-            spelled[plain] += 1
+            name = f"{plain}#{counts[plain]}" if counts[plain] else plain
+            counts[plain] += 1
             self._names[id(handle)], self._variables[name] = (handle, name), variable
             if trains:
                 self.trainable[name] = variable
 
     def name(self, handle: Any) -> str | None:
-        """The name of a variable, trainable or not; None for none of the model's."""
+        """Return the name of a variable, trainable or not; None for none of the model's."""
         return self._names[id(handle)][1] if handle is not None and id(handle) in self._names else None
 
     def items(self) -> Iterable[tuple[str, Any]]:
@@ -63,56 +69,51 @@ class Parameters:
         return self._variables.items()
 
     def variable(self, name: str) -> Any:
-        """The variable of that name, trainable or not."""
+        """Return the variable of that name, trainable or not."""
         return self._variables[name]
-
-
-def is_hub_layer(module: Any) -> bool:
-    """Return whether the layer is a `hub.KerasLayer`."""
-    return any(base.__module__.startswith("tensorflow_hub") for base in type(module).__mro__)
 
 
 def _spelled(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
 
 
-def _held(part: Any) -> Iterator[tuple[Any, bool]]:
-    """The variables of a part, and whether each is trainable."""
+def _variables_with_mode(part: Any) -> Iterator[tuple[Any, bool]]:
+    """Return the variables of a part, and whether each is trainable."""
     nodes = list(walk([part]))
-    copies = _copies(nodes)
+    copies = _duplicates(nodes)
     claimed: set[int] = set()
     decided: list[str] = []
     for node in nodes:
-        beneath = any(not path or node.path == path or node.path.startswith(f"{path}.") for path in decided)
-        if is_hub_layer(node.value):
-            decided.append(node.path)  # on all that it has loaded, which says of itself that it is trainable
+        is_decided = any(not path or node.path == path or node.path.startswith(f"{path}.") for path in decided)
+        if has_base(node.value, "KerasLayer", package="tensorflow_hub"):
+            decided.append(node.path)  # its variables are marked as trainable even where it is not
         if node.kind == "variable":
-            # a Keras layer lists what it trains; what else hangs on it, such as a model's counters, is none of that
+            # a Keras layer lists what it trains; its other variables, such as a model's counters, are not trained
             trains = node.value.trainable and not is_keras(node.owner)
-            held, trainable = [node.value], [node.value] if trains else []
+            variables, trainable = [node.value], [node.value] if trains else []
         else:
-            # the trainable ones first, which makes the order that users know
-            trainable = _listed(node.value, "trainable_variables")
-            held = [*trainable, *_listed(node.value, "variables")]
-        kept = set() if beneath else {id(handle_of(one)) for one in trainable}
-        for variable in held:
+            # the trainable ones first, in the order that users know
+            trainable = _variables_listed(node.value, "trainable_variables")
+            variables = [*trainable, *_variables_listed(node.value, "variables")]
+        trained = set() if is_decided else {id(handle_of(entry)) for entry in trainable}
+        for variable in variables:
             handle = handle_of(variable)
             if handle is not None and id(handle) not in claimed and id(handle) not in copies:
                 claimed.add(id(handle))
-                yield variable, id(handle) in kept
+                yield variable, id(handle) in trained
 
 
-def _copies(nodes: Iterable[Node]) -> set[int]:
-    """The handles of variables that saving has left over beside those that a saved object lists, and that nothing it runs reads.
+def _duplicates(nodes: Iterable[Node]) -> set[int]:
+    """Return the handles of copies of variables in a saved object, which it does not list and no function of it reads.
 
     So Keras 3 exports every variable once more, under `_all_variables`, where no function refers to it.
     """
     saved = [node for node in nodes if node.kind == "module" and is_saved(node.value)]
-    listing = [node.path for node in saved if _listed(node.value, "variables")]
+    listing = [node.path for node in saved if _variables_listed(node.value, "variables")]
     if not listing:
         return set()
-    known = {id(handle_of(one)) for node in saved for name in LISTS for one in _listed(node.value, name)}
-    known |= {id(one) for node in saved for function in _functions(node.value) for one in function.captured_inputs}
+    known = {id(handle_of(entry)) for node in saved for name in LISTS for entry in _variables_listed(node.value, name)}
+    known |= {id(entry) for node in saved for function in _functions(node.value) for entry in function.captured_inputs}
     return {
         id(handle_of(node.value))
         for node in nodes
@@ -123,46 +124,47 @@ def _copies(nodes: Iterable[Node]) -> set[int]:
 
 
 def _functions(module: Any) -> Iterator[Any]:
-    """The compiled functions of a saved object, its signatures included."""
+    """Return the compiled functions of a saved object, its signatures included."""
     for value in [*vars(module).values(), *dict(getattr(module, "signatures", None) or {}).values()]:
         yield from getattr(value, "concrete_functions", None) or ([value] if hasattr(value, "captured_inputs") else ())
 
 
-def _listed(module: Any, name: str) -> list[Any]:
-    if is_keras(module) and not module.built:  # some refuse to tell what they have not made yet
+def _variables_listed(module: Any, name: str) -> list[Any]:
+    if is_keras(module) and not module.built:  # some raise before they are built
         return []
     return list(getattr(module, name, None) or ())
 
 
-# Weights to be read and replaced
+# Reading and replacing weights
 
 
-#: What TensorFlow's BERT names otherwise than the checkpoint.
+#: The names in TensorFlow's BERT that differ from the checkpoint's.
 LAST_NAMES: Final = {"kernel": "weight", "embeddings": "weight", "gamma": "weight", "beta": "bias"}
 
 
 def weights(model: Any) -> list[Weight]:
-    """The floating variables by name, each once: the trainable ones first, in the model's order."""
+    """Return the floating variables by name, each once: the trainable ones first, in the model's order."""
     expect_eager()
     parts = as_parts(model)
     nodes = list(walk(parts))
     owners = {id(handle_of(node.value)): node for node in nodes if node.kind == "variable"}
     canonical = _canonical(nodes)
-    found = []
+    result = []
     for name, variable in Parameters(parts).items():
         native = native_variable(variable)
         node = owners.get(id(handle_of(variable)))
-        if native.dtype.is_floating and not (node is not None and _is_metric(node.owner)) and _has_value(native):
-            found.append(_weight(name, node, native, canonical.get(id(handle_of(variable)))))
-    return found
+        is_metric = node is not None and has_base(node.owner, "Metric")  # of a training loop
+        if native.dtype.is_floating and not is_metric and _has_value(native):
+            result.append(_weight(name, node, native, canonical.get(id(handle_of(variable)))))
+    return result
 
 
 def alone(model: Any) -> AbstractContextManager[None]:
-    """Meanwhile no other thread runs the model."""
+    """Keep other threads from running the model while the context is open."""
     return model_lock(as_parts(model))
 
 
-def putter(variable: Any) -> Callable[[np.ndarray], None]:
+def writer(variable: Any) -> Callable[[np.ndarray], None]:
     """Return a function that writes values into a variable."""
     native = native_variable(variable)
 
@@ -193,11 +195,11 @@ def _weight(name: str, node: Node | None, native: Any, canonical: tuple[str, boo
     shape = tuple(map(int, native.shape))
     source, transposed = canonical or (None, False)
     owner = "" if node is None else _owner(node, native)
-    return Weight(name, owner, shape, str(native.dtype.name), get, putter(native), source, transposed)
+    return Weight(name, owner, shape, str(native.dtype.name), get, writer(native), source, transposed)
 
 
 def _owner(node: Node, native: Any) -> str:
-    """The path of the layer that holds a variable; in a saved model, which only lists them, the scope that it was made in."""
+    """Return the path of the layer that holds a variable; in a saved model the scope in which it was created."""
     if is_saved(node.owner) and "/" in native.name:
         return str(native.name).rpartition("/")[0]
     return node.owner_path
@@ -207,25 +209,11 @@ def _has_value(native: Any) -> bool:
     return bool(native.shape.is_fully_defined() and native.is_initialized())
 
 
-def _is_metric(owner: Any) -> bool:
-    """Return whether the object is a metric of a training loop, which is no part of the forward pass."""
-    return any(base.__qualname__ == "Metric" for base in type(owner).__mro__)
-
-
 def _canonical(nodes: Iterable[Node]) -> dict[int, tuple[str, bool]]:
     """Return the checkpoint's names of an encoder's variables by their handles, where the model holds one BERT."""
-    encoders = [node.value for node in nodes if node.kind == "module" and _is_bert(node.value)]
+    modules = [node.value for node in nodes if node.kind == "module"]
+    encoders = [value for value in modules if has_base(value, "TFBertMainLayer", package="transformers.")]
     if len(encoders) != 1:
         return {}
-    return {id(handle_of(one)): checkpoint_name(one.name) for one in _named(encoders[0])}
-
-
-def _named(encoder: Any) -> Iterator[Any]:
-    return (one for one in encoder.weights if "/bert/" in one.name)
-
-
-def _is_bert(module: Any) -> bool:
-    return any(
-        base.__module__.startswith("transformers.") and base.__qualname__ == "TFBertMainLayer"
-        for base in type(module).__mro__
-    )
+    named = [variable for variable in encoders[0].weights if "/bert/" in variable.name]
+    return {id(handle_of(variable)): checkpoint_name(variable.name) for variable in named}

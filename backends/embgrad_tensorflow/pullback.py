@@ -26,13 +26,13 @@ def sources(watcher: Watcher, keys: Sequence[str], parameters: Parameters | None
     """Return the variables whose gradients are asked for, by name."""
     if parameters is None:
         return {}
-    found = dict(parameters.trainable) if request.parameters else {}
+    variables = dict(parameters.trainable) if request.parameters else {}
     if request.tables:
         for key in keys:
             name = parameters.name(watcher.handles.get(key))
             if name is not None:
-                found[name] = parameters.variable(name)
-    return found
+                variables[name] = parameters.variable(name)
+    return variables
 
 
 def pull_back(
@@ -41,11 +41,11 @@ def pull_back(
     """Return the gradient at each point and variable, None where the tape has no way to it."""
     taps.pulling()
     targets = [target for target, _ in cotangents]
-    given = [tf.cast(tf.constant(one), target.dtype) for target, one in cotangents]
+    upstream = [tf.cast(tf.constant(entry), target.dtype) for target, entry in cotangents]
     wanted = [*marks, *map(native_variable, variables.values())]
-    gradients = taps.tape.gradient(targets, wanted, output_gradients=given)
+    gradients = taps.tape.gradient(targets, wanted, output_gradients=upstream)
     # what was looked up in the rows again comes as IndexedSlices
-    return [None if one is None else taken(dense(one).numpy()) for one in gradients]
+    return [None if entry is None else taken(dense(entry).numpy()) for entry in gradients]
 
 
 def rests(
@@ -67,7 +67,7 @@ def compute_dtype(
 ) -> str:
     """Return the dtype of the first point or output, or the coarsest where it is cast on its way (mixed precision)."""
     outputs = [target for cotangents in answer.sets for target, _ in cotangents]
-    given = first(returned, is_floating)
-    found = [*marks, *outputs, *([] if given is None else [given])]
-    start = next(iter([*found, *map(native_variable, variables.values())])).dtype
+    floating = first(returned, is_floating)
+    tensors = [*marks, *outputs, *([] if floating is None else [floating])]
+    start = next(iter([*tensors, *map(native_variable, variables.values())])).dtype
     return coarsest(dtype.name for dtype in (start, *watcher.computing))

@@ -15,7 +15,7 @@ from embgrad.backend.signature import plan_mapping
 from embgrad.errors import BatchError, UnsupportedError, listed
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.inputs import Plan, as_dtype
-from embgrad_tensorflow.walk import is_saved
+from embgrad_tensorflow.walk import has_base, is_saved
 
 __all__ = ["plan_restored"]
 
@@ -53,7 +53,7 @@ def plan_restored(part: Any, batch: TokenBatch, training: bool) -> Plan | None:
     target = _target(part, training)
     if target is None:
         return None
-    if _says_mode(part):
+    if _is_hub_layer(part):
         training = training and bool(part.trainable)  # as `hub.KerasLayer` has it
     plans: list[Plan] = []
     wrong: list[Exception] = []
@@ -68,11 +68,10 @@ def plan_restored(part: Any, batch: TokenBatch, training: bool) -> Plan | None:
 
 
 def _target(part: Any, training: bool) -> _Target | None:
-    names = {base.__qualname__ for base in type(part).__mro__}
-    held = part._callable if _says_mode(part) else None
-    held = next((attrgetter(path)(part) for base, path in LAYERS.items() if base in names), held)
-    if held is not None:
-        functions = _functions(held)
+    function = part._callable if _is_hub_layer(part) else None
+    function = next((attrgetter(path)(part) for base, path in LAYERS.items() if has_base(part, base)), function)
+    if function is not None:
+        functions = _functions(function)
         if functions is None:
             return None
         return _Target(functions, lambda args, kwargs: part(_first(args, kwargs), training=training), "in a layer")
@@ -85,17 +84,14 @@ def _target(part: Any, training: bool) -> _Target | None:
     return _Target([signature], lambda args, kwargs: signature(*args, **kwargs))
 
 
-def _says_mode(part: Any) -> bool:
+def _is_hub_layer(part: Any) -> bool:
     """Return whether the object is a `hub.KerasLayer`, which decides on the mode by itself."""
-    return any(
-        base.__qualname__ == "KerasLayer" and base.__module__.startswith("tensorflow_hub")
-        for base in type(part).__mro__
-    )
+    return has_base(part, "KerasLayer", package="tensorflow_hub")
 
 
 def _functions(part: Any) -> list[Any] | None:
-    """The compiled functions among which a call of the object chooses; None where it is not known for such."""
-    if any(base.__qualname__ == "ConcreteFunction" for base in type(part).__mro__):
+    """Return the compiled functions among which a call of the object chooses; None where it is not known for such."""
+    if has_base(part, "ConcreteFunction"):
         return [part]
     restored = getattr(part, "concrete_functions", None)
     if restored is None and is_saved(part):
@@ -110,43 +106,43 @@ def _signature(part: Any) -> Any:
     if len(signatures) == 1:
         return next(iter(signatures.values()))
     methods = [name for name, value in vars(part).items() if getattr(value, "concrete_functions", None)]
-    expected = "call=lambda model, inputs: ... that calls one of its functions"
+    advice = "call=lambda model, inputs: ... that calls one of its functions"
     if signatures:
         raise UnsupportedError(
-            f"the saved model has {len(signatures)} signatures, {listed(signatures)}, and none is {SERVING!r}: expected "
-            f"{expected}, model.signatures[...](**inputs)"
+            f"the saved model has {len(signatures)} signatures, {listed(signatures)}, and none is {SERVING!r}. Pass "
+            f"{advice}, model.signatures[...](**inputs)"
         )
     raise UnsupportedError(
-        f"the saved model cannot be called and has no signature; its functions are {listed(methods)}: expected {expected}, "
+        f"the saved model cannot be called and has no signature; its functions are {listed(methods)}. Pass {advice}, "
         f"model.{methods[0] if methods else 'method'}(inputs)"
     )
 
 
 def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The inputs of a layer, which takes one argument: a dict for a signature."""
+    """Return the inputs of a layer, which takes one argument: a dict for a signature."""
     return args[0] if args else dict(kwargs) if len(kwargs) > 1 else next(iter(kwargs.values()))
 
 
 def _plan(target: _Target, function: Any, batch: TokenBatch, training: bool) -> Plan:
     declared, keywords = function.structured_input_signature
     named = [*zip(_parameters(function), declared, strict=False), *keywords.items()]
-    leaves = {name: spec for parameter, one in named for name, spec in _leaves(parameter, one)}
+    leaves = {name: spec for parameter, entry in named for name, spec in _leaves(parameter, entry)}
     if not leaves:
         raise UnsupportedError(
-            f"the saved function {tf.compat.as_str(function.name)!r} takes no tensors: expected one that takes token ids"
+            f"the saved function {tf.compat.as_str(function.name)!r} takes no tensors. Give a function that takes token ids"
         )
-    for parameter, one in named:
-        if parameter in MODES and isinstance(one, bool) and one is not training:
+    for parameter, entry in named:
+        if parameter in MODES and isinstance(entry, bool) and entry is not training:
             raise UnsupportedError(
-                f"the saved model was saved for {parameter}={one} alone: expected a function for {parameter}={training}; call "
-                f"embgrad with training={one}, or save the model with both"
+                f"the saved model was saved for {parameter}={entry} alone. Call "
+                f"embgrad with training={entry}, or save the model with both"
             )
     modes = {name: tf.constant(training) for name, spec in leaves.items() if name in MODES and _is_flag(spec)}
     filled, unused = plan_mapping([name for name in leaves if name not in modes], batch)
     tensors = modes | {name: _fitting(name, value, leaves[name]) for name, value in filled.items() if name in leaves}
-    args = [_like(parameter, one, tensors) for parameter, one in named[: len(declared)]]
-    kwargs = {parameter: _like(parameter, one, tensors) for parameter, one in named[len(declared) :]}
-    return Plan(lambda given: target.invoke(*given), (args, kwargs), unused, graph=target.graph)
+    args = [_like(parameter, entry, tensors) for parameter, entry in named[: len(declared)]]
+    kwargs = {parameter: _like(parameter, entry, tensors) for parameter, entry in named[len(declared) :]}
+    return Plan(lambda arguments: target.invoke(*arguments), (args, kwargs), unused, graph=target.graph)
 
 
 def _is_flag(spec: Any) -> bool:
@@ -154,20 +150,20 @@ def _is_flag(spec: Any) -> bool:
 
 
 def _parameters(function: Any) -> list[str]:
-    """The names of the positional parameters."""
+    """Return the names of the positional parameters."""
     if function.function_type is None:
         return list(function._arg_keywords or ())
     return list(function.function_type.parameters)
 
 
 def _leaves(name: str, declared: Any) -> Iterator[tuple[str, Any]]:
-    """The declared tensors by name: a dict's keys, else their own names, else the parameter's."""
+    """Return the declared tensors by name: a dict's keys, else their own names, else the parameter's."""
     if isinstance(declared, Mapping):
-        for key, one in declared.items():
-            yield from _leaves(str(key), one)
+        for key, entry in declared.items():
+            yield from _leaves(str(key), entry)
     elif isinstance(declared, (list, tuple)):
-        for number, one in enumerate(declared):
-            yield from _leaves(getattr(one, "name", None) or f"{name}.{number}", one)
+        for number, entry in enumerate(declared):
+            yield from _leaves(getattr(entry, "name", None) or f"{name}.{number}", entry)
     elif hasattr(declared, "dtype") and hasattr(declared, "shape"):
         yield name, declared
 
@@ -175,26 +171,27 @@ def _leaves(name: str, declared: Any) -> Iterator[tuple[str, Any]]:
 def _like(name: str, declared: Any, tensors: Mapping[str, Any]) -> Any:
     """Return the declared structure with tensors in place of their descriptions; other values stay as they were saved."""
     if isinstance(declared, Mapping):
-        return {key: _like(str(key), one, tensors) for key, one in declared.items()}
+        return {key: _like(str(key), entry, tensors) for key, entry in declared.items()}
     if isinstance(declared, (list, tuple)):
         inner = [
-            _like(getattr(one, "name", None) or f"{name}.{number}", one, tensors) for number, one in enumerate(declared)
+            _like(getattr(entry, "name", None) or f"{name}.{number}", entry, tensors)
+            for number, entry in enumerate(declared)
         ]
         return tuple(inner) if isinstance(declared, tuple) else inner
     return tensors.get(name, declared) if hasattr(declared, "dtype") else declared
 
 
 def _fitting(name: str, value: Any, spec: Any) -> Any:
-    """The value in the declared dtype, if it has the declared shape."""
+    """Return the value in the declared dtype, if it has the declared shape."""
     if type(spec).__name__ != "TensorSpec":
         raise UnsupportedError(
-            f"the saved model's input {name!r} is declared as a {type(spec).__name__}, and a batch is a dense array: expected "
-            "call=lambda model, inputs: ... that makes one of the other"
+            f"the saved model's input {name!r} is declared as a {type(spec).__name__}, and a batch is a dense array. Pass "
+            "call=lambda model, inputs: ... that converts it"
         )
     tensor, shape = as_dtype(name, value, spec.dtype), np.shape(value)
     if not spec.shape.is_compatible_with(shape):
         raise BatchError(
-            f"the saved model's input {name!r} is of shape {tuple(spec.shape)}, and the batch gives {shape}: expected the "
-            "lengths that it was saved with; pad or cut the batch to them"
+            f"the saved model's input {name!r} is of shape {tuple(spec.shape)}, and the batch gives {shape}. Pad or cut "
+            "the batch to the lengths that the model was saved with"
         )
     return tensor

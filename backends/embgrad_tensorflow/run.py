@@ -20,10 +20,10 @@ from embgrad.forward.points import split_name
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.compile import run_kept
-from embgrad_tensorflow.graphs import Answered, Answering, CutGraph, Opening, opened
-from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, left_out, plan
+from embgrad_tensorflow.graphs import CutFunctions, CutGraph, GraphGradients, GraphObjective, opened
+from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan, unused_inputs
 from embgrad_tensorflow.lookup import Watcher, table_of
-from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
+from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
 from embgrad_tensorflow.parameters import Parameters
 from embgrad_tensorflow.pullback import compute_dtype, parameter_values, pull_back, rests, sources
 from embgrad_tensorflow.restored import plan_restored
@@ -32,11 +32,11 @@ from embgrad_tensorflow.state import (
     eagerly,
     expect_eager,
     in_mode,
-    on_our_own,
-    operations_as_they_are,
+    nested,
     other_tapes_paused,
     preserve_random_state,
-    replicas_apart,
+    refuse_gradient_overrides,
+    refuse_replica_sync,
 )
 from embgrad_tensorflow.tap import Taps, for_user_code, snapshot_of
 from embgrad_tensorflow.walk import Tables, native_variable
@@ -56,7 +56,7 @@ class _Pass:
         answering: the objective, where a saved graph is all that the model runs, which is to ask it itself.
     """
 
-    answering: Answering | None = None
+    answering: GraphObjective | None = None
     _snapshot: Snapshot
 
     def __init__(self, model: Any, request: Request, watch: PassRecorder, tape: Any) -> None:
@@ -73,30 +73,37 @@ class _Pass:
             snapshot: the model as it is; taken now unless it has been.
         """
         parts, call, watch = as_parts(self._model), self._request.call, self.watcher.watch
-        with eagerly(), contextlib.ExitStack() as held:
-            held.enter_context(preserve_random_state(training=self._request.training))
+        with eagerly(), contextlib.ExitStack() as stack:
+            stack.enter_context(preserve_random_state(training=self._request.training))
             self._snapshot = snapshot = snapshot or snapshot_of(self._model, self._request)
-            held.callback(lambda: snapshot.restore(self.watcher.written))
+            stack.callback(lambda: snapshot.restore(self.watcher.written))
             if call is None:
                 self.watcher.tables.learn(snapshot.nodes, snapshot.structure.learned)
             if watch.needs_modules:
                 modules = Modules(parts)
-                calls = Calls(watch, modules, self.taps.passed, lambda: self.taps.working)
-                held.enter_context(calls_go_to(calls.around, modules.classes))
+                calls = Calls(watch, modules, self.taps.replace, lambda: self.taps.working)
+                stack.enter_context(intercept_calls(calls.around, modules.classes))
             learns = self._request.parameters or self._request.tables
-            passed, perform = self.taps.passed, self.watcher.perform
-            aside, reached = self.taps.aside, lambda: bool(self.taps.kept)
-            opening = Opening(
-                watch, passed, perform, self._ran, aside, learns=learns, is_reached=reached, answering=self.answering
+            replace, perform = self.taps.replace, self.watcher.perform
+            unwatched, reached = self.taps.unwatched, lambda: bool(self.taps.kept)
+            opening = CutFunctions(
+                watch,
+                replace,
+                perform,
+                self._record_graph,
+                unwatched,
+                learns=learns,
+                is_reached=reached,
+                answering=self.answering,
             )
             self.watcher.closed = opening.closed
-            held.enter_context(opened(opening))
-            held.enter_context(in_mode(self._request.training))
-            held.enter_context(operations_as_they_are())
-            held.enter_context(self.watcher.watching())
+            stack.enter_context(opened(opening))
+            stack.enter_context(in_mode(self._request.training))
+            stack.enter_context(refuse_gradient_overrides())
+            stack.enter_context(self.watcher.watching())
             yield
 
-    def _ran(self, graph: CutGraph) -> None:
+    def _record_graph(self, graph: CutGraph) -> None:
         self.watcher.computing |= graph.casts
         for handle, is_random in graph.written:
             _, dtype = table_of(handle)
@@ -108,61 +115,61 @@ class _Pass:
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
-    """The lookups and the calls of modules that a forward pass on the batch makes, in order."""
+    """Return the lookups and the calls of modules that a forward pass on the batch makes, in order."""
     with _working(model):
         planned = _planned(model, batch, False, call)
         tape = tf.GradientTape(watch_accessed_variables=False)
-        one = _Pass(model, Request((), NOTHING.respond, call=call), PassRecorder(batch, None), tape)
-        with tape, tape.stop_recording(), one.preserved():
+        forward = _Pass(model, Request((), NOTHING.respond, call=call), PassRecorder(batch, None), tape)
+        with tape, tape.stop_recording(), forward.preserved():
             planned.call()
-    return one.watcher.watch.points()
+    return forward.watcher.watch.points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
-    """One forward pass, and a pullback for each set of cotangents."""
+    """Run one forward pass and a pullback for each set of cotangents."""
     with _working(model):
         planned = _planned(model, batch, request.training, request.call)
         if request.parameters or request.tables or not request.compiled or planned.graph is not None:
             return _run(model, batch, request, planned)
-        return run_kept(model, batch, request, planned, lambda one: _run(model, batch, one, planned))
+        return run_kept(model, batch, request, planned, lambda changed: _run(model, batch, changed, planned))
 
 
 def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
     """Run the model's Python."""
     snapshot = snapshot_of(model, request)
-    with for_user_code(request, lambda: snapshot) as asked:
-        return _passed(model, batch, asked, planned, snapshot)
+    with for_user_code(request, lambda: snapshot) as wrapped:
+        return _passed(model, batch, wrapped, planned, snapshot)
 
 
 def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot) -> Run:
     tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
-    one = _Pass(model, request, PassRecorder(batch, request.reached, request.times), tape)
-    if planned.graph == "alone" and _answers_anywhere(request):
-        one.answering = Answering(request, planned.outputs, tape.stop_recording)
-    with tape, one.preserved(snapshot):
-        _watch_variables(tape, model, one.watcher.tables, request)
+    forward = _Pass(model, request, PassRecorder(batch, request.reached, request.times), tape)
+    if planned.graph == "alone" and _can_ask_in_graph(request):
+        forward.answering = GraphObjective(request, planned.outputs, tape.stop_recording)
+    with tape, forward.preserved(snapshot):
+        _watch_variables(tape, model, forward.watcher.tables, request)
         returned = planned.call()
-    chosen = _resolve(one.watcher)
+    chosen = _resolve(forward.watcher)
     answer = _answer(returned, planned, batch, request, tape)
     keys = list(dict.fromkeys(chosen[name] for name in request.points))
     parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
-    variables = sources(one.watcher, keys, parameters, request)
-    marks = [one.taps.kept[key] for key in keys]
-    with _run_again(one, model, batch, request):
-        pulled = [pull_back(one.taps, cotangents, marks, variables) for cotangents in answer.sets]
+    variables = sources(forward.watcher, keys, parameters, request)
+    marks = [forward.taps.kept[key] for key in keys]
+    with _prepared_to_recompute(forward, model, batch, request):
+        pulled = [pull_back(forward.taps, cotangents, marks, variables) for cotangents in answer.sets]
     below = dict(zip(variables, pulled[0][len(keys) :], strict=True)) if pulled else dict.fromkeys(variables)
-    found = values_at(
+    point_values = values_at(
         {name: chosen[name] for name in request.points},
-        one.watcher.watch,
-        {key: taken(one.taps.kept[key].numpy()) for key in keys},
+        forward.watcher.watch,
+        {key: taken(forward.taps.kept[key].numpy()) for key in keys},
         [dict(zip(keys, gradients, strict=False)) for gradients in pulled],
-        one.taps.before,
-        rests(one.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
+        forward.taps.before,
+        rests(forward.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
     )
-    unused, masked_id = left_out(planned.unused, batch, one.watcher.watch, found.values())
+    unused, masked_id = unused_inputs(planned.unused, batch, forward.watcher.watch, point_values.values())
     return Run(
-        found,
-        compute_dtype(one.watcher, marks, answer, returned, variables),
+        point_values,
+        compute_dtype(forward.watcher, marks, answer, returned, variables),
         unused,
         answer.objective,
         {name: parameter_values(variable, below[name]) for name, variable in parameters.trainable.items()}
@@ -173,26 +180,26 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
 
 
 def paths(model: Any) -> list[str]:
-    """The names of the model's modules and tables."""
+    """Return the names of the model's modules and tables."""
     parts = as_parts(model)
     return list(dict.fromkeys([*Modules(parts).names(), *Tables(parts).named()]))
 
 
 @contextlib.contextmanager
 def _working(model: Any) -> Iterator[None]:
-    """Nobody else changes the model's state, and nobody's tape records what is done."""
+    """Keep other threads from the model, and the user's tapes from recording."""
     expect_eager()
-    with replicas_apart(), model_lock(as_parts(model)), on_our_own(), other_tapes_paused():
+    with refuse_replica_sync(), model_lock(as_parts(model)), nested(), other_tapes_paused():
         yield
 
 
 def _watch_variables(tape: Any, model: Any, tables: Tables, request: Request) -> None:
     """Watch the variables that are frozen or do not exist yet, which TensorFlow does not watch by itself."""
     if request.parameters:
-        tape.watch([native_variable(one) for one in Parameters(as_parts(model)).trainable.values()])
+        tape.watch([native_variable(variable) for variable in Parameters(as_parts(model)).trainable.values()])
     if request.tables:
         for key in request.points:
-            tape.watch([native_variable(one) for one in tables.variables(split_name(key).path)])
+            tape.watch([native_variable(variable) for variable in tables.variables(split_name(key).path)])
 
 
 def _planned(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:
@@ -207,48 +214,52 @@ def closed_graphs(watcher: Watcher) -> str:
         return ""
     why = f" ({watcher.closed[0]})" if watcher.closed else ""
     return (
-        f"The model ran {len(watcher.graphs)} compiled graph(s), such as {watcher.graphs[0]!r}, and lookups inside those are "
-        f"not seen{why}"
+        f"The model ran {len(watcher.graphs)} compiled graph(s), such as {watcher.graphs[0]!r}, and lookups inside them are "
+        f"not visible{why}"
     )
 
 
 def _resolve(watcher: Watcher) -> dict[str, str]:
-    """The points that are asked for; what ran where they cannot be seen is said."""
+    """Return the points that are asked for; what ran where they cannot be seen is said."""
     hint = closed_graphs(watcher)
     if not hint:
-        seen = "; ".join(dict.fromkeys(watcher.passed_over))
-        return watcher.watch.resolve(f"The ids were seen all the same: {seen}" if seen else "")
+        uses = "; ".join(dict.fromkeys(watcher.unusable))
+        return watcher.watch.resolve(f"The ids were used otherwise: {uses}" if uses else "")
     try:
         chosen = watcher.watch.resolve(hint)
     except PointNotReachedError as error:
         raise UnsupportedError(
-            f"{error.message}. Expected a graph of TensorFlow 2 that looks its rows up outside of loops and branches: save the "
-            "model anew so, or give it as Keras layers, a tf.Module or a tf.function"
+            f"{error.message}. Save the model again as a graph of TensorFlow 2 with its lookups outside of loops and branches, "
+            "or pass it as Keras layers, a tf.Module or a tf.function"
         ) from error
-    warnings.warn(f"{hint}: what they look up has no gradient in the result", EmbgradWarning, stacklevel=6)
+    warnings.warn(
+        f"{hint}. Rows looked up there have no gradient in the result; pass the model as Python code to include them",
+        EmbgradWarning,
+        stacklevel=6,
+    )
     return chosen
 
 
 def _answer(returned: Any, planned: Plan, batch: TokenBatch, request: Request, tape: Any) -> Answer:
-    if isinstance(returned, Answered):
+    if isinstance(returned, GraphGradients):
         return Answer((returned.pairs,) * returned.sets)
     with tape:
         return answered(returned, batch, request, TensorFlowTensors(), planned.outputs)
 
 
-def _answers_anywhere(request: Request) -> bool:
+def _can_ask_in_graph(request: Request) -> bool:
     """Return whether a graph may ask the objective: no code of the user's, and a single pullback to points alone."""
-    ours = isinstance(request.respond, Respond) and request.respond.is_ours
+    is_internal = isinstance(request.respond, Respond) and request.respond.is_ours
     beside = request.several or request.parameters or request.tables
-    return bool(ours and request.outputs and request.compiled is not False and not beside)
+    return bool(is_internal and request.outputs and request.compiled is not False and not beside)
 
 
 @contextlib.contextmanager
-def _run_again(one: _Pass, model: Any, batch: TokenBatch, request: Request) -> Iterator[None]:
+def _prepared_to_recompute(forward: _Pass, model: Any, batch: TokenBatch, request: Request) -> Iterator[None]:
     """Prepare the model for a pullback that recomputes modules, so that they run as before."""
-    if not one.watcher.recomputed:
+    if not forward.watcher.recomputed:
         yield
         return
     again = Request((), NOTHING.respond, training=request.training, call=request.call)
-    with _Pass(model, again, PassRecorder(batch, ()), one.taps.tape).preserved():
+    with _Pass(model, again, PassRecorder(batch, ()), forward.taps.tape).preserved():
         yield

@@ -1,4 +1,4 @@
-"""Leaves everything as it was found: variables, attributes, losses, modes, other tapes, what is process-wide."""
+"""Restores variables, attributes, losses, modes, other tapes and process-wide settings."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from embgrad.backend.patching import Interception
 from embgrad.backend.rng import SharedGenerator, is_generator
 from embgrad.errors import UnsupportedError
 from embgrad_tensorflow.fingerprint import structure
-from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, on_devices
+from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, has_base, on_devices
 
 __all__ = [
     "Snapshot",
-    "as_the_users",
+    "as_user_code",
     "depth",
     "eagerly",
     "expect_eager",
+    "functions_inlined",
     "in_mode",
-    "on_our_own",
-    "operations_as_they_are",
+    "nested",
     "other_tapes_paused",
     "preserve_random_state",
-    "pushes",
-    "replicas_apart",
+    "refuse_gradient_overrides",
+    "refuse_replica_sync",
     "shared",
+    "tape_pushes",
     "tapes_of_this_thread",
     "wants_eager",
-    "written_out",
 ]
 
-#: Variables with more entries are not kept in evaluation mode: tables, which a read copies. A write to one is an error.
+#: Variables with more entries, such as tables, are not copied in evaluation mode. A write to one is an error.
 LARGE: Final = 1 << 20
 
-#: Classes whose variables are a random generator's state: in training mode it moves, as by the user's own forward pass.
+#: Classes whose variables are a random generator's state, which advances in training mode.
 GENERATORS: Final = ("SeedGenerator", "Generator")
 
-#: What a model is made of.
+#: The kinds of a model's parts.
 GROWN: Final = frozenset({"variable", "module"})
 
 _kinds: Final = Kinds()
@@ -61,7 +61,7 @@ _kinds: Final = Kinds()
 CONTENTS: Final = {"ListWrapper": "_storage", "_DictWrapper": "__wrapped__", "_TupleWrapper": "__wrapped__"}
 
 #: Called by a tape that begins to record.
-pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
+tape_pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
 
 
 @functools.cache
@@ -78,11 +78,11 @@ _overridden: Final = Interception(lambda: tf.Graph, "gradient_override_map")
 #: Called where a replica waits for the others.
 _merged: Final = Interception(lambda: tf.distribute.ReplicaContext, "merge_call")
 
-#: How many passes of embgrad's own are under way in this thread, one inside the other.
+#: The number of nested embgrad passes in this thread.
 _depth: ContextVar[int] = ContextVar("depth", default=0)
 
-#: What `eagerly` found that TensorFlow was told, the outermost first; with its lock, held for a moment only.
-_found: Final[list[bool]] = []
+#: TensorFlow's settings before each open `eagerly`, the outermost first, with a lock that is held for a moment only.
+_user_settings: Final[list[bool]] = []
 _setting = threading.Lock()
 
 
@@ -94,13 +94,13 @@ def expect_eager() -> None:
     """
     if not tf.executing_eagerly():
         raise UnsupportedError(
-            "embgrad was called inside a tf.function (or another graph): expected eager execution, since its results are "
-            "NumPy arrays; call it outside, or through tf.py_function"
+            "embgrad was called inside a tf.function (or another graph), and its results are NumPy arrays. Call it outside, or "
+            "through tf.py_function"
         )
 
 
 @contextlib.contextmanager
-def on_our_own() -> Iterator[None]:
+def nested() -> Iterator[None]:
     """Mark this thread's calls as embgrad's own, and not the user's loop."""
     token = _depth.set(_depth.get() + 1)
     try:
@@ -115,8 +115,8 @@ def depth() -> int:
 
 
 @contextlib.contextmanager
-def replicas_apart() -> Iterator[None]:
-    """Refuse to wait for other replicas, which wait for what is held here until the call has ended.
+def refuse_replica_sync() -> Iterator[None]:
+    """Refuse to wait for other replicas, which may wait for a lock that this call holds.
 
     Raises:
         UnsupportedError: in one of several replicas the model does what they do together.
@@ -126,11 +126,11 @@ def replicas_apart() -> Iterator[None]:
         yield
         return
 
-    def refuse(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
             f"embgrad was called in one of {replica.num_replicas_in_sync} replicas (tf.distribute.Strategy.run), and the model "
-            "does there what all of them do together, such as a write to a variable that each has a copy of: expected a call "
-            "outside of Strategy.run, with the examples of all replicas"
+            "waits there for the other replicas, for example to write to a mirrored variable. Call embgrad outside of "
+            "Strategy.run, with the examples of all replicas"
         )
 
     with _merged.by(refuse):
@@ -140,7 +140,7 @@ def replicas_apart() -> Iterator[None]:
 class Snapshot:
     """A model's variables and attributes, to be restored after a forward pass.
 
-    Containers in a module's attributes are restored with what is in them, objects of the user's classes as references.
+    Containers in a module's attributes are restored with their entries, objects of the user's classes as references.
 
     Attributes:
         structure: the model's modules and variables, by path.
@@ -153,7 +153,7 @@ class Snapshot:
         self.nodes = self.structure.nodes
         self._variables: dict[int, tuple[Any, Any]] = {}
         self._large: dict[int, tuple[Any, str]] = {}
-        owned: list[dict[str, Any]] = []
+        dictionaries: list[dict[str, Any]] = []
         self._losses: list[tuple[Any, list[Any]]] = []
         # Keras empties and fills these in place; Keras 2 holds some by thread
         losses = [name for name, kind in bookkeeping().items() if "loss" in name and issubclass(kind, (list, set))]
@@ -161,20 +161,26 @@ class Snapshot:
         for node in self.nodes:
             if node.kind == "variable":
                 self._take_variable(node, training)
-            elif not (is_keras(node.value) and not node.value.built):  # that is left to what its first call makes of it
+            elif not (is_keras(node.value) and not node.value.built):  # its first call builds it
                 attributes = getattr(node.value, "__dict__", None)
                 if attributes is not None:
-                    owned.append(attributes)
-                    self._losses += [(one, list(one)) for one in map(attributes.get, losses) if one is not None]
-                    owned += [vars(attributes[name]) for name in local if name in attributes]
-        self._attributes = ObjectState(owned, bookkeeping().keys(), _is_part, opened)
-        self._bookkeeping = [(own, own.copy()) for own in owned]
-        values = [value for own in owned for value in map(own.__getitem__, own.keys() - bookkeeping().keys())]
-        self._lists = [
-            (one, vars(one).copy(), [*opened(one)]) for one in values if type(one).__qualname__ == "ListWrapper"
+                    dictionaries.append(attributes)
+                    self._losses += [(entry, list(entry)) for entry in map(attributes.get, losses) if entry is not None]
+                    dictionaries += [vars(attributes[name]) for name in local if name in attributes]
+        self._attributes = ObjectState(dictionaries, bookkeeping().keys(), _is_part, opened)
+        self._bookkeeping = [(dictionary, dictionary.copy()) for dictionary in dictionaries]
+        values = [
+            value
+            for dictionary in dictionaries
+            for value in map(dictionary.__getitem__, dictionary.keys() - bookkeeping().keys())
         ]
-        self._dicts = [(one, dict(opened(one))) for one in values if type(one).__qualname__ == "_DictWrapper"]
-        self.generators = [one for one in self._attributes.values if _is_generator(one)]
+        self._lists = [
+            (entry, vars(entry).copy(), [*opened(entry)])
+            for entry in values
+            if type(entry).__qualname__ == "ListWrapper"
+        ]
+        self._dicts = [(entry, dict(opened(entry))) for entry in values if type(entry).__qualname__ == "_DictWrapper"]
+        self.generators = [entry for entry in self._attributes.values if is_generator(type(entry))]  # type: ignore[arg-type]
 
     def keep(self, handle: Any, dtype: Any) -> None:
         """Keep a variable to which a graph may write, of any size."""
@@ -193,40 +199,39 @@ class Snapshot:
         """
         ids = {id(handle) for handle in written}
         all_known = ids <= self._variables.keys()
-        for handle, value in [self._variables[one] for one in (ids if all_known else self._variables)]:
+        for handle, value in [self._variables[key] for key in (ids if all_known else self._variables)]:
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-        changed = [(one, known) for one, known, before in self._lists if not _are_same(opened(one), before)]
+        changed = [(wrapper, known) for wrapper, known, before in self._lists if not _are_same(opened(wrapper), before)]
         for wrapper, entries in self._dicts:
             _restore_dict(wrapper, entries)
         self._attributes.restore()
-        for wrapper, known in changed:  # else it refuses to be saved, because its list was changed elsewhere
+        for wrapper, known in changed:  # else a list changed behind the wrapper cannot be saved
             vars(wrapper).update(known)
-        for own, before in self._bookkeeping:
+        for attributes, before in self._bookkeeping:
             for name in before.keys() & bookkeeping().keys():
-                if own.get(name) is not before[name] and not _holds_part(own.get(name)):
-                    own[name] = before[name]
+                if attributes.get(name) is not before[name] and not _holds_part(attributes.get(name)):
+                    attributes[name] = before[name]
         for losses, collected in self._losses:
             losses.clear()
             (losses.update if isinstance(losses, set) else losses.extend)(collected)
         lost = [self._large[id(handle)][1] for handle in written if id(handle) in self._large]
         if lost:
             raise UnsupportedError(
-                f"the model writes to the variable {lost[0]!r} in its forward pass in evaluation mode, and it is too large "
-                "for its value to be kept on the chance: it now holds what the forward pass wrote. Expected evaluation mode to "
-                "change no weights"
+                f"the model wrote to the variable {lost[0]!r} in evaluation mode, and the variable, which is too large to be "
+                "copied beforehand, keeps the new value. Make the forward pass write to no weights in evaluation mode"
             )
 
     def _take_variable(self, node: Node, training: bool) -> None:
         if handle_of(node.value) is None:
             return
-        if training and any(base.__qualname__ in GENERATORS for base in type(node.owner).__mro__):
+        if training and has_base(node.owner, *GENERATORS):
             return
         for native in on_devices(node.value):
             handle = native.handle
             if not training and (native.shape.num_elements() or 0) > LARGE:
                 self._large[id(handle)] = (handle, node.path)
                 continue
-            with contextlib.suppress(tf.errors.FailedPreconditionError):  # it has no value yet
+            with contextlib.suppress(tf.errors.FailedPreconditionError):  # a variable without a value
                 self._variables[id(handle)] = (handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=native.dtype))
 
 
@@ -253,11 +258,6 @@ def _restore_dict(wrapper: Any, entries: dict[Any, Any]) -> None:
         wrapper[key] = value
 
 
-def _is_generator(value: Any) -> bool:
-    kind: type = type(value)
-    return is_generator(kind)
-
-
 def _is_part(value: Any) -> bool:
     """Return whether it is a variable or a module."""
     return _kinds[type(value)] in GROWN
@@ -272,52 +272,52 @@ def eagerly() -> Iterator[None]:
     """Run the bodies of `tf.function`s as they stand: nothing is traced, so no trace is left behind or gone stale."""
     with process_lock:
         with _setting:
-            was = tf.config.functions_run_eagerly()
-            _found.append(was)
+            previous = tf.config.functions_run_eagerly()
+            _user_settings.append(previous)
             tf.config.run_functions_eagerly(True)
         try:
             yield
         finally:
             with _setting:
-                _found.pop()
-                tf.config.run_functions_eagerly(was)
+                _user_settings.pop()
+                tf.config.run_functions_eagerly(previous)
 
 
 @contextlib.contextmanager
-def operations_as_they_are() -> Iterator[None]:
-    """Refuse what would give operations other gradients in the graph of a `tf.function`, of which the body runs eagerly here.
+def refuse_gradient_overrides() -> Iterator[None]:
+    """Refuse gradient overrides, which have no effect on the body of a `tf.function` that runs eagerly.
 
     Raises:
         UnsupportedError: something has asked for it.
     """
-    asked: list[Any] = []
+    overrides: list[Any] = []
 
-    def ask(original: Callable[..., Any], graph: Any, *given: Any) -> Any:
-        if tf.executing_eagerly():  # else it is a graph's own, as `tf.custom_gradient` has it
-            asked.append(given)
-        return original(graph, *given)
+    def ask(original: Callable[..., Any], graph: Any, *args: Any) -> Any:
+        if tf.executing_eagerly():  # `tf.custom_gradient` uses it in graphs
+            overrides.append(args)
+        return original(graph, *args)
 
     with _overridden.by(ask):
         yield
-    if asked:
+    if overrides:
         raise UnsupportedError(
-            "the model gives operations of a graph other gradients (tf.Graph.gradient_override_map), and embgrad runs the "
-            "bodies of functions without a graph, where these have none: expected tf.custom_gradient, which counts in both"
+            "the model overrides gradients in a graph (tf.Graph.gradient_override_map), which have no effect in eager "
+            "execution, in which embgrad runs the model. Use tf.custom_gradient, which works in both"
         )
 
 
 @contextlib.contextmanager
-def written_out() -> Iterator[None]:
+def functions_inlined() -> Iterator[None]:
     """While a graph is traced under `eagerly`, write the user's `tf.function`s out in it, with their control flow."""
 
     def as_graph(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
         python = function.python_function
-        restored = type(function) is not _function_class()  # it has no Python of its own
+        restored = type(function) is not _function_class()  # a restored function has no Python
         if tf.executing_eagerly() or restored or not isinstance(python, types.FunctionType):
             return original(function, *args, **kwargs)
         try:
             python = tf.autograph.to_graph(python)
-        except Exception:  # its source cannot be read: TensorFlow, too, runs it as it stands then
+        except Exception:  # without source TensorFlow, too, runs it unconverted
             return original(function, *args, **kwargs)
         return python(*args, **kwargs)
 
@@ -328,19 +328,19 @@ def written_out() -> Iterator[None]:
 def wants_eager() -> bool:
     """Return whether the user has set TensorFlow to run functions eagerly, which `eagerly` sets for all threads."""
     with _setting:
-        return _found[0] if _found else bool(tf.config.functions_run_eagerly())
+        return _user_settings[0] if _user_settings else bool(tf.config.functions_run_eagerly())
 
 
 @contextlib.contextmanager
 def in_mode(training: bool) -> Iterator[None]:
-    """The mode in which layers are that are not told: Keras 2's learning phase, Keras 3's call context."""
-    with contextlib.ExitStack() as held:
+    """Set the mode of layers that receive none: Keras 2's learning phase and Keras 3's call context."""
+    with contextlib.ExitStack() as stack:
         if "tf_keras" in sys.modules:
             from tf_keras.src import backend as keras2
 
-            held.enter_context(keras2.deprecated_internal_learning_phase_scope(int(training)))
+            stack.enter_context(keras2.deprecated_internal_learning_phase_scope(int(training)))
         if "keras" in sys.modules:
-            held.enter_context(_keras3_mode(training))
+            stack.enter_context(_keras3_mode(training))
         yield
 
 
@@ -349,14 +349,14 @@ def _keras3_mode(training: bool) -> Iterator[None]:
     from keras.src.backend.common import global_state
     from keras.src.layers.layer import CallContext
 
-    was = global_state.get_global_attribute("current_call_ctx")
+    previous = global_state.get_global_attribute("current_call_ctx")
     context = CallContext(entry_layer=None)
     context.training = training
     global_state.set_global_attribute("current_call_ctx", context)
     try:
         yield
     finally:
-        global_state.set_global_attribute("current_call_ctx", was)
+        global_state.set_global_attribute("current_call_ctx", previous)
 
 
 @contextlib.contextmanager
@@ -366,14 +366,14 @@ def other_tapes_paused() -> Iterator[None]:
     Where a `tf.autodiff.ForwardAccumulator` records, they go on: a tape that was stopped and begins again lies inside of it, and
     no more records the derivatives that it gives, by which the user's second derivatives are taken.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if pywrap_tfe.TFE_Py_TapeSetIsStopped():
             pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
-            held.callback(pywrap_tfe.TFE_Py_TapeSetStopOnThread)
+            stack.callback(pywrap_tfe.TFE_Py_TapeSetStopOnThread)
         tapes = tapes_of_this_thread()
-        if tapes and not any(one._recording for one in _of_type(tf.autodiff.ForwardAccumulator)):
+        if tapes and not any(accumulator._recording for accumulator in _of_type(tf.autodiff.ForwardAccumulator)):
             for tape in tapes:
-                held.enter_context(tape.stop_recording())
+                stack.enter_context(tape.stop_recording())
         yield
 
 
@@ -381,28 +381,28 @@ def tapes_of_this_thread() -> list[Any]:
     """TensorFlow keeps them where Python does not see them: a tape is ours if what it watches is to be recorded here."""
     if pywrap_tfe.TFE_Py_TapeSetIsEmpty():
         return []
-    found = []
+    tapes = []
     for tape in _of_type(tf.GradientTape):
         probe = tf.zeros(())
         if tape._recording and not pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([probe]):
             tape.watch(probe)
             if pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([probe]):
-                found.append(tape)
-    return found
+                tapes.append(tape)
+    return tapes
 
 
 def _of_type(kind: type) -> list[Any]:
-    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    return [value for value in gc.get_objects() if issubclass(type(value), kind)]
 
 
 # Random numbers
 
 
 def shared() -> list[Any]:
-    """The variables of the generators that no model holds, if there are any: TensorFlow's, and Keras 3's of this thread."""
-    found = []
+    """Return the variables of TensorFlow's global generator and Keras 3's of this thread, where they exist."""
+    variables = []
     if stateful_random_ops.global_generator is not None:
-        found.append(stateful_random_ops.global_generator.state)
+        variables.append(stateful_random_ops.global_generator.state)
     if "keras" in sys.modules:
         from keras.src.backend.common import global_state
         from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
@@ -410,12 +410,14 @@ def shared() -> list[Any]:
         generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
         # A variable of TensorFlow's where that is Keras's backend.
         state = getattr(getattr(generator, "state", None), "_value", None)
-        found += [] if state is None else [state]
-    return found
+        variables += [] if state is None else [state]
+    return variables
 
 
 def _read() -> list[tuple[Any, Any]]:
-    return [(one, tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype)) for one in shared()]
+    return [
+        (variable, tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) for variable in shared()
+    ]
 
 
 def _write(states: Sequence[tuple[Any, Any]]) -> None:
@@ -425,8 +427,8 @@ def _write(states: Sequence[tuple[Any, Any]]) -> None:
 
 _generators: Final = SharedGenerator(_read, _write)
 
-#: A function of the user's runs inside a pass, and what it draws is drawn.
-as_the_users: Final = _generators.for_user_code
+#: Entered while a callback runs inside a pass, whose random draws count.
+as_user_code: Final = _generators.for_user_code
 
 
 def preserve_random_state(*, training: bool) -> AbstractContextManager[Any]:

@@ -19,7 +19,7 @@ from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import owned
 from embgrad.errors import UnsupportedError
 from embgrad_tensorflow.lookup import writes_of
-from embgrad_tensorflow.state import Snapshot, as_the_users, in_mode
+from embgrad_tensorflow.state import Snapshot, as_user_code, in_mode
 
 __all__ = ["Taps", "dense", "for_user_code", "snapshot_of", "tapes_are_stopped", "with_mask"]
 
@@ -32,7 +32,7 @@ class Taps:
 
     Args:
         tape: records the forward pass.
-        request: says what is asked at the points.
+        request: the requested changes at the points.
         symbolic: whether the pass is traced into a graph, and the changes are functions of the graph's tensors.
 
     Attributes:
@@ -59,22 +59,22 @@ class Taps:
             else PointChanges(request, lambda tensor: owned(tensor.numpy()), _like)
         )
 
-    def found(self, key: str, rows: Any) -> bool:
-        """Take the rows of a lookup, and return whether others are to go on in their place, see `cut`."""
+    def record_rows(self, key: str, rows: Any) -> bool:
+        """Take the rows of a lookup, and return whether others are to go on in their place, see `replace_rows`."""
         if self._request.tables or key in self._changed:
             return True
-        # where the model wants to be recomputed from what it was given, which is ids, there is no way to the rows
+        # a recomputed part is differentiated down to its inputs, the ids, and not to the rows
         pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
         self.tape.watch(rows)
         self.kept[key] = rows
         return False
 
-    def cut(self, key: str, rows: Any) -> Any:
+    def replace_rows(self, key: str, rows: Any) -> Any:
         """Return what goes on in place of a lookup's rows: off the table, so that nothing below is differentiated."""
         with self._at_work(key):
             return self._put(key, tf.stop_gradient(rows))
 
-    def passed(self, key: str, tensor: Any) -> Any:
+    def replace(self, key: str, tensor: Any) -> Any:
         """Return what goes on in place of a module's tensor, with the Keras mask that hangs on it."""
         with self._at_work(key):
             return with_mask(self._put(key, tf.identity(tensor)), tensor)
@@ -88,9 +88,8 @@ class Taps:
     def _at_work(self, key: str) -> Iterator[None]:
         if tapes_are_stopped():
             raise UnsupportedError(
-                f"the point {key!r} lies in a part of the model that runs unrecorded and is run again in the pullback "
-                "(tf.recompute_grad): values read or changed there would be lost on the second run; expected the part without "
-                "recomputation, or a point outside of it"
+                f"the point {key!r} lies in a part of the model that is recomputed in the pullback (tf.recompute_grad), where "
+                "values read or changed would be lost. Remove the recomputation, or choose a point outside of it"
             )
         self.working = True
         try:
@@ -102,13 +101,13 @@ class Taps:
             self.working = False
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def unwatched(self) -> Iterator[None]:
         """Run code whose operations are not watched one by one."""
-        before, self.working = self.working, True
+        previous, self.working = self.working, True
         try:
             yield
         finally:
-            self.working = before
+            self.working = previous
 
     def _put(self, key: str, tensor: Any) -> Any:
         tensor = self._changes.value(key, tensor)
@@ -150,21 +149,21 @@ def _like(array: np.ndarray, tensor: Any) -> Any:
         return tf.cast(tf.constant(np.asarray(array)), tensor.dtype)
 
 
-# Functions of the user's
+# Callbacks
 
 
 def snapshot_of(model: Any, request: Request) -> Snapshot:
-    """The model as it is, and what `call` holds."""
+    """Return the model as it is, and what `call` holds."""
     call = request.call
     return Snapshot([*as_parts(model), *([] if call is None else [call])], request.training)
 
 
 @contextlib.contextmanager
 def for_user_code(request: Request, taken: Callable[[], Snapshot]) -> Iterator[Request]:
-    """The request with functions that find the model in the mode that is asked for; what they wrote is put back at the end.
+    """Wrap the request's callbacks so that they find the model in the requested mode; restore their writes at the end.
 
     Args:
-        request: what is asked.
+        request: the request.
         taken: gives the model as it is, where there are such functions: it takes a while.
     """
     if not (isinstance(request.respond, NativeObjective) or request.override or request.add or request.edit):
@@ -173,18 +172,20 @@ def for_user_code(request: Request, taken: Callable[[], Snapshot]) -> Iterator[R
     snapshot = taken()
     written: list[Any] = []
 
-    def seen(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
+    def record_writes(
+        op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
+    ) -> None:
         if graph is None:
             written.extend(writes_of(op_type, inputs))
 
     def inside(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def called(given: Any) -> Any:
-            op_callbacks.add_op_callback(seen)
+        def called(value: Any) -> Any:
+            op_callbacks.add_op_callback(record_writes)
             try:
-                with in_mode(request.training), as_the_users():
-                    return function(given)
+                with in_mode(request.training), as_user_code():
+                    return function(value)
             finally:
-                op_callbacks.remove_op_callback(seen)
+                op_callbacks.remove_op_callback(record_writes)
 
         return called
 

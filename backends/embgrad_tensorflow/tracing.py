@@ -18,14 +18,14 @@ from embgrad.forward.points import INPUT, OUTPUT, split_name
 from embgrad.forward.recorder import PassRecorder
 from embgrad_tensorflow.flattening import CALLS
 from embgrad_tensorflow.graphs import CutGraph
-from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES, Replacing, is_turned, table_of
+from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES, Replacing, is_cast_below_point, table_of
 from embgrad_tensorflow.state import shared
 from embgrad_tensorflow.tap import Taps, tapes_are_stopped
 from embgrad_tensorflow.walk import Tables
 
 __all__ = ["Script", "Tracer"]
 
-#: Operations that draw numbers from a generator that TensorFlow keeps to itself.
+#: Operations that draw from TensorFlow's internal generator.
 RANDOM: Final = frozenset(
     {
         *("Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson", "RandomPoissonV2"),
@@ -33,7 +33,7 @@ RANDOM: Final = frozenset(
     }
 )
 
-#: Operations that run Python's code, which may write to anything and runs in a thread of TensorFlow's.
+#: Operations that run Python code, which may write to anything, in one of TensorFlow's threads.
 PYTHON: Final = frozenset({"EagerPyFunc", "PyFunc"})
 
 #: Reports one lookup of a run to its watch, with the values of the script's tensors.
@@ -53,7 +53,7 @@ class Script:
 
     Attributes:
         tensors: those whose values each run has to report.
-        everything: only what is asked for is recorded.
+        everything: False, as only requested points are recorded.
         modules: the paths of the modules asked for.
         counted: nothing is counted, because a graph makes the same calls every time.
         calls: the calls of modules that began.
@@ -64,7 +64,7 @@ class Script:
 
     def __init__(self, keys: Collection[str]) -> None:
         self.tensors: list[Any] = []
-        self.modules = frozenset(one.path for one in map(split_name, keys) if one.side is not None)
+        self.modules = frozenset(name.path for name in map(split_name, keys) if name.side is not None)
         self.calls: list[_Called] = []
         self._keys = frozenset(keys)
         self._graph = tf.compat.v1.get_default_graph()
@@ -74,31 +74,31 @@ class Script:
 
     def see(self, path: str, indices: Any, shape: Any, padding: int | None) -> str | None:
         """Record a lookup in a table of that shape, and return its key where it is asked for."""
-        place = self._ask(indices)
+        index = self._ask(indices)
         known = tf.get_static_value(shape) if isinstance(shape, tf.Tensor) else shape
         sizes = None if known is not None else self._ask(shape)
 
         def report(watch: PassRecorder, values: Sequence[np.ndarray]) -> None:
             rows, dim = values[sizes] if sizes is not None else known
-            watch.see(path, values[place], int(rows), int(dim), padding)
+            watch.see(path, values[index], int(rows), int(dim), padding)
 
         self._reports.append(report)
         key = f"{path}#{self._count(path)}"
         return key if key in self._keys else None
 
-    def enter(self, path: str, kind: str, given: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
+    def enter(self, path: str, kind: str, tensor: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
         """Record that a module's call begins; see `PassRecorder.enter`."""
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise UntraceableError(f"the point {path!r} lies inside a loop or a branch of the graph")
         key = f"{path}:{INPUT}#{self._count(f'{path}:')}"
         self.calls.append(_Called(path))
         self._open.append(key.replace(f":{INPUT}#", f":{OUTPUT}#"))
-        return key if given is not None and self.wants(key) else None
+        return key if tensor is not None and self.wants(key) else None
 
-    def leave(self, gave: Any, shape: Any) -> str | None:
+    def leave(self, tensor: Any, shape: Any) -> str | None:
         """Record that the innermost call ends; see `PassRecorder.leave`."""
         key = self._open.pop()
-        return key if gave is not None and self.wants(key) else None
+        return key if tensor is not None and self.wants(key) else None
 
     def count(self, path: str) -> None:
         """See `counted`."""
@@ -156,7 +156,7 @@ class Tracer:
         try:
             yield
         except Exception:
-            if self._failure is not None:  # as it was raised: libraries add their own text to errors that pass through
+            if self._failure is not None:  # unchanged: libraries add text to errors
                 raise self._failure from None
             raise
         finally:
@@ -164,33 +164,33 @@ class Tracer:
         if self._failure is not None:  # the model may have caught it
             raise self._failure
         closed = [
-            one
-            for one in self._graph.get_operations()
-            if one.type in CALLS and any(output.dtype.is_floating for output in one.outputs)
+            operation
+            for operation in self._graph.get_operations()
+            if operation.type in CALLS and any(output.dtype.is_floating for output in operation.outputs)
         ]
         if closed:
-            raise UntraceableError(f"the model runs a compiled function, {closed[0].name!r}, that cannot be seen into")
+            raise UntraceableError(f"the model runs a compiled function, {closed[0].name!r}, that cannot be cut")
 
     def perform(self, operation: str, operands: Sequence[Any], run: Callable[[], Any]) -> Any:
         """Return what goes on in place of the result of an operation, which `run` gives."""
         return self._replacing.going_on(run())
 
-    def ran(self, graph: CutGraph) -> None:
+    def record_graph(self, graph: CutGraph) -> None:
         """Take down a saved graph that was written into this one."""
         if graph.written or not {*RANDOM, *PYTHON}.isdisjoint(node.op for node in graph.flat.nodes):
             raise UntraceableError("a saved graph that the model runs draws random numbers, writes, or runs Python")
         self.computing |= graph.casts
 
-    def heard(self, name: str, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any]) -> None:
+    def record(self, name: str, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any]) -> None:
         """Record an operation that was just added."""
         if self._taps.working:
             return
         try:
             if name in RANDOM:
-                raise UntraceableError(f"the model draws random numbers ({name}), which a trace would draw otherwise")
+                raise UntraceableError(f"the model draws random numbers ({name}), which a trace would draw differently")
             if name in PYTHON:
                 raise UntraceableError(
-                    f"the model runs Python in its graph ({name}), which may write to what a trace does not know"
+                    f"the model runs Python in its graph ({name}), which may write to objects outside the trace"
                 )
             if name in LOOKUPS:
                 self._looked_up(name, inputs, attrs, outputs[0])
@@ -207,25 +207,25 @@ class Tracer:
     def _called(
         self, op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
     ) -> Any:
-        if graph is None:  # run now: a value that the graph will hold
+        if graph is None:  # executed eagerly: a constant of the graph
             return None
         name = op_type if type(op_type) is str else op_type.decode()
-        self.heard(name, inputs, _values_of(attrs), outputs)
+        self.record(name, inputs, _values_of(attrs), outputs)
         first = self._replacing.going_on(outputs[0]) if outputs else None
         return None if not outputs or first is outputs[0] else [first, *outputs[1:]]
 
     def _wrote(self, name: str, resource: Any) -> None:
         handle = _external(resource)
         if handle is None:
-            raise UntraceableError(f"the model writes ({name}) to what is no variable of its own")
-        if any(handle is one.handle for one in shared()):
+            raise UntraceableError(f"the model writes ({name}) to a resource that is not a variable of the model")
+        if any(handle is variable.handle for variable in shared()):
             raise UntraceableError(
-                "the model draws from a random generator that models share, which is none of a trace's"
+                "the model draws from a random generator that models share, which a trace cannot restore"
             )
         self.written.append(handle)
 
     def _same_table(self, name: str, inputs: Sequence[Any], output: Any) -> None:
-        if name == "Cast" and is_turned(inputs[0], output):
+        if name == "Cast" and is_cast_below_point(inputs[0], output):
             self.computing.add(output.dtype)
         handle = self._handle(inputs[0])
         if handle is not None:
@@ -238,7 +238,9 @@ class Tracer:
             if handle is None and rows.graph is not self._graph:
                 raise UntraceableError("the model looks rows up inside a loop or a branch of the graph")
             if handle is None:
-                raise UntraceableError(f"the model looks rows up ({name}) in what is no variable of its own")
+                raise UntraceableError(
+                    f"the model looks rows up ({name}) in a resource that is not a variable of the model"
+                )
         else:
             shape, dtype = inputs[0].shape, inputs[0].dtype
             if dtype.is_floating and shape.rank is None:
@@ -257,9 +259,9 @@ class Tracer:
         if key is None:
             return
         if tapes_are_stopped():
-            raise UntraceableError(f"the lookup {key!r} lies in a part of the model that is run again in the pullback")
-        if self._taps.found(key, rows):
-            self._replacing.promise(rows, functools.partial(self._taps.cut, key))
+            raise UntraceableError(f"the lookup {key!r} lies in a part of the model that is recomputed in the pullback")
+        if self._taps.record_rows(key, rows):
+            self._replacing.promise(rows, functools.partial(self._taps.replace_rows, key))
 
     def _handle(self, operand: Any) -> Any:
         if operand.dtype == tf.resource:
@@ -270,7 +272,10 @@ class Tracer:
 
 def _values_of(attrs: Sequence[Any]) -> list[Any]:
     """Return an operation's attributes as eager execution has them, names and values in turn."""
-    return [one if isinstance(one, str) else getattr(one, one.WhichOneof("value") or "s") for one in attrs]
+    return [
+        attribute if isinstance(attribute, str) else getattr(attribute, attribute.WhichOneof("value") or "s")
+        for attribute in attrs
+    ]
 
 
 def _external(tensor: Any) -> Any:
@@ -288,7 +293,7 @@ def _indices(operation: str, operands: Sequence[Any]) -> Any:
     if operation == "GatherV2":
         axis = tf.get_static_value(operands[2])
         if axis is None:
-            raise UntraceableError("the model looks up along an axis that is known only when it runs")
+            raise UntraceableError("the model looks up along an axis that is known only at run time")
         if int(axis) not in (0, -2):
             return None
     indices = operands[1]

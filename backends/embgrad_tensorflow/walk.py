@@ -26,6 +26,7 @@ __all__ = [
     "bookkeeping",
     "children",
     "handle_of",
+    "has_base",
     "is_graph_of_layers",
     "is_saved",
     "is_the_users",
@@ -63,7 +64,7 @@ class Node(NamedTuple):
 
 
 def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> Iterator[Node]:
-    """The modules and variables of a model, nearest first, each once, under the shortest path that leads there.
+    """Return the modules and variables of a model, nearest first, each once, under the shortest path that leads there.
 
     Layers of functional and sequential models go by their names. With several parts, a path begins with the part's number.
     What only a plain object holds, or a function by its closure or its globals, is found too: it runs with the model.
@@ -74,17 +75,17 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
     """
     numbered = len(parts) > 1
     open_ = deque(Node(str(number) if numbered else "", part, "module", None, "") for number, part in enumerate(parts))
-    late: deque[Node] = deque()
+    later: deque[Node] = deque()
     kinds = Kinds()
-    seen: dict[int, Any] = {}  # keeps them alive, so that no two have one id
-    while open_ or late:
-        own = bool(open_)
-        node = open_.popleft() if own else late.popleft()
-        if id(node.value) in seen:
-            if own and aliases is not None:
+    visited: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
+    while open_ or later:
+        is_attribute = bool(open_)
+        node = open_.popleft() if is_attribute else later.popleft()
+        if id(node.value) in visited:
+            if is_attribute and aliases is not None:
                 aliases.setdefault(id(node.value), []).append(node.path)
             continue
-        seen[id(node.value)] = node.value
+        visited[id(node.value)] = node.value
         kind = kinds[type(node.value)] or ("module" if node.owner is None else None)
         if kind == "function" and not is_the_users(node.value):
             continue
@@ -103,12 +104,12 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
             if hidden and child_kind not in ("list", "variable"):
                 continue
             path = f"{node.path}.{name}" if node.path else name
-            apart = not own or hidden or child_kind in ("function", "object")
-            (late if apart else open_).append(Node(path, child, "", *holder))
+            is_late = not is_attribute or hidden or child_kind in ("function", "object")
+            (later if is_late else open_).append(Node(path, child, "", *holder))
 
 
 class Kinds(dict[type, "str | None"]):
-    """The kinds of classes, each found out once."""
+    """The kinds of classes, each computed once."""
 
     def __missing__(self, cls: type) -> str | None:
         self[cls] = kind_of(cls)
@@ -121,13 +122,15 @@ def bookkeeping() -> Mapping[str, type]:
 
     They hold settings for building and training, and once more what the model's own attributes hold.
     """
-    kept = [sys.modules[name] for name in ("keras", "tf_keras") if name in sys.modules]
-    fresh = [made for keras in kept for made in (keras.layers.Layer(name="embgrad"), keras.Model(name="embgrad"))]
+    modules = [sys.modules[name] for name in ("keras", "tf_keras") if name in sys.modules]
+    fresh = [
+        instance for keras in modules for instance in (keras.layers.Layer(name="embgrad"), keras.Model(name="embgrad"))
+    ]
     module = tf.Module()
-    module.empty = []  # so that TensorFlow tracks it
-    found = {name: type(value) for one in (*fresh, module) for name, value in vars(one).items()}
-    found.pop("empty")
-    return {**found, "stop_evaluating": bool, "stop_predicting": bool}  # which Keras 3 sets as it runs a model
+    module.empty = []  # makes TensorFlow add its bookkeeping
+    names = {name: type(value) for owner_ in (*fresh, module) for name, value in vars(owner_).items()}
+    names.pop("empty")
+    return {**names, "stop_evaluating": bool, "stop_predicting": bool}  # which Keras 3 sets as it runs a model
 
 
 def kind_of(cls: type) -> str | None:
@@ -153,6 +156,11 @@ def kind_of(cls: type) -> str | None:
     return None if root in LIBRARIES or (root in sys.stdlib_module_names and root != "__main__") else "object"
 
 
+def has_base(value: Any, *names: str, package: str = "") -> bool:
+    """Return whether an object's class or a base of it has one of these names, in a package of that name."""
+    return any(base.__qualname__ in names and base.__module__.startswith(package) for base in type(value).__mro__)
+
+
 def is_the_users(function: Any) -> bool:
     """Return whether a function is the user's, as one made by `tf.function` is, and not a library's."""
     if not isinstance(function, types.FunctionType):
@@ -168,7 +176,7 @@ def is_saved(part: Any) -> bool:
 
 
 def handle_of(variable: Any) -> Any:
-    """The resource that operations know a variable by, or None where it has none (yet).
+    """Return the resource that operations know a variable by, or None where it has none (yet).
 
     Raises:
         UnsupportedError: it is several devices' variable, and in a strategy's scope none of these is meant.
@@ -179,8 +187,8 @@ def handle_of(variable: Any) -> Any:
     except ValueError as error:
         strategy = type(tf.distribute.get_strategy()).__name__
         raise UnsupportedError(
-            f"the model's variables are those of a {strategy}, and embgrad was called in its scope(), where they stand for no "
-            "device's: expected a call outside of the scope, or in strategy.run"
+            f"the model's variables belong to a {strategy}, and embgrad was called in its scope(), where no device is "
+            "selected. Call it outside of the scope, or in strategy.run"
         ) from error
 
 
@@ -197,7 +205,7 @@ def on_devices(variable: Any) -> Sequence[Any]:
 
 def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
     """Return the objects that an object of that kind holds, each with its name."""
-    if any(base.__qualname__ == "ConcreteFunction" for base in type(value).__mro__):
+    if has_base(value, "ConcreteFunction"):
         return ((variable.name.removesuffix(":0"), variable) for variable in value.variables)
     if kind == "list":
         return ((str(number), entry) for number, entry in enumerate(value))
@@ -213,10 +221,10 @@ def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
 def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a function reaches: the object that it is bound to, its closure, the globals that it names."""
     function = getattr(function, "python_function", function)  # of a `tf.function`
-    bound = getattr(function, "__wrapped__", function)  # TensorFlow wraps its bound methods
-    if isinstance(bound, types.MethodType):
-        yield "self", getattr(bound.__self__, "target", bound.__self__)
-        function = bound.__func__
+    method = getattr(function, "__wrapped__", function)  # TensorFlow wraps its bound methods
+    if isinstance(method, types.MethodType):
+        yield "self", getattr(method.__self__, "target", method.__self__)
+        function = method.__func__
     if isinstance(function, functools.partial):
         yield "func", function.func
         yield from ((str(number), entry) for number, entry in enumerate(function.args))
@@ -224,7 +232,7 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(function, types.FunctionType):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if cell != types.CellType():  # an empty one is not set yet
+        if cell != types.CellType():  # an empty cell is not set yet
             entry = cell.cell_contents
             yield name, entry() if isinstance(entry, weakref.ref) else entry
     names = function.__code__.co_names
@@ -234,7 +242,7 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
 def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
     if is_graph_of_layers(module):
         yield from ((layer.name, layer) for layer in module.layers)
-    # those that do not begin with an underscore first
+    # public attributes first
     yield from sorted(getattr(module, "__dict__", {}).items(), key=lambda item: item[0].startswith("_"))
 
 
@@ -242,7 +250,7 @@ def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
     for base in type(value).__mro__:
         for name, slot in vars(base).items() if base.__module__ != "builtins" else ():
             if isinstance(slot, types.MemberDescriptorType) and name != "__dict__":
-                with contextlib.suppress(AttributeError):  # it is empty
+                with contextlib.suppress(AttributeError):  # an empty slot
                     yield name, slot.__get__(value)
 
 
@@ -260,7 +268,7 @@ class Tables:
         self._nodes: dict[int, Node] = {}
 
     def path(self, handle: Any) -> str:
-        """The attribute path of the table's owner, for a bare variable its own; `UNNAMED_TABLE` for none of the model's."""
+        """Return the attribute path of the table's layer, or of a bare variable; `UNNAMED_TABLE` outside of the model."""
         if handle is None:
             return UNNAMED_TABLE
         if id(handle) not in self._paths:  # the first lookup, or a layer that was built just now
@@ -269,18 +277,18 @@ class Tables:
         return self._paths[id(handle)][1]
 
     def padding(self, handle: Any) -> int | None:
-        """The row that the table's owner declares to be padding: 0 under Keras's `mask_zero`."""
+        """Return the row that the table's owner declares to be padding: 0 under Keras's `mask_zero`."""
         node = None if handle is None else self._nodes.get(id(handle))
         return 0 if node is not None and getattr(node.owner, "mask_zero", False) is True else None
 
     def fixed(self, handle: Any) -> Any:
-        """The variable of a handle where itself says that it is not learned; else None."""
+        """Return the variable of a handle where itself says that it is not learned; else None."""
         self.path(handle)
         node = self._nodes.get(id(handle))
         return None if node is None or node.value.trainable or is_keras(node.owner) else node.value
 
     def variables(self, path: str) -> list[Any]:
-        """The variables whose tables go by that path."""
+        """Return the variables whose tables go by that path."""
         if not self._nodes:
             self.learn(walk(self._parts))
         return [
@@ -290,17 +298,17 @@ class Tables:
         ]
 
     def named(self) -> list[str]:
-        """The paths of what may be a table."""
+        """Return the paths of what may be a table."""
         if not self._nodes:
             self.learn(walk(self._parts))
         matrices = (number for number, node in self._nodes.items() if len(node.value.shape) == 2)
         return list(dict.fromkeys(self._paths[number][1] for number in matrices))
 
     def with_rows(self, rows: int) -> list[Any]:
-        """The variables that may be a table of so many rows, those of layers included that were built just now."""
+        """Return the variables that may be a table of so many rows, those of layers included that were built just now."""
         self.learn(walk(self._parts))
-        found = (node.value for node in self._nodes.values())
-        return [one for one in found if len(one.shape) == 2 and one.shape[0] == rows]
+        variables = (node.value for node in self._nodes.values())
+        return [variable for variable in variables if len(variable.shape) == 2 and variable.shape[0] == rows]
 
     def learn(self, nodes: Iterable[Node], learned: dict[str, Any] | None = None) -> None:
         """Take the paths of these nodes of the parts, for a walk that has been made already.
@@ -313,25 +321,24 @@ class Tables:
         learned = {} if learned is None else learned
         if "tables" not in learned:
             paths = [_table_path(node) for node in variables]
-            spelled = Counter(paths)
+            counts = Counter(paths)
             learned["tables"] = [
-                path if spelled[path] == 1 else node.path or UNNAMED_TABLE
+                path if counts[path] == 1 else node.path or UNNAMED_TABLE
                 for path, node in zip(paths, variables, strict=True)
             ]
-        found = [(handle_of(node.value), node) for node in variables]
-        named = zip(found, learned["tables"], strict=True)
+        pairs = [(handle_of(node.value), node) for node in variables]
+        named = zip(pairs, learned["tables"], strict=True)
         self._paths = {id(pair[0]): (pair[0], path) for pair, path in named if pair[0] is not None}
-        self._nodes = {id(known): node for known, node in found if known is not None}
+        self._nodes = {id(known): node for known, node in pairs if known is not None}
 
 
 def _table_path(node: Node) -> str:
-    """An Embedding layer goes by its own path: it holds one table. In a saved model, which lists its variables, by its name."""
+    """Return the path of the Embedding layer or of the variable; in a saved model, which lists its variables, its name."""
     attribute = node.path.removeprefix(f"{node.owner_path}.") if node.owner_path else node.path
     if is_saved(node.owner) and LISTED.fullmatch(attribute):
         # layers around saved objects, such as `hub.KerasLayer`, hold them in private attributes
         holder = [part for part in node.owner_path.split(".") if not part.startswith("_")]
         return ".".join([*filter(None, holder), node.value.name.removesuffix(":0")])
-    is_embedding = any(base.__qualname__ == "Embedding" for base in type(node.owner).__mro__)
-    if is_embedding and attribute.lstrip("_") == "embeddings" and node.owner_path:
+    if has_base(node.owner, "Embedding") and attribute.lstrip("_") == "embeddings" and node.owner_path:
         return node.owner_path
     return node.path or UNNAMED_TABLE

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras as keras3
+import keras_hub
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras2
-from tensorflow.python.eager import record
+import transformers
 
 KERAS = {"keras2": keras2, "keras3": keras3}
 
@@ -19,12 +20,6 @@ KERAS = {"keras2": keras2, "keras3": keras3}
 def halved(x: Any) -> Any:
     """A gradient of the author's own, which is no slope; x itself is given, as `tf.identity` would give it."""
     return x, lambda gradient: 0.5 * gradient
-
-
-def recorded_halved(output: Any, source: Any) -> Any:
-    """An operation's result, whose gradient is told to the tapes anew, past TensorFlow's own functions."""
-    record.record_operation("Halved", [output], [source], lambda gradient: [0.5 * gradient])
-    return output
 
 
 @contextlib.contextmanager
@@ -81,6 +76,40 @@ def own_table_gradient(table: Any, total: Callable[[], Any]) -> np.ndarray:
     return np.asarray(tf.convert_to_tensor(tape.gradient(value, variable)))
 
 
-def own_of_sum(model: Any, ids: np.ndarray) -> np.ndarray:
-    """That of a model's `table`, for the sum of what the model returns."""
-    return own_table_gradient(model.table, lambda: tf.reduce_sum(model(ids)))
+def make_model(call: Callable[..., Any], base: Any = tf.Module, **attributes: Any) -> Any:
+    """Return an object of a new subclass of a framework's class, with this call and these attributes."""
+    method = "__call__" if base is tf.Module else "call"
+    model = type("Net", (base,), {method: call})()
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model
+
+
+def functional(keras: Any, *layers: Any, mask_zero: bool = False, dtype: str = "int32", **names: Any) -> Any:
+    """Return a functional model of an embedding and these layers."""
+    ids = keras.layers.Input((None,), dtype=dtype, **names)
+    value = keras.layers.Embedding(12, 4, mask_zero=mask_zero)(ids)
+    for layer in layers:
+        value = layer(value)
+    return keras.Model(ids, value)
+
+
+def small_bert(name: str, **options: Any) -> Any:
+    """Return a BERT of Hugging Face's class of that name, with 12 rows of 4 columns."""
+    sizes = {"vocab_size": 12, "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.BertConfig(**{**sizes, "intermediate_size": 6, **options})
+    return getattr(transformers, name)(config)
+
+
+def small_gpt2(name: str, **options: Any) -> Any:
+    """Return a GPT-2 of Hugging Face's class of that name, with 12 rows of 4 columns."""
+    sizes = {"vocab_size": 12, "n_embd": 4, "n_layer": 2, "n_head": 2, "n_positions": 12}
+    return getattr(transformers, name)(transformers.GPT2Config(**{**sizes, **options}))
+
+
+def small_backbone(layers: int = 2) -> Any:
+    """Return a BERT of KerasHub, in float64."""
+    with policy(keras3, "float64"):
+        return keras_hub.models.BertBackbone(
+            vocabulary_size=12, num_layers=layers, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
+        )

@@ -65,14 +65,14 @@ CHECKS = {
 
 @pytest.mark.parametrize("is_saved", [False, True], ids=["module", "saved"])
 @pytest.mark.parametrize("check", CHECKS)
-def test_assertions_of_other_models(check: str, is_saved: bool, tmp_path: Any) -> None:
+def test_a_failed_assertion_on_ids_names_the_id_and_the_table(check: str, is_saved: bool, tmp_path: Any) -> None:
     model = Net(CHECKS[check])
     model = saved(model, tmp_path) if is_saved else model
     with pytest.raises(embgrad.BatchError, match=FIRST.format("table", 12, 11)):
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 
-def test_several_tables_of_that_length_are_none_by_name() -> None:
+def test_an_assertion_that_fits_several_tables_names_none() -> None:
     with pytest.raises(embgrad.BatchError, match=FIRST.format("lookup", 12, 11)):
         embgrad.gradients(Net(CHECKS["less"], shared=True), IDS, embgrad.Sum())
 
@@ -82,6 +82,6 @@ def test_several_tables_of_that_length_are_none_by_name() -> None:
     [lambda ids: tf.debugging.assert_less(ids, 50), lambda ids: tf.debugging.assert_equal(ids[:, 0], ids[:, -1])],
     ids=["another length", "another comparison"],
 )
-def test_what_is_asserted_of_something_else_stays_what_it_is(check: Any) -> None:
+def test_other_assertions_pass_unchanged(check: Any) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError):
         embgrad.gradients(Net(check), IDS, embgrad.Sum())

@@ -26,19 +26,9 @@ def convolved(keras: Any, seed: int, activation: str, pooling: str) -> Any:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("keras", sorted(KERAS))
-def test_right_gradients_of_models_with_kinks_pass(keras: str, dtype: str) -> None:
-    for seed in range(6):
-        with policy(KERAS[keras], dtype):
-            model = convolved(KERAS[keras], seed, "relu", "GlobalMaxPooling1D")
-        assert embgrad.gradients(model, IDS, OBJECTIVE, check=True).certificate is not None
-
-
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("keras", sorted(KERAS))
-def test_right_gradients_under_mixed_precision_are_not_said_to_be_wrong(keras: str, dtype: str) -> None:
+def test_right_gradients_under_mixed_precision_get_a_certificate(keras: str, dtype: str) -> None:
     for seed in range(4):
         with policy(KERAS[keras], dtype):
             model = convolved(KERAS[keras], seed, "tanh", "GlobalAveragePooling1D")
@@ -73,7 +63,7 @@ def test_the_compute_dtype_is_the_coarsest_on_the_way(inner: str, compile: bool)
         assert result.provenance["compiled"]
 
 
-def test_a_wrong_gradient_under_mixed_precision_does_not_pass() -> None:
+def test_a_wrong_gradient_under_mixed_precision_gets_no_certificate() -> None:
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def doubled(x: Any) -> Any:
         return tf.identity(x), lambda g: 2 * g

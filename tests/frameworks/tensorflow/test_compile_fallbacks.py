@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import embgrad
 from tests.compiled import same
+from tests.frameworks.tensorflow.helpers import make_model
 from tests.frameworks.tensorflow.test_models import functional
 from tests.frameworks.tensorflow.traced import IDS, PROJECTION, Net, both
 
@@ -83,20 +84,8 @@ class Untraceable:
             return tf.matmul(tf.reduce_sum(rows, 1), self.weight)
 
 
-def test_what_python_draws_counts_in_evaluation_mode_too() -> None:
-    class Dropping(Net):
-        def head(self, rows: Any) -> Any:
-            return super().head(rows) * (3.0 if random.uniform(0, 1) < 0.1 else 1.0)
-
-    model = Dropping()
-    random.seed(2)  # whose first numbers leave nothing out
-    for _ in range(2):
-        with pytest.warns(embgrad.EmbgradWarning, match="compile=True: .*from Python's or NumPy's generator"):
-            embgrad.gradients(model, IDS, PROJECTION, compile=True)
-
-
 @pytest.mark.parametrize("sort", [random.Random, np.random.default_rng, np.random.RandomState, random.SystemRandom])
-def test_a_generator_of_the_models_own(sort: Any) -> None:
+def test_a_model_that_holds_a_random_generator_has_no_trace(sort: Any) -> None:
     class Dropping(Net):
         def __init__(self) -> None:
             super().__init__()
@@ -111,7 +100,7 @@ def test_a_generator_of_the_models_own(sort: Any) -> None:
             embgrad.gradients(model, IDS, PROJECTION, compile=True)
 
 
-def test_a_generator_of_the_models_program() -> None:
+def test_a_model_that_draws_from_a_global_generator_has_no_trace() -> None:
     generator = np.random.default_rng(0)
 
     class Noisy(Net):
@@ -133,10 +122,10 @@ def test_a_generator_of_the_models_program() -> None:
         (Untraceable.RunsNumPy, "runs Python in its graph (PyFunc)"),
         (Untraceable.Asks, "the gradients at 'word' differ between a trace and the model itself"),
         (Untraceable.Loops, "inside a loop"),
-        (Untraceable.OneHot, "a product with one-hot rows is seen as a lookup only where the model's Python runs"),
+        (Untraceable.OneHot, "a product with one-hot rows is recognized only in eager execution"),
     ],
 )
-def test_what_cannot_be_traced_runs_without(net: Any, why: str) -> None:
+def test_a_model_that_cannot_be_traced_runs_without_a_trace(net: Any, why: str) -> None:
     model = net()
     plain = embgrad.gradients(model, IDS, PROJECTION)
     for _ in range(2):
@@ -151,7 +140,7 @@ def test_what_cannot_be_traced_runs_without(net: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("draw", [lambda: random.uniform(0, 1), lambda: np.random.rand()])
-def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
+def test_a_part_that_python_skips_at_random_has_no_trace(draw: Any) -> None:
     """As Hugging Face's layer drop does, which draws in evaluation mode as well."""
 
     class Dropping(Net):
@@ -172,19 +161,6 @@ def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
     assert len({one.values.tobytes() for one in found}) == 2
 
 
-def test_an_objective_that_draws_has_no_trace_and_others_do() -> None:
-    model = Net()
-
-    def drawing(out: Any) -> Any:
-        return tf.reduce_sum(out * tf.random.normal(tf.shape(out), dtype=out.dtype), 1)
-
-    for _ in range(2):
-        with pytest.warns(embgrad.EmbgradWarning, match="or the objective gives different results each time"):
-            embgrad.gradients(model, IDS, drawing, compile=True)
-    for objective in (lambda out: out[:, 0], PROJECTION):
-        same(*both(model, IDS, objective))
-
-
 class Found:
     """What a model may return that is no nest."""
 
@@ -200,33 +176,36 @@ class Found:
         ("Found", Found, lambda out: tf.reduce_sum(out.hidden, 1)),
     ],
 )
-def test_an_objective_that_reads_what_is_no_tensor_runs_without_a_trace(kind: str, returned: Any, read: Any) -> None:
+def test_an_objective_that_reads_no_plain_tensor_runs_without_a_trace(kind: str, returned: Any, read: Any) -> None:
     model = Net()
     options: dict[str, Any] = {"call": lambda net, inputs: returned(net(inputs))}
-    with pytest.warns(embgrad.EmbgradWarning, match=f"it returns a {kind}, which is neither a tensor nor plain"):
+    with pytest.warns(
+        embgrad.EmbgradWarning, match=f"it returns a {kind}, which is neither a tensor nor a plain value"
+    ):
         found = embgrad.gradients(model, IDS, read, compile=True, **options)
     for plain in (embgrad.gradients(model, IDS, read, **options), embgrad.gradients(model, IDS, embgrad.Sum())):
         np.testing.assert_allclose(found.values, plain.values, rtol=1e-12)
 
 
-def test_why_is_told_without_what_keras_adds(keras: Any) -> None:
-    class Draws(keras.layers.Layer):  # type: ignore[misc, name-defined]
-        def call(self, rows: Any) -> Any:
-            return rows + 0 * tf.random.uniform([], dtype=rows.dtype)
+def test_the_reason_has_no_text_added_by_keras(keras: Any) -> None:
 
-    model, _ = functional(keras, Draws(), keras.layers.GlobalAveragePooling1D())
+    model, _ = functional(
+        keras,
+        make_model(lambda self, rows: rows + 0 * tf.random.uniform([], dtype=rows.dtype), keras.layers.Layer),
+        keras.layers.GlobalAveragePooling1D(),
+    )
     with pytest.warns(embgrad.EmbgradWarning) as told:
         found = embgrad.gradients(model, IDS, PROJECTION, compile=True)
-    why = "the model draws random numbers (RandomUniform), which a trace would draw otherwise"
+    why = "the model draws random numbers (RandomUniform), which a trace would draw differently"
     assert found.provenance["uncompiled"] == why
     assert str(told[0].message) == f"compile=True: {why}; the model ran without a trace"
 
 
-def test_running_eagerly_is_respected() -> None:
+def test_run_functions_eagerly_is_respected() -> None:
     model = Net()
     tf.config.run_functions_eagerly(True)
     try:
-        with pytest.warns(embgrad.EmbgradWarning, match=r"run_functions_eagerly\(True\) is in force"):
+        with pytest.warns(embgrad.EmbgradWarning, match=r"run_functions_eagerly\(True\) is set"):
             embgrad.gradients(model, IDS, PROJECTION, compile=True)
         assert tf.config.functions_run_eagerly()
     finally:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import _thread
-import gc
 import threading
-import weakref
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,6 @@ import tensorflow as tf
 
 import embgrad
 from tests.compiled import same
-from tests.frameworks.tensorflow.helpers import KERAS
-from tests.frameworks.tensorflow.test_models import VECTOR, functional
 from tests.frameworks.tensorflow.traced import IDS, LONGER, PROJECTION, Net, both
 
 #: Of the layers that are made here.
@@ -23,7 +19,7 @@ POLICY = "float64"
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), tf.errors.UnknownError(None, None, "mine")])
-def test_what_functions_raise(error: BaseException) -> None:
+def test_exceptions_of_callbacks_pass_unchanged_through_a_trace(error: BaseException) -> None:
     model = Net()
 
     def raises(value: np.ndarray) -> np.ndarray:
@@ -57,7 +53,7 @@ def test_what_functions_raise(error: BaseException) -> None:
         same(expected, embgrad.gradients(model, IDS, objective, compile=True, **options))
 
 
-def test_the_users_own_functions_are_left_alone() -> None:
+def test_tf_functions_of_the_user_keep_their_traces() -> None:
     class Function(Net):
         @tf.function
         def __call__(self, ids: Any) -> Any:
@@ -75,48 +71,6 @@ def test_the_users_own_functions_are_left_alone() -> None:
     same(*both(model, LONGER, PROJECTION))
     np.testing.assert_array_equal(model(tf.constant(IDS)), before)
     assert model.__call__.experimental_get_tracing_count() == 1
-
-
-def test_predict_is_left_alone(keras: Any) -> None:
-    model, _ = functional(keras, keras.layers.LSTM(3))
-    before = model.predict(IDS, verbose=0)
-    was = model.predict_function
-    same(*both(model, IDS, PROJECTION))
-    assert model.predict_function is was
-    np.testing.assert_array_equal(model.predict(IDS, verbose=0), before)
-
-
-@pytest.mark.parametrize("make", [Net, lambda: functional(KERAS["keras2"], KERAS["keras2"].layers.LSTM(3))[0]])
-def test_a_trace_does_not_keep_its_model(make: Any) -> None:
-    def ask(model: Any) -> weakref.ref[Any]:
-        for objective in (PROJECTION, lambda out: tf.reduce_sum(out, 1)):
-            assert embgrad.gradients(model, IDS, objective, compile=True).provenance["compiled"]
-        embgrad.gradients(model, IDS, PROJECTION, compile=True, call=lambda _, inputs: 2 * model(inputs))
-        return weakref.ref(model)
-
-    alive = ask(make())
-    gc.collect()
-    assert alive() is None
-
-
-def test_threads() -> None:
-    model = Net()
-    embgrad.gradients(model, IDS, PROJECTION, compile=True)
-    batches = [IDS, LONGER, IDS[:2], LONGER[:, :4]]
-    expected = [embgrad.gradients(model, batch, PROJECTION).values for batch in batches]
-    found: list[Any] = [None] * len(batches)
-
-    def run(number: int) -> None:
-        for _ in range(3):
-            found[number] = embgrad.gradients(model, batches[number], PROJECTION, compile=True).values
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(batches))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-10)
 
 
 def test_another_thread_runs_another_model_meanwhile() -> None:
@@ -145,19 +99,6 @@ def test_another_thread_runs_another_model_meanwhile() -> None:
     assert not tf.config.functions_run_eagerly()
 
 
-def test_the_users_code_runs_in_the_callers_thread() -> None:
-    called: list[threading.Thread] = []
-
-    class Theirs(embgrad.Projection):
-        def evaluate(self, output: np.ndarray, batch: Any) -> Any:
-            called.append(threading.current_thread())
-            return super().evaluate(output, batch)
-
-    model = Net()
-    same(*both(model, IDS, Theirs(VECTOR)))
-    assert set(called) == {threading.current_thread()}
-
-
 def test_an_interrupt_waits_until_the_graph_has_ended(monkeypatch: Any) -> None:
     model = Net()
     expected, compiled = both(model, IDS, PROJECTION)
@@ -175,8 +116,8 @@ def test_an_interrupt_waits_until_the_graph_has_ended(monkeypatch: Any) -> None:
     same(expected, embgrad.gradients(model, IDS, PROJECTION, compile=True))
 
 
-@pytest.mark.filterwarnings("ignore:compile=True. it is asked for by a function:embgrad.EmbgradWarning")
-def test_a_function_may_ask_again() -> None:
+@pytest.mark.filterwarnings("ignore:compile=True. a callback of another embgrad call:embgrad.EmbgradWarning")
+def test_a_callback_may_call_embgrad() -> None:
     """What it runs inside uses the same model, whose lock the call holds; without a trace, since TensorFlow may have one
     thread for graphs alone, which waits for the function."""
     model = Net()
@@ -197,15 +138,4 @@ def test_a_function_may_ask_again() -> None:
     plain = embgrad.gradients(model, IDS, PROJECTION)
     for one in (*inner, found.values):
         np.testing.assert_allclose(one, plain.values, rtol=1e-10)
-    assert set(uncompiled) == {"it is asked for by a function that another call waits for"}
-
-
-def test_a_persistent_tape_of_the_users_stays_out() -> None:
-    model = Net()
-    embgrad.gradients(model, IDS, PROJECTION, compile=True)
-    with tf.GradientTape() as tape:
-        found = embgrad.gradients(model, IDS, PROJECTION, compile=True)
-        loss = tf.reduce_sum(model(tf.constant(IDS)) * VECTOR)
-    np.testing.assert_allclose(
-        tf.convert_to_tensor(tape.gradient(loss, model.rows)), found.table().to_dense(), atol=1e-12
-    )
+    assert set(uncompiled) == {"a callback of another embgrad call requested it"}

@@ -9,17 +9,9 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, halved
+from tests.frameworks.tensorflow.helpers import KERAS, functional, halved, make_model
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0]])
-
-
-def functional(keras: Any, *layers: Any, dtype: str = "int32", **names: Any) -> Any:
-    ids = keras.layers.Input((None,), dtype=dtype, **names)
-    value = keras.layers.Embedding(12, 4)(ids)
-    for layer in layers:
-        value = layer(value)
-    return keras.Model(ids, value)
 
 
 class Net(tf.Module):
@@ -32,20 +24,20 @@ class Net(tf.Module):
         return self.forward(self.rows, ids)
 
 
-def test_inside_a_tf_function(keras: Any) -> None:
+def test_a_call_inside_a_tf_function_is_refused(keras: Any) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D())
 
     def traced() -> Any:
         return embgrad.gradients(model, IDS, embgrad.Sum()).values
 
-    message = r"inside a tf.function.*expected eager execution.*call it outside"
+    message = r"inside a tf.function.*results are NumPy arrays.*Call it outside"
     with pytest.raises(embgrad.UnsupportedError, match=message):
         tf.function(traced, autograph=False)()
     with pytest.raises(Exception, match=f"UnsupportedError: embgrad was called {message}"):  # AutoGraph wraps any error
         tf.function(traced)()
 
 
-def test_in_a_strategys_scope(keras: Any) -> None:
+def test_a_call_in_the_scope_of_a_strategy_is_refused(keras: Any) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():
         layers = [keras.layers.Embedding(20, 3), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
@@ -55,7 +47,7 @@ def test_in_a_strategys_scope(keras: Any) -> None:
     outside = embgrad.gradients(model, ids, embgrad.Sum()).values
     with (
         strategy.scope(),
-        pytest.raises(embgrad.UnsupportedError, match=r"those of a MirroredStrategy.*expected a call outside"),
+        pytest.raises(embgrad.UnsupportedError, match=r"belong to a MirroredStrategy.*Call it outside"),
     ):
         embgrad.gradients(model, ids, embgrad.Sum())
     np.testing.assert_array_equal(strategy.run(lambda: embgrad.gradients(model, ids, embgrad.Sum()).values), outside)
@@ -73,94 +65,54 @@ def test_inside_a_py_function_is_eager() -> None:
 
 
 @pytest.mark.parametrize(
-    ("forward", "why"),
-    [
-        (lambda rows, ids: tf.matmul(tf.one_hot(ids[:, 0], 12), rows), "a product with one-hot vectors"),
-        (lambda rows, ids: tf.reduce_sum(tf.gather(rows, ids + 1), 1), "other ids"),
-        (lambda rows, ids: tf.reduce_sum(tf.gather(tf.transpose(rows), ids, axis=1), 2), "columns"),
-        (lambda rows, ids: tf.cast(ids, tf.float32), "no lookup"),
-    ],
-)
-def test_no_lookup_of_the_ids(forward: Any, why: str) -> None:
-    with pytest.raises(embgrad.PointNotReachedError, match="made no lookup whose indices are the batch's ids"):
-        embgrad.gradients(Net(forward), IDS, embgrad.Sum())
-
-
-@pytest.mark.parametrize(
     "forward",
     [
         lambda rows, ids: tf.stop_gradient(tf.reduce_sum(tf.gather(rows, ids), 1)),
-        lambda rows, ids: tf.ones((2, 2)) + _use(rows, ids),
+        lambda rows, ids: (tf.gather(rows, ids), tf.ones((2, 2)))[1],
         lambda rows, ids: tf.constant(tf.reduce_sum(tf.gather(rows, ids), 1).numpy()),
         lambda rows, ids: tf.cast(tf.argmax(tf.gather(rows, ids), 1), tf.float32),
     ],
 )
-def test_an_objective_that_does_not_depend_on_the_lookup(forward: Any) -> None:
+def test_an_objective_that_does_not_depend_on_the_lookup_is_an_error(forward: Any) -> None:
     with pytest.raises(embgrad.NoGradientError, match="does not depend on the point 'word'"):
         embgrad.gradients(Net(forward), IDS, embgrad.Sum())
 
 
-def _use(rows: Any, ids: Any) -> Any:
-    """Looks the ids up, and lets nothing through."""
-    tf.gather(rows, ids)
-    return 0.0
-
-
-def test_a_gradient_of_zeros_is_a_result() -> None:
-    result = embgrad.gradients(Net(lambda rows, ids: 0 * tf.reduce_sum(tf.gather(rows, ids), 1)), IDS, embgrad.Sum())
-    assert not result.values.any()
-
-
-def test_outputs(keras: Any) -> None:
-    model = functional(keras, keras.layers.GlobalAveragePooling1D())
-    with pytest.raises(embgrad.OutputError, match=r"no output 'hidden'.*'output'"):
-        embgrad.gradients(model, IDS, embgrad.Sum(output="hidden"))
-    whole = Net(lambda rows, ids: {"logits": tf.gather(rows, ids)[:, 0], "classes": ids})
+def test_an_output_of_whole_numbers_is_refused() -> None:
+    model = Net(lambda rows, ids: {"logits": tf.gather(rows, ids)[:, 0], "classes": ids})
     with pytest.raises(embgrad.OutputError, match=r"'classes' is of dtype int32: expected floating point.*output="):
-        embgrad.gradients(whole, IDS, embgrad.Sum(output="classes"))
-    with pytest.raises(embgrad.OutputError, match="returned NoneType, in which there is no tensor"):
-        embgrad.gradients(Net(lambda rows, ids: None if _use(rows, ids) == 0 else 1), IDS, embgrad.Sum())
+        embgrad.gradients(model, IDS, embgrad.Sum(output="classes"))
 
 
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        (
-            lambda logits: logits,
-            r"shape \(2, 4\) and dtype float32: expected a tf.Tensor of floating point and shape \(2,\)",
-        ),
-        (lambda logits: tf.reduce_sum(logits), r"shape \(\) .*embgrad.Scalar\(function\)"),
         (lambda logits: tf.argmax(logits, 1), r"dtype int64: expected a tf.Tensor of floating point and shape \(2,\)"),
         (lambda logits: logits.numpy()[:, 0], r"returned ndarray: expected a tf.Tensor of floating point"),
-        (lambda logits: None, r"returned NoneType: expected a tf.Tensor of floating point"),
-        (
-            embgrad.Scalar(lambda logits: logits[:, 0]),
-            r"shape \(2,\) .*: expected a tf.Tensor of floating point and shape \(\)",
-        ),
     ],
 )
-def test_native_objectives(keras: Any, objective: Any, message: str) -> None:
+def test_native_objectives_of_another_type_are_refused(keras: Any, objective: Any, message: str) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D())
     with pytest.raises(embgrad.ObjectiveError, match=message):
         embgrad.gradients(model, IDS, objective)
 
 
-def test_inputs_that_cannot_hold_the_ids(keras: Any) -> None:
+def test_an_input_dtype_that_cannot_hold_the_ids_is_refused(keras: Any) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D(), dtype="float16", name="input_ids")
     big = np.array([[1, 2049]])
     with pytest.raises(embgrad.BatchError, match=r"input 'input_ids' as float16, which does not hold.*2049.*int32"):
         embgrad.gradients(model, big, embgrad.Sum())
 
 
-def test_inputs_that_are_text() -> None:
+def test_a_text_input_is_refused() -> None:
     keras = KERAS["keras3"]
     ids = keras.layers.Input((), dtype="string")
     model = keras.Model(ids, ids)
-    with pytest.raises(embgrad.BatchError, match=r"declares its input .* as text, and the batch is token ids"):
+    with pytest.raises(embgrad.BatchError, match=r"declares its input .* as text, and the batch holds token ids"):
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 
-def test_inputs_without_a_known_name(keras: Any) -> None:
+def test_inputs_without_a_known_name_are_refused(keras: Any) -> None:
     left, right = (keras.layers.Input((None,), dtype="int32", name=name) for name in ("left", "right"))
     table = keras.layers.Embedding(12, 4)
     model = keras.Model([left, right], keras.layers.Add()([table(left), table(right)]))
@@ -168,17 +120,14 @@ def test_inputs_without_a_known_name(keras: Any) -> None:
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 
-def test_an_argument_that_the_batch_does_not_have() -> None:
-    class Needs(tf.Module):
-        def __call__(self, ids: Any, temperature: Any) -> Any:
-            return ids
+def test_an_argument_that_the_batch_lacks_is_an_error() -> None:
 
     with pytest.raises(embgrad.BatchError, match="needs 'temperature'"):
-        embgrad.gradients(Needs(), IDS, embgrad.Sum())
+        embgrad.gradients(make_model(lambda self, ids, temperature: ids), IDS, embgrad.Sum())
 
 
 @pytest.mark.parametrize("option", [{"batch_size": 2}, {"check": True}], ids=lambda one: "".join(one))
-def test_a_sparse_input_of_which_some_examples_are_asked_for(option: dict[str, Any]) -> None:
+def test_a_sparse_input_cannot_be_cut_into_examples(option: dict[str, Any]) -> None:
     class Weighing(tf.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -194,23 +143,10 @@ def test_a_sparse_input_of_which_some_examples_are_asked_for(option: dict[str, A
         embgrad.gradients(Weighing(), batch, embgrad.Sum(), **option)
 
 
-def test_parts_without_call(keras: Any) -> None:
+def test_several_parts_without_call_are_refused(keras: Any) -> None:
     parts = [functional(keras), keras.layers.Dense(2)]
-    with pytest.raises(embgrad.UnsupportedError, match=r"sequence of 2 parts.*expected call=lambda parts"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"sequence of 2 parts.*Pass call=lambda parts"):
         embgrad.gradients(parts, IDS, embgrad.Sum())
-
-
-def test_an_unknown_point(keras: Any) -> None:
-    model = functional(keras, keras.layers.GlobalAveragePooling1D())
-    name = model.layers[1].name
-    with pytest.raises(embgrad.UnknownPointError, match=f"Did you mean '{name}'"):
-        embgrad.gradients(model, IDS, embgrad.Sum(), at=name[:-1] + "x")
-
-
-def test_a_mask_that_the_model_cannot_take_is_a_warning(keras: Any) -> None:
-    model = functional(keras, keras.layers.GlobalAveragePooling1D())
-    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
-        embgrad.gradients(model, {"input_ids": IDS, "attention_mask": IDS > 0}, embgrad.Sum())
 
 
 def test_the_models_own_error_comes_through_unchanged() -> None:
@@ -236,7 +172,7 @@ def test_ids_outside_a_table_that_is_no_matrix(shape: tuple[int, ...]) -> None:
         embgrad.gradients(model, [[1, 50]], embgrad.Sum())
 
 
-def test_a_model_that_cannot_be_called() -> None:
+def test_a_model_that_cannot_be_called_is_refused() -> None:
     class Encoder(tf.Module):
         def encode(self, ids: Any) -> Any:
             return ids
@@ -252,7 +188,7 @@ def _halved(_: Any, gradient: Any) -> Any:
 
 @pytest.mark.parametrize("autograph", [False, True])
 @pytest.mark.parametrize("compile", [False, True])
-def test_gradients_that_a_graph_gives_to_operations(compile: bool, autograph: bool) -> None:
+def test_gradient_override_maps_are_refused(compile: bool, autograph: bool) -> None:
     """Which count in a `tf.function` alone; those of `tf.custom_gradient`, which a graph has so, too, are no such ones."""
 
     @tf.function(autograph=autograph)
@@ -261,7 +197,7 @@ def test_gradients_that_a_graph_gives_to_operations(compile: bool, autograph: bo
         with tf.compat.v1.get_default_graph().gradient_override_map({"Sin": "HalvedInTests"}):
             return tf.sin(rows)
 
-    with pytest.raises(embgrad.UnsupportedError, match=r"gradient_override_map.*expected tf\.custom_gradient"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"gradient_override_map.*Use tf\.custom_gradient"):
         embgrad.gradients(Net(forward), IDS, embgrad.Sum(), compile=compile)
     own = Net(tf.function(lambda table, ids: halved(tf.gather(table, ids))))
     found = embgrad.gradients(own, IDS, embgrad.Sum(), compile=compile)
@@ -273,7 +209,7 @@ def test_gradients_that_a_graph_gives_to_operations(compile: bool, autograph: bo
 
 
 @pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
-def test_a_loss_of_keras_own(keras: Any) -> None:
+def test_a_loss_of_keras_is_refused(keras: Any) -> None:
     message = (
         r"a loss of the framework's own, which needs a target beside the output: expected embgrad\.CrossEntropy\(labels\) for a "
         "cross-entropy, or a function of the model's output alone"
@@ -288,43 +224,9 @@ def test_a_loss_of_keras_own(keras: Any) -> None:
             embgrad.gradients(functional(keras), IDS, loss)
 
 
-@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
-def test_a_model_of_dense_layers_alone(keras: Any) -> None:
-    model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
-    with pytest.raises(
-        embgrad.PointNotReachedError, match=r"no lookup whose indices are the batch's ids.*lookups seen: none"
-    ):
-        embgrad.gradients(model, IDS, embgrad.Sum())
-
-
-@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
-def test_the_model_and_the_batch_swapped(keras: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match="expected token ids there, the model first and the objective last"):
-        embgrad.gradients(IDS, functional(keras), embgrad.Sum())
-
-
-def test_a_data_set_of_batches() -> None:
+def test_a_data_set_of_batches_is_refused() -> None:
     batches = tf.data.Dataset.from_tensor_slices(IDS).batch(2)
     with pytest.raises(
         embgrad.BatchError, match=r"expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream"
     ):
         embgrad.gradients(Net(lambda net, ids: tf.gather(net.rows, ids)), batches, embgrad.Sum())
-
-
-@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
-def test_text_longer_than_the_positions_and_padding_on_the_left(keras: Any) -> None:
-    class Positional(keras.layers.Layer):  # type: ignore[name-defined,misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.places = keras.layers.Embedding(12, 4), keras.layers.Embedding(3, 4)
-
-        def call(self, input_ids: Any, attention_mask: Any = None) -> Any:
-            positions = tf.range(tf.shape(input_ids)[1])[None]
-            return tf.reduce_sum(self.words(input_ids) + self.places(positions), 1)
-
-    model = Positional()
-    with pytest.raises(embgrad.BatchError, match="example 0 has 4 tokens, and the model takes 3 positions at most"):
-        embgrad.gradients(model, IDS, embgrad.Sum())
-    batch = {"input_ids": IDS[:, :3], "attention_mask": np.array([[0, 1, 1], [1, 1, 1]])}
-    with pytest.warns(embgrad.errors.EmbgradWarning, match="padded on the left, and the model counts the padding"):
-        embgrad.gradients(model, batch, embgrad.Sum())

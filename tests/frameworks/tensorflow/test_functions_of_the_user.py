@@ -39,7 +39,7 @@ def with_a_part(keras: Any, part: Any) -> Any:
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("option", ["objective", "override", "add", "edit"])
-def test_functions_that_call_parts_of_the_model_find_it_as_in_a_pass(keras: Any, option: str, training: bool) -> None:
+def test_callbacks_that_call_parts_of_the_model_run_in_its_mode(keras: Any, option: str, training: bool) -> None:
     model = with_a_part(keras, keras.layers.BatchNormalization())
 
     def normalised(value: Any) -> np.ndarray:
@@ -75,7 +75,7 @@ def test_functions_that_call_parts_of_the_model_find_it_as_in_a_pass(keras: Any,
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("option", ["objective", "add", "edit"])
-def test_what_functions_write_is_put_back_also_when_they_raise(keras: Any, option: str, compiled: bool) -> None:
+def test_writes_of_callbacks_are_restored_also_when_they_raise(keras: Any, option: str, compiled: bool) -> None:
     model = with_a_part(keras, keras.layers.Dense(2))
     kernel = np.array(model.part.get_weights()[0])
     raising = [False]

@@ -10,7 +10,8 @@ import tensorflow as tf
 import tf_keras as keras2
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, assert_slopes, policy, slope_along
+from tests.frameworks.tensorflow import helpers
+from tests.frameworks.tensorflow.helpers import KERAS, assert_slopes, policy
 
 IDS = np.array([[5, 2, 9, 4, 1], [3, 8, 7, 0, 0], [6, 0, 0, 0, 0]])
 MASK = (IDS > 0).astype(int)
@@ -27,13 +28,9 @@ def total(model: Any, inputs: Any = None) -> Any:
     return lambda: tf.reduce_sum(model(given) * VECTOR)
 
 
-def functional(keras: Any, *layers: Any, mask_zero: bool = False, dtype: str = "int32") -> tuple[Any, Any]:
-    ids = keras.layers.Input((None,), dtype=dtype)
-    table = keras.layers.Embedding(12, 4, mask_zero=mask_zero)
-    value = table(ids)
-    for layer in (*layers, keras.layers.Dense(2)):
-        value = layer(value)
-    return keras.Model(ids, value), table.embeddings
+def functional(keras: Any, *layers: Any, **options: Any) -> tuple[Any, Any]:
+    model = helpers.functional(keras, *layers, keras.layers.Dense(2), **options)
+    return model, model.layers[1].embeddings
 
 
 BODIES: dict[str, Any] = {
@@ -56,20 +53,14 @@ def test_functional(keras: Any, body: str) -> None:
     assert_slopes(result, table, total(model))
 
 
-def test_sequential(keras: Any) -> None:
+@pytest.mark.parametrize("built", [True, False])
+def test_sequential(keras: Any, built: bool) -> None:
     model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.LSTM(3), keras.layers.Dense(2)])
-    model(tf.constant(IDS, tf.int32))
+    if built:
+        model(tf.constant(IDS, tf.int32))
     result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
     assert_slopes(result, model.layers[0].embeddings, total(model))
     assert result.provenance["path"] == f"{model.layers[0].name}#0"
-
-
-def test_sequential_that_was_never_called(keras: Any) -> None:
-    model = keras.Sequential(
-        [keras.layers.Embedding(12, 4), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
-    )
-    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
-    assert_slopes(result, model.layers[0].embeddings, total(model))
 
 
 def test_input_declared_as_float_as_keras_does_by_default(keras: Any) -> None:
@@ -121,20 +112,6 @@ def test_several_outputs_go_by_their_layers_names(keras: Any) -> None:
     assert_slopes(result, table.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))[1] * VECTOR))
     with pytest.raises(embgrad.OutputError, match="'other', 'logits'"):
         embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="third"))
-
-
-def test_shared_layer_looked_up_twice(keras: Any) -> None:
-    ids = keras.layers.Input((None,), dtype="int32")
-    table = keras.layers.Embedding(12, 4)
-    one, two = keras.layers.LSTM(3)(table(ids)), keras.layers.GlobalAveragePooling1D()(table(ids))
-    model = keras.Model(ids, keras.layers.Dense(2)(keras.layers.Concatenate()([one, two])))
-    with pytest.raises(embgrad.AmbiguousPointError, match="word#1"):
-        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
-    both = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=["word#0", "word#1"])
-    summed = both["word#0"].table().to_dense() + both["word#1"].table().to_dense()
-    direction = np.random.default_rng(0).normal(size=summed.shape)
-    slope = slope_along(table.embeddings, direction, total(model))
-    assert slope == pytest.approx((summed * direction).sum(), rel=1e-8)
 
 
 def test_siamese_through_call(keras: Any) -> None:
@@ -224,7 +201,7 @@ class TestSubclassed:
         result = embgrad.gradients(model, {"input_ids": IDS, "attention_mask": MASK}, embgrad.Projection(VECTOR))
         assert_slopes(result, model.words.embeddings, lambda: tf.reduce_sum(model(inputs) * VECTOR))
 
-    def test_lookup_with_the_layers_own_variable(self, keras: Any) -> None:
+    def test_lookup_in_the_variable_of_a_layer(self, keras: Any) -> None:
         def call(self: Any, inputs: Any) -> Any:
             if not self.words.built:
                 self.words.build(None)
@@ -260,56 +237,28 @@ class TestSubclassed:
 
 
 class _Net(tf.Module):
-    def __init__(self, rows: Any = None) -> None:
+    """Looks rows up in one of the ways below, and multiplies their mean."""
+
+    def __init__(self, look_up: Any) -> None:
         super().__init__()
         random = np.random.default_rng(2)
-        self.rows = tf.Variable(random.normal(size=(12, 4))) if rows is None else rows
+        self.rows = tf.Variable(random.normal(size=(12, 4)))
         self.weight = tf.Variable(random.normal(size=(4, 2)), trainable=False)
-
-    def pooled(self, rows: Any) -> Any:
-        return tf.matmul(tf.reduce_mean(tf.tanh(rows), 1), self.weight)
-
-
-class _Gather(_Net):
-    def __call__(self, ids: Any) -> Any:
-        return self.pooled(tf.gather(self.rows, ids))
-
-
-class _GatherNd(_Net):
-    def __call__(self, ids: Any) -> Any:
-        return self.pooled(tf.gather_nd(self.rows, ids[..., None]))
-
-
-class _GatherNdOfValue(_Net):
-    def __call__(self, ids: Any) -> Any:
-        return self.pooled(tf.gather_nd(tf.identity(self.rows), ids[..., None]))
-
-
-class _RawOp(_Net):
-    def __call__(self, ids: Any) -> Any:
-        return self.pooled(tf.raw_ops.GatherV2(params=self.rows.value(), indices=ids, axis=0))
-
-
-class _BatchedColumns(_Net):
-    """Takes columns of a matrix by the ids, each example from a row of its own: no lookup of rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.columns = tf.Variable(np.random.default_rng(4).normal(size=(len(IDS), 12)))
+        self.columns = tf.Variable(random.normal(size=(len(IDS), 12)))
+        self.look_up = look_up
 
     def __call__(self, ids: Any) -> Any:
-        taken = tf.raw_ops.ResourceGather(resource=self.columns.handle, indices=ids, dtype=tf.float64, batch_dims=1)
-        return self.pooled(tf.gather(self.rows, ids) * taken[..., None])
+        return tf.matmul(tf.reduce_mean(tf.tanh(self.look_up(self, ids)), 1), self.weight)
 
 
-class _Signature(_Net):
+class _WithSignature(_Net):
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int64)])
     def __call__(self, ids: Any) -> Any:
         assert ids.dtype == tf.int64
-        return self.pooled(tf.nn.embedding_lookup(self.rows, ids))
+        return super().__call__(ids)
 
 
-class _Loop(_Net):
+class _WithLoop(_Net):
     @tf.function
     def __call__(self, ids: Any) -> Any:
         rows = tf.gather(self.rows, ids)
@@ -319,23 +268,43 @@ class _Loop(_Net):
         return tf.matmul(state, self.weight)
 
 
-class _RowsAgain(_Net):
-    """Looks rows up in the rows: their gradient is an IndexedSlices."""
-
-    def __call__(self, ids: Any) -> Any:
-        rows = tf.gather(self.rows, ids)
-        return self.pooled(tf.gather(rows, [0, 1, 2]) + tf.gather(rows, [2, 0, 1]))
+def _rows_looked_up_again(net: Any, ids: Any) -> Any:
+    """Return rows whose gradient is an IndexedSlices."""
+    rows = tf.gather(net.rows, ids)
+    return tf.gather(rows, [0, 1, 2]) + tf.gather(rows, [2, 0, 1])
 
 
-@pytest.mark.parametrize(
-    "net", [_Gather, _GatherNd, _GatherNdOfValue, _RawOp, _BatchedColumns, _Signature, _Loop, _RowsAgain]
-)
-def test_plain_modules(net: type[_Net]) -> None:
-    model = net()
+def _times_columns(net: Any, ids: Any) -> Any:
+    """Return rows times entries of a matrix in which each example has a row, which is no lookup of rows."""
+    entries = tf.raw_ops.ResourceGather(resource=net.columns.handle, indices=ids, dtype=tf.float64, batch_dims=1)
+    return tf.gather(net.rows, ids) * entries[..., None]
+
+
+PLAIN: dict[str, Any] = {
+    "gather": lambda net, ids: tf.gather(net.rows, ids),
+    "gather_nd": lambda net, ids: tf.gather_nd(net.rows, ids[..., None]),
+    "gather_nd of a tensor": lambda net, ids: tf.gather_nd(tf.identity(net.rows), ids[..., None]),
+    "a raw operation": lambda net, ids: tf.raw_ops.GatherV2(params=net.rows.value(), indices=ids, axis=0),
+    "times columns": _times_columns,
+    "rows looked up again": _rows_looked_up_again,
+}
+
+
+@pytest.mark.parametrize("net", [*PLAIN, _WithSignature, _WithLoop])
+def test_modules_without_keras(net: Any) -> None:
+    model = _Net(PLAIN[net]) if net in PLAIN else net(PLAIN["gather"])
     result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
-    dtype = tf.int64 if net is _Signature else tf.int32
-    assert_slopes(result, model.rows, total(model, tf.constant(IDS, dtype)))
+    assert_slopes(result, model.rows, total(model, tf.constant(IDS, tf.int64 if net is _WithSignature else tf.int32)))
     assert result.provenance["path"] == "rows#0"
+
+
+def test_a_table_that_is_computed() -> None:
+    model, doubled = _Net(lambda net, ids: tf.gather(2 * net.rows, ids)), _Net(PLAIN["gather"])
+    doubled.rows.assign(2 * model.rows)
+    result, expected = (embgrad.gradients(net, IDS, embgrad.Projection(VECTOR)) for net in (model, doubled))
+    np.testing.assert_array_equal(result.activations, 2 * model.rows.numpy()[IDS])
+    np.testing.assert_allclose(result.values, expected.values, rtol=1e-12)
+    assert result.provenance["path"] == "lookup#0"
 
 
 def test_a_bare_tf_function() -> None:
@@ -344,33 +313,6 @@ def test_a_bare_tf_function() -> None:
     result = embgrad.gradients(function, IDS, embgrad.Projection(VECTOR))
     assert_slopes(result, rows, total(function))
     assert result.provenance["path"] == "rows#0"
-
-
-def test_a_computed_table() -> None:
-    model = _Net()
-    model.__class__ = type(
-        "Scaled", (_Net,), {"__call__": lambda self, ids: self.pooled(tf.gather(2 * self.rows, ids))}
-    )
-    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
-    np.testing.assert_array_equal(result.activations, 2 * model.rows.numpy()[IDS])
-    doubled = _Gather(tf.Variable(2 * model.rows))
-    doubled.weight = model.weight
-    expected = embgrad.gradients(doubled, IDS, embgrad.Projection(VECTOR))
-    np.testing.assert_allclose(result.values, expected.values, rtol=1e-12)
-    assert result.provenance["path"] == "lookup#0"
-
-
-def test_parts_with_call(keras: Any) -> None:
-    encoder, table = functional(keras, keras.layers.LSTM(3))
-    head = keras.layers.Dense(2)
-
-    def call(parts: Any, inputs: Any) -> Any:
-        assert inputs["input_ids"].dtype == tf.int32
-        return parts[1](parts[0](inputs["input_ids"]))
-
-    result = embgrad.gradients([encoder, head], {"input_ids": IDS}, embgrad.Projection(VECTOR), call=call)
-    assert_slopes(result, table, lambda: tf.reduce_sum(head(encoder(tf.constant(IDS))) * VECTOR))
-    assert result.provenance["path"].startswith("0.")
 
 
 @pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"])
@@ -391,16 +333,6 @@ def test_half_precision(keras: str, name: str) -> None:
     assert result.provenance["path"] == f"{table.name}#0"
 
 
-@pytest.mark.parametrize("frozen", ["model", "table"])
-def test_frozen(keras: Any, frozen: str) -> None:
-    model, table = functional(keras, keras.layers.LSTM(3))
-    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR)).values
-    (model if frozen == "model" else model.layers[1]).trainable = False
-    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
-    np.testing.assert_array_equal(result.values, expected)
-    assert_slopes(result, table, total(model))
-
-
 def test_objectives_of_the_users(keras: Any) -> None:
     model, _ = functional(keras, keras.layers.LSTM(3))
     expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
@@ -411,18 +343,7 @@ def test_objectives_of_the_users(keras: Any) -> None:
         np.testing.assert_allclose(one.values, expected.values, rtol=1e-12)
 
 
-def test_split(keras: Any) -> None:
-    ids = keras.layers.Input((None,), dtype="int32")
-    pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(12, 4)(ids))
-    model = keras.Model(ids, keras.layers.Dense(2)(keras.layers.BatchNormalization()(pooled)))
-    objective = embgrad.Projection(VECTOR)
-    split = embgrad.gradients(model, IDS, objective, split=True, training=True)
-    whole = embgrad.gradients(model, IDS, objective, training=True)
-    np.testing.assert_allclose(split.table().to_dense(), whole.table().to_dense(), atol=1e-9)
-    assert np.abs(split.values - whole.values).max() > 1e-3  # in training mode the examples meet
-
-
-def test_outputs_of_one_layer_are_told_apart(keras: Any) -> None:
+def test_outputs_of_one_layer_have_different_names(keras: Any) -> None:
     ids = keras.layers.Input((None,), dtype="int32")
     table = keras.layers.Embedding(12, 4)
     model = keras.Model(ids, keras.layers.LSTM(2, return_state=True, name="lstm")(table(ids)))

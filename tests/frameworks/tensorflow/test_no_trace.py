@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import keras as keras3
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras2
 
 import embgrad
 from embgrad.testing.calls import CALLS, Asked
@@ -90,32 +88,17 @@ def trial(model: Any, silent: frozenset[str] = frozenset()) -> Trial:
     return Trial(asked, partial(Harness().state, model), Harness(), silent=silent)
 
 
-def everything_left(tried: Trial, name: str) -> list[str]:
-    return [*tried.traces(CALLS[name]), *tried.traces_of_mistakes(CALLS[name])]
+IN_KERAS_2 = ["gradients", "gradients, compiled", "points", "table_gradients", "parameter_gradients", "capture"]
+IN_BOTH = ["gradients at points, with changes", "gradients, in training"]
+CASES = [*(("keras2", name) for name in (*IN_KERAS_2, *IN_BOTH, "stream, left before its end"))]
+CASES += [*(("keras3", name) for name in (*IN_BOTH, "capture of a layer"))]
 
 
 @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gradients",
-        "gradients at points, with changes",
-        "gradients, in training",
-        "gradients, compiled",
-        "points",
-        "table_gradients",
-        "parameter_gradients",
-        "capture",
-        "stream, left before its end",
-    ],
-)
-def test_no_trace_in_keras_2(name: str) -> None:
-    assert everything_left(trial(net(keras2)), name) == []
-
-
-@pytest.mark.parametrize("name", ["gradients at points, with changes", "gradients, in training", "capture of a layer"])
-def test_no_trace_in_keras_3(name: str) -> None:
-    assert everything_left(trial(net(keras3)), name) == []
+@pytest.mark.parametrize(("keras", "name"), CASES)
+def test_a_call_leaves_a_keras_model_as_it_was(keras: str, name: str) -> None:
+    tried = trial(net(KERAS[keras]))
+    assert [*tried.traces(CALLS[name]), *tried.traces_of_mistakes(CALLS[name])] == []
 
 
 class Module(tf.Module):
@@ -139,7 +122,7 @@ FLAT = ["gradients", "gradients of a native objective", "gradients, split", "poi
 
 @pytest.mark.parametrize("name", [*FLAT, "gradients, compiled"])
 @pytest.mark.parametrize("kept", ["compiled", "saved"])
-def test_no_trace_in_what_is_a_graph(kept: str, name: str, tmp_path: Any) -> None:
+def test_a_call_leaves_a_compiled_model_as_it_was(kept: str, name: str, tmp_path: Any) -> None:
     model = saved(Module(), tmp_path) if kept == "saved" else Module()
     tried = trial(model, CLOSED)
     CALLS[name].make(tried.asked)  # the first call makes a pass more, to look at the graph
@@ -147,98 +130,48 @@ def test_no_trace_in_what_is_a_graph(kept: str, name: str, tmp_path: Any) -> Non
     assert [*tried.traces(CALLS[name]), *mistakes] == []
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_no_trace_under_the_users_own_settings(eagerly: bool) -> None:
-    """Functions that run eagerly, an op callback, a tape that records, a policy, a device, a seed."""
-    tf.config.run_functions_eagerly(eagerly)
-    try:
-        tried = trial(net(keras3))
-        tried.around = lambda: tf.GradientTape(persistent=eagerly)
-        assert tried.traces(CALLS["gradients"]) == []
-        assert tf.config.functions_run_eagerly() is eagerly
-    finally:
-        tf.config.run_functions_eagerly(False)
+def logging(log: list[str], original: Callable[..., Any], layer: Any = None) -> Callable[..., Any]:
+    """Return a user's function in place of a layer's `call`, or of its class's `__call__`, that logs the layer's name."""
+
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        log.append((args[0] if layer is None else layer).name)
+        return original(*args, **kwargs)
+
+    return called
 
 
-def wrapped(model: Any) -> list[str]:
-    """The names of layers as they are called from now on: each has a `call` that the user put in the place of its own."""
-    log: list[str] = []
-
-    def noting(layer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            log.append(layer.name)
-            return original(*args, **kwargs)
-
-        return call
-
-    for layer in model._flatten_layers(include_self=False):
-        layer.call = noting(layer, layer.call)
-    return log
+@pytest.fixture(params=["the call of each layer", "the class's call"])
+def log(request: Any, keras: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str]]:
+    """A model whose calls a user has wrapped, and the names of the layers that were called."""
+    model, names = net(keras), list[str]()
+    if request.param == "the class's call":
+        layer_class = keras.layers.Layer
+        monkeypatch.setattr(layer_class, "__call__", logging(names, vars(layer_class)["__call__"]))
+    else:
+        for layer in model._flatten_layers(include_self=False):
+            layer.call = logging(names, layer.call, layer)
+    return model, names
 
 
-@pytest.fixture(params=sorted(KERAS))
-def hooked(request: Any) -> tuple[Any, list[str], Callable[[], list[str]]]:
-    """A model with wrapped calls, what they note, and what they note in the user's own pass."""
-    model = net(KERAS[request.param])
-    log = wrapped(model)
+@pytest.mark.parametrize("options", [{}, {"training": True}, {"split": True}, None], ids=str)
+def test_wrapped_calls_are_made_as_in_the_users_pass(log: tuple[Any, list[str]], options: Any) -> None:
+    model, names = log
 
-    def own() -> list[str]:
-        log.clear()
-        step(model, example_batch().ids, LABELS)
-        return list(log)
+    def names_of(run: Callable[[], Any]) -> list[str]:
+        names.clear()
+        run()
+        return list(names)
 
-    return model, log, own
-
-
-@pytest.mark.parametrize("options", [{}, {"training": True}, {"split": True}], ids=str)
-def test_wrapped_calls_are_made_as_in_the_users_own_pass(hooked: Any, options: dict[str, Any]) -> None:
-    model, log, own = hooked
-    expected = own()
+    own = functools.partial(step, model, example_batch().ids, LABELS)
+    expected = names_of(own)
     assert len(expected) > 10
-    log.clear()
-    embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS), **options)
-    assert log == expected
-    assert own() == expected
-
-
-def test_wrapped_calls_in_a_captured_step(hooked: Any) -> None:
-    model, _, own = hooked
-    expected = own()
-    with embgrad.capture(model):
-        assert own() == expected
-    assert own() == expected
-
-
-@pytest.fixture
-def patched() -> Iterator[list[str]]:
-    """The names of layers as they are called: the user put a function in the place of `__call__` in the classes."""
-    log: list[str] = []
-    originals = {keras: keras.layers.Layer.__dict__["__call__"] for keras in KERAS.values()}
-
-    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            log.append(layer.name)
-            return original(layer, *args, **kwargs)
-
-        return called
-
-    for keras, original in originals.items():
-        keras.layers.Layer.__call__ = noting(original)
-    yield log
-    for keras, original in originals.items():
-        keras.layers.Layer.__call__ = original
-
-
-def test_what_the_user_put_over_the_class_is_called_and_stays(hooked: Any, patched: list[str]) -> None:
-    model, _, own = hooked
-    own()
-    expected, ours = list(patched), KERAS["keras2"].layers.Layer.__call__
-    patched.clear()
     before = Harness().state(model)
-    embgrad.gradients(model, example_batch(), embgrad.CrossEntropy(LABELS))
-    assert patched == expected
-    assert different("", before, Harness().state(model)) == {}
-    assert KERAS["keras2"].layers.Layer.__call__ is ours
+    if options is None:
+        with embgrad.capture(model):
+            assert names_of(own) == expected
+    else:
+        objective = embgrad.CrossEntropy(LABELS)
+        assert names_of(lambda: embgrad.gradients(model, example_batch(), objective, **options)) == expected
+        assert options or different("", before, Harness().state(model)) == {}
+    assert names_of(own) == expected

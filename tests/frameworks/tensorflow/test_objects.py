@@ -10,7 +10,7 @@ import tensorflow as tf
 import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS
+from tests.frameworks.tensorflow.helpers import KERAS, make_model
 
 IDS = np.array([[3, 1, 4, 15], [9, 2, 6, 5]])
 MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
@@ -25,15 +25,10 @@ def read(model: Any, features: Any) -> Any:
 def of_one_dict(keras: Any) -> Any:
     """A model that is not built yet, and says by an annotation what it takes."""
 
-    class OfOneDict(keras.Model):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.head = keras.layers.Embedding(20, 6), keras.layers.Dense(3)
+    def call(self: Any, features: dict[str, Any], training: bool = False) -> Any:
+        return read(self, features)
 
-        def call(self, features: dict[str, Any], training: bool = False) -> Any:
-            return read(self, features)
-
-    return OfOneDict()
+    return make_model(call, keras.Model, words=keras.layers.Embedding(20, 6), head=keras.layers.Dense(3))
 
 
 class Module(tf.Module):
@@ -63,29 +58,6 @@ def test_a_model_that_takes_one_dict(kind: str) -> None:
     own = tf.convert_to_tensor(tape.gradient(value, table)).numpy()[IDS]
     np.testing.assert_allclose(result.values, own, rtol=1e-5, atol=1e-7)
     assert result.provenance["unused"] == []
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {"input_ids": IDS},
-        {"input_word_ids": IDS, "input_mask": MASK},
-        {"token_ids": IDS},
-        {"token_ids": IDS, "padding_mask": MASK, "position_ids": IDS},
-    ],
-)
-def test_call_gets_the_keys_that_were_given(batch: dict[str, Any]) -> None:
-    model, seen = Module(), []
-
-    def call(model: Any, inputs: Any) -> Any:
-        seen.append(dict(inputs))
-        return model.head(tf.reduce_sum(tf.tanh(model.words(next(iter(inputs.values())))), 1))
-
-    embgrad.gradients(model, batch, embgrad.Logit(1), call=call)
-    assert seen
-    for inputs in seen:
-        assert inputs.keys() == batch.keys()
-        assert all(np.array_equal(inputs[name].numpy(), value) for name, value in batch.items())
 
 
 DECODER = np.array([[0, 11, 12, 13, 14], [0, 8, 7, 0, 0]])

@@ -27,7 +27,7 @@ def built(keras: Any, *, mask_zero: bool = True, heeds: bool = True) -> Any:
 
 
 @pytest.mark.parametrize("options", [{}, {"compile": True}, {"batch_size": 1}], ids=["whole", "compiled", "one by one"])
-def test_the_same_mask_is_as_good_as_taken(keras: Any, options: dict[str, Any]) -> None:
+def test_a_model_that_makes_the_batchs_mask_gives_no_warning(keras: Any, options: dict[str, Any]) -> None:
     model, batch = built(keras), embgrad.TokenBatch(IDS, mask=MASK)
     with warnings.catch_warnings():
         warnings.simplefilter("error", embgrad.EmbgradWarning)
@@ -50,7 +50,9 @@ def test_the_same_mask_is_as_good_as_taken(keras: Any, options: dict[str, Any]) 
     ],
     ids=["more is masked", "nothing is"],
 )
-def test_another_mask_is_said(keras: Any, ids: np.ndarray, mask: np.ndarray, places: str) -> None:
+def test_a_mask_that_differs_from_the_models_is_a_warning(
+    keras: Any, ids: np.ndarray, mask: np.ndarray, places: str
+) -> None:
     message = (
         rf"cannot take the mask, and makes its own, 0 where the id is 0, which differs from it at {places}; if it can"
     )
@@ -59,7 +61,7 @@ def test_another_mask_is_said(keras: Any, ids: np.ndarray, mask: np.ndarray, pla
     assert found.provenance["unused"] == ["mask"]
 
 
-def test_micro_batches_of_which_one_has_another_mask(keras: Any) -> None:
+def test_a_mask_that_differs_in_one_micro_batch_is_a_warning(keras: Any) -> None:
     batch = embgrad.TokenBatch(IDS[::-1], mask=[[1, 1, 0, 0], [1, 1, 1, 0]])
     with pytest.warns(embgrad.EmbgradWarning, match="differs from it at 1 position"):
         found = embgrad.gradients(built(keras), batch, OBJECTIVE, batch_size=1)
@@ -67,7 +69,7 @@ def test_micro_batches_of_which_one_has_another_mask(keras: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [{"mask_zero": False}, {"heeds": False}], ids=["no mask_zero", "nobody heeds it"])
-def test_padding_that_is_read_is_said(keras: Any, kind: dict[str, Any]) -> None:
+def test_padding_that_is_read_is_a_warning(keras: Any, kind: dict[str, Any]) -> None:
     with pytest.warns(embgrad.EmbgradWarning, match=TEXT):
         found = embgrad.gradients(built(keras, **kind), embgrad.TokenBatch(IDS, mask=MASK), OBJECTIVE)
     assert found.provenance["unused"] == ["mask"]

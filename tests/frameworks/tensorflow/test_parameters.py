@@ -6,16 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import keras as keras3
-import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras2
-import transformers
 from embgrad_tensorflow import TensorFlowBackend
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import policy
+from tests.frameworks.tensorflow.helpers import make_model, policy, small_backbone, small_bert, small_gpt2
 from tests.frameworks.tensorflow.transformers_by_hand import IDS, VECTOR, build
 
 OBJECTIVE = embgrad.Projection(VECTOR)
@@ -49,14 +47,8 @@ def test_a_transformer(keras: Any) -> None:
 
 @pytest.mark.parametrize("name", ["TFBertForMaskedLM", "TFGPT2LMHeadModel"])
 def test_hugging_face(name: str) -> None:
-    configs = {
-        "TFBertForMaskedLM": transformers.BertConfig(
-            vocab_size=12, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6
-        ),
-        "TFGPT2LMHeadModel": transformers.GPT2Config(vocab_size=12, n_embd=4, n_layer=2, n_head=2, n_positions=12),
-    }
     with policy(keras2, "float64"):
-        model = getattr(transformers, name)(configs[name])
+        model = (small_gpt2 if "GPT2" in name else small_bert)(name)
         vector = np.cos(np.arange(12))
         expected = by_tape_of(model, vector)
         found = embgrad.parameter_gradients(model, {"input_ids": IDS}, embgrad.Projection(vector))
@@ -69,10 +61,7 @@ def by_tape_of(model: Any, vector: np.ndarray) -> list[Any]:
 
 
 def test_a_backbone_of_keras_hub() -> None:
-    with policy(keras3, "float64"):
-        model = keras_hub.models.BertBackbone(
-            vocabulary_size=12, num_layers=2, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
-        )
+    model = small_backbone()
     inputs = {"token_ids": IDS, "segment_ids": np.zeros_like(IDS), "padding_mask": np.ones_like(IDS)}
     expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(inputs)["sequence_output"] * VECTOR))
     found = embgrad.parameter_gradients(model, IDS, embgrad.Projection(VECTOR, output="sequence"))
@@ -83,41 +72,20 @@ def test_a_backbone_of_keras_hub() -> None:
 def test_names_that_repeat_are_numbered() -> None:
     one, other = (tf.Variable(np.full((12, 4), float(number)), name="table") for number in (1, 2))
 
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = one, other
-
-        def __call__(self, ids: Any) -> Any:
-            return tf.gather(self.first, ids) * 2 + tf.gather(self.second, ids) * 3
-
-    found = embgrad.parameter_gradients(Net(), IDS, OBJECTIVE)
+    found = embgrad.parameter_gradients(
+        make_model(
+            lambda self, ids: tf.gather(self.first, ids) * 2 + tf.gather(self.second, ids) * 3, first=one, second=other
+        ),
+        IDS,
+        OBJECTIVE,
+    )
     assert list(found) == ["table:0", "table:0#1"]
     counts = np.bincount(IDS.ravel(), minlength=12)[:, None]
     np.testing.assert_allclose(found["table:0"], 2 * counts * VECTOR)
     np.testing.assert_allclose(found["table:0#1"], 3 * counts * VECTOR)
 
 
-def test_parts_are_numbered(keras: Any) -> None:
-    model, head = build(keras), tf.Variable(np.eye(4), name="head")
-
-    class Head(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = head
-
-        def __call__(self, hidden: Any) -> Any:
-            return tf.matmul(hidden, self.weight)
-
-    parts = [model, Head()]
-    found = embgrad.parameter_gradients(parts, IDS, OBJECTIVE, call=lambda p, inputs: p[1](p[0](inputs)))
-    sources = [*model.trainable_variables, head]
-    expected = by_tape(sources, lambda: tf.reduce_sum(parts[1](model(tf.constant(IDS, tf.int32))) * VECTOR))
-    names = [f"0.{one.name if keras is keras2 else one.path}" for one in model.trainable_variables]
-    compare(found, [*names, "1.head:0"], expected)
-
-
-def test_what_is_frozen_is_left_out(keras: Any) -> None:
+def test_frozen_variables_have_no_gradients(keras: Any) -> None:
     model = build(keras)
     model.blocks[1].trainable = False
     model.embed.places.trainable = False
@@ -131,31 +99,20 @@ def test_what_is_frozen_is_left_out(keras: Any) -> None:
 
 
 def test_variables_that_the_first_call_makes(keras: Any) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = keras.layers.Embedding(12, 4)
-            self.head = keras.layers.Dense(4)
 
-        def call(self, ids: Any) -> Any:
-            return self.head(self.words(ids))
-
-    model = Net()
+    model = make_model(
+        lambda self, ids: self.head(self.words(ids)),
+        keras.Model,
+        words=keras.layers.Embedding(12, 4),
+        head=keras.layers.Dense(4),
+    )
     found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
     expected = by_tape(
-        model.trainable_variables,
-        lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR.astype(np.float32)),
+        model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR.astype(np.float32))
     )
     assert len(found) == 3
     for gradient, other in zip(found.values(), expected, strict=True):
         np.testing.assert_allclose(gradient, other, rtol=1e-5)
-
-
-def test_a_sequential_model_that_was_never_called(keras: Any) -> None:
-    model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.Dense(4)])
-    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
-    assert list(found) == [one.name if keras is keras2 else one.path for one in model.trainable_variables]
-    assert not found.unreached
 
 
 def test_mixed_precision(keras: Any) -> None:
@@ -191,15 +148,6 @@ def test_a_layer_of_tf_hub_and_a_head(tmp_path: Any, trainable: bool) -> None:
     numbers = [0] * len(encoder.trainable_variables) + [1, 1]
     compare(found, [f"{number}.{one.name}" for number, one in zip(numbers, sources, strict=True)], expected)
     assert len(found) == (3 if trainable else 2)
-
-
-def test_the_users_tape_and_the_weights_stay(keras: Any) -> None:
-    model = build(keras)
-    before = [one.numpy().tobytes() for one in model.variables]
-    with tf.GradientTape() as tape:
-        embgrad.parameter_gradients(model, IDS, OBJECTIVE)
-    assert not tape.watched_variables()
-    assert [one.numpy().tobytes() for one in model.variables] == before
 
 
 def exported(folder: Any) -> None:

@@ -13,8 +13,8 @@ import tf_keras as keras2
 import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import KERAS, policy
-from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand
+from tests.frameworks.tensorflow.helpers import KERAS, make_model, policy, small_backbone, small_gpt2
+from tests.frameworks.tensorflow.transformers_by_hand import IDS, LAYERS, VECTOR, build, by_hand, close
 
 BATCH = {"input_ids": np.where(IDS == 1, 10, IDS), "attention_mask": (IDS != 0).astype(int)}
 PADDED_BY_1 = {**BATCH, "input_ids": np.where(IDS == 0, 1, BATCH["input_ids"])}
@@ -46,11 +46,6 @@ def roles(points: Any) -> dict[str, Any]:
     return {role: point for point in points for role in point.roles}
 
 
-def close(found: Any, expected: Any, rel: float = 1e-10) -> None:
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= rel * np.abs(expected).max()
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_hidden_states_of_hugging_face(name: str) -> None:
     class_name, config_name, options, path, lookups = MODELS[name]
@@ -73,13 +68,10 @@ def test_hidden_states_of_hugging_face(name: str) -> None:
             close(results[one].activations, outputs.hidden_states[number].numpy(), 1e-14)
 
 
-def test_layers_of_gpt2() -> None:
+def test_layers_of_gpt2_come_before_the_final_norm() -> None:
     """Whose last hidden state is behind the final norm: the last layer is before it."""
     with policy(keras2, "float64"):
-        config = transformers.GPT2Config(
-            vocab_size=12, n_embd=4, n_layer=3, n_head=2, n_positions=12, initializer_range=0.5
-        )
-        model = transformers.TFGPT2Model(config)
+        model = small_gpt2("TFGPT2Model", n_layer=3, initializer_range=0.5)
         model(tf.constant(IDS, tf.int32))
         core, tensors = model.transformer, []
         with tf.GradientTape() as tape:
@@ -153,10 +145,7 @@ def test_a_functional_transformer(keras: Any) -> None:
 
 
 def test_a_backbone_of_keras_hub() -> None:
-    with policy(keras3, "float64"):
-        model = keras_hub.models.BertBackbone(
-            vocabulary_size=12, num_layers=2, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
-        )
+    model = small_backbone()
     batch = embgrad.TokenBatch(IDS, (IDS != 0).astype(int))
     found = roles(embgrad.points(model, batch))
     assert {name: point.path for name, point in found.items()} == {
@@ -183,7 +172,7 @@ def test_a_backbone_of_keras_hub() -> None:
         close(result.values, gradient.numpy())
 
 
-def test_what_dropout_passes_on_unchanged_is_not_all_of_its_tensor(keras: Any) -> None:
+def test_dropouts_output_has_only_the_gradient_of_its_users(keras: Any) -> None:
     """In evaluation mode it gives the very tensor that it was given, which others use too."""
     model = build(keras)
     block = model.blocks[0]
@@ -212,23 +201,6 @@ def test_other_names_of_a_layer(keras: Any) -> None:
         )
     with pytest.raises(embgrad.UnknownPointError, match="Did you mean"):
         embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="blocks.2.bent")
-
-
-def test_a_layer_called_twice_has_occurrences(keras: Any) -> None:
-    ids = keras.layers.Input((None,), dtype="int32", name="ids")
-    dense = keras.layers.Dense(4, activation="tanh", name="again", dtype="float64")
-    rows = keras.layers.Embedding(12, 4, name="words", dtype="float64")(ids)
-    model = keras.Model(ids, dense(dense(rows)))
-    with tf.GradientTape() as tape:
-        once = dense(tf.gather(tf.convert_to_tensor(model.get_layer("words").embeddings), IDS))
-        twice = dense(once)
-        total = tf.reduce_sum(twice * VECTOR)
-    expected = tape.gradient(total, [once, twice])
-    for number in range(2):
-        found = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=f"again#{number}")
-        close(found.values, expected[number].numpy())
-    with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 points"):
-        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="again")
 
 
 class _Scale(tf.Module):
@@ -281,16 +253,11 @@ def test_plain_modules_by_their_classes() -> None:
 def test_a_layer_of_tf_hub(tmp_path: Any) -> None:
     import tensorflow_hub as hub
 
-    class Saved(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.kernel = tf.Variable(np.eye(4) * 2)
+    @tf.function(input_signature=[tf.TensorSpec((None, None, 4), tf.float64)])
+    def forward(self: Any, hidden: Any) -> Any:
+        return tf.tanh(tf.matmul(hidden, self.kernel))
 
-        @tf.function(input_signature=[tf.TensorSpec((None, None, 4), tf.float64)])
-        def __call__(self, hidden: Any) -> Any:
-            return tf.tanh(tf.matmul(hidden, self.kernel))
-
-    tf.saved_model.save(Saved(), str(tmp_path))
+    tf.saved_model.save(make_model(forward, kernel=tf.Variable(np.eye(4) * 2)), str(tmp_path))
     ids = keras2.layers.Input((None,), dtype="int32", name="ids")
     rows = keras2.layers.Embedding(12, 4, name="words", dtype="float64")(ids)
     inner = hub.KerasLayer(str(tmp_path), name="inner", dtype="float64")
@@ -301,7 +268,7 @@ def test_a_layer_of_tf_hub(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(KERAS))
-def test_the_numbers_that_keras_counts_layers_by_are_no_layers(name: str) -> None:
+def test_numbers_in_names_of_keras_layers_are_no_layer_roles(name: str) -> None:
     """Two copies of one functional model, the second of which Keras numbers on from the first, have the same roles."""
     keras = KERAS[name]
 
@@ -320,7 +287,7 @@ def test_the_numbers_that_keras_counts_layers_by_are_no_layers(name: str) -> Non
 
 
 @pytest.mark.parametrize("decoder", [5, 3])
-def test_the_encoder_of_a_t5_of_keras_hub_is_told_from_its_decoder(decoder: int) -> None:
+def test_layers_of_a_keras_hub_t5_are_those_of_its_encoder(decoder: int) -> None:
     """The blocks of both are of one class, in one model, and as many."""
     model = keras_hub.models.T5Backbone(
         vocabulary_size=40, num_layers=3, num_heads=2, hidden_dim=8, intermediate_dim=12
@@ -345,7 +312,7 @@ def test_the_encoder_of_a_t5_of_keras_hub_is_told_from_its_decoder(decoder: int)
 
 
 @pytest.mark.parametrize("decoder", [6, 4])
-def test_led_has_no_layers_where_it_pads_to_its_window(decoder: int) -> None:
+def test_led_has_no_layer_roles_where_it_pads_to_its_window(decoder: int) -> None:
     config = transformers.LEDConfig(
         vocab_size=40, d_model=16, encoder_layers=3, decoder_layers=2, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_encoder_position_embeddings=32,

@@ -17,7 +17,7 @@ def vectorising(request: pytest.FixtureRequest) -> Any:
     return request.param.TextVectorization(vocabulary=["a", "film"])
 
 
-def test_what_gives_no_dict(vectorising: Any) -> None:
+def test_a_preprocessing_model_without_a_dict_is_refused(vectorising: Any) -> None:
     message = (
         r"the preprocessing model returned EagerTensor: expected a dict of ids, mask and types, such as input_word_ids, "
         "input_mask and input_type_ids"
@@ -26,7 +26,7 @@ def test_what_gives_no_dict(vectorising: Any) -> None:
         embgrad.encode(["a film", "film"], vectorising)
 
 
-def test_what_takes_no_pairs(vectorising: Any) -> None:
+def test_a_preprocessing_model_without_pairs_is_refused(vectorising: Any) -> None:
     message = (
         r"example 0 is a pair of texts, and the preprocessing model of type TextVectorization has no tokenize and "
         "bert_pack_inputs that would take it: expected single texts; or give a tokenizer"

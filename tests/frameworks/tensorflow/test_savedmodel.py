@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,14 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras2
-from embgrad_tensorflow import graphs
-from embgrad_tensorflow.graphs import Opening, cut_graph, opened
+from embgrad_tensorflow.graphs import cut_graph
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework import op_callbacks
 
 import embgrad
-from embgrad.forward.recorder import PassRecorder
-from tests.frameworks.tensorflow.helpers import own_table_gradient
+from tests.frameworks.tensorflow.helpers import make_model, own_table_gradient
 from tests.frameworks.tensorflow.savedmodels import (
     PREPROCESS,
     SMALL,
@@ -50,13 +47,6 @@ def hub_inputs() -> dict[str, Any]:
     return {name: tf.constant(value) for name, value in BATCH.to_tfhub().items()}
 
 
-def opening_of(ran: list[Any]) -> Opening:
-    """Opens functions without points; lists the graphs that ran."""
-    return Opening(
-        PassRecorder(BATCH, ()), lambda key, tensor: tensor, lambda operation, operands, run: run(), ran.append
-    )
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     before = ConcreteFunction.__dict__["_call_flat"], type(tf.function(tf.constant)).__call__
@@ -81,7 +71,7 @@ def expected(tiny: Any) -> Any:
 
 class TestTheOfficialExport:
     @pytest.mark.parametrize("load", [hub.load, tf.saved_model.load])
-    def test_loaded(self, load: Any, expected: Any) -> None:
+    def test_the_loaded_export(self, load: Any, expected: Any) -> None:
         model = load(str(TINY))
         result = embgrad.gradients(model, BATCH, POOLED)
         close(result.values, expected)
@@ -143,7 +133,7 @@ class TestTheOfficialExport:
         layer = hub.KerasLayer(str(TINY), trainable=False)
         close(embgrad.gradients(layer, BATCH, POOLED, training=True).values, expected)
 
-    def test_its_preprocessing_in_front(self, tiny: Any) -> None:
+    def test_the_preprocessing_model_before_the_encoder(self, tiny: Any) -> None:
         import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
 
         preprocess = hub.load(str(PREPROCESS))
@@ -159,16 +149,6 @@ class TestTheOfficialExport:
             warnings.simplefilter("error", embgrad.EmbgradWarning)  # nothing in there has a gradient to lose
             whole = embgrad.gradients(tiny, tokens, POOLED, call=call)
         close(whole.values, result.values)  # which ran as a graph: strings are none of a trace's inputs
-
-    def test_what_has_no_gradient_is_not_opened(self, monkeypatch: Any) -> None:
-        import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
-
-        preprocess = hub.load(str(PREPROCESS))
-        monkeypatch.setattr(graphs, "flattened", lambda function: pytest.fail(f"opened {function}"))
-        opening = opening_of([])
-        with opened(opening):
-            assert preprocess(tf.constant(["a cat"]))["input_word_ids"].shape == (1, 16)
-        assert not opening.closed
 
     def test_the_layers_chain(self, tiny: Any) -> None:
         functions = tiny.__call__.concrete_functions
@@ -255,16 +235,6 @@ class TestHuggingFace:
         own = slices(table, lambda: tf.reduce_sum(loaded(hub_inputs())["pooled_output"] * VECTOR), IDS)
         close(by_python.values, own)
 
-    def test_the_layers_chain(self, loaded: Any) -> None:
-        found = cut_graph(loaded.__call__.concrete_functions[0]).scopes
-        first, second = (next(one for one in found if one.path.endswith(f"encoder/layer_._{k}")) for k in (0, 1))
-        assert first.kind == second.kind
-        assert second.entering == first.leaving
-        outputs = loaded(hub_inputs())
-        result = embgrad.gradients(loaded, BATCH, POOLED, at=[first.path, second.path])
-        close(result[first.path].activations, outputs["encoder_outputs"][0])
-        close(result[second.path].activations, outputs["encoder_outputs"][1])
-
 
 class TestKeras:
     def model(self, keras: Any) -> Any:
@@ -291,18 +261,17 @@ class TestKeras:
         training = embgrad.gradients(loaded, SMALL, embgrad.Margin(0, 1), training=True).values
         assert np.abs(training - expected).max() > 0.01 * np.abs(expected).max()
 
-    def test_what_keras_2_makes_of_a_class_that_it_does_not_know(self, tmp_path: Any) -> None:
-        class Own(keras2.Model):
-            def __init__(self) -> None:
-                super().__init__()
-                self.table = keras2.layers.Embedding(12, 4)
-                self.drop = keras2.layers.Dropout(0.5)
-                self.head = keras2.layers.Dense(2)
+    def test_a_keras_2_model_revived_without_its_class(self, tmp_path: Any) -> None:
+        def call(self: Any, ids: Any, training: Any = None) -> Any:
+            return self.head(self.drop(tf.reduce_mean(tf.tanh(self.table(ids)), 1), training=training))
 
-            def call(self, ids: Any, training: Any = None) -> Any:
-                return self.head(self.drop(tf.reduce_mean(tf.tanh(self.table(ids)), 1), training=training))
-
-        model = Own()
+        model = make_model(
+            call,
+            keras2.Model,
+            table=keras2.layers.Embedding(12, 4),
+            drop=keras2.layers.Dropout(0.5),
+            head=keras2.layers.Dense(2),
+        )
         model(tf.constant(SMALL))
         expected = embgrad.gradients(model, SMALL, embgrad.Margin(0, 1)).values
         model.save(str(tmp_path), save_format="tf")
@@ -341,7 +310,6 @@ def test_compiled_functions_of_the_users_own() -> None:
     compiled = tf.function(lambda ids: model.run(ids), jit_compile=True)
     by_xla = compiled.get_concrete_function(tf.TensorSpec([None, None], tf.int32))
     close(embgrad.gradients(by_xla, SMALL, TOTAL).values, expected)
-    assert cut_graph(function) is cut_graph(function)
 
 
 def test_an_id_beyond_a_saved_table_is_an_error(tiny: Any) -> None:
@@ -349,74 +317,64 @@ def test_an_id_beyond_a_saved_table_is_an_error(tiny: Any) -> None:
         embgrad.gradients(tiny, [[1, 2, 60]], POOLED)
 
 
+def constant(self: Any) -> Any:
+    return tf.reduce_sum(self.rows, 1)
+
+
+def encode(self: Any, ids: Any) -> Any:
+    return tf.reduce_sum(tf.gather(self.rows, ids), [1, 2])
+
+
+def ragged(self: Any, ids: Any) -> Any:
+    return tf.reduce_sum(tf.reduce_sum(tf.gather(self.rows, ids), 2), 1)
+
+
+IDS_SPEC = tf.TensorSpec([None, None], tf.int32)
+
+
+def saved_call(function: Any, signature: Any, folder: Any) -> Any:
+    """Return a saved model with a table of ones, and this function as its call."""
+    rows = tf.Variable(tf.ones((12, 4)))
+    return saved(make_model(tf.function(function, input_signature=signature), rows=rows), folder)
+
+
 class TestErrors:
-    def test_a_length_that_the_model_was_not_saved_for(self, tmp_path: Any) -> None:
+    def test_another_length_than_the_saved_one(self, tmp_path: Any) -> None:
         model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)), (2, 4)).saved(tmp_path)
         with pytest.raises(
-            embgrad.BatchError, match=r"input 'ids' is of shape \(2, 4\), and the batch gives \(1, 3\).*pad"
+            embgrad.BatchError, match=r"input 'ids' is of shape \(2, 4\), and the batch gives \(1, 3\).*Pad"
         ):
             embgrad.gradients(model.run, [[1, 2, 3]], TOTAL)
 
     def test_a_mode_that_the_model_was_not_saved_for(self, tmp_path: Any) -> None:
-        class Moded(tf.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.rows = tf.Variable(tf.ones((12, 4)))
+        @tf.function
+        def forward(self: Any, ids: Any, training: bool = False) -> Any:
+            return encode(self, ids)
 
-            @tf.function
-            def __call__(self, ids: Any, training: bool = False) -> Any:
-                return tf.reduce_sum(tf.gather(self.rows, ids), [1, 2])
-
-        model = Moded()
-        model.__call__.get_concrete_function(tf.TensorSpec([None, None], tf.int32), training=False)
+        model = make_model(forward, rows=tf.Variable(tf.ones((12, 4))))
+        model.__call__.get_concrete_function(IDS_SPEC, training=False)
         model = saved(model, tmp_path)
         np.testing.assert_array_equal(embgrad.gradients(model, SMALL, TOTAL).values, np.ones((2, 4, 4)))
-        with pytest.raises(embgrad.UnsupportedError, match=r"saved for training=False alone.*training=True"):
+        with pytest.raises(
+            embgrad.UnsupportedError, match=r"saved for training=False alone.*embgrad with training=False"
+        ):
             embgrad.gradients(model, SMALL, TOTAL, training=True)
 
-    def test_text(self) -> None:
-        import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
-
-        with pytest.raises(embgrad.BatchError, match=r"declares its input .* as text, and the batch is token ids"):
-            embgrad.gradients(hub.load(str(PREPROCESS)), BATCH, TOTAL)
-
-    def test_nothing_to_call(self, tmp_path: Any) -> None:
-        class Named(tf.Module):
-            @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
-            def encode(self, ids: Any) -> Any:
-                return tf.cast(ids, tf.float32)
-
-        model = saved(Named(), tmp_path)
+    def test_a_model_without_a_call(self, tmp_path: Any) -> None:
+        model = tf.Module()
+        model.encode = tf.function(lambda ids: tf.cast(ids, tf.float32), input_signature=[IDS_SPEC])
+        model = saved(model, tmp_path)
         model.signatures = {}
         with pytest.raises(embgrad.UnsupportedError, match=r"cannot be called.*its functions are 'encode'.*call="):
             embgrad.gradients(model, SMALL, TOTAL)
 
     def test_a_function_without_inputs(self, tmp_path: Any) -> None:
-        class Constant(tf.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.rows = tf.Variable(tf.ones((12, 4)))
-
-            @tf.function(input_signature=[])
-            def __call__(self) -> Any:
-                return tf.reduce_sum(self.rows, 1)
-
-        model = saved(Constant(), tmp_path)
-        message = r"the saved function '\w+' takes no tensors: expected one that takes token ids"
+        message = r"the saved function '\w+' takes no tensors. Give a function that takes token ids"
         with pytest.raises(embgrad.UnsupportedError, match=message):
-            embgrad.gradients(model, SMALL, TOTAL)
+            embgrad.gradients(saved_call(constant, [], tmp_path), SMALL, TOTAL)
 
-    def test_an_input_that_is_no_array(self, tmp_path: Any) -> None:
-        class Ragged(tf.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.rows = tf.Variable(tf.ones((12, 4)))
-
-            @tf.function(input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)])
-            def __call__(self, ids: Any) -> Any:
-                return tf.reduce_sum(tf.reduce_sum(tf.gather(self.rows, ids), 2), 1)
-
-        model = saved(Ragged(), tmp_path)
+    def test_a_ragged_input(self, tmp_path: Any) -> None:
+        model = saved_call(ragged, [tf.RaggedTensorSpec([None, None], tf.int32)], tmp_path)
         with pytest.raises(embgrad.UnsupportedError, match=r"declared as a RaggedTensorSpec.*call="):
             embgrad.gradients(model, SMALL, embgrad.Sum())
         by_call = embgrad.gradients(
@@ -466,7 +424,9 @@ class TestState:
 
     @pytest.mark.parametrize("form", ["object", "signature"])
     @pytest.mark.parametrize("training", [True, False])
-    def test_a_model_that_writes(self, form: str, training: bool, tmp_path: Any) -> None:
+    def test_a_saved_model_that_writes_to_a_variable_is_restored(
+        self, form: str, training: bool, tmp_path: Any
+    ) -> None:
         model = saved(Counting(), tmp_path)
         model(tf.constant(SMALL))
         model(tf.constant(SMALL))
@@ -480,67 +440,9 @@ class TestState:
             assert model.calls.numpy() == 2
         assert [point.lookup.path for point in lookups(used, SMALL)] == ["rows"]
 
-    def test_errors_on_the_way(self, tiny: Any) -> None:
-        class Mine(Exception):
-            pass
-
-        def fails(_: Any) -> Any:
-            raise Mine("as it was")
-
-        with pytest.raises(Mine, match=r"^as it was$"):
-            embgrad.gradients(tiny, BATCH, fails)
-
-        def call(model: Any, inputs: Any) -> Any:
-            model(inputs, training=False)
-            raise Mine("inside")
-
-        with pytest.raises(Mine, match=r"^inside$"):
-            embgrad.gradients(tiny, BATCH.replace(convention="tfhub"), POOLED, call=call)
-
     def test_a_tape_of_the_users_own(self, tiny: Any, expected: Any) -> None:
         with tf.GradientTape() as tape:
             result = embgrad.gradients(tiny, BATCH, POOLED)
             total = tf.reduce_sum(tiny(hub_inputs(), training=False)["pooled_output"] * VECTOR)
         close(result.values, expected)
         close(tape.gradient(total, tiny.variables[0]).values.numpy().reshape(expected.shape), expected)
-
-    def test_two_threads(self, tiny: Any, expected: Any) -> None:
-        """One asks for gradients, the other runs the model as compiled meanwhile."""
-        results, outputs, errors = [], [], []
-        want = tiny(hub_inputs(), training=False)["pooled_output"].numpy()
-
-        def guarded(work: Any, kept: list[Any]) -> Any:
-            def run() -> None:
-                try:
-                    kept.extend(work() for _ in range(5))
-                except BaseException as error:
-                    errors.append(error)
-
-            return run
-
-        threads = [
-            threading.Thread(target=guarded(lambda: embgrad.gradients(tiny, BATCH, POOLED).values, results)),
-            threading.Thread(target=guarded(lambda: embgrad.gradients(tiny, BATCH, POOLED).values, results)),
-            threading.Thread(
-                target=guarded(lambda: tiny(hub_inputs(), training=False)["pooled_output"].numpy(), outputs)
-            ),
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not errors
-        for one in results:
-            close(one, expected)
-        for one in outputs:
-            close(one, want)
-
-    def test_other_threads_pass_through(self, tiny: Any) -> None:
-        ran: list[Any] = []
-        with opened(opening_of(ran)):
-            thread = threading.Thread(target=lambda: tiny(hub_inputs(), training=False))
-            thread.start()
-            thread.join()
-            assert not ran
-            tiny(hub_inputs(), training=False)
-            assert ran

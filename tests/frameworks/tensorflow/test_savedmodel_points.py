@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras as keras2
 
 import embgrad
+from tests.frameworks.tensorflow.helpers import make_model
 from tests.frameworks.tensorflow.savedmodels import SMALL, TOTAL, close
 
 with warnings.catch_warnings():
@@ -94,7 +95,7 @@ def test_the_layers_before_a_head_of_more_linear_maps(encoder: Encoder, folder: 
     close(result["embeddings"].activations, tf.gather(encoder.table, SMALL))
 
 
-def test_what_enters_a_scope_is_read_and_replaced_for_the_scope_alone(encoder: Encoder, folder: Path) -> None:
+def test_a_scopes_input_is_replaced_inside_the_scope_only(encoder: Encoder, folder: Path) -> None:
     """Beside it goes the residual connection; and the gradient of SiLU is its author's own, which keeps its input."""
     loaded, name = tf.saved_model.load(str(folder)), "block_0/attend:input"
     own = "blocks.0.attend:input"
@@ -117,7 +118,7 @@ def test_what_enters_a_scope_is_read_and_replaced_for_the_scope_alone(encoder: E
     close(result["word"].objective.sum(), total)
 
 
-def test_what_leaves_a_scope_is_replaced_for_all_outside_it_alone() -> None:
+def test_a_scopes_output_is_replaced_outside_the_scope_only() -> None:
     table = tf.Variable(np.random.default_rng(4).normal(size=(12, DIM)).astype(np.float32), name="table")
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, name="ids")])
@@ -158,22 +159,17 @@ def test_a_scope_and_a_layer_of_one_name(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_mode_that_is_a_tensor(training: bool, tmp_path: Path) -> None:
+def test_a_saved_model_with_a_tensor_as_its_mode(training: bool, tmp_path: Path) -> None:
     table = tf.Variable(np.random.default_rng(4).normal(size=(12, DIM)).astype(np.float32), name="table")
 
-    class Moded(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = table
+    @tf.function(
+        input_signature=[tf.TensorSpec([None, None], tf.int32, name="ids"), tf.TensorSpec([], tf.bool, "training")]
+    )
+    def forward(self: Any, ids: Any, training: Any) -> Any:
+        rows = tf.gather(self.table, ids)
+        return tf.reduce_sum(tf.cond(training, lambda: 3 * rows, lambda: rows), [1, 2])
 
-        @tf.function(
-            input_signature=[tf.TensorSpec([None, None], tf.int32, name="ids"), tf.TensorSpec([], tf.bool, "training")]
-        )
-        def __call__(self, ids: Any, training: Any) -> Any:
-            rows = tf.gather(self.table, ids)
-            return tf.reduce_sum(tf.cond(training, lambda: 3 * rows, lambda: rows), [1, 2])
-
-    tf.saved_model.save(Moded(), str(tmp_path))
+    tf.saved_model.save(make_model(forward, table=table), str(tmp_path))
     result = embgrad.gradients(tf.saved_model.load(str(tmp_path)), SMALL, TOTAL, training=training)
     np.testing.assert_array_equal(result.values, np.full((2, 4, DIM), 3.0 if training else 1.0))
 

@@ -13,7 +13,7 @@ from embgrad_tensorflow.walk import Tables
 
 import embgrad
 from embgrad.forward.recorder import PassRecorder
-from tests.frameworks.tensorflow.helpers import assert_slopes
+from tests.frameworks.tensorflow.helpers import assert_slopes, make_model
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 0, 0], [6, 0, 0, 0]])
 VECTOR = np.array([0.7, -1.3])
@@ -31,21 +31,20 @@ def masked_lstm(keras: Any) -> tuple[Any, Any]:
 
 
 def subclassed(keras: Any, decorate: Any) -> Any:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = keras.layers.Embedding(12, 4, mask_zero=True)
-            self.rnn = keras.layers.LSTM(3)
-            self.head = keras.layers.Dense(2)
-            self.traces = []
+    @decorate
+    def call(self: Any, x: Any) -> Any:
+        if not tf.executing_eagerly():
+            self.traces.append(1)
+        return self.head(self.rnn(self.table(x)))
 
-        @decorate
-        def call(self, x: Any) -> Any:
-            if not tf.executing_eagerly():
-                self.traces.append(1)
-            return self.head(self.rnn(self.table(x)))
-
-    model = Net()
+    model = make_model(
+        call,
+        keras.Model,
+        table=keras.layers.Embedding(12, 4, mask_zero=True),
+        rnn=keras.layers.LSTM(3),
+        head=keras.layers.Dense(2),
+        traces=[],
+    )
     model.table.build(None)
     model.rnn.build((None, None, 4))
     model.head.build((None, 3))
@@ -66,15 +65,8 @@ def test_the_keras_mask_is_not_dropped(keras: Any) -> None:
     assert np.abs(dropped - model(ids)).max() > 1e-4
 
 
-def test_the_keras_mask_is_not_dropped_in_a_subclass(keras: Any) -> None:
-    model = subclassed(keras, lambda call: call)
-    result = embgrad.gradients(model, IDS, OBJECTIVE)
-    assert_slopes(result, model.table.embeddings, total(model))
-    assert not result.values[IDS == 0].any()
-
-
 @pytest.mark.parametrize("order", ["traced before", "traced after"])
-def test_nothing_leaks_into_a_trace_of_call(keras: Any, order: str) -> None:
+def test_traces_of_call_are_unchanged(keras: Any, order: str) -> None:
     model = subclassed(keras, tf.function)
     ids = tf.constant(IDS, tf.int32)
     plain = subclassed(keras, lambda call: call)
@@ -92,7 +84,7 @@ def test_nothing_leaks_into_a_trace_of_call(keras: Any, order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["predict before", "predict after"])
-def test_nothing_leaks_into_predict(keras: Any, order: str) -> None:
+def test_the_function_of_predict_is_unchanged(keras: Any, order: str) -> None:
     model, _ = masked_lstm(keras)
     expected = model(tf.constant(IDS, tf.int32)).numpy()
     if order == "predict before":
@@ -107,19 +99,18 @@ def test_nothing_leaks_into_predict(keras: Any, order: str) -> None:
     np.testing.assert_allclose(model.predict(IDS, verbose=0), model(tf.constant(IDS, tf.int32)), rtol=1e-6)
 
 
-def test_a_trace_that_went_stale_is_not_used(keras: Any) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = keras.layers.Embedding(12, 4)
-            self.norm = keras.layers.LayerNormalization(epsilon=1e-3)
-            self.head = keras.layers.Dense(2)
+def test_a_stale_trace_is_not_used(keras: Any) -> None:
+    @tf.function
+    def call(self: Any, x: Any) -> Any:
+        return self.head(tf.reduce_sum(tf.tanh(self.norm(self.table(x))), 1))
 
-        @tf.function
-        def call(self, x: Any) -> Any:
-            return self.head(tf.reduce_sum(tf.tanh(self.norm(self.table(x))), 1))
-
-    model = Net()
+    model = make_model(
+        call,
+        keras.Model,
+        table=keras.layers.Embedding(12, 4),
+        norm=keras.layers.LayerNormalization(epsilon=1e-3),
+        head=keras.layers.Dense(2),
+    )
     model.table.build(None)
     model.norm.build((None, None, 4))
     model.head.build((None, 4))
@@ -165,7 +156,7 @@ def test_ids_outside_the_table_are_named(keras: Any, decorate: Any, number: int)
         lambda table, ids: tf.gather(table, ids.numpy()),
     ],
 )
-def test_ids_outside_the_table_are_named_whatever_looks_them_up(lookup: Any) -> None:
+def test_ids_outside_the_table_are_named_by_every_lookup(lookup: Any) -> None:
     class Net(tf.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -181,7 +172,7 @@ def test_ids_outside_the_table_are_named_whatever_looks_them_up(lookup: Any) -> 
         embgrad.gradients(Net(), ids, OBJECTIVE)
 
 
-def test_an_error_that_the_model_swallows_is_not_lost() -> None:
+def test_an_error_that_the_model_catches_is_raised_all_the_same() -> None:
     class Net(tf.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -202,7 +193,7 @@ def test_an_error_that_the_model_swallows_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("swallow", [False, True])
-def test_a_device_that_gives_zeros_for_ids_outside(keras: Any, swallow: bool) -> None:
+def test_ids_outside_are_refused_where_a_device_returns_zeros(keras: Any, swallow: bool) -> None:
     """As a GPU does: the operation comes to pass, and the lookup is refused when it is seen."""
 
     class Watch(PassRecorder):
@@ -248,27 +239,16 @@ def test_the_users_tape_does_not_stop_ours(keras: Any) -> None:
         np.testing.assert_array_equal(one.values, expected.values)
 
 
-def test_several_sets_of_cotangents_are_several_pullbacks(keras: Any) -> None:
-    model, _ = masked_lstm(keras)
-    split = embgrad.gradients(model, IDS, OBJECTIVE, split=True)
-    np.testing.assert_allclose(split.values, embgrad.gradients(model, IDS, OBJECTIVE).values, atol=1e-15)
-
-
 @pytest.mark.parametrize("training", [False, True])
-def test_a_block_that_is_computed_again_in_the_pullback(keras: Any, training: bool) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = keras.layers.Embedding(12, 2)
-            self.norm = keras.layers.BatchNormalization()
-            self.again = True
+def test_a_recomputed_block_has_the_gradient_of_a_plain_one(keras: Any, training: bool) -> None:
+    def call(self: Any, x: Any) -> Any:
+        rows = self.table(x)
+        block = tf.recompute_grad(lambda value: self.norm(value)) if self.again else self.norm
+        return tf.reduce_sum(tf.tanh(block(rows)), 1)
 
-        def call(self, x: Any) -> Any:
-            rows = self.table(x)
-            block = tf.recompute_grad(lambda value: self.norm(value)) if self.again else self.norm
-            return tf.reduce_sum(tf.tanh(block(rows)), 1)
-
-    model = Net()
+    model = make_model(
+        call, keras.Model, table=keras.layers.Embedding(12, 2), norm=keras.layers.BatchNormalization(), again=True
+    )
     model(tf.constant(IDS, tf.int32))
     result = embgrad.gradients(model, IDS, OBJECTIVE, training=training)
     np.testing.assert_array_equal(np.asarray(tf.convert_to_tensor(model.norm.moving_mean)), np.zeros(2))
@@ -277,7 +257,7 @@ def test_a_block_that_is_computed_again_in_the_pullback(keras: Any, training: bo
     np.testing.assert_allclose(result.values, reference.values, rtol=1e-9)
 
 
-def test_a_block_that_is_computed_again_leaves_no_trace(keras: Any) -> None:
+def test_a_recomputed_block_is_restored(keras: Any) -> None:
     norm = keras.layers.BatchNormalization()
     norm.build((None, None, 2))
     table = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)))
@@ -290,13 +270,8 @@ def test_a_block_that_is_computed_again_leaves_no_trace(keras: Any) -> None:
 
 
 def test_a_lookup_inside_a_block_that_is_computed_again() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)))
+    def forward(self: Any, ids: Any) -> Any:
+        return tf.recompute_grad(lambda x: tf.reduce_sum(tf.tanh(tf.gather(self.rows, x)), 1))(ids)
 
-        def __call__(self, ids: Any) -> Any:
-            return tf.recompute_grad(lambda x: tf.reduce_sum(tf.tanh(tf.gather(self.rows, x)), 1))(ids)
-
-    model = Net()
+    model = make_model(forward, rows=tf.Variable(np.random.default_rng(0).normal(size=(12, 2))))
     assert_slopes(embgrad.gradients(model, IDS, OBJECTIVE), model.rows, total(model))

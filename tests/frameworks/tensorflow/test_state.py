@@ -19,6 +19,8 @@ from tensorflow.python.framework import op_callbacks
 
 import embgrad
 from tests.contract.conformance.harness_tensorflow import Harness
+from tests.frameworks.tensorflow import helpers
+from tests.frameworks.tensorflow.helpers import make_model
 from tests.growing import Cache
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0], [6, 7, 0, 0]])
@@ -31,11 +33,7 @@ def state() -> Any:
 
 
 def functional(keras: Any, *layers: Any) -> Any:
-    ids = keras.layers.Input((None,), dtype="int32")
-    value = keras.layers.Embedding(12, 4)(ids)
-    for layer in (*layers, keras.layers.Dense(2)):
-        value = layer(value)
-    return keras.Model(ids, value)
+    return helpers.functional(keras, *layers, keras.layers.Dense(2))
 
 
 def weights(model: Any) -> list[bytes]:
@@ -133,7 +131,7 @@ def test_generators_that_models_share_move_in_training_mode_only(name: str, comp
 
 @pytest.mark.parametrize("name", sorted(SHARED))
 @pytest.mark.parametrize("compile", [False, True])
-def test_what_functions_of_the_users_draw_is_drawn(name: str, compile: bool) -> None:
+def test_random_numbers_drawn_by_callbacks_count(name: str, compile: bool) -> None:
     draw, state_of = SHARED[name]
     model, state = Noisy(tf.zeros), state_of()
 
@@ -171,15 +169,13 @@ def test_training_mode_draws_as_the_users_own_forward_pass() -> None:
 
 @pytest.mark.parametrize("given", ["by argument", "by call"])
 def test_training_mode_reaches_layers_however_the_model_is_called(keras: Any, given: str) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.dropout = keras.layers.Embedding(12, 2), keras.layers.Dropout(0.5)
 
-        def call(self, x: Any) -> Any:  # does not take `training`
-            return tf.reduce_sum(self.dropout(self.table(x)), 1)
-
-    model = Net()
+    model = make_model(
+        lambda self, x: tf.reduce_sum(self.dropout(self.table(x)), 1),
+        keras.Model,
+        table=keras.layers.Embedding(12, 2),
+        dropout=keras.layers.Dropout(0.5),
+    )
     call = (lambda m, inputs: m(inputs)) if given == "by call" else None
     calm = embgrad.gradients(model, IDS, OBJECTIVE, call=call)
     np.testing.assert_allclose(calm.values, np.broadcast_to([0.7, -1.3], (3, 4, 2)), rtol=1e-6)
@@ -197,58 +193,11 @@ def test_evaluation_mode_whatever_the_learning_phase() -> None:
     np.testing.assert_array_equal(called.values, expected.values)
 
 
-def test_losses_of_the_users_last_call_stay(keras: Any, state: Any) -> None:
-    dense = keras.layers.Dense(3, activity_regularizer="l2")
-    model = functional(keras, keras.layers.GlobalAveragePooling1D(), dense)
-    model(tf.constant(IDS))
-    before = [id(loss) for loss in model.losses]
-    assert before
-    embgrad.gradients(model, IDS[:1], embgrad.Sum())
-    assert [id(loss) for loss in model.losses] == before
+def test_the_save_spec_of_a_keras_2_model_is_not_set() -> None:
 
-
-def test_attributes_that_the_forward_pass_sets(keras: Any) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = keras.layers.Embedding(12, 2)
-            self.last = "mine"
-            self.count = tf.Variable(4, trainable=False)
-
-        def call(self, x: Any) -> Any:
-            rows = self.table(x)
-            self.last, self.newest = rows, rows
-            self.count.assign_add(1)
-            return tf.reduce_sum(rows, 1)
-
-    model = Net()
-    model.table.build(None)
-    model.built = True
-    embgrad.gradients(model, IDS, OBJECTIVE)
-    assert model.last == "mine"
-    assert not hasattr(model, "newest")
-    assert int(model.count) == 4
-    with pytest.raises(RuntimeError, match="broke"):
-        embgrad.gradients(model, IDS, OBJECTIVE, call=broken)
-    assert model.last == "mine"
-    assert int(model.count) == 4
-
-
-def broken(model: Any, inputs: Any) -> Any:
-    model(inputs)
-    raise RuntimeError("broke")
-
-
-def test_what_keras_2_would_save_a_model_by_is_not_set() -> None:
-    class Net(keras2.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = keras2.layers.Embedding(12, 2)
-
-        def call(self, x: Any) -> Any:
-            return tf.reduce_sum(self.table(x), 1)
-
-    model = Net()
+    model = make_model(
+        lambda self, x: tf.reduce_sum(self.table(x), 1), keras2.Model, table=keras2.layers.Embedding(12, 2)
+    )
     model.build((None, None))
     embgrad.gradients(model, IDS[:, :2], OBJECTIVE)
     assert model.save_spec() is None
@@ -257,15 +206,13 @@ def test_what_keras_2_would_save_a_model_by_is_not_set() -> None:
 
 
 def test_a_model_without_weights_is_built_as_by_its_first_call(keras: Any) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.head = keras.layers.Embedding(12, 4), keras.layers.Dense(2)
 
-        def call(self, x: Any) -> Any:
-            return self.head(tf.reduce_mean(self.table(x), 1))
-
-    model = Net()
+    model = make_model(
+        lambda self, x: self.head(tf.reduce_mean(self.table(x), 1)),
+        keras.Model,
+        table=keras.layers.Embedding(12, 4),
+        head=keras.layers.Dense(2),
+    )
     result = embgrad.gradients(model, IDS, OBJECTIVE)
     assert len(model.weights) == 3
     np.testing.assert_array_equal(result.activations, np.asarray(tf.convert_to_tensor(model.table.embeddings))[IDS])
@@ -293,16 +240,6 @@ def test_a_module_that_makes_its_variables_late_keeps_them(announced: bool) -> N
     assert result.provenance["path"] == "table#0"
 
 
-def test_the_optimizer_is_not_touched(keras: Any, state: Any) -> None:
-    model = functional(keras, keras.layers.GlobalAveragePooling1D())
-    model.compile(optimizer="adam", loss="mse")
-    model.fit(IDS, np.ones((3, 2)), verbose=0)
-    before = state(model)
-    embgrad.gradients(model, IDS, OBJECTIVE, training=True)
-    assert state(model) == before
-    model.fit(IDS, np.ones((3, 2)), verbose=0)
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_users_tape_records_nothing_of_ours(keras: Any, persistent: bool) -> None:
     model = functional(keras, keras.layers.LSTM(3))
@@ -319,7 +256,7 @@ def test_the_users_tape_records_nothing_of_ours(keras: Any, persistent: bool) ->
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_second_derivatives_of_the_users_around_a_call(keras: Any, persistent: bool, compiled: bool) -> None:
+def test_second_derivatives_around_a_call(keras: Any, persistent: bool, compiled: bool) -> None:
     """By a tape that records what an accumulator gives: it goes on where it stood, outside of the accumulator."""
     model = functional(keras, keras.layers.LSTM(3))
     expected = embgrad.gradients(model, IDS, OBJECTIVE)
@@ -361,20 +298,6 @@ def test_tapes_of_other_threads_go_on(keras: Any) -> None:
     assert found == [pytest.approx(12.0), True]
 
 
-def test_a_call_inside_an_objective(keras: Any) -> None:
-    model = functional(keras, keras.layers.LSTM(3))
-    expected = embgrad.gradients(model, IDS, OBJECTIVE)
-    inner: list[Any] = []
-
-    def native(logits: Any) -> Any:
-        inner.append(embgrad.gradients(model, IDS, OBJECTIVE))
-        return tf.linalg.matvec(logits, [0.7, -1.3])
-
-    outer = embgrad.gradients(model, IDS, native)
-    np.testing.assert_allclose(outer.values, expected.values, rtol=1e-5)
-    np.testing.assert_array_equal(inner[0].values, expected.values)
-
-
 def test_settings_of_the_users_stay(keras: Any, state: Any) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D())
     seen: list[str] = []
@@ -399,71 +322,18 @@ def test_settings_of_the_users_stay(keras: Any, state: Any) -> None:
         tf.config.run_functions_eagerly(False)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
-@pytest.mark.parametrize("where", ["forward", "objective", "native objective"])
-def test_after_an_exception(keras: Any, state: Any, error: type[BaseException], where: str) -> None:
-    norm = keras.layers.BatchNormalization()
-    model = functional(keras, norm, keras.layers.GlobalAveragePooling1D())
-    before, expected = state(model), embgrad.gradients(model, IDS, OBJECTIVE).values
-
-    class Broken(embgrad.Sum):
-        def evaluate(self, output: Any, batch: Any) -> Any:
-            raise error("on purpose")
-
-    def raising(*_: Any) -> Any:
-        raise error("on purpose")
-
-    def call(m: Any, inputs: Any) -> Any:
-        m(inputs, training=True)
-        raise error("on purpose")
-
-    objective: Any = {"objective": Broken(), "native objective": raising}.get(where, OBJECTIVE)
-    with pytest.raises(error, match="on purpose"):
-        embgrad.gradients(model, IDS, objective, call=call if where == "forward" else None, training=True)
-    assert state(model) == before
-    np.testing.assert_array_equal(embgrad.gradients(model, IDS, OBJECTIVE).values, expected)
-
-
-def test_two_threads_on_one_model(keras: Any) -> None:
-    model = functional(keras, keras.layers.BatchNormalization(), keras.layers.LSTM(3))
-    expected = [embgrad.gradients(model, IDS, OBJECTIVE, training=mode).values for mode in (False, True)]
-    found = weights(model)
-    results: list[tuple[bool, Any]] = []
-
-    def work(mode: bool) -> None:
-        for _ in range(4):
-            results.append((mode, embgrad.gradients(model, IDS, OBJECTIVE, training=mode).values))
-
-    threads = [threading.Thread(target=work, args=(mode,)) for mode in (False, True, False)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 12
-    for mode, values in results:
-        np.testing.assert_allclose(values, expected[mode], rtol=1e-5, atol=1e-9)
-    assert weights(model) == found
-    assert not tf.config.functions_run_eagerly()
-
-
 def test_a_write_that_cannot_be_undone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from embgrad_tensorflow import state as state_module
 
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows = tf.Variable(np.ones((12, 2)))
-            self.cache = tf.Variable(np.zeros((100, 2)))
+    def forward(self: Any, ids: Any) -> Any:
+        self.cache.assign_add(tf.ones((100, 2), tf.float64))
+        return tf.reduce_sum(tf.gather(self.rows, ids), 1)
 
-        def __call__(self, ids: Any) -> Any:
-            self.cache.assign_add(tf.ones((100, 2), tf.float64))
-            return tf.reduce_sum(tf.gather(self.rows, ids), 1)
-
-    model = Net()
+    model = make_model(forward, rows=tf.Variable(np.ones((12, 2))), cache=tf.Variable(np.zeros((100, 2))))
     embgrad.gradients(model, IDS, OBJECTIVE)
     assert not model.cache.numpy().any()
     monkeypatch.setattr(state_module, "LARGE", 100)
-    with pytest.raises(embgrad.UnsupportedError, match=r"writes to the variable 'cache' in its forward pass"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"wrote to the variable 'cache' in evaluation mode"):
         embgrad.gradients(model, IDS, OBJECTIVE)
 
 
@@ -490,7 +360,7 @@ class Holder:
 
 
 @pytest.mark.parametrize("held", ["closure", "object", "method", "call"])
-def test_state_that_only_plain_python_holds(keras: Any, held: str) -> None:
+def test_state_in_closures_and_plain_objects_is_restored(keras: Any, held: str) -> None:
     table, norm = keras.layers.Embedding(12, 2), keras.layers.BatchNormalization()
     table.build(None)
     norm.build((None, 2))
@@ -550,7 +420,7 @@ HOLDERS: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("base", [tf.Module, keras2.Model, keras3.Model])
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_variables_in_what_is_held(holder: str, base: type, compile: bool) -> None:
+def test_variables_in_containers_and_objects(holder: str, base: type, compile: bool) -> None:
     make, path = HOLDERS[holder]
     tables, count = [tf.Variable(tf.ones((12, 2)) * factor) for factor in (1, 2)], tf.Variable(1.0, trainable=False)
 
@@ -579,17 +449,12 @@ def test_variables_in_what_is_held(holder: str, base: type, compile: bool) -> No
 
 @pytest.mark.parametrize("options", [{}, {"compile": True}, {"training": True}, {"training": True, "compile": True}])
 def test_metrics_of_a_forward_pass(keras: Any, options: Any) -> None:
-    class Net(keras.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.mean = keras.layers.Embedding(12, 2), keras.metrics.Mean()
+    def call(self: Any, ids: Any) -> Any:
+        rows = tf.reduce_sum(self.table(ids), 1)
+        self.mean.update_state(rows)
+        return rows
 
-        def call(self, ids: Any) -> Any:
-            rows = tf.reduce_sum(self.table(ids), 1)
-            self.mean.update_state(rows)
-            return rows
-
-    model = Net()
+    model = make_model(call, keras.Model, table=keras.layers.Embedding(12, 2), mean=keras.metrics.Mean())
     model(tf.constant(IDS))
     found = [one.numpy() for one in model.mean.variables]
     for _ in range(2):
@@ -598,17 +463,12 @@ def test_metrics_of_a_forward_pass(keras: Any, options: Any) -> None:
 
 
 def test_a_slice_of_a_variable_that_the_forward_pass_writes() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows, self.memory = tf.Variable(tf.ones((12, 2))), tf.Variable(tf.zeros((3, 2)))
+    def forward(self: Any, ids: Any) -> Any:
+        rows = tf.gather(self.rows, ids)
+        self.memory[1].assign(rows[0, 0])
+        return tf.reduce_sum(rows, 1)
 
-        def __call__(self, ids: Any) -> Any:
-            rows = tf.gather(self.rows, ids)
-            self.memory[1].assign(rows[0, 0])
-            return tf.reduce_sum(rows, 1)
-
-    model = Net()
+    model = make_model(forward, rows=tf.Variable(tf.ones((12, 2))), memory=tf.Variable(tf.zeros((3, 2))))
     embgrad.gradients(model, IDS, OBJECTIVE)
     np.testing.assert_array_equal(model.memory.numpy(), np.zeros((3, 2)))
 
@@ -657,7 +517,7 @@ print(all((one.numpy() == 1).all() for one in ones.values), int(model.count))
 """
 
 
-def test_a_call_in_one_of_several_replicas() -> None:
+def test_a_call_in_one_of_several_replicas_is_refused() -> None:
     """They would wait for each other for ever."""
     done = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True, timeout=300, check=True)
     _, *refused, counted, apart = done.stdout.strip().splitlines()
@@ -672,51 +532,33 @@ class OneOfTwo(tf.distribute.ReplicaContext):  # type: ignore[misc]
     num_replicas_in_sync = 2
 
 
-def test_a_model_that_waits_for_other_replicas() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = tf.Variable(np.ones((12, 2)))
+def test_a_model_that_waits_for_other_replicas_is_refused() -> None:
+    def forward(self: Any, ids: Any) -> Any:
+        tf.distribute.get_replica_context().merge_call(lambda strategy: None)
+        return tf.reduce_sum(tf.gather(self.table, ids), 1)
 
-        def __call__(self, ids: Any) -> Any:
-            tf.distribute.get_replica_context().merge_call(lambda strategy: None)
-            return tf.reduce_sum(tf.gather(self.table, ids), 1)
-
-    model = Net()
+    model = make_model(forward, table=tf.Variable(np.ones((12, 2))))
     embgrad.gradients(model, IDS, OBJECTIVE)
     with (
         OneOfTwo(tf.distribute.get_strategy(), 0),
-        pytest.raises(embgrad.UnsupportedError, match=r"one of 2 replicas .* a call outside of Strategy\.run"),
+        pytest.raises(embgrad.UnsupportedError, match=r"one of 2 replicas .* Call embgrad outside of Strategy\.run"),
     ):
         embgrad.gradients(model, IDS, OBJECTIVE)
     embgrad.gradients(model, IDS, OBJECTIVE)
 
 
-class Growing(tf.Module):
-    """Makes what it is given longer, and computes with its length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)))
-
-    def __call__(self, ids: Any, given: Any) -> Any:
+@pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
+@pytest.mark.parametrize("by_call", [False, True])
+def test_each_pass_receives_a_copy_of_further_inputs_with_a_trace(by_call: bool) -> None:
+    def forward(self: Any, ids: Any, given: Any) -> Any:
         if isinstance(given, list):
             given.append(1.0)
         length = len(given) if isinstance(given, list) else given["cache"].grow()
         return length * tf.reduce_sum(tf.gather(self.table, ids), 1)
 
-
-@pytest.mark.parametrize(
-    "option",
-    [{}, {"check": True}, {"compile": True}, {"override": {"word": lambda rows: rows}}],
-    ids=lambda one: "".join(one),
-)
-@pytest.mark.parametrize("by_call", [False, True])
-@pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
-def test_what_is_given_along_is_each_passs_own(option: dict[str, Any], by_call: bool) -> None:
+    model = make_model(forward, table=tf.Variable(np.random.default_rng(0).normal(size=(12, 2))))
     call = (lambda model, inputs: model(inputs["input_ids"], inputs["given"])) if by_call else None
     for given in ([], {"cache": Cache(), "lock": threading.Lock()}):
-        batch = {"input_ids": IDS, "given": given}
-        found = embgrad.gradients(Growing(), batch, OBJECTIVE, call=call, **option)
+        found = embgrad.gradients(model, {"input_ids": IDS, "given": given}, OBJECTIVE, call=call, compile=True)
         np.testing.assert_allclose(found.values, np.broadcast_to([0.7, -1.3], found.values.shape), rtol=1e-12)
         assert not (given if isinstance(given, list) else given["cache"].steps)

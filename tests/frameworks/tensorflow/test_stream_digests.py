@@ -24,12 +24,12 @@ KINDS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_tensors_are_told_by_their_values(make: Callable[[int], Any]) -> None:
+def test_tensors_have_digests_of_their_values(make: Callable[[int], Any]) -> None:
     assert digest_of(make(1)) == digest_of(make(1))
     assert digest_of(make(1)) != digest_of(make(2))
 
 
 @pytest.mark.parametrize("made", [tf.experimental.Optional.from_value(1), tf.data.Dataset.range(2)])
-def test_what_holds_no_values_is_not_told(made: Any) -> None:
+def test_objects_without_values_have_no_digest(made: Any) -> None:
     with pytest.raises(UnreadableError):
         digest_of(made)

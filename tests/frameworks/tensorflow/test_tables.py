@@ -5,35 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import keras as keras3
-import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_hub as hub
 import tf_keras as keras2
-import transformers
 
 import embgrad
-from tests.frameworks.tensorflow.helpers import own_table_gradient, policy
+from tests.frameworks.tensorflow.helpers import (
+    make_model,
+    own_table_gradient,
+    policy,
+    small_backbone,
+    small_bert,
+    small_gpt2,
+)
 from tests.frameworks.tensorflow.savedmodels import Net
 from tests.frameworks.tensorflow.transformers_by_hand import IDS
 
 VECTOR = np.cos(np.arange(12))
 OBJECTIVE = embgrad.Projection(VECTOR)
-BERT = {"vocab_size": 12, "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 6}
-TIED = {
-    "TFBertForMaskedLM": lambda: transformers.BertConfig(**BERT, initializer_range=0.5),
-    "TFGPT2LMHeadModel": lambda: transformers.GPT2Config(
-        vocab_size=12, n_embd=4, n_layer=2, n_head=2, n_positions=12, initializer_range=0.5
-    ),
-}
+TIED = {"TFBertForMaskedLM": small_bert, "TFGPT2LMHeadModel": small_gpt2}
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("name", TIED)
 def test_a_tied_head_of_hugging_face(name: str, frozen: bool) -> None:
     with policy(keras2, "float64"):
-        model = getattr(transformers, name)(TIED[name]())
+        model = TIED[name](name, initializer_range=0.5)
         model(tf.constant(IDS, tf.int32))
         table = next(one for one in model.variables if tuple(one.shape) == (12, 4))
         own = own_table_gradient(table, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)).logits * VECTOR))
@@ -51,10 +50,8 @@ def test_a_tied_head_of_hugging_face(name: str, frozen: bool) -> None:
 
 
 def test_a_tied_head_of_keras_hub() -> None:
+    model = small_backbone(1)
     with policy(keras3, "float64"):
-        model = keras_hub.models.BertBackbone(
-            vocabulary_size=12, num_layers=1, num_heads=2, hidden_dim=4, intermediate_dim=6, max_sequence_length=8
-        )
         ids = keras3.Input((None,), dtype="int32", name="token_ids")
         inputs = {"token_ids": ids, "segment_ids": ids * 0, "padding_mask": ids * 0 + 1}
         logits = model.token_embedding(model(inputs)["sequence_output"], reverse=True)
@@ -68,16 +65,11 @@ def test_a_tied_head_of_keras_hub() -> None:
 
 
 def test_several_lookups_and_a_penalty(keras: Any) -> None:
-    class Net(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = keras.layers.Embedding(12, 4, dtype="float64", mask_zero=True)
+    def call(self: Any, ids: Any) -> Any:
+        both = tf.reduce_sum(self.words(ids) * tf.tanh(self.words(ids)), (1, 2))
+        return both[:, None] + tf.reduce_sum(tf.convert_to_tensor(self.words.embeddings) ** 2)
 
-        def call(self, ids: Any) -> Any:
-            both = tf.reduce_sum(self.words(ids) * tf.tanh(self.words(ids)), (1, 2))
-            return both[:, None] + tf.reduce_sum(tf.convert_to_tensor(self.words.embeddings) ** 2)
-
-    model = Net()
+    model = make_model(call, keras.Model, words=keras.layers.Embedding(12, 4, dtype="float64", mask_zero=True))
     own = None
     found = embgrad.table_gradients(model, IDS, embgrad.Sum())
     own = own_table_gradient(model.words.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))))
@@ -85,27 +77,6 @@ def test_several_lookups_and_a_penalty(keras: Any) -> None:
     np.testing.assert_allclose(found.head, 2 * 2 * rows, rtol=1e-12)
     np.testing.assert_allclose(found.total, own, rtol=1e-10)
     assert (found.lookups, found.padding) == (2, 0)
-
-
-def test_no_head() -> None:
-    model = keras2.Sequential([keras2.layers.Embedding(12, 12, dtype="float64")])
-    model(tf.constant(IDS, tf.int32))
-    found = embgrad.table_gradients(model, IDS, OBJECTIVE)
-    assert not found.head.any()
-    np.testing.assert_allclose(found.lookup, np.bincount(IDS.ravel(), minlength=12)[:, None] * VECTOR)
-
-
-def test_a_computed_table_is_no_parameter() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = tf.Variable(np.ones((12, 12)))
-
-        def __call__(self, ids: Any) -> Any:
-            return tf.gather(self.table * 2, ids)
-
-    with pytest.raises(embgrad.PointError, match="is no parameter of the model"):
-        embgrad.table_gradients(Net(), IDS, OBJECTIVE)
 
 
 @pytest.mark.parametrize("trainable", [True, False])
@@ -126,7 +97,7 @@ def test_a_layer_of_tf_hub_around_a_module_that_lists_no_variables(tmp_path: Any
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_gradient_of_the_authors_own_makes_another_table(compiled: bool) -> None:
+def test_a_table_with_a_custom_gradient_is_no_parameter(compiled: bool) -> None:
     """What is looked up in is no variable then, whatever its values are: of that the tape says something else."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]

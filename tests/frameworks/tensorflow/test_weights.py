@@ -51,25 +51,6 @@ def test_variables_without_the_optimisers_and_the_metrics(keras: Any) -> None:
     assert np.array(kernel).tobytes() == before.tobytes()
 
 
-def test_a_module_with_a_traced_function_sees_it() -> None:
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = tf.Variable(tf.random.normal((20, 6)), name="table")
-            self.factor = tf.Variable(2.0, trainable=False, name="factor")
-
-        @tf.function
-        def __call__(self, ids: Any) -> Any:
-            return tf.reduce_sum(tf.gather(self.table, ids), 1) * self.factor
-
-    model = Net()
-    before = embgrad.gradients(model, IDS, embgrad.Sum()).values
-    assert {one.name: one.shape for one in weights_of(model)} == {"table:0": (20, 6), "factor:0": ()}
-    with substituted(model, {"factor:0": 6.0}):
-        np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Sum()).values, 3 * before)
-    np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, before)
-
-
 @pytest.mark.parametrize("load", [tf.saved_model.load, hub.KerasLayer], ids=["saved_model", "hub"])
 def test_a_saved_model(load: Any) -> None:
     model = load(str(SAVED))
@@ -87,7 +68,7 @@ def test_a_saved_model(load: Any) -> None:
     np.testing.assert_array_equal(after.values, before.values)
 
 
-def test_a_bert_has_the_checkpoints_names() -> None:
+def test_weights_of_a_bert_have_the_names_of_checkpoints() -> None:
     config = BertConfig(
         vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12, num_labels=3
     )

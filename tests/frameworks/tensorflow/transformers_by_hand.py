@@ -90,3 +90,9 @@ def by_hand(model: Any, change: Mapping[int, Callable[[Any], Any]] | None = None
     gradients = tape.gradient(total, list(tensors.values()))
     found = zip(tensors.items(), gradients, strict=True)
     return {name: (one.numpy(), None if grad is None else grad.numpy()) for (name, one), grad in found}
+
+
+def close(found: Any, expected: Any, rel: float = 1e-10) -> None:
+    """Assert that arrays agree up to a share of the largest entry."""
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= rel * np.abs(expected).max()
