@@ -473,7 +473,12 @@ def test_a_column_name_in_use_is_refused(items: Items) -> None:
         (embgrad.CrossEntropy([0, 1]), {}, ObjectiveError, "one entry an example.*pass a function of the rows"),
         (embgrad.Scalar(len), {}, UnsupportedError, "reduces over the batch"),
         (embgrad.Sum, {}, ObjectiveError, "the class Sum"),
-        (embgrad.Sum(), {"at": ["word", "position"]}, PointError, "expected the name of a point.*make one run for each"),
+        (
+            embgrad.Sum(),
+            {"at": ["word", "position"]},
+            PointError,
+            "expected the name of a point.*make one run for each",
+        ),
         (embgrad.Sum(), {"batchsize": 3}, EmbgradError, "no option 'batchsize'.*Did you mean 'batch_size'"),
         (embgrad.Sum(), {"split": True}, EmbgradError, "'split' has no meaning over a dataset"),
         (embgrad.Sum(), {"tokenizer": 3}, EmbgradError, "expected build to return .model, tokenizer."),

@@ -172,7 +172,10 @@ def test_parquet_files_below_a_question_mark_are_refused(tmp_path: Path) -> None
 def test_errors_in_files_are_extracted_from_those_of_ray(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n{"ids": [1\n')
     (tmp_path / "a.txt").write_bytes(b"film\ncaf\xe9 noir\n")
-    for name, message in (("a.jsonl", "line 2 is not valid JSON"), ("a.txt", "line 2: byte 0xe9 at position 4 is not UTF-8")):
+    for name, message in (
+        ("a.jsonl", "line 2 is not valid JSON"),
+        ("a.txt", "line 2: byte 0xe9 at position 4 is not UTF-8"),
+    ):
         with pytest.raises(FileFormatError, match=message) as caught, plain_errors():
             dataset_of(tmp_path / name).take_all()
         assert "Failed to" not in str(caught.value)  # what Ray says of it
