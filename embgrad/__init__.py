@@ -4,19 +4,10 @@ PYTEST_DONT_REWRITE: without this mark pytest would warn if this package is impo
 """
 
 import embgrad.report.fragments  # noqa: F401  it registers how notebooks show results
-from embgrad.attribution import (
-    Attribution,
-    GradientShap,
-    InputXGradient,
-    IntegratedGradients,
-    KernelShap,
-    Lime,
-    Occlusion,
-    Saliency,
-    SequentialIntegratedGradients,
-    SmoothGrad,
-    attribute,
-)
+from embgrad.attribution.attribute import attribute
+from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
+from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
+from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
 from embgrad.backend.protocol import Backend, Listener, ParameterValues, PointValues, Request, Run, TableRest
 from embgrad.backend.registry import list_backends, refresh_backends
 from embgrad.checkpoints.load_bert import load_bert
@@ -56,6 +47,7 @@ from embgrad.inputs.encode import encode
 from embgrad.moved import alias as _alias
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
+from embgrad.results.attribution import Attribution
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients, Word
 from embgrad.results.io import load, save

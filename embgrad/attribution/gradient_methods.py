@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.attribution.method import Contributions, Method, expect_choice, expect_count, expect_number
+from embgrad.attribution.method import Contributions, GradientMethod, Method, expect_choice, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
-from embgrad.common.metrics import lengths
 from embgrad.errors import EmbgradError
 
-__all__ = ["GradientMethod", "InputXGradient", "Saliency", "SmoothGrad"]
+__all__ = ["InputXGradient", "Saliency", "SmoothGrad"]
 
 #: How `SmoothGrad` combines the contributions of its samples.
 REDUCTIONS: Final = ("mean", "square", "variance")
-
-
-class GradientMethod(Method):
-    """A method whose contributions can be computed at any values of the point, so that `SmoothGrad` can average them."""
-
-    def prepared(self, passes: Passes, tokenizer: Any) -> Any:
-        """Return what the method computes once for all values, such as its baseline."""
-        return None
-
-    @abstractmethod
-    def values_at(self, passes: Passes, inputs: np.ndarray, prepared: Any) -> np.ndarray:
-        """Return the contributions at other values of the point, float64, of their shape.
-
-        Args:
-            passes: the passes through the model.
-            inputs: the values, (row, position, dim), of the whole batch or of several such.
-            prepared: see the method `prepared`.
-        """
-
-    @property
-    def by_length(self) -> bool:
-        """Whether the score of a position is the L2 norm of its values, not their sum."""
-        return False
-
-    def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the scores of positions, float64, (example, position)."""
-        wide = values.astype(np.float64, copy=False)
-        return lengths(wide) if self.by_length else np.asarray(wide.sum(-1))
 
 
 @dataclass(frozen=True)

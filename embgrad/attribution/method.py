@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from embgrad.attribution.passes import Passes
+from embgrad.common.metrics import lengths
 from embgrad.errors import EmbgradError, did_you_mean, listed
 
-__all__ = ["Contributions", "Method", "expect_choice", "expect_count", "expect_number"]
+__all__ = ["Contributions", "GradientMethod", "Method", "expect_choice", "expect_count", "expect_number"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,34 @@ class Method(ABC):
         """Return the class name and the arguments as JSON-compatible values."""
         arguments = {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self)}  # type: ignore[arg-type]
         return {"class": type(self).__name__, **arguments}
+
+
+class GradientMethod(Method):
+    """A method whose contributions can be computed at any values of the point, so that `SmoothGrad` can average them."""
+
+    def prepared(self, passes: Passes, tokenizer: Any) -> Any:
+        """Return what the method computes once for all values, such as its baseline."""
+        return None
+
+    @abstractmethod
+    def values_at(self, passes: Passes, inputs: np.ndarray, prepared: Any) -> np.ndarray:
+        """Return the contributions at other values of the point, float64, of their shape.
+
+        Args:
+            passes: the passes through the model.
+            inputs: the values, (row, position, dim), of the whole batch or of several such.
+            prepared: see the method `prepared`.
+        """
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the score of a position is the L2 norm of its values, not their sum."""
+        return False
+
+    def scores(self, values: np.ndarray) -> np.ndarray:
+        """Return the scores of positions, float64, (example, position)."""
+        wide = values.astype(np.float64, copy=False)
+        return lengths(wide) if self.by_length else np.asarray(wide.sum(-1))
 
 
 def _plain(value: Any) -> Any:

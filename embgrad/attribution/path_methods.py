@@ -9,8 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.attribution.baselines import baseline_values, checked_baseline
-from embgrad.attribution.gradient_methods import GradientMethod
-from embgrad.attribution.method import Contributions, Method, expect_choice, expect_count, expect_number
+from embgrad.attribution.method import Contributions, GradientMethod, Method, expect_choice, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
 from embgrad.errors import EmbgradError, EmbgradWarning, level_of_user

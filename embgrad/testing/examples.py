@@ -9,8 +9,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-import embgrad
 from embgrad.backend.registry import backend_named
+from embgrad.errors import PointError, UnsupportedError
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.objectives import Objective
 from embgrad.testing.snapshot import different
 
 __all__ = [
@@ -57,11 +59,11 @@ def example_weights(dtype: str = "float64", seed: int = 0) -> dict[str, np.ndarr
     return {name: random.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
 
 
-def example_batch(*, masked: bool = False) -> embgrad.TokenBatch:
+def example_batch(*, masked: bool = False) -> TokenBatch:
     """Return three examples of four distinct ids; `masked` pads the second and the third on the right."""
     ids = np.random.default_rng(1).permutation(np.arange(1, VOCAB))[: EXAMPLES * POSITIONS].reshape(EXAMPLES, POSITIONS)
     mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]) if masked else None
-    return embgrad.TokenBatch(ids, mask)
+    return TokenBatch(ids, mask)
 
 
 def close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
@@ -107,7 +109,7 @@ def expect_same(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
 def layers_by_hand(
     weights: Mapping[str, np.ndarray],
     ids: np.ndarray,
-    objective: embgrad.Objective,
+    objective: Objective,
     override: Mapping[str, np.ndarray] | None = None,
     add: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -127,7 +129,7 @@ def layers_by_hand(
         bends.append(np.tanh(hidden @ weights["W1"] + weights["b1"]))
         hidden = values[f"layer.{number}"] = changed(f"layer.{number}", hidden + bends[-1])
     logits = hidden.mean(1) @ weights["W"] + weights["b"]
-    _, cotangent = objective.evaluate(logits, embgrad.TokenBatch(ids))
+    _, cotangent = objective.evaluate(logits, TokenBatch(ids))
     back = np.repeat((cotangent @ weights["W"].T / ids.shape[1])[:, None], ids.shape[1], 1)
     gradients = {"layer.2": back}
     for number in reversed(range(3)):
@@ -139,7 +141,7 @@ def layers_by_hand(
 
 
 def tied_by_hand(
-    weights: Mapping[str, np.ndarray], batch: embgrad.TokenBatch, objective: embgrad.Objective
+    weights: Mapping[str, np.ndarray], batch: TokenBatch, objective: Objective
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the gradients of the table of the architecture `tied` through its lookup and its head, derived by hand."""
     rows = weights["E"][batch.ids]
@@ -169,7 +171,7 @@ def _refused_without(check: Callable[..., None], abilities: tuple[str, ...]) -> 
         if backend_named(harness.backend).supports.issuperset(abilities):
             check(self, *args, **fixtures)
         else:
-            with pytest.raises((embgrad.UnsupportedError, embgrad.PointError)):
+            with pytest.raises((UnsupportedError, PointError)):
                 check(self, *args, **fixtures)
 
     return run

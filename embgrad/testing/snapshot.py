@@ -12,7 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-import embgrad
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.objectives import Objective
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.row_sparse import RowSparse
 
 __all__ = ["Same", "Snapshot", "Source", "contents", "different"]
 
@@ -136,11 +139,11 @@ def contents(value: Any) -> Any:
         if value.dtype == object:
             return ("objects", value.shape, tuple(map(id, value.ravel())))
         return (value.dtype.str, value.shape, value.tobytes(), value.flags.writeable)
-    if isinstance(value, embgrad.TokenBatch):
+    if isinstance(value, TokenBatch):
         return [contents(getattr(value, name)) for name in ("ids", "mask", "types", "words", "truncated", "tokens")]
-    if isinstance(value, (embgrad.Objective, embgrad.RowSparse)):
+    if isinstance(value, (Objective, RowSparse)):
         return {name: contents(entry) for name, entry in vars(value).items()}
-    if isinstance(value, embgrad.EmbeddingGradients):
+    if isinstance(value, EmbeddingGradients):
         return [contents(entry) for entry in (value.values, value.activations, value.ids, value.objective, value.mask)]
     if isinstance(value, Mapping):
         return {repr(key): contents(entry) for key, entry in value.items()}

@@ -39,7 +39,7 @@ ROOMS = (
 ENTRIES = {"__init__", "__main__"}
 
 #: The most files that may import one another in a chain, from a command down to `embgrad.common.text`.
-LONGEST = 23
+LONGEST = 21
 
 
 def modules() -> dict[str, Path]:
