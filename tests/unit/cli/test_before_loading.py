@@ -33,7 +33,7 @@ def test_the_help_of_a_command_is_quick_and_imports_no_framework() -> None:
         f"codes += [main([name, '--help']) for name in {COMMANDS!r}]\n"
         f"print(json.dumps([spent, any(codes), [name for name in {HEAVY!r} if name in sys.modules]]), file=sys.stderr)"
     )
-    done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
+    done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
     actual = [json.loads(child.stderr) for child in done]
     assert actual[0][1:] == [False, []]
     assert min(spent for spent, *_ in actual) < 0.6
