@@ -46,6 +46,7 @@ FORMER: Final = {
     **{f"embgrad.{new}": f"embgrad.{old}" for old, new in MOVED.items()},
     "embgrad.comparison.result": "embgrad.comparison",
     "embgrad.objectives.native": "embgrad.backend.protocol",
+    "embgrad.results.words": "embgrad.result",
 }
 
 

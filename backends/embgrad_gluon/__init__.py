@@ -31,7 +31,7 @@ class GluonBackend:
         | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
     )
     instead: Final = {
-        "compile": "omit it; a hybridised net runs operator by operator, which takes about a tenth longer than its graph"
+        "compile": "omit it: a hybridised net runs operator by operator, which takes about a tenth longer than its graph"
     }
 
     def owns(self, part: object) -> bool:

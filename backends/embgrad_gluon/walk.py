@@ -96,8 +96,8 @@ def named_parameters(parts: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def _named(block: Any, path: str) -> Iterator[tuple[str, Any]]:
-    known_ids, default = type(block)._collect_params_with_prefix, import_mxnet().gluon.Block._collect_params_with_prefix
-    if known_ids is not default:  # such as gluonnlp's attention, with the names of an older release
+    method, default = type(block)._collect_params_with_prefix, import_mxnet().gluon.Block._collect_params_with_prefix
+    if method is not default:  # such as gluonnlp's attention, with the names of an older release
         yield from block._collect_params_with_prefix(path).items()
         return
     for name, parameter in _direct_parameters(block).items():
@@ -156,9 +156,9 @@ def memory(array: Any) -> int:
 
 def same_bits(array: Any, other: Any) -> bool:
     """Return whether two arrays of one shape and dtype hold the same bits, NaN and -0.0 included. The first may be NumPy's."""
-    parameters, copy = array if isinstance(array, np.ndarray) else array.asnumpy(), other.asnumpy()
+    values, copy = array if isinstance(array, np.ndarray) else array.asnumpy(), other.asnumpy()
     unsigned = f"u{copy.itemsize}"
-    return bool((parameters.reshape(-1).view(unsigned) == copy.reshape(-1).view(unsigned)).all())
+    return bool((values.reshape(-1).view(unsigned) == copy.reshape(-1).view(unsigned)).all())
 
 
 def recorded_symbol(array: Any) -> Any:

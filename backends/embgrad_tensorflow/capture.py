@@ -150,7 +150,7 @@ class _Observer:
         return self._forward(function, args, kwargs)
 
     def add_tape(self, tape: Any) -> None:
-        """Return a tape begins to record."""
+        """Note that a tape begins to record."""
         self._tapes.add(tape)
 
     def points(self, tape: Any) -> list[_Point]:
@@ -159,7 +159,7 @@ class _Observer:
 
     @contextlib.contextmanager
     def pulling(self, tape: Any) -> Iterator[None]:
-        """Return the tape computes gradients; one that is not persistent is done then."""
+        """Ignore operations while the tape computes gradients, and forget a tape that is then used up."""
         before, self._pulling = self._pulling, True
         try:
             yield
@@ -169,7 +169,7 @@ class _Observer:
                 self._kept.pop(tape, None)
 
     def step(self, points: Sequence[_Point], gradients: Sequence[Any]) -> None:
-        """Return the tape's gradients at these points."""
+        """Report the tape's gradients at these points as a step."""
         reached = [
             (point.passed, point.key, owned(dense(gradient).numpy()))
             for point, gradient in zip(points, gradients, strict=True)

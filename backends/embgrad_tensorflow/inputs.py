@@ -256,10 +256,10 @@ def unused_inputs(
     A layer may drop a mask that it is handed. What then reads padding all the same has a gradient there.
 
     Args:
-        unused: what of the batch the model cannot take.
-        batch: what it was run on.
-        watch: what took the pass down.
-        found: what was read at points.
+        unused: the names of the inputs that the model cannot take.
+        batch: the batch that it was run on.
+        watch: the record of the pass.
+        points: the values read at points.
     """
     rows = [lookup.padding for lookup in watch.lookups if lookup.layout is not None]
     row = next((row for row in rows if row is not None), None)

@@ -230,7 +230,7 @@ class Watcher:
         self._see(name, inputs, outputs[0])
 
     def _multiplied(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        """Return a product of one-hot rows with a table is a lookup too."""
+        """Return the output of an operation; a product of one-hot rows with a table is a lookup, too."""
         product = self._one_hots.looked_up(name, inputs, attrs)
         if product is not None:
             table, indices = product
@@ -269,7 +269,9 @@ class Watcher:
         elif not dtype.is_floating:
             self.unusable.append(f"they look up rows of {table}, which is not floating point and has no gradient")
         elif len(shape) == 2:
-            self.unusable.append(f"they look up rows of the identity matrix, {table}, which no table is multiplied by")
+            self.unusable.append(
+                f"they look up rows of the identity matrix, {table}, and the rows are multiplied by no table"
+            )
 
     def _record_lookup(self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any) -> None:
         path = self.tables.path(handle)

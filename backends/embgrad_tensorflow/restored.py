@@ -134,8 +134,8 @@ def _plan(target: _Target, function: Any, batch: TokenBatch, training: bool) -> 
     for parameter, entry in named:
         if parameter in MODES and isinstance(entry, bool) and entry is not training:
             raise UnsupportedError(
-                f"the saved model was saved for {parameter}={entry} alone. Call "
-                f"embgrad with training={entry}, or save the model with both"
+                f"{parameter}={training} was requested, and the model was saved for {parameter}={entry} alone. Call embgrad with "
+                f"training={entry}, or save the model for both"
             )
     modes = {name: tf.constant(training) for name, spec in leaves.items() if name in MODES and _is_flag(spec)}
     filled, unused = plan_mapping([name for name in leaves if name not in modes], batch)

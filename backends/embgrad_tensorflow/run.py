@@ -220,7 +220,7 @@ def closed_graphs(watcher: Watcher) -> str:
 
 
 def _resolve(watcher: Watcher) -> dict[str, str]:
-    """Return the points that are asked for; what ran where they cannot be seen is said."""
+    """Return the keys of the requested points; warn of graphs whose lookups cannot be seen."""
     hint = closed_graphs(watcher)
     if not hint:
         uses = "; ".join(dict.fromkeys(watcher.unusable))

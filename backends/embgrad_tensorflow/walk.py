@@ -128,7 +128,7 @@ def bookkeeping() -> Mapping[str, type]:
     ]
     module = tf.Module()
     module.empty = []  # makes TensorFlow add its bookkeeping
-    names = {name: type(value) for owner_ in (*fresh, module) for name, value in vars(owner_).items()}
+    names = {name: type(value) for instance in (*fresh, module) for name, value in vars(instance).items()}
     names.pop("empty")
     return {**names, "stop_evaluating": bool, "stop_predicting": bool}  # which Keras 3 sets as it runs a model
 

@@ -42,7 +42,7 @@ def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
     if other:
         raise UnsupportedError(
             f"the configuration describes a BERT whose weights differ from the plain encoder's and pooler's in {listed(other)}. "
-            "Build it with transformers: embgrad.gradients takes that model directly"
+            "Use one without cross-attention, or build it with transformers: embgrad.gradients takes that model directly"
         )
     return model, _targets(model, names)
 

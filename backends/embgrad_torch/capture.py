@@ -280,7 +280,8 @@ def expect_untransformed() -> None:
     if is_transformed():
         raise UnsupportedError(
             "the model is called inside torch.func.grad, torch.vmap or another transform of torch.func, where the values of "
-            "tensors cannot be read. Use loss.backward() or torch.autograd.grad in the loop that you capture"
+            "tensors cannot be read. Use loss.backward() or torch.autograd.grad in the loop that you capture, or the transform "
+            "outside of it"
         )
 
 
@@ -341,8 +342,8 @@ def _expect_hookable(model: Any) -> None:
         if is_compiled_wrapper(module) or getattr(module, "_compiled_call_impl", None) or _is_compiled(module):
             raise UnsupportedError(
                 f"{spelled(path) or type(module).__name__!r} is compiled by torch.compile, and compiled code cannot be captured. "
-                "Train the uncompiled model (model._orig_mod) while you capture, or use embgrad.gradients, which takes compiled "
-                "models"
+                "Train the model that you gave to torch.compile (model._orig_mod) while you capture, or use embgrad.gradients, "
+                "which takes compiled models"
             )
         if isinstance(module, torch.nn.DataParallel) and len(module.device_ids) > 1:
             raise UnsupportedError(

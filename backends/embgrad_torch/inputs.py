@@ -228,7 +228,8 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 def like(values: np.ndarray, tensor: Any) -> Any:
     """Return the values as a new tensor of the dtype and on the device of another tensor."""
-    return torch.from_numpy(np.array(values, order="C")).to(tensor.device, tensor.dtype)
+    dtype = UNCHANGED.get(tensor.dtype)  # NumPy converts byte orders and long doubles, which PyTorch refuses
+    return torch.from_numpy(np.array(values, dtype=dtype, order="C")).to(tensor.device, tensor.dtype)
 
 
 def device_of(modules: Iterable[Any]) -> Any:

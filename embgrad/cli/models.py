@@ -15,7 +15,6 @@ from embgrad.checkpoints.bert_config import read_config
 from embgrad.checkpoints.load_bert import load_bert
 from embgrad.cli.errors import UsageError
 from embgrad.cli.huggingface import from_transformers
-from embgrad.cli.options import SEVERAL_FRAMEWORKS
 from embgrad.cli.run import own_process
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.user_objects import expect_function, imported, is_reference
@@ -78,7 +77,7 @@ class Models:
         if len(names) < least:
             raise UsageError(
                 f"there is only one model to compare: expected at least two frameworks, such as "
-                f"--frameworks {SEVERAL_FRAMEWORKS}, or --against MODEL"
+                f"--frameworks {','.join(FRAMEWORKS)}, or --against MODEL"
             )
         return [(self.model, name) for name in names]
 

@@ -123,7 +123,7 @@ def _without_examples(option: str, name: str, array: np.ndarray, arrangement: Ar
     if by_example and array.ndim == len(arrangement.shape) and len(array) > 1:
         raise UnsupportedError(
             f"{option}[{name!r}] has the shape {array.shape}, and the point {arrangement.shape}, an entry for each example, but "
-            "a stream has many batches: expected an array for all examples alike, or a function of the value"
+            "it is for many batches: expected an array for all examples alike, or a function of the value"
         )
     return array
 

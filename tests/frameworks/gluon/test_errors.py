@@ -47,7 +47,7 @@ def test_indices_that_are_not_whole_numbers_are_refused() -> None:
     for factor, add in ((0.5, 0.0), (1.0, float("nan"))):
         net = model(lambda net, F, x, factor=factor, add=add: net.words(x * factor + add).sum(axis=1))
         with pytest.raises(
-            embgrad.BatchError, match=r"table 'words' by indices of dtype float32 .*cast the ids to int32"
+            embgrad.BatchError, match=r"table 'words' by indices of dtype float32 .*Cast the ids to int32"
         ):
             embgrad.gradients(net, np.array([[1, 3]]), embgrad.Sum())
 

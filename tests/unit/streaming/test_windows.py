@@ -239,7 +239,7 @@ def test_a_table_that_all_examples_share_is_refused() -> None:
 def test_arrays_with_an_entry_for_each_example_are_refused(option: str, window: int | None) -> None:
     source = ["ab", "cd", "ef", "gh"]
     for wrong in (np.ones((2, DIM)), np.ones((4, DIM))):
-        with pytest.raises(UnsupportedError, match=r"an entry for each example, and a stream has many batches"):
+        with pytest.raises(UnsupportedError, match=r"an entry for each example, but it is for many batches"):
             streamed(source, **{option: {"pooled": wrong}, "window": window})
     for right in (np.ones(DIM), np.ones((1, DIM))):
         assert len(streamed(source, at="pooled", **{option: {"pooled": right}, "window": window})) == 2

@@ -98,14 +98,15 @@ class _Pass:
     def __init__(self, model: Any, batch: TokenBatch, request: Request, *, everything: bool = False) -> None:
         self._model, self._batch, self._request, self._everything = model, batch, request, everything
         self.watch = PassRecorder(batch, None if everything else request.reached, request.times)
-        state = ObjectState(map(vars, modules_of(model).values()))
-        try:
-            with jax.disable_jit():
-                self.outputs, self._pull = jax.vjp(self._forward, jnp.zeros(()))
-        except TraceContextError as error:
-            raise PointNotReachedError(f"Flax refused the call: {error}. {SEEN}") from error
-        finally:  # a copy shares the lists and dicts of the model, and `nnx.jit` of the model itself takes its attributes off
-            state.restore()
+        with model_lock(as_parts(model)):
+            state = ObjectState(map(vars, modules_of(model).values()))
+            try:
+                with jax.disable_jit():
+                    self.outputs, self._pull = jax.vjp(self._forward, jnp.zeros(()))
+            except TraceContextError as error:
+                raise PointNotReachedError(f"Flax refused the call: {error}. {SEEN}") from error
+            finally:  # a copy shares the model's lists and dicts, and `nnx.jit` of the model itself takes its attributes off
+                state.restore()
 
     def _forward(self, seed: jax.Array) -> Sequence[jax.Array]:
         request = self._request
