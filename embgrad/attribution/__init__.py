@@ -2,13 +2,15 @@
 
 from embgrad.attribution.attribute import attribute
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
-from embgrad.attribution.method import Method
+from embgrad.attribution.method import Contributions, GradientMethod, Method
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
 from embgrad.results.attribution import Attribution
 
 __all__ = [
     "Attribution",
+    "Contributions",
+    "GradientMethod",
     "GradientShap",
     "InputXGradient",
     "IntegratedGradients",

@@ -97,7 +97,7 @@ def attribute(
             "of shape (example,)"
         )
     if tokens.extras:
-        tokens = with_shared(bound, tokens)
+        tokens = with_shared(bound, tokens, repeated=True)
     passes = Passes(bound, tokens, wanted, at, pads, count_or_none(batch_size, "batch_size"))
     with explained_errors(bound, tokens):
         made = chosen.contributions(passes, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None))

@@ -10,7 +10,7 @@ from embgrad.attribution.passes import Passes
 from embgrad.backend.protocol import Request
 from embgrad.common.arrays import to_numpy
 from embgrad.engine.locate import locate
-from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
+from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
 from embgrad.results.words import SPECIAL
 
 __all__ = ["NAMES", "absent_positions", "baseline_values", "checked_baseline"]
@@ -62,6 +62,7 @@ def baseline_values(passes: Passes, baseline: Any, tokenizer: Any, keep_special:
     Raises:
         BatchError: the id of the padding or of the mask is not known, or the id lies outside the table.
         EmbgradError: the array does not broadcast to the point.
+        UnsupportedError: an id is the baseline of a lookup of other indices than the batch's ids.
     """
     own = np.asarray(passes.state.activations, np.float64)
     baseline = checked_baseline(baseline)
@@ -70,11 +71,16 @@ def baseline_values(passes: Passes, baseline: Any, tokenizer: Any, keep_special:
             return np.broadcast_to(baseline, own.shape)
         except ValueError:
             raise EmbgradError(
-                f"baseline has the shape {baseline.shape}: expected one that broadcasts to the point's, {own.shape}"
+                f"baseline has the shape {baseline.shape}: expected values that broadcast to the point's, {own.shape}"
             ) from None
     absent = absent_positions(passes, tokenizer, keep_special)
     if baseline == "zero":
         return np.where(absent[..., None], 0.0, own)
+    if not np.array_equal(passes.state.ids, passes.batch.ids):
+        raise UnsupportedError(
+            f"the lookup at {passes.at!r} does not read the batch's ids, so that {baseline!r} is no baseline there: give 'zero' "
+            "or an array"
+        )
     id_ = baseline if isinstance(baseline, int) else _id_of(baseline, passes, tokenizer)
     values = _values_with(passes, np.where(absent, id_, passes.batch.ids))
     return np.where(absent[..., None], values, own)

@@ -9,7 +9,7 @@ import numpy as np
 
 from embgrad.attribution.method import Contributions, GradientMethod, Method, expect_choice, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
-from embgrad.errors import EmbgradError
+from embgrad.errors import EmbgradError, brief
 
 __all__ = ["InputXGradient", "Saliency", "SmoothGrad"]
 
@@ -67,7 +67,8 @@ class SmoothGrad(Method):
     Args:
         samples: the number of samples.
         sigma: the standard deviation of the noise, in the units of the values at the point.
-        seed: the seed of NumPy's default generator; one seed draws the same noise for each framework and `batch_size`.
+        seed: the seed of NumPy's default generator; one seed draws the same noise for a batch in each framework, at any
+            `batch_size`.
         reduce: "mean"; "square", the mean of the squares; or "variance".
         of: the method: `Saliency`, `InputXGradient` or `IntegratedGradients`.
     """
@@ -85,7 +86,7 @@ class SmoothGrad(Method):
         expect_choice(self.reduce, "reduce", REDUCTIONS)
         if not isinstance(self.of, GradientMethod):
             raise EmbgradError(
-                f"of is {self.of!r}: expected a method by gradients, Saliency(), InputXGradient() or IntegratedGradients()"
+                f"of is {brief(self.of)}: expected a method by gradients, Saliency(), InputXGradient() or IntegratedGradients()"
             )
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from embgrad.attribution.passes import Passes
+from embgrad.common.arrays import to_numpy
 from embgrad.common.metrics import lengths
-from embgrad.errors import EmbgradError, did_you_mean, listed
+from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 
 __all__ = ["Contributions", "GradientMethod", "Method", "expect_choice", "expect_count", "expect_number"]
 
@@ -84,27 +85,29 @@ class GradientMethod(Method):
 def _plain(value: Any) -> Any:
     if isinstance(value, Method):
         return value.describe()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
+    if hasattr(value, "shape"):
+        return to_numpy(value).tolist()
     return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def expect_count(value: Any, name: str, least: int = 1) -> None:
     """Raise an error for a value that is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise EmbgradError(f"{name} is {value!r}: expected a whole number of at least {least}")
+        raise EmbgradError(f"{name} is {brief(value)}: expected a whole number of at least {least}")
 
 
 def expect_number(value: Any, name: str) -> None:
     """Raise an error for a value that is not a finite number of at least 0."""
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     if not is_number or not np.isfinite(value) or value < 0:
-        raise EmbgradError(f"{name} is {value!r}: expected a finite number of at least 0")
+        raise EmbgradError(f"{name} is {brief(value)}: expected a finite number of at least 0")
 
 
 def expect_choice(value: Any, name: str, choices: Any) -> None:
     """Raise an error for a value that is not one of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise EmbgradError(
-            f"{name} is {value!r}: expected one of {listed(choices)}.{did_you_mean(str(value), list(choices))}"
+            f"{name} is {brief(value)}: expected one of {listed(choices)}.{did_you_mean(str(value), list(choices))}"
         )

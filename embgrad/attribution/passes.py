@@ -75,8 +75,8 @@ class Passes:
 
     def _result(self, *, pullback: bool) -> EmbeddingGradients:
         task = Task(self.bound, self.objective, GradientOptions((self.at,), pads=self.pads), pullback=pullback)
-        size = None if task.is_scalar else self.batch_size
-        result = results_of(task, self.batch, size)[self.at]
+        is_whole = self.is_native or self.size >= len(self.batch)
+        result = results_of(task, self.batch, None if is_whole else self.size)[self.at]
         if result.values.ndim != 3 or result.values.shape[:2] != self.batch.shape:
             raise UnsupportedError(
                 f"the point {self.at!r} has the shape {result.values.shape}: expected (example, position, dim), "

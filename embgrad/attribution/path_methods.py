@@ -12,7 +12,8 @@ from embgrad.attribution.baselines import baseline_values, checked_baseline
 from embgrad.attribution.method import Contributions, GradientMethod, Method, expect_choice, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
-from embgrad.errors import EmbgradError, EmbgradWarning, level_of_user
+from embgrad.common.options import expect_flag
+from embgrad.errors import EmbgradError, EmbgradWarning, brief, level_of_user
 
 __all__ = ["GradientShap", "IntegratedGradients", "SequentialIntegratedGradients"]
 
@@ -47,6 +48,7 @@ class IntegratedGradients(GradientMethod):
     keep_special: bool = False
 
     def __post_init__(self) -> None:
+        expect_flag(self.keep_special, "keep_special")
         expect_count(self.steps, "steps")
         checked_baseline(self.baseline)
         expect_choice(self.rule, "rule", RULES)
@@ -69,14 +71,16 @@ class IntegratedGradients(GradientMethod):
         difference = passes.state.objective - before
         values, steps = self._integrated(passes, inputs, baseline, self.steps), self.steps
         most = SHARE if self.tolerance is None else self.tolerance
+        rounding = np.finfo(passes.state.activations.dtype).eps
+        allowed = most * np.abs(difference) + rounding * (np.abs(passes.state.objective) + np.abs(before))
         delta = values.sum((1, 2)) - difference
-        missed = np.flatnonzero(np.abs(delta) > most * np.abs(difference))
+        missed = np.flatnonzero(np.abs(delta) > allowed)
         while self.tolerance is not None and missed.size and steps < MOST_DOUBLED * self.steps:
             steps *= 2
             chosen = np.arange(len(inputs)) if passes.is_native else missed
             values[chosen] = self._integrated(passes.of_examples(chosen), inputs[chosen], baseline[chosen], steps)
             delta = values.sum((1, 2)) - difference
-            missed = np.flatnonzero(np.abs(delta) > most * np.abs(difference))
+            missed = np.flatnonzero(np.abs(delta) > allowed)
         if missed.size:
             _warn(missed, delta, difference, steps, most)
         return Contributions(self.scores(values), values, before, delta, {"steps": steps})
@@ -116,6 +120,7 @@ class SequentialIntegratedGradients(Method):
     keep_special: bool = False
 
     def __post_init__(self) -> None:
+        expect_flag(self.keep_special, "keep_special")
         expect_count(self.steps, "steps")
         checked_baseline(self.baseline)
         expect_choice(self.rule, "rule", RULES)
@@ -165,7 +170,7 @@ class GradientShap(Method):
     of deep learning models with axiomatic attribution priors and expected gradients", 2021.
 
     Args:
-        baselines: an array of shape (n, position, dim), or a sequence of names and ids, see `IntegratedGradients`.
+        baselines: an array of shape (n, position, dim), or a list of names, ids and arrays, see `IntegratedGradients`.
         samples: the number of samples.
         sigma: the standard deviation of the noise added to the inputs, in the units of the values at the point.
         seed: the seed of NumPy's default generator; one seed makes the same draws for each framework and `batch_size`.
@@ -179,9 +184,12 @@ class GradientShap(Method):
     keep_special: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.baselines, str) or not len(self.baselines):
+        expect_flag(self.keep_special, "keep_special")
+        is_array = hasattr(self.baselines, "shape")
+        fits = len(self.baselines.shape) in (3, 4) if is_array else isinstance(self.baselines, (list, tuple))
+        if not fits or not len(self.baselines):
             raise EmbgradError(
-                f"baselines is {self.baselines!r}: expected an array of shape (n, position, dim), or a sequence of names and ids"
+                f"baselines is {brief(self.baselines)}: expected an array of shape (n, position, dim), or a list of names and ids"
             )
         for baseline in self.baselines:
             checked_baseline(baseline, "baselines")
@@ -219,7 +227,7 @@ def _rows(values: np.ndarray, examples: int) -> Rows:
 
 
 def _warn(missed: np.ndarray, delta: np.ndarray, difference: np.ndarray, steps: int, most: float) -> None:
-    worst = missed[np.argmax(np.abs(delta[missed]) / np.maximum(np.abs(difference[missed]), np.finfo(float).tiny))]
+    worst = missed[np.argmax(np.abs(delta[missed]))]
     named = ", ".join(map(str, missed[:10])) + (", …" if len(missed) > 10 else "")
     warnings.warn(
         f"with {steps} steps the contributions of example(s) {named} do not sum to L - L(baseline) within {most:.3g} of it: at "

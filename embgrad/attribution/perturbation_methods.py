@@ -11,6 +11,8 @@ from embgrad.attribution.baselines import absent_positions, baseline_values, che
 from embgrad.attribution.method import Contributions, Method, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
 from embgrad.attribution.shapley import exact_values, fitted_values, sampled_coalitions
+from embgrad.common.options import expect_flag
+from embgrad.errors import EmbgradError
 
 __all__ = ["KernelShap", "Lime", "Occlusion"]
 
@@ -34,6 +36,7 @@ class Occlusion(Method):
     keep_special: bool = False
 
     def __post_init__(self) -> None:
+        expect_flag(self.keep_special, "keep_special")
         checked_baseline(self.replacement, "replacement")
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
@@ -53,7 +56,7 @@ class Lime(Method):
     """The coefficients of a linear model of L by which positions are present, from weighted ridge regression near the inputs.
 
     Ribeiro, Singh and Guestrin, "'Why should I trust you?': explaining the predictions of any classifier", 2016, with the kernel
-    of its authors' package for texts: exp(-(d/width)²), where d is 100 times the cosine distance to the whole text.
+    of its authors' package for texts: exp(-(d/width)²/2), where d is 100 times the cosine distance to the whole text.
 
     Args:
         samples: the number of samples; in the first all positions are present, in the others each with probability 1/2.
@@ -71,9 +74,12 @@ class Lime(Method):
     keep_special: bool = False
 
     def __post_init__(self) -> None:
+        expect_flag(self.keep_special, "keep_special")
         expect_count(self.samples, "samples", 2)
         checked_baseline(self.baseline)
         expect_number(self.kernel_width, "kernel_width")
+        if not self.kernel_width:
+            raise EmbgradError("kernel_width is 0: expected a positive number")
         expect_number(self.ridge, "ridge")
         expect_count(self.seed, "seed", 0)
 
@@ -94,7 +100,7 @@ class Lime(Method):
     def _coefficients(self, present: np.ndarray, objectives: np.ndarray) -> np.ndarray:
         shares = present.mean(1)
         distances = DISTANCE * (1 - np.sqrt(shares))  # 1 - cosine to the vector of ones
-        weights = np.exp(-((distances / self.kernel_width) ** 2)) if self.kernel_width else (shares == 1).astype(float)
+        weights = np.exp(-((distances / self.kernel_width) ** 2) / 2)
         mean, level = np.average(present, 0, weights), np.average(objectives, weights=weights)
         centred = (present - mean) * np.sqrt(weights)[:, None]
         target = (objectives - level) * np.sqrt(weights)
@@ -124,6 +130,7 @@ class KernelShap(Method):
     keep_special: bool = False
 
     def __post_init__(self) -> None:
+        expect_flag(self.keep_special, "keep_special")
         expect_count(self.samples, "samples", 4)
         checked_baseline(self.baseline)
         expect_count(self.seed, "seed", 0)

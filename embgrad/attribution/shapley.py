@@ -50,7 +50,7 @@ def fitted_values(coalitions: np.ndarray, values: np.ndarray) -> np.ndarray:
     """
     total = values[1] - values[0]
     rows = coalitions[2:].astype(np.float64)
-    reduced = rows[:, :-1] - rows[:, -1:]
-    target = values[2:] - values[0] - rows[:, -1] * total
-    fitted = np.linalg.lstsq(reduced, target, rcond=None)[0]
-    return np.append(fitted, total - fitted.sum())
+    share = rows.mean(1)
+    # Rows that sum to 0 leave the values' mean open, and the smallest solution has the mean 0.
+    fitted = np.linalg.lstsq(rows - share[:, None], values[2:] - values[0] - share * total, rcond=None)[0]
+    return np.asarray(total / rows.shape[1] + fitted)

@@ -21,7 +21,7 @@ class Respond:
         objective: the objective whose gradient is computed.
         batch: the batch that the model runs on.
         sets: the number of sets of cotangents: 0, 1 for the sum over examples, or the number of examples for one set each.
-        sized: compute `size`, for an estimate of the values' rounding error; always done if `sets` is 0.
+        sized: compute `size`, for an estimate of the values' rounding error.
 
     Attributes:
         objective: see above.
@@ -38,7 +38,7 @@ class Respond:
         self.objective = objective
         self._batch = batch
         self._sets = sets
-        self._sized = sized or sets == 0
+        self._sized = sized
         self._rows: tuple[np.ndarray, np.ndarray] | None = None
 
     @property

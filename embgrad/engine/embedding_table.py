@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
 
 __all__ = ["embedding_table"]
+
+#: How many positions one pass runs that reads rows of a table.
+POSITIONS: Final = 4096
 
 
 @explained
@@ -69,7 +72,8 @@ def embedding_table(
                 f"no weight of the model holds the {values.lookup.rows} rows of the lookup {values.lookup.path!r}: expected a "
                 "table that is a parameter or a buffer; only the rows of 'word' can be read by forward passes instead"
             )
-        return np.concatenate(list(_rows(bound, tokens, values.lookup.rows, point.key)))
+        repeated = tokens.take(np.arange(max(1, POSITIONS // tokens.shape[1])) % len(tokens))
+        return np.concatenate(list(_rows(bound, repeated, values.lookup.rows, point.key)))
 
 
 def _read(bound: BoundModel, batch: TokenBatch, key: str) -> PointValues:

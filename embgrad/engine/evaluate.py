@@ -83,7 +83,8 @@ def evaluated(
         EmbgradError: as `evaluate` raises.
     """
     bound, count = task.bound, len(batch)
-    if batch.extras and batch_size is not None:
+    is_square = bool(task.options.named) and count == batch.shape[1]  # a probe shows which axis is which
+    if batch.extras and (batch_size is not None or is_square):
         batch = with_shared(bound, batch)
     is_cut = batch_size is not None and batch_size < count
     if is_cut:

@@ -139,13 +139,13 @@ def expect_ids_followed(bound: BoundModel, batch: TokenBatch, lookup: Lookup) ->
         )
 
 
-def with_shared(bound: BoundModel, batch: TokenBatch) -> TokenBatch:
+def with_shared(bound: BoundModel, batch: TokenBatch, *, repeated: bool = False) -> TokenBatch:
     """Return the batch with its shared inputs marked: further inputs that have as many entries as examples only by chance.
 
     Such an input may have one entry for each position or class. A probe with another number of examples shows it: the model
     accepts the whole input, and not a slice of it.
     """
-    if len(batch) < 2 or not batch.of_each:
+    if (len(batch) < 2 and not repeated) or not batch.of_each:
         return batch
     other = batch[:2] if len(batch) > 2 else batch.take([*range(len(batch)), 0])
     for count in range(min(len(batch.of_each), MOST_SHARED) + 1):

@@ -148,7 +148,7 @@ def objective_with(
         The values, and the largest change of their sum when every number from which it is computed changes by its own size:
         times the rounding error of the model's dtype, this is the error of the sum.
     """
-    respond = task.respond(batch, 0)
+    respond = task.respond(batch, 0, sized=True)
     # A check computes the numbers in a different way.
     request = replace(task.request(respond, (), located), compiled=False)
     before = request.add.get(key)

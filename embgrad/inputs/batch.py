@@ -211,7 +211,10 @@ class TokenBatch:
         Raises:
             BatchError: an index is not the number of an example, or there is none.
         """
-        indices = np.asarray(examples)
+        try:
+            indices = np.asarray(examples)
+        except ValueError:  # of several lengths
+            indices = np.zeros(0)
         outside = indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu"
         if outside or indices.min() < 0 or indices.max() >= len(self):
             raise BatchError(f"examples is {brief(examples)}: expected indices from 0 to {len(self) - 1}")

@@ -96,7 +96,12 @@ def cut(name: str, value: Any, count: int, examples: slice | np.ndarray) -> Any:
 
 def _rows(array: Any, examples: slice | np.ndarray) -> Any:
     """Return the entries of an array, as NumPy where they are chosen by indices, which not all frameworks' tensors take."""
-    return array[examples] if isinstance(examples, slice) else to_numpy(array)[examples]
+    if isinstance(examples, slice):
+        return array[examples]
+    try:
+        return to_numpy(array)[examples]
+    except ValueError:  # PyTorch's bfloat16, which NumPy lacks
+        return array[examples]
 
 
 def _entries(values: Sequence[Any], examples: slice | np.ndarray) -> Any:

@@ -363,10 +363,6 @@ class CrossEntropy(Objective):
     def _argument_names(self) -> tuple[str, ...]:
         return ("labels", "of", *super()._argument_names())
 
-    def _positions(self, output: np.ndarray, batch: TokenBatch) -> int:
-        """Return the number of positions that belong to the output, for messages."""
-        return positions_of(output.shape, batch, self.output).shape[1]
-
     def _places(self, shape: tuple[int, ...], batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         examples, positions = super()._places(shape, batch)
         if self.position is not None:

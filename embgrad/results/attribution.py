@@ -25,7 +25,7 @@ class Attribution:
         values: the contributions of single dimensions, shape (example, position, dim), in the model's dtype, float32 or float64;
             None where the method has none, such as `Occlusion`.
         scores: the contributions of positions, float64, shape (example, position): the sum of `values` over dim, for `Saliency`
-            their L2 norm.
+            and `SmoothGrad` of it their L2 norm.
         objective: L of each example, float64, shape (example,).
         baseline_objective: L of each example at the baseline, likewise; None where the method has no single baseline.
         delta: the error of completeness, likewise: the sum of an example's contributions minus what they should add up to,
@@ -81,8 +81,8 @@ class Attribution:
     def words(self) -> list[list[Word]]:
         """Return the words of each example with their scores; sub-word tokens are merged, padding is skipped.
 
-        A word's score is the sum of its tokens' scores, for `Saliency` the root of their sum of squares. Each special token is a
-        word. Tokens are grouped as in `EmbeddingGradients.words`.
+        A word's score is the sum of its tokens' scores, for `Saliency` and `SmoothGrad` of it the root of their sum of squares.
+        Each special token is a word. Tokens are grouped as in `EmbeddingGradients.words`.
 
         Raises:
             EmbgradError: the tokens are not known.
@@ -92,5 +92,6 @@ class Attribution:
                 "the tokens of this attribution are not known: build the batch with embgrad.encode(texts, tokenizer), or pass "
                 "tokens=... to embgrad.TokenBatch"
             )
-        merge = length if self.method == "Saliency" else np.sum
+        method = self.provenance["method"]
+        merge = length if method.get("of", method)["class"] == "Saliency" else np.sum
         return words_of_examples(self.tokens, self.words_of, self.real, self.scores, merge)

@@ -99,8 +99,9 @@ MISTAKES: Final[Mapping[type[embgrad.EmbgradError], tuple[str, Callable[[Any, Pa
     errors.NoGradientError: (
         "detached",
         _asked(),
-        "the objective does not depend on the point 'word' (…#0 (40 rows × 5, indices of shape (3, 4))): the graph has no way "
-        "from it to the point; does the model detach it, turn it into integers, or use another output than the objective reads?",
+        "the objective does not depend on the point 'word' (…#0 (40 rows × 5, indices of shape (3, 4))): no path in the "
+        "graph leads from it to the point. Check whether the model detaches the value or converts it to integers, and whether "
+        "the objective reads the right output",
     ),
     errors.CertificationError: (
         "broken",

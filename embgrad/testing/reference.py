@@ -286,7 +286,9 @@ def _running(model: Any, training: bool) -> Iterator[None]:
     """Set the mode for one pass, and restore it and all other attributes afterwards."""
     parts = as_parts(model)
     with model_lock(parts):
-        state = ObjectState(map(vars, parts), skip={"modules"})
+        state = ObjectState(
+            map(vars, parts), skip={"modules", "parameters"}
+        )  # a model may build itself in its first call
         try:
             for part in parts:
                 part.training = training

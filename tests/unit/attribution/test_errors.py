@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.attribution.models import BATCH, IDS, Tokenizer, curved
 
 LOGIT = embgrad.Logit(0)
@@ -24,6 +25,10 @@ METHODS = {
     "replacement is None: expected 'zero'": lambda: embgrad.Occlusion(None),
     "baseline is [nan": lambda: embgrad.KernelShap(baseline=np.full(3, np.nan)),
     "baselines is 'zero': expected an array of shape (n, position, dim)": lambda: embgrad.GradientShap("zero"),
+    "baselines is 5: expected an array of shape (n, position, dim)": lambda: embgrad.GradientShap(5),
+    "baselines is [[0.0": lambda: embgrad.GradientShap(np.zeros((4, 3))),
+    "keep_special is 'no'": lambda: embgrad.Occlusion(keep_special="no"),
+    "kernel_width is 0: expected a positive number": lambda: embgrad.Lime(kernel_width=0),
     "sigma is nan: expected a finite number of at least 0": lambda: embgrad.SmoothGrad(sigma=float("nan")),
     "reduce is 'median': expected one of 'mean', 'square', 'variance'": lambda: embgrad.SmoothGrad(reduce="median"),
     "of is Occlusion(": lambda: embgrad.SmoothGrad(of=embgrad.Occlusion()),
@@ -77,6 +82,38 @@ def test_the_id_of_the_padding_is_read_from_the_batch() -> None:
     np.testing.assert_array_equal(by_batch.scores, by_tokenizer.scores)
     with pytest.raises(embgrad.BatchError, match="the id of the padding is not known"):
         embgrad.attribute(curved(), [[1, 2]], LOGIT, embgrad.Occlusion("pad"))
+
+
+def typed(model: Any, input_ids: np.ndarray, token_type_ids: np.ndarray) -> Any:
+    return (lookup(model["E"], input_ids) + lookup(model["T"], token_type_ids)).sum(1) @ model["W"]
+
+
+def test_an_id_is_no_baseline_of_another_lookup_than_that_of_the_ids() -> None:
+    random = np.random.default_rng(0)
+    weights = {"E": random.normal(size=(12, 3)), "T": random.normal(size=(2, 3)), "W": random.normal(size=(3, 2))}
+    model = ReferenceModel(typed, weights)
+    batch = embgrad.TokenBatch(IDS, types=[[0, 0, 1, 1], [0, 1, 1, 1]])
+    with pytest.raises(
+        embgrad.UnsupportedError, match="the lookup at 'T' does not read the batch's ids, so that 1 is no"
+    ):
+        embgrad.attribute(model, batch, LOGIT, embgrad.IntegratedGradients(3, baseline=1), at="T")
+    found = embgrad.attribute(model, batch, LOGIT, embgrad.IntegratedGradients(3), at="T")
+    np.testing.assert_allclose(found.scores, weights["T"][batch.types] @ weights["W"][:, 0], rtol=1e-12)
+
+
+def test_a_point_without_positions_is_refused() -> None:
+    model = curved()
+
+    def pooling(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+        return model.module("pool", lambda rows: rows.sum(1), lookup(model["E"], input_ids)) @ model["W"]
+
+    pooled = ReferenceModel(
+        pooling, {name: tensor.value for name, tensor in model.parameters.items()}, modules=["pool"]
+    )
+    with pytest.raises(
+        embgrad.UnsupportedError, match=re.escape("the point 'pool' has the shape (2, 3): expected (example")
+    ):
+        embgrad.attribute(pooled, IDS, LOGIT, "saliency", at="pool")
 
 
 def test_an_objective_of_the_whole_batch_is_refused() -> None:

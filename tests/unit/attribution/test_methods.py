@@ -194,6 +194,12 @@ def test_sampled_shapley_values_approach_the_exact_ones() -> None:
     assert sampled.sum() == pytest.approx(exact.sum())
 
 
+def test_shapley_values_of_too_few_samples_favour_no_position() -> None:
+    drawn = sampled_coalitions(30, 20, np.random.default_rng(0))
+    sampled = fitted_values(drawn, drawn.sum(1).astype(float))
+    np.testing.assert_allclose(sampled, 1, atol=1e-12)
+
+
 def test_lime_recovers_a_linear_model() -> None:
     model = linear()
     found = embgrad.attribute(model, BATCH, LOGIT, embgrad.Lime(60, baseline="zero", ridge=0.0))
@@ -218,8 +224,9 @@ def test_results_do_not_depend_on_the_batch_size(method: Any, size: int) -> None
     np.testing.assert_allclose(cut.scores, whole.scores, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("size", [None, 1])
 @pytest.mark.parametrize("method", [*LINEAR, *SAMPLED], ids=name_of)
-def test_a_function_as_objective_has_the_same_attribution(method: Any) -> None:
+def test_a_function_as_objective_has_the_same_attribution(method: Any, size: int | None) -> None:
     """It may know the labels of the batch in order, so that each pass runs the whole batch."""
 
     def function(output: Any) -> Any:
@@ -227,7 +234,7 @@ def test_a_function_as_objective_has_the_same_attribution(method: Any) -> None:
         return (output * Tensor(np.array([1.0, 0.0]))).sum(1)
 
     expected = embgrad.attribute(curved(), BATCH, LOGIT, method)
-    found = embgrad.attribute(curved(), BATCH, function, method)
+    found = embgrad.attribute(curved(), BATCH, function, method, batch_size=size)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-12, atol=1e-15)
 
 
@@ -247,6 +254,17 @@ def test_labels_and_further_inputs_follow_their_examples() -> None:
         np.testing.assert_allclose(both.scores[example], alone.scores[0], atol=1e-12)
 
 
+def test_an_input_shared_by_a_batch_of_one_example_stays_whole() -> None:
+    def cooled(model: Any, inputs: Any) -> Any:
+        assert inputs["temperature"].shape == (1,)
+        return model.forward(model, inputs["input_ids"], inputs["attention_mask"]) * 0.5
+
+    batch = embgrad.TokenBatch(IDS[1:], MASK[1:], extras={"temperature": np.array([2.0])})
+    found = embgrad.attribute(curved(), batch, LOGIT, embgrad.IntegratedGradients(20), call=cooled)
+    plain = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.IntegratedGradients(20))
+    np.testing.assert_allclose(found.scores[0], plain.scores[1] / 2, atol=1e-12)
+
+
 def test_words_merge_the_scores_of_their_tokens() -> None:
     tokens = [["[CLS]", "film", "##s", "[PAD]"], ["a", "film", "##s", "!"]]
     batch = embgrad.TokenBatch(IDS, MASK, tokens=tokens)
@@ -254,8 +272,9 @@ def test_words_merge_the_scores_of_their_tokens() -> None:
     words = found.words()[1]
     assert [word.text for word in words] == ["a", "films", "!"]
     assert words[1].saliency == pytest.approx(found.scores[1, 1] + found.scores[1, 2])
-    lengths = embgrad.attribute(curved(), batch, LOGIT, "saliency")
-    assert lengths.words()[0][1].saliency == pytest.approx(np.linalg.norm(lengths.scores[0, 1:3]))
+    for method in ("saliency", embgrad.SmoothGrad(3)):
+        lengths = embgrad.attribute(curved(), batch, LOGIT, method)
+        assert lengths.words()[0][1].saliency == pytest.approx(np.linalg.norm(lengths.scores[0, 1:3]))
     with pytest.raises(embgrad.EmbgradError, match="the tokens of this attribution are not known"):
         embgrad.attribute(curved(), BATCH, LOGIT, "saliency").words()
 

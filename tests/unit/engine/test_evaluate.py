@@ -69,6 +69,19 @@ def test_a_table_that_the_model_computes_is_read_by_forward_passes() -> None:
     np.testing.assert_allclose(table, model["E"].value @ model["U"].value, rtol=1e-14)
 
 
+def test_a_computed_table_of_other_indices_is_refused() -> None:
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        places = lookup(model["P"] @ model["U"], np.arange(input_ids.shape[1]))
+        return (lookup(model["E"], input_ids) + places).sum(1)
+
+    weights = {"E": np.ones((11, 3)), "U": np.diag([2.0, 1, 3]), "P": np.ones((5, 3))}
+    name = next(
+        point.name for point in embgrad.points(ReferenceModel(forward, weights), IDS) if "position" in point.roles
+    )
+    with pytest.raises(embgrad.UnsupportedError, match="no weight of the model holds the 5 rows of the lookup"):
+        embgrad.embedding_table(ReferenceModel(forward, weights), IDS, at=name)
+
+
 def test_a_hidden_state_has_no_table() -> None:
     with pytest.raises(
         embgrad.PointError, match="the point 'block' is 'block:output#0', a module's value: expected a lookup"

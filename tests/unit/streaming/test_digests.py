@@ -216,7 +216,7 @@ def test_labels_of_any_type_identify_the_source(tmp_path: Path, value: Any, chan
     with labelled(value) as parts:
         for _ in range(4):
             next(parts)
-    with pytest.raises(FileFormatError, match="the source is not the value of the results in the folder"):
+    with pytest.raises(FileFormatError, match="the source is not the one of the results in the folder"):
         labelled(changed).finish()
     labelled(value).finish()
 

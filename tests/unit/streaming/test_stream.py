@@ -491,13 +491,13 @@ def test_labels_of_another_number_than_the_source_are_refused() -> None:
 
 def test_functions_that_return_no_objective_are_refused() -> None:
     for made in (embgrad.Sum(), 3):
-        with pytest.raises(ObjectiveError, match=r"Labelled was given .* a function that takes the labels"):
+        with pytest.raises(ObjectiveError, match=r"Labelled received .* a function that takes the labels"):
             embgrad.Labelled(made)
-        with pytest.raises(ObjectiveError, match=r"PerBatch was given .* expected a function that takes a batch"):
+        with pytest.raises(ObjectiveError, match=r"PerBatch received .* expected a function that takes a batch"):
             embgrad.PerBatch(made)
     with pytest.raises(ObjectiveError, match=r"the class Labelled: expected an instance"):
         stream(texts(2), embgrad.Labelled)
-    nested = r"the function made (Labelled|PerBatch).*: expected an objective for one batch"
+    nested = r"the function returned (Labelled|PerBatch).*: expected an objective for one batch"
     inner = embgrad.PerBatch(lambda batch: embgrad.Sum())
     for made, message in ((3, "the objective is 3"), (LABELLED, nested), (inner, nested)):
         with pytest.raises(ObjectiveError, match=message):
