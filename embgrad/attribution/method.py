@@ -19,14 +19,14 @@ __all__ = ["Contributions", "GradientMethod", "Method", "expect_choice", "expect
 
 @dataclass(frozen=True)
 class Contributions:
-    """What a method computes for a batch.
+    """The contributions that a method computes for a batch.
 
     Attributes:
         scores: the contribution of each position, float64, (example, position).
         values: the contribution of each dimension, (example, position, dim), or None.
         baseline_objective: L of each example at the baseline, (example,), or None.
         delta: the error of completeness, (example,), or None.
-        notes: what the provenance remembers beside the method's arguments.
+        notes: further entries of the method's description in the provenance.
     """
 
     scores: np.ndarray
@@ -73,7 +73,7 @@ class GradientMethod(Method):
 
     @property
     def by_length(self) -> bool:
-        """Whether the score of a position is the L2 norm of its values, not their sum."""
+        """Return whether the score of a position is the L2 norm of its values, not their sum."""
         return False
 
     def scores(self, values: np.ndarray) -> np.ndarray:

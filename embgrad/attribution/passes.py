@@ -86,7 +86,7 @@ class Passes:
 
     @property
     def is_native(self) -> bool:
-        """Whether the objective is a function, which may know the labels of the whole batch, in order."""
+        """Return whether the objective is a function, which may know the labels of the whole batch, in order."""
         return isinstance(self.objective, NativeObjective)
 
     def of_examples(self, examples: np.ndarray) -> Passes:
