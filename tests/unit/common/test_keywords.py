@@ -36,10 +36,7 @@ def test_options_of_autograd(name: str) -> None:
     [
         ("labels", "gradients takes no 'labels': labels go into the objective, embgrad.CrossEntropy(labels)"),
         ("attention_mask", "the model's inputs go into the batch, {'input_ids': ids, 'attention_mask': mask}"),
-        (
-            "inputs_embeds",
-            "pass the ids, and replace their embeddings with override={'word': array}",
-        ),
+        ("inputs_embeds", "pass the ids, and replace their embeddings with override={'word': array}"),
         ("device", "the inputs go to the model's own device; move the model"),
         ("batchsize", "Did you mean 'batch_size'?"),
         ("maxlength", "Did you mean 'max_length'?"),

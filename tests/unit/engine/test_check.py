@@ -327,10 +327,7 @@ def test_an_objective_lost_in_rounding_cannot_be_certified() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"edit": {"word": lambda grad: grad}},
-            r"check=True tests .* edit=\.\.\. replaces it by another: omit one",
-        ),
+        ({"edit": {"word": lambda grad: grad}}, r"check=True tests .* edit=\.\.\. replaces it by another: omit one"),
         ({"training": True}, "check=True compares forward passes .* training=True draws random numbers"),
     ],
 )

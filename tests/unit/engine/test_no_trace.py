@@ -139,10 +139,7 @@ def sets_a_variable(one: Asked) -> None:
             leaves_it_on_an_error,
             "UserError at 'backward' after 0 time(s): not restored: /model/training False is now True",
         ),
-        (
-            leaves_it_when_interrupted,
-            "KeyboardInterrupt at 'backward' after 0 time(s): not restored: /model/tr",
-        ),
+        (leaves_it_when_interrupted, "KeyboardInterrupt at 'backward' after 0 time(s): not restored: /model/tr"),
         (
             swallows_the_interruption,
             "KeyboardInterrupt at 'forward' after 0 time(s): AssertionError: nothing was raised",

@@ -151,13 +151,7 @@ def test_a_float_id_is_that_number_or_refused(number: int, kind: Any) -> None:
 
 @pytest.mark.parametrize(
     ("number", "kind"),
-    [
-        (2049, np.float16),
-        (2048, np.float16),
-        (2**24 + 1, np.float32),
-        (2**53 + 1, np.float64),
-        (2**63, np.longdouble),
-    ],
+    [(2049, np.float16), (2048, np.float16), (2**24 + 1, np.float32), (2**53 + 1, np.float64), (2**63, np.longdouble)],
 )
 def test_a_float_id_that_may_have_been_rounded_is_refused(number: int, kind: Any) -> None:
     with pytest.raises(embgrad.BatchError, match=r"at example 0, position 1, and float\d+ rounds whole numbers above"):
@@ -238,10 +232,7 @@ def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
             {"extras": {"input_ids": IDS}},
             r"extras holds 'input_ids', the name of the batch's own ids .* as ids=\.\.\., or",
         ),
-        (
-            {"mask": IDS > 0, "extras": {"attention_mask": IDS}},
-            r"'attention_mask', the name of the batch's own mask",
-        ),
+        ({"mask": IDS > 0, "extras": {"attention_mask": IDS}}, r"'attention_mask', the name of the batch's own mask"),
         (
             {"convention": "tfhub", "extras": {"input_type_ids": IDS}},
             r"the batch's own types in the convention 'tfhub'",

@@ -24,9 +24,7 @@ def tokenizer() -> Tokenizer:
         SENTENCES, trainers.WordPieceTrainer(vocab_size=70, special_tokens=SPECIAL, show_progress=False)
     )
     built.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return built
 

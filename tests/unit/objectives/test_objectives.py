@@ -389,11 +389,7 @@ PER_POSITION = drawn(0, EXAMPLES, POSITIONS, CLASSES)
         (Margin([0, 1, 2], [1, 0]), ROWS, ["against has 2 entries"]),
         (Projection([1.0, 2.0]), ROWS, ["vector has shape (2,)", "the output has 5 entries"]),
         (Projection(ROWS[:2]), ROWS, ["vector has 2 entries"]),
-        (
-            Sum(position=0),
-            ROWS,
-            ["position=0 selects one position", "shape (3, 5)", "(3, 4, …)", "omit position"],
-        ),
+        (Sum(position=0), ROWS, ["position=0 selects one position", "shape (3, 5)", "(3, 4, …)", "omit position"]),
         (Sum(position=4), PER_POSITION, ["position 4 of example 0 is outside the 4 positions"]),
         (Sum(position=-5), PER_POSITION, ["position -5 of example 0 is outside"]),
         (Sum(position=-3), PER_POSITION, ["position -3 of example 2 is outside", "its real positions are [0, 1]"]),

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, lookup
-from tests.unit.stored import (
-    CERTIFICATE,
-    IDS,
-    TABLES,
-    expect_same_bits,
-    result,
-    through_a_file,
-)
+from tests.unit.stored import CERTIFICATE, IDS, TABLES, expect_same_bits, result, through_a_file
 
 OPTIONAL = st.fixed_dictionaries(
     {},

@@ -19,15 +19,7 @@ from hypothesis import strategies as st
 import embgrad
 from embgrad.results.file_format import FORMAT
 from embgrad.results.row_sparse import RowSparse
-from tests.unit.stored import (
-    IDS,
-    TABLES,
-    everything,
-    expect_refused_or_sound,
-    expect_same_bits,
-    result,
-    saved_bytes,
-)
+from tests.unit.stored import IDS, TABLES, everything, expect_refused_or_sound, expect_same_bits, result, saved_bytes
 
 Change = Callable[[dict[str, Any], dict[str, Any]], "dict[str, str] | None"]
 
