@@ -5,31 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import numpy as np
-
-import embgrad
 from embgrad.backend.arguments import named_arguments
 from embgrad.backend.cotangents import compute_dtype
-from embgrad.backend.module_calls import ModuleCalls
-from embgrad.forward.recorder import PassRecorder
-
-BATCH = embgrad.TokenBatch(ids=np.array([[1, 2]]))
-
-
-def _is_array(value: object) -> bool:
-    return isinstance(value, np.ndarray)
-
-
-def _recorded(names: tuple[str, ...] | None, times: dict[str, int] | None = None) -> ModuleCalls:
-    return ModuleCalls(PassRecorder(BATCH, names, times), _is_array, lambda key, tensor: tensor + 10)
-
-
-def test_other_modules_are_called_and_counted() -> None:
-    calls = _recorded((), {"net:": 1})
-    assert calls.around(lambda x: x, "net", "Net", (1,), {}) == 1
-    assert calls.around(lambda x: x, "unknown", "Net", (2,), {}) == 2
-    assert not calls.watch.calls
-    assert calls.watch.times == {"net:": 1}
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:

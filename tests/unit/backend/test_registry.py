@@ -95,21 +95,6 @@ def test_a_backend_without_every_member() -> None:
     }
 
 
-def test_all_stages_together() -> None:
-    discovery = registry.discover(
-        [
-            FakeEntryPoint("good", backend("good")),
-            FakeEntryPoint("broken", RuntimeError("at import")),
-            FakeEntryPoint("misshapen", object),
-            FakeEntryPoint("twice", backend("twice"), value="one:A"),
-            FakeEntryPoint("twice", backend("twice"), value="other:A"),
-            FakeEntryPoint("good too", backend("good too")),
-        ]
-    )
-    assert list(discovery.backends) == ["good", "good too"]
-    assert set(discovery.failures) == {"broken", "misshapen", "twice"}
-
-
 def test_the_installed_reference() -> None:
     assert isinstance(embgrad.list_backends()["reference"], ReferenceBackend)
 
@@ -119,25 +104,16 @@ def test_backends_are_cached_until_refreshed(installed: list[Any]) -> None:
     installed.append(FakeEntryPoint("a", backend("a")))
     assert embgrad.list_backends() == {}
     embgrad.refresh_backends()
-    assert list(embgrad.list_backends()) == ["a"]
-
-
-def test_the_list_of_backends_is_a_copy(installed: list[Any]) -> None:
-    installed.append(FakeEntryPoint("a", backend("a")))
-    embgrad.list_backends().clear()
+    embgrad.list_backends().clear()  # a copy
     assert list(embgrad.list_backends()) == ["a"]
 
 
 def test_a_backend_by_name(installed: list[Any]) -> None:
     installed += [FakeEntryPoint("a", backend("a")), FakeEntryPoint("broken", RuntimeError("at import"))]
     assert registry.backend_named("a").name == "a"
-    with pytest.raises(
-        embgrad.BackendError, match=r"'broken' cannot be used: some-package 1.2 .*RuntimeError: at import"
-    ):
+    with refused(embgrad.BackendError, "'broken' cannot be used: some-package 1.2 ", "RuntimeError: at import"):
         registry.backend_named("broken")
-    with pytest.raises(
-        embgrad.BackendError, match=r"no backend 'brokn': expected one of 'a', 'broken'. Did you mean 'brok"
-    ):
+    with refused(embgrad.BackendError, "no backend 'brokn': expected one of 'a', 'broken'. Did you mean 'brok"):
         registry.backend_named("brokn")
     with pytest.raises(embgrad.BackendError, match="the framework is None: expected the name of a backend, one of 'a'"):
         registry.backend_named(None)  # type: ignore[arg-type]
@@ -183,9 +159,7 @@ def test_ownership_is_decided_for_each_model(installed: list[Any]) -> None:
 
 def test_two_claimants(installed: list[Any]) -> None:
     installed += [FakeEntryPoint(name, backend(name, Model)) for name in ("a", "b")]
-    with pytest.raises(
-        embgrad.BackendError, match=r"'a', 'b' all claim a model of type .*Model: expected only one to\. Uninstall"
-    ):
+    with refused(embgrad.BackendError, "'a', 'b' all claim a model of type ", "Model: expected only one to. Uninstall"):
         registry.backend_for(Model())
 
 
@@ -278,13 +252,9 @@ def test_parts_of_several_frameworks(installed: list[Any]) -> None:
 
 def test_parts_that_are_not_all_models() -> None:
     model = ReferenceModel(lambda model, input_ids: None, {})
-    with pytest.raises(
-        embgrad.BackendError, match=r"takes a model of parts of the types .*ReferenceModel, builtins\.str"
-    ):
+    with refused(embgrad.BackendError, "takes a model of parts of the types ", "ReferenceModel, builtins.str"):
         registry.backend_for([model, "head"])
-    with pytest.raises(
-        embgrad.BackendError, match=r"the model is the class Model: expected an instance; write Model\("
-    ):
+    with refused(embgrad.BackendError, "the model is the class Model: expected an instance; write Model("):
         registry.backend_for([model, Model])
     with pytest.raises(embgrad.BackendError, match="an empty sequence of parts: expected at least one part"):
         registry.backend_for([])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embgrad.backend import Request
-from embgrad.backend.replay import CallbackMemo, Retries
+from embgrad.backend.replay import Retries
 
 VALUE = np.arange(6.0).reshape(2, 3)
 
@@ -32,21 +32,6 @@ def test_a_function_is_called_once_in_several_tries() -> None:
     np.testing.assert_array_equal(function(VALUE * 1e-9), VALUE * 1e-9 + 3)  # another value, however small
     np.testing.assert_array_equal(function(VALUE[:1].copy()), VALUE[:1] + 4)
     assert len(called) == 4
-
-
-def test_nested_tries_record_a_return_value_once() -> None:
-    called: list[Any] = []
-
-    def change(value: Any) -> Any:
-        called.append(value)
-        return value + len(called)
-
-    memo = CallbackMemo()
-    for _ in range(2):
-        tries = Retries(Request(("word",), lambda _: [], add={"word": memo.again(change)}))
-        for _ in range(2):
-            np.testing.assert_array_equal(tries.next().add["word"](VALUE), VALUE + 1)
-    assert len(called) == len(memo.calls) == 1
 
 
 @pytest.mark.parametrize("other", [1e3, np.nan, np.inf])

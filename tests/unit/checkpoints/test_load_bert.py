@@ -133,9 +133,7 @@ def test_shards(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
     embgrad.load_bert(tmp_path, "fake")
     expect_weights(built, weights)
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"b\.safetensors is missing: expected the weights as safetensors"
-    ):
+    with refused(embgrad.FileFormatError, "b.safetensors is missing: expected the weights as safetensors"):
         embgrad.load_bert(tmp_path, "fake")
 
 
@@ -190,9 +188,7 @@ def test_loading_leaves_the_random_generators_unchanged(
 @pytest.mark.parametrize(("ignore", "said"), [(3, "3"), ([None], "None"), (None, "None"), (["cls.*", b"c*"], "b'c")])
 def test_invalid_patterns_are_refused(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any, said: str) -> None:
     write(tmp_path, example_weights())
-    with pytest.raises(
-        embgrad.EmbgradError, match=rf"ignore holds {said}.*: expected patterns of weights' names, such as"
-    ):
+    with refused(embgrad.EmbgradError, f"ignore holds {said}", ": expected patterns of weights' names, such as"):
         embgrad.load_bert(tmp_path, "fake", ignore=ignore)
     assert not built
 
@@ -282,9 +278,7 @@ def test_a_backend_whose_bert_is_not_as_the_configuration_says(
 def test_two_encoders_in_one_checkpoint(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
     weights = example_weights()
     write(tmp_path, {**weights, "bert.pooler.dense.bias": weights["pooler.dense.bias"]})
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"holds the weight 'pooler\.dense\.bias' twice, once as '.*pooler"
-    ):
+    with refused(embgrad.FileFormatError, "holds the weight 'pooler.dense.bias' twice, once as '", "pooler"):
         embgrad.load_bert(tmp_path, "fake")
 
 
@@ -302,13 +296,11 @@ def test_a_file_in_the_folders_place(tmp_path: Path, built: Any) -> None:
 
 @pytest.mark.parametrize(
     ("config", "kind"),
-    [({"model_type": "roberta"}, "'roberta'"), ({}, "None"), ({"model_type": ["bert"]}, r"\['bert'\]")],
+    [({"model_type": "roberta"}, "'roberta'"), ({}, "None"), ({"model_type": ["bert"]}, "['bert']")],
 )
 def test_other_models(tmp_path: Path, built: Any, config: Any, kind: str) -> None:
     write(tmp_path, {}, config)
-    with pytest.raises(
-        embgrad.UnsupportedError, match=f"says model_type {kind}: load_bert expects 'bert'. Build other"
-    ):
+    with refused(embgrad.UnsupportedError, f"says model_type {kind}: load_bert expects 'bert'. Build other"):
         embgrad.load_bert(tmp_path, "fake")
 
 
@@ -321,9 +313,8 @@ def test_a_configuration_that_is_no_object(tmp_path: Path, built: Any, config: A
 
 def test_weights_in_other_formats(tmp_path: Path, built: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"model\.safetensors is missing: expected the weights as safetensors\n"
-    ):
+    message = r"model\.safetensors is missing: expected the weights as safetensors\n"
+    with pytest.raises(embgrad.FileFormatError, match=message):
         embgrad.load_bert(tmp_path, "fake")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(embgrad.FileFormatError, match=r"'pytorch_model\.bin' is not read, convert it to safetensors"):
@@ -336,11 +327,6 @@ def test_weights_in_other_formats(tmp_path: Path, built: Any) -> None:
         ("{", "is not a valid index of safetensors shards"),
         ("{}", "is not a valid index of safetensors shards"),
         ('{"weight_map": [1]}', "is not a valid index of safetensors shards"),
-        ('{"weight_map": {"a": 3}}', "names the shard 3: expected a file in"),
-        (
-            '{"weight_map": {"a": "../secret.safetensors"}}',
-            "names the shard '../secret.safetensors': expected a file in",
-        ),
         ('{"weight_map": {}}', "lacks 39 of the model's weights"),
     ],
 )

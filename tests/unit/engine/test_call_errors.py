@@ -105,9 +105,6 @@ def test_a_model_of_one_position() -> None:
         embgrad.gradients(item, IDS[:, :2], SUM)
 
 
-# max_length
-
-
 def tokenizer() -> Any:
     class Pieces:
         def tokenize(self, text: str) -> list[str]:

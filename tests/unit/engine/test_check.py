@@ -307,10 +307,8 @@ def test_a_wrong_gradient_of_the_table_is_found(wrong: Wrong, said: str, options
         rows = compute() if observer is None else observer.at_lookup(table, input_ids, compute)
         return classify(model, rows)
 
-    with pytest.raises(
-        embgrad.CertificationError,
-        match=rf"'word' and the framework's own gradient of the table differ by {said}\d* \(relative\)",
-    ):
+    message = rf"'word' and the framework's own gradient of the table differ by {said}\d* \(relative\)"
+    with pytest.raises(embgrad.CertificationError, match=message):
         certificate(forward, **options)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from embgrad.testing.conformance import example_weights
 from embgrad.testing.reference import ReferenceBackend, ReferenceModel, lookup
 from tests.contract.conformance import harness_reference
 from tests.contract.conformance.harness_reference import Harness
+from tests.unit.refusals import refused
 
 OBJECTIVE = embgrad.Projection([1.0, -2.0, 0.5])
 
@@ -122,24 +121,15 @@ def test_changes_located_with_a_sub_batch_match_the_whole(
         del passes[:]
         actual = embgrad.gradients(built, batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
         assert passes == [("points", (2, shape[1])), ("run", shape)]
-        with monkey_few(100):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("embgrad.engine.locate.PROBED", 100)
             expected = embgrad.gradients(built, batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
         assert passes[2] == ("points", shape)
         np.testing.assert_array_equal(actual.values, expected.values)
 
 
-@contextlib.contextmanager
-def monkey_few(number: int) -> Iterator[None]:
-    """So many examples are few."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embgrad.engine.locate.PROBED", number)
-        yield
-
-
 def test_a_change_that_does_not_fit_is_refused_as_for_the_whole() -> None:
-    with pytest.raises(
-        embgrad.PointError, match=r"shape \(3, 4, 5\): expected one that broadcasts to the point's, \(6, 4, 5\)"
-    ):
+    with refused(embgrad.PointError, "shape (3, 4, 5): expected one that broadcasts to the point's, (6, 4, 5)"):
         embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at="layer.0", add={"layer.0": np.ones((3, 4, 5))})
     names = {"layer.0": np.ones(5), "layers.0": np.ones(5)}
     with pytest.raises(embgrad.AmbiguousPointError, match="add names one point several times"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from embgrad.forward.points import Layout, Lookup, ModuleCall, Point, layout_is_open, layout_of, split_name
+from embgrad.forward.points import Layout, layout_is_open, layout_of, split_name
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 POSITIONS = np.arange(3)[None]
@@ -102,20 +102,3 @@ def test_ambiguous_layouts(ids: Any, indices: Any, expected: bool) -> None:
 )
 def test_a_name_is_split_into_its_parts(name: str, expected: tuple[str, str | None, int | None]) -> None:
     assert split_name(name) == expected
-
-
-def test_keys_identify_one_point_and_its_parts() -> None:
-    lookup = Lookup("table", 2, IDS, 10, 4, None)
-    assert lookup.key == "table#2"
-    assert lookup.shape == (2, 3, 4)
-    assert str(lookup) == "table#2 (10 rows × 4, indices of shape (2, 3))"
-    call = ModuleCall("layers.0", 1, "Block", None)
-    assert (call.key("input"), call.key("output")) == ("layers.0:input#1", "layers.0:output#1")
-    assert split_name(call.key("output")) == ("layers.0", "output", 1)
-    at_lookup = Point("table#2", ("word",), lookup.shape, lookup, lookup.key)
-    at_module = Point("layers.0#1", (), (2, 3, 4), None, call.key("output"))
-    assert (at_lookup.path, at_lookup.side) == ("table", None)
-    assert (at_module.path, at_module.side) == ("layers.0", "output")
-    assert str(at_lookup) == str(lookup)
-    assert str(at_module) == "layers.0#1 (shape (2, 3, 4))"
-    assert repr(at_module) == "Point(name='layers.0#1', roles=(), shape=(2, 3, 4))"

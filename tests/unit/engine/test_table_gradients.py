@@ -10,6 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from tests.unit.refusals import refused
 
 VOCAB, DIM = 7, 4
 IDS = np.array([[3, 5, 3], [2, 6, 1]])
@@ -180,9 +181,7 @@ def test_a_module_has_no_table() -> None:
     def moduled(model: Any, input_ids: np.ndarray) -> Tensor:
         return model.module("layer", lambda x: x.tanh(), lookup(model["E"], input_ids)).mean(1)
 
-    with pytest.raises(
-        embgrad.PointError, match=r"the point 'layer' is layer#0 \(shape .* expected a lookup, such as 'word'"
-    ):
+    with refused(embgrad.PointError, "the point 'layer' is layer#0 (shape ", " expected a lookup, such as 'word'"):
         embgrad.table_gradients(model(moduled), IDS, embgrad.Sum(), at="layer")
 
 
@@ -202,7 +201,6 @@ def test_a_gradient_that_is_not_finite(way: str) -> None:
         spiked = Tensor(spiked.value * 0, [(spiked, lambda g: g * np.nan)])
         return rows.mean(1) + (spiked.mean(1) if way == "lookups" else spiked.sum(0))
 
-    with pytest.raises(
-        embgrad.NoGradientError, match=rf"of the table 'E' through its {way} is nan at row \d, and in \d+ of 28"
-    ):
+    message = rf"of the table 'E' through its {way} is nan at row \d, and in \d+ of 28"
+    with pytest.raises(embgrad.NoGradientError, match=message):
         embgrad.table_gradients(model(steep), IDS, embgrad.Sum())

@@ -11,6 +11,7 @@ import embgrad
 from embgrad.forward.axes import Arrangement, of_lookup, of_module
 from embgrad.forward.points import Lookup, layout_of
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from tests.unit.refusals import refused
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 BATCH = embgrad.TokenBatch(IDS)
@@ -32,10 +33,8 @@ def expect_inverse(arrangement: Arrangement) -> None:
 
 
 def test_a_lookup_of_other_indices_has_no_role() -> None:
-    with pytest.raises(
-        embgrad.UnsupportedError,
-        match=r"the point 'type' is table#0 .*for each of 2 examples and 3 positions; .*'table'",
-    ):
+    message = r"the point 'type' is table#0 .*for each of 2 examples and 3 positions; .*'table'"
+    with pytest.raises(embgrad.UnsupportedError, match=message):
         of_lookup("type", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=True)
     arrangement = of_lookup("table", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=False)
     assert (arrangement.shape, arrangement.is_batch) == ((3, 3, DIM), False)
@@ -70,9 +69,7 @@ def test_a_module_by_its_path(shape: tuple[int, ...], seen: tuple[int, ...], is_
 
 @pytest.mark.parametrize("shape", [(2, 4), (6, 4), (2, 3, 4, 5), (4, 2, 3), (2, 4, 3), (2, 3)])
 def test_a_role_needs_an_entry_for_each_example_and_position(shape: tuple[int, ...]) -> None:
-    with pytest.raises(
-        embgrad.UnsupportedError, match=r"'layer.0' has the shape .*: expected \(example, position, dim\)"
-    ):
+    with refused(embgrad.UnsupportedError, "'layer.0' has the shape ", ": expected (example, position, dim)"):
         of_module("layer.0", shape, BATCH, None, by_role=True)
 
 

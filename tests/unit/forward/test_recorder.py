@@ -20,14 +20,6 @@ class Value:
     """What stands for a tensor; weak references to it are possible."""
 
 
-def watched(*names: str) -> PassRecorder:
-    """A watch that has seen positions, then the ids in `table`."""
-    watch = PassRecorder(BATCH, names)
-    watch.see("positions", POSITIONS, 10, 4)
-    watch.see("table", IDS, 10, 4)
-    return watch
-
-
 def run_modules(watch: PassRecorder, *calls: tuple[str, str]) -> list[tuple[str | None, str | None]]:
     """Modules called one behind the other, each on what the one before it gave; the keys at entering and leaving."""
     value, keys = Value(), []
@@ -36,16 +28,6 @@ def run_modules(watch: PassRecorder, *calls: tuple[str, str]) -> list[tuple[str 
         value = Value()
         keys.append((entered, watch.leave(value, (2, 3, 4))))
     return keys
-
-
-def test_every_lookup_of_the_ids_may_be_word() -> None:
-    watch = PassRecorder(BATCH, ["word"])
-    assert [watch.see("a", IDS.T, 10, 4), watch.see("a", IDS.ravel(), 10, 4)] == ["a#0", "a#1"]
-    with pytest.raises(embgrad.AmbiguousPointError) as caught:
-        watch.resolve()
-    for fragment in ("'word' fits 2 lookups", "word#0 = a#0 (10 rows", "word#1 = a#1", "a list of names"):
-        assert fragment in str(caught.value)
-    assert [lookup.key for lookup in caught.value.lookups] == ["a#0", "a#1"]
 
 
 def test_nothing_looked_up() -> None:
@@ -63,12 +45,6 @@ def test_other_indices_looked_up() -> None:
     watch.see("table", IDS + 1, 10, 4)
     with pytest.raises(embgrad.PointNotReachedError, match=r"seen: table#0 \(10 rows.*changed ones, or name the table"):
         watch.resolve()
-
-
-@pytest.mark.parametrize("key", ["table#1", "layer:output#0", "layer:input#0"])
-def test_a_point_that_this_pass_did_not_reach(key: str) -> None:
-    with pytest.raises(embgrad.PointNotReachedError, match=f"'{key}'.*"):
-        watched(key).resolve("The hint.")
 
 
 def arrangements(ids: np.ndarray) -> list[np.ndarray]:
@@ -113,12 +89,6 @@ def test_an_index_of_the_models_own_outside_the_table() -> None:
         PassRecorder(BATCH, ["word"]).see("table", np.array([0.0, np.nan]), 2, 4)
 
 
-def test_no_indices_at_all_are_no_error() -> None:
-    watch = watched("word")
-    watch.see("empty", np.zeros((0, 3), int), 5, 4)
-    assert watch.resolve() == {"word": "table#0"}
-
-
 def test_a_pass_with_another_number_of_calls_is_an_error() -> None:
     same = PassRecorder(BATCH, ("layer:output#0",), {"layer:": 2})
     run_modules(same, ("layer", "Layer"), ("layer", "Layer"))
@@ -131,14 +101,6 @@ def test_a_pass_with_another_number_of_calls_is_an_error() -> None:
     )
     with pytest.raises(embgrad.PointNotReachedError, match=message):
         other.resolve()
-
-
-def test_a_side_without_a_tensor_is_not_reached() -> None:
-    watch = PassRecorder(BATCH, ["block:input#0", "block:output#0"])
-    assert watch.enter("block", "Block", None, ()) is None
-    assert watch.leave(None, ()) is None
-    with pytest.raises(embgrad.PointNotReachedError, match="'block:input#0'"):
-        watch.resolve()
 
 
 def test_a_table_of_a_float_array_is_looked_up_by_whole_numbers() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.results.row_sparse import scatter
+from tests.unit.refusals import refused
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 6), st.sampled_from([np.float32, np.float64]))
@@ -48,9 +49,7 @@ def test_no_lookup_at_all() -> None:
 def test_memory_is_only_taken_on_purpose() -> None:
     sparse = embgrad.RowSparse(np.array([1]), np.ones((1, 4), np.float32), (1_000_000, 4))
     assert sparse.nbytes == 8 + 16
-    with pytest.raises(
-        MemoryError, match=r"shape \(1000000, 4\) takes 16000000 bytes, more than the limit of 1000.*limit"
-    ):
+    with refused(MemoryError, "shape (1000000, 4) takes 16000000 bytes, more than the limit of 1000", "limit"):
         sparse.to_dense(limit=1000)
     assert sparse.to_dense(limit=None).shape == (1_000_000, 4)
     with pytest.raises(MemoryError, match=r"\.rows and \.values"):

@@ -15,6 +15,7 @@ import embgrad
 from embgrad.results import table_norms
 from embgrad.results.row_sparse import RowSparse, scatter, scatter_each
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from tests.unit.refusals import refused
 from tests.unit.streams import labels, model, texts, tokenizer
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -195,9 +196,7 @@ def test_no_example_and_no_shared_row() -> None:
     "function", [embgrad.table_norms, embgrad.table_products, lambda g: embgrad.clipped_table(g, 1)]
 )
 def test_anything_but_a_table_is_refused(function: Any) -> None:
-    with pytest.raises(
-        embgrad.EmbgradError, match=r"g is a list that holds a int: expected a result of embgrad.gradients"
-    ):
+    with refused(embgrad.EmbgradError, "g is a list that holds a int: expected a result of embgrad.gradients"):
         function([1])
     with pytest.raises(embgrad.EmbgradError, match="g is a ndarray: expected"):
         function(np.zeros(3))
@@ -213,9 +212,7 @@ def test_tables_that_do_not_go_together() -> None:
     with pytest.raises(embgrad.EmbgradError, match="the other table is a int"):
         a.dot(3)  # type: ignore[arg-type]
     for call in (lambda: embgrad.table_products([a], [b]), lambda: embgrad.clipped_table([a, b], 1)):
-        with pytest.raises(
-            embgrad.EmbgradError, match=r"the shapes \(9, 2\) and \(9, 3\): expected gradients of one table"
-        ):
+        with refused(embgrad.EmbgradError, "the shapes (9, 2) and (9, 3): expected gradients of one table"):
             call()
     for most in (0, -1, float("nan"), True, "1", np.complex128(1)):
         with pytest.raises(embgrad.EmbgradError, match=r"max_norm is .* expected a number above 0"):
