@@ -13,6 +13,7 @@ import pytest
 
 import embgrad
 from embgrad.backend.signature import CallPlan, as_parts, parameters_of, plan_call, plan_mapping
+from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch
 from tests.unit.refusals import refused
 
@@ -24,6 +25,7 @@ LENGTHS = np.array([3, 2])
 ONES, ZEROS = np.ones_like(IDS), np.zeros_like(IDS)
 BARE = embgrad.TokenBatch(IDS)
 FULL = embgrad.TokenBatch(IDS, MASK, TYPES)
+TFHUB, KERAS_HUB = (list(CONVENTIONS[name]) for name in ("tfhub", "keras_hub"))
 
 
 def planned(function: Callable[..., Any], batch: embgrad.TokenBatch, **options: Any) -> CallPlan:
@@ -190,18 +192,8 @@ def test_parts() -> None:
     [
         (["input_ids"], FULL, {"input_ids": IDS}, ("mask", "types")),
         (["input_ids", "attention_mask"], FULL, {"input_ids": IDS, "attention_mask": MASK}, ("types",)),
-        (
-            ["input_word_ids", "input_mask", "input_type_ids"],
-            BARE,
-            {"input_word_ids": IDS, "input_mask": ONES, "input_type_ids": ZEROS},
-            (),
-        ),
-        (
-            ["token_ids", "padding_mask", "segment_ids"],
-            FULL,
-            {"token_ids": IDS, "padding_mask": MASK, "segment_ids": TYPES},
-            (),
-        ),
+        (TFHUB, BARE, dict(zip(TFHUB, (IDS, ONES, ZEROS), strict=True)), ()),
+        (KERAS_HUB, FULL, dict(zip(KERAS_HUB, (IDS, MASK, TYPES), strict=True)), ()),
         (["data0", "valid_length"], FULL.replace(types=None), {"data0": IDS, "valid_length": LENGTHS}, ()),
         (["input_1"], BARE, {"input_1": IDS}, ()),
         (["input_1", "mask"], BARE, {"input_1": IDS, "mask": ONES}, ()),
@@ -226,10 +218,7 @@ def test_extras_fill_inputs_of_their_names() -> None:
 @pytest.mark.parametrize(
     ("names", "fragments"),
     [
-        (
-            ["left", "right"],
-            ["the model's inputs are 'left', 'right'", "none has a name that means token ids", "call="],
-        ),
+        (["left", "right"], ["the model's inputs are 'left', 'right'", "none has a name that means token ids"]),
         (["mask"], ["the model's inputs are 'mask'"]),
         (["input_ids", "features"], ["the model needs 'features'", "call="]),
     ],

@@ -295,8 +295,7 @@ def test_a_file_in_the_folders_place(tmp_path: Path, built: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "kind"),
-    [({"model_type": "roberta"}, "'roberta'"), ({}, "None"), ({"model_type": ["bert"]}, "['bert']")],
+    ("config", "kind"), [({"model_type": "roberta"}, "'roberta'"), ({}, "None"), ({"model_type": ["bert"]}, "['bert']")]
 )
 def test_other_models(tmp_path: Path, built: Any, config: Any, kind: str) -> None:
     write(tmp_path, {}, config)

@@ -148,10 +148,7 @@ def test_several_lookups_of_the_ids() -> None:
         ("table:input", r"no point 'table:input' \(its input is not a floating tensor\)"),
         ("type", "'type': the model makes no lookup by type; expected one of 'position', 'word', or a native path"),
         ("embeddings", "'embeddings': the model has no recognisable embedding block: no single module"),
-        (
-            "layer.0",
-            "'layer.0': the model has no repeated block that maps hidden states to hidden states, is a whole layer",
-        ),
+        ("layer.0", "'layer.0': the model has no repeated block that maps hidden states to hidden states, is"),
         ("layer.-1", "'layer.-1': the model has no repeated block"),
         ("layer", "no point 'layer'"),
         ("", "no point ''"),

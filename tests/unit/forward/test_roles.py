@@ -475,11 +475,7 @@ def traced(steps: str) -> Trace:
 @pytest.mark.parametrize(
     ("steps", "roles", "layers"),
     [
-        (
-            "wte=ids wpe=positions + drop:Dropout h*2 ln_f:LayerNorm",
-            "position=wpe#0 embeddings=drop:output#0",
-            "h.0 h.1",
-        ),
+        ("wte=ids wpe=positions + drop:Dropout h*2 ln:LayerNorm", "position=wpe#0 embeddings=drop:output#0", "h.0 h.1"),
         ("wte=ids wpe=positions wte=types", "position=wpe#0 type=wte#1", ""),
         ("w=ids layers*2 norm:RMSNorm", "embeddings=w#0", "layers.0 layers.1"),
         ("w=ids + layers*2", "embeddings=layers.0:input#0", "layers.0 layers.1"),

@@ -173,10 +173,7 @@ LOOP["itself"] = LOOP
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"values": np.ones((2, 3, 4), np.float16)},
-            "since it holds values of dtype float16: expected float32 or float64",
-        ),
+        ({"values": np.ones((2, 3, 4), np.float16)}, "holds values of dtype float16: expected float32 or float64"),
         ({"activations": np.ones((2, 3, 4))}, "activations of dtype float64: expected float32"),
         ({"ids": IDS.astype(np.int32)}, "ids of dtype int32: expected int64"),
         ({"tokens": (("a",), ("b",))}, "tokens that are not one for each of the ids"),

@@ -204,10 +204,7 @@ F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 CLAIMS = {
     "no header": (b"", "its header should be 0 bytes long, but the file has only 0"),
     "a header beyond the file": (packed(b"{}", length=2**62), "its header should be 4611686018427387904 bytes long"),
-    "a header of the largest number": (
-        packed(b"{}", length=2**64 - 1),
-        "its header should be 18446744073709551615 bytes",
-    ),
+    "a header of the largest number": (packed(b"{}", length=2**64 - 1), "header should be 18446744073709551615 bytes"),
     "no UTF-8": (packed(b'{"\xff":1}'), "can't decode byte 0xff"),
     "no JSON": (packed(b"{"), "Expecting property name"),
     "no object": (packed([1]), r"its header is \[1\], which is not an object"),
@@ -218,27 +215,15 @@ CLAIMS = {
         packed(b'{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4)),
         "a key is repeated",
     ),
-    "metadata of numbers": (
-        packed({"__metadata__": {"a": 1}}),
-        r"its __metadata__ is \{'a': 1\}, and not a dict of texts",
-    ),
+    "metadata of numbers": (packed({"__metadata__": {"a": 1}}), r"__metadata__ is \{'a': 1\}, and not a dict of texts"),
     "no entry": (packed({"a": 3}), "its entry for 'a' is 3: expected dtype, shape and data_offsets"),
     "a field too many": (packed({"a": {**F32, "x": 1}}, bytes(4)), "its entry for 'a' is .*: expected dtype, shape"),
-    "an unknown type": (
-        packed({"a": {**F32, "dtype": "F8_E4M3"}}, bytes(4)),
-        "is of the type 'F8_E4M3': expected one of",
-    ),
+    "an unknown type": (packed({"a": {**F32, "dtype": "F8_E4M3"}}, bytes(4)), "of the type 'F8_E4M3': expected one of"),
     "a type that is no text": (packed({"a": {**F32, "dtype": ["F32"]}}, bytes(4)), r"is of the type \['F32'\]"),
-    "a size that is a float": (
-        packed({"a": {**F32, "shape": [1.0]}}, bytes(4)),
-        r"has the shape \[1.0\]: expected up to 32",
-    ),
+    "a size that is a float": (packed({"a": {**F32, "shape": [1.0]}}, bytes(4)), r"the shape \[1.0\]: expected up to"),
     "a size that is true": (packed({"a": {**F32, "shape": [True]}}, bytes(4)), r"has the shape \[True\]"),
     "a size below zero": (packed({"a": {**F32, "shape": [-1]}}, bytes(4)), r"has the shape \[-1\]"),
-    "a size that is NaN": (
-        packed(b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', bytes(4)),
-        "has the shape",
-    ),
+    "a size of NaN": (packed(b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', bytes(4)), "has the shape"),
     "a size of many digits": (packed(b'{"a":{"dtype":"F32","shape":[%s]}}' % (b"9" * 9999)), "Exceeds the limit"),
     "10^9 entries": (packed({"a": {**F32, "shape": [10**9]}}, bytes(4)), "needs 4000000000 bytes, but has 4"),
     "sizes that overflow": (packed({"a": {**F32, "shape": [2**62, 2**62]}}, bytes(4)), "needs 8507.* bytes, but has 4"),
@@ -250,15 +235,9 @@ CLAIMS = {
         "'b' begins at byte .* arrays overlap, or leave gaps",
     ),
     "a gap": (packed({"a": {**F32, "data_offsets": [4, 8]}}, bytes(8)), "'a' begins at byte .*, or leave gaps"),
-    "outside": (
-        packed({"a": {**F32, "data_offsets": [0, 4]}}, bytes(2)),
-        "its arrays end at byte .*, but the file has",
-    ),
+    "beyond": (packed({"a": {**F32, "data_offsets": [0, 4]}}, bytes(2)), "its arrays end at byte .*, but the file has"),
     "bytes left over": (packed({"a": F32}, bytes(5)), "its arrays end at byte .*, but the file has"),
-    "a surrogate": (
-        packed(b'{"\\ud800":%s}' % json.dumps(F32).encode(), bytes(4)),
-        r"holds '\\ud800', which is not a character",
-    ),
+    "a surrogate": (packed(b'{"\\ud800":%s}' % json.dumps(F32).encode(), bytes(4)), r"'\\ud800', which is not a"),
     "an empty array of a huge shape": (packed({"a": {**F32, "shape": [2**62, 0, 2**62], "data_offsets": [0, 0]}}), ""),
 }
 
