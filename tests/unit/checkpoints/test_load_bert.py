@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,36 +90,27 @@ def expect_weights(built: dict[str, np.ndarray], expected: dict[str, np.ndarray]
         np.testing.assert_array_equal(built[name], value.T if name in TRANSPOSED else value)
 
 
-def test_every_weight_arrives(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    for folder in (write(tmp_path, weights), str(tmp_path)):
+OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+BUFFERS = {"embeddings.position_ids": np.arange(4), "bert.embeddings.token_type_ids": np.zeros(4, np.int64)}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "spelling", "others"),
+    [("", {}, {}), ("bert.", {}, {}), ("", OLD, {}), ("", {}, BUFFERS)],
+    ids=["as Hugging Face", "with a prefix", "gamma and beta of the oldest checkpoints", "with buffers"],
+)
+def test_every_weight_arrives(
+    tmp_path: Path, built: dict[str, np.ndarray], prefix: str, spelling: dict[str, str], others: dict[str, np.ndarray]
+) -> None:
+    weights, stored = example_weights(), dict(others)
+    for name, value in weights.items():
+        for current, old in spelling.items():
+            name = name.replace(current, old)
+        stored[prefix + name] = value
+    for folder in (write(tmp_path, stored), str(tmp_path)):
         built.clear()
         assert embgrad.load_bert(folder, "fake") is built
         expect_weights(built, weights)
-
-
-def test_the_prefix_is_taken_off(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    embgrad.load_bert(write(tmp_path, {f"bert.{name}": value for name, value in weights.items()}), "fake")
-    expect_weights(built, weights)
-
-
-def test_gamma_and_beta_of_the_oldest_checkpoints(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
-        for name, value in weights.items()
-    }
-    assert "embeddings.LayerNorm.gamma" in old
-    embgrad.load_bert(write(tmp_path, old), "fake")
-    expect_weights(built, weights)
-
-
-def test_buffers_are_ignored(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    buffers = {"embeddings.position_ids": np.arange(4), "bert.embeddings.token_type_ids": np.zeros(4, np.int64)}
-    embgrad.load_bert(write(tmp_path, {**weights, **buffers}), "fake")
-    expect_weights(built, weights)
 
 
 def test_shards(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
@@ -213,42 +205,6 @@ def test_a_head_can_be_ignored_on_request(tmp_path: Path, built: dict[str, np.nd
         embgrad.load_bert(tmp_path, "fake", ignore=ignore)
 
 
-def test_a_missing_weight_is_named(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    del weights["encoder.layer.1.output.dense.bias"]
-    with refused(
-        embgrad.FileFormatError,
-        "lacks 1 of the model's weights: 'encoder.layer.1.output.dense.bias'",
-        "expected all of 39",
-    ):
-        embgrad.load_bert(write(tmp_path, weights), "fake")
-    assert built == {}
-
-
-def test_a_misspelled_weight_is_recognised(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    weights["pooler.dens.bias"] = weights.pop("pooler.dense.bias")
-    with pytest.raises(embgrad.FileFormatError, match=r"'pooler\.dense\.bias'.* Did you mean 'pooler\.dens\.bias'\?"):
-        embgrad.load_bert(write(tmp_path, weights), "fake")
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "expected"),
-    [
-        ("embeddings.word_embeddings.weight", (8, SIZE), r"\(7, 3\)"),
-        ("encoder.layer.0.intermediate.dense.weight", (SIZE, INNER), r"\(4, 3\)"),
-        ("embeddings.LayerNorm.bias", (SIZE, 1), r"\(3,\)"),
-    ],
-)
-def test_a_misshapen_weight_is_named(
-    tmp_path: Path, built: dict[str, np.ndarray], name: str, shape: tuple[int, ...], expected: str
-) -> None:
-    write(tmp_path, {**example_weights(), name: np.zeros(shape, np.float32)})
-    with pytest.raises(embgrad.FileFormatError, match=rf"'{name}' of shape .*: the configuration requires {expected}"):
-        embgrad.load_bert(tmp_path, "fake")
-    assert built == {}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -275,68 +231,90 @@ def test_a_backend_whose_bert_is_not_as_the_configuration_says(
     assert built == {}
 
 
-def test_two_encoders_in_one_checkpoint(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    write(tmp_path, {**weights, "bert.pooler.dense.bias": weights["pooler.dense.bias"]})
-    with refused(embgrad.FileFormatError, "holds the weight 'pooler.dense.bias' twice, once as '", "pooler"):
-        embgrad.load_bert(tmp_path, "fake")
-
-
-def test_no_configuration(tmp_path: Path, built: Any) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(embgrad.FileFormatError, match=r"holds no config\.json: expected a checkpoint folder"):
-            embgrad.load_bert(folder, "fake")
-
-
-def test_a_file_in_the_folders_place(tmp_path: Path, built: Any) -> None:
-    write(tmp_path, {})
-    with pytest.raises(embgrad.FileFormatError, match=r"cannot be read as JSON"):
-        embgrad.load_bert(tmp_path / "model.safetensors", "fake")
-
-
-@pytest.mark.parametrize(
-    ("config", "kind"), [({"model_type": "roberta"}, "'roberta'"), ({}, "None"), ({"model_type": ["bert"]}, "['bert']")]
-)
-def test_other_models(tmp_path: Path, built: Any, config: Any, kind: str) -> None:
-    write(tmp_path, {}, config)
-    with refused(embgrad.UnsupportedError, f"says model_type {kind}: load_bert expects 'bert'. Build other"):
-        embgrad.load_bert(tmp_path, "fake")
-
-
-@pytest.mark.parametrize("config", [[1], 3, None, "bert"])
-def test_a_configuration_that_is_no_object(tmp_path: Path, built: Any, config: Any) -> None:
-    write(tmp_path, {}, config)
-    with pytest.raises(embgrad.FileFormatError, match=r"config\.json holds .*: expected an object, a model's config"):
-        embgrad.load_bert(tmp_path, "fake")
-
-
-def test_weights_in_other_formats(tmp_path: Path, built: Any) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    message = r"model\.safetensors is missing: expected the weights as safetensors\n"
-    with pytest.raises(embgrad.FileFormatError, match=message):
-        embgrad.load_bert(tmp_path, "fake")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(embgrad.FileFormatError, match=r"'pytorch_model\.bin' is not read, convert it to safetensors"):
-        embgrad.load_bert(tmp_path, "fake")
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ("{", "is not a valid index of safetensors shards"),
-        ("{}", "is not a valid index of safetensors shards"),
-        ('{"weight_map": [1]}', "is not a valid index of safetensors shards"),
-        ('{"weight_map": {}}', "lacks 39 of the model's weights"),
-    ],
-)
-def test_indices_of_shards_that_are_refused(tmp_path: Path, built: Any, index: str, message: str) -> None:
-    (write(tmp_path, example_weights()) / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(embgrad.FileFormatError, match=message):
-        embgrad.load_bert(tmp_path, "fake")
-
-
 def test_a_backend_that_has_no_bert(tmp_path: Path, built: Any) -> None:
     with pytest.raises(embgrad.UnsupportedError, match="the backend 'unable' cannot load a BERT; use 'torch'"):
         embgrad.load_bert(write(tmp_path, {}), "unable")
     with pytest.raises(embgrad.BackendError, match="there is no backend 'jax': expected one of 'fake', 'unable'"):
         embgrad.load_bert(tmp_path, "jax")
+
+
+WHOLE = example_weights()
+INDEX = "model.safetensors.index.json"
+
+
+def without(name: str, **others: np.ndarray) -> dict[str, np.ndarray]:
+    return {key: value for key, value in {**WHOLE, **others}.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("weights", "config", "index", "message"),
+    [
+        (
+            without("encoder.layer.1.output.dense.bias"),
+            CONFIG,
+            None,
+            r"lacks 1 of the model's weights: 'encoder\.layer\.1\.output\.dense\.bias'.*expected all of 39",
+        ),
+        (
+            without("pooler.dense.bias", **{"pooler.dens.bias": np.zeros(3, np.float32)}),
+            CONFIG,
+            None,
+            r"'pooler\.dense\.bias'.* Did you mean 'pooler\.dens\.bias'\?",
+        ),
+        (
+            without("", **{"bert.pooler.dense.bias": np.zeros(3, np.float32)}),
+            CONFIG,
+            None,
+            r"holds the weight 'pooler\.dense\.bias' twice, once as '.*pooler",
+        ),
+        *(
+            (
+                without("", **{name: np.zeros(shape, np.float32)}),
+                CONFIG,
+                None,
+                rf"'{name}' of shape .*: the configuration requires {re.escape(str(shape_of(name)))}",
+            )
+            for name, shape in {
+                "embeddings.word_embeddings.weight": (8, SIZE),
+                "encoder.layer.0.intermediate.dense.weight": (SIZE, INNER),
+                "embeddings.LayerNorm.bias": (SIZE, 1),
+            }.items()
+        ),
+        *((WHOLE, config, None, "holds .*: expected an object, a model's config") for config in ([1], 3, None, "bert")),
+        *(
+            (WHOLE, CONFIG, index, "is not a valid index of safetensors shards")
+            for index in ("{", "{}", '{"weight_map": [1]}')
+        ),
+        (WHOLE, CONFIG, '{"weight_map": {}}', "lacks 39 of the model's weights"),
+    ],
+)
+def test_folders_that_are_refused(
+    tmp_path: Path, built: dict[str, np.ndarray], weights: Any, config: Any, index: str | None, message: str
+) -> None:
+    write(tmp_path, weights, config)
+    if index is not None:
+        (tmp_path / INDEX).write_text(index)
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        embgrad.load_bert(tmp_path, "fake")
+    assert built == {}
+
+
+@pytest.mark.parametrize(("kind", "said"), [("roberta", "'roberta'"), (None, "None"), (["bert"], "['bert']")])
+def test_other_models_are_refused(tmp_path: Path, built: Any, kind: Any, said: str) -> None:
+    write(tmp_path, {}, {} if kind is None else {"model_type": kind})
+    with refused(embgrad.UnsupportedError, f"says model_type {said}: load_bert expects 'bert'. Build other"):
+        embgrad.load_bert(tmp_path, "fake")
+
+
+def test_missing_files_are_named(tmp_path: Path, built: Any) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with refused(embgrad.FileFormatError, "holds no config.json: expected a checkpoint folder"):
+            embgrad.load_bert(folder, "fake")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with refused(embgrad.FileFormatError, "model.safetensors is missing: expected the weights as safetensors\n"):
+        embgrad.load_bert(tmp_path, "fake")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with refused(embgrad.FileFormatError, "'pytorch_model.bin' is not read, convert it to safetensors"):
+        embgrad.load_bert(tmp_path, "fake")
+    with refused(embgrad.FileFormatError, "cannot be read as JSON"):
+        embgrad.load_bert(tmp_path / "pytorch_model.bin", "fake")

@@ -24,6 +24,7 @@ from embgrad.report import render_page, write_page
 from embgrad.report.text import MOST_SHOWN, token_text
 from tests.unit.hostile import TEXTS, expect_harmless
 from tests.unit.pages import Reader, result, times
+from tests.unit.streams import Pieces, model
 
 #: Those that a page would be too long for are shown in part everywhere, and said to be.
 every = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
@@ -222,18 +223,17 @@ def test_files_give_it_back(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", ["all", "saliency"])
 def test_streams_give_it_back(keep: str, tmp_path: Path) -> None:
-    from tests.unit.streams import model
-
-    class Tokenizer:
-        def tokenize(self, text: str) -> list[str]:
-            return [text, "x"]
-
-        def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
-            return [1 + len(token) % 7 for token in tokens]
-
-    given = list(TEXTS.values())
+    given, pieces = list(TEXTS.values()), Pieces(lambda text: [text, "x"])
     for folder in (tmp_path / "a", tmp_path / "a"):  # and again, where nothing is left to do
-        run = embgrad.stream(model(), given, embgrad.Sum(), tokenizer=Tokenizer(), batch_size=4, to=folder, keep=keep)
+        run = embgrad.stream(
+            model(),
+            given,
+            embgrad.Sum(),
+            tokenizer=pieces,
+            batch_size=4,
+            to=folder,
+            keep=keep,
+        )
         actual = [row[1] for item in run for row in item.tokens]
         assert actual == given
     assert [row[1] for item in embgrad.open_stream(tmp_path / "a") for row in item.tokens] == given

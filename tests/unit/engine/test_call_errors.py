@@ -10,6 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from tests.unit.streams import Pieces
 
 MOST = 6
 WEIGHTS = {
@@ -105,33 +106,23 @@ def test_a_model_of_one_position() -> None:
         embgrad.gradients(item, IDS[:, :2], SUM)
 
 
-def tokenizer() -> Any:
-    class Pieces:
-        def tokenize(self, text: str) -> list[str]:
-            return text.split()
-
-        def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
-            return [sum(map(ord, token)) % 29 + 1 for token in tokens]
-
-    return Pieces()
-
-
+PIECES = Pieces(str.split)
 TEXTS = ["one two three four five six seven", "one two"]
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_texts_are_cut_wherever_a_tokenizer_is_taken(call: str) -> None:
     with pytest.raises(embgrad.BatchError, match="example 0 has 9 tokens, and the model takes 6 positions at most"):
-        CALLS[call](model(by_table), TEXTS, tokenizer=tokenizer())
-    CALLS[call](model(by_table), TEXTS, tokenizer=tokenizer(), max_length=6)
+        CALLS[call](model(by_table), TEXTS, tokenizer=PIECES)
+    CALLS[call](model(by_table), TEXTS, tokenizer=PIECES, max_length=6)
 
 
 def test_truncated_texts_give_the_gradients_of_the_remaining_tokens() -> None:
-    cut = embgrad.gradients(model(by_table), TEXTS, SUM, tokenizer=tokenizer(), max_length=6)
-    batch = embgrad.encode(TEXTS, tokenizer(), max_length=6)
+    cut = embgrad.gradients(model(by_table), TEXTS, SUM, tokenizer=PIECES, max_length=6)
+    batch = embgrad.encode(TEXTS, PIECES, max_length=6)
     np.testing.assert_array_equal(cut.values, embgrad.gradients(model(by_table), batch, SUM).values)
     assert cut.provenance["truncated"] == [3, 0]
-    report = embgrad.padding_report(model(by_table), TEXTS, SUM, tokenizer=tokenizer(), max_length=6)
+    report = embgrad.padding_report(model(by_table), TEXTS, SUM, tokenizer=PIECES, max_length=6)
     assert report.positions == 12
 
 
@@ -145,7 +136,7 @@ def test_max_length_is_refused_for_ids(call: str) -> None:
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "6"])
 def test_an_invalid_max_length_is_refused(wrong: Any) -> None:
     with pytest.raises(embgrad.BatchError, match=r"max_length is .*: expected a whole number of at least 1, or None"):
-        embgrad.gradients(model(by_table), TEXTS, SUM, tokenizer=tokenizer(), max_length=wrong)
+        embgrad.gradients(model(by_table), TEXTS, SUM, tokenizer=PIECES, max_length=wrong)
 
 
 @pytest.mark.parametrize("given", ["types", "labels"])

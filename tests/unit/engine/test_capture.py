@@ -512,13 +512,3 @@ def test_an_empty_capture_says_why_when_it_is_read() -> None:
         with pytest.raises(embgrad.NoGradientError, match=message):
             ask()
     assert message in repr(tap)
-
-
-def test_errors_of_the_loop_propagate_after_a_part_was_called() -> None:
-    def loop() -> None:
-        embed_and_pool(built)
-        raise ZeroDivisionError
-
-    built = model()
-    with pytest.raises(ZeroDivisionError), embgrad.capture(built):
-        loop()

@@ -11,6 +11,7 @@ import pytest
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.refusals import refused
+from tests.unit.tensorlike import TorchLike
 
 DIM, CLASSES, EXAMPLES, POSITIONS = 4, 3, 3, 2
 IDS = np.array([[3, 5], [2, 9], [7, 1]])
@@ -141,27 +142,11 @@ def test_arrays_broadcast_to_the_shape_of_the_point(option: str, shape: tuple[in
     whole = np.broadcast_to(change, (EXAMPLES, POSITIONS, DIM))
     given = change.astype(np.float32).tolist() if shape else float(np.float32(change))
     expected = gradients(at=["word", "layer.1"], **{option: {"word": whole}})
-    for item in (change, Tensorlike(change)):
+    for item in (change, TorchLike(change)):
         changed = gradients(at=["word", "layer.1"], **{option: {"word": item}})
         np.testing.assert_allclose(changed["layer.1"].values, expected["layer.1"].values, atol=1e-15)
     rounded = gradients(at=["word", "layer.1"], **{option: {"word": given}})
     np.testing.assert_allclose(rounded["layer.1"].values, expected["layer.1"].values, atol=1e-5)
-
-
-class Tensorlike:
-    """A tensor of a framework, as PyTorch's are asked for their values."""
-
-    def __init__(self, value: np.ndarray) -> None:
-        self.value = value
-
-    def detach(self) -> Tensorlike:
-        return self
-
-    def cpu(self) -> Tensorlike:
-        return self
-
-    def numpy(self) -> np.ndarray:
-        return self.value
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

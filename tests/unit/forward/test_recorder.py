@@ -9,6 +9,7 @@ import pytest
 
 import embgrad
 from embgrad.forward.recorder import PassRecorder
+from tests.unit.engine.test_points import arrangements
 from tests.unit.refusals import refused
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
@@ -47,19 +48,13 @@ def test_other_indices_looked_up() -> None:
         watch.resolve()
 
 
-def arrangements(ids: np.ndarray) -> list[np.ndarray]:
-    """The ways in which models look up ids."""
-    flat = [ids, ids.reshape(-1), ids[..., None], ids[None], ids.astype(np.float32)]
-    return [*flat, ids.T, ids.T.reshape(-1)]
-
-
 @pytest.mark.parametrize("arrange", range(7))
 @pytest.mark.parametrize("wrong", [10, -1, 2**40])
 def test_an_id_outside_the_table_is_named(arrange: int, wrong: int) -> None:
     ids = IDS.copy()
     ids[1, 2] = wrong
     batch = embgrad.TokenBatch(np.abs(ids)) if wrong > 0 else BATCH
-    indices = arrangements(ids)[arrange]
+    indices, _ = arrangements(ids)[arrange]
     if wrong < 0:
         with pytest.raises(embgrad.BatchError, match=r"index -1.* is outside the table: .* 10 rows: expected 0 to 9"):
             PassRecorder(batch, ["word"]).see("table", indices, 10, 4)

@@ -18,50 +18,12 @@ import embgrad
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch
 from tests.unit.refusals import refused
+from tests.unit.tensorlike import GluonLike, TensorFlowLike, TorchLike
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 RIGHT = np.array([[1, 1, 1], [1, 1, 0]])
 LEFT = np.array([[1, 1, 1], [0, 1, 1]])
 TYPES = np.array([[0, 0, 1], [0, 1, 0]])
-
-
-class GluonLike:
-    """Converts as an MXNet array does."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = np.asarray(values)
-
-    def asnumpy(self) -> np.ndarray:
-        return self._values
-
-
-class TorchLike:
-    """Converts as a PyTorch tensor on another device does: `numpy` works only after `detach().cpu()`."""
-
-    def __init__(self, values: Any, ready: tuple[str, ...] = ()) -> None:
-        self._values = np.asarray(values)
-        self._ready = ready
-
-    def detach(self) -> TorchLike:
-        return TorchLike(self._values, (*self._ready, "detach"))
-
-    def cpu(self) -> TorchLike:
-        return TorchLike(self._values, (*self._ready, "cpu"))
-
-    def numpy(self) -> np.ndarray:
-        if self._ready != ("detach", "cpu"):
-            raise TypeError("can't convert this tensor to numpy")
-        return self._values
-
-
-class TensorFlowLike:
-    """Converts as an eager TensorFlow tensor does."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = np.asarray(values)
-
-    def numpy(self) -> Any:
-        return self._values
 
 
 class UnconvertibleLike(TorchLike):

@@ -17,6 +17,7 @@ import embgrad
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.stored import CERTIFICATE, IDS, TABLES, expect_same_bits, result, through_a_file
 
+STORED_MODEL = ReferenceModel(lambda model, ids: lookup(model["E"], ids).mean(1), {"E": np.eye(4)})
 OPTIONAL = st.fixed_dictionaries(
     {},
     optional={
@@ -46,11 +47,6 @@ def test_a_file_gives_the_result_back_bit_for_bit(changes: dict[str, Any]) -> No
     expect_same_bits(one, through_a_file(one))
 
 
-def test_results_in_float64_come_back() -> None:
-    one = result(np.float64, objective=np.array(0.1))
-    expect_same_bits(one, through_a_file(one))
-
-
 def test_a_string_and_a_path_name_a_file(tmp_path: Path) -> None:
     result().save(str(tmp_path / "gradients élève.safetensors"))
     expect_same_bits(result(), embgrad.load(tmp_path / "gradients élève.safetensors"))
@@ -58,11 +54,24 @@ def test_a_string_and_a_path_name_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "g.safetensors").read_bytes() == (tmp_path / "gradients élève.safetensors").read_bytes()
 
 
-def test_special_values_come_back() -> None:
-    values = np.array([[[np.nan, -0.0, np.inf, 5e-324]]])
-    absent = dict.fromkeys(("mask", "types", "tokens", "words_of"))
-    one = result(values=values, activations=values, objective=np.zeros(1), ids=IDS[:1, :1], **absent)
-    expect_same_bits(one, through_a_file(one))
+SPECIAL = np.array([[[np.nan, -0.0, np.inf, 5e-324]]])
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        result(np.float64, objective=np.array(0.1)),
+        result(
+            **{"values": SPECIAL, "activations": SPECIAL, "objective": np.zeros(1), "ids": IDS[:1, :1]},
+            **dict.fromkeys(("mask", "types", "tokens", "words_of")),
+        ),
+        embgrad.gradients(STORED_MODEL, [[0, 1], [2, 3]], embgrad.Sum()),
+        embgrad.gradients(STORED_MODEL, [[0, 1], [2, 3]], embgrad.Scalar(lambda output: output.column(0).sum(0))),
+    ],
+    ids=["float64", "special values", "of a run", "of a scalar objective"],
+)
+def test_results_come_back(stored: embgrad.EmbeddingGradients) -> None:
+    expect_same_bits(stored, through_a_file(stored))
 
 
 def test_strided_arrays_come_back() -> None:
@@ -106,16 +115,6 @@ def test_invalid_paths_are_refused(path: Any) -> None:
 def test_the_arguments_of_save_in_the_wrong_order() -> None:
     with pytest.raises(embgrad.EmbgradError, match=r"the path comes second, embgrad\.save\(results, path\)"):
         embgrad.save("g.safetensors", result())  # type: ignore[arg-type]
-
-
-def model() -> ReferenceModel:
-    return ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
-
-
-@pytest.mark.parametrize("objective", [embgrad.Sum(), embgrad.Scalar(lambda output: output.column(0).sum(0))])
-def test_a_result_from_a_run_comes_back(objective: Any) -> None:
-    one = embgrad.gradients(model(), [[0, 1], [2, 3]], objective)
-    expect_same_bits(one, through_a_file(one))
 
 
 def test_a_table_that_all_examples_share_comes_back() -> None:

@@ -30,6 +30,7 @@ from embgrad.common.files import opened, read_json
 from embgrad.common.safetensors import MOST_HEADER, TYPES, read_shapes, read_tensors, write_tensors
 from tests.unit.refusals import refused
 from tests.unit.stored import everything, expect_refused_or_sound, result, saved_bytes
+from tests.unit.streams import Pieces, model
 
 BITS = {kind: np.dtype(code) for kind, code in TYPES.items()}
 
@@ -469,18 +470,10 @@ def test_streams_part_long_texts_so_that_each_shard_can_be_read(
     assert 2 * writer.MOST_TEXT < MOST_HEADER
     monkeypatch.setattr(writer, "MOST_TEXT", 10_000)
 
-    class Tokenizer:
-        def tokenize(self, text: str) -> list[str]:
-            return [letter * 2000 for letter in text]
-
-        def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
-            return [1 + len(token) % 7 for token in tokens]
-
-    from tests.unit.streams import model
-
+    tokenizer = Pieces(lambda text: [letter * 2000 for letter in text])
     to = tmp_path / "s"
     embgrad.stream(
-        model(), ["ab", "cd", "ef", "gh", "ij"], embgrad.Sum(), tokenizer=Tokenizer(), batch_size=1, to=to
+        model(), ["ab", "cd", "ef", "gh", "ij"], embgrad.Sum(), tokenizer=tokenizer, batch_size=1, to=to
     ).finish()
     shards = embgrad.open_stream(to)
     assert [len(read_tensors(path)[0]) > 0 for path in sorted(to.glob("*.safetensors"))] == [True, True]

@@ -4,29 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import embgrad
 from embgrad.results.row_sparse import scatter
 from tests.unit.refusals import refused
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 6), st.sampled_from([np.float32, np.float64]))
-def test_scatter_is_the_sum_over_lookups(seed: int, examples: int, positions: int, dtype: type) -> None:
-    random = np.random.default_rng(seed)
-    ids = random.integers(0, 7, (examples, positions))
-    vectors = random.normal(size=(examples, positions, 3)).astype(dtype)
-    expected = np.zeros((7, 3))
-    for index in np.ndindex(*ids.shape):
-        expected[ids[index]] += vectors[index]
-    sparse = scatter(ids, vectors, 7)
-    assert sparse.rows.tolist() == sorted(set(ids.ravel().tolist()))
-    assert sparse.rows.dtype == np.int64
-    assert sparse.values.dtype == dtype
-    assert sparse.shape == (7, 3)
-    np.testing.assert_allclose(sparse.to_dense(), expected, rtol=1e-6, atol=1e-7)
-    assert sparse.to_dense().dtype == dtype
 
 
 def test_many_small_summands_are_not_lost() -> None:

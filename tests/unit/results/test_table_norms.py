@@ -64,6 +64,8 @@ def test_scatter_sums_as_one_by_one_in_float64(seed: int, positions: int, repeat
         patched.setattr("embgrad.results.row_sparse.BLOCK", block)
         actual = scatter(ids, vectors, 300)
     np.testing.assert_allclose(actual.to_dense(), expected, rtol=1e-7, atol=1e-7)
+    assert actual.rows.tolist() == sorted(set(ids.tolist()))
+    assert (actual.rows.dtype, actual.values.dtype, actual.to_dense().dtype) == (np.int64, np.float32, np.float32)
     np.testing.assert_array_equal(actual.values, scatter(ids, vectors, 300).values)
 
 
