@@ -53,7 +53,7 @@ class Trace:
     def module(self, path: str, kind: str, body: Callable[[Value], Value], given: Value | None, **more: Any) -> Value:
         """A call of a module."""
         self.watch.enter(path, kind, given, () if given is None else given.shape, **more)
-        gave = body(given)  # type: ignore[arg-type]
+        gave = body(given)
         self.watch.leave(gave, gave.shape)
         return gave
 

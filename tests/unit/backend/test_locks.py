@@ -120,7 +120,7 @@ def test_equal_models_have_their_own_locks() -> None:
         def __eq__(self, other: object) -> bool:
             return True
 
-        __hash__ = None  # type: ignore[assignment]
+        __hash__ = None
 
     item, other = Equal(), Equal()
     with model_lock([item]):

@@ -116,7 +116,7 @@ def test_a_backend_by_name(installed: list[Any]) -> None:
     with refused(embgrad.BackendError, "no backend 'brokn': expected one of 'a', 'broken'. Did you mean 'brok"):
         registry.backend_named("brokn")
     with pytest.raises(embgrad.BackendError, match="the framework is None: expected the name of a backend, one of 'a'"):
-        registry.backend_named(None)  # type: ignore[arg-type]
+        registry.backend_named(None)
 
 
 @pytest.mark.parametrize(("extra", "hint"), [("a", r"'embgrad\[a\]'"), (None, "no_such_framework")])
@@ -198,27 +198,39 @@ def of_package(package: str, name: str = "Model") -> Any:
 
 
 @pytest.mark.parametrize(
-    ("package", "what", "extra"),
+    ("model", "installed_too", "message"),
     [
-        ("torch", "a PyTorch module", "torch"),
-        ("tensorflow", "a TensorFlow model", "tensorflow"),
-        ("keras", "a Keras model", "tensorflow"),
-        ("tf_keras", "a Keras 2 model", "tensorflow"),
-        ("mxnet", "a Gluon block", "mxnet"),
+        *(
+            (
+                of_package(package),
+                "reference",
+                f"type __main__.Model: it looks like {what}, install the extra '{extra}': pip install 'embgrad[{extra}]'",
+            )
+            for package, what, extra in (
+                ("torch", "a PyTorch module", "torch"),
+                ("tensorflow", "a TensorFlow model", "tensorflow"),
+                ("keras", "a Keras model", "tensorflow"),
+                ("tf_keras", "a Keras 2 model", "tensorflow"),
+                ("mxnet", "a Gluon block", "mxnet"),
+            )
+        ),
+        (of_package("flax"), "reference", "looks like a Flax module, for which embgrad has no backend; see"),
+        (
+            of_package("torch", "Tensor"),
+            "torch",
+            "same package as a PyTorch module, but is not one; the backend 'torch' expects a model, not a tensor",
+        ),
+        (
+            [of_package("torch"), of_package("keras")],
+            "torch",
+            "its parts are 'a PyTorch module', 'a Keras model'; expected parts of one framework",
+        ),
     ],
 )
-def test_a_model_whose_backend_is_not_there(installed: list[Any], package: str, what: str, extra: str) -> None:
-    installed.append(FakeEntryPoint("reference", ReferenceBackend))
-    message = (
-        rf"type __main__.Model: it looks like {what}, install the extra '{extra}': pip install 'embgrad\[{extra}\]'"
-    )
-    with pytest.raises(embgrad.BackendError, match=message):
-        registry.backend_for(of_package(package))
-
-
-def test_a_model_for_which_there_is_no_backend(installed: list[Any]) -> None:
-    with pytest.raises(embgrad.BackendError, match=r"looks like a Flax module, for which embgrad has no backend; see"):
-        registry.backend_for(of_package("flax"))
+def test_models_without_a_backend(installed: list[Any], model: Any, installed_too: str, message: str) -> None:
+    installed.append(FakeEntryPoint(installed_too, backend(installed_too)))
+    with refused(embgrad.BackendError, message):
+        registry.backend_for(model)
 
 
 @pytest.mark.parametrize("name", ["jax", "numpy", "openvino"])
@@ -232,22 +244,6 @@ def test_a_keras_model_on_a_backend_of_keras_that_embgrad_does_not_read(installe
     )
     with pytest.raises(embgrad.BackendError, match=message):
         registry.backend_for(type("Mine", (keras,), {"__module__": "__main__"})())
-
-
-def test_a_tensor_as_the_model_is_refused(installed: list[Any]) -> None:
-    installed.append(FakeEntryPoint("torch", backend("torch")))
-    message = r"same package as a PyTorch module, but is not one; the backend 'torch' expects a model, not a tensor"
-    with pytest.raises(embgrad.BackendError, match=message):
-        registry.backend_for(of_package("torch", "Tensor"))
-
-
-def test_parts_of_several_frameworks(installed: list[Any]) -> None:
-    installed.append(FakeEntryPoint("torch", backend("torch")))
-    message = (
-        r"parts of the types .*: its parts are 'a PyTorch module', 'a Keras model'; expected parts of one framework"
-    )
-    with pytest.raises(embgrad.BackendError, match=message):
-        registry.backend_for([of_package("torch"), of_package("keras")])
 
 
 def test_parts_that_are_not_all_models() -> None:

@@ -128,7 +128,6 @@ def test_a_mask_that_was_given_as_bool_reaches_the_model_as_bool() -> None:
     """A model may index with the mask or invert it, and ~1 is -2."""
     given = {"input_ids": IDS, "attention_mask": np.asarray(MASK) == 1}
     batch = as_batch(given)
-    assert batch.mask is not None
     assert batch.mask.dtype == np.int64
     for variant in (batch, batch[:2], batch.replace(tokens=None), pickle.loads(pickle.dumps(batch))):
         assert variant.inputs()["attention_mask"].dtype == bool
@@ -142,15 +141,14 @@ def test_a_mask_that_was_given_as_bool_reaches_the_model_as_bool() -> None:
 
 
 def test_a_mask_goes_to_one_parameter_alone() -> None:
-    def reversed_twin(input_ids, input_mask=None, attention_mask=None):  # type: ignore[no-untyped-def]
+    def reversed_twin(input_ids, input_mask=None, attention_mask=None):
         """As XLNet, whose input_mask is 1 at padding."""
 
     expect_plan(planned(reversed_twin, FULL.replace(types=None)), [IDS], {"attention_mask": MASK}, ())
 
 
 def test_explicit_lengths_replace_the_mask() -> None:
-    def recurrent(text, lengths):  # type: ignore[no-untyped-def]
-        ...
+    def recurrent(text, lengths): ...
 
     batch = FULL.replace(types=None, extras={"lengths": [2, 3]})
     expect_plan(planned(recurrent, batch), [IDS, [2, 3]], {})
@@ -234,13 +232,13 @@ def takes_dict(features: dict[str, Any]) -> None: ...
 def takes_mapping(inputs: Mapping[str, Any], scale: float = 1.0, **kwargs: Any) -> None: ...
 
 
-def takes_real_dict(x): ...  # type: ignore[no-untyped-def]
+def takes_real_dict(x): ...
 
 
 takes_real_dict.__annotations__ = {"x": dict[str, int]}
 
 
-def takes_named(batch): ...  # type: ignore[no-untyped-def]
+def takes_named(batch): ...
 
 
 def takes_ids(input: np.ndarray) -> None: ...

@@ -85,7 +85,6 @@ def asked(traces: TraceCache[float], model: Model, wrong: str = "", question: An
     maker = Maker(model, wrong)
     run = traces.run([model], question, Print(model.factor), lengths, REQUEST, maker)
     (gradient,) = run.points["word"].gradients
-    assert gradient is not None
     return gradient[0], maker.done, run.uncompiled
 
 

@@ -42,10 +42,10 @@ def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
     trial = Trial(Request(("word",), respond, (None,), edit={"word": change}, compiled=True), unwatched)
     first, second = trial.first(), trial.second()
     assert first.compiled is second.compiled is False
-    returned, answered = first.edit["word"](VALUE), first.respond({None: VALUE})  # type: ignore[operator]
+    returned, answered = first.edit["word"](VALUE), first.respond({None: VALUE})
     second = trial.second()
     np.testing.assert_array_equal(second.edit["word"](VALUE * 9), returned)
-    assert second.respond({None: VALUE * 9}) is answered  # type: ignore[operator]
+    assert second.respond({None: VALUE * 9}) is answered
     assert len(called) == 2
     assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) == f"the outputs {APART}"
     with pytest.raises(UntraceableError, match="reaches the points differently"):
@@ -53,7 +53,7 @@ def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
     with pytest.raises(UntraceableError, match="reaches the points differently"):
         trial.second().edit["word"](VALUE[:1])
     with pytest.raises(UntraceableError, match="outputs of other shapes"):
-        trial.second().respond({None: VALUE[:1]})  # type: ignore[operator]
+        trial.second().respond({None: VALUE[:1]})
 
 
 @pytest.mark.parametrize(

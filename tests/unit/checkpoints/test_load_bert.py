@@ -69,7 +69,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
 
     fake = SimpleNamespace(name="fake", package="numpy", extra=None, supports=frozenset({"load_bert"}), bert=bert)
     unable = SimpleNamespace(name="unable", package="numpy", extra=None, supports=frozenset({"word"}))
-    discovery = registry.Discovery({"fake": fake, "unable": unable}, {})  # type: ignore[dict-item]
+    discovery = registry.Discovery({"fake": fake, "unable": unable}, {})
     monkeypatch.setattr(registry, "_discovered", lambda: discovery)
     return model
 
@@ -160,7 +160,7 @@ def test_loading_leaves_the_random_generators_unchanged(
     tmp_path: Path, built: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = registry.list_backends()["fake"]
-    genuine = fake.bert  # type: ignore[attr-defined]
+    genuine = fake.bert
 
     def drawing(config: Any) -> Any:
         assert random.random() + np.random.random() > 0

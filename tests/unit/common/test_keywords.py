@@ -51,7 +51,7 @@ def test_other_options(name: str, message: str) -> None:
 
 def test_missing_arguments_are_named() -> None:
     with pytest.raises(embgrad.EmbgradError) as caught:
-        embgrad.gradients(MODEL, IDS)  # type: ignore[call-overload]
+        embgrad.gradients(MODEL, IDS)
     assert caught.value.message == (
         "gradients was called without its 'objective': expected gradients(model, batch, objective), such as embgrad.Sum() or "
         "embgrad.CrossEntropy(labels)"
@@ -77,4 +77,4 @@ def test_errors_of_the_function_itself_propagate() -> None:
 
     assert double(2) == 4
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
-        double(1, 2)  # type: ignore[call-arg]
+        double(1, 2)

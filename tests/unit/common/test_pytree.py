@@ -40,7 +40,7 @@ class Frozen:
     hidden: Any
 
 
-class ModelOutput(OrderedDict):  # type: ignore[type-arg]  # entries are attributes too, as in Hugging Face's
+class ModelOutput(OrderedDict):  # entries are attributes too, as in Hugging Face's
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
         self.__dict__[key] = value
@@ -110,9 +110,9 @@ def test_an_output_that_is_a_dict_with_attributes() -> None:
     nest = ModelOutput(logits=T, hidden=(U,))
     changed = with_first(nest, is_tensor, NEW)
     assert isinstance(changed, ModelOutput)
-    assert changed["logits"] is changed.logits is NEW  # type: ignore[attr-defined]
+    assert changed["logits"] is changed.logits is NEW
     assert list(changed) == ["logits", "hidden"]
-    assert nest["logits"] is nest.logits is T  # type: ignore[attr-defined]
+    assert nest["logits"] is nest.logits is T
 
 
 NESTS = st.recursive(

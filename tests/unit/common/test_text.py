@@ -127,7 +127,7 @@ def test_errors_print(text: str, tmp_path: Path) -> None:
         lambda: item.table(),
         lambda: item.saliency(text),
         lambda: render_page({text: item, "b": other}, layers=[text, text + "x"]),
-        lambda: embgrad.save({text: 3}, tmp_path / "x"),  # type: ignore[dict-item]
+        lambda: embgrad.save({text: 3}, tmp_path / "x"),
     ]
     for call in calls:
         with pytest.raises(embgrad.EmbgradError) as caught:
@@ -198,7 +198,6 @@ def test_a_notebook_holds_it_as_text(text: str) -> None:
     comparison = replace(embgrad.compare(item, times(item, 2)), notes=(text,), advice=text, labels=(text, text))
     for shown in (item, comparison, embgrad.Comparisons({text: comparison, text + "2": comparison})):
         fragment = shown._repr_html_()
-        assert fragment is not None
         fragment.encode("utf-8")
         seen = Reader(fragment)
         expect_harmless(seen.seen, lines=True)
@@ -225,15 +224,7 @@ def test_files_give_it_back(text: str, tmp_path: Path) -> None:
 def test_streams_give_it_back(keep: str, tmp_path: Path) -> None:
     given, pieces = list(TEXTS.values()), Pieces(lambda text: [text, "x"])
     for folder in (tmp_path / "a", tmp_path / "a"):  # and again, where nothing is left to do
-        run = embgrad.stream(
-            model(),
-            given,
-            embgrad.Sum(),
-            tokenizer=pieces,
-            batch_size=4,
-            to=folder,
-            keep=keep,
-        )
+        run = embgrad.stream(model(), given, embgrad.Sum(), tokenizer=pieces, batch_size=4, to=folder, keep=keep)
         actual = [row[1] for item in run for row in item.tokens]
         assert actual == given
     assert [row[1] for item in embgrad.open_stream(tmp_path / "a") for row in item.tokens] == given

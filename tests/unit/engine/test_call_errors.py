@@ -166,7 +166,7 @@ def with_decoder(
 
 def encoder_decoder(*, strict: bool) -> ReferenceModel:
     built = model(with_decoder)
-    built.strict = strict  # type: ignore[attr-defined]
+    built.strict = strict
     return built
 
 

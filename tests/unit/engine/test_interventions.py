@@ -10,6 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from tests.unit.numerics import differences
 from tests.unit.refusals import refused
 from tests.unit.tensorlike import TorchLike
 
@@ -53,17 +54,6 @@ def gradients(objective: Any = OBJECTIVE, batch: Any = IDS, **options: Any) -> A
 
 def drawn(name: str, seed: int = 5) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=SHAPES[name])
-
-
-def differences(value: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-4) -> np.ndarray:
-    """The gradient by central differences of fourth order."""
-    actual = np.zeros_like(at)
-    for index in np.ndindex(at.shape):
-        unit = np.zeros_like(at)
-        unit[index] = step
-        wide, narrow = value(at + 2 * unit) - value(at - 2 * unit), value(at + unit) - value(at - unit)
-        actual[index] = (8 * narrow - wide) / (12 * step)
-    return actual
 
 
 @pytest.mark.parametrize("name", POINTS)

@@ -56,7 +56,6 @@ def test_a_layout_is_right_or_known_to_be_ambiguous(ids: np.ndarray, way: int) -
     """A wrong layout would silently give the gradient to the wrong example."""
     indices, transposed = arrangements(ids)[way]
     layout = layout_of(indices, ids)
-    assert layout is not None
     if layout_is_open(indices, ids) or 1 in ids.shape:
         return
     assert layout.transposed is transposed

@@ -119,7 +119,7 @@ def test_changes_of_time_major_models_are_those_of_others(shape: tuple[int, int]
     ids = np.arange(shape[0] * shape[1]).reshape(shape) + 7
     change = random(*shape, DIM)
     results = [
-        embgrad.gradients(recurrent(turned), ids, embgrad.Sum(), at=at, **{option: {at: change}})  # type: ignore[call-overload]
+        embgrad.gradients(recurrent(turned), ids, embgrad.Sum(), at=at, **{option: {at: change}})
         for turned in (False, True)
     ]
     np.testing.assert_allclose(results[1].objective, results[0].objective, rtol=1e-12)

@@ -102,28 +102,11 @@ def test_roberta_offsets_its_positions_and_gives_pads_a_row_of_their_own() -> No
         assert trace.roles["embeddings"] == "embeddings:output#0"
 
 
-def test_positions_of_padding_on_the_left() -> None:
-    mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-    for positions in ([[1, 1, 0, 1, 2], [0, 1, 2, 3, 4]], [[0, 1, 2, 3, 4]]):
-        trace = Trace(embgrad.TokenBatch(IDS, mask))
-        trace.table("word", IDS)
-        trace.table("place", positions)
-        assert trace.roles["position"] == "place#0"
-
-
 def test_positions_under_a_mask_with_holes() -> None:
     mask = np.array([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
     roles = bert(embgrad.TokenBatch(IDS, mask)).roles
     assert roles["position"] == "embeddings.position_embeddings#0"
     assert roles["embeddings"] == "embeddings:output#0"
-
-
-def test_positions_of_one_token_with_padding() -> None:
-    batch = embgrad.TokenBatch([[7, 9]], [[0, 1]])
-    trace = Trace(batch)
-    for path, indices in (("words", batch.ids), ("segments", np.zeros((1, 2), int)), ("places", np.arange(2)[None])):
-        trace.table(path, indices)
-    assert trace.roles["position"] == "places#0"
 
 
 def test_gluonnlps_bert_has_no_module_for_its_embeddings() -> None:
@@ -211,38 +194,6 @@ def test_a_list_of_layers_of_several_widths_is_refused(dims: tuple[int, ...]) ->
         x = trace.module(f"layers.{number}", "Layer", body, x)
     assert not layers_of(trace)
     assert "embeddings" not in trace.roles
-
-
-def piped(trace: Trace, modules: list[str]) -> Value:
-    """The modules of a `Sequential` that is the model: those of an upper-case letter are blocks of that kind."""
-    x = trace.table("0", IDS)
-    for number, kind in enumerate(modules, 1):
-        if kind.isupper():
-            x = encoder_layer(trace, f"{number}", x, kind)
-        elif kind == "places":
-            x = trace.module("1", "Places", lambda x: trace.new("1.dropout", "Dropout", trace.hidden()), x)
-        else:
-            x = trace.new(f"{number}", kind, x)
-    return trace.hidden(2, 8)
-
-
-@pytest.mark.parametrize(
-    ("modules", "layers"),
-    [
-        (["A", "A", "A"], [1, 2, 3]),
-        (["places", "A", "A", "norm"], [2, 3]),
-        (["A", "dropout", "A", "dropout"], [1, 3]),
-        (["A", "B", "A", "B"], [1, 2, 3, 4]),
-        (["B", "A", "A", "A"], []),
-        (["A", "A", "B"], []),
-        (["A", "B"], []),
-        (["A", "linear"], [1]),
-    ],
-)
-def test_the_first_and_last_modules_of_a_sequential_need_not_be_layers(modules: list[str], layers: list[int]) -> None:
-    trace = Trace(BATCH)
-    trace.module("", "Sequential", lambda _: piped(trace, modules), None)
-    assert layers_of(trace) == [f"{number}:output#0" for number in layers]
 
 
 def test_parts_of_a_single_layer_are_no_layers() -> None:
@@ -363,16 +314,6 @@ def test_a_container_of_layers_is_not_a_layer() -> None:
     assert layers_of(trace) == outputs("1", 2)
 
 
-def test_positions_looked_up_flat() -> None:
-    """As in M2M100. Numbers that go on from example to example are no positions."""
-    mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    for positions, listed in (([2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True), (list(range(10)), False)):
-        trace = Trace(embgrad.TokenBatch(IDS, mask))
-        trace.table("word", IDS)
-        trace.table("place", positions)
-        assert ("position" in trace.roles) is listed
-
-
 @pytest.mark.parametrize("positions_first", [True, False])
 def test_ids_that_are_positions(positions_first: bool) -> None:
     trace = Trace(embgrad.TokenBatch([[0, 1, 2]]))
@@ -455,7 +396,13 @@ def traced(steps: str) -> Trace:
     `path=indices` is a lookup, `path:Kind` a module, `path*2:Kind` a list of layers, `+` an operation outside of modules, `pool`
     one that leaves a vector for each example. A kind in upper case is a whole layer, and so are those that `LAYERS` lists.
     """
-    trace, x = Trace(embgrad.TokenBatch(IDS, types=TYPES if "types" in steps else None)), Value()
+    trace = Trace(embgrad.TokenBatch(IDS, types=TYPES if "types" in steps else None))
+    run_steps(trace, steps)
+    return trace
+
+
+def run_steps(trace: Trace, steps: str) -> None:
+    x = Value()
     for step in steps.split():
         path, _, kind = step.partition(":")
         if "=" in step:
@@ -469,7 +416,6 @@ def traced(steps: str) -> Trace:
             x = encoder_layer(trace, path, x, kind)
         else:
             x = trace.same(path, kind, x) if kind == "Dropout" else trace.new(path, kind, x)
-    return trace
 
 
 @pytest.mark.parametrize(
@@ -534,3 +480,48 @@ def test_roles_of_models(steps: str, roles: str, layers: str) -> None:
     assert layers_of(trace) == [f"{path}:output#0" for path in layers.split()]
     others = {role: key for role, key in trace.roles.items() if not role.startswith("layer.")}
     assert others == {"word": f"{steps.split('=')[0]}#0"} | dict(item.split("=") for item in roles.split())
+
+
+@pytest.mark.parametrize(
+    ("modules", "layers"),
+    [
+        ("1:A 2:A 3:A", "1 2 3"),
+        ("1:Places 2:A 3:A 4:norm", "2 3"),
+        ("1:A 2:dropout 3:A 4:dropout", "1 3"),
+        ("1:A 2:B 3:A 4:B", "1 2 3 4"),
+        ("1:B 2:A 3:A 4:A", ""),
+        ("1:A 2:A 3:B", ""),
+        ("1:A 2:B", ""),
+        ("1:A 2:linear", "1"),
+    ],
+)
+def test_the_first_and_last_modules_of_a_sequential_need_not_be_layers(modules: str, layers: str) -> None:
+    trace = Trace(BATCH)
+
+    def sequential(_: Value) -> Value:
+        run_steps(trace, f"0=ids {modules}")
+        return trace.hidden(2, 8)
+
+    trace.module("", "Sequential", sequential, None)
+    assert layers_of(trace) == [f"{number}:output#0" for number in layers.split()]
+
+
+LEFT = [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
+RIGHT = [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "indices", "is_position"),
+    [
+        (IDS, LEFT, [[1, 1, 0, 1, 2], [0, 1, 2, 3, 4]], True),
+        (IDS, LEFT, [[0, 1, 2, 3, 4]], True),
+        ([[7, 9]], [[0, 1]], [[0, 1]], True),
+        (IDS, RIGHT, [2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True),  # flat, as in M2M100
+        (IDS, RIGHT, list(range(10)), False),  # from example to example
+    ],
+)
+def test_lookups_by_position_under_a_mask(ids: Any, mask: Any, indices: Any, is_position: bool) -> None:
+    trace = Trace(embgrad.TokenBatch(ids, mask))
+    for path, looked_up in (("word", trace.ids), ("segments", np.zeros_like(trace.ids)), ("place", indices)):
+        trace.table(path, looked_up)
+    assert trace.roles.get("position") == ("place#0" if is_position else None)

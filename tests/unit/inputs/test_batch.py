@@ -61,11 +61,11 @@ def test_fields_hold_the_arguments() -> None:
 
 def test_tokens_of_an_iterator_are_kept() -> None:
     texts = [["a", "b", "c"], ["d", "e", "f"]]
-    batch = embgrad.TokenBatch(IDS, tokens=iter(texts))  # type: ignore[arg-type]
+    batch = embgrad.TokenBatch(IDS, tokens=iter(texts))
     assert batch == embgrad.TokenBatch(IDS, tokens=texts)
     assert batch.tokens == (("a", "b", "c"), ("d", "e", "f"))
     with pytest.raises(embgrad.BatchError, match=r"tokens are 1 lists of the lengths \[3\]"):
-        embgrad.TokenBatch(IDS, tokens=iter(texts[:1]))  # type: ignore[arg-type]
+        embgrad.TokenBatch(IDS, tokens=iter(texts[:1]))
 
 
 def test_omitted_fields_are_none() -> None:
@@ -80,7 +80,6 @@ def test_omitted_fields_are_none() -> None:
 def test_masks_of_any_type(kind: Any) -> None:
     batch = embgrad.TokenBatch(IDS, RIGHT.astype(kind))
     np.testing.assert_array_equal(batch.mask, RIGHT)
-    assert batch.mask is not None
     assert batch.mask.dtype == np.int64
 
 
@@ -229,15 +228,14 @@ def test_a_batch_is_immutable() -> None:
     with pytest.raises(AttributeError, match="immutable: cannot set 'ids'; build a new one"):
         batch.ids = IDS
     with pytest.raises(AttributeError, match="cannot set 'nothing'"):
-        batch.nothing = 1  # type: ignore[attr-defined]
+        batch.nothing = 1
     with pytest.raises(AttributeError, match="cannot delete 'mask'"):
         del batch.mask
     for array in (batch.ids, batch.mask, batch.types, batch.words, batch.truncated):
-        assert array is not None
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
     with pytest.raises(TypeError):
-        batch.extras["position_ids"] = None  # type: ignore[index]
+        batch.extras["position_ids"] = None
 
 
 def test_inputs_can_be_written_to_without_changing_it() -> None:
@@ -333,7 +331,6 @@ def test_slices_cut_every_field(examples: slice) -> None:
     cut = batch[examples]
     for name in ("ids", "mask", "types", "words", "truncated"):
         np.testing.assert_array_equal(getattr(cut, name), getattr(batch, name)[examples])
-    assert batch.tokens is not None
     assert cut.tokens == batch.tokens[examples]
     assert cut.convention == "tfhub"
     np.testing.assert_array_equal(cut.extras["position_ids"], IDS[examples])
@@ -410,7 +407,7 @@ def test_nests_are_cut_where_their_arrays_have_an_entry_an_example() -> None:
 
 def test_only_slices_cut() -> None:
     with pytest.raises(TypeError, match="by a slice of examples, not by int"):
-        embgrad.TokenBatch(IDS)[0]  # type: ignore[index]
+        embgrad.TokenBatch(IDS)[0]
     with pytest.raises(embgrad.BatchError, match="the batch is empty"):
         embgrad.TokenBatch(IDS)[5:]
 
@@ -525,7 +522,7 @@ class Encoding:
         self.sequence_ids = [None if word is None else 0 for word in words]
 
 
-class BatchEncoding(collections.UserDict):  # type: ignore[type-arg]
+class BatchEncoding(collections.UserDict):
     """As Hugging Face's: a mapping, with encodings beside it."""
 
     encodings: Any = None
@@ -536,7 +533,6 @@ def test_encodings_beside_the_ids_give_tokens_and_words() -> None:
     given_as.encodings = [Encoding([5, 6, 7], [0, 0, None]), Encoding([8, 9, 7], [0, 1, None])]
     batch = as_batch(given_as)
     assert batch.tokens == (("token 5", "token 6", "token 7"), ("token 8", "token 9", "token 7"))
-    assert batch.words is not None
     assert batch.words.tolist() == [[0, 0, -1], [0, 1, -1]]
     given_as["input_ids"] = [[5, 6, 8], [8, 9, 7]]  # changed since: the names would be wrong
     assert as_batch(given_as).tokens is None

@@ -60,9 +60,6 @@ def test_special_tokens_padding_types_and_words(tokenizer: Tokenizer) -> None:
         ("[CLS]", "a", "gripping", "film", "[SEP]", "[PAD]", "[PAD]"),
         ("[CLS]", "the", "plot", "[SEP]", "is", "thin", "[SEP]"),
     )
-    assert batch.mask is not None
-    assert batch.types is not None
-    assert batch.words is not None
     assert batch.mask.tolist() == [[1, 1, 1, 1, 1, 0, 0], [1] * 7]
     assert batch.types.tolist() == [[0] * 7, [0, 0, 0, 0, 1, 1, 1]]
     assert batch.words.tolist() == [[-1, 0, 1, 2, -1, -1, -1], [-1, 0, 1, -1, 2, 3, -1]]
@@ -73,8 +70,6 @@ def test_special_tokens_padding_types_and_words(tokenizer: Tokenizer) -> None:
 
 def test_pieces_of_a_word_have_its_number(tokenizer: Tokenizer) -> None:
     batch = embgrad.encode("filming a plot", tokenizer)
-    assert batch.tokens is not None
-    assert batch.words is not None
     pieces = [token for token, word in zip(batch.tokens[0], batch.words[0], strict=True) if word == 0]
     assert len(pieces) > 1
     assert "".join(piece.removeprefix("##") for piece in pieces) == "filming"
@@ -109,7 +104,6 @@ def test_left_padding(tokenizer: Tokenizer) -> None:
     for name in ("ids", "mask", "types", "words"):
         np.testing.assert_array_equal(getattr(left, name)[0], np.roll(getattr(right, name)[0], gap))
         np.testing.assert_array_equal(getattr(left, name)[1], getattr(right, name)[1])
-    assert left.tokens is not None
     assert left.tokens[0] == ("[PAD]", "[PAD]", "[PAD]", "[CLS]", "a", "film", "[SEP]")
 
 
@@ -118,8 +112,6 @@ def test_the_tokenizers_own_padding_is_followed(tokenizer: Tokenizer) -> None:
     batch = embgrad.encode(["a film", ("the plot", "is thin")], tokenizer)
     assert batch.shape == (2, 7)  # to the longest, not to the tokenizer's fixed length
     assert batch.ids[0, :3].tolist() == [1, 1, 1]
-    assert batch.types is not None
-    assert batch.tokens is not None
     assert batch.types[0, :3].tolist() == [1, 1, 1]
     assert batch.tokens[0][:3] == ("[UNK]",) * 3
     assert embgrad.encode(["a film", "the"], tokenizer, padding_side="right", pad_id=0).ids[1, -1] == 0
@@ -135,7 +127,6 @@ def test_the_pad_id_is_found_by_the_usual_names(token: str, expected: int) -> No
 def test_truncation_is_reported(tokenizer: Tokenizer) -> None:
     texts = ["a gripping film", "a", ("the plot", "is thin")]
     batch = embgrad.encode(texts, tokenizer, max_length=4)
-    assert batch.tokens is not None
     assert batch.tokens[:2] == (("[CLS]", "a", "gripping", "[SEP]"), ("[CLS]", "a", "[SEP]", "[PAD]"))
     assert len(batch.tokens[2]) == 4  # which of the pair it cuts is the tokenizer's affair
     assert batch.truncated.tolist() == [1, 0, 3]
@@ -182,14 +173,12 @@ def test_pieces_get_berts_special_tokens() -> None:
         ("[CLS]", "film", "##s", "[SEP]", "a", "[SEP]"),
     )
     assert batch.ids.tolist() == [[2, 4, 7, 3, 0, 0], [2, 5, 6, 3, 4, 3]]
-    assert batch.types is not None
     assert batch.types.tolist() == [[0] * 6, [0, 0, 0, 0, 1, 1]]
     assert batch.words is None
 
 
 def test_pieces_are_cut_off_the_longer_text() -> None:
     batch = embgrad.encode([("films a plot", "a plot"), "a"], Pieces(), max_length=6)
-    assert batch.tokens is not None
     assert batch.tokens[0] == ("[CLS]", "film", "[SEP]", "a", "plot", "[SEP]")
     assert batch.truncated.tolist() == [3, 0]
     with pytest.raises(embgrad.BatchError, match="max_length is 2: expected room for 3 special tokens"):
@@ -200,7 +189,6 @@ def test_pieces_are_cut_off_the_longer_text() -> None:
 def test_a_callable_that_returns_ids(wrap: Any) -> None:
     batch = embgrad.encode(["ab", "abc"], lambda text: wrap(letters(text)))
     assert batch.ids.tolist() == [[1, 2, 0], [1, 2, 3]]
-    assert batch.mask is not None
     assert batch.mask.tolist() == [[1, 1, 0], [1, 1, 1]]
     assert batch.types is batch.tokens is batch.words is None
 
@@ -224,7 +212,6 @@ def test_a_callable_that_returns_a_padded_dict(keys: tuple[str, str, str]) -> No
 
     batch = embgrad.encode(["ab", ("ab", "c")], preprocess, pad_id=9)
     assert batch.ids.tolist() == [[1, 2, 9], [1, 2, 3]]
-    assert batch.types is not None
     assert batch.types.tolist() == [[0, 0, 0], [0, 0, 1]]
     assert embgrad.encode(["ab"], lambda text: {keys[0]: letters(text)}).types is None
 

@@ -114,7 +114,7 @@ def test_invalid_paths_are_refused(path: Any) -> None:
 
 def test_the_arguments_of_save_in_the_wrong_order() -> None:
     with pytest.raises(embgrad.EmbgradError, match=r"the path comes second, embgrad\.save\(results, path\)"):
-        embgrad.save("g.safetensors", result())  # type: ignore[arg-type]
+        embgrad.save("g.safetensors", result())
 
 
 def test_a_table_that_all_examples_share_comes_back() -> None:
@@ -211,4 +211,4 @@ def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert path.is_fifo()
-    assert not embgrad.load(tmp_path / "g.safetensors").values.any()  # type: ignore[union-attr]
+    assert not embgrad.load(tmp_path / "g.safetensors").values.any()
