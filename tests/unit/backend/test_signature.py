@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.backend.arguments import named_arguments
+from embgrad.backend.cotangents import compute_dtype
 from embgrad.backend.signature import CallPlan, as_parts, parameters_of, plan_call, plan_mapping
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch
@@ -271,3 +273,19 @@ def test_ids_alone_go_to_a_parameter_that_does_not_say_so() -> None:
         expect_plan(planned(function, as_batch(IDS)), [IDS], {})
     expect_plan(planned(takes_ids, as_batch({"input_ids": IDS})), [IDS], {})
     expect_plan(planned(takes_more, FULL), [IDS, MASK], {}, ("types",))
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+def test_arguments_go_by_the_parameters_names() -> None:
+    parameters = _parameters(lambda ids, mask=None, **more: None)
+    assert named_arguments(parameters, (1,), {"mask": 2, "other": 3}) == {"ids": 1, "mask": 2, "more": {"other": 3}}
+    assert named_arguments(parameters, (1, 2, 3), {}) is None
+
+
+def test_the_compute_dtype_is_the_coarsest_that_shows() -> None:
+    assert compute_dtype(["float32", "bfloat16"], iter(["float64"])) == "bfloat16"
+    assert compute_dtype([], iter(["float64", "float16"])) == "float64"
+    assert compute_dtype([], []) == "float32"

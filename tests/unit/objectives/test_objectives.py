@@ -543,3 +543,11 @@ def test_labels_of_the_batchs_own_shape_are_no_decoder() -> None:
     np.testing.assert_allclose(Logit(2).evaluate(output, batch)[0], (output[..., 2] * RIGHT).sum(1))
     one_an_example = with_further(labels=[0, 1, 2])
     np.testing.assert_allclose(Logit(2).evaluate(output, one_an_example)[0], (output[..., 2] * RIGHT).sum(1))
+
+
+def test_probabilities_computed_in_bfloat16_may_sum_to_a_little_more_than_one() -> None:
+    """Such as these of a softmax in TensorFlow."""
+    output = np.array([[0.0869140625, 0.890625, 0.0283203125]])
+    values, cotangent = embgrad.CrossEntropy([1], of="probabilities").evaluate(output, embgrad.TokenBatch([[1]]))
+    np.testing.assert_allclose(values, -np.log([0.890625]))
+    np.testing.assert_allclose(cotangent, [[0, -1 / 0.890625, 0]])
