@@ -278,6 +278,21 @@ def test_a_wrong_gradient_by_the_positions_is_found(at: str) -> None:
         certificate(lambda model, input_ids: layered(model, input_ids, lambda g: 1.1 * g), at=at)
 
 
+def looked_up(table: Tensor, ids: np.ndarray, change: Wrong) -> Tensor:
+    """A lookup of which the framework gives the table another gradient than the sum."""
+
+    def back(g: np.ndarray) -> np.ndarray:
+        whole = np.zeros_like(table.value)
+        np.add.at(whole, ids, change(g))
+        return whole
+
+    def compute() -> Tensor:
+        return Tensor(table.value[ids], [(table, back)])
+
+    observer = observing.get()
+    return compute() if observer is None else observer.at_lookup(table, ids, compute)
+
+
 def half_more(rows: np.ndarray) -> np.ndarray:
     return rows * 1.5
 
@@ -293,19 +308,7 @@ def test_a_wrong_gradient_of_the_table_is_found(wrong: Wrong, said: str, options
     """The lookup's own gradient is right; the gradient that the framework makes of it for the table is not."""
 
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
-        table = model["E"]
-
-        def back(g: np.ndarray) -> np.ndarray:
-            whole = np.zeros_like(table.value)
-            whole[input_ids] = wrong(g)
-            return whole
-
-        def compute() -> Tensor:
-            return Tensor(table.value[input_ids], [(table, back)])
-
-        observer = observing.get()
-        rows = compute() if observer is None else observer.at_lookup(table, input_ids, compute)
-        return classify(model, rows)
+        return classify(model, looked_up(model["E"], input_ids, wrong))
 
     message = rf"'word' and the framework's own gradient of the table differ by {said}\d* \(relative\)"
     with pytest.raises(embgrad.CertificationError, match=message):
@@ -495,21 +498,6 @@ def test_an_example_that_cannot_be_tested_is_listed() -> None:
     assert certificate(forward, dtype="float32", split=True).untested == (1,)
 
 
-def frequent(table: Tensor, ids: np.ndarray, factors: Any) -> Tensor:
-    """A lookup of which the framework gives the table another gradient than the sum."""
-
-    def back(g: np.ndarray) -> np.ndarray:
-        whole = np.zeros_like(table.value)
-        np.add.at(whole, ids, g * factors(ids))
-        return whole
-
-    def compute() -> Tensor:
-        return Tensor(table.value[ids], [(table, back)])
-
-    observer = observing.get()
-    return compute() if observer is None else observer.at_lookup(table, ids, compute)
-
-
 def over_times(ids: np.ndarray) -> np.ndarray:
     return np.asarray(1.0 / np.bincount(ids.ravel())[ids][..., None])
 
@@ -524,7 +512,8 @@ def test_the_certificate_says_why_the_table_gradient_is_not_a_sum(factors: Any, 
     ids = np.array([[7, 7, 7, 1], [9, 4, 7, 3]])
 
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
-        hidden = (frequent(model["E"], input_ids, factors) @ model["W"]).tanh().mean(1)
+        rows = looked_up(model["E"], input_ids, lambda g: g * factors(input_ids))
+        hidden = (rows @ model["W"]).tanh().mean(1)
         return hidden @ (model["E"].swap(0, 1) if with_head else model["H"])
 
     actual = certificate(forward, embgrad.Logit(1), batch=ids)

@@ -72,10 +72,7 @@ def test_other_labels_are_no_warning() -> None:
         of_labels(np.where(np.arange(10).reshape(2, 5) == 2, IDS, -100)) == []
     )  # one position alone may be so by chance
     assert of_labels((IDS + 1) % VOCAB) == []
-
-
-def test_labels_of_a_text_of_one_token_may_be_shifted() -> None:
-    same = np.full((2, 5), 7)
+    same = np.full((2, 5), 7)  # of one token: they may be shifted
     assert of_labels(np.concatenate([same[:, 1:], np.full((2, 1), -100)], axis=1), same) == []
 
 

@@ -146,41 +146,27 @@ def test_gpt2_without_dropout_uses_the_input_of_its_first_layer() -> None:
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (2, 3), (3, 2), (1, 3), (2, 1)])
-def test_t5_has_two_stacks_of_one_class(encoder: int, decoder: int) -> None:
+@pytest.mark.parametrize("name", ["T5", "BART"])
+def test_an_encoder_and_a_decoder_in_two_modules(name: str, encoder: int, decoder: int) -> None:
     trace = Trace(BATCH)
 
     def run(side: str, count: int, ids: np.ndarray) -> Value:
         def body(_: Value) -> Value:
             x = trace.table("shared", ids)
-            x = stack(trace, f"{side}.block", trace.same(f"{side}.dropout", "Dropout", x), count, "T5Block")
-            return trace.new(f"{side}.final_layer_norm", "LayerNorm", x)
-
-        return trace.module(side, "T5Stack", body, None)
-
-    run("encoder", encoder, IDS)
-    run("decoder", decoder, IDS + 20)
-    assert layers_of(trace) == outputs("encoder.block", encoder)
-    assert trace.roles["word"] == "shared#0"
-
-
-@pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (2, 3), (1, 3), (3, 1)])
-def test_barts_stacks_are_of_two_classes(encoder: int, decoder: int) -> None:
-    trace = Trace(BATCH)
-
-    def run(side: str, kind: str, count: int, ids: np.ndarray) -> Value:
-        def body(_: Value) -> Value:
-            trace.table("shared", ids)
-            trace.table(f"{side}.embed_positions", POSITIONS + 2)
-            x = trace.new(f"{side}.layernorm_embedding", "LayerNorm", trace.hidden())
-            return stack(trace, f"{side}.layers", x, count, kind)
+            if name == "BART":
+                trace.table(f"{side}.positions", POSITIONS + 2)
+                x = trace.new(f"{side}.norm", "LayerNorm", trace.hidden())
+            return stack(trace, f"{side}.layers", x, count, "T5Block" if name == "T5" else f"{side}Layer")
 
         return trace.module(side, "Stack", body, None)
 
-    run("encoder", "EncoderLayer", encoder, IDS)
-    run("decoder", "DecoderLayer", decoder, IDS + 20)
+    run("encoder", encoder, IDS)
+    run("decoder", decoder, IDS + 20)
     assert layers_of(trace) == outputs("encoder.layers", encoder)
-    assert trace.roles["position"] == "encoder.embed_positions#0"
-    assert trace.roles["embeddings"] == "encoder.layernorm_embedding:output#0"
+    assert trace.roles["word"] == "shared#0"
+    if name == "BART":
+        assert trace.roles["position"] == "encoder.positions#0"
+        assert trace.roles["embeddings"] == "encoder.norm:output#0"
 
 
 @pytest.mark.parametrize("dims", [(8, 8, 16), (8, 16)])

@@ -181,6 +181,16 @@ def traced(work: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
+def memory_of_a_refusal(read: Callable[[], Any], message: str = "") -> int:
+    """Return the most bytes that were held at once while a file was refused with this message."""
+
+    def attempt() -> None:
+        with pytest.raises(embgrad.FileFormatError, match=message):
+            read()
+
+    return traced(attempt)
+
+
 @given(st.sampled_from(sorted(SOUND)), st.lists(CHANGES, min_size=1, max_size=4), st.booleans())
 @settings(max_examples=200)
 def test_changed_files_are_read_as_the_library_reads_them(name: str, changes: Any, repaired: bool) -> None:
@@ -246,14 +256,10 @@ CLAIMS = {
 @pytest.mark.parametrize("name", CLAIMS)
 def test_false_headers_are_refused_with_a_reason_in_little_memory(name: str) -> None:
     data, why = CLAIMS[name]
+    message = f"is not a complete safetensors file: .*{why}.*write or fetch it again"
     for read in (embgrad.load, read_tensors):
-
-        def attempt(read: Callable[[Path], Any] = read) -> None:
-            message = f"is not a complete safetensors file: .*{why}.*write or fetch it again"
-            with pytest.raises(embgrad.FileFormatError, match=message):
-                in_a_file(data, read)
-
-        assert traced(attempt) < 2**20 + 30 * len(data)
+        used = memory_of_a_refusal(lambda read=read: in_a_file(data, read), message)
+        assert used < 2**20 + 30 * len(data)
 
 
 def test_shapes_are_read_without_the_arrays(tmp_path: Path) -> None:
@@ -278,13 +284,8 @@ def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", MOST_HEADER + 1))
         file.truncate(2**40)  # of which nothing is on the disk
-
-    def attempt() -> None:
-        message = f"header is {MOST_HEADER + 1} bytes long, more than the limit of {MOST_HEADER}"
-        with pytest.raises(embgrad.FileFormatError, match=message):
-            embgrad.load(path)
-
-    assert traced(attempt) < 2**20
+    message = f"header is {MOST_HEADER + 1} bytes long, more than the limit of {MOST_HEADER}"
+    assert memory_of_a_refusal(lambda: embgrad.load(path), message) < 2**20
 
 
 BOMBS = {
@@ -302,12 +303,7 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_header_takes_thirty_times_its_length_at_most(name: str) -> None:
     header = BOMBS[name]
-
-    def attempt() -> None:
-        with pytest.raises(embgrad.FileFormatError):
-            in_a_file(packed(header), embgrad.load)
-
-    used = traced(attempt)
+    used = memory_of_a_refusal(lambda: in_a_file(packed(header), embgrad.load))
     assert 2 * len(header) < used < 30 * len(header), "the bombs do go off, and the stated bound holds"
 
 
