@@ -51,6 +51,7 @@ def model(function: Any = forward) -> ReferenceModel:
 
 def slope(logits: Tensor, labels: np.ndarray = LABELS) -> np.ndarray:
     """The cotangent of the mean cross-entropy, as a user's loss has it."""
+    labels = labels[: len(logits.value)]
     return (logits.softmax().value - np.eye(CLASSES)[labels]) / len(labels)
 
 
@@ -289,8 +290,7 @@ def test_positions_that_equal_the_ids_in_a_later_step() -> None:
     built, ids = model(single), np.array([[0, 1, 2]])
     with embgrad.capture(built) as tap:
         for item in (IDS[:1], ids):
-            logits = built(item)
-            pull_back([(logits, slope(logits, LABELS[:1]))], [built["E"]])
+            step(built, item)
     assert [item.provenance["path"] for item in tap.steps] == ["E#0", "E#0"]
     np.testing.assert_array_equal(tap.steps[1].activations, WEIGHTS["E"][ids])
 
@@ -301,8 +301,7 @@ def test_positions_that_equal_the_ids_in_the_first_step() -> None:
     with pytest.raises(embgrad.AmbiguousPointError, match="'word' fits 2 lookups"), embgrad.capture(built):
         built(ids)
     with embgrad.capture(built, at="E") as tap:
-        logits = built(ids)
-        pull_back([(logits, slope(logits, LABELS[:1]))], [built["E"]])
+        step(built, ids)
     assert tap.steps[0].provenance["path"] == "E#0"
 
 
@@ -332,8 +331,7 @@ def test_ids_of_one_text_without_an_axis_of_examples() -> None:
 
     built = model(flat)
     with embgrad.capture(built) as tap:
-        logits = built(IDS[0])
-        pull_back([(logits, slope(logits, LABELS[:1]))], [built["E"]])
+        step(built, IDS[0])
     assert tap.steps[0].shape == (1, 3, DIM)
 
 

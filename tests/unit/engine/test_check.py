@@ -202,13 +202,13 @@ def test_padding_is_tested_with_the_chosen_treatment() -> None:
     batch = embgrad.TokenBatch(IDS, [[1, 1], [1, 0], [1, 1]])
     for pads in ("keep", "zero"):
         assert all(slope.holds for slope in certificate(masked, batch=batch, pads=pads).slopes)
+
+    def masked_wrongly(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        return classify(model, Tensor(rows.value, [(rows, lambda g: g * 1.5)]))
+
     with pytest.raises(embgrad.CertificationError):
         certificate(masked_wrongly, batch=batch, pads="zero")
-
-
-def masked_wrongly(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-    rows = lookup(model["E"], input_ids)
-    return classify(model, Tensor(rows.value, [(rows, lambda g: g * 1.5)]))
 
 
 WRONG: dict[str, Wrong] = {

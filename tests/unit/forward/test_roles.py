@@ -58,34 +58,6 @@ def test_bert_in_batches_of_every_shape(shape: tuple[int, int]) -> None:
         assert roles["layer.2"] == "encoder.layer.2:output#0"
 
 
-def test_albert_calls_one_layer_repeatedly_and_projects_what_it_embeds() -> None:
-    trace = Trace(BATCH, dim=8)
-
-    def embed(_: Value) -> Value:
-        trace.table("embeddings.word_embeddings", IDS, dim=4)
-        trace.table("embeddings.token_type_embeddings", np.zeros_like(IDS), dim=4)
-        trace.table("embeddings.position_embeddings", POSITIONS, dim=4)
-        return trace.new("embeddings.LayerNorm", "LayerNorm", trace.hidden(2, 5, 4), dim=4)
-
-    x = trace.module("embeddings", "Embeddings", embed, None)
-    x = trace.new("encoder.projection", "Linear", x)
-    for _ in range(3):
-        x = trace.module("encoder.group.0", "Group", lambda x: stack(trace, "encoder.group.0.layer", x, 1), x)
-    assert layers_of(trace) == [f"encoder.group.0:output#{number}" for number in range(3)]
-    assert trace.roles["embeddings"] == "embeddings:output#0"
-
-
-def test_deberta_with_a_convolution_behind_its_first_layer() -> None:
-    trace = Trace(BATCH)
-    x = bert_embeddings(trace)
-    first = encoder_layer(trace, "encoder.layer.0", x)
-    x = trace.new("encoder.conv", "ConvLayer", x)  # of the embeddings, and added to the first layer
-    assert first is not x
-    for number in (1, 2):
-        x = encoder_layer(trace, f"encoder.layer.{number}", x)
-    assert layers_of(trace) == outputs("encoder.layer", 3)
-
-
 def test_roberta_offsets_its_positions_and_gives_pads_a_row_of_their_own() -> None:
     ids = np.array([[7, 9, 8, 1, 1], [3, 4, 5, 6, 2]])
     positions = np.array([[2, 3, 4, 1, 1], [2, 3, 4, 5, 6]])

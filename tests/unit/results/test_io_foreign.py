@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import tempfile
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 import embgrad
 from embgrad.results.file_format import FORMAT
 from embgrad.results.row_sparse import RowSparse
+from tests.unit.results.test_io_hostile import memory_of_a_refusal
 from tests.unit.stored import IDS, TABLES, everything, expect_refused_or_sound, expect_same_bits, result, saved_bytes
 
 Change = Callable[[dict[str, Any], dict[str, Any]], "dict[str, str] | None"]
@@ -231,28 +231,10 @@ def test_empty_arrays_of_huge_shapes_take_no_memory(tmp_path: Path) -> None:
     header = f'{{"__metadata__":{{"embgrad":{json.dumps(json.dumps(described))}}},{told}}}'
     path = tmp_path / "g.safetensors"
     path.write_bytes(with_header(header))
-    tracemalloc.start()
-    try:
-        with pytest.raises(embgrad.FileFormatError, match="with one of each at least"):
-            embgrad.load(path)
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()
+    assert memory_of_a_refusal(lambda: embgrad.load(path), "with one of each at least") < 2**24
 
 
 WHOLE = saved_bytes({"word": everything(), "layer.-1": result(vocab=None)})
-HEADER = struct.unpack("<Q", WHOLE[:8])[0] + 8
-
-
-TEXT = WHOLE[8:HEADER].decode()
-PIECES = [*b'- 9 0 null [] {} " \\" , NaN Infinity 1e999 true'.split(), b"9" * 400, b""]
-
-
-@given(st.integers(8, HEADER - 1), st.integers(0, 12), st.sampled_from(PIECES))
-@settings(max_examples=400)
-def test_edited_headers(start: int, length: int, piece: bytes) -> None:
-    header = WHOLE[8:start] + piece + WHOLE[start + length : HEADER]
-    expect_refused_or_sound(struct.pack("<Q", len(header)) + header + WHOLE[HEADER:])
 
 
 JSON = st.recursive(
@@ -297,4 +279,3 @@ def test_the_file_of_the_properties_is_sound_and_complete(tmp_path: Path) -> Non
     assert isinstance(actual, dict)
     expect_same_bits(everything(), actual["word"])
     assert isinstance((actual["word"].tables or ())[0], RowSparse)
-    assert '"certificate\\"' in TEXT
