@@ -141,7 +141,6 @@ def test_an_invalid_max_length_is_refused(wrong: Any) -> None:
 
 @pytest.mark.parametrize("given", ["types", "labels"])
 def test_an_invalid_input_is_not_reported_as_too_long(given: str) -> None:
-
     def picky(model: Any, input_ids: np.ndarray, token_type_ids: Any = None, labels: Any = None) -> Tensor:
         for value in (token_type_ids, labels):
             if value is not None and (np.asarray(value) > 1).any():
@@ -190,7 +189,6 @@ def test_errors_of_the_progress_function_propagate(options: Any) -> None:
 
 
 def test_errors_of_an_objective_under_split_propagate() -> None:
-
     def fixed(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
         if len(input_ids) != 3:
             raise ValueError("three examples")

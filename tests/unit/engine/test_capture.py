@@ -186,7 +186,6 @@ def test_forward_passes_of_different_lengths_in_one_step(at: str) -> None:
 
 
 def test_forward_passes_with_incompatible_shapes_are_refused() -> None:
-
     def attending(model: Any, input_ids: Any) -> Tensor:
         rows = lookup(model["E"], input_ids)
         scores = model.module("scores", lambda x: x @ model[f"keys.{input_ids.shape[1]}"], rows)

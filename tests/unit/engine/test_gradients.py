@@ -364,7 +364,6 @@ def test_pads_of_a_point_without_positions_cannot_be_zeroed() -> None:
 
 
 def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
-
     def packed(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         longest = int(attention_mask.sum(1).max())
         share = (attention_mask / attention_mask.sum(1, keepdims=True))[:, :longest, None]

@@ -46,7 +46,6 @@ def ids(examples: int, positions: int) -> np.ndarray:
 
 @pytest.mark.parametrize("of_time", [False, True])
 def test_types_that_are_the_ids_by_chance_and_the_same_either_way(of_time: bool) -> None:
-
     def forward(model: Any, input_ids: np.ndarray, token_type_ids: np.ndarray) -> Any:
         ids, types = (input_ids.T, token_type_ids.T) if of_time else (input_ids, token_type_ids)
         hidden = (lookup(model["E"], ids) + lookup(model["T"], types)).tanh()
@@ -101,11 +100,8 @@ def test_two_examples_suffice_to_locate_points(passes: list[Any], shape: tuple[i
 def test_several_points_take_one_pass(passes: list[Any]) -> None:
     embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at=["word", "layer.0", "layer.-1"])
     assert passes == [("points", (2, 4)), ("run", (6, 4))]
-
-
-def test_the_word_takes_no_pass_of_its_own(passes: list[Any]) -> None:
     embgrad.gradients(model(), ids(6, 4), OBJECTIVE)
-    assert passes == [("run", (6, 4))]
+    assert passes[2:] == [("run", (6, 4))]
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (5, 5)])

@@ -74,7 +74,6 @@ def test_anything_but_one_point_name_is_refused(at: Any) -> None:
 
 @pytest.mark.parametrize("ids", [[[3, 5, 7], [2, 9, 0]], [[3, 5, 7], [2, 9, 1]]])
 def test_a_lookup_of_other_indices_is_refused(ids: Any) -> None:
-
     def with_positions(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         rows = lookup(model["E"], input_ids) + lookup(model["places"], np.arange(3)[None])
         return (rows * Tensor((attention_mask / 3)[..., None])).sum(1)

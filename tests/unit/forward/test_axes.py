@@ -144,7 +144,6 @@ def test_a_square_batch_that_a_model_takes_only_whole() -> None:
 
 
 def test_a_square_batch_of_which_a_model_takes_no_part() -> None:
-
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
         return model.module("layer.0", lambda x: x * Tensor(np.ones((3, 3, 1))), lookup(model["E"], input_ids)).sum(1)
 

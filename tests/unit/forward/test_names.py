@@ -221,15 +221,6 @@ def test_a_near_name_of_a_layer_and_of_a_module() -> None:
 
 
 @pytest.mark.parametrize("role", ["position", "type"])
-def test_roles_that_a_llama_lacks(role: str) -> None:
-    trace = Trace(BATCH)
-    stack(trace, "layers", trace.table("embed_tokens", IDS), 2)
-    message = rf"'{role}': the model makes no lookup by {role}.*expected one of 'word', 'embeddings', 'layer.0'"
-    with pytest.raises(embgrad.UnknownPointError, match=message):
-        named(trace, role)
-
-
-@pytest.mark.parametrize("role", ["position", "type"])
 def test_roles_that_cannot_be_identified_in_a_batch_of_one_position(role: str) -> None:
     trace = Trace(embgrad.TokenBatch(IDS[:, :1]))
     trace.lookup("table", IDS[:, :1])

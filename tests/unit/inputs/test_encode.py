@@ -202,7 +202,6 @@ def test_a_callable_that_returns_ids(wrap: Any) -> None:
     ],
 )
 def test_a_callable_that_returns_a_padded_dict(keys: tuple[str, str, str]) -> None:
-
     def preprocess(*texts: str) -> dict[str, Any]:
         ids = [number for text in texts for number in letters(text)]
         types = [number for number, text in enumerate(texts) for _ in text]

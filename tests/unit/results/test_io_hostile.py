@@ -179,7 +179,7 @@ def traced(work: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
-def memory_of_a_refusal(read: Callable[[], Any], message: str = "") -> int:
+def memory_of_a_refusal(read: Callable[[], Any], message: str | None = None) -> int:
     """Return the most bytes that were held at once while a file was refused with this message."""
 
     def attempt() -> None:
