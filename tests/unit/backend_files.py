@@ -1,4 +1,4 @@
-"""Reads the source of the backends: their files, who imports whom, and which private names of a framework they use."""
+"""The source of the backends: their files, their imports, and the private names of frameworks that they use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts and configurations that mean harm, and what is expected of who meets them."""
+"""Hostile texts and configurations, and what is expected of the code that reads them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ TEXTS: dict[str, str] = {
 
 
 def expect_harmless(shown: str, lines: bool = False) -> None:
-    """It does nothing to a terminal or to the text around it, and can be written in UTF-8."""
+    """Expect that a text has no effect on a terminal or the text around it, and can be encoded in UTF-8."""
     shown.encode("utf-8")
     allowed = set("\u200c\u200d\n" if lines else "\u200c\u200d")
     blanks = {one for one in set(shown) if one.isspace() and unicodedata.category(one) == "Zs"}

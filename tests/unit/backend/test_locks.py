@@ -19,13 +19,13 @@ class Model:
 
 
 class Slotted:
-    """An object to which there are no weak references."""
+    """An object without weak references."""
 
     __slots__ = ()
 
 
 def free_for_another_thread(parts: Any) -> bool:
-    """Whether another thread could take the parts' locks now."""
+    """Return whether another thread can take the parts' locks now."""
     taken = threading.Event()
 
     def take() -> None:

@@ -16,7 +16,7 @@ from tests.unit.refusals import refused
 
 
 class FakeEntryPoint:
-    """An entry point that loads what it is given, or raises it."""
+    """An entry point that loads an object, or raises it."""
 
     def __init__(
         self, name: str, loads: Any = None, value: str = "", distribution: str | None = "some-package"
@@ -33,7 +33,7 @@ class FakeEntryPoint:
 
 
 def backend(name: str, owned: type | None = None, package: str = "numpy", **members: Any) -> type:
-    """A backend that owns the instances of a type."""
+    """Return a backend class that owns the instances of a type."""
     shape = {
         "name": name,
         "package": package,
@@ -54,7 +54,7 @@ class Model:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What `entry_points` finds."""
+    """Return the list of entry points that the registry discovers."""
     points: list[Any] = []
     monkeypatch.setattr(registry, "entry_points", lambda group: list(points) if group == registry.GROUP else [])
     embgrad.refresh_backends()
@@ -192,7 +192,7 @@ def test_anything_but_a_model_is_refused(model: Any) -> None:
 
 
 def of_package(package: str, name: str = "Model") -> Any:
-    """An object whose class says that it comes from a package."""
+    """Return an object whose class comes from a package."""
     base = type("Base", (), {"__module__": f"{package}.deep.inside"})
     return type(name, (base,), {"__module__": "__main__"})()
 

@@ -18,7 +18,7 @@ from embgrad.backend.trace_check import Trial
 
 
 class Model:
-    """Gives its factor."""
+    """A model that returns its factor."""
 
     factor = 2.0
 
@@ -40,7 +40,7 @@ class Print:
 
 
 class Maker:
-    """Makes traces that hold the model's factor; counts what it does."""
+    """A maker of traces that hold the model's factor; it records its calls."""
 
     def __init__(self, model: Model, wrong: str = "") -> None:
         self.done: list[str] = []

@@ -37,7 +37,7 @@ from tests.unit.results.test_io_hostile import (
 
 
 class BuiltError(Exception):
-    """A model would have been built."""
+    """The error of a backend that is asked to build a model."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__("built")
@@ -54,7 +54,7 @@ def _building_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def handed_on(folder: Path) -> dict[str, Any]:
-    """What of the configuration reaches the framework."""
+    """Return the settings that reach the framework."""
     with pytest.raises(BuiltError) as caught:
         embgrad.load_bert(folder, "fake")
     return caught.value.config
@@ -246,7 +246,7 @@ def test_weights_that_do_not_fit_are_not_read(tmp_path: Path) -> None:
 
 
 class Unpickled:
-    """Unpickled it makes a file."""
+    """An object that makes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -33,7 +33,7 @@ CONFIG = {
 
 
 def shape_of(name: str) -> tuple[int, ...]:
-    """As BERT's paper has them, Linear's weights as (outputs, inputs)."""
+    """Return the shape of a weight in BERT, with a linear map's as (outputs, inputs)."""
     if name.endswith("_embeddings.weight"):
         return (
             dict(zip(("word", "position", "token"), ROWS.values(), strict=True))[name.split(".")[1].split("_")[0]],
@@ -54,7 +54,7 @@ def example_weights() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """A backend `fake` whose BERT is this dict of weights, two of them transposed."""
+    """Return the weights of the BERT that the backend `fake` builds, two of them transposed."""
     model: dict[str, np.ndarray] = {}
 
     def bert(config: Any) -> tuple[Any, list[WeightTarget]]:
@@ -130,7 +130,7 @@ def test_shards(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
 
 
 def write_bfloat16(path: Path, weights: dict[str, np.ndarray]) -> None:
-    """By hand, since NumPy has no such type: the upper halves of float32."""
+    """Write the upper halves of float32 by hand, since NumPy has no bfloat16."""
     header, data = {}, b""
     for name, value in weights.items():
         halves = (value.view(np.uint32) >> 16).astype(np.uint16).tobytes()

@@ -33,7 +33,7 @@ def test_a_name_as_long_as_the_system_lets_it_be(tmp_path: Path) -> None:
 
 
 class Failing:
-    """A file that takes half of what it is given, and then fails."""
+    """A file that writes half of the data, and then fails."""
 
     def __init__(self, file: Any, error: BaseException) -> None:
         self.file, self.error = file, error

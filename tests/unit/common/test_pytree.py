@@ -14,7 +14,7 @@ from embgrad.common.pytree import every, first, mapped, with_first
 
 
 class Tensor:
-    """What is looked for; equality and truth have no meaning, as with arrays."""
+    """A tensor without equality and truth, as arrays."""
 
     def __eq__(self, other: object) -> bool:
         raise AssertionError("tensors are told by identity")
@@ -55,7 +55,7 @@ def is_tensor(value: object) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two nests are alike, tensors being told by identity."""
+    """Return whether two nests are equal, with tensors compared by identity."""
     if is_tensor(one) or is_tensor(other):
         return one is other
     if type(one) is not type(other):

@@ -31,7 +31,7 @@ every = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 
 
 def marked(text: str) -> embgrad.EmbeddingGradients:
-    """A result that holds the text wherever one may hold any."""
+    """Return a result that holds the text in every field that can hold text."""
     provenance = {
         "backend": text,
         "model": f"{text}.{text}",
@@ -46,7 +46,7 @@ def marked(text: str) -> embgrad.EmbeddingGradients:
 
 
 def stacked(text: str) -> int:
-    """The most marks on one letter."""
+    """Return the largest number of marks on one letter."""
     most = run = 0
     for character in text:
         run = run + 1 if unicodedata.category(character) in ("Mn", "Me") else 0

@@ -32,13 +32,13 @@ def model(forward: Callable[..., Any]) -> ReferenceModel:
 
 
 def by_table(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
-    """Looks its positions up, as GPT-2 does."""
+    """Look the positions up, as GPT-2 does."""
     rows = lookup(model["E"], input_ids) + lookup(model["P"], np.arange(input_ids.shape[1])[None])
     return rows.tanh().mean(1) @ model["W"]
 
 
 def by_buffer(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
-    """Cuts a buffer of positions, as BERT does, and fails where that is too short, before it looks anything up."""
+    """Slice a buffer of positions, as BERT does, which fails before any lookup if the buffer is too short."""
     positions = np.broadcast_to(np.arange(MOST)[None, : input_ids.shape[1]], input_ids.shape)
     return (lookup(model["E"], input_ids) + lookup(model["P"], positions)).tanh().mean(1) @ model["W"]
 
@@ -157,7 +157,7 @@ def test_an_invalid_input_is_not_reported_as_too_long(given: str) -> None:
 def with_decoder(
     model: Any, input_ids: np.ndarray, attention_mask: Any = None, decoder_input_ids: Any = None
 ) -> Tensor:
-    """Makes decoder ids of the encoder's where there are none, as BART does, or fails."""
+    """Make decoder ids from the encoder's if there are none, as BART does, or fail."""
     if decoder_input_ids is None and (model.strict or input_ids.shape[1] > MOST):
         raise RuntimeError("no decoder ids")
     return by_table(model, input_ids)

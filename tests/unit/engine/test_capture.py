@@ -50,13 +50,13 @@ def model(function: Any = forward) -> ReferenceModel:
 
 
 def slope(logits: Tensor, labels: np.ndarray = LABELS) -> np.ndarray:
-    """The cotangent of the mean cross-entropy, as a user's loss has it."""
+    """Return the cotangent of the mean cross-entropy."""
     labels = labels[: len(logits.value)]
     return (logits.softmax().value - np.eye(CLASSES)[labels]) / len(labels)
 
 
 def step(built: ReferenceModel, *batches: Any, rate: float = 0.1, **options: Any) -> None:
-    """One step of a user's loop: a loss over all the batches, a backward pass, an update."""
+    """Run one training step: a loss over all the batches, a backward pass, an update."""
     outputs = [built(batch, **options) for batch in batches]
     parameters = list(built.parameters.values())
     gradients = pull_back([(logits, slope(logits)) for logits in outputs], parameters)
@@ -281,7 +281,7 @@ def test_a_model_that_calls_itself_is_one_pass() -> None:
 
 
 def single(model: Any, input_ids: np.ndarray) -> Tensor:
-    """Positions looked up in the shape of the ids of one text."""
+    """Look up positions in the shape of the ids of one text."""
     return (lookup(model["pos"], np.arange(3)[None]) + lookup(model["E"], input_ids)).tanh().sum(1) @ model["H"]
 
 
@@ -359,7 +359,7 @@ def test_a_capture_without_a_gradient_is_an_error() -> None:
 
 
 def by_the_head(built: ReferenceModel) -> None:
-    """A step that does not go by the lookup."""
+    """Run a backward pass to the head alone."""
     logits = built(IDS)
     pull_back([(logits, slope(logits))], [built["H"]])
 
@@ -469,7 +469,7 @@ def test_a_capture_is_opened_once() -> None:
 
 
 def embed_and_pool(built: ReferenceModel) -> None:
-    """A step by parts of the model, whose own `forward` is not called."""
+    """Run a step through children of the model, without its own `forward`."""
     rows = built.module("embed", lambda ids: lookup(built["E"], ids), IDS)
     logits = built.module("pool", lambda x: x.sum(1).tanh(), rows) @ built["H"]
     pull_back([(logits, slope(logits))], [built["E"]])

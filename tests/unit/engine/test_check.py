@@ -34,7 +34,7 @@ def classify(model: Any, x: Tensor) -> Tensor:
 
 
 def layered(model: Any, input_ids: np.ndarray, wrong: Wrong | None = None) -> Tensor:
-    """Positions, two layers, and between them what may have a wrong pullback."""
+    """Run two layers, and between them an operation that may have a wrong pullback."""
 
     def layer(x: Tensor) -> Tensor:
         return x + (x @ model["W"]).tanh()
@@ -73,7 +73,7 @@ def centred(model: Any, input_ids: np.ndarray) -> Tensor:
 
 
 def saturated(model: Any, input_ids: np.ndarray) -> Tensor:
-    """The objective does depend on the lookup, with the gradient zero."""
+    """Depend on the lookup with a gradient of zero."""
     return classify(model, lookup(model["E"], input_ids) * 1e4)
 
 
@@ -279,7 +279,7 @@ def test_a_wrong_gradient_by_the_positions_is_found(at: str) -> None:
 
 
 def looked_up(table: Tensor, ids: np.ndarray, change: Wrong) -> Tensor:
-    """A lookup of which the framework gives the table another gradient than the sum."""
+    """Return a lookup for which the table's gradient is another than the sum."""
 
     def back(g: np.ndarray) -> np.ndarray:
         whole = np.zeros_like(table.value)
@@ -298,14 +298,14 @@ def half_more(rows: np.ndarray) -> np.ndarray:
 
 
 def one_entry_less(rows: np.ndarray) -> np.ndarray:
-    """By 1 %, the largest."""
+    """Return the rows with the largest entry less by 1 %."""
     return np.where(np.abs(rows) == np.abs(rows).max(), 0.99, 1) * rows
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32", "scales": {"H": 1e-27}}, {"dtype": "float32"}])
 @pytest.mark.parametrize(("wrong", "said"), [(half_more, r"0\.33"), (one_entry_less, r"0\.00")])
 def test_a_wrong_gradient_of_the_table_is_found(wrong: Wrong, said: str, options: dict[str, Any]) -> None:
-    """The lookup's own gradient is right; the gradient that the framework makes of it for the table is not."""
+    """The gradient of the lookup is right; the gradient of the table is not."""
 
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
         return classify(model, looked_up(model["E"], input_ids, wrong))
@@ -379,7 +379,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def kinked(model: Any, input_ids: np.ndarray, wrong: Wrong = lambda g: g) -> Tensor:
-    """Two layers of ReLU and a maximum over positions."""
+    """Run two layers of ReLU and a maximum over positions."""
     rows = lookup(model["E"], input_ids)
     hidden = relu(Tensor(rows.value, [(rows, wrong)]) @ model["A"] + model["a"])
     hidden = relu(hidden @ model["B"])
@@ -447,7 +447,7 @@ def test_lower_precision_inside_the_model_is_not_reported_as_an_error() -> None:
 
 
 def weighed(factors: list[float]) -> Any:
-    """A forward pass whose backward pass multiplies each example's gradient."""
+    """Return a forward pass whose backward pass multiplies each example's gradient."""
 
     def broken(model: Any, input_ids: np.ndarray) -> Tensor:
         rows = lookup(model["E"], input_ids)

@@ -61,7 +61,7 @@ def siamese(model: Any, input_ids: np.ndarray, hypothesis: np.ndarray) -> Tensor
 
 
 def centred(model: Any, input_ids: np.ndarray) -> Tensor:
-    """Examples meet: each is given less the mean of the batch, as in batch norm."""
+    """Subtract the mean of the batch, as in batch norm, so that examples interact."""
     hidden = lookup(model["E"], input_ids).mean(1)
     return (hidden + hidden.mean(0) * -1.0).tanh() @ model["W"]
 
@@ -71,7 +71,7 @@ def gradients(forward: Callable[..., Any] = mean, batch: Any = IDS, objective: A
 
 
 def expected_of_mean(ids: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """On paper: softmax less one-hot, back through W, the mean and the tanh."""
+    """Return the closed form: softmax less one-hot, back through W, the mean and the tanh."""
     hidden = np.tanh(WEIGHTS["E"][ids])
     logits = hidden.mean(1) @ WEIGHTS["W"]
     slope = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - np.eye(CLASSES)[list(labels)]
@@ -277,7 +277,7 @@ def test_a_lookup_that_all_examples_share_beside_others_and_in_micro_batches() -
 
 
 def expected_of_positional() -> np.ndarray:
-    """On paper, as `expected_of_mean`, for each example's own sum of row and position."""
+    """Return the closed form, as `expected_of_mean`, for the sum of each row and its position."""
     hidden = np.tanh(WEIGHTS["E"][IDS] + WEIGHTS["P"][:3])
     logits = hidden.mean(1) @ WEIGHTS["W"]
     slope = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - np.eye(CLASSES)[LABELS]
@@ -299,7 +299,7 @@ def test_split_where_examples_meet() -> None:
 
 
 class _Only(embgrad.CrossEntropy):
-    """The cross-entropy of one example; nothing of the others."""
+    """The cross-entropy of one example, and zero for the others."""
 
     def __init__(self, labels: Sequence[int], example: int) -> None:
         super().__init__(labels)
@@ -526,7 +526,7 @@ def test_padding_of_a_second_lookup_is_reported_or_zeroed() -> None:
 
 
 class Holder:
-    """A pipeline, say: no model, and holds one, with a tokenizer."""
+    """An object that holds a model and a tokenizer, such as a pipeline."""
 
     def __init__(self, model: Any, **others: Any) -> None:
         self.model = model
@@ -554,7 +554,7 @@ def test_an_object_that_holds_a_model_and_a_tokenizer() -> None:
 
 
 class Vocabulary:
-    """As little of a tokenizer as names ids."""
+    """A tokenizer that can only name ids."""
 
     def id_to_token(self, number: int) -> str | None:
         return chr(96 + number) if 0 < number < 10 else None
@@ -567,9 +567,7 @@ def test_a_tokenizer_beside_ids_names_the_tokens() -> None:
         np.testing.assert_array_equal(result.values, gradients(mean, batch).values)
     named = embgrad.TokenBatch(IDS, tokens=[["x", "y", "z"]] * 2)
     assert gradients(mean, named, tokenizer=Vocabulary()).tokens == named.tokens
-    message = (
-        "the tokenizer, a Vocabulary, has no token for the id 11: expected the tokenizer that made the ids. Leave the"
-    )
+    message = "the tokenizer, a Vocabulary, has no token for the id 11: expected the tokenizer that made the ids"
     with pytest.raises(embgrad.BatchError, match=message):
         gradients(mean, [[3, 11]], embgrad.Sum(), tokenizer=Vocabulary())
 

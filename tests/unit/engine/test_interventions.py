@@ -29,7 +29,7 @@ SHAPES = {**dict.fromkeys(POINTS, (EXAMPLES, POSITIONS, DIM)), "position": (POSI
 
 
 def forward(model: Any, input_ids: np.ndarray) -> Tensor:
-    """Words and positions, three layers that return tuples and dicts, a pool, a head; examples do not meet."""
+    """Run words and positions, three layers that return tuples and dicts, a pool and a head; examples do not interact."""
 
     def embed(ids: np.ndarray) -> dict[str, Any]:
         rows = lookup(model["E"], ids) + lookup(model["pos"], np.arange(ids.shape[1])[None])

@@ -19,7 +19,7 @@ OBJECTIVE = embgrad.Projection([1.0, -2.0, 0.5])
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, int]]]:
-    """What was run of each batch, in order."""
+    """Return a list that records the passes of the backend, with the shape of each batch."""
     made: list[tuple[str, tuple[int, int]]] = []
     points, run = ReferenceBackend.points, ReferenceBackend.run
 
@@ -188,7 +188,7 @@ def test_a_model_that_uses_more_layers_for_more_examples(passes: list[Any], at: 
 
 
 class Turning:
-    """A function of a model that looks the ids up in another table when told to, or in both."""
+    """A forward function that looks the ids up in the tables that are named."""
 
     def __init__(self) -> None:
         self.tables = ["E"]

@@ -24,14 +24,14 @@ METHODS: Final = {"Golden.check": "golden"}
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public functions."""
+    """Yield the public functions."""
     for name in embgrad.__all__:
         if inspect.isfunction(getattr(embgrad, name)):
             yield name, getattr(embgrad, name)
 
 
 def takes_a_model(function: Callable[..., Any]) -> bool:
-    """Whether one of its parameters is a model, or models."""
+    """Return whether one of its parameters is a model, or models."""
     return any(name.startswith("model") for name in inspect.signature(function).parameters)
 
 

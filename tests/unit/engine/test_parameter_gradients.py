@@ -197,8 +197,6 @@ def test_training_draws_the_random_numbers_of_a_plain_forward_pass() -> None:
 
 
 def test_a_value_that_is_no_array_cannot_be_substituted_for_a_weight() -> None:
-    message = (
-        r"value for the weight 'b' is \[\[1, 2\], \[3\]\], which is no array \(.*\): expected real numbers of the shape"
-    )
+    message = r"value for the weight 'b' is \[\[1, 2\], \[3\]\], which is no array \(.*\): expected real numbers"
     with pytest.raises(embgrad.EmbgradError, match=message), substituted(model(), {"b": [[1, 2], [3]]}):
         raise AssertionError("nothing is written")

@@ -17,7 +17,7 @@ POSITIONS = np.arange(3)[None]
 
 
 def arrangements(ids: np.ndarray) -> list[tuple[np.ndarray, bool]]:
-    """The ways in which models look up ids, each with whether the position comes first."""
+    """Return the arrangements in which models look ids up, each with whether the position comes first."""
     return [
         (ids, False),
         (ids.reshape(-1), False),

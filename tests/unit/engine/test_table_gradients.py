@@ -40,7 +40,7 @@ def untied(model: Any, input_ids: np.ndarray) -> Tensor:
 
 
 def twice(model: Any, input_ids: np.ndarray) -> Tensor:
-    """The ids and their neighbours, looked up in one table, which is the head too."""
+    """Look the ids and their neighbours up in one table, which is the head too."""
     rows = lookup(model["E"], input_ids) * lookup(model["E"], (input_ids + 1) % VOCAB)
     return hidden(model, rows) @ model["E"].swap(0, 1)
 
@@ -51,7 +51,7 @@ def same(model: Any, input_ids: np.ndarray) -> Tensor:
 
 
 def penalised(model: Any, input_ids: np.ndarray) -> Tensor:
-    """A penalty on the table, and no way by the lookup."""
+    """Add a penalty on the table, and detach the lookup."""
     rows = lookup(model["E"], input_ids).detach()
     return hidden(model, rows) @ model["F"].swap(0, 1) + (model["E"] * model["E"]).sum(1)
 

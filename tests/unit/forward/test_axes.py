@@ -24,7 +24,7 @@ def seen_lookup(indices: Any) -> Lookup:
 
 
 def expect_inverse(arrangement: Arrangement) -> None:
-    """What is seen, put back, is the tensor itself."""
+    """Expect that the native axes of the public layout are the tensor itself."""
     tensor = np.arange(float(np.prod(arrangement.native))).reshape(arrangement.native)
     seen = arrangement.to_user_axes(tensor)
     assert seen.shape == arrangement.shape
@@ -78,7 +78,7 @@ def random(*shape: int) -> np.ndarray:
 
 
 def recurrent(turned: bool) -> ReferenceModel:
-    """Two layers on (position, example) or (example, position), with positions of a table of their own."""
+    """Return a model of two layers on (position, example) or (example, position), with a table of positions."""
 
     def forward(model: Any, input_ids: np.ndarray) -> Tensor:
         places = np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape)
@@ -96,7 +96,7 @@ def recurrent(turned: bool) -> ReferenceModel:
 
 
 def weights_of(shape: tuple[int, int], turned: bool) -> np.ndarray:
-    """Another weight for each example and position, so that nothing is symmetric."""
+    """Return a different weight for each example and position, so that nothing is symmetric."""
     weights = np.arange(1.0, shape[0] * shape[1] + 1).reshape(shape)[..., None]
     return np.asarray(weights.swapaxes(0, 1)) if turned else weights
 

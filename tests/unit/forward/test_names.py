@@ -23,7 +23,7 @@ def named(trace: Trace, name: str) -> tuple[Point, bool]:
 
 
 def simple(*paths: str) -> Trace:
-    """Positions in `positions`, then the ids in each path."""
+    """Return a trace that looks up positions in `positions`, then the ids in each path."""
     trace = Trace(BATCH)
     trace.lookup("positions", np.arange(5)[None])
     for path in paths or ("table",):
@@ -186,9 +186,7 @@ def test_blocks_that_are_no_layers_are_named() -> None:
 
 @pytest.mark.parametrize("number", [3, 4, 10, -4, -5, -40])
 def test_a_layer_out_of_range(number: int) -> None:
-    message = (
-        rf"no point 'layer.{number}': the model has 3 layers: expected layer.0 to layer.2, or layer.-1 for the last"
-    )
+    message = rf"no point 'layer.{number}': the model has 3 layers: expected layer.0 to layer.2, or layer.-1"
     with pytest.raises(embgrad.UnknownPointError, match=re.escape(message)):
         named(bert(BATCH), f"layer.{number}")
 

@@ -18,11 +18,11 @@ POSITIONS = np.arange(3)[None]
 
 
 class Value:
-    """What stands for a tensor; weak references to it are possible."""
+    """A stand-in for a tensor."""
 
 
 def run_modules(watch: PassRecorder, *calls: tuple[str, str]) -> list[tuple[str | None, str | None]]:
-    """Modules called one behind the other, each on what the one before it gave; the keys at entering and leaving."""
+    """Call modules in a chain, and return the keys of their inputs and outputs."""
     value, keys = Value(), []
     for path, kind in calls:
         entered = watch.enter(path, kind, value, (2, 3, 4))
@@ -60,9 +60,7 @@ def test_an_id_outside_the_table_is_named(arrange: int, wrong: int) -> None:
             PassRecorder(batch, ["word"]).see("table", indices, 10, 4)
         return
     expected = float(np.float32(wrong)) if indices.dtype.kind == "f" else wrong
-    message = (
-        rf"id {expected} at example 1, position 2 is outside the table: table 'table' has 10 rows: expected 0 to 9"
-    )
+    message = rf"id {expected} at example 1, position 2 is outside the table: .* 10 rows: expected 0 to 9"
     with pytest.raises(embgrad.BatchError, match=message):
         PassRecorder(batch, ["word"]).see("table", indices, 10, 4)
 
@@ -75,9 +73,7 @@ def test_several_ids_outside_the_table_are_counted() -> None:
 
 
 def test_an_index_of_the_models_own_outside_the_table() -> None:
-    message = (
-        r"index 2 \(at \(0, 2\) of indices of shape \(1, 3\)\).*table 'positions' has 2 rows.*longer than the model"
-    )
+    message = r"index 2 \(at \(0, 2\) of indices of shape \(1, 3\)\).*'positions' has 2 rows.*longer than the model"
     with pytest.raises(embgrad.BatchError, match=message):
         PassRecorder(BATCH, ["word"]).see("positions", POSITIONS, 2, 4)
     with pytest.raises(embgrad.BatchError, match="index nan"):

@@ -498,7 +498,7 @@ def test_bare_ids_stay_bare(ids: Any) -> None:
 
 
 class Encoding:
-    """As the library `tokenizers` gives them."""
+    """An encoding of the library `tokenizers`."""
 
     def __init__(self, ids: list[int], words: list[int | None]) -> None:
         self.ids, self.word_ids = ids, words
@@ -507,7 +507,7 @@ class Encoding:
 
 
 class BatchEncoding(collections.UserDict):
-    """As Hugging Face's: a mapping, with encodings beside it."""
+    """A mapping with encodings beside it, as Hugging Face's."""
 
     encodings: Any = None
 

@@ -17,7 +17,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
-    """BERT's: WordPiece with [CLS] and [SEP], trained on three sentences."""
+    """Return a tokenizer as BERT's: WordPiece with [CLS] and [SEP], trained on three sentences."""
     built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     built.train_from_iterator(
@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def byte_level() -> Tokenizer:
-    """GPT-2's: byte-pair encoding without special tokens."""
+    """Return a tokenizer as GPT-2's: byte-pair encoding without special tokens."""
     built = Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     built.train_from_iterator(SENTENCES, trainers.BpeTrainer(vocab_size=60, show_progress=False))
@@ -39,7 +39,7 @@ def byte_level() -> Tokenizer:
 
 
 class Pieces:
-    """As little of a BERT tokenizer as is asked for: it splits, and numbers the pieces."""
+    """A BERT tokenizer that can only split and number the pieces."""
 
     vocabulary = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "film", "##s", "plot")
 
@@ -267,7 +267,7 @@ def test_arguments_that_are_refused(arguments: dict[str, Any], fragments: list[s
 
 
 class _Spaces:
-    """A pre-tokenizer that is written in Python, which the library cannot write down."""
+    """A pre-tokenizer in Python, which the library cannot serialise."""
 
     def pre_tokenize(self, text: Any) -> None:
         text.split(lambda _, part: part.split(" ", "removed"))

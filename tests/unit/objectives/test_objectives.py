@@ -34,7 +34,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def expect_cotangent_is_slope(objective: Objective, output: np.ndarray, batch: TokenBatch = BATCH) -> None:
-    """Each entry of the cotangent against a central difference of the summed values."""
+    """Expect that each entry of the cotangent is a central difference of the summed values."""
     values, cotangent = objective.evaluate(output, batch)
     assert values.shape == (len(batch),)
     assert values.dtype == cotangent.dtype == np.float64

@@ -14,7 +14,7 @@ from tests.unit.stored import IDS, result
 
 
 def marked(tokens: list[str], numbers: list[int] | None = None, mask: list[int] | None = None) -> Any:
-    """A result of one example with these tokens, whose gradients are the unit vectors of positions 1, 2, 3, …"""
+    """Return a result of one example with these tokens, and gradients of 1, 2, 3, …"""
     size = len(tokens)
     return result(
         np.float64,

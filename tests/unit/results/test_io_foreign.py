@@ -25,7 +25,7 @@ Change = Callable[[dict[str, Any], dict[str, Any]], "dict[str, str] | None"]
 
 
 def rewritten(folder: Path, change: Change, results: Any) -> Path:
-    """A saved result whose arrays and description were changed by hand."""
+    """Save results, change the arrays and the description of the file, and return its path."""
     path = folder / "g.safetensors"
     embgrad.save(results, path)
     arrays = safetensors.numpy.load_file(path)
@@ -212,7 +212,7 @@ def with_header(header: str, data: bytes = b"") -> bytes:
 
 
 def packed(arrays: dict[str, Any], metadata: dict[str, str]) -> bytes:
-    """A safetensors file, put together by hand: the oldest safetensors writes no complex numbers."""
+    """Return a safetensors file by hand, since the oldest safetensors cannot write complex numbers."""
     header: dict[str, Any] = {"__metadata__": metadata}
     data = b""
     for name, value in arrays.items():

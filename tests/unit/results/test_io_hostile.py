@@ -41,7 +41,7 @@ def packed(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
 
 
 def of_every_type() -> bytes:
-    """A file with an array of each type, and empty and scalar ones, by hand."""
+    """Return a file with an array of each type, and empty and scalar ones, by hand."""
     random, entries, data = np.random.default_rng(0), {}, b""
     for number, kind in enumerate(TYPES):
         shape = [(2, 3), (4,), (), (0, 5)][number % 4]
@@ -68,7 +68,7 @@ def in_a_file(data: bytes, read: Callable[[Path], Any]) -> Any:
 
 
 def by_the_library(data: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
-    """What safetensors' own reader finds; None where it refuses."""
+    """Return what safetensors' own reader finds, or None if it refuses the file."""
     try:
         actual = safetensors.deserialize(data)
     except safetensors.SafetensorError:
@@ -88,7 +88,7 @@ def bits_of(array: np.ndarray, kind: str) -> bytes:
 
 
 def expect_as_the_library(data: bytes) -> None:
-    """Ours takes what the library takes, to the bit, but for what is stated; and nothing that the library refuses."""
+    """Expect that embgrad reads what the library reads, to the bit, apart from the stated exceptions, and nothing else."""
     ours, theirs = by_embgrad(data), by_the_library(data)
     if ours is None:
         assert theirs is None or _for_a_reason(data), "it is refused, and nothing is wrong with it"
@@ -106,7 +106,7 @@ def expect_as_the_library(data: bytes) -> None:
 
 @functools.cache
 def _library_has_complex() -> bool:
-    """Whether safetensors knows complex numbers, as its older versions do not."""
+    """Return whether this version of safetensors knows complex numbers."""
     try:
         return bool(safetensors.numpy.save({"a": np.zeros(1, np.complex64)}))
     except safetensors.SafetensorError:
@@ -114,7 +114,7 @@ def _library_has_complex() -> bool:
 
 
 def _for_a_reason(data: bytes) -> bool:
-    """Whether the header is one that safetensors takes, and embgrad refuses: names twice, other types, odd entries."""
+    """Return whether embgrad alone refuses the header: a name twice, other types, odd entries."""
     pairs: list[Any] = []
 
     def kept(item: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ CHANGES = st.one_of(
 
 
 def changed(data: bytes, changes: list[tuple[str, float, Any]], *, repaired: bool) -> bytes:
-    """The file with these changes; repaired where the header's length is put right, so that what lies behind is still found."""
+    """Return the file with these changes; `repaired` corrects the header's length."""
     length = struct.unpack("<Q", data[:8])[0]
     header, rest = bytearray(data[8 : 8 + length]), bytearray(data[8 + length :])
     for number, (kind, where, what) in enumerate(changes):
@@ -169,7 +169,7 @@ def changed(data: bytes, changes: list[tuple[str, float, Any]], *, repaired: boo
 
 
 def traced(work: Callable[[], Any]) -> int:
-    """The most bytes that Python and NumPy held at once, the second time, when all is there that is made once."""
+    """Return the most bytes that Python and NumPy held at once, in a second run, after all caches are filled."""
     work()
     tracemalloc.start()
     try:
@@ -318,7 +318,7 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch:
 
 
 def at_once(work: Callable[[], Any]) -> Any:
-    """What the work gives or raises; it fails where the work waits for something."""
+    """Return what a function returns, or raise what it raises; fail if it blocks."""
     actual: list[Any] = []
 
     def run() -> None:
@@ -475,7 +475,7 @@ def test_streams_part_long_texts_so_that_each_shard_can_be_read(
 
 
 def test_a_process_of_little_memory_refuses_them_all(tmp_path: Path) -> None:
-    """The claims again, where the system itself would stop who takes memory for them."""
+    """The system itself limits the memory of the process."""
     for number, (data, _) in enumerate(CLAIMS.values()):
         (tmp_path / f"{number}.safetensors").write_bytes(data)
     code = """
