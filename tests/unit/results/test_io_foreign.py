@@ -74,16 +74,13 @@ DEEP = '{"format": 1, "provenance": ' + '{"a":' * 100_000 + "1" + "}" * 100_001
 
 RESULT: list[tuple[Change, str]] = [
     (lambda arrays, description: {"other": "x"}, FOREIGN),
-    (metadata("{"), FOREIGN),
-    (metadata("[1]"), FOREIGN),
-    (metadata('{"format": "x"}'), FOREIGN),
-    (metadata('{"format": Infinity}'), FOREIGN),
-    (metadata('{"format": true}'), FOREIGN),
-    (metadata('{"format": 0}'), FOREIGN),
-    (metadata('{"format": ' + "9" * 5000 + "}"), FOREIGN),
-    (metadata('{"format": 1, "format": 1}'), FOREIGN),
-    (metadata(DEEP), FOREIGN),
-    (metadata("[" * 100_000), FOREIGN),
+    *(
+        (metadata(text), FOREIGN)
+        for text in (
+            *("{", "[1]", '{"format": "x"}', '{"format": Infinity}', '{"format": true}', '{"format": 0}'),
+            *('{"format": ' + "9" * 5000 + "}", '{"format": 1, "format": 1}', DEEP, "[" * 100_000),
+        )
+    ),
     (field("format", FORMAT + 1), f"has format {FORMAT + 1}, and this embgrad reads up to {FORMAT}: install"),
     (removing("arrays", "activations"), r"lacks the arrays \['activations'\]; write or"),
     (removing("arrays", "objective"), r"lacks the arrays \['objective'\]"),
@@ -113,23 +110,18 @@ RESULT: list[tuple[Change, str]] = [
     (array("before", np.zeros((2, 3), np.float32)), r"before of shape \(2, 3\)"),
     (array("objective", np.zeros((2, 3))), r"an objective of shape \(2, 3\): expected \(example,\)"),
     (array("objective", np.zeros(2, np.float32)), "objective of dtype float32: expected float64"),
-    (field("vocab", "many"), "a vocab of 'many'"),
-    (field("vocab", float("inf")), "a vocab of inf"),
-    (field("vocab", 10.0), "a vocab of 10.0"),
-    (field("vocab", True), "a vocab of True"),
-    (field("vocab", 0), "a vocab of 0"),
+    *((field("vocab", vocab), f"a vocab of {vocab!r}") for vocab in ("many", float("inf"), 10.0, True, 0)),
     (field("vocab", 10**30), "a vocab of 10+: expected the number of the table's rows"),
-    (field("pad_leak", None), "says pad_leak None"),
-    (field("pad_leak", "0"), "says pad_leak '0': expected a finite number"),
-    (field("pad_leak", -1.0), "says pad_leak -1.0"),
-    (field("pad_leak", float("nan")), "says pad_leak nan"),
-    (field("pad_leak", float("inf")), "says pad_leak inf"),
+    *(
+        (field("pad_leak", leak), f"says pad_leak {leak!r}: expected a finite")
+        for leak in (None, "0", -1.0, np.nan, np.inf)
+    ),
     (field("pad_leak", 10**400), "says pad_leak 1"),
     (field("tokens", [["a"], ["b"]]), r"tokens that are not one for each of the ids, whose shape is \(2, 3\)"),
-    (field("tokens", ["abc", "abc"]), "tokens that are not one"),
-    (field("tokens", [["a", "b", "c"], "abc"]), "tokens that are not one"),
-    (field("tokens", {"a": 1, "b": 2}), "tokens that are not one"),
-    (field("tokens", 3), "tokens that are not one"),
+    *(
+        (field("tokens", tokens), "tokens that are not one")
+        for tokens in (["abc", "abc"], [["a", "b", "c"], "abc"], {"a": 1, "b": 2}, 3)
+    ),
     (field("tokens", [["a", "b", "c"], ["a", "b", 3]]), "holds the token 3: expected text"),
     (field("provenance", 3), "holds 3 as provenance: expected an object"),
     (field("provenance", None), "holds None as provenance"),
@@ -137,11 +129,14 @@ RESULT: list[tuple[Change, str]] = [
     (field("provenance", {"objective": "Sum"}), r"'Sum' as provenance\['objective'\]"),
     (field("provenance", {"objective": {"class": ["Sum"]}}), r"as provenance\['objective'\]"),
     (field("provenance", {"versions": {"torch": 2}}), r"as provenance\['versions'\]: expected text by library"),
-    (field("certificate", 3), "an invalid certificate"),
-    (field("certificate", NOTHING | {"slopes": [3]}), "an invalid certificate"),
-    (field("certificate", NOTHING | {"slopes": [{**SLOPE, "found": "1"}]}), "an invalid certificate"),
-    (field("certificate", NOTHING | {"slopes": [{**SLOPE, "more": 1}]}), "an invalid certificate"),
-    (field("certificate", NOTHING | {"scatter": "1"}), "an invalid certificate"),
+    *(
+        (field("certificate", certificate), "an invalid certificate")
+        for certificate in (
+            3,
+            *(NOTHING | {"slopes": [slope]} for slope in (3, {**SLOPE, "found": "1"}, {**SLOPE, "more": 1})),
+            NOTHING | {"slopes": [SLOPE], "scatter": "1"},
+        )
+    ),
     (field("format", 2), "lists no results"),
 ]
 SPLIT: list[tuple[Change, str]] = [
