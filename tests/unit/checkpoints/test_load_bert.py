@@ -63,7 +63,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
         for name in bert_names(config["num_hidden_layers"]):
             transposed = name in TRANSPOSED
             shape = shape_of(name)[::-1] if transposed else shape_of(name)
-            put = partial(_put, model, name)
+            put = partial(model.__setitem__, name)
             targets.append(WeightTarget(name, shape, put, f"native.{name}", transposed))
         return model, targets
 
@@ -72,10 +72,6 @@ def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     discovery = registry.Discovery({"fake": fake, "unable": unable}, {})
     monkeypatch.setattr(registry, "_discovered", lambda: discovery)
     return model
-
-
-def _put(model: dict[str, np.ndarray], name: str, value: np.ndarray) -> None:
-    model[name] = value
 
 
 def write(folder: Path, weights: dict[str, np.ndarray], config: Any = CONFIG) -> Path:

@@ -354,14 +354,13 @@ def test_a_capture_without_a_gradient_is_an_error() -> None:
     with pytest.raises(embgrad.NoGradientError, match=message), embgrad.capture(built):
         built(IDS)
     assert built.around is None
+
+    def pull_back_to_the_head() -> None:
+        logits = built(IDS)
+        pull_back([(logits, slope(logits))], [built["H"]])
+
     with pytest.raises(embgrad.NoGradientError, match=message), embgrad.capture(built):
-        by_the_head(built)
-
-
-def by_the_head(built: ReferenceModel) -> None:
-    """Run a backward pass to the head alone."""
-    logits = built(IDS)
-    pull_back([(logits, slope(logits))], [built["H"]])
+        pull_back_to_the_head()
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, embgrad.BatchError])

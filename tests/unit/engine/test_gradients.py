@@ -282,8 +282,10 @@ def expected_of_positional() -> np.ndarray:
 
 
 def test_split_where_examples_meet() -> None:
-    together, split = gradients(centred), gradients(centred, split=True)
-    each = [gradients(centred, IDS, _Only(LABELS, example)) for example in range(2)]
+    vectors = np.random.default_rng(3).normal(size=(2, CLASSES))
+    objective, *alone = (embgrad.Projection(vectors * part) for part in (1, [[1], [0]], [[0], [1]]))
+    together, split = gradients(centred, IDS, objective), gradients(centred, IDS, objective, split=True)
+    each = [gradients(centred, IDS, one_example) for one_example in alone]
     for example in range(2):
         np.testing.assert_allclose(split.values[example], each[example].values[example], atol=1e-14)
         np.testing.assert_allclose(
@@ -293,19 +295,6 @@ def test_split_where_examples_meet() -> None:
     assert not np.allclose(split.values, together.values)
     assert split.provenance["split"]
     np.testing.assert_array_equal(split.objective, together.objective)
-
-
-class _Only(embgrad.CrossEntropy):
-    """The cross-entropy of one example, and zero for the others."""
-
-    def __init__(self, labels: Sequence[int], example: int) -> None:
-        super().__init__(labels)
-        self.example = example
-
-    def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:
-        values, cotangent = super().evaluate(output, batch)
-        alone = np.arange(len(values)) == self.example
-        return values * alone, cotangent * alone[:, None]
 
 
 def test_pads_are_zeroed_in_every_pullback() -> None:

@@ -187,31 +187,25 @@ def test_a_model_that_uses_more_layers_for_more_examples(passes: list[Any], at: 
     np.testing.assert_array_equal(actual.values, expected.values)
 
 
-class Turning:
-    """A forward function that looks the ids up in the tables that are named."""
+def test_the_remembered_word_lookup_is_verified() -> None:
+    tables, random = ["E"], np.random.default_rng(0)
 
-    def __init__(self) -> None:
-        self.tables = ["E"]
-
-    def __call__(self, built: Any, input_ids: np.ndarray) -> Any:
-        rows = [lookup(built[name], input_ids) for name in self.tables]
+    def forward(built: Any, input_ids: np.ndarray) -> Any:
+        rows = [lookup(built[name], input_ids) for name in tables]
         return {"logits": (rows[0] if len(rows) == 1 else rows[0] + rows[1]).mean(1) @ built["W"]}
 
-
-def test_the_remembered_word_lookup_is_verified() -> None:
-    turning, random = Turning(), np.random.default_rng(0)
     weights = {"E": random.normal(size=(50, 4)), "F": random.normal(size=(50, 4)), "W": random.normal(size=(4, 3))}
-    built, batch = ReferenceModel(turning, weights), ids(6, 4)
+    built, batch = ReferenceModel(forward, weights), ids(6, 4)
 
     def asked() -> embgrad.EmbeddingGradients:
         return embgrad.gradients(built, batch, OBJECTIVE, add={"word": 0.5})
 
     for _ in range(2):
         for name in ("E", "F"):
-            turning.tables = [name]
+            tables[:] = [name]
             actual = asked()
             assert actual.provenance["path"] == f"{name}#0"
             np.testing.assert_array_equal(actual.activations, weights[name][batch] + 0.5)
-        turning.tables = ["E", "F"]
+        tables[:] = ["E", "F"]
         with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 lookups"):
             asked()
