@@ -61,7 +61,7 @@ def handed_on(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_nothing_is_built_of_a_configuration_that_does_not_fit(tmp_path: Path, name: str) -> None:
+def test_a_configuration_that_does_not_fit_builds_nothing(tmp_path: Path, name: str) -> None:
     changes, message = CONFIGURATIONS[name]
     write(tmp_path, example_weights(), {**CONFIG, **changes})
     began = time.monotonic()
@@ -109,7 +109,7 @@ def test_a_bert_of_the_usual_size_fits_its_configuration(tmp_path: Path) -> None
             expect_fitting({}, {**shapes, name: (*shape, 1)}, tmp_path)
 
 
-def test_what_makes_no_bert_is_left_aside(tmp_path: Path) -> None:
+def test_fields_that_no_bert_has_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, example_weights(), {**CONFIG, **ASIDE})
     assert handed_on(tmp_path) == CONFIG
     kept = {
@@ -185,7 +185,7 @@ def test_folders_without_regular_files_are_refused(tmp_path: Path, name: str, ma
         at_once(lambda: embgrad.load_bert(tmp_path, "fake"))
 
 
-def test_links_in_a_folder(tmp_path: Path) -> None:
+def test_symbolic_links_in_a_folder_are_followed(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     write(tmp_path / "blobs", example_weights())
     (tmp_path / "snapshot").mkdir()
@@ -219,7 +219,7 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path: Path, shard: Any) ->
     assert caught.value.message.isprintable()
 
 
-def test_a_weight_in_two_shards(tmp_path: Path) -> None:
+def test_a_weight_in_two_shards_is_refused(tmp_path: Path) -> None:
     write(tmp_path, example_weights())
     for name in ("a", "b"):
         safetensors.numpy.save_file(example_weights(), tmp_path / f"{name}.safetensors")
@@ -286,7 +286,7 @@ def test_pickles_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {Path(name).name for name in read if str(tmp_path) in name} == {"config.json", "model.safetensors"}
 
 
-def test_extra_files_are_passed_over(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, example_weights())
     for name in ("modeling_bert.py", "setup.py", "__init__.py", "conftest.py"):
         (tmp_path / name).write_text("raise SystemExit('it was run')")

@@ -188,7 +188,7 @@ def test_streams_without_regular_files_are_refused(tmp_path: Path, make: Callabl
 
 @unix
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("../other"), in_a_circle])
-def test_a_lock_that_is_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_lock_that_is_no_regular_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     (tmp_path / "s").mkdir()
     make(tmp_path / "s" / ".lock")
     with refused(embgrad.FileFormatError, ".lock is not a regular file: expected the one that embgrad.stream makes"):

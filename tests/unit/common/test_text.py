@@ -98,7 +98,7 @@ def test_control_characters_are_escaped(text: str, shown: str) -> None:
 
 
 @every
-def test_results_and_comparisons_print(text: str) -> None:
+def test_results_and_comparisons_print_hostile_text(text: str) -> None:
     item = marked(text)
     comparison = embgrad.compare(
         item, replace(times(item, 3), provenance={**item.provenance, "compute_dtype": "float32"})
@@ -115,7 +115,7 @@ def test_results_and_comparisons_print(text: str) -> None:
 
 
 @every
-def test_errors_print(text: str, tmp_path: Path) -> None:
+def test_errors_print_hostile_text(text: str, tmp_path: Path) -> None:
     item, other = marked(text), times(result([["[CLS]", "a", "b", "c"]]), 2)
     other = replace(other, provenance={"versions": {"numpy": text}, "embgrad": text})
     golden = embgrad.golden(tmp_path / "g.safetensors")
@@ -141,7 +141,7 @@ def test_errors_print(text: str, tmp_path: Path) -> None:
 
 
 @every
-def test_errors_on_files_print(text: str, tmp_path: Path) -> None:
+def test_errors_on_files_print_hostile_text(text: str, tmp_path: Path) -> None:
     path = tmp_path / "g.safetensors"
     plain = {"format": 1, "tokens": None, "vocab": None, "pad_leak": 0.0, "provenance": {}}
     array = np.zeros((1, 1, 1), np.float32)
@@ -168,7 +168,7 @@ def test_errors_on_files_print(text: str, tmp_path: Path) -> None:
 
 
 @every
-def test_a_page_holds_it_as_text(text: str) -> None:
+def test_a_page_shows_hostile_text_as_text(text: str) -> None:
     item = marked(text)
     points = {text or "word": item, "layer.0": item, text + "2": item}
     comparison = replace(embgrad.compare(item, times(item, 2)), notes=(text,), advice=text, labels=(text, text))
@@ -193,7 +193,7 @@ def test_a_page_holds_it_as_text(text: str) -> None:
 
 
 @every
-def test_a_notebook_holds_it_as_text(text: str) -> None:
+def test_a_notebook_shows_hostile_text_as_text(text: str) -> None:
     item = marked(text)
     comparison = replace(embgrad.compare(item, times(item, 2)), notes=(text,), advice=text, labels=(text, text))
     for shown in (item, comparison, embgrad.Comparisons({text: comparison, text + "2": comparison})):
@@ -205,7 +205,7 @@ def test_a_notebook_holds_it_as_text(text: str) -> None:
 
 
 @every
-def test_files_give_it_back(text: str, tmp_path: Path) -> None:
+def test_files_preserve_hostile_text(text: str, tmp_path: Path) -> None:
     item = marked(text)
     embgrad.save({text: item, text + "x": item}, tmp_path / "g.safetensors", durable=True)
     actual = embgrad.load(tmp_path / "g.safetensors")
@@ -221,7 +221,7 @@ def test_files_give_it_back(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency"])
-def test_streams_give_it_back(keep: str, tmp_path: Path) -> None:
+def test_streams_preserve_hostile_text(keep: str, tmp_path: Path) -> None:
     given, pieces = list(TEXTS.values()), Pieces(lambda text: [text, "x"])
     for folder in (tmp_path / "a", tmp_path / "a"):  # and again, where nothing is left to do
         run = embgrad.stream(model(), given, embgrad.Sum(), tokenizer=pieces, batch_size=4, to=folder, keep=keep)

@@ -305,7 +305,7 @@ def test_a_header_takes_thirty_times_its_length_at_most(name: str) -> None:
     assert 2 * len(header) < used < 30 * len(header), "the bombs do go off, and the stated bound holds"
 
 
-def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_could_not_be_read_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "g.safetensors"
     path.write_bytes(b"before")
     message = f"header of .* bytes or more.*at most {MOST_HEADER} can be read.*fewer examples"
@@ -360,7 +360,7 @@ unix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no 
 
 @unix
 @pytest.mark.parametrize("make", NO_FILES)
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_irregular_files_are_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "g.safetensors")
     readers: list[Callable[[Path], Any]] = [
         embgrad.load,
@@ -454,9 +454,7 @@ def test_paths_that_no_file_has(tmp_path: Path) -> None:
         embgrad.load(tmp_path / ("x" * 5000))
 
 
-def test_streams_part_long_texts_so_that_each_shard_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_split_long_texts_among_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from embgrad.streaming import writer
 
     kept = result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f")))
