@@ -281,7 +281,7 @@ def expected_of_positional() -> np.ndarray:
     return np.asarray((slope @ WEIGHTS["W"].T)[:, None] / 3 * (1 - hidden**2))
 
 
-def test_split_where_examples_meet() -> None:
+def test_split_where_examples_interact() -> None:
     vectors = np.random.default_rng(3).normal(size=(2, CLASSES))
     objective, *alone = (embgrad.Projection(vectors * part) for part in (1, [[1], [0]], [[0], [1]]))
     together, split = gradients(centred, IDS, objective), gradients(centred, IDS, objective, split=True)

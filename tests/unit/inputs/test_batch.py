@@ -203,9 +203,7 @@ def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
         ({"convention": None}, ["convention is None", "expected one of 'huggingface'"]),
         ({"convention": np.array(["ids", "tfhub"])}, ["convention is array", "expected one of 'huggingface'"]),
         ({"mask_is_bool": "no"}, ["mask_is_bool is 'no': expected True or False"]),
-        ({"extras": [1, 2]}, ["extras is [1, 2]: expected a dict"]),
-        ({"extras": "ab"}, ["extras is 'ab': expected a dict"]),
-        ({"extras": {3: 4}}, ["extras is {3: 4}: expected a dict"]),
+        *(({"extras": extras}, [f"extras is {extras!r}: expected a dict"]) for extras in ([1, 2], "ab", {3: 4})),
         ({"extras": {"input_ids": IDS}}, ["holds 'input_ids', the name of the batch's own ids", "as ids=..., or"]),
         ({"mask": RIGHT, "extras": {"attention_mask": IDS}}, ["'attention_mask', the name of the batch's own mask"]),
         ({"convention": "tfhub", "extras": {"input_type_ids": IDS}}, ["batch's own types in the convention 'tfhub'"]),
@@ -528,10 +526,10 @@ def test_encodings_beside_the_ids_give_tokens_and_words() -> None:
     ("given_as", "fragments"),
     [
         ("a film", ["the batch is raw text", "pass tokenizer=...", "embgrad.encode(texts, tokenizer)"]),
-        (["a film"], ["the batch is raw text"]),
-        ([("premise", "hypothesis")], ["the batch is raw text"]),
-        (np.array(["a film"]), ["the batch is raw text"]),
-        (np.array(["a film"], object), ["the batch is raw text"]),
+        *(
+            (text, ["the batch is raw text"])
+            for text in (["a film"], [("premise", "hypothesis")], np.array(["a film"]), np.array(["a film"], object))
+        ),
         ({}, ["a dict with the keys none", "expected one of 'input_ids'"]),
         ({"input_id": IDS}, ["the keys 'input_id'", "Did you mean 'input_ids'?", "call=..."]),
         ({"ids": IDS}, ["the keys 'ids'", "expected one of 'input_ids', 'input_word_ids', 'token_ids'"]),
@@ -541,9 +539,7 @@ def test_encodings_beside_the_ids_give_tokens_and_words() -> None:
         ({"input_ids": None}, ["ids cannot be read as a rectangular array", "got None"]),
         ((IDS, TYPES, [0, 1]), ["valid_length is [0, 1]", "if these are labels, pass them to the objective"]),
         ((IDS, TYPES, [3, 4]), ["valid_length is [3, 4]", "2 whole numbers", "from 1 to 3"]),
-        ((IDS, TYPES, [3]), ["valid_length is [3]"]),
-        ((IDS, TYPES, [-1, 2]), ["valid_length is [-1, 2]"]),
-        ((IDS, TYPES, [1.5, 2]), ["valid_length is [1.5, 2]"]),
+        *(((IDS, TYPES, lengths), [f"valid_length is {lengths}"]) for lengths in ([3], [-1, 2], [1.5, 2])),
         ((IDS, TYPES), ["ids have shape (2, 2, 3)"]),
     ],
 )

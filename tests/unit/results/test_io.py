@@ -18,6 +18,10 @@ from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.stored import CERTIFICATE, IDS, TABLES, expect_same_bits, result, through_a_file
 
 STORED_MODEL = ReferenceModel(lambda model, ids: lookup(model["E"], ids).mean(1), {"E": np.eye(4)})
+SHARING_MODEL = ReferenceModel(
+    lambda model, ids: lookup(model["E"], ids).mean(1) + lookup(model["P"], np.array([[0, 1]])).mean(1),
+    {"E": np.eye(4), "P": np.ones((2, 4))},
+)
 OPTIONAL = st.fixed_dictionaries(
     {},
     optional={
@@ -67,17 +71,13 @@ SPECIAL = np.array([[[np.nan, -0.0, np.inf, 5e-324]]])
         ),
         embgrad.gradients(STORED_MODEL, [[0, 1], [2, 3]], embgrad.Sum()),
         embgrad.gradients(STORED_MODEL, [[0, 1], [2, 3]], embgrad.Scalar(lambda output: output.column(0).sum(0))),
+        result(values=np.asfortranarray(result().values), ids=IDS[:, ::-1][:, ::-1]),
+        embgrad.gradients(SHARING_MODEL, [[0, 1], [2, 3], [3, 3]], embgrad.Sum(), at="P"),
     ],
-    ids=["float64", "special values", "of a run", "of a scalar objective"],
+    ids=["float64", "special values", "of a run", "of a scalar objective", "strided", "of a shared table"],
 )
 def test_results_come_back(stored: embgrad.EmbeddingGradients) -> None:
     expect_same_bits(stored, through_a_file(stored))
-
-
-def test_strided_arrays_come_back() -> None:
-    values = np.asfortranarray(result().values)
-    other = through_a_file(result(values=values, ids=IDS[:, ::-1][:, ::-1]))
-    np.testing.assert_array_equal(other.values, values)
 
 
 def test_provenance_that_json_cannot_hold() -> None:
@@ -111,16 +111,6 @@ def test_invalid_paths_are_refused(path: Any) -> None:
 def test_the_arguments_of_save_in_the_wrong_order() -> None:
     with pytest.raises(embgrad.EmbgradError, match=r"the path comes second, embgrad\.save\(results, path\)"):
         embgrad.save("g.safetensors", result())
-
-
-def test_a_table_that_all_examples_share_comes_back() -> None:
-    def forward(model: Any, input_ids: np.ndarray) -> Any:
-        return lookup(model["E"], input_ids).mean(1) + lookup(model["P"], np.array([[0, 1]])).mean(1)
-
-    shared = ReferenceModel(forward, {"E": np.eye(4), "P": np.ones((2, 4))})
-    one = embgrad.gradients(shared, [[0, 1], [2, 3], [3, 3]], embgrad.Sum(), at="P")
-    assert (one.shape[0], one.objective.shape) == (1, (3,))
-    expect_same_bits(one, through_a_file(one))
 
 
 NAMES = st.lists(st.text(max_size=20), unique=True, min_size=1, max_size=4)

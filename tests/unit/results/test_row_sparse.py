@@ -99,7 +99,7 @@ def test_norms_of_small_numbers_do_not_vanish() -> None:
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e-155, 1e160, 1e300])
-def test_norms_of_what_has_no_square_in_float64(size: float) -> None:
+def test_norms_whose_squares_leave_the_range_of_float64(size: float) -> None:
     table = RowSparse(np.array([1, 3]), np.full((2, 2), size), (9, 2))
     assert table.norm() == pytest.approx(2 * size, rel=1e-15)
     np.testing.assert_allclose(embgrad.clipped_table([table], size / 10).values, table.values / 20, rtol=1e-14)
