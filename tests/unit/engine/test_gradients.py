@@ -401,6 +401,11 @@ def test_micro_batches_of_native_objectives() -> None:
     assert gradients(mean, objective=scalar, batch_size=2).objective.shape == ()
 
 
+def test_labels_of_the_wrong_length_are_refused_in_sub_batches_too() -> None:
+    with pytest.raises(embgrad.ObjectiveError, match="labels has 3 entries: expected 2, one for each example"):
+        gradients(objective=embgrad.CrossEntropy([0, 1, 2]), batch_size=1)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_native_objective_that_is_not_finite(value: float) -> None:
     with refused(embgrad.ObjectiveError, f"the objective is {value} for example 1: expected finite numbers"):
