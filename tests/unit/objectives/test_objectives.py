@@ -171,7 +171,7 @@ def objectives_and_outputs() -> Iterator[tuple[Objective, tuple[int, ...], Any]]
             yield build(), (EXAMPLES, POSITIONS, CLASSES), mask
 
 
-@pytest.mark.parametrize(("objective", "shape", "mask"), objectives_and_outputs())
+@pytest.mark.parametrize(("objective", "shape", "mask"), list(objectives_and_outputs()))
 def test_cotangents_are_finite_differences(objective: Objective, shape: tuple[int, ...], mask: Any) -> None:
     for seed in range(5):
         expect_cotangent_is_slope(objective, drawn(seed, *shape), BATCH.replace(mask=mask))
