@@ -1,4 +1,4 @@
-"""Reads the source of the backends: their files, who imports whom, and which private names of a framework they use."""
+"""The source of the backends: their files, their imports, and the private names of frameworks that they use."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _defined(tree: ast.Module) -> Iterator[str]:
 
 def _used(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Yield the private names that a module uses, with their lines."""
-    documentation = {id(node.body[0].value) for node in ast.walk(tree) if _has_docstring(node)}  # type: ignore[attr-defined]
+    documentation = {id(node.body[0].value) for node in ast.walk(tree) if _has_docstring(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names if _is_internal(alias.name))

@@ -1,4 +1,4 @@
-"""Hypothesis without a deadline, as a busy machine is no failure; and what several modules' tests ask for by name."""
+"""Hypothesis without a deadline, since a busy machine is no failure, and shared fixtures."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ settings.load_profile("core")
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream's folder has a shard for every three results."""
+    """Write a shard for every three results of a stream."""
     monkeypatch.setattr(writer, "MOST_RESULTS", 3)

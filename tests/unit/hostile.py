@@ -1,4 +1,4 @@
-"""Texts and configurations that mean harm, and what is expected of who meets them."""
+"""Hostile texts and configurations, and what is expected of the code that reads them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ for _ in range(500):
 
 #: What config.json may say in place of what is right, and what is said of it.
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "a huge vocabulary": (
-        {"vocab_size": 10**9},
-        r"word_embeddings.weight' of shape \(7, 3\): .* requires \(1000000000, 3\)",
-    ),
+    "a huge vocabulary": ({"vocab_size": 10**9}, r"word_embeddings.weight' of shape \(7, 3\): .*\(1000000000, 3\)"),
     "a huge width": ({"hidden_size": 10**6}, r"of shape \(7, 3\): the configuration requires \(7, 1000000\)"),
-    "a huge inner width": (
-        {"intermediate_size": 10**12},
-        r"intermediate.dense.weight' of shape \(4, 3\): .*\(1000000000000, 3\)",
-    ),
+    "a huge inner width": ({"intermediate_size": 10**12}, r"dense.weight' of shape \(4, 3\): .*\(1000000000000, 3\)"),
     "huge tables": (
         {"max_position_embeddings": 10**9},
-        r"position_embeddings.weight' of shape \(5, 3\): .*\(1000000000, 3\)",
+        r"position_embeddings.weight' of shape \(5, 3\): .*\(1000000000",
     ),
     "many types": ({"type_vocab_size": 10**9}, r"token_type_embeddings.weight' of shape \(2, 3\): .*\(1000000000, 3\)"),
     "many layers": (
@@ -33,44 +27,30 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], str]] = {
         r"expected all of 16000000007, as config.json says",
     ),
     "layers beyond any number": ({"num_hidden_layers": 10**4000}, "lacks .* of the model's weights: 'encoder.layer.2"),
-    "many heads": (
-        {"num_attention_heads": 10**9},
-        "hidden_size 3 and num_attention_heads 1000000000: expected a multiple",
-    ),
+    "many heads": ({"num_attention_heads": 10**9}, "3 and num_attention_heads 1000000000: expected a multiple"),
     "no heads": (
         {"num_attention_heads": 0},
-        "says num_attention_heads 0: expected a whole number of at least 1; is it a BERT's",
+        "says num_attention_heads 0: expected a whole number of at least 1; is it",
     ),
-    "a width below zero": ({"hidden_size": -3}, "says hidden_size -3: expected a whole number of at least 1"),
-    "layers that are true": ({"num_hidden_layers": True}, "says num_hidden_layers True: expected a whole number"),
-    "a width that is a float": ({"hidden_size": 3.0}, "says hidden_size 3.0: expected a whole number"),
-    "a width that is text": ({"hidden_size": "3"}, "says hidden_size '3': expected a whole number"),
-    "a width that is NaN": ({"hidden_size": float("nan")}, "says hidden_size nan: expected a whole number"),
-    "a width that is infinite": ({"hidden_size": float("inf")}, "says hidden_size inf: expected a whole number"),
+    **{
+        f"a width of {value!r}": ({"hidden_size": value}, f"says hidden_size {value!r}: expected a whole number")
+        for value in (-3, 3.0, "3", float("nan"), float("inf"))
+    },
     "a width that is a list": ({"hidden_size": [3]}, r"says hidden_size \[3\]: expected a whole number"),
     "a width that is nested": ({"hidden_size": NESTED}, "says hidden_size .*: expected a whole number"),
     "a width in an object": ({"hidden_size": {"hidden_size": 3}}, "says hidden_size .*: expected a whole number"),
-    "an epsilon that is text": (
-        {"layer_norm_eps": "1e-12"},
-        "says layer_norm_eps '1e-12': expected a finite number of at least 0",
-    ),
-    "an epsilon that is infinite": (
-        {"layer_norm_eps": float("inf")},
-        "says layer_norm_eps inf: expected a finite number",
-    ),
+    "an epsilon that is text": ({"layer_norm_eps": "1e-12"}, "says layer_norm_eps '1e-12': expected a finite number"),
+    "an epsilon that is infinite": ({"layer_norm_eps": float("inf")}, "layer_norm_eps inf: expected a finite number"),
     "a rate above one": ({"hidden_dropout_prob": 1.5}, "says hidden_dropout_prob 1.5: expected a number from 0 to 1"),
     "a rate that is NaN": (
         {"attention_probs_dropout_prob": float("nan")},
-        "says attention_probs_dropout_prob nan: expected a number",
+        "attention_probs_dropout_prob nan: expected",
     ),
     "an activation that is a list": ({"hidden_act": ["gelu"]}, r"says hidden_act \['gelu'\]: expected text"),
     "positions that are a number": ({"position_embedding_type": 3}, "says position_embedding_type 3: expected text"),
     "a flag that is text": ({"is_decoder": "no"}, "says is_decoder 'no': expected true or false"),
     "a chunk below zero": ({"chunk_size_feed_forward": -1}, "says chunk_size_feed_forward -1: expected a whole number"),
-    "a pad beyond the table": (
-        {"pad_token_id": 7},
-        "says pad_token_id 7: expected a row of the vocabulary, whose vocab_size is 7",
-    ),
+    "a pad beyond the table": ({"pad_token_id": 7}, "pad_token_id 7: expected a row .*, whose vocab_size is 7"),
     "a pad below zero": ({"pad_token_id": -1}, "says pad_token_id -1: expected a row of the vocabulary"),
 }
 
@@ -128,7 +108,7 @@ TEXTS: dict[str, str] = {
 
 
 def expect_harmless(shown: str, lines: bool = False) -> None:
-    """It does nothing to a terminal or to the text around it, and can be written in UTF-8."""
+    """Expect that a text has no effect on a terminal or the text around it, and can be encoded in UTF-8."""
     shown.encode("utf-8")
     allowed = set("\u200c\u200d\n" if lines else "\u200c\u200d")
     blanks = {one for one in set(shown) if one.isspace() and unicodedata.category(one) == "Zs"}

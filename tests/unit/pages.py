@@ -1,4 +1,4 @@
-"""Results for pages, and a reader of pages that knows nothing of how they are made."""
+"""Results for pages, and a reader of pages that does not depend on how they are made."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def result(
     shape: tuple[int, int] = (1, 1),
     **changes: Any,
 ) -> embgrad.EmbeddingGradients:
-    """A result of these tokens; the values are random unless given."""
+    """Return a result of these tokens, with random values by default."""
     if tokens is not None:
         shape = (len(tokens), len(tokens[0]))
     random = np.random.default_rng(0)
@@ -66,13 +66,13 @@ def result(
 
 
 def times(one: embgrad.EmbeddingGradients, factor: float) -> embgrad.EmbeddingGradients:
-    """The same with other values."""
+    """Return the result with its values multiplied by a factor."""
     return replace(one, values=one.values * np.float32(factor))
 
 
 @dataclass
 class Token:
-    """A token as it stands in a page."""
+    """A token of a page."""
 
     classes: list[str]
     text: str = ""
@@ -89,7 +89,7 @@ class Panel:
 
 
 class Reader(HTMLParser):
-    """The page as a browser would see it.
+    """A page as a browser shows it.
 
     Attributes:
         panels: the sentences.
@@ -153,14 +153,14 @@ class Reader(HTMLParser):
             self.panels[-1].line += data
 
     def texts(self, panel: int = 0) -> list[str]:
-        """The tokens of a panel."""
+        """Return the tokens of a panel."""
         return [token.text for token in self.panels[panel].tokens]
 
     def attributes(self, name: str) -> list[str | None]:
-        """Every value of an attribute."""
+        """Return every value of an attribute."""
         return [attributes[name] for _, attributes in self.tags if name in attributes]
 
 
 def read(*args: Any, **kwargs: Any) -> Reader:
-    """The page of these results."""
+    """Return a reader of the page of these results."""
     return Reader(render_page(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""A result made by hand, and what one that was stored has to be when it is read again."""
+"""A result made by hand, and the expectations of one that is read from a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CERTIFICATE = Certificate((Slope("gradient", 1.0, 1.0, 1e-9, 1e-6),), scatter=1e
 
 
 def result(dtype: Any = np.float32, **changes: Any) -> embgrad.EmbeddingGradients:
-    """A result of two examples; random values, and whatever is changed."""
+    """Return a result of two examples with random values and these changes."""
     random = np.random.default_rng(0)
     fields: dict[str, Any] = {
         "values": random.normal(size=(2, 3, 4)).astype(dtype),
@@ -44,7 +44,7 @@ def result(dtype: Any = np.float32, **changes: Any) -> embgrad.EmbeddingGradient
 
 
 def everything() -> embgrad.EmbeddingGradients:
-    """A result that holds all that one may hold."""
+    """Return a result with every optional field."""
     return result(tables=TABLES, before=np.ones((2, 3, 4), np.float32), certificate=CERTIFICATE)
 
 
@@ -78,7 +78,7 @@ def saved_bytes(results: Any) -> bytes:
 
 
 def expect_refused_or_sound(data: bytes) -> None:
-    """It is refused as embgrad refuses, or what it gives can be used, and written and read again."""
+    """Expect that a file is refused with FileFormatError, or gives results that can be used, written and read again."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "g.safetensors"
         path.write_bytes(data)

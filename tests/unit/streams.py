@@ -1,8 +1,8 @@
-"""What the tests of streams share: a masked model of the reference, texts, labels, a tokenizer, a run that is written."""
+"""A masked model of the reference backend, texts, labels, tokenizers and runs for the tests of streams."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,19 @@ def model(seed: int = 0, dtype: str = "float32") -> ReferenceModel:
 
 
 def tokenizer(text: str, pair: str | None = None) -> list[int]:
-    """[1] text [2], or [1] text [2] pair [2]; a letter an id."""
+    """Return [1] text [2], or [1] text [2] pair [2], with an id for each letter."""
     parts = [text] if pair is None else [text, pair]
     return [1] + [one for part in parts for one in [*(3 + LETTERS.index(letter) for letter in part), 2]]
+
+
+class Pieces:
+    """A tokenizer whose tokens are what a function returns."""
+
+    def __init__(self, tokenize: Callable[[str], list[str]]) -> None:
+        self.tokenize = tokenize
+
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
+        return [1 + len(token) % 7 for token in tokens]
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -51,7 +61,7 @@ def rows(count: int) -> Iterator[tuple[str, int]]:
 def by_hand(
     count: int, size: int, objective: Any = embgrad.CrossEntropy, **options: Any
 ) -> list[embgrad.EmbeddingGradients]:
-    """What `gradients` gives, batch by batch."""
+    """Return the results of `gradients`, batch by batch."""
     found = []
     for start in range(0, count, size):
         own = texts(count)[start : start + size]
@@ -71,7 +81,7 @@ def expect_same_bits(one: embgrad.EmbeddingGradients, other: embgrad.EmbeddingGr
 
 
 def run(to: Path | None, given: Any = None, source: Any = None, **options: Any) -> embgrad.Stream:
-    """A stream of labelled texts that writes to a folder, if to any."""
+    """Return a stream of labelled texts, which writes to a folder unless it is None."""
     asked = {"tokenizer": tokenizer, "batch_size": 2, "to": to, **options}
     return embgrad.stream(
         model() if given is None else given, rows(COUNT) if source is None else source, LABELLED, **asked

@@ -1,4 +1,4 @@
-"""Forward passes of well-known models by hand: their lookups and module calls, told to a watch as a backend tells them."""
+"""Forward passes of well-known models by hand: their lookups and module calls, recorded as a backend records them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embgrad.forward.recorder import PassRecorder
 
 
 class Value:
-    """What stands for a tensor, with the number of times that it was written into."""
+    """A stand-in for a tensor that counts how often it is written to."""
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
@@ -25,7 +25,7 @@ class Value:
 
 
 class Trace:
-    """One forward pass, told step by step.
+    """A forward pass that is recorded step by step.
 
     Args:
         batch: what the model is run on.
@@ -39,7 +39,7 @@ class Trace:
         self.watch = PassRecorder(batch, None)
 
     def lookup(self, path: str, indices: Any, dim: int | None = None, padding: int | None = None) -> Value:
-        """A bare lookup."""
+        """Record a bare lookup."""
         indices, dim = np.asarray(indices), dim or self.dim
         self.watch.see(path, indices, 1000, dim, padding)
         rows = Value(*indices.shape, dim)
@@ -47,43 +47,43 @@ class Trace:
         return rows
 
     def table(self, path: str, indices: Any, dim: int | None = None, padding: int | None = None) -> Value:
-        """A lookup by the module that holds the table."""
+        """Record a lookup by the module that holds the table."""
         return self.module(path, "Embedding", lambda _: self.lookup(path, indices, dim, padding), None)
 
     def module(self, path: str, kind: str, body: Callable[[Value], Value], given: Value | None, **more: Any) -> Value:
-        """A call of a module."""
+        """Record a call of a module."""
         self.watch.enter(path, kind, given, () if given is None else given.shape, **more)
-        gave = body(given)  # type: ignore[arg-type]
+        gave = body(given)
         self.watch.leave(gave, gave.shape)
         return gave
 
     def new(self, path: str, kind: str, given: Value, dim: int | None = None) -> Value:
-        """A module that computes something of its own for each position."""
+        """Record a module that computes a new value for each position."""
         return self.module(path, kind, lambda x: Value(*x.shape[:-1], dim or self.dim), given)
 
     def same(self, path: str, kind: str, given: Value) -> Value:
-        """A module that gives what it was given, such as dropout in evaluation mode."""
+        """Record a module that returns its argument, such as dropout in evaluation mode."""
         return self.module(path, kind, lambda x: x, given)
 
     def hidden(self, *shape: int) -> Value:
-        """A hidden state that no module gave."""
+        """Return a hidden state that no module returned."""
         return Value(*(shape or (*self.ids.shape, self.dim)))
 
     @property
     def points(self) -> list[Point]:
-        """What was reached."""
+        """Return the recorded points."""
         return self.watch.points()
 
     @property
     def roles(self) -> dict[str, str]:
-        """By role the key of its point; a role that several have fails here."""
+        """Return the key of each role's point; a role of several points is an error."""
         pairs = [(role, point.key) for point in self.points for role in point.roles]
         assert len(dict(pairs)) == len([role for role, _ in pairs if role != "word"]) + ("word" in dict(pairs)), pairs
         return dict(pairs)
 
 
 def encoder_layer(trace: Trace, path: str, given: Value, kind: str = "Layer") -> Value:
-    """A transformer's layer with what is inside one: linear maps, two norms, a chain of an MLP with as many units as outside."""
+    """Record a transformer's layer: attention, two norms, and an MLP whose units are as wide as the hidden states."""
 
     def attention(x: Value) -> Value:
         for name in ("query", "key", "value"):
@@ -101,14 +101,14 @@ def encoder_layer(trace: Trace, path: str, given: Value, kind: str = "Layer") ->
 
 
 def stack(trace: Trace, path: str, given: Value, count: int, kind: str = "Layer") -> Value:
-    """A list of layers."""
+    """Record a list of layers."""
     for number in range(count):
         given = encoder_layer(trace, f"{path}.{number}", given, kind)
     return given
 
 
 def bert_embeddings(trace: Trace, path: str = "embeddings", padding: int | None = None) -> Value:
-    """Words, types and positions in one module, then a norm and dropout."""
+    """Record words, types and positions in one module, then a norm and dropout."""
     positions = np.arange(trace.ids.shape[1])[None]
     types = np.zeros_like(trace.ids) if trace.batch.types is None else trace.batch.types
 
@@ -123,7 +123,7 @@ def bert_embeddings(trace: Trace, path: str = "embeddings", padding: int | None 
 
 
 def bert(batch: embgrad.TokenBatch, layers: int = 3) -> Trace:
-    """BERT with a pooler."""
+    """Return a trace of BERT with a pooler."""
     trace = Trace(batch)
 
     def encoder(x: Value) -> Value:

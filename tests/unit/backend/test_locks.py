@@ -19,13 +19,13 @@ class Model:
 
 
 class Slotted:
-    """An object to which there are no weak references."""
+    """An object without weak references."""
 
     __slots__ = ()
 
 
 def free_for_another_thread(parts: Any) -> bool:
-    """Whether another thread could take the parts' locks now."""
+    """Return whether another thread can take the parts' locks now."""
     taken = threading.Event()
 
     def take() -> None:
@@ -120,7 +120,7 @@ def test_equal_models_have_their_own_locks() -> None:
         def __eq__(self, other: object) -> bool:
             return True
 
-        __hash__ = None  # type: ignore[assignment]
+        __hash__ = None
 
     item, other = Equal(), Equal()
     with model_lock([item]):

@@ -68,24 +68,6 @@ def test_large_data_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [item[0] for item in arrays] == [0, 1, 0, 1]
 
 
-def test_any_number_of_modules_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_state, "MOST_ENTRIES", 8)
-    owned = [{"buffers": {"first": number, "second": number}} for number in range(9)]
-    state = ObjectState(owned)
-    for item in owned:
-        item["buffers"]["first"] = -1
-    state.restore()
-    assert [item["buffers"]["first"] for item in owned] == list(range(9))
-
-
-def test_arrays_are_restored_to_the_bit() -> None:
-    array = np.array([0.0, np.nan, 1.0])
-    state = ObjectState([{"array": array}])
-    array[:] = [-0.0, 2.0, 1.0]
-    state.restore()
-    assert array.tobytes() == np.array([0.0, np.nan, 1.0]).tobytes()
-
-
 def test_unchanged_containers_are_not_written_to() -> None:
     """Another thread may iterate over them."""
 

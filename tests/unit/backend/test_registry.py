@@ -16,7 +16,7 @@ from tests.unit.refusals import refused
 
 
 class FakeEntryPoint:
-    """An entry point that loads what it is given, or raises it."""
+    """An entry point that loads an object, or raises it."""
 
     def __init__(
         self, name: str, loads: Any = None, value: str = "", distribution: str | None = "some-package"
@@ -33,7 +33,7 @@ class FakeEntryPoint:
 
 
 def backend(name: str, owned: type | None = None, package: str = "numpy", **members: Any) -> type:
-    """A backend that owns the instances of a type."""
+    """Return a backend class that owns the instances of a type."""
     shape = {
         "name": name,
         "package": package,
@@ -54,7 +54,7 @@ class Model:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What `entry_points` finds."""
+    """Return the list of entry points that the registry discovers."""
     points: list[Any] = []
     monkeypatch.setattr(registry, "entry_points", lambda group: list(points) if group == registry.GROUP else [])
     embgrad.refresh_backends()
@@ -95,21 +95,6 @@ def test_a_backend_without_every_member() -> None:
     }
 
 
-def test_all_stages_together() -> None:
-    discovery = registry.discover(
-        [
-            FakeEntryPoint("good", backend("good")),
-            FakeEntryPoint("broken", RuntimeError("at import")),
-            FakeEntryPoint("misshapen", object),
-            FakeEntryPoint("twice", backend("twice"), value="one:A"),
-            FakeEntryPoint("twice", backend("twice"), value="other:A"),
-            FakeEntryPoint("good too", backend("good too")),
-        ]
-    )
-    assert list(discovery.backends) == ["good", "good too"]
-    assert set(discovery.failures) == {"broken", "misshapen", "twice"}
-
-
 def test_the_installed_reference() -> None:
     assert isinstance(embgrad.list_backends()["reference"], ReferenceBackend)
 
@@ -119,28 +104,19 @@ def test_backends_are_cached_until_refreshed(installed: list[Any]) -> None:
     installed.append(FakeEntryPoint("a", backend("a")))
     assert embgrad.list_backends() == {}
     embgrad.refresh_backends()
-    assert list(embgrad.list_backends()) == ["a"]
-
-
-def test_the_list_of_backends_is_a_copy(installed: list[Any]) -> None:
-    installed.append(FakeEntryPoint("a", backend("a")))
-    embgrad.list_backends().clear()
+    embgrad.list_backends().clear()  # a copy
     assert list(embgrad.list_backends()) == ["a"]
 
 
 def test_a_backend_by_name(installed: list[Any]) -> None:
     installed += [FakeEntryPoint("a", backend("a")), FakeEntryPoint("broken", RuntimeError("at import"))]
     assert registry.backend_named("a").name == "a"
-    with pytest.raises(
-        embgrad.BackendError, match=r"'broken' cannot be used: some-package 1.2 .*RuntimeError: at import"
-    ):
+    with refused(embgrad.BackendError, "'broken' cannot be used: some-package 1.2 ", "RuntimeError: at import"):
         registry.backend_named("broken")
-    with pytest.raises(
-        embgrad.BackendError, match=r"no backend 'brokn': expected one of 'a', 'broken'. Did you mean 'brok"
-    ):
+    with refused(embgrad.BackendError, "no backend 'brokn': expected one of 'a', 'broken'. Did you mean 'brok"):
         registry.backend_named("brokn")
     with pytest.raises(embgrad.BackendError, match="the framework is None: expected the name of a backend, one of 'a'"):
-        registry.backend_named(None)  # type: ignore[arg-type]
+        registry.backend_named(None)
 
 
 @pytest.mark.parametrize(("extra", "hint"), [("a", r"'embgrad\[a\]'"), (None, "no_such_framework")])
@@ -183,9 +159,7 @@ def test_ownership_is_decided_for_each_model(installed: list[Any]) -> None:
 
 def test_two_claimants(installed: list[Any]) -> None:
     installed += [FakeEntryPoint(name, backend(name, Model)) for name in ("a", "b")]
-    with pytest.raises(
-        embgrad.BackendError, match=r"'a', 'b' all claim a model of type .*Model: expected only one to\. Uninstall"
-    ):
+    with refused(embgrad.BackendError, "'a', 'b' all claim a model of type ", "Model: expected only one to. Uninstall"):
         registry.backend_for(Model())
 
 
@@ -218,33 +192,45 @@ def test_anything_but_a_model_is_refused(model: Any) -> None:
 
 
 def of_package(package: str, name: str = "Model") -> Any:
-    """An object whose class says that it comes from a package."""
+    """Return an object whose class comes from a package."""
     base = type("Base", (), {"__module__": f"{package}.deep.inside"})
     return type(name, (base,), {"__module__": "__main__"})()
 
 
 @pytest.mark.parametrize(
-    ("package", "what", "extra"),
+    ("model", "installed_too", "message"),
     [
-        ("torch", "a PyTorch module", "torch"),
-        ("tensorflow", "a TensorFlow model", "tensorflow"),
-        ("keras", "a Keras model", "tensorflow"),
-        ("tf_keras", "a Keras 2 model", "tensorflow"),
-        ("mxnet", "a Gluon block", "mxnet"),
+        *(
+            (
+                of_package(package),
+                "reference",
+                f"type __main__.Model: it looks like {what}, install the extra '{extra}': pip install 'embgrad[{extra}]'",
+            )
+            for package, what, extra in (
+                ("torch", "a PyTorch module", "torch"),
+                ("tensorflow", "a TensorFlow model", "tensorflow"),
+                ("keras", "a Keras model", "tensorflow"),
+                ("tf_keras", "a Keras 2 model", "tensorflow"),
+                ("mxnet", "a Gluon block", "mxnet"),
+            )
+        ),
+        (of_package("flax"), "reference", "looks like a Flax module, for which embgrad has no backend; see"),
+        (
+            of_package("torch", "Tensor"),
+            "torch",
+            "same package as a PyTorch module, but is not one; the backend 'torch' expects a model, not a tensor",
+        ),
+        (
+            [of_package("torch"), of_package("keras")],
+            "torch",
+            "its parts are 'a PyTorch module', 'a Keras model'; expected parts of one framework",
+        ),
     ],
 )
-def test_a_model_whose_backend_is_not_there(installed: list[Any], package: str, what: str, extra: str) -> None:
-    installed.append(FakeEntryPoint("reference", ReferenceBackend))
-    message = (
-        rf"type __main__.Model: it looks like {what}, install the extra '{extra}': pip install 'embgrad\[{extra}\]'"
-    )
-    with pytest.raises(embgrad.BackendError, match=message):
-        registry.backend_for(of_package(package))
-
-
-def test_a_model_for_which_there_is_no_backend(installed: list[Any]) -> None:
-    with pytest.raises(embgrad.BackendError, match=r"looks like a Flax module, for which embgrad has no backend; see"):
-        registry.backend_for(of_package("flax"))
+def test_models_without_a_backend(installed: list[Any], model: Any, installed_too: str, message: str) -> None:
+    installed.append(FakeEntryPoint(installed_too, backend(installed_too)))
+    with refused(embgrad.BackendError, message):
+        registry.backend_for(model)
 
 
 @pytest.mark.parametrize("name", ["jax", "numpy", "openvino"])
@@ -260,31 +246,11 @@ def test_a_keras_model_on_a_backend_of_keras_that_embgrad_does_not_read(installe
         registry.backend_for(type("Mine", (keras,), {"__module__": "__main__"})())
 
 
-def test_a_tensor_as_the_model_is_refused(installed: list[Any]) -> None:
-    installed.append(FakeEntryPoint("torch", backend("torch")))
-    message = r"same package as a PyTorch module, but is not one; the backend 'torch' expects a model, not a tensor"
-    with pytest.raises(embgrad.BackendError, match=message):
-        registry.backend_for(of_package("torch", "Tensor"))
-
-
-def test_parts_of_several_frameworks(installed: list[Any]) -> None:
-    installed.append(FakeEntryPoint("torch", backend("torch")))
-    message = (
-        r"parts of the types .*: its parts are 'a PyTorch module', 'a Keras model'; expected parts of one framework"
-    )
-    with pytest.raises(embgrad.BackendError, match=message):
-        registry.backend_for([of_package("torch"), of_package("keras")])
-
-
 def test_parts_that_are_not_all_models() -> None:
     model = ReferenceModel(lambda model, input_ids: None, {})
-    with pytest.raises(
-        embgrad.BackendError, match=r"takes a model of parts of the types .*ReferenceModel, builtins\.str"
-    ):
+    with refused(embgrad.BackendError, "takes a model of parts of the types ", "ReferenceModel, builtins.str"):
         registry.backend_for([model, "head"])
-    with pytest.raises(
-        embgrad.BackendError, match=r"the model is the class Model: expected an instance; write Model\("
-    ):
+    with refused(embgrad.BackendError, "the model is the class Model: expected an instance; write Model("):
         registry.backend_for([model, Model])
     with pytest.raises(embgrad.BackendError, match="an empty sequence of parts: expected at least one part"):
         registry.backend_for([])

@@ -5,13 +5,17 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embgrad
+from embgrad.backend.arguments import named_arguments
+from embgrad.backend.cotangents import compute_dtype
 from embgrad.backend.signature import CallPlan, as_parts, parameters_of, plan_call, plan_mapping
+from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch
 from tests.unit.refusals import refused
 
@@ -23,6 +27,7 @@ LENGTHS = np.array([3, 2])
 ONES, ZEROS = np.ones_like(IDS), np.zeros_like(IDS)
 BARE = embgrad.TokenBatch(IDS)
 FULL = embgrad.TokenBatch(IDS, MASK, TYPES)
+TFHUB, KERAS_HUB = (list(CONVENTIONS[name]) for name in ("tfhub", "keras_hub"))
 
 
 def planned(function: Callable[..., Any], batch: embgrad.TokenBatch, **options: Any) -> CallPlan:
@@ -39,92 +44,52 @@ def expect_plan(plan: CallPlan, args: list[Any], kwargs: dict[str, Any], unused:
     assert plan.unused == unused
 
 
-def huggingface(input_ids=None, attention_mask=None, token_type_ids=None, position_ids=None):  # type: ignore[no-untyped-def]
-    ...
-
-
-def gpt2(input_ids=None, past_key_values=None, attention_mask=None, token_type_ids=None):  # type: ignore[no-untyped-def]
-    ...
-
-
-def gluonnlp(inputs, token_types, valid_length=None, masked_positions=None):  # type: ignore[no-untyped-def]
-    ...
-
-
-def gluon_classifier(inputs, valid_length):  # type: ignore[no-untyped-def]
-    ...
-
-
-def both(input_ids, attention_mask=None, lengths=None):  # type: ignore[no-untyped-def]
-    ...
-
-
-def one(sentence):  # type: ignore[no-untyped-def]
-    ...
-
-
-def shuffled(mask, x):  # type: ignore[no-untyped-def]
-    ...
-
-
-def keyword_only(*, input_ids, attention_mask=None):  # type: ignore[no-untyped-def]
-    ...
-
-
-def open_keywords(input_ids, **kwargs):  # type: ignore[no-untyped-def]
-    ...
-
-
-def anything(*args, **kwargs):  # type: ignore[no-untyped-def]
-    ...
-
-
-def any_positional(*args):  # type: ignore[no-untyped-def]
-    ...
-
-
-def by_place(input_ids, attention_mask=None, token_type_ids=None, /):  # type: ignore[no-untyped-def]
-    ...
-
-
-def needs_mask(tokens, mask):  # type: ignore[no-untyped-def]
-    ...
-
-
-def siamese(input_ids, hypothesis):  # type: ignore[no-untyped-def]
-    ...
-
-
-def typed_first(token_types, ids):  # type: ignore[no-untyped-def]
-    ...
+#: Forward methods of well-known models, by their parameters.
+models = SimpleNamespace(
+    huggingface=lambda input_ids=None, attention_mask=None, token_type_ids=None, position_ids=None: None,
+    gpt2=lambda input_ids=None, past_key_values=None, attention_mask=None, token_type_ids=None: None,
+    gluonnlp=lambda inputs, token_types, valid_length=None, masked_positions=None: None,
+    gluon_classifier=lambda inputs, valid_length: None,
+    both=lambda input_ids, attention_mask=None, lengths=None: None,
+    single=lambda sentence: None,
+    shuffled=lambda mask, x: None,
+    keyword_only=lambda *, input_ids, attention_mask=None: None,
+    open_keywords=lambda input_ids, **kwargs: None,
+    anything=lambda *args, **kwargs: None,
+    any_positional=lambda *args: None,
+    by_place=lambda input_ids, attention_mask=None, token_type_ids=None, /: None,
+    needs_mask=lambda tokens, mask: None,
+    siamese=lambda input_ids, hypothesis: None,
+    typed_first=lambda token_types, ids: None,
+)
 
 
 @pytest.mark.parametrize(
     ("function", "batch", "args", "kwargs", "unused"),
     [
-        (huggingface, BARE, [IDS], {}, ()),
-        (huggingface, FULL, [IDS, MASK, TYPES], {}, ()),
-        (huggingface, FULL.replace(mask=None), [IDS], {"token_type_ids": TYPES}, ()),
-        (gpt2, FULL, [IDS], {"attention_mask": MASK, "token_type_ids": TYPES}, ()),
-        (gpt2, BARE, [IDS], {}, ()),
-        (gluonnlp, BARE, [IDS, ZEROS], {}, ()),
-        (gluonnlp, FULL, [IDS, TYPES, LENGTHS], {}, ()),
-        (gluon_classifier, BARE, [IDS, [3, 3]], {}, ()),
-        (gluon_classifier, FULL, [IDS, LENGTHS], {}, ("types",)),
-        (both, FULL.replace(types=None), [IDS, MASK], {}, ()),
-        (both, BARE, [IDS], {}, ()),
-        (one, FULL, [IDS], {}, ("mask", "types")),
-        (shuffled, FULL, [MASK, IDS], {}, ("types",)),
-        (shuffled, BARE, [ONES, IDS], {}, ()),
-        (keyword_only, FULL, [], {"input_ids": IDS, "attention_mask": MASK}, ("types",)),
-        (open_keywords, BARE, [IDS], {}, ()),
-        (anything, FULL, [], {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": TYPES}, ()),
-        (anything, BARE, [], {"input_ids": IDS}, ()),
-        (any_positional, FULL, [IDS], {}, ("mask", "types")),
-        (by_place, BARE, [IDS], {}, ()),
-        (by_place, FULL, [IDS, MASK, TYPES], {}, ()),
-        (needs_mask, BARE, [IDS, ONES], {}, ()),
-        (typed_first, BARE, [ZEROS, IDS], {}, ()),
+        (models.huggingface, BARE, [IDS], {}, ()),
+        (models.huggingface, FULL, [IDS, MASK, TYPES], {}, ()),
+        (models.huggingface, FULL.replace(mask=None), [IDS], {"token_type_ids": TYPES}, ()),
+        (models.gpt2, FULL, [IDS], {"attention_mask": MASK, "token_type_ids": TYPES}, ()),
+        (models.gpt2, BARE, [IDS], {}, ()),
+        (models.gluonnlp, BARE, [IDS, ZEROS], {}, ()),
+        (models.gluonnlp, FULL, [IDS, TYPES, LENGTHS], {}, ()),
+        (models.gluon_classifier, BARE, [IDS, [3, 3]], {}, ()),
+        (models.gluon_classifier, FULL, [IDS, LENGTHS], {}, ("types",)),
+        (models.both, FULL.replace(types=None), [IDS, MASK], {}, ()),
+        (models.both, BARE, [IDS], {}, ()),
+        (models.single, FULL, [IDS], {}, ("mask", "types")),
+        (models.shuffled, FULL, [MASK, IDS], {}, ("types",)),
+        (models.shuffled, BARE, [ONES, IDS], {}, ()),
+        (models.keyword_only, FULL, [], {"input_ids": IDS, "attention_mask": MASK}, ("types",)),
+        (models.open_keywords, BARE, [IDS], {}, ()),
+        (models.anything, FULL, [], {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": TYPES}, ()),
+        (models.anything, BARE, [], {"input_ids": IDS}, ()),
+        (models.any_positional, FULL, [IDS], {}, ("mask", "types")),
+        (models.by_place, BARE, [IDS], {}, ()),
+        (models.by_place, FULL, [IDS, MASK, TYPES], {}, ()),
+        (models.needs_mask, BARE, [IDS, ONES], {}, ()),
+        (models.typed_first, BARE, [ZEROS, IDS], {}, ()),
     ],
 )
 def test_plans(function: Any, batch: Any, args: list[Any], kwargs: dict[str, Any], unused: tuple[str, ...]) -> None:
@@ -132,13 +97,14 @@ def test_plans(function: Any, batch: Any, args: list[Any], kwargs: dict[str, Any
 
 
 def test_a_plan_can_be_called() -> None:
-    for function in (huggingface, gpt2, gluonnlp, both, shuffled, keyword_only, anything, typed_first):
+    for name in ["huggingface", "gpt2", "gluonnlp", "both", "shuffled", "keyword_only", "anything", "typed_first"]:
+        function = getattr(models, name)
         plan = planned(function, FULL)
         inspect.signature(function).bind(*plan.args, **plan.kwargs)
 
 
 def test_omitted_positional_arguments_keep_their_default() -> None:
-    plan = planned(by_place, FULL.replace(mask=None))
+    plan = planned(models.by_place, FULL.replace(mask=None))
     assert plan.args[1] is None
     np.testing.assert_array_equal(plan.args[2], TYPES)
     assert plan.kwargs == {}
@@ -146,29 +112,30 @@ def test_omitted_positional_arguments_keep_their_default() -> None:
 
 def test_extras_go_under_their_own_names() -> None:
     batch = FULL.replace(extras={"position_ids": EXTRA, "labels": EXTRA})
-    expect_plan(planned(huggingface, batch), [IDS, MASK, TYPES, EXTRA], {}, ("labels",))
-    expect_plan(planned(open_keywords, BARE.replace(extras={"labels": EXTRA})), [IDS], {"labels": EXTRA})
-    expect_plan(planned(siamese, BARE.replace(extras={"hypothesis": EXTRA})), [IDS, EXTRA], {})
-    expect_plan(planned(anything, BARE.replace(extras={"labels": EXTRA})), [], {"input_ids": IDS, "labels": EXTRA})
-    expect_plan(planned(any_positional, BARE.replace(extras={"labels": EXTRA})), [IDS], {}, ("labels",))
+    expect_plan(planned(models.huggingface, batch), [IDS, MASK, TYPES, EXTRA], {}, ("labels",))
+    expect_plan(planned(models.open_keywords, BARE.replace(extras={"labels": EXTRA})), [IDS], {"labels": EXTRA})
+    expect_plan(planned(models.siamese, BARE.replace(extras={"hypothesis": EXTRA})), [IDS, EXTRA], {})
+    expect_plan(
+        planned(models.anything, BARE.replace(extras={"labels": EXTRA})), [], {"input_ids": IDS, "labels": EXTRA}
+    )
+    expect_plan(planned(models.any_positional, BARE.replace(extras={"labels": EXTRA})), [IDS], {}, ("labels",))
 
 
 def test_bare_ids_go_first_where_no_parameter_has_a_name() -> None:
     bare = embgrad.TokenBatch(IDS, convention="ids")
-    expect_plan(planned(anything, bare), [IDS], {}, ())  # a decorator may hide any names
+    expect_plan(planned(models.anything, bare), [IDS], {}, ())  # a decorator may hide any names
 
 
 def test_a_mask_that_was_given_as_bool_reaches_the_model_as_bool() -> None:
     """A model may index with the mask or invert it, and ~1 is -2."""
     given = {"input_ids": IDS, "attention_mask": np.asarray(MASK) == 1}
     batch = as_batch(given)
-    assert batch.mask is not None
     assert batch.mask.dtype == np.int64
-    for one in (batch, batch[:2], batch.replace(tokens=None), pickle.loads(pickle.dumps(batch))):
-        assert one.inputs()["attention_mask"].dtype == bool
-        assert planned(huggingface, one).args[1].dtype == bool
-        assert planned(anything, one).kwargs["attention_mask"].dtype == bool
-        assert plan_mapping(["input_ids", "attention_mask"], one)[0]["attention_mask"].dtype == bool
+    for variant in (batch, batch[:2], batch.replace(tokens=None), pickle.loads(pickle.dumps(batch))):
+        assert variant.inputs()["attention_mask"].dtype == bool
+        assert planned(models.huggingface, variant).args[1].dtype == bool
+        assert planned(models.anything, variant).kwargs["attention_mask"].dtype == bool
+        assert plan_mapping(["input_ids", "attention_mask"], variant)[0]["attention_mask"].dtype == bool
     whole = as_batch({**given, "attention_mask": MASK})
     assert whole != batch
     assert whole.inputs()["attention_mask"].dtype == np.int64
@@ -176,15 +143,14 @@ def test_a_mask_that_was_given_as_bool_reaches_the_model_as_bool() -> None:
 
 
 def test_a_mask_goes_to_one_parameter_alone() -> None:
-    def reversed_twin(input_ids, input_mask=None, attention_mask=None):  # type: ignore[no-untyped-def]
+    def reversed_twin(input_ids, input_mask=None, attention_mask=None):
         """As XLNet, whose input_mask is 1 at padding."""
 
     expect_plan(planned(reversed_twin, FULL.replace(types=None)), [IDS], {"attention_mask": MASK}, ())
 
 
 def test_explicit_lengths_replace_the_mask() -> None:
-    def recurrent(text, lengths):  # type: ignore[no-untyped-def]
-        ...
+    def recurrent(text, lengths): ...
 
     batch = FULL.replace(types=None, extras={"lengths": [2, 3]})
     expect_plan(planned(recurrent, batch), [IDS, [2, 3]], {})
@@ -192,7 +158,7 @@ def test_explicit_lengths_replace_the_mask() -> None:
 
 def test_left_padding_reaches_a_model_that_takes_lengths_and_a_mask() -> None:
     left = FULL.replace(types=None, mask=np.asarray(FULL.mask)[:, ::-1])
-    expect_plan(planned(both, left), [IDS, np.asarray(MASK)[:, ::-1]], {}, ())
+    expect_plan(planned(models.both, left), [IDS, np.asarray(MASK)[:, ::-1]], {}, ())
 
 
 def test_skipped_parameters_are_not_filled() -> None:
@@ -207,12 +173,12 @@ def test_an_argument_that_the_batch_has_nothing_for() -> None:
     with refused(
         embgrad.BatchError, "the model needs 'hypothesis'", "as a dict with that key", "call=lambda model, inputs: ..."
     ):
-        planned(siamese, BARE)
+        planned(models.siamese, BARE)
 
 
 def test_left_padding_has_no_valid_length() -> None:
     with pytest.raises(embgrad.BatchError, match="not padded on the right only"):
-        planned(gluonnlp, FULL.replace(mask=MASK[:, ::-1]))
+        planned(models.gluonnlp, FULL.replace(mask=MASK[:, ::-1]))
 
 
 def test_parts() -> None:
@@ -226,18 +192,8 @@ def test_parts() -> None:
     [
         (["input_ids"], FULL, {"input_ids": IDS}, ("mask", "types")),
         (["input_ids", "attention_mask"], FULL, {"input_ids": IDS, "attention_mask": MASK}, ("types",)),
-        (
-            ["input_word_ids", "input_mask", "input_type_ids"],
-            BARE,
-            {"input_word_ids": IDS, "input_mask": ONES, "input_type_ids": ZEROS},
-            (),
-        ),
-        (
-            ["token_ids", "padding_mask", "segment_ids"],
-            FULL,
-            {"token_ids": IDS, "padding_mask": MASK, "segment_ids": TYPES},
-            (),
-        ),
+        (TFHUB, BARE, dict(zip(TFHUB, (IDS, ONES, ZEROS), strict=True)), ()),
+        (KERAS_HUB, FULL, dict(zip(KERAS_HUB, (IDS, MASK, TYPES), strict=True)), ()),
         (["data0", "valid_length"], FULL.replace(types=None), {"data0": IDS, "valid_length": LENGTHS}, ()),
         (["input_1"], BARE, {"input_1": IDS}, ()),
         (["input_1", "mask"], BARE, {"input_1": IDS, "mask": ONES}, ()),
@@ -262,10 +218,7 @@ def test_extras_fill_inputs_of_their_names() -> None:
 @pytest.mark.parametrize(
     ("names", "fragments"),
     [
-        (
-            ["left", "right"],
-            ["the model's inputs are 'left', 'right'", "none has a name that means token ids", "call="],
-        ),
+        (["left", "right"], ["the model's inputs are 'left', 'right'", "none has a name that means token ids"]),
         (["mask"], ["the model's inputs are 'mask'"]),
         (["input_ids", "features"], ["the model needs 'features'", "call="]),
     ],
@@ -281,13 +234,13 @@ def takes_dict(features: dict[str, Any]) -> None: ...
 def takes_mapping(inputs: Mapping[str, Any], scale: float = 1.0, **kwargs: Any) -> None: ...
 
 
-def takes_real_dict(x): ...  # type: ignore[no-untyped-def]
+def takes_real_dict(x): ...
 
 
 takes_real_dict.__annotations__ = {"x": dict[str, int]}
 
 
-def takes_named(batch): ...  # type: ignore[no-untyped-def]
+def takes_named(batch): ...
 
 
 def takes_ids(input: np.ndarray) -> None: ...
@@ -320,3 +273,19 @@ def test_ids_alone_go_to_a_parameter_that_does_not_say_so() -> None:
         expect_plan(planned(function, as_batch(IDS)), [IDS], {})
     expect_plan(planned(takes_ids, as_batch({"input_ids": IDS})), [IDS], {})
     expect_plan(planned(takes_more, FULL), [IDS, MASK], {}, ("types",))
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+def test_arguments_go_by_the_parameters_names() -> None:
+    parameters = _parameters(lambda ids, mask=None, **more: None)
+    assert named_arguments(parameters, (1,), {"mask": 2, "other": 3}) == {"ids": 1, "mask": 2, "more": {"other": 3}}
+    assert named_arguments(parameters, (1, 2, 3), {}) is None
+
+
+def test_the_compute_dtype_is_the_coarsest_that_shows() -> None:
+    assert compute_dtype(["float32", "bfloat16"], iter(["float64"])) == "bfloat16"
+    assert compute_dtype([], iter(["float64", "float16"])) == "float64"
+    assert compute_dtype([], []) == "float32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ CONFIG = {
 
 
 def shape_of(name: str) -> tuple[int, ...]:
-    """As BERT's paper has them, Linear's weights as (outputs, inputs)."""
+    """Return the shape of a weight in BERT, with a linear map's as (outputs, inputs)."""
     if name.endswith("_embeddings.weight"):
         return (
             dict(zip(("word", "position", "token"), ROWS.values(), strict=True))[name.split(".")[1].split("_")[0]],
@@ -53,7 +54,7 @@ def example_weights() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """A backend `fake` whose BERT is this dict of weights, two of them transposed."""
+    """Return the weights of the BERT that the backend `fake` builds, two of them transposed."""
     model: dict[str, np.ndarray] = {}
 
     def bert(config: Any) -> tuple[Any, list[WeightTarget]]:
@@ -62,19 +63,15 @@ def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
         for name in bert_names(config["num_hidden_layers"]):
             transposed = name in TRANSPOSED
             shape = shape_of(name)[::-1] if transposed else shape_of(name)
-            put = partial(_put, model, name)
+            put = partial(model.__setitem__, name)
             targets.append(WeightTarget(name, shape, put, f"native.{name}", transposed))
         return model, targets
 
     fake = SimpleNamespace(name="fake", package="numpy", extra=None, supports=frozenset({"load_bert"}), bert=bert)
     unable = SimpleNamespace(name="unable", package="numpy", extra=None, supports=frozenset({"word"}))
-    discovery = registry.Discovery({"fake": fake, "unable": unable}, {})  # type: ignore[dict-item]
+    discovery = registry.Discovery({"fake": fake, "unable": unable}, {})
     monkeypatch.setattr(registry, "_discovered", lambda: discovery)
     return model
-
-
-def _put(model: dict[str, np.ndarray], name: str, value: np.ndarray) -> None:
-    model[name] = value
 
 
 def write(folder: Path, weights: dict[str, np.ndarray], config: Any = CONFIG) -> Path:
@@ -89,36 +86,27 @@ def expect_weights(built: dict[str, np.ndarray], expected: dict[str, np.ndarray]
         np.testing.assert_array_equal(built[name], value.T if name in TRANSPOSED else value)
 
 
-def test_every_weight_arrives(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    for folder in (write(tmp_path, weights), str(tmp_path)):
+OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+BUFFERS = {"embeddings.position_ids": np.arange(4), "bert.embeddings.token_type_ids": np.zeros(4, np.int64)}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "spelling", "others"),
+    [("", {}, {}), ("bert.", {}, {}), ("", OLD, {}), ("", {}, BUFFERS)],
+    ids=["as Hugging Face", "with a prefix", "gamma and beta of the oldest checkpoints", "with buffers"],
+)
+def test_every_weight_arrives(
+    tmp_path: Path, built: dict[str, np.ndarray], prefix: str, spelling: dict[str, str], others: dict[str, np.ndarray]
+) -> None:
+    weights, stored = example_weights(), dict(others)
+    for name, value in weights.items():
+        for current, old in spelling.items():
+            name = name.replace(current, old)
+        stored[prefix + name] = value
+    for folder in (write(tmp_path, stored), str(tmp_path)):
         built.clear()
         assert embgrad.load_bert(folder, "fake") is built
         expect_weights(built, weights)
-
-
-def test_the_prefix_is_taken_off(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    embgrad.load_bert(write(tmp_path, {f"bert.{name}": value for name, value in weights.items()}), "fake")
-    expect_weights(built, weights)
-
-
-def test_gamma_and_beta_of_the_oldest_checkpoints(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
-        for name, value in weights.items()
-    }
-    assert "embeddings.LayerNorm.gamma" in old
-    embgrad.load_bert(write(tmp_path, old), "fake")
-    expect_weights(built, weights)
-
-
-def test_buffers_are_ignored(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    buffers = {"embeddings.position_ids": np.arange(4), "bert.embeddings.token_type_ids": np.zeros(4, np.int64)}
-    embgrad.load_bert(write(tmp_path, {**weights, **buffers}), "fake")
-    expect_weights(built, weights)
 
 
 def test_shards(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
@@ -133,14 +121,12 @@ def test_shards(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
     embgrad.load_bert(tmp_path, "fake")
     expect_weights(built, weights)
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"b\.safetensors is missing: expected the weights as safetensors"
-    ):
+    with refused(embgrad.FileFormatError, "b.safetensors is missing: expected the weights as safetensors"):
         embgrad.load_bert(tmp_path, "fake")
 
 
 def write_bfloat16(path: Path, weights: dict[str, np.ndarray]) -> None:
-    """By hand, since NumPy has no such type: the upper halves of float32."""
+    """Write the upper halves of float32 by hand, since NumPy has no bfloat16."""
     header, data = {}, b""
     for name, value in weights.items():
         halves = (value.view(np.uint32) >> 16).astype(np.uint16).tobytes()
@@ -170,7 +156,7 @@ def test_loading_leaves_the_random_generators_unchanged(
     tmp_path: Path, built: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = registry.list_backends()["fake"]
-    genuine = fake.bert  # type: ignore[attr-defined]
+    genuine = fake.bert
 
     def drawing(config: Any) -> Any:
         assert random.random() + np.random.random() > 0
@@ -190,9 +176,7 @@ def test_loading_leaves_the_random_generators_unchanged(
 @pytest.mark.parametrize(("ignore", "said"), [(3, "3"), ([None], "None"), (None, "None"), (["cls.*", b"c*"], "b'c")])
 def test_invalid_patterns_are_refused(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any, said: str) -> None:
     write(tmp_path, example_weights())
-    with pytest.raises(
-        embgrad.EmbgradError, match=rf"ignore holds {said}.*: expected patterns of weights' names, such as"
-    ):
+    with refused(embgrad.EmbgradError, f"ignore holds {said}", ": expected patterns of weights' names, such as"):
         embgrad.load_bert(tmp_path, "fake", ignore=ignore)
     assert not built
 
@@ -215,42 +199,6 @@ def test_a_head_can_be_ignored_on_request(tmp_path: Path, built: dict[str, np.nd
     write(tmp_path, {**weights, **head, "other.bias": np.zeros(3)})
     with pytest.raises(embgrad.FileFormatError, match=r"holds 1 weights .*: 'other.bias'"):
         embgrad.load_bert(tmp_path, "fake", ignore=ignore)
-
-
-def test_a_missing_weight_is_named(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    del weights["encoder.layer.1.output.dense.bias"]
-    with refused(
-        embgrad.FileFormatError,
-        "lacks 1 of the model's weights: 'encoder.layer.1.output.dense.bias'",
-        "expected all of 39",
-    ):
-        embgrad.load_bert(write(tmp_path, weights), "fake")
-    assert built == {}
-
-
-def test_a_misspelled_weight_is_recognised(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    weights["pooler.dens.bias"] = weights.pop("pooler.dense.bias")
-    with pytest.raises(embgrad.FileFormatError, match=r"'pooler\.dense\.bias'.* Did you mean 'pooler\.dens\.bias'\?"):
-        embgrad.load_bert(write(tmp_path, weights), "fake")
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "expected"),
-    [
-        ("embeddings.word_embeddings.weight", (8, SIZE), r"\(7, 3\)"),
-        ("encoder.layer.0.intermediate.dense.weight", (SIZE, INNER), r"\(4, 3\)"),
-        ("embeddings.LayerNorm.bias", (SIZE, 1), r"\(3,\)"),
-    ],
-)
-def test_a_misshapen_weight_is_named(
-    tmp_path: Path, built: dict[str, np.ndarray], name: str, shape: tuple[int, ...], expected: str
-) -> None:
-    write(tmp_path, {**example_weights(), name: np.zeros(shape, np.float32)})
-    with pytest.raises(embgrad.FileFormatError, match=rf"'{name}' of shape .*: the configuration requires {expected}"):
-        embgrad.load_bert(tmp_path, "fake")
-    assert built == {}
 
 
 @pytest.mark.parametrize(
@@ -279,79 +227,90 @@ def test_a_backend_whose_bert_is_not_as_the_configuration_says(
     assert built == {}
 
 
-def test_two_encoders_in_one_checkpoint(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
-    weights = example_weights()
-    write(tmp_path, {**weights, "bert.pooler.dense.bias": weights["pooler.dense.bias"]})
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"holds the weight 'pooler\.dense\.bias' twice, once as '.*pooler"
-    ):
-        embgrad.load_bert(tmp_path, "fake")
-
-
-def test_no_configuration(tmp_path: Path, built: Any) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(embgrad.FileFormatError, match=r"holds no config\.json: expected a checkpoint folder"):
-            embgrad.load_bert(folder, "fake")
-
-
-def test_a_file_in_the_folders_place(tmp_path: Path, built: Any) -> None:
-    write(tmp_path, {})
-    with pytest.raises(embgrad.FileFormatError, match=r"cannot be read as JSON"):
-        embgrad.load_bert(tmp_path / "model.safetensors", "fake")
-
-
-@pytest.mark.parametrize(
-    ("config", "kind"),
-    [({"model_type": "roberta"}, "'roberta'"), ({}, "None"), ({"model_type": ["bert"]}, r"\['bert'\]")],
-)
-def test_other_models(tmp_path: Path, built: Any, config: Any, kind: str) -> None:
-    write(tmp_path, {}, config)
-    with pytest.raises(
-        embgrad.UnsupportedError, match=f"says model_type {kind}: load_bert expects 'bert'. Build other"
-    ):
-        embgrad.load_bert(tmp_path, "fake")
-
-
-@pytest.mark.parametrize("config", [[1], 3, None, "bert"])
-def test_a_configuration_that_is_no_object(tmp_path: Path, built: Any, config: Any) -> None:
-    write(tmp_path, {}, config)
-    with pytest.raises(embgrad.FileFormatError, match=r"config\.json holds .*: expected an object, a model's config"):
-        embgrad.load_bert(tmp_path, "fake")
-
-
-def test_weights_in_other_formats(tmp_path: Path, built: Any) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(
-        embgrad.FileFormatError, match=r"model\.safetensors is missing: expected the weights as safetensors\n"
-    ):
-        embgrad.load_bert(tmp_path, "fake")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(embgrad.FileFormatError, match=r"'pytorch_model\.bin' is not read, convert it to safetensors"):
-        embgrad.load_bert(tmp_path, "fake")
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ("{", "is not a valid index of safetensors shards"),
-        ("{}", "is not a valid index of safetensors shards"),
-        ('{"weight_map": [1]}', "is not a valid index of safetensors shards"),
-        ('{"weight_map": {"a": 3}}', "names the shard 3: expected a file in"),
-        (
-            '{"weight_map": {"a": "../secret.safetensors"}}',
-            "names the shard '../secret.safetensors': expected a file in",
-        ),
-        ('{"weight_map": {}}', "lacks 39 of the model's weights"),
-    ],
-)
-def test_indices_of_shards_that_are_refused(tmp_path: Path, built: Any, index: str, message: str) -> None:
-    (write(tmp_path, example_weights()) / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(embgrad.FileFormatError, match=message):
-        embgrad.load_bert(tmp_path, "fake")
-
-
 def test_a_backend_that_has_no_bert(tmp_path: Path, built: Any) -> None:
     with pytest.raises(embgrad.UnsupportedError, match="the backend 'unable' cannot load a BERT; use 'torch'"):
         embgrad.load_bert(write(tmp_path, {}), "unable")
     with pytest.raises(embgrad.BackendError, match="there is no backend 'jax': expected one of 'fake', 'unable'"):
         embgrad.load_bert(tmp_path, "jax")
+
+
+WHOLE = example_weights()
+INDEX = "model.safetensors.index.json"
+
+
+def without(name: str, **others: np.ndarray) -> dict[str, np.ndarray]:
+    return {key: value for key, value in {**WHOLE, **others}.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("weights", "config", "index", "message"),
+    [
+        (
+            without("encoder.layer.1.output.dense.bias"),
+            CONFIG,
+            None,
+            r"lacks 1 of the model's weights: 'encoder\.layer\.1\.output\.dense\.bias'.*expected all of 39",
+        ),
+        (
+            without("pooler.dense.bias", **{"pooler.dens.bias": np.zeros(3, np.float32)}),
+            CONFIG,
+            None,
+            r"'pooler\.dense\.bias'.* Did you mean 'pooler\.dens\.bias'\?",
+        ),
+        (
+            without("", **{"bert.pooler.dense.bias": np.zeros(3, np.float32)}),
+            CONFIG,
+            None,
+            r"holds the weight 'pooler\.dense\.bias' twice, once as '.*pooler",
+        ),
+        *(
+            (
+                without("", **{name: np.zeros(shape, np.float32)}),
+                CONFIG,
+                None,
+                rf"'{name}' of shape .*: the configuration requires {re.escape(str(shape_of(name)))}",
+            )
+            for name, shape in {
+                "embeddings.word_embeddings.weight": (8, SIZE),
+                "encoder.layer.0.intermediate.dense.weight": (SIZE, INNER),
+                "embeddings.LayerNorm.bias": (SIZE, 1),
+            }.items()
+        ),
+        *((WHOLE, config, None, "holds .*: expected an object, a model's config") for config in ([1], 3, None, "bert")),
+        *(
+            (WHOLE, CONFIG, index, "is not a valid index of safetensors shards")
+            for index in ("{", "{}", '{"weight_map": [1]}')
+        ),
+        (WHOLE, CONFIG, '{"weight_map": {}}', "lacks 39 of the model's weights"),
+    ],
+)
+def test_folders_that_are_refused(
+    tmp_path: Path, built: dict[str, np.ndarray], weights: Any, config: Any, index: str | None, message: str
+) -> None:
+    write(tmp_path, weights, config)
+    if index is not None:
+        (tmp_path / INDEX).write_text(index)
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        embgrad.load_bert(tmp_path, "fake")
+    assert built == {}
+
+
+@pytest.mark.parametrize(("kind", "said"), [("roberta", "'roberta'"), (None, "None"), (["bert"], "['bert']")])
+def test_other_models_are_refused(tmp_path: Path, built: Any, kind: Any, said: str) -> None:
+    write(tmp_path, {}, {} if kind is None else {"model_type": kind})
+    with refused(embgrad.UnsupportedError, f"says model_type {said}: load_bert expects 'bert'. Build other"):
+        embgrad.load_bert(tmp_path, "fake")
+
+
+def test_missing_files_are_named(tmp_path: Path, built: Any) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with refused(embgrad.FileFormatError, "holds no config.json: expected a checkpoint folder"):
+            embgrad.load_bert(folder, "fake")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with refused(embgrad.FileFormatError, "model.safetensors is missing: expected the weights as safetensors\n"):
+        embgrad.load_bert(tmp_path, "fake")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with refused(embgrad.FileFormatError, "'pytorch_model.bin' is not read, convert it to safetensors"):
+        embgrad.load_bert(tmp_path, "fake")
+    with refused(embgrad.FileFormatError, "cannot be read as JSON"):
+        embgrad.load_bert(tmp_path / "pytorch_model.bin", "fake")

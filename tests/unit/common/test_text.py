@@ -24,13 +24,14 @@ from embgrad.report import render_page, write_page
 from embgrad.report.text import MOST_SHOWN, token_text
 from tests.unit.hostile import TEXTS, expect_harmless
 from tests.unit.pages import Reader, result, times
+from tests.unit.streams import Pieces, model
 
 #: Those that a page would be too long for are shown in part everywhere, and said to be.
 every = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 
 
 def marked(text: str) -> embgrad.EmbeddingGradients:
-    """A result that holds the text wherever one may hold any."""
+    """Return a result that holds the text in every field that can hold text."""
     provenance = {
         "backend": text,
         "model": f"{text}.{text}",
@@ -45,7 +46,7 @@ def marked(text: str) -> embgrad.EmbeddingGradients:
 
 
 def stacked(text: str) -> int:
-    """The most marks on one letter."""
+    """Return the largest number of marks on one letter."""
     most = run = 0
     for character in text:
         run = run + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
@@ -97,7 +98,7 @@ def test_control_characters_are_escaped(text: str, shown: str) -> None:
 
 
 @every
-def test_results_and_comparisons_print(text: str) -> None:
+def test_results_and_comparisons_print_hostile_text(text: str) -> None:
     item = marked(text)
     comparison = embgrad.compare(
         item, replace(times(item, 3), provenance={**item.provenance, "compute_dtype": "float32"})
@@ -114,7 +115,7 @@ def test_results_and_comparisons_print(text: str) -> None:
 
 
 @every
-def test_errors_print(text: str, tmp_path: Path) -> None:
+def test_errors_print_hostile_text(text: str, tmp_path: Path) -> None:
     item, other = marked(text), times(result([["[CLS]", "a", "b", "c"]]), 2)
     other = replace(other, provenance={"versions": {"numpy": text}, "embgrad": text})
     golden = embgrad.golden(tmp_path / "g.safetensors")
@@ -126,7 +127,7 @@ def test_errors_print(text: str, tmp_path: Path) -> None:
         lambda: item.table(),
         lambda: item.saliency(text),
         lambda: render_page({text: item, "b": other}, layers=[text, text + "x"]),
-        lambda: embgrad.save({text: 3}, tmp_path / "x"),  # type: ignore[dict-item]
+        lambda: embgrad.save({text: 3}, tmp_path / "x"),
     ]
     for call in calls:
         with pytest.raises(embgrad.EmbgradError) as caught:
@@ -140,7 +141,7 @@ def test_errors_print(text: str, tmp_path: Path) -> None:
 
 
 @every
-def test_errors_on_files_print(text: str, tmp_path: Path) -> None:
+def test_errors_on_files_print_hostile_text(text: str, tmp_path: Path) -> None:
     path = tmp_path / "g.safetensors"
     plain = {"format": 1, "tokens": None, "vocab": None, "pad_leak": 0.0, "provenance": {}}
     array = np.zeros((1, 1, 1), np.float32)
@@ -167,7 +168,7 @@ def test_errors_on_files_print(text: str, tmp_path: Path) -> None:
 
 
 @every
-def test_a_page_holds_it_as_text(text: str) -> None:
+def test_a_page_shows_hostile_text_as_text(text: str) -> None:
     item = marked(text)
     points = {text or "word": item, "layer.0": item, text + "2": item}
     comparison = replace(embgrad.compare(item, times(item, 2)), notes=(text,), advice=text, labels=(text, text))
@@ -192,12 +193,11 @@ def test_a_page_holds_it_as_text(text: str) -> None:
 
 
 @every
-def test_a_notebook_holds_it_as_text(text: str) -> None:
+def test_a_notebook_shows_hostile_text_as_text(text: str) -> None:
     item = marked(text)
     comparison = replace(embgrad.compare(item, times(item, 2)), notes=(text,), advice=text, labels=(text, text))
     for shown in (item, comparison, embgrad.Comparisons({text: comparison, text + "2": comparison})):
         fragment = shown._repr_html_()
-        assert fragment is not None
         fragment.encode("utf-8")
         seen = Reader(fragment)
         expect_harmless(seen.seen, lines=True)
@@ -205,7 +205,7 @@ def test_a_notebook_holds_it_as_text(text: str) -> None:
 
 
 @every
-def test_files_give_it_back(text: str, tmp_path: Path) -> None:
+def test_files_preserve_hostile_text(text: str, tmp_path: Path) -> None:
     item = marked(text)
     embgrad.save({text: item, text + "x": item}, tmp_path / "g.safetensors", durable=True)
     actual = embgrad.load(tmp_path / "g.safetensors")
@@ -221,19 +221,10 @@ def test_files_give_it_back(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", ["all", "saliency"])
-def test_streams_give_it_back(keep: str, tmp_path: Path) -> None:
-    from tests.unit.streams import model
-
-    class Tokenizer:
-        def tokenize(self, text: str) -> list[str]:
-            return [text, "x"]
-
-        def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
-            return [1 + len(token) % 7 for token in tokens]
-
-    given = list(TEXTS.values())
+def test_streams_preserve_hostile_text(keep: str, tmp_path: Path) -> None:
+    given, pieces = list(TEXTS.values()), Pieces(lambda text: [text, "x"])
     for folder in (tmp_path / "a", tmp_path / "a"):  # and again, where nothing is left to do
-        run = embgrad.stream(model(), given, embgrad.Sum(), tokenizer=Tokenizer(), batch_size=4, to=folder, keep=keep)
+        run = embgrad.stream(model(), given, embgrad.Sum(), tokenizer=pieces, batch_size=4, to=folder, keep=keep)
         actual = [row[1] for item in run for row in item.tokens]
         assert actual == given
     assert [row[1] for item in embgrad.open_stream(tmp_path / "a") for row in item.tokens] == given

@@ -16,12 +16,6 @@ from embgrad.testing.conformance import example_batch, example_weights
 from tests.contract.conformance.harness_reference import Harness
 
 
-def test_a_backend_without_traces_says_so() -> None:
-    model = Harness().build("mean", example_weights())
-    with pytest.raises(embgrad.UnsupportedError, match="does not support 'compile'"):
-        embgrad.gradients(model, example_batch(), embgrad.Logit(0), compile=True)
-
-
 class Falling(reference.ReferenceBackend):
     supports = frozenset({*reference.ReferenceBackend.supports, "compile"})
 

@@ -10,6 +10,7 @@ import pytest
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.models import BATCH, IDS, MASK, curved
+from tests.unit.refusals import refused
 
 LOGIT = embgrad.Logit(0)
 
@@ -83,9 +84,7 @@ def test_a_computed_table_of_other_indices_is_refused() -> None:
 
 
 def test_a_hidden_state_has_no_table() -> None:
-    with pytest.raises(
-        embgrad.PointError, match="the point 'block' is 'block:output#0', a module's value: expected a lookup"
-    ):
+    with refused(embgrad.PointError, "the point 'block' is 'block:output#0', a module's value: expected a lookup"):
         embgrad.embedding_table(curved(), BATCH, at="block")
 
 

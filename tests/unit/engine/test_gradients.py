@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.backend import registry
-from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, lookup
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from tests.unit.refusals import refused
 
 VOCAB, DIM, CLASSES = 20, 4, 3
 WEIGHTS = {
@@ -61,7 +61,7 @@ def siamese(model: Any, input_ids: np.ndarray, hypothesis: np.ndarray) -> Tensor
 
 
 def centred(model: Any, input_ids: np.ndarray) -> Tensor:
-    """Examples meet: each is given less the mean of the batch, as in batch norm."""
+    """Subtract the mean of the batch, as in batch norm, so that examples interact."""
     hidden = lookup(model["E"], input_ids).mean(1)
     return (hidden + hidden.mean(0) * -1.0).tanh() @ model["W"]
 
@@ -71,7 +71,7 @@ def gradients(forward: Callable[..., Any] = mean, batch: Any = IDS, objective: A
 
 
 def expected_of_mean(ids: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """On paper: softmax less one-hot, back through W, the mean and the tanh."""
+    """Return the closed form: softmax less one-hot, back through W, the mean and the tanh."""
     hidden = np.tanh(WEIGHTS["E"][ids])
     logits = hidden.mean(1) @ WEIGHTS["W"]
     slope = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - np.eye(CLASSES)[list(labels)]
@@ -93,27 +93,19 @@ def test_any_ids_in_any_arrangement(rows: list[list[int]], forward: Any) -> None
 
 def test_an_ambiguous_layout_is_refused() -> None:
     one_row = ReferenceModel(mean, {"E": WEIGHTS["E"][:1], "W": WEIGHTS["W"]})
-    with pytest.raises(
-        embgrad.AmbiguousPointError, match=r"do not show which axis of E#0 .*holds the examples.*batch_size=1"
-    ):
+    with refused(embgrad.AmbiguousPointError, "do not show which axis of E#0 ", "holds the examples", "batch_size=1"):
         embgrad.gradients(one_row, np.zeros((2, 2)), embgrad.CrossEntropy(LABELS))
     each = embgrad.gradients(one_row, np.zeros((2, 2)), embgrad.CrossEntropy(LABELS), batch_size=1)
     np.testing.assert_allclose(each.values, expected_of_mean(np.zeros((2, 2), int), LABELS), atol=1e-14)
 
 
-def test_single_precision() -> None:
-    result = embgrad.gradients(model(mean, "float32"), IDS, embgrad.CrossEntropy(LABELS))
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float16", 5e-3)])
+def test_single_and_half_precision(dtype: str, tolerance: float) -> None:
+    result = embgrad.gradients(model(mean, dtype), IDS, embgrad.CrossEntropy(LABELS))
     assert result.values.dtype == result.activations.dtype == np.float32
     assert result.objective.dtype == np.float64
-    assert result.provenance["compute_dtype"] == "float32"
-    np.testing.assert_allclose(result.values, expected_of_mean(IDS, LABELS), rtol=2e-5, atol=1e-7)
-
-
-def test_half_precision_is_widened() -> None:
-    result = embgrad.gradients(model(mean, "float16"), IDS, embgrad.CrossEntropy(LABELS))
-    assert result.values.dtype == np.float32
-    assert result.provenance["compute_dtype"] == "float16"
-    np.testing.assert_allclose(result.values, expected_of_mean(IDS, LABELS), atol=5e-3)
+    assert result.provenance["compute_dtype"] == dtype
+    np.testing.assert_allclose(result.values, expected_of_mean(IDS, LABELS), atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -133,16 +125,9 @@ def test_half_precision_is_widened() -> None:
         (IDS, {"pads": "zeros"}, "pads is 'zeros': expected 'keep' or 'zero'. Did you mean 'zero'"),
         (IDS, {"pads": None}, "pads is None"),
         (IDS, {"batch_size": 0}, "batch_size is 0: expected a whole number of at least 1, or None"),
-        (IDS, {"batch_size": -1}, "batch_size is -1"),
-        (IDS, {"batch_size": 1.0}, "batch_size is 1.0"),
-        (IDS, {"batch_size": True}, "batch_size is True"),
-        (IDS, {"batch_size": "2"}, "batch_size is '2'"),
+        *((IDS, {"batch_size": size}, f"batch_size is {size!r}") for size in (-1, 1.0, True, "2")),
         (IDS, {"call": "forward"}, r"call is 'forward': expected a function, call\(model, inputs\) -> outputs"),
-        (
-            [[3, VOCAB]],
-            {},
-            "id 20 at example 0, position 1 is outside the table: table 'E' has 20 rows: expected 0 to 19",
-        ),
+        ([[3, VOCAB]], {}, "id 20 at example 0, position 1 is outside the table: table 'E' has 20 rows: expected"),
         ([[3, 2**40]], {}, "id 1099511627776 at example 0, position 1"),
     ],
 )
@@ -166,7 +151,7 @@ def test_numpy_booleans_are_flags_and_calls_must_be_functions() -> None:
         with pytest.raises(embgrad.BatchError, match=r"call is 3: expected a function, call\(model, inputs\)"):
             function(model(mean), IDS, embgrad.Sum(), call=3)
     with pytest.raises(embgrad.BatchError, match=r"call is \[\]: expected a function"):
-        embgrad.points(model(mean), IDS, call=[])  # type: ignore[arg-type]
+        embgrad.points(model(mean), IDS, call=[])
 
 
 @pytest.mark.parametrize(
@@ -208,27 +193,13 @@ def test_points_lists_the_lookups_in_order() -> None:
     assert [point.name for point in embgrad.points(model(mean), ["ab"], tokenizer=lambda text: [1, 2])] == ["E#0"]
 
 
-def test_positions_that_equal_the_ids_are_distinguished_from_them() -> None:
-    ids = np.arange(3)[None]
-    result = gradients(positional, ids, embgrad.Sum())
-    np.testing.assert_array_equal(result.activations, WEIGHTS["E"][ids])
-    assert gradients(positional, ids, embgrad.Sum(), at="word#0").provenance["path"] == "E#0"
-    np.testing.assert_array_equal(gradients(positional, ids, embgrad.Sum(), at="P").activations, WEIGHTS["P"][ids])
-    alike = gradients(positional, [[0]], embgrad.Sum())  # one id: another one shows which lookup follows
-    assert alike.provenance["path"] == "E#0"
-    with pytest.raises(embgrad.PointError, match=r"no point 'word#1': the ids are looked up 1 time\(s\)"):
-        gradients(positional, ids, embgrad.Sum(), at="word#1")
-
-
 def test_positions_that_equal_the_ids_are_not_mistaken_for_the_word_lookup() -> None:
     def one_hot(model: Any, input_ids: np.ndarray) -> Tensor:
         positions = lookup(model["P"], np.arange(input_ids.shape[1])[None])
         return (Tensor(np.eye(VOCAB)[input_ids]) @ model["E"] + positions).tanh().mean(1) @ model["W"]
 
-    with pytest.raises(
-        embgrad.PointNotReachedError,
-        match=r"made no lookup of the batch's ids: the indices of P#0 .* equal them by chance",
-    ):
+    message = r"made no lookup of the batch's ids: the indices of P#0 .* equal them by chance"
+    with pytest.raises(embgrad.PointNotReachedError, match=message):
         gradients(one_hot, np.arange(3)[None], embgrad.Sum())
 
 
@@ -251,9 +222,7 @@ def test_a_model_that_fails_with_other_ids_leaves_the_word_ambiguous() -> None:
             raise ValueError("not these")
         return positional(model, input_ids)
 
-    with pytest.raises(
-        embgrad.AmbiguousPointError, match=r"'word' fits 2 lookups, P#0 .*raised ValueError: name one of"
-    ):
+    with refused(embgrad.AmbiguousPointError, "'word' fits 2 lookups, P#0 ", "raised ValueError: name one of"):
         gradients(particular, np.arange(3)[None], embgrad.Sum())
 
 
@@ -305,16 +274,18 @@ def test_a_lookup_that_all_examples_share_beside_others_and_in_micro_batches() -
 
 
 def expected_of_positional() -> np.ndarray:
-    """On paper, as `expected_of_mean`, for each example's own sum of row and position."""
+    """Return the closed form, as `expected_of_mean`, for the sum of each row and its position."""
     hidden = np.tanh(WEIGHTS["E"][IDS] + WEIGHTS["P"][:3])
     logits = hidden.mean(1) @ WEIGHTS["W"]
     slope = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - np.eye(CLASSES)[LABELS]
     return np.asarray((slope @ WEIGHTS["W"].T)[:, None] / 3 * (1 - hidden**2))
 
 
-def test_split_where_examples_meet() -> None:
-    together, split = gradients(centred), gradients(centred, split=True)
-    each = [gradients(centred, IDS, _Only(LABELS, example)) for example in range(2)]
+def test_split_where_examples_interact() -> None:
+    vectors = np.random.default_rng(3).normal(size=(2, CLASSES))
+    objective, *alone = (embgrad.Projection(vectors * part) for part in (1, [[1], [0]], [[0], [1]]))
+    together, split = gradients(centred, IDS, objective), gradients(centred, IDS, objective, split=True)
+    each = [gradients(centred, IDS, one_example) for one_example in alone]
     for example in range(2):
         np.testing.assert_allclose(split.values[example], each[example].values[example], atol=1e-14)
         np.testing.assert_allclose(
@@ -324,19 +295,6 @@ def test_split_where_examples_meet() -> None:
     assert not np.allclose(split.values, together.values)
     assert split.provenance["split"]
     np.testing.assert_array_equal(split.objective, together.objective)
-
-
-class _Only(embgrad.CrossEntropy):
-    """The cross-entropy of one example; nothing of the others."""
-
-    def __init__(self, labels: Sequence[int], example: int) -> None:
-        super().__init__(labels)
-        self.example = example
-
-    def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:
-        values, cotangent = super().evaluate(output, batch)
-        alone = np.arange(len(values)) == self.example
-        return values * alone, cotangent * alone[:, None]
 
 
 def test_pads_are_zeroed_in_every_pullback() -> None:
@@ -392,7 +350,6 @@ def test_pads_of_a_point_without_positions_cannot_be_zeroed() -> None:
 
 
 def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
-
     def packed(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         longest = int(attention_mask.sum(1).max())
         share = (attention_mask / attention_mask.sum(1, keepdims=True))[:, :longest, None]
@@ -434,61 +391,27 @@ def test_inputs_that_all_examples_share_are_not_cut(extras: list[str], count: in
         np.testing.assert_allclose(pieces.objective, whole.objective, rtol=1e-12)
 
 
-def test_micro_batches_with_labels_at_each_position_and_extras() -> None:
-    def tagged(model: Any, input_ids: np.ndarray, weights: np.ndarray) -> Tensor:
-        return (lookup(model["E"], input_ids) * Tensor(weights[:, None, None])).tanh() @ model["W"]
-
-    ids = np.arange(15).reshape(5, 3)
-    labels = np.where(ids % 4 == 0, -100, ids % CLASSES)
-    batch = {"input_ids": ids, "weights": np.arange(1.0, 6.0)}
-    whole = gradients(tagged, batch, embgrad.CrossEntropy(labels))
-    pieces = gradients(tagged, batch, embgrad.CrossEntropy(labels), batch_size=2)
-    np.testing.assert_allclose(pieces.values, whole.values, atol=1e-15)
-    np.testing.assert_array_equal(whole.values.any(-1), labels != -100)
-
-
 def test_micro_batches_of_native_objectives() -> None:
     whole = gradients(mean, objective=lambda logits: logits.column(1))
     pieces = gradients(mean, objective=lambda logits: logits.column(1), batch_size=1)
     np.testing.assert_allclose(pieces.values, whole.values)
     scalar = embgrad.Scalar(lambda logits: logits.column(1).sum(0))
-    with pytest.raises(
-        embgrad.UnsupportedError, match=r"batch_size=1 splits the batch of 2, and a Scalar .*omit batch_size"
-    ):
+    with refused(embgrad.UnsupportedError, "batch_size=1 splits the batch of 2, and a Scalar ", "omit batch_size"):
         gradients(mean, objective=scalar, batch_size=1)
     assert gradients(mean, objective=scalar, batch_size=2).objective.shape == ()
 
 
-def test_arguments_of_the_wrong_length_are_refused_in_micro_batches_too() -> None:
+def test_labels_of_the_wrong_length_are_refused_in_sub_batches_too() -> None:
     with pytest.raises(embgrad.ObjectiveError, match="labels has 3 entries: expected 2, one for each example"):
         gradients(objective=embgrad.CrossEntropy([0, 1, 2]), batch_size=1)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_native_objective_that_is_not_finite(value: float) -> None:
-    with pytest.raises(
-        embgrad.ObjectiveError, match=rf"the objective is {value} for example 1: expected finite numbers"
-    ):
+    with refused(embgrad.ObjectiveError, f"the objective is {value} for example 1: expected finite numbers"):
         gradients(mean, objective=lambda logits: logits.column(0) + Tensor(np.array([0.0, value])))
     with pytest.raises(embgrad.ObjectiveError, match=f"the objective is {value}: expected"):
         gradients(mean, objective=embgrad.Scalar(lambda logits: logits.column(0).sum(0) + Tensor(value)))
-
-
-def test_a_backend_is_asked_only_for_what_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Limited(ReferenceBackend):
-        supports = frozenset({"word"})  # type: ignore[misc]
-
-    monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Limited()}, {}))
-    cases: list[tuple[str, Any, dict[str, Any]]] = [
-        ("training", embgrad.Sum(), {"training": True}),
-        ("split", embgrad.Sum(), {"split": True}),
-        ("native", lambda logits: logits.column(0), {}),
-    ]
-    for ability, objective, options in cases:
-        message = f"the backend 'reference' does not support '{ability}': it supports 'word'; leave it out"
-        with pytest.raises(embgrad.UnsupportedError, match=message):
-            gradients(objective=objective, **options)
-    assert gradients().values.any()
 
 
 def test_split_with_a_native_objective() -> None:
@@ -547,21 +470,6 @@ def test_unused_inputs_without_effect_are_no_warning(batch: Any) -> None:
         gradients(mean, batch)
 
 
-def test_call_receives_the_batch_in_its_own_convention() -> None:
-    seen: list[Any] = []
-
-    def call(model: ReferenceModel, inputs: Any) -> Tensor:
-        seen.append(inputs)
-        return model(IDS)
-
-    gradients(mean, embgrad.TokenBatch(IDS, RIGHT, convention="tfhub"), call=call)
-    gradients(mean, {"input_ids": IDS, "anything": 3}, call=call)
-    gradients(mean, IDS, call=call)
-    assert list(seen[0]) == ["input_word_ids", "input_mask"]
-    assert list(seen[1]) == ["input_ids", "anything"]
-    np.testing.assert_array_equal(seen[2], IDS)
-
-
 def premise_and_hypothesis(
     model: Any, input_ids: np.ndarray, hypothesis_ids: np.ndarray, hypothesis_mask: Any
 ) -> Tensor:
@@ -609,7 +517,7 @@ def test_padding_of_a_second_lookup_is_reported_or_zeroed() -> None:
 
 
 class Holder:
-    """A pipeline, say: no model, and holds one, with a tokenizer."""
+    """An object that holds a model and a tokenizer, such as a pipeline."""
 
     def __init__(self, model: Any, **others: Any) -> None:
         self.model = model
@@ -637,7 +545,7 @@ def test_an_object_that_holds_a_model_and_a_tokenizer() -> None:
 
 
 class Vocabulary:
-    """As little of a tokenizer as names ids."""
+    """A tokenizer that can only name ids."""
 
     def id_to_token(self, number: int) -> str | None:
         return chr(96 + number) if 0 < number < 10 else None
@@ -650,19 +558,9 @@ def test_a_tokenizer_beside_ids_names_the_tokens() -> None:
         np.testing.assert_array_equal(result.values, gradients(mean, batch).values)
     named = embgrad.TokenBatch(IDS, tokens=[["x", "y", "z"]] * 2)
     assert gradients(mean, named, tokenizer=Vocabulary()).tokens == named.tokens
-    message = (
-        "the tokenizer, a Vocabulary, has no token for the id 11: expected the tokenizer that made the ids. Leave the"
-    )
+    message = "the tokenizer, a Vocabulary, has no token for the id 11: expected the tokenizer that made the ids"
     with pytest.raises(embgrad.BatchError, match=message):
         gradients(mean, [[3, 11]], embgrad.Sum(), tokenizer=Vocabulary())
-
-
-def test_a_call_that_is_refused() -> None:
-    for outputs in (None, [], {"loss": 3}):
-        with pytest.raises(embgrad.OutputError, match="there is no tensor"):
-            gradients(call=lambda model, inputs, outputs=outputs: [model(inputs), outputs][1])
-    with pytest.raises(embgrad.BatchError, match="the model needs 'hypothesis'"):
-        gradients(siamese)
 
 
 def test_provenance() -> None:
@@ -702,24 +600,20 @@ def test_provenance_of_native_objectives() -> None:
     def positive(logits: Tensor) -> Tensor:
         return logits.column(0)
 
-    described = gradients(objective=positive).provenance["objective"]
-    assert described["class"] == "callable"
-    assert described["name"].endswith("positive")
-
-    class Callable_:
+    class Column:
         def __call__(self, logits: Tensor) -> Tensor:
             return logits.column(0)
 
-    assert gradients(objective=Callable_()).provenance["objective"]["name"].endswith("Callable_")
+    for objective, name in ((positive, "positive"), (Column(), "Column")):
+        described = gradients(objective=objective).provenance["objective"]
+        assert described["class"] == "callable"
+        assert described["name"].endswith(name)
 
 
 def test_the_result_is_not_the_batchs_memory() -> None:
     batch = embgrad.TokenBatch(IDS, np.ones_like(IDS), np.zeros_like(IDS), words=np.zeros_like(IDS))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        result = gradients(mean, batch)
+    result = gradients(mean, batch)
     for name in ("ids", "mask", "types", "words_of", "values", "activations", "objective"):
         getattr(result, name)[...] = 1
     np.testing.assert_array_equal(batch.ids, IDS)
-    assert batch.words is not None
     assert not batch.words.any()

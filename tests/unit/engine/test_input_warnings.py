@@ -23,7 +23,7 @@ LEFT = MASK[:, ::-1].copy()
 
 
 def language(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
-    """Logits over the vocabulary at each position."""
+    """Return logits over the vocabulary at each position."""
     return lookup(model["E"], input_ids).tanh() @ model["W"]
 
 
@@ -32,7 +32,7 @@ def model(forward: Callable[..., Any]) -> Any:
 
 
 def warned(call: Callable[[], Any]) -> list[str]:
-    """What embgrad warns of, at the line of this module."""
+    """Return the warnings of a call, all of which name a line of this module."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -72,10 +72,7 @@ def test_other_labels_are_no_warning() -> None:
         of_labels(np.where(np.arange(10).reshape(2, 5) == 2, IDS, -100)) == []
     )  # one position alone may be so by chance
     assert of_labels((IDS + 1) % VOCAB) == []
-
-
-def test_labels_of_a_text_of_one_token_may_be_shifted() -> None:
-    same = np.full((2, 5), 7)
+    same = np.full((2, 5), 7)  # of one token: they may be shifted
     assert of_labels(np.concatenate([same[:, 1:], np.full((2, 1), -100)], axis=1), same) == []
 
 
@@ -96,13 +93,13 @@ def test_labels_of_a_decoder_are_no_warning() -> None:
 
 
 def by_column(model: Any, input_ids: np.ndarray, attention_mask: Any = None, position_ids: Any = None) -> Tensor:
-    """As GPT-2."""
+    """Number positions by column, as GPT-2 does."""
     positions = np.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
     return pooled(model, lookup(model["E"], input_ids) + lookup(model["P"], positions), attention_mask)
 
 
 def by_mask(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
-    """As OPT."""
+    """Number positions by the mask, as OPT does."""
     mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
     positions = (mask.cumsum(1) - 1).clip(0).astype(int)
     return pooled(model, lookup(model["E"], input_ids) + lookup(model["P"], positions), attention_mask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -23,23 +23,19 @@ from tests.contract.conformance.harness_reference import Harness
 METHODS: Final = {"Golden.check": "golden"}
 
 
-def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public functions."""
-    for name in embgrad.__all__:
-        if inspect.isfunction(getattr(embgrad, name)):
-            yield name, getattr(embgrad, name)
+FUNCTIONS = {name: getattr(embgrad, name) for name in embgrad.__all__ if inspect.isfunction(getattr(embgrad, name))}
 
 
 def takes_a_model(function: Callable[..., Any]) -> bool:
-    """Whether one of its parameters is a model, or models."""
+    """Return whether one of its parameters is a model, or models."""
     return any(name.startswith("model") for name in inspect.signature(function).parameters)
 
 
 def test_every_public_function_has_a_call_or_takes_no_model() -> None:
     called = {call.function for call in CALLS.values()}
-    assert {name for name, _ in functions()} == (called | WITHOUT_A_MODEL)
+    assert FUNCTIONS.keys() == (called | WITHOUT_A_MODEL)
     assert not called & WITHOUT_A_MODEL
-    assert [name for name, function in functions() if takes_a_model(function) and name not in called] == []
+    assert [name for name, function in FUNCTIONS.items() if takes_a_model(function) and name not in called] == []
 
 
 def test_every_public_method_that_takes_a_model_is_called() -> None:
@@ -85,73 +81,48 @@ def test_a_call_without_side_effects_has_no_findings() -> None:
     assert trial().traces(call(Asked.gradients, "forward", "backward", "objective")) == []
 
 
-def leaves_an_attribute(one: Asked) -> None:
-    one.model.note = 1
-
-
-def leaves_it_on_an_error(one: Asked) -> None:
+def leaves_it_on_an_error(asked: Asked) -> None:
     try:
-        one.gradients()
+        asked.gradients()
     except BaseException:
-        one.model.training = True
+        asked.model.training = True
         raise
 
 
-def leaves_it_when_interrupted(one: Asked) -> None:
+def leaves_it_when_interrupted(asked: Asked) -> None:
     try:
-        one.gradients()
+        asked.gradients()
     except KeyboardInterrupt:
-        one.model.training = True
+        asked.model.training = True
         raise
 
 
-def swallows_the_interruption(one: Asked) -> None:
+def swallows_the_interruption(asked: Asked) -> None:
     try:
-        one.gradients()
+        asked.gradients()
     except KeyboardInterrupt:
         return
 
 
-def raises_another(one: Asked) -> None:
+def raises_another(asked: Asked) -> None:
     try:
-        one.gradients()
+        asked.gradients()
     except faults.UserError as error:
         raise faults.UserError("another") from error
-
-
-def draws(one: Asked) -> None:
-    np.random.random()
-
-
-def writes_to_the_batch(one: Asked) -> None:
-    one.labels[0] = 1
-
-
-def sets_a_variable(one: Asked) -> None:
-    os.environ["EMBGRAD_LEFT"] = "1"
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (leaves_an_attribute, "success: not restored: /model/attributes/note is new"),
-        (
-            leaves_it_on_an_error,
-            "UserError at 'backward' after 0 time(s): not restored: /model/training False is now True",
-        ),
-        (
-            leaves_it_when_interrupted,
-            "KeyboardInterrupt at 'backward' after 0 time(s): not restored: /model/tr",
-        ),
-        (
-            swallows_the_interruption,
-            "KeyboardInterrupt at 'forward' after 0 time(s): AssertionError: nothing was raised",
-        ),
+        (lambda asked: setattr(asked.model, "note", 1), "success: not restored: /model/attributes/note is new"),
+        (leaves_it_on_an_error, "UserError at 'backward' after 0 time(s): not restored: /model/training False is"),
+        (leaves_it_when_interrupted, "KeyboardInterrupt at 'backward' after 0 time(s): not restored: /model/tr"),
+        (swallows_the_interruption, "KeyboardInterrupt at 'forward' after 0 time(s): AssertionError: nothing was"),
         (raises_another, "UserError at 'objective' after 0 time(s): UserError: another"),
-        (draws, "success: not restored: random numbers/of NumPy"),
-        (writes_to_the_batch, "success: not restored: /arguments/2/2"),
-        (sets_a_variable, "success: not restored: /environment/EMBGRAD_LEFT is new"),
-        (lambda one: None, "success: it does not reach 'backward'"),
+        (lambda asked: np.random.random(), "success: not restored: random numbers/of NumPy"),
+        (lambda asked: asked.labels.put(0, 1), "success: not restored: /arguments/2/2"),
+        (lambda asked: os.environ.update(EMBGRAD_LEFT="1"), "success: not restored: /environment/EMBGRAD_LEFT is new"),
+        (lambda asked: None, "success: it does not reach 'backward'"),
     ],
 )
 def test_each_side_effect_is_reported(make: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,10 @@ import pytest
 import embgrad
 from embgrad.backend import registry
 from embgrad.checkpoints.load_bert import WeightTarget
+from embgrad.engine.weights import substituted
 from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, lookup
+from tests.unit.numerics import differences
+from tests.unit.refusals import refused
 
 DIM, CLASSES = 4, 3
 IDS = np.array([[3, 5, 3], [2, 6, 1]])
@@ -32,30 +35,25 @@ def model(function: Any = forward, dtype: str = "float64") -> ReferenceModel:
     return ReferenceModel(function, {name: value.astype(dtype) for name, value in WEIGHTS.items()})
 
 
-def differences(name: str, objective: Any, step: float = 1e-4) -> np.ndarray:
-    actual = np.zeros_like(WEIGHTS[name])
-
-    def total(index: tuple[int, ...], by: float) -> float:
-        built = model()
-        built[name].value[index] += by
-        return float(embgrad.gradients(built, IDS, objective).objective.sum())
-
-    for index in np.ndindex(actual.shape):
-        wide, narrow = (total(index, k * step) - total(index, -k * step) for k in (2, 1))
-        actual[index] = (8 * narrow - wide) / (12 * step)
-    return actual
-
-
 @pytest.mark.parametrize("objective", [embgrad.CrossEntropy(LABELS), embgrad.Sum(), embgrad.Margin(0, against=1)])
 def test_every_parameter_by_finite_differences(objective: Any) -> None:
     actual = embgrad.parameter_gradients(model(), IDS, objective)
     assert list(actual) == list(WEIGHTS)
     assert len(actual) == 5
     assert actual.unreached == ("unused",)
+    assert actual.provenance["names"] == "native"
+    assert actual.provenance["objective"] == objective.describe()
+    assert "point" not in actual.provenance
     for name, value in WEIGHTS.items():
         assert actual[name].shape == value.shape
         if name != "unused":
-            np.testing.assert_allclose(actual[name], differences(name, objective), atol=1e-9)
+
+            def total(weight: np.ndarray, name: str = name) -> float:
+                built = model()
+                built[name].value[...] = weight
+                return float(embgrad.gradients(built, IDS, objective).objective.sum())
+
+            np.testing.assert_allclose(actual[name], differences(total, value), atol=1e-9)
     assert not actual["unused"].any()
     result = embgrad.gradients(model(), IDS, objective)
     np.testing.assert_array_equal(actual.objective, result.objective)
@@ -83,22 +81,6 @@ def test_dtypes(dtype: str) -> None:
     assert actual["unused"].dtype == (np.float64 if dtype == "float64" else np.float32)
 
 
-def test_several_parts() -> None:
-    def head(model: Any, x: Tensor) -> Tensor:
-        return x @ model["H"]
-
-    def body(model: Any, input_ids: np.ndarray) -> Tensor:
-        return (lookup(model["E"], input_ids) @ model["W"] + model["b"]).tanh().mean(1)
-
-    parts = [model(body), model(head)]
-    actual = embgrad.parameter_gradients(parts, IDS, embgrad.Sum(), call=lambda parts, ids: parts[1](parts[0](ids)))
-    whole = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
-    assert list(actual) == [f"{part}.{name}" for part in range(2) for name in WEIGHTS]
-    for name, part in {"E": 0, "W": 0, "b": 0, "H": 1}.items():
-        np.testing.assert_array_equal(actual[f"{part}.{name}"], whole[name])
-    assert set(actual.unreached) == set(actual) - {"0.E", "0.W", "0.b", "1.H"}
-
-
 def test_it_is_a_mapping() -> None:
     actual = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
     assert "W" in actual
@@ -124,14 +106,12 @@ def test_the_arrays_are_the_callers_own() -> None:
         np.testing.assert_array_equal(built[name].value, WEIGHTS[name])
 
 
-def test_provenance() -> None:
-    actual = embgrad.parameter_gradients(model(), IDS, embgrad.CrossEntropy(LABELS))
-    assert actual.provenance["names"] == "native"
-    assert actual.provenance["objective"]["class"] == "CrossEntropy"
-    assert "point" not in actual.provenance
-
-
 def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = ["E", "H", "unused"]
+    message = r"names='canonical' requires a BERT .* Omit it"
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
+
     def target(source: str, native: str, transposed: bool = False) -> WeightTarget:
         return WeightTarget(source, WEIGHTS[native].shape, lambda value: None, native, transposed)
 
@@ -139,9 +119,8 @@ def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
         supports = ReferenceBackend.supports | {"load_bert"}
 
         def bert_targets(self, model: Any) -> list[WeightTarget]:
-            return [target("encoder.dense.weight", "W", True), target("encoder.dense.bias", "b")] + [
-                target(f"other.{name}", name) for name in ("E", "H", "unused")
-            ]
+            dense = [target("encoder.dense.weight", "W", True), target("encoder.dense.bias", "b")]
+            return [*dense, *(target(f"other.{name}", name) for name in named)]
 
     monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Able()}, {}))
     native = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
@@ -152,22 +131,8 @@ def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(actual["other.H"], native["H"])
     assert actual.unreached == ("other.unused",)
     assert actual.provenance["names"] == "canonical"
-
-
-def test_a_parameter_without_a_canonical_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Able(ReferenceBackend):
-        supports = ReferenceBackend.supports | {"load_bert"}
-
-        def bert_targets(self, model: Any) -> list[WeightTarget]:
-            return [WeightTarget(name, WEIGHTS[name].shape, lambda value: None, name) for name in ("E", "W", "b", "H")]
-
-    monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Able()}, {}))
-    with pytest.raises(embgrad.UnsupportedError, match="no name for 1 of the 5 trainable parameters, 'unused'"):
-        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
-
-
-def test_a_model_without_canonical_names() -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=r"names='canonical' requires a BERT .* Omit it"):
+    named.pop()
+    with refused(embgrad.UnsupportedError, "no name for 1 of the 5 trainable parameters, 'unused'"):
         embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
 
 
@@ -181,9 +146,7 @@ def test_an_objective_that_depends_on_no_parameter() -> None:
     def detached(model: Any, input_ids: np.ndarray) -> Tensor:
         return forward(model, input_ids).detach()
 
-    with pytest.raises(
-        embgrad.NoGradientError, match="depends on none of the 5 trainable parameters of ReferenceModel"
-    ):
+    with refused(embgrad.NoGradientError, "depends on none of the 5 trainable parameters of ReferenceModel"):
         embgrad.parameter_gradients(model(detached), IDS, embgrad.Sum())
 
 
@@ -194,15 +157,14 @@ def test_a_gradient_that_is_not_finite() -> None:
         spike[2, 3] = np.inf
         return lookup(model["E"], input_ids).mean(1) @ Tensor(table.value, [(table, lambda g: g * spike)])
 
-    with pytest.raises(
-        embgrad.NoGradientError, match=r"the parameter 'W' is -?inf at \(2, 3\), and in 1 of 16 entries"
-    ):
+    message = r"the parameter 'W' is -?inf at \(2, 3\), and in 1 of 16 entries"
+    with pytest.raises(embgrad.NoGradientError, match=message):
         embgrad.parameter_gradients(model(steep), IDS, embgrad.Sum())
 
 
 def test_a_backend_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     class Limited(ReferenceBackend):
-        supports = frozenset({"word"})  # type: ignore[misc]
+        supports = frozenset({"word"})
 
     monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Limited()}, {}))
     for ask, ability in ((embgrad.parameter_gradients, "parameters"), (embgrad.table_gradients, "tables")):
@@ -210,9 +172,17 @@ def test_a_backend_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
             ask(model(), IDS, embgrad.Sum())
     with pytest.raises(embgrad.UnsupportedError, match="does not support 'capture'"):
         embgrad.capture(model())
-    for option in ("override", "add", "edit"):
-        with pytest.raises(embgrad.UnsupportedError, match=f"does not support '{option}'"):
-            embgrad.gradients(model(), IDS, embgrad.Sum(), **{option: {"word": lambda x: x}})  # type: ignore[call-overload]
+    cases: list[tuple[str, Any, dict[str, Any]]] = [
+        ("training", embgrad.Sum(), {"training": True}),
+        ("split", embgrad.Sum(), {"split": True}),
+        ("native", lambda logits: logits.column(0), {}),
+        *((option, embgrad.Sum(), {option: {"word": lambda x: x}}) for option in ("override", "add", "edit")),
+    ]
+    for ability, objective, options in cases:
+        message = f"the backend 'reference' does not support '{ability}': it supports 'word'; leave it out"
+        with pytest.raises(embgrad.UnsupportedError, match=message):
+            embgrad.gradients(model(), IDS, objective, **options)
+    assert embgrad.gradients(model(), IDS, embgrad.Sum()).values.any()
 
 
 def test_training_draws_the_random_numbers_of_a_plain_forward_pass() -> None:
@@ -224,3 +194,9 @@ def test_training_draws_the_random_numbers_of_a_plain_forward_pass() -> None:
     own.training = True
     np.testing.assert_allclose(actual.objective, own(IDS).value.sum(1), rtol=1e-12)
     assert not built.training
+
+
+def test_a_value_that_is_no_array_cannot_be_substituted_for_a_weight() -> None:
+    message = r"value for the weight 'b' is \[\[1, 2\], \[3\]\], which is no array \(.*\): expected real numbers"
+    with pytest.raises(embgrad.EmbgradError, match=message), substituted(model(), {"b": [[1, 2], [3]]}):
+        raise AssertionError("nothing is written")

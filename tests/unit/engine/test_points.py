@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from embgrad.forward.points import Layout, Lookup, ModuleCall, Point, layout_is_open, layout_of, split_name
+from embgrad.forward.points import Layout, layout_is_open, layout_of, split_name
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 POSITIONS = np.arange(3)[None]
 
 
 def arrangements(ids: np.ndarray) -> list[tuple[np.ndarray, bool]]:
-    """The ways in which models look up ids, each with whether the position comes first."""
+    """Return the arrangements in which models look ids up, each with whether the position comes first."""
     return [
         (ids, False),
         (ids.reshape(-1), False),
@@ -56,7 +56,6 @@ def test_a_layout_is_right_or_known_to_be_ambiguous(ids: np.ndarray, way: int) -
     """A wrong layout would silently give the gradient to the wrong example."""
     indices, transposed = arrangements(ids)[way]
     layout = layout_of(indices, ids)
-    assert layout is not None
     if layout_is_open(indices, ids) or 1 in ids.shape:
         return
     assert layout.transposed is transposed
@@ -102,20 +101,3 @@ def test_ambiguous_layouts(ids: Any, indices: Any, expected: bool) -> None:
 )
 def test_a_name_is_split_into_its_parts(name: str, expected: tuple[str, str | None, int | None]) -> None:
     assert split_name(name) == expected
-
-
-def test_keys_identify_one_point_and_its_parts() -> None:
-    lookup = Lookup("table", 2, IDS, 10, 4, None)
-    assert lookup.key == "table#2"
-    assert lookup.shape == (2, 3, 4)
-    assert str(lookup) == "table#2 (10 rows × 4, indices of shape (2, 3))"
-    call = ModuleCall("layers.0", 1, "Block", None)
-    assert (call.key("input"), call.key("output")) == ("layers.0:input#1", "layers.0:output#1")
-    assert split_name(call.key("output")) == ("layers.0", "output", 1)
-    at_lookup = Point("table#2", ("word",), lookup.shape, lookup, lookup.key)
-    at_module = Point("layers.0#1", (), (2, 3, 4), None, call.key("output"))
-    assert (at_lookup.path, at_lookup.side) == ("table", None)
-    assert (at_module.path, at_module.side) == ("layers.0", "output")
-    assert str(at_lookup) == str(lookup)
-    assert str(at_module) == "layers.0#1 (shape (2, 3, 4))"
-    assert repr(at_module) == "Point(name='layers.0#1', roles=(), shape=(2, 3, 4))"

@@ -10,6 +10,7 @@ import pytest
 import embgrad
 from embgrad.forward.names import point_of
 from embgrad.forward.points import Point
+from tests.unit.refusals import refused
 from tests.unit.tracing import Trace, Value, bert, encoder_layer, stack
 
 IDS = np.array([[7, 9, 8, 5, 2], [3, 11, 4, 6, 0]])
@@ -22,7 +23,7 @@ def named(trace: Trace, name: str) -> tuple[Point, bool]:
 
 
 def simple(*paths: str) -> Trace:
-    """Positions in `positions`, then the ids in each path."""
+    """Return a trace that looks up positions in `positions`, then the ids in each path."""
     trace = Trace(BATCH)
     trace.lookup("positions", np.arange(5)[None])
     for path in paths or ("table",):
@@ -147,10 +148,7 @@ def test_several_lookups_of_the_ids() -> None:
         ("table:input", r"no point 'table:input' \(its input is not a floating tensor\)"),
         ("type", "'type': the model makes no lookup by type; expected one of 'position', 'word', or a native path"),
         ("embeddings", "'embeddings': the model has no recognisable embedding block: no single module"),
-        (
-            "layer.0",
-            "'layer.0': the model has no repeated block that maps hidden states to hidden states, is a whole layer",
-        ),
+        ("layer.0", "'layer.0': the model has no repeated block that maps hidden states to hidden states, is"),
         ("layer.-1", "'layer.-1': the model has no repeated block"),
         ("layer", "no point 'layer'"),
         ("", "no point ''"),
@@ -188,9 +186,7 @@ def test_blocks_that_are_no_layers_are_named() -> None:
 
 @pytest.mark.parametrize("number", [3, 4, 10, -4, -5, -40])
 def test_a_layer_out_of_range(number: int) -> None:
-    message = (
-        rf"no point 'layer.{number}': the model has 3 layers: expected layer.0 to layer.2, or layer.-1 for the last"
-    )
+    message = rf"no point 'layer.{number}': the model has 3 layers: expected layer.0 to layer.2, or layer.-1"
     with pytest.raises(embgrad.UnknownPointError, match=re.escape(message)):
         named(bert(BATCH), f"layer.{number}")
 
@@ -223,15 +219,6 @@ def test_a_near_name_of_a_layer_and_of_a_module() -> None:
 
 
 @pytest.mark.parametrize("role", ["position", "type"])
-def test_roles_that_a_llama_lacks(role: str) -> None:
-    trace = Trace(BATCH)
-    stack(trace, "layers", trace.table("embed_tokens", IDS), 2)
-    message = rf"'{role}': the model makes no lookup by {role}.*expected one of 'word', 'embeddings', 'layer.0'"
-    with pytest.raises(embgrad.UnknownPointError, match=message):
-        named(trace, role)
-
-
-@pytest.mark.parametrize("role", ["position", "type"])
 def test_roles_that_cannot_be_identified_in_a_batch_of_one_position(role: str) -> None:
     trace = Trace(embgrad.TokenBatch(IDS[:, :1]))
     trace.lookup("table", IDS[:, :1])
@@ -246,7 +233,5 @@ def test_roles_that_cannot_be_identified_in_a_batch_of_one_position(role: str) -
 def test_no_lookup_of_the_ids(name: str) -> None:
     trace = Trace(BATCH)
     trace.lookup("table", IDS + 1)
-    with pytest.raises(
-        embgrad.PointNotReachedError, match=r"no lookup whose indices are the batch's ids.*table#0 \(1000"
-    ):
+    with refused(embgrad.PointNotReachedError, "no lookup whose indices are the batch's ids", "table#0 (1000"):
         named(trace, name)

@@ -32,20 +32,6 @@ def outputs(path: str, count: int) -> list[str]:
     return [f"{path}.{number}:output#0" for number in range(count)]
 
 
-def test_bert() -> None:
-    trace = bert(embgrad.TokenBatch(IDS, np.ones_like(IDS), np.array([[0, 0, 1, 1, 1]] * 2)))
-    assert trace.roles == {
-        "word": "embeddings.word_embeddings#0",
-        "type": "embeddings.token_type_embeddings#0",
-        "position": "embeddings.position_embeddings#0",
-        "embeddings": "embeddings:output#0",
-        "layer.0": "encoder.layer.0:output#0",
-        "layer.1": "encoder.layer.1:output#0",
-        "layer.2": "encoder.layer.2:output#0",
-        "layer.-1": "encoder.layer.2:output#0",
-    }
-
-
 @pytest.mark.parametrize("shape", [(1, 5), (2, 2), (5, 5), (1, 1), (4, 1)])
 def test_bert_in_batches_of_every_shape(shape: tuple[int, int]) -> None:
     ids = np.random.default_rng(0).permutation(100)[: shape[0] * shape[1]].reshape(shape) + 50
@@ -56,44 +42,6 @@ def test_bert_in_batches_of_every_shape(shape: tuple[int, int]) -> None:
         assert roles["type"] == "embeddings.token_type_embeddings#0"
         assert roles["embeddings"] == "embeddings:output#0"
         assert roles["layer.2"] == "encoder.layer.2:output#0"
-
-
-def test_albert_calls_one_layer_repeatedly_and_projects_what_it_embeds() -> None:
-    trace = Trace(BATCH, dim=8)
-
-    def embed(_: Value) -> Value:
-        trace.table("embeddings.word_embeddings", IDS, dim=4)
-        trace.table("embeddings.token_type_embeddings", np.zeros_like(IDS), dim=4)
-        trace.table("embeddings.position_embeddings", POSITIONS, dim=4)
-        return trace.new("embeddings.LayerNorm", "LayerNorm", trace.hidden(2, 5, 4), dim=4)
-
-    x = trace.module("embeddings", "Embeddings", embed, None)
-    x = trace.new("encoder.projection", "Linear", x)
-    for _ in range(3):
-        x = trace.module("encoder.group.0", "Group", lambda x: stack(trace, "encoder.group.0.layer", x, 1), x)
-    assert layers_of(trace) == [f"encoder.group.0:output#{number}" for number in range(3)]
-    assert trace.roles["embeddings"] == "embeddings:output#0"
-
-
-def test_a_layer_called_with_other_operations_between_has_no_role() -> None:
-    trace = Trace(BATCH)
-    x = bert_embeddings(trace)
-    for _ in range(3):
-        encoder_layer(trace, "encoder.layer.0", x)
-        x = trace.hidden()  # made of what it gave, by an operation
-    assert layers_of(trace) == []
-    assert trace.roles["embeddings"] == "embeddings:output#0"
-
-
-def test_deberta_with_a_convolution_behind_its_first_layer() -> None:
-    trace = Trace(BATCH)
-    x = bert_embeddings(trace)
-    first = encoder_layer(trace, "encoder.layer.0", x)
-    x = trace.new("encoder.conv", "ConvLayer", x)  # of the embeddings, and added to the first layer
-    assert first is not x
-    for number in (1, 2):
-        x = encoder_layer(trace, f"encoder.layer.{number}", x)
-    assert layers_of(trace) == outputs("encoder.layer", 3)
 
 
 def test_roberta_offsets_its_positions_and_gives_pads_a_row_of_their_own() -> None:
@@ -110,30 +58,6 @@ def test_roberta_offsets_its_positions_and_gives_pads_a_row_of_their_own() -> No
         stack(trace, "layer", trace.module("embeddings", "Embeddings", embed, None), 2)
         assert trace.roles["position"] == "embeddings.place#0"
         assert trace.roles["embeddings"] == "embeddings:output#0"
-
-
-def test_positions_of_padding_on_the_left() -> None:
-    mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-    for positions in ([[1, 1, 0, 1, 2], [0, 1, 2, 3, 4]], [[0, 1, 2, 3, 4]]):
-        trace = Trace(embgrad.TokenBatch(IDS, mask))
-        trace.table("word", IDS)
-        trace.table("place", positions)
-        assert trace.roles["position"] == "place#0"
-
-
-def test_positions_under_a_mask_with_holes() -> None:
-    mask = np.array([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
-    roles = bert(embgrad.TokenBatch(IDS, mask)).roles
-    assert roles["position"] == "embeddings.position_embeddings#0"
-    assert roles["embeddings"] == "embeddings:output#0"
-
-
-def test_positions_of_one_token_with_padding() -> None:
-    batch = embgrad.TokenBatch([[7, 9]], [[0, 1]])
-    trace = Trace(batch)
-    for path, indices in (("words", batch.ids), ("segments", np.zeros((1, 2), int)), ("places", np.arange(2)[None])):
-        trace.table(path, indices)
-    assert trace.roles["position"] == "places#0"
 
 
 def test_gluonnlps_bert_has_no_module_for_its_embeddings() -> None:
@@ -161,19 +85,6 @@ def test_gluonnlps_bert_has_no_module_for_its_embeddings() -> None:
     assert layers_of(trace) == outputs("encoder.transformer_cells", 3)
 
 
-def test_gpt2_adds_its_positions_outside_a_module_and_ends_in_a_norm() -> None:
-    trace = Trace(BATCH)
-    trace.table("wte", IDS)
-    trace.table("wpe", POSITIONS)
-    x = trace.same("drop", "Dropout", trace.hidden())
-    x = stack(trace, "h", x, 2, "Block")
-    trace.new("ln_f", "LayerNorm", x)
-    roles = trace.roles
-    assert (roles["word"], roles["position"], "type" in roles) == ("wte#0", "wpe#0", False)
-    assert roles["embeddings"] == "drop:output#0"
-    assert layers_of(trace) == outputs("h", 2)
-
-
 def test_gpt2_without_dropout_uses_the_input_of_its_first_layer() -> None:
     trace = Trace(BATCH)
     trace.table("wte", IDS)
@@ -185,70 +96,28 @@ def test_gpt2_without_dropout_uses_the_input_of_its_first_layer() -> None:
     assert not listed["h.1:input#0"].listed
 
 
-def test_gpt2_looks_its_types_up_among_its_words() -> None:
-    types = np.array([[5, 5, 6, 6, 6]] * 2)
-    trace = Trace(embgrad.TokenBatch(IDS, types=types))
-    trace.table("wte", IDS)
-    trace.table("wpe", POSITIONS)
-    trace.table("wte", types)
-    assert {role: trace.roles[role] for role in ("word", "type")} == {"word": "wte#0", "type": "wte#1"}
-
-
-def test_llamas_embeddings_are_its_words() -> None:
-    trace = Trace(BATCH)
-    x = stack(trace, "layers", trace.table("embed_tokens", IDS), 2)
-    trace.new("norm", "RMSNorm", x)
-    roles = trace.roles
-    assert roles["embeddings"] == roles["word"] == "embed_tokens#0"
-    assert not {"position", "type"} & set(roles)
-    listed = {point.key: point.roles for point in trace.points}
-    assert listed["embed_tokens#0"] == ("word", "embeddings")
-
-
-def test_gemma_scales_its_words() -> None:
-    trace = Trace(BATCH)
-    trace.table("embed_tokens", IDS)
-    stack(trace, "layers", trace.hidden(), 2)
-    assert trace.roles["embeddings"] == "layers.0:input#0"
-    assert trace.roles["word"] == "embed_tokens#0"
-
-
 @pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (2, 3), (3, 2), (1, 3), (2, 1)])
-def test_t5_has_two_stacks_of_one_class(encoder: int, decoder: int) -> None:
+@pytest.mark.parametrize("name", ["T5", "BART"])
+def test_an_encoder_and_a_decoder_in_two_modules(name: str, encoder: int, decoder: int) -> None:
     trace = Trace(BATCH)
 
     def run(side: str, count: int, ids: np.ndarray) -> Value:
         def body(_: Value) -> Value:
             x = trace.table("shared", ids)
-            x = stack(trace, f"{side}.block", trace.same(f"{side}.dropout", "Dropout", x), count, "T5Block")
-            return trace.new(f"{side}.final_layer_norm", "LayerNorm", x)
-
-        return trace.module(side, "T5Stack", body, None)
-
-    run("encoder", encoder, IDS)
-    run("decoder", decoder, IDS + 20)
-    assert layers_of(trace) == outputs("encoder.block", encoder)
-    assert trace.roles["word"] == "shared#0"
-
-
-@pytest.mark.parametrize(("encoder", "decoder"), [(2, 2), (2, 3), (1, 3), (3, 1)])
-def test_barts_stacks_are_of_two_classes(encoder: int, decoder: int) -> None:
-    trace = Trace(BATCH)
-
-    def run(side: str, kind: str, count: int, ids: np.ndarray) -> Value:
-        def body(_: Value) -> Value:
-            trace.table("shared", ids)
-            trace.table(f"{side}.embed_positions", POSITIONS + 2)
-            x = trace.new(f"{side}.layernorm_embedding", "LayerNorm", trace.hidden())
-            return stack(trace, f"{side}.layers", x, count, kind)
+            if name == "BART":
+                trace.table(f"{side}.positions", POSITIONS + 2)
+                x = trace.new(f"{side}.norm", "LayerNorm", trace.hidden())
+            return stack(trace, f"{side}.layers", x, count, "T5Block" if name == "T5" else f"{side}Layer")
 
         return trace.module(side, "Stack", body, None)
 
-    run("encoder", "EncoderLayer", encoder, IDS)
-    run("decoder", "DecoderLayer", decoder, IDS + 20)
+    run("encoder", encoder, IDS)
+    run("decoder", decoder, IDS + 20)
     assert layers_of(trace) == outputs("encoder.layers", encoder)
-    assert trace.roles["position"] == "encoder.embed_positions#0"
-    assert trace.roles["embeddings"] == "encoder.layernorm_embedding:output#0"
+    assert trace.roles["word"] == "shared#0"
+    if name == "BART":
+        assert trace.roles["position"] == "encoder.positions#0"
+        assert trace.roles["embeddings"] == "encoder.norm:output#0"
 
 
 @pytest.mark.parametrize("dims", [(8, 8, 16), (8, 16)])
@@ -262,38 +131,6 @@ def test_a_list_of_layers_of_several_widths_is_refused(dims: tuple[int, ...]) ->
         x = trace.module(f"layers.{number}", "Layer", body, x)
     assert not layers_of(trace)
     assert "embeddings" not in trace.roles
-
-
-def piped(trace: Trace, modules: list[str]) -> Value:
-    """The modules of a `Sequential` that is the model: those of an upper-case letter are blocks of that kind."""
-    x = trace.table("0", IDS)
-    for number, kind in enumerate(modules, 1):
-        if kind.isupper():
-            x = encoder_layer(trace, f"{number}", x, kind)
-        elif kind == "places":
-            x = trace.module("1", "Places", lambda x: trace.new("1.dropout", "Dropout", trace.hidden()), x)
-        else:
-            x = trace.new(f"{number}", kind, x)
-    return trace.hidden(2, 8)
-
-
-@pytest.mark.parametrize(
-    ("modules", "layers"),
-    [
-        (["A", "A", "A"], [1, 2, 3]),
-        (["places", "A", "A", "norm"], [2, 3]),
-        (["A", "dropout", "A", "dropout"], [1, 3]),
-        (["A", "B", "A", "B"], [1, 2, 3, 4]),
-        (["B", "A", "A", "A"], []),
-        (["A", "A", "B"], []),
-        (["A", "B"], []),
-        (["A", "linear"], [1]),
-    ],
-)
-def test_the_first_and_last_modules_of_a_sequential_need_not_be_layers(modules: list[str], layers: list[int]) -> None:
-    trace = Trace(BATCH)
-    trace.module("", "Sequential", lambda _: piped(trace, modules), None)
-    assert layers_of(trace) == [f"{number}:output#0" for number in layers]
 
 
 def test_parts_of_a_single_layer_are_no_layers() -> None:
@@ -320,37 +157,12 @@ def test_an_encoder_and_a_decoder_of_one_class_in_one_module(encoder: int, decod
     assert layers_of(trace) == [f"encoder_layer{mark}{number}:output#0" for number in range(encoder)]
 
 
-@pytest.mark.parametrize(("first", "second", "layers"), [(2, 2, 2), (2, 3, 2), (3, 1, 3), (1, 3, 0)])
-def test_stacks_that_differ_only_in_their_order(first: int, second: int, layers: int) -> None:
-    trace = Trace(BATCH)
-    stack(trace, "one", trace.table("table", IDS), first)
-    stack(trace, "other", trace.table("table", IDS + 20), second)
-    assert layers_of(trace) == outputs("one", layers)
-
-
-def test_layers_called_again_with_other_operations_between_have_no_role() -> None:
-    trace = Trace(BATCH)
-    for x in (trace.table("table", IDS), trace.hidden()):
-        stack(trace, "layers", x, 2)
-    assert not layers_of(trace)
-
-
 @pytest.mark.parametrize(("lower", "upper"), [(2, 2), (1, 3), (3, 1)])
 def test_layers_in_two_modules_are_not_those_of_one(lower: int, upper: int) -> None:
     trace, x = started()
     x = trace.module("lower", "Lower", lambda x: stack(trace, "lower.blocks", x, lower), x)
     trace.module("upper", "Upper", lambda x: stack(trace, "upper.blocks", x, upper), x)
     assert not layers_of(trace)
-
-
-@pytest.mark.parametrize("layers", [2, 3])
-def test_a_list_that_tensorflow_made_unique(layers: int) -> None:
-    """As in a model of Keras 3 that was exported: `_1` is no block's number."""
-    trace = Trace(BATCH)
-    x = trace.table("model_1/embed_1", IDS)
-    for number in range(layers):
-        x = encoder_layer(trace, f"model_1/layer_{number}_1", x, "model_#/layer_#_#")
-    assert layers_of(trace) == [f"model_1/layer_{number}_1:output#0" for number in range(layers)]
 
 
 @pytest.mark.parametrize("paths", [("encoder", "decoder"), ("first", "second")])
@@ -384,15 +196,6 @@ def test_an_encoder_that_runs_before_the_word_lookup_is_not_used() -> None:
     assert layers_of(trace) == outputs("decoder.layers", 3)
 
 
-def test_a_decoders_positions_are_not_the_encoders() -> None:
-    trace = Trace(BATCH)
-    stack(trace, "encoder.layers", trace.table("shared", IDS), 2, "EncoderLayer")
-    trace.table("decoder.positions", POSITIONS)
-    stack(trace, "decoder.layers", trace.table("shared", IDS + 20), 2, "DecoderLayer")
-    assert "position" not in trace.roles
-    assert layers_of(trace) == outputs("encoder.layers", 2)
-
-
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("decoder", [0, 2, 4])
 def test_blocks_behind_pooling_make_the_layers_ambiguous(sizes: tuple[int, int], decoder: int) -> None:
@@ -423,26 +226,6 @@ def test_a_first_layer_over_characters_is_not_the_model_behind_it() -> None:
     assert not layers_of(trace)
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_halves_of_layers_in_lists_of_their_own_are_no_layers(layers: int) -> None:
-    """As in XLM: attentions, feed-forward nets and norms, each in a list."""
-    trace, _ = started()
-    for number in range(layers):
-        for half in ("attentions", "ffns"):
-            encoder_layer(trace, f"{half}.{number}", trace.hidden(), half)
-            trace.new(f"norms_{half}.{number}", "LayerNorm", trace.hidden())
-    assert not layers_of(trace)
-    assert trace.roles["embeddings"] == "attentions.0:input#0"
-
-
-@pytest.mark.parametrize(("encoder", "decoder"), [(1, 1), (2, 2), (1, 2)])
-def test_layers_and_then_a_decoders_in_one_module(encoder: int, decoder: int) -> None:
-    trace = Trace(BATCH)
-    x = stack(trace, "encoder_layers", trace.table("table", IDS), encoder, "EncoderLayer")
-    stack(trace, "decoder_layers", x, decoder, "DecoderLayer")
-    assert layers_of(trace) == outputs("encoder_layers", encoder)
-
-
 def test_a_tensor_written_in_place_is_no_longer_a_module_output() -> None:
     """As in XLM, which sets its embeddings to zero at padding, in place."""
     for written in (False, True):
@@ -468,62 +251,6 @@ def test_a_container_of_layers_is_not_a_layer() -> None:
     assert layers_of(trace) == outputs("1", 2)
 
 
-def test_norms_side_by_side_are_no_layers() -> None:
-    trace, _ = started()
-    for name in ("norm_of_this", "norm_of_that"):
-        trace.new(name, "LayerNorm", trace.hidden())
-    assert not layers_of(trace)
-    assert "embeddings" not in trace.roles
-
-
-def test_a_model_without_layers() -> None:
-    trace, x = started()
-    trace.new("head", "Linear", trace.hidden(2, 8))
-    assert trace.roles == {"word": "table#0"}
-    assert x.shape == (2, 5, 8)
-
-
-def test_pooled_vectors_are_no_hidden_states() -> None:
-    trace, _ = started()
-    x = trace.hidden(2, 8)
-    for number in range(3):
-        x = trace.new(f"head.{number}", "Block", x)
-    assert not layers_of(trace)
-
-
-def test_time_major_layers() -> None:
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS.T)
-    x = stack(trace, "rnn", x, 2)
-    assert x.shape == (5, 2, 8)
-    assert layers_of(trace) == outputs("rnn", 2)
-    assert trace.roles["embeddings"] == "table#0"
-
-
-def test_layers_of_flattened_hidden_states() -> None:
-    trace = Trace(BATCH)
-    x = trace.table("table", IDS.ravel())
-    stack(trace, "layer", x, 2)
-    assert layers_of(trace) == outputs("layer", 2)
-
-
-def test_positions_time_major() -> None:
-    trace = Trace(BATCH)
-    trace.table("word", IDS.T)
-    trace.table("place", np.broadcast_to(np.arange(5)[:, None], (5, 2)))
-    assert trace.roles["position"] == "place#0"
-
-
-def test_positions_looked_up_flat() -> None:
-    """As in M2M100. Numbers that go on from example to example are no positions."""
-    mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    for positions, listed in (([2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True), (list(range(10)), False)):
-        trace = Trace(embgrad.TokenBatch(IDS, mask))
-        trace.table("word", IDS)
-        trace.table("place", positions)
-        assert ("position" in trace.roles) is listed
-
-
 @pytest.mark.parametrize("positions_first", [True, False])
 def test_ids_that_are_positions(positions_first: bool) -> None:
     trace = Trace(embgrad.TokenBatch([[0, 1, 2]]))
@@ -533,12 +260,6 @@ def test_ids_that_are_positions(positions_first: bool) -> None:
     listed = {point.key: point.roles for point in trace.points if point.lookup}
     assert listed["table#0"] == ("word",)
     assert listed["pos_table#0"] == ("word", "position")
-
-
-def test_a_word_table_called_as_if_of_positions() -> None:
-    trace = Trace(embgrad.TokenBatch([[5, 6, 7]]))
-    trace.table("composer.embedding", [[5, 6, 7]])
-    assert trace.roles == {"word": "composer.embedding#0"}
 
 
 def test_ids_that_are_all_zero_beside_types() -> None:
@@ -569,6 +290,12 @@ def test_with_one_position_only_names_distinguish_positions_from_types(
     assert trace.roles == {"word": "wte#0", **roles}
 
 
+def test_a_word_table_called_as_if_of_positions() -> None:
+    trace = Trace(embgrad.TokenBatch([[5, 6, 7]]))
+    trace.table("composer.embedding", [[5, 6, 7]])
+    assert trace.roles == {"word": "composer.embedding#0"}
+
+
 def test_relative_positions_are_no_positions() -> None:
     trace = Trace(embgrad.TokenBatch(np.arange(9).reshape(3, 3) + 10))
     trace.table("table", np.arange(9).reshape(3, 3) + 10)
@@ -576,27 +303,163 @@ def test_relative_positions_are_no_positions() -> None:
     assert trace.roles == {"word": "table#0"}
 
 
+def test_a_layer_called_with_other_operations_between_has_no_role() -> None:
+    trace = Trace(BATCH)
+    x = bert_embeddings(trace)
+    for _ in range(3):
+        encoder_layer(trace, "encoder.layer.0", x)
+        x = trace.hidden()  # made of what it gave, by an operation
+    assert layers_of(trace) == []
+    assert trace.roles["embeddings"] == "embeddings:output#0"
+
+
+TYPES = np.array([[5, 5, 6, 6, 6]] * 2)
+INDICES = {
+    "ids": IDS,
+    "other": IDS + 20,
+    "positions": POSITIONS,
+    "types": TYPES,
+    "ids.T": IDS.T,
+    "positions.T": np.broadcast_to(POSITIONS.T, (5, 2)),
+    "ids.flat": IDS.ravel(),
+}
+
+LAYERS = ("Layer#", "Block")
+
+
+def traced(steps: str) -> Trace:
+    """Return the trace of a model that is written as a text.
+
+    `path=indices` is a lookup, `path:Kind` a module, `path*2:Kind` a list of layers, `+` an operation outside of modules, `pool`
+    one that leaves a vector for each example. A kind in upper case is a whole layer, and so are those that `LAYERS` lists.
+    """
+    trace = Trace(embgrad.TokenBatch(IDS, types=TYPES if "types" in steps else None))
+    run_steps(trace, steps)
+    return trace
+
+
+def run_steps(trace: Trace, steps: str) -> None:
+    x = Value()
+    for step in steps.split():
+        path, _, kind = step.partition(":")
+        if "=" in step:
+            path, _, indices = step.partition("=")
+            x = trace.table(path, INDICES[indices])
+        elif step in ("+", "pool"):
+            x = trace.hidden() if step == "+" else trace.hidden(2, 8)
+        elif "*" in path:
+            x = stack(trace, path.split("*")[0], x, int(path.split("*")[1]), kind or "Layer")
+        elif kind.isupper() or kind in LAYERS:
+            x = encoder_layer(trace, path, x, kind)
+        else:
+            x = trace.same(path, kind, x) if kind == "Dropout" else trace.new(path, kind, x)
+
+
 @pytest.mark.parametrize(
-    ("calls", "layers"),
+    ("steps", "roles", "layers"),
     [
-        ("first:GRU second:GRU third:GRU", "first second third"),
-        ("0:Layer 1:Dropout 2:Layer 3:Dropout 4:Layer 5:Dropout", "0 2 4"),
-        ("layers.0:Layer layers.1:Layer head.0:Linear head.1:Linear head.2:Linear head.3:Linear", "layers.0 layers.1"),
-        ("layers.0:Layer head.0:Linear head.1:Linear head.2:Linear", "layers.0"),
-        ("layers.0:Layer layers.1.dropout:Dropout layers.1:Layer layers.2:Mixer", "layers.0 layers.1 layers.2"),
+        ("wte=ids wpe=positions + drop:Dropout h*2 ln:LayerNorm", "position=wpe#0 embeddings=drop:output#0", "h.0 h.1"),
+        ("wte=ids wpe=positions wte=types", "position=wpe#0 type=wte#1", ""),
+        ("w=ids layers*2 norm:RMSNorm", "embeddings=w#0", "layers.0 layers.1"),
+        ("w=ids + layers*2", "embeddings=layers.0:input#0", "layers.0 layers.1"),
+        ("w=ids one*2 w=other other*2", "embeddings=w#0", "one.0 one.1"),
+        ("w=ids one*2 w=other other*3", "embeddings=w#0", "one.0 one.1"),
+        ("w=ids one*3 w=other other*1", "embeddings=w#0", "one.0 one.1 one.2"),
+        ("w=ids one*1 w=other other*3", "", ""),
+        ("w=ids layers*2 + layers*2", "", ""),
+        ("w=ids e*2:EncoderLayer pos=positions w=other d*2:DecoderLayer", "embeddings=w#0", "e.0 e.1"),
+        ("w=ids encoder_layers*1:EncoderLayer decoder_layers*1:DecoderLayer", "embeddings=w#0", "encoder_layers.0"),
+        (
+            "w=ids encoder_layers*2:EncoderLayer decoder_layers*2:DecoderLayer",
+            "embeddings=w#0",
+            "encoder_layers.0 encoder_layers.1",
+        ),
+        ("w=ids encoder_layers*1:EncoderLayer decoder_layers*2:DecoderLayer", "embeddings=w#0", "encoder_layers.0"),
+        ("w=ids + attentions.0:A + ffns.0:F", "embeddings=attentions.0:input#0", ""),
+        (
+            "w=ids + attentions.0:A + norms.0:LayerNorm + ffns.0:F + attentions.1:A + norms.1:LayerNorm + ffns.1:F",
+            "embeddings=attentions.0:input#0",
+            "",
+        ),
+        ("w=ids + this:LayerNorm + that:LayerNorm", "", ""),
+        ("w=ids pool head:Linear", "", ""),
+        ("w=ids pool head.0:Block head.1:Block head.2:Block", "", ""),
+        ("w=ids.T rnn*2", "embeddings=w#0", "rnn.0 rnn.1"),
+        ("w=ids.flat layer*2", "embeddings=w#0", "layer.0 layer.1"),
+        ("w=ids.T place=positions.T", "position=place#0", ""),
+        (
+            "m_1/w_1=ids m_1/layer_0_1:Layer# m_1/layer_1_1:Layer#",
+            "embeddings=m_1/w_1#0",
+            "m_1/layer_0_1 m_1/layer_1_1",
+        ),
+        (
+            "m_1/w_1=ids m_1/layer_0_1:Layer# m_1/layer_1_1:Layer# m_1/layer_2_1:Layer#",
+            "embeddings=m_1/w_1#0",
+            "m_1/layer_0_1 m_1/layer_1_1 m_1/layer_2_1",
+        ),
+        ("w=ids first:Gru second:Gru third:Gru", "embeddings=w#0", "first second third"),
+        ("w=ids 0:A 1:Dropout 2:A 3:Dropout 4:A 5:Dropout", "embeddings=w#0", "0 2 4"),
+        ("w=ids l.0:A l.1:A head.0:Linear head.1:Linear head.2:Linear head.3:Linear", "embeddings=w#0", "l.0 l.1"),
+        ("w=ids l.0:A head.0:Linear head.1:Linear head.2:Linear", "embeddings=w#0", "l.0"),
+        ("w=ids l.0:A l.1.dropout:Dropout l.1:A l.2:Mixer", "embeddings=w#0", "l.0 l.1 l.2"),
         *(
             (
-                " ".join(f"layers.{number}:{kind}" for number, kind in enumerate(kinds)) + " norm:LayerNorm",
-                " ".join(f"layers.{number}" for number in range(len(kinds))),
+                " ".join(["w=ids", *(f"l.{number}:{kind}" for number, kind in enumerate(kinds)), "norm:LayerNorm"]),
+                "embeddings=w#0",
+                " ".join(f"l.{number}" for number in range(len(kinds))),
             )
             for kinds in ("ABAB", "ABBABB", "ABBB", "BBBA", "AB", "ABC", "AABBCC", "AAAA")
         ),
     ],
 )
-def test_layers_of_a_chain_of_modules(calls: str, layers: str) -> None:
-    trace, x = started()
-    for call in calls.split():
-        path, kind = call.split(":")
-        x = encoder_layer(trace, path, x, kind) if kind in ("Layer", *"ABC") else trace.new(path, kind, x)
+def test_roles_of_models(steps: str, roles: str, layers: str) -> None:
+    trace = traced(steps)
     assert layers_of(trace) == [f"{path}:output#0" for path in layers.split()]
-    assert trace.roles.get("embeddings") == "table#0"
+    others = {role: key for role, key in trace.roles.items() if not role.startswith("layer.")}
+    assert others == {"word": f"{steps.split('=')[0]}#0"} | dict(item.split("=") for item in roles.split())
+
+
+@pytest.mark.parametrize(
+    ("modules", "layers"),
+    [
+        ("1:A 2:A 3:A", "1 2 3"),
+        ("1:Places 2:A 3:A 4:norm", "2 3"),
+        ("1:A 2:dropout 3:A 4:dropout", "1 3"),
+        ("1:A 2:B 3:A 4:B", "1 2 3 4"),
+        ("1:B 2:A 3:A 4:A", ""),
+        ("1:A 2:A 3:B", ""),
+        ("1:A 2:B", ""),
+        ("1:A 2:linear", "1"),
+    ],
+)
+def test_the_first_and_last_modules_of_a_sequential_need_not_be_layers(modules: str, layers: str) -> None:
+    trace = Trace(BATCH)
+
+    def sequential(_: Value) -> Value:
+        run_steps(trace, f"0=ids {modules}")
+        return trace.hidden(2, 8)
+
+    trace.module("", "Sequential", sequential, None)
+    assert layers_of(trace) == [f"{number}:output#0" for number in layers.split()]
+
+
+LEFT = [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
+RIGHT = [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "indices", "is_position"),
+    [
+        (IDS, LEFT, [[1, 1, 0, 1, 2], [0, 1, 2, 3, 4]], True),
+        (IDS, LEFT, [[0, 1, 2, 3, 4]], True),
+        (IDS, [[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]], [[0, 1, 2, 3, 4]], True),
+        ([[7, 9]], [[0, 1]], [[0, 1]], True),
+        (IDS, RIGHT, [2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True),  # flat, as in M2M100
+        (IDS, RIGHT, list(range(10)), False),  # from example to example
+    ],
+)
+def test_lookups_by_position_under_a_mask(ids: Any, mask: Any, indices: Any, is_position: bool) -> None:
+    trace = Trace(embgrad.TokenBatch(ids, mask))
+    for path, looked_up in (("word", trace.ids), ("segments", np.zeros_like(trace.ids)), ("place", indices)):
+        trace.table(path, looked_up)
+    assert trace.roles.get("position") == ("place#0" if is_position else None)

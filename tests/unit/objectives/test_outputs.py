@@ -55,11 +55,7 @@ def test_names(returned: Any, expected: dict[str, Any]) -> None:
 
 
 def test_a_backend_may_know_the_entries_names() -> None:
-    assert named((A, B, C), ("sequence_output", "pooled_output")) == {
-        "sequence_output": A,
-        "pooled_output": B,
-        "2": C,
-    }
+    assert named((A, B, C), ("sequence_output", "pooled_output")) == {"sequence_output": A, "pooled_output": B, "2": C}
     assert named([A], ("sequence_output", "pooled_output")) == {"sequence_output": A}
 
 

@@ -9,11 +9,12 @@ import pytest
 
 import embgrad
 from embgrad.results.row_sparse import scatter
+from tests.unit.refusals import refused
 from tests.unit.stored import IDS, result
 
 
 def marked(tokens: list[str], numbers: list[int] | None = None, mask: list[int] | None = None) -> Any:
-    """A result of one example with these tokens, whose gradients are the unit vectors of positions 1, 2, 3, …"""
+    """Return a result of one example with these tokens, and gradients of 1, 2, 3, …"""
     size = len(tokens)
     return result(
         np.float64,
@@ -71,18 +72,11 @@ def test_gradients_whose_squares_are_no_number_have_a_saliency(dtype: type, size
     assert f"norm {size * np.sqrt(24):.4g}," in repr(item)
 
 
-def test_an_array_of_kinds() -> None:
-    for ask in (result().saliency, result().words):
-        with pytest.raises(embgrad.EmbgradError, match=r"kind is array.*: expected 'norm' or 'dot'"):
-            ask(np.array(["norm", "dot"]))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", ["nrom", None, 2])
+@pytest.mark.parametrize("kind", ["nrom", None, 2, np.array(["norm", "dot"])])
 def test_an_unknown_kind(kind: Any) -> None:
-    with pytest.raises(embgrad.EmbgradError, match=f"kind is {kind!r}: expected 'norm' or 'dot'"):
-        result().saliency(kind)
-    with pytest.raises(embgrad.EmbgradError, match=f"kind is {kind!r}"):
-        result().words(kind)
+    for ask in (result().saliency, result().words):
+        with refused(embgrad.EmbgradError, f"kind is {kind!r}", ": expected 'norm' or 'dot'"):
+            ask(kind)
 
 
 @pytest.mark.parametrize(

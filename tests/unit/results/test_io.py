@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, lookup
-from tests.unit.stored import (
-    CERTIFICATE,
-    IDS,
-    TABLES,
-    expect_same_bits,
-    result,
-    through_a_file,
-)
+from tests.unit.stored import CERTIFICATE, IDS, TABLES, expect_same_bits, result, through_a_file
 
+STORED_MODEL = ReferenceModel(lambda model, ids: lookup(model["E"], ids).mean(1), {"E": np.eye(4)})
+SHARING_MODEL = ReferenceModel(
+    lambda model, ids: lookup(model["E"], ids).mean(1) + lookup(model["P"], np.array([[0, 1]])).mean(1),
+    {"E": np.eye(4), "P": np.ones((2, 4))},
+)
 OPTIONAL = st.fixed_dictionaries(
     {},
     optional={
@@ -53,11 +51,6 @@ def test_a_file_gives_the_result_back_bit_for_bit(changes: dict[str, Any]) -> No
     expect_same_bits(one, through_a_file(one))
 
 
-def test_results_in_float64_come_back() -> None:
-    one = result(np.float64, objective=np.array(0.1))
-    expect_same_bits(one, through_a_file(one))
-
-
 def test_a_string_and_a_path_name_a_file(tmp_path: Path) -> None:
     result().save(str(tmp_path / "gradients élève.safetensors"))
     expect_same_bits(result(), embgrad.load(tmp_path / "gradients élève.safetensors"))
@@ -65,17 +58,26 @@ def test_a_string_and_a_path_name_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "g.safetensors").read_bytes() == (tmp_path / "gradients élève.safetensors").read_bytes()
 
 
-def test_special_values_come_back() -> None:
-    values = np.array([[[np.nan, -0.0, np.inf, 5e-324]]])
-    absent = dict.fromkeys(("mask", "types", "tokens", "words_of"))
-    one = result(values=values, activations=values, objective=np.zeros(1), ids=IDS[:1, :1], **absent)
-    expect_same_bits(one, through_a_file(one))
+SPECIAL = np.array([[[np.nan, -0.0, np.inf, 5e-324]]])
 
 
-def test_strided_arrays_come_back() -> None:
-    values = np.asfortranarray(result().values)
-    other = through_a_file(result(values=values, ids=IDS[:, ::-1][:, ::-1]))
-    np.testing.assert_array_equal(other.values, values)
+@pytest.mark.parametrize(
+    "stored",
+    [
+        result(np.float64, objective=np.array(0.1)),
+        result(
+            **{"values": SPECIAL, "activations": SPECIAL, "objective": np.zeros(1), "ids": IDS[:1, :1]},
+            **dict.fromkeys(("mask", "types", "tokens", "words_of")),
+        ),
+        embgrad.gradients(STORED_MODEL, [[0, 1], [2, 3]], embgrad.Sum()),
+        embgrad.gradients(STORED_MODEL, [[0, 1], [2, 3]], embgrad.Scalar(lambda output: output.column(0).sum(0))),
+        result(values=np.asfortranarray(result().values), ids=IDS[:, ::-1][:, ::-1]),
+        embgrad.gradients(SHARING_MODEL, [[0, 1], [2, 3], [3, 3]], embgrad.Sum(), at="P"),
+    ],
+    ids=["float64", "special values", "of a run", "of a scalar objective", "strided", "of a shared table"],
+)
+def test_results_come_back(stored: embgrad.EmbeddingGradients) -> None:
+    expect_same_bits(stored, through_a_file(stored))
 
 
 def test_provenance_that_json_cannot_hold() -> None:
@@ -90,12 +92,8 @@ def test_a_file_is_any_safetensors_reader_s(tmp_path: Path) -> None:
     tensors = safetensors.numpy.load_file(tmp_path / "g.safetensors")
     np.testing.assert_array_equal(tensors["values"], result().values)
     assert set(tensors) == {"values", "activations", "objective", "ids", "mask", "types", "words"}
-
-
-def test_a_single_result_is_of_the_first_format_which_every_embgrad_reads(tmp_path: Path) -> None:
-    result().save(tmp_path / "g.safetensors")
     with safetensors.safe_open(str(tmp_path / "g.safetensors"), "numpy") as file:
-        assert json.loads(file.metadata()["embgrad"])["format"] == 1
+        assert json.loads(file.metadata()["embgrad"])["format"] == 1  # the first, which every embgrad reads
 
 
 @pytest.mark.parametrize("path", [3, None, [], b"bytes"])
@@ -112,28 +110,7 @@ def test_invalid_paths_are_refused(path: Any) -> None:
 
 def test_the_arguments_of_save_in_the_wrong_order() -> None:
     with pytest.raises(embgrad.EmbgradError, match=r"the path comes second, embgrad\.save\(results, path\)"):
-        embgrad.save("g.safetensors", result())  # type: ignore[arg-type]
-
-
-def model() -> ReferenceModel:
-    return ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
-
-
-@pytest.mark.parametrize("objective", [embgrad.Sum(), embgrad.Scalar(lambda output: output.column(0).sum(0))])
-def test_a_result_from_a_run_comes_back(objective: Any) -> None:
-    one = embgrad.gradients(model(), [[0, 1], [2, 3]], objective)
-    expect_same_bits(one, through_a_file(one))
-
-
-def test_a_table_that_all_examples_share_comes_back() -> None:
-
-    def forward(model: Any, input_ids: np.ndarray) -> Any:
-        return lookup(model["E"], input_ids).mean(1) + lookup(model["P"], np.array([[0, 1]])).mean(1)
-
-    shared = ReferenceModel(forward, {"E": np.eye(4), "P": np.ones((2, 4))})
-    one = embgrad.gradients(shared, [[0, 1], [2, 3], [3, 3]], embgrad.Sum(), at="P")
-    assert (one.shape[0], one.objective.shape) == (1, (3,))
-    expect_same_bits(one, through_a_file(one))
+        embgrad.save("g.safetensors", result())
 
 
 NAMES = st.lists(st.text(max_size=20), unique=True, min_size=1, max_size=4)
@@ -180,10 +157,7 @@ LOOP["itself"] = LOOP
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"values": np.ones((2, 3, 4), np.float16)},
-            "since it holds values of dtype float16: expected float32 or float64",
-        ),
+        ({"values": np.ones((2, 3, 4), np.float16)}, "holds values of dtype float16: expected float32 or float64"),
         ({"activations": np.ones((2, 3, 4))}, "activations of dtype float64: expected float32"),
         ({"ids": IDS.astype(np.int32)}, "ids of dtype int32: expected int64"),
         ({"tokens": (("a",), ("b",))}, "tokens that are not one for each of the ids"),
@@ -222,4 +196,4 @@ def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert path.is_fifo()
-    assert not embgrad.load(tmp_path / "g.safetensors").values.any()  # type: ignore[union-attr]
+    assert not embgrad.load(tmp_path / "g.safetensors").values.any()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import tempfile
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,16 @@ from hypothesis import strategies as st
 import embgrad
 from embgrad.results.file_format import FORMAT
 from embgrad.results.row_sparse import RowSparse
-from tests.unit.stored import (
-    IDS,
-    TABLES,
-    everything,
-    expect_refused_or_sound,
-    expect_same_bits,
-    result,
-    saved_bytes,
-)
+from tests.unit.results.test_io_hostile import memory_of_a_refusal
+from tests.unit.stored import IDS, TABLES, everything, expect_refused_or_sound, expect_same_bits, result, saved_bytes
 
 Change = Callable[[dict[str, Any], dict[str, Any]], "dict[str, str] | None"]
 
 
-def rewritten(folder: Path, change: Change, results: Any = None) -> Path:
-    """A saved result whose arrays and description were changed by hand."""
+def rewritten(folder: Path, change: Change, results: Any) -> Path:
+    """Save results, change the arrays and the description of the file, and return its path."""
     path = folder / "g.safetensors"
-    embgrad.save(result() if results is None else results, path)
+    embgrad.save(results, path)
     arrays = safetensors.numpy.load_file(path)
     with safetensors.safe_open(str(path), "numpy") as file:
         description = json.loads(file.metadata()["embgrad"])
@@ -75,125 +67,96 @@ NAMES = {"float32": "F32", "float64": "F64", "int64": "I64", "int32": "I32", "fl
 NAMES |= {"bool": "BOOL", "uint8": "U8", "complex64": "C64"}
 
 SLOPE = {"direction": "gradient", "expected": 1.0, "found": 1.0, "uncertainty": 0.0, "tolerance": 1.0}
+NOTHING = {"slopes": [], "scatter": None, "independence": None}
 FOREIGN = "not one of embgrad's: expected what embgrad.save writes"
 DEEP = '{"format": 1, "provenance": ' + '{"a":' * 100_000 + "1" + "}" * 100_001
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda arrays, description: {"other": "x"}, FOREIGN),
-        (metadata("{"), FOREIGN),
-        (metadata("[1]"), FOREIGN),
-        (metadata('{"format": "x"}'), FOREIGN),
-        (metadata('{"format": Infinity}'), FOREIGN),
-        (metadata('{"format": true}'), FOREIGN),
-        (metadata('{"format": 0}'), FOREIGN),
-        (metadata('{"format": ' + "9" * 5000 + "}"), FOREIGN),
-        (metadata('{"format": 1, "format": 1}'), FOREIGN),
-        (metadata(DEEP), FOREIGN),
-        (metadata("[" * 100_000), FOREIGN),
-        (
-            field("format", FORMAT + 1),
-            f"has format {FORMAT + 1}, and this embgrad reads up to {FORMAT}: install a newer",
-        ),
-        (removing("arrays", "activations"), r"lacks the arrays \['activations'\]; write or"),
-        (removing("arrays", "objective"), r"lacks the arrays \['objective'\]"),
-        (removing("description", "tokens"), r"lacks the fields \['tokens'\]"),
-        (removing("description", "provenance"), r"lacks the fields \['provenance'\]"),
-        (field("further", 1), r"holds the fields \['further'\]: expected 'tokens', 'vocab'"),
-        (array("maks", IDS), r"holds the arrays \['maks'\]"),
-        (array("values", np.zeros((2, 3), np.float32)), r"activations of shape \(2, 3, 4\): expected \(2, 3\)"),
-        (array("values", np.zeros((2, 3, 4), np.float16)), "'values' of the type F16: expected F32 or F64 or I64"),
-        (array("values", np.zeros((2, 3, 4), np.complex64)), "'values' of the type C64"),
-        (array("values", np.zeros((2, 3, 4), np.int64)), "values of dtype int64: expected float32 or float64"),
-        (array("ids", IDS.astype(np.int32)), "'ids' of the type I32"),
-        (array("ids", IDS.astype(np.float32)), "ids of dtype float32: expected int64"),
-        (array("ids", -IDS), "holds -7 in ids: expected no number below 0"),
-        (array("ids", IDS + 7), "holds the id 14: expected rows of its table of 10"),
-        (array("ids", IDS.ravel()), r"mask of shape \(2, 3\): expected \(6,\), as the ids"),
-        (array("mask", np.zeros((3, 2), np.int64)), r"mask of shape \(3, 2\): expected \(2, 3\), as the ids"),
-        (array("mask", np.full((2, 3), 2)), "holds 2 in mask: expected 1 at real positions"),
-        (array("mask", np.ones((2, 3), bool)), "'mask' of the type BOOL"),
-        (array("types", np.full((2, 3), -1)), "holds -1 in types: expected no number below 0"),
-        (array("words", np.full((2, 3), -2)), "holds -2 in words: expected no number below -1"),
-        (
-            array("activations", np.zeros((2, 3, 5), np.float32)),
-            r"activations of shape \(2, 3, 5\): expected \(2, 3, 4\)",
-        ),
-        (array("activations", np.zeros((2, 3, 4))), "activations of dtype float64: expected float32"),
-        (array("before", np.zeros((2, 3), np.float32)), r"before of shape \(2, 3\)"),
-        (array("objective", np.zeros((2, 3))), r"an objective of shape \(2, 3\): expected \(example,\)"),
-        (array("objective", np.zeros(2, np.float32)), "objective of dtype float32: expected float64"),
-        (field("vocab", "many"), "a vocab of 'many'"),
-        (field("vocab", float("inf")), "a vocab of inf"),
-        (field("vocab", 10.0), "a vocab of 10.0"),
-        (field("vocab", True), "a vocab of True"),
-        (field("vocab", 0), "a vocab of 0"),
-        (field("vocab", 10**30), "a vocab of 10+: expected the number of the table's rows"),
-        (field("pad_leak", None), "says pad_leak None"),
-        (field("pad_leak", "0"), "says pad_leak '0': expected a finite number"),
-        (field("pad_leak", -1.0), "says pad_leak -1.0"),
-        (field("pad_leak", float("nan")), "says pad_leak nan"),
-        (field("pad_leak", float("inf")), "says pad_leak inf"),
-        (field("pad_leak", 10**400), "says pad_leak 1"),
-        (field("tokens", [["a"], ["b"]]), r"tokens that are not one for each of the ids, whose shape is \(2, 3\)"),
-        (field("tokens", ["abc", "abc"]), "tokens that are not one"),
-        (field("tokens", [["a", "b", "c"], "abc"]), "tokens that are not one"),
-        (field("tokens", {"a": 1, "b": 2}), "tokens that are not one"),
-        (field("tokens", 3), "tokens that are not one"),
-        (field("tokens", [["a", "b", "c"], ["a", "b", 3]]), "holds the token 3: expected text"),
-        (field("provenance", 3), "holds 3 as provenance: expected an object"),
-        (field("provenance", None), "holds None as provenance"),
-        (field("provenance", {"point": 3}), r"3 as provenance\['point'\]: expected text"),
-        (field("provenance", {"objective": "Sum"}), r"'Sum' as provenance\['objective'\]"),
-        (field("provenance", {"objective": {"class": ["Sum"]}}), r"as provenance\['objective'\]"),
-        (field("provenance", {"versions": {"torch": 2}}), r"as provenance\['versions'\]: expected text by library"),
-        (field("certificate", 3), "an invalid certificate"),
-        (field("certificate", {"slopes": [3], "scatter": None, "independence": None}), "an invalid certificate"),
-        (
-            field("certificate", {"slopes": [{**SLOPE, "found": "1"}], "scatter": None, "independence": None}),
-            "an invalid certificate",
-        ),
-        (
-            field("certificate", {"slopes": [{**SLOPE, "more": 1}], "scatter": None, "independence": None}),
-            "an invalid certificate",
-        ),
-        (field("certificate", {"slopes": [SLOPE], "scatter": "1", "independence": None}), "an invalid certificate"),
-        (field("format", 2), "lists no results"),
-    ],
-)
-def test_files_changed_by_hand(tmp_path: Path, change: Change, message: str) -> None:
-    path = rewritten(tmp_path, change)
-    with pytest.raises(embgrad.FileFormatError, match=message):
-        embgrad.load(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (removing("arrays", "table.1.rows"), "expected rows and values of each table from 0 on"),
-        (array("table.2.rows", [1]), "expected rows and values of each table from 0 on"),
-        (array("table.x.rows", [1]), "expected rows and values of each table from 0 on"),
-        (array("table.0.rows", [5, 3]), r"\[5, 3\] as table\.0\.rows: expected rows of a table of 10, ascending"),
-        (array("table.0.rows", [3, 3]), "ascending"),
-        (array("table.0.rows", [3, 10]), "expected rows of a table of 10"),
-        (array("table.0.rows", [-3, 1]), "expected rows of a table of 10"),
-        (array("table.0.rows", [[3, 5]]), "expected rows of a table of 10"),
-        (array("table.0.rows", [3.0, 5.0]), r"table\.0\.rows of dtype float64: expected int64"),
-        (
-            array("table.0.values", np.ones((2, 3), np.float32)),
-            r"table\.0\.values of shape \(2, 3\): expected \(2, 4\)",
-        ),
-        (array("table.0.values", np.ones((2, 4))), r"table\.0\.values of dtype float64: expected float32"),
-        (array("objective", np.zeros(3)), "holds 2 tables, of 10 rows, for 3 examples"),
-        (field("vocab", None), "holds 2 tables, of None rows"),
-    ],
-)
-def test_tables_changed_by_hand(tmp_path: Path, change: Change, message: str) -> None:
-    path = rewritten(tmp_path, change, result(tables=TABLES))
-    with pytest.raises(embgrad.FileFormatError, match=message):
-        embgrad.load(path)
+RESULT: list[tuple[Change, str]] = [
+    (lambda arrays, description: {"other": "x"}, FOREIGN),
+    *(
+        (metadata(text), FOREIGN)
+        for text in (
+            *("{", "[1]", '{"format": "x"}', '{"format": Infinity}', '{"format": true}', '{"format": 0}'),
+            *('{"format": ' + "9" * 5000 + "}", '{"format": 1, "format": 1}', DEEP, "[" * 100_000),
+        )
+    ),
+    (field("format", FORMAT + 1), f"has format {FORMAT + 1}, and this embgrad reads up to {FORMAT}: install"),
+    (removing("arrays", "activations"), r"lacks the arrays \['activations'\]; write or"),
+    (removing("arrays", "objective"), r"lacks the arrays \['objective'\]"),
+    (removing("description", "tokens"), r"lacks the fields \['tokens'\]"),
+    (removing("description", "provenance"), r"lacks the fields \['provenance'\]"),
+    (field("further", 1), r"holds the fields \['further'\]: expected 'tokens', 'vocab'"),
+    (array("maks", IDS), r"holds the arrays \['maks'\]"),
+    (array("values", np.zeros((2, 3), np.float32)), r"activations of shape \(2, 3, 4\): expected \(2, 3\)"),
+    (array("values", np.zeros((2, 3, 4), np.float16)), "'values' of the type F16: expected F32 or F64 or I64"),
+    (array("values", np.zeros((2, 3, 4), np.complex64)), "'values' of the type C64"),
+    (array("values", np.zeros((2, 3, 4), np.int64)), "values of dtype int64: expected float32 or float64"),
+    (array("ids", IDS.astype(np.int32)), "'ids' of the type I32"),
+    (array("ids", IDS.astype(np.float32)), "ids of dtype float32: expected int64"),
+    (array("ids", -IDS), "holds -7 in ids: expected no number below 0"),
+    (array("ids", IDS + 7), "holds the id 14: expected rows of its table of 10"),
+    (array("ids", IDS.ravel()), r"mask of shape \(2, 3\): expected \(6,\), as the ids"),
+    (array("mask", np.zeros((3, 2), np.int64)), r"mask of shape \(3, 2\): expected \(2, 3\), as the ids"),
+    (array("mask", np.full((2, 3), 2)), "holds 2 in mask: expected 1 at real positions"),
+    (array("mask", np.ones((2, 3), bool)), "'mask' of the type BOOL"),
+    (array("types", np.full((2, 3), -1)), "holds -1 in types: expected no number below 0"),
+    (array("words", np.full((2, 3), -2)), "holds -2 in words: expected no number below -1"),
+    (
+        array("activations", np.float32(np.ones((2, 3, 5)))),
+        r"activations of shape \(2, 3, 5\): expected \(2, 3, 4\)",
+    ),
+    (array("activations", np.zeros((2, 3, 4))), "activations of dtype float64: expected float32"),
+    (array("before", np.zeros((2, 3), np.float32)), r"before of shape \(2, 3\)"),
+    (array("objective", np.zeros((2, 3))), r"an objective of shape \(2, 3\): expected \(example,\)"),
+    (array("objective", np.zeros(2, np.float32)), "objective of dtype float32: expected float64"),
+    *((field("vocab", vocab), f"a vocab of {vocab!r}") for vocab in ("many", float("inf"), 10.0, True, 0)),
+    (field("vocab", 10**30), "a vocab of 10+: expected the number of the table's rows"),
+    *(
+        (field("pad_leak", leak), f"says pad_leak {leak!r}: expected a finite")
+        for leak in (None, "0", -1.0, np.nan, np.inf)
+    ),
+    (field("pad_leak", 10**400), "says pad_leak 1"),
+    (field("tokens", [["a"], ["b"]]), r"tokens that are not one for each of the ids, whose shape is \(2, 3\)"),
+    *(
+        (field("tokens", tokens), "tokens that are not one")
+        for tokens in (["abc", "abc"], [["a", "b", "c"], "abc"], {"a": 1, "b": 2}, 3)
+    ),
+    (field("tokens", [["a", "b", "c"], ["a", "b", 3]]), "holds the token 3: expected text"),
+    (field("provenance", 3), "holds 3 as provenance: expected an object"),
+    (field("provenance", None), "holds None as provenance"),
+    (field("provenance", {"point": 3}), r"3 as provenance\['point'\]: expected text"),
+    (field("provenance", {"objective": "Sum"}), r"'Sum' as provenance\['objective'\]"),
+    (field("provenance", {"objective": {"class": ["Sum"]}}), r"as provenance\['objective'\]"),
+    (field("provenance", {"versions": {"torch": 2}}), r"as provenance\['versions'\]: expected text by library"),
+    *(
+        (field("certificate", certificate), "an invalid certificate")
+        for certificate in (
+            3,
+            *(NOTHING | {"slopes": [slope]} for slope in (3, {**SLOPE, "found": "1"}, {**SLOPE, "more": 1})),
+            NOTHING | {"slopes": [SLOPE], "scatter": "1"},
+        )
+    ),
+    (field("format", 2), "lists no results"),
+]
+SPLIT: list[tuple[Change, str]] = [
+    (removing("arrays", "table.1.rows"), "expected rows and values of each table from 0 on"),
+    (array("table.2.rows", [1]), "expected rows and values of each table from 0 on"),
+    (array("table.x.rows", [1]), "expected rows and values of each table from 0 on"),
+    (array("table.0.rows", [5, 3]), r"\[5, 3\] as table\.0\.rows: expected rows of a table of 10, ascending"),
+    (array("table.0.rows", [3, 3]), "ascending"),
+    (array("table.0.rows", [3, 10]), "expected rows of a table of 10"),
+    (array("table.0.rows", [-3, 1]), "expected rows of a table of 10"),
+    (array("table.0.rows", [[3, 5]]), "expected rows of a table of 10"),
+    (array("table.0.rows", [3.0, 5.0]), r"table\.0\.rows of dtype float64: expected int64"),
+    (
+        array("table.0.values", np.float32([[1, 1, 1]] * 2)),
+        r"table\.0\.values of shape \(2, 3\): expected \(2, 4\)",
+    ),
+    (array("table.0.values", np.ones((2, 4))), r"table\.0\.values of dtype float64: expected float32"),
+    (array("objective", np.zeros(3)), "holds 2 tables, of 10 rows, for 3 examples"),
+    (field("vocab", None), "holds 2 tables, of None rows"),
+]
 
 
 def entries(change: Callable[[list[Any]], Any]) -> Change:
@@ -203,33 +166,38 @@ def entries(change: Callable[[list[Any]], Any]) -> Change:
     return changed
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (field("results", []), "lists no results"),
-        (field("results", {"a": {}}), "lists no results"),
-        (field("results", [3, 4]), "names a result None: expected names that are text"),
-        (field("more", 1), "lists no results"),
-        (entries(lambda each: each.pop()), r"holds the array '1\.\w+', which belongs to none of its 1 results"),
-        (entries(lambda each: each.append(dict(each[0], name="c"))), r"at 'c' lacks the arrays \['values'"),
-        (entries(lambda each: each[1].update(name="word")), "names a result 'word': expected .* each once"),
-        (entries(lambda each: each[1].update(name=3)), "names a result 3: expected names that are text"),
-        (entries(lambda each: each[1].pop("name")), "names a result None"),
-        (entries(lambda each: each[1].update(vocab=-1)), "at 'a/b' holds a vocab of -1"),
-        (array("1.ids", -IDS), "at 'a/b' holds -7 in ids"),
-        (array("x.ids", IDS), "the array 'x.ids', which belongs to none of its 2 results"),
-        (array("ids", IDS), "the array 'ids', which belongs to none"),
-        (removing("arrays", "0.values"), "at 'word' lacks"),
-    ],
-)
-def test_files_of_several_results_changed_by_hand(tmp_path: Path, change: Change, message: str) -> None:
-    path = rewritten(tmp_path, change, {"word": result(), "a/b": result()})
+SEVERAL: list[tuple[Change, str]] = [
+    (field("results", []), "lists no results"),
+    (field("results", {"a": {}}), "lists no results"),
+    (field("results", [3, 4]), "names a result None: expected names that are text"),
+    (field("more", 1), "lists no results"),
+    (entries(lambda each: each.pop()), r"holds the array '1\.\w+', which belongs to none of its 1 results"),
+    (entries(lambda each: each.append(dict(each[0], name="c"))), r"at 'c' lacks the arrays \['values'"),
+    (entries(lambda each: each[1].update(name="word")), "names a result 'word': expected .* each once"),
+    (entries(lambda each: each[1].update(name=3)), "names a result 3: expected names that are text"),
+    (entries(lambda each: each[1].pop("name")), "names a result None"),
+    (entries(lambda each: each[1].update(vocab=-1)), "at 'a/b' holds a vocab of -1"),
+    (array("1.ids", -IDS), "at 'a/b' holds -7 in ids"),
+    (array("x.ids", IDS), "the array 'x.ids', which belongs to none of its 2 results"),
+    (array("ids", IDS), "the array 'ids', which belongs to none"),
+    (removing("arrays", "0.values"), "at 'word' lacks"),
+]
+CHANGED = [
+    *((result(), *change) for change in RESULT),
+    *((result(tables=TABLES), *change) for change in SPLIT),
+    *(({"word": result(), "a/b": result()}, *change) for change in SEVERAL),
+]
+
+
+@pytest.mark.parametrize(("results", "change", "message"), CHANGED)
+def test_files_changed_by_hand(tmp_path: Path, results: Any, change: Change, message: str) -> None:
+    path = rewritten(tmp_path, change, results)
     with pytest.raises(embgrad.FileFormatError, match=message):
         embgrad.load(path)
 
 
 def test_a_file_without_a_certificate_field_loads(tmp_path: Path) -> None:
-    path = rewritten(tmp_path, removing("description", "certificate"))
+    path = rewritten(tmp_path, removing("description", "certificate"), result())
     expect_same_bits(result(), embgrad.load(path))
 
 
@@ -239,7 +207,7 @@ def with_header(header: str, data: bytes = b"") -> bytes:
 
 
 def packed(arrays: dict[str, Any], metadata: dict[str, str]) -> bytes:
-    """A safetensors file, put together by hand: the oldest safetensors writes no complex numbers."""
+    """Return a safetensors file by hand, since the oldest safetensors cannot write complex numbers."""
     header: dict[str, Any] = {"__metadata__": metadata}
     data = b""
     for name, value in arrays.items():
@@ -258,44 +226,10 @@ def test_empty_arrays_of_huge_shapes_take_no_memory(tmp_path: Path) -> None:
     header = f'{{"__metadata__":{{"embgrad":{json.dumps(json.dumps(described))}}},{told}}}'
     path = tmp_path / "g.safetensors"
     path.write_bytes(with_header(header))
-    tracemalloc.start()
-    try:
-        with pytest.raises(embgrad.FileFormatError, match="with one of each at least"):
-            embgrad.load(path)
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()
+    assert memory_of_a_refusal(lambda: embgrad.load(path), "with one of each at least") < 2**24
 
 
 WHOLE = saved_bytes({"word": everything(), "layer.-1": result(vocab=None)})
-HEADER = struct.unpack("<Q", WHOLE[:8])[0] + 8
-
-
-TEXT = WHOLE[8:HEADER].decode()
-PIECES = [
-    b"-",
-    b"9",
-    b"0",
-    b"null",
-    b"[]",
-    b"{}",
-    b'"',
-    b'\\"',
-    b",",
-    b"NaN",
-    b"Infinity",
-    b"1e999",
-    b"true",
-    b"9" * 400,
-    b"",
-]
-
-
-@given(st.integers(8, HEADER - 1), st.integers(0, 12), st.sampled_from(PIECES))
-@settings(max_examples=400)
-def test_edited_headers(start: int, length: int, piece: bytes) -> None:
-    header = WHOLE[8:start] + piece + WHOLE[start + length : HEADER]
-    expect_refused_or_sound(struct.pack("<Q", len(header)) + header + WHOLE[HEADER:])
 
 
 JSON = st.recursive(
@@ -340,4 +274,3 @@ def test_the_file_of_the_properties_is_sound_and_complete(tmp_path: Path) -> Non
     assert isinstance(actual, dict)
     expect_same_bits(everything(), actual["word"])
     assert isinstance((actual["word"].tables or ())[0], RowSparse)
-    assert '"certificate\\"' in TEXT

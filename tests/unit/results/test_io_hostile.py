@@ -28,7 +28,9 @@ from embgrad.common import files
 from embgrad.common import safetensors as headers
 from embgrad.common.files import opened, read_json
 from embgrad.common.safetensors import MOST_HEADER, TYPES, read_shapes, read_tensors, write_tensors
+from tests.unit.refusals import refused
 from tests.unit.stored import everything, expect_refused_or_sound, result, saved_bytes
+from tests.unit.streams import Pieces, model
 
 BITS = {kind: np.dtype(code) for kind, code in TYPES.items()}
 
@@ -39,7 +41,7 @@ def packed(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
 
 
 def of_every_type() -> bytes:
-    """A file with an array of each type, and empty and scalar ones, by hand."""
+    """Return a file with an array of each type, and empty and scalar ones, by hand."""
     random, entries, data = np.random.default_rng(0), {}, b""
     for number, kind in enumerate(TYPES):
         shape = [(2, 3), (4,), (), (0, 5)][number % 4]
@@ -66,9 +68,9 @@ def in_a_file(data: bytes, read: Callable[[Path], Any]) -> Any:
 
 
 def by_the_library(data: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
-    """What safetensors' own reader finds; None where it refuses."""
+    """Return what safetensors' own reader finds, or None if it refuses the file."""
     try:
-        actual = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        actual = safetensors.deserialize(data)
     except safetensors.SafetensorError:
         return None
     return {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in actual}
@@ -86,7 +88,7 @@ def bits_of(array: np.ndarray, kind: str) -> bytes:
 
 
 def expect_as_the_library(data: bytes) -> None:
-    """Ours takes what the library takes, to the bit, but for what is stated; and nothing that the library refuses."""
+    """Expect that embgrad reads what the library reads, to the bit, apart from the stated exceptions, and nothing else."""
     ours, theirs = by_embgrad(data), by_the_library(data)
     if ours is None:
         assert theirs is None or _for_a_reason(data), "it is refused, and nothing is wrong with it"
@@ -104,7 +106,7 @@ def expect_as_the_library(data: bytes) -> None:
 
 @functools.cache
 def _library_has_complex() -> bool:
-    """Whether safetensors knows complex numbers, as its older versions do not."""
+    """Return whether this version of safetensors knows complex numbers."""
     try:
         return bool(safetensors.numpy.save({"a": np.zeros(1, np.complex64)}))
     except safetensors.SafetensorError:
@@ -112,7 +114,7 @@ def _library_has_complex() -> bool:
 
 
 def _for_a_reason(data: bytes) -> bool:
-    """Whether the header is one that safetensors takes, and embgrad refuses: names twice, other types, odd entries."""
+    """Return whether embgrad alone refuses the header: a name twice, other types, odd entries."""
     pairs: list[Any] = []
 
     def kept(item: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -135,23 +137,21 @@ def test_sound_files_are_read_as_the_library_reads_them(name: str) -> None:
     assert by_embgrad(SOUND[name])
 
 
+PIECES = b'0 9 - 1e9 [ ] { } " , null true NaN Infinity 1e999 [] {}'.split()
 CHANGES = st.one_of(
     st.tuples(st.just("flip"), st.floats(0, 1), st.integers(1, 255)),
     st.tuples(st.just("cut"), st.floats(0, 1), st.integers(1, 40)),
     st.tuples(
         st.just("insert"),
         st.floats(0, 1),
-        st.binary(min_size=1, max_size=9)
-        | st.sampled_from(
-            [b"0", b"9", b"-", b"1e9", b"[", b"]", b"{", b"}", b'"', b",", b"null", b"[[", b'"a":{},', b"\\ud800"]
-        ),
+        st.binary(min_size=1, max_size=9) | st.sampled_from([*PIECES, b"[[", b'"a":{},', b"\\ud800", b"9" * 400]),
     ),
     st.tuples(st.just("end"), st.floats(0, 1), st.just(0)),
 )
 
 
 def changed(data: bytes, changes: list[tuple[str, float, Any]], *, repaired: bool) -> bytes:
-    """The file with these changes; repaired where the header's length is put right, so that what lies behind is still found."""
+    """Return the file with these changes; `repaired` corrects the header's length."""
     length = struct.unpack("<Q", data[:8])[0]
     header, rest = bytearray(data[8 : 8 + length]), bytearray(data[8 + length :])
     for number, (kind, where, what) in enumerate(changes):
@@ -169,7 +169,7 @@ def changed(data: bytes, changes: list[tuple[str, float, Any]], *, repaired: boo
 
 
 def traced(work: Callable[[], Any]) -> int:
-    """The most bytes that Python and NumPy held at once, the second time, when all is there that is made once."""
+    """Return the most bytes that Python and NumPy held at once, in a second run, after all caches are filled."""
     work()
     tracemalloc.start()
     try:
@@ -177,6 +177,16 @@ def traced(work: Callable[[], Any]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def memory_of_a_refusal(read: Callable[[], Any], message: str | None = None) -> int:
+    """Return the most bytes that were held at once while a file was refused with this message."""
+
+    def attempt() -> None:
+        with pytest.raises(embgrad.FileFormatError, match=message):
+            read()
+
+    return traced(attempt)
 
 
 @given(st.sampled_from(sorted(SOUND)), st.lists(CHANGES, min_size=1, max_size=4), st.booleans())
@@ -199,31 +209,11 @@ def test_any_bytes(data: bytes) -> None:
     expect_as_the_library(packed(data))
 
 
-@given(st.data())
-@settings(max_examples=100)
-def test_flips_in_the_data_change_the_touched_array_alone(data: st.DataObject) -> None:
-    whole = SOUND["one result"]
-    start = 8 + struct.unpack("<Q", whole[:8])[0]
-    index = data.draw(st.integers(start, len(whole) - 1))
-    flipped = bytearray(whole)
-    flipped[index] ^= data.draw(st.integers(1, 255))
-    before, after = by_the_library(whole), by_embgrad(bytes(flipped))
-    assert before is not None
-    assert after is not None
-    differ = [name for name, (_, _, bits) in before.items() if after[name].tobytes() != bits]
-    assert len(differ) == 1
-    entry = json.loads(whole[8:start])[differ[0]]["data_offsets"]
-    assert start + entry[0] <= index < start + entry[1]
-
-
 F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 CLAIMS = {
     "no header": (b"", "its header should be 0 bytes long, but the file has only 0"),
     "a header beyond the file": (packed(b"{}", length=2**62), "its header should be 4611686018427387904 bytes long"),
-    "a header of the largest number": (
-        packed(b"{}", length=2**64 - 1),
-        "its header should be 18446744073709551615 bytes",
-    ),
+    "a header of the largest number": (packed(b"{}", length=2**64 - 1), "header should be 18446744073709551615 bytes"),
     "no UTF-8": (packed(b'{"\xff":1}'), "can't decode byte 0xff"),
     "no JSON": (packed(b"{"), "Expecting property name"),
     "no object": (packed([1]), r"its header is \[1\], which is not an object"),
@@ -234,27 +224,15 @@ CLAIMS = {
         packed(b'{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4)),
         "a key is repeated",
     ),
-    "metadata of numbers": (
-        packed({"__metadata__": {"a": 1}}),
-        r"its __metadata__ is \{'a': 1\}, and not a dict of texts",
-    ),
+    "metadata of numbers": (packed({"__metadata__": {"a": 1}}), r"__metadata__ is \{'a': 1\}, and not a dict of texts"),
     "no entry": (packed({"a": 3}), "its entry for 'a' is 3: expected dtype, shape and data_offsets"),
     "a field too many": (packed({"a": {**F32, "x": 1}}, bytes(4)), "its entry for 'a' is .*: expected dtype, shape"),
-    "an unknown type": (
-        packed({"a": {**F32, "dtype": "F8_E4M3"}}, bytes(4)),
-        "is of the type 'F8_E4M3': expected one of",
-    ),
+    "an unknown type": (packed({"a": {**F32, "dtype": "F8_E4M3"}}, bytes(4)), "of the type 'F8_E4M3': expected one of"),
     "a type that is no text": (packed({"a": {**F32, "dtype": ["F32"]}}, bytes(4)), r"is of the type \['F32'\]"),
-    "a size that is a float": (
-        packed({"a": {**F32, "shape": [1.0]}}, bytes(4)),
-        r"has the shape \[1.0\]: expected up to 32",
-    ),
+    "a size that is a float": (packed({"a": {**F32, "shape": [1.0]}}, bytes(4)), r"the shape \[1.0\]: expected up to"),
     "a size that is true": (packed({"a": {**F32, "shape": [True]}}, bytes(4)), r"has the shape \[True\]"),
     "a size below zero": (packed({"a": {**F32, "shape": [-1]}}, bytes(4)), r"has the shape \[-1\]"),
-    "a size that is NaN": (
-        packed(b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', bytes(4)),
-        "has the shape",
-    ),
+    "a size of NaN": (packed(b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', bytes(4)), "has the shape"),
     "a size of many digits": (packed(b'{"a":{"dtype":"F32","shape":[%s]}}' % (b"9" * 9999)), "Exceeds the limit"),
     "10^9 entries": (packed({"a": {**F32, "shape": [10**9]}}, bytes(4)), "needs 4000000000 bytes, but has 4"),
     "sizes that overflow": (packed({"a": {**F32, "shape": [2**62, 2**62]}}, bytes(4)), "needs 8507.* bytes, but has 4"),
@@ -266,15 +244,9 @@ CLAIMS = {
         "'b' begins at byte .* arrays overlap, or leave gaps",
     ),
     "a gap": (packed({"a": {**F32, "data_offsets": [4, 8]}}, bytes(8)), "'a' begins at byte .*, or leave gaps"),
-    "outside": (
-        packed({"a": {**F32, "data_offsets": [0, 4]}}, bytes(2)),
-        "its arrays end at byte .*, but the file has",
-    ),
+    "beyond": (packed({"a": {**F32, "data_offsets": [0, 4]}}, bytes(2)), "its arrays end at byte .*, but the file has"),
     "bytes left over": (packed({"a": F32}, bytes(5)), "its arrays end at byte .*, but the file has"),
-    "a surrogate": (
-        packed(b'{"\\ud800":%s}' % json.dumps(F32).encode(), bytes(4)),
-        r"holds '\\ud800', which is not a character",
-    ),
+    "a surrogate": (packed(b'{"\\ud800":%s}' % json.dumps(F32).encode(), bytes(4)), r"'\\ud800', which is not a"),
     "an empty array of a huge shape": (packed({"a": {**F32, "shape": [2**62, 0, 2**62], "data_offsets": [0, 0]}}), ""),
 }
 
@@ -282,15 +254,10 @@ CLAIMS = {
 @pytest.mark.parametrize("name", CLAIMS)
 def test_false_headers_are_refused_with_a_reason_in_little_memory(name: str) -> None:
     data, why = CLAIMS[name]
+    message = f"is not a complete safetensors file: .*{why}.*write or fetch it again"
     for read in (embgrad.load, read_tensors):
-
-        def refused(read: Callable[[Path], Any] = read) -> None:
-            with pytest.raises(
-                embgrad.FileFormatError, match=f"is not a complete safetensors file: .*{why}.*write or fetch it again"
-            ):
-                in_a_file(data, read)
-
-        assert traced(refused) < 2**20 + 30 * len(data)
+        used = memory_of_a_refusal(lambda read=read: in_a_file(data, read), message)
+        assert used < 2**20 + 30 * len(data)
 
 
 def test_shapes_are_read_without_the_arrays(tmp_path: Path) -> None:
@@ -315,15 +282,8 @@ def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", MOST_HEADER + 1))
         file.truncate(2**40)  # of which nothing is on the disk
-
-    def refused() -> None:
-        with pytest.raises(
-            embgrad.FileFormatError,
-            match=f"header is {MOST_HEADER + 1} bytes long, more than the limit of {MOST_HEADER}",
-        ):
-            embgrad.load(path)
-
-    assert traced(refused) < 2**20
+    message = f"header is {MOST_HEADER + 1} bytes long, more than the limit of {MOST_HEADER}"
+    assert memory_of_a_refusal(lambda: embgrad.load(path), message) < 2**20
 
 
 BOMBS = {
@@ -341,21 +301,15 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_header_takes_thirty_times_its_length_at_most(name: str) -> None:
     header = BOMBS[name]
-
-    def refused() -> None:
-        with pytest.raises(embgrad.FileFormatError):
-            in_a_file(packed(header), embgrad.load)
-
-    used = traced(refused)
+    used = memory_of_a_refusal(lambda: in_a_file(packed(header), embgrad.load))
     assert 2 * len(header) < used < 30 * len(header), "the bombs do go off, and the stated bound holds"
 
 
-def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_could_not_be_read_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "g.safetensors"
     path.write_bytes(b"before")
-    with pytest.raises(
-        embgrad.EmbgradError, match=f"header of .* bytes or more.*at most {MOST_HEADER} can be read.*fewer examples"
-    ):
+    message = f"header of .* bytes or more.*at most {MOST_HEADER} can be read.*fewer examples"
+    with pytest.raises(embgrad.EmbgradError, match=message):
         write_tensors(path, {}, {"text": "x" * (MOST_HEADER + 1)})
     monkeypatch.setattr(headers, "MOST_HEADER", 2**12)
     with pytest.raises(embgrad.EmbgradError, match=r"g\.safetensors would have a header of \d+ bytes or more"):
@@ -364,7 +318,7 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch:
 
 
 def at_once(work: Callable[[], Any]) -> Any:
-    """What the work gives or raises; it fails where the work waits for something."""
+    """Return what a function returns, or raise what it raises; fail if it blocks."""
     actual: list[Any] = []
 
     def run() -> None:
@@ -382,16 +336,8 @@ def at_once(work: Callable[[], Any]) -> Any:
     return actual[0][0]
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def device(path: Path) -> None:
     path.symlink_to("/dev/zero")
-
-
-def folder_(path: Path) -> None:
-    path.mkdir()
 
 
 def listening(path: Path) -> None:
@@ -408,13 +354,13 @@ def in_a_circle(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-NO_FILES = [pipe, device, folder_, listening]
+NO_FILES = [os.mkfifo, device, Path.mkdir, listening]
 unix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 
 
 @unix
 @pytest.mark.parametrize("make", NO_FILES)
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_irregular_files_are_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "g.safetensors")
     readers: list[Callable[[Path], Any]] = [
         embgrad.load,
@@ -422,9 +368,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path
         lambda path: embgrad.golden(path).check(result()),
     ]
     for read in readers:
-        with pytest.raises(
-            embgrad.FileFormatError, match="is not a complete safetensors file: it is not a regular file"
-        ):
+        with refused(embgrad.FileFormatError, "is not a complete safetensors file: it is not a regular file"):
             at_once(lambda read=read: read(tmp_path / "g.safetensors"))
     with pytest.raises(ValueError, match="it is not a regular file"):
         at_once(lambda: read_json(tmp_path / "g.safetensors"))
@@ -445,14 +389,12 @@ def test_a_file_replaced_by_a_pipe_is_refused_without_waiting(tmp_path: Path, mo
 def test_links_are_followed_and_broken_links_are_refused(tmp_path: Path) -> None:
     result().save(tmp_path / "g.safetensors")
     (tmp_path / "link").symlink_to("g.safetensors")
-    assert embgrad.load(tmp_path / "link").values.any()  # type: ignore[union-attr]
+    assert embgrad.load(tmp_path / "link").values.any()
     (tmp_path / "nowhere").symlink_to("not there")
     with pytest.raises(FileNotFoundError, match="nowhere is a symbolic link to a missing file: expected a safetensors"):
         embgrad.load(tmp_path / "nowhere")
     in_a_circle(tmp_path / "circle")
-    with pytest.raises(
-        embgrad.FileFormatError, match="not a complete safetensors file: Too many levels of symbolic links"
-    ):
+    with refused(embgrad.FileFormatError, "not a complete safetensors file: Too many levels of symbolic links"):
         embgrad.load(tmp_path / "circle")
 
 
@@ -472,9 +414,7 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest
             return header
 
         monkeypatch.setattr(headers, "read_header", cutting)
-        with pytest.raises(
-            embgrad.FileFormatError, match="it was shortened while it was read; write or fetch it again"
-        ):
+        with refused(embgrad.FileFormatError, "it was shortened while it was read; write or fetch it again"):
             embgrad.load(path)
     path.write_bytes(whole[: 8 + length // 2])
     with opened(path) as file, pytest.raises(ValueError, match="it was shortened while it was read"):
@@ -491,9 +431,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("stat", "open"):
         with monkeypatch.context() as patched:
             patched.setattr(files.os, name, refusing)
-            with pytest.raises(
-                embgrad.FileFormatError, match=r"not a complete safetensors file: Permission denied; write or"
-            ):
+            with refused(embgrad.FileFormatError, "not a complete safetensors file: Permission denied; write or"):
                 embgrad.load(path)
 
 
@@ -516,9 +454,7 @@ def test_paths_that_no_file_has(tmp_path: Path) -> None:
         embgrad.load(tmp_path / ("x" * 5000))
 
 
-def test_streams_part_long_texts_so_that_each_shard_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_split_long_texts_among_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from embgrad.streaming import writer
 
     kept = result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f")))
@@ -526,18 +462,10 @@ def test_streams_part_long_texts_so_that_each_shard_can_be_read(
     assert 2 * writer.MOST_TEXT < MOST_HEADER
     monkeypatch.setattr(writer, "MOST_TEXT", 10_000)
 
-    class Tokenizer:
-        def tokenize(self, text: str) -> list[str]:
-            return [letter * 2000 for letter in text]
-
-        def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
-            return [1 + len(token) % 7 for token in tokens]
-
-    from tests.unit.streams import model
-
+    tokenizer = Pieces(lambda text: [letter * 2000 for letter in text])
     to = tmp_path / "s"
     embgrad.stream(
-        model(), ["ab", "cd", "ef", "gh", "ij"], embgrad.Sum(), tokenizer=Tokenizer(), batch_size=1, to=to
+        model(), ["ab", "cd", "ef", "gh", "ij"], embgrad.Sum(), tokenizer=tokenizer, batch_size=1, to=to
     ).finish()
     shards = embgrad.open_stream(to)
     assert [len(read_tensors(path)[0]) > 0 for path in sorted(to.glob("*.safetensors"))] == [True, True]
@@ -545,7 +473,7 @@ def test_streams_part_long_texts_so_that_each_shard_can_be_read(
 
 
 def test_a_process_of_little_memory_refuses_them_all(tmp_path: Path) -> None:
-    """The claims again, where the system itself would stop who takes memory for them."""
+    """The system itself limits the memory of the process."""
     for number, (data, _) in enumerate(CLAIMS.values()):
         (tmp_path / f"{number}.safetensors").write_bytes(data)
     code = """

@@ -1,0 +1,267 @@
+"""Traces: their cache, the comparison of a new one with the model itself, and callbacks that are called once for several runs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.backend import NativeObjective, PointValues, Request, Run
+from embgrad.backend.replay import Retries
+from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
+from embgrad.backend.trace_check import Trial
+
+
+class Model:
+    """A model that returns its factor."""
+
+    factor = 2.0
+
+    def method(self) -> float:
+        return self.factor
+
+
+class Print:
+    """The fingerprint of a model whose factor alone can change."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def kept(self) -> Print:
+        return self
+
+    def is_that_of(self, now: Print) -> bool:
+        return self.factor == now.factor
+
+
+class Maker:
+    """A maker of traces that hold the model's factor; it records its calls."""
+
+    def __init__(self, model: Model, wrong: str = "") -> None:
+        self.done: list[str] = []
+        self._model = model
+        self._wrong = wrong
+
+    def plain(self, request: Request) -> Run:
+        self.done.append("plain")
+        return self._run(request, self._model.factor)
+
+    def watched(self, function: Any, tell: Any) -> Any:
+        return function
+
+    def make(self, found: Run, used: tuple[int, ...], *, exact: bool) -> float:
+        self.done.append("exact" if exact else "make")
+        if self._wrong == "none" or (self._wrong == "lengths" and not exact):
+            raise UntraceableError("there is none")
+        return self._model.factor + (1.0 if self._wrong == "differs" else 0.0)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        yield
+
+    def run(self, trace: float, request: Request) -> Run:
+        self.done.append("run")
+        if self._wrong == "unfit":
+            raise UnfitError("it does not fit")
+        return self._run(request, trace)
+
+    def dtypes(self, trace: float) -> list[str]:
+        return ["float64"]
+
+    def _run(self, request: Request, factor: float) -> Run:
+        assert callable(request.respond)
+        request.respond({None: np.full(3, factor)})
+        values = PointValues(np.ones(3), (np.full(3, factor),), None)
+        return Run({"word": values}, "float64")
+
+
+REQUEST = Request(("word",), lambda outputs: [{None: np.ones(3)}], (None,), compiled=True)
+
+
+def asked(traces: TraceCache[float], model: Model, wrong: str = "", question: Any = 0, lengths: Any = 3) -> Any:
+    maker = Maker(model, wrong)
+    run = traces.run([model], question, Print(model.factor), lengths, REQUEST, maker)
+    (gradient,) = run.points["word"].gradients
+    return gradient[0], maker.done, run.uncompiled
+
+
+def test_a_trace_is_compared_once_for_each_length() -> None:
+    traces, model = TraceCache[float](), Model()
+    assert asked(traces, model) == (2.0, ["plain", "make", "run"], None)
+    assert asked(traces, model) == (2.0, ["run"], None)
+    assert asked(traces, model, lengths=4) == (2.0, ["plain", "run"], None)
+
+
+def test_a_model_that_changes_takes_another_trace() -> None:
+    traces, model = TraceCache[float](), Model()
+    asked(traces, model)
+    model.factor = 5.0
+    assert asked(traces, model) == (5.0, ["plain", "make", "run"], None)
+
+
+def test_length_dependent_models_have_one_trace_per_length() -> None:
+    traces, model = TraceCache[float](), Model()
+    assert asked(traces, model, "lengths")[1:] == (["plain", "make", "exact", "run"], None)
+    assert asked(traces, model, "lengths", lengths=4)[1:] == (["plain", "exact", "run"], None)
+    for lengths in range(5, 11):
+        asked(traces, model, "lengths", lengths=lengths)
+    assert asked(traces, model, "lengths", lengths=11)[2] == "each length needs its own trace, and at most 8 are kept"
+    assert asked(traces, model, "lengths")[1:] == (["run"], None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("none", "there is none"),
+        ("differs", "the gradients at 'word' differ between a trace"),
+        ("unfit", "it does not fit"),
+    ],
+)
+def test_an_unusable_trace_is_remembered(wrong: str, why: str) -> None:
+    traces, model = TraceCache[float](), Model()
+    gradient, _, uncompiled = asked(traces, model, wrong)
+    assert gradient == 2.0
+    assert why in uncompiled
+    assert asked(traces, model, wrong) == (2.0, ["plain"], uncompiled)
+
+
+def test_requests_that_never_repeat_are_no_longer_traced() -> None:
+    traces, model = TraceCache[float](patience=3), Model()
+    for question in range(3):
+        assert asked(traces, model, question=question)[2] is None
+    assert "the last 3 calls each made a different request" in asked(traces, model, question=3)[2]
+    assert asked(traces, model, question=3)[2] is None
+
+
+def test_a_bound_method_is_recognised_and_the_model_is_not_kept_alive() -> None:
+    traces, model = TraceCache[float](), Model()
+    for done in (["plain", "make", "run"], ["run"]):
+        maker = Maker(model)
+        traces.run([model.method], 0, Print(2.0), 3, REQUEST, maker)
+        assert maker.done == done
+    alive = weakref.ref(model)
+    del model, maker
+    gc.collect()
+    assert alive() is None
+
+
+VALUE = np.arange(6.0).reshape(2, 3)
+
+#: What follows what is apart.
+APART = "differ between a trace and the model itself"
+
+
+def unwatched(function: Any, tell: Any) -> Any:
+    def watched(returned: Any) -> Any:
+        tell((1,))
+        return function(returned)
+
+    return watched
+
+
+def ran(gradient: Any, activation: Any = VALUE, before: Any = (), objective: Any = None) -> Run:
+    return Run({"word": PointValues(activation, (gradient,), None, before)}, "float64", objective=objective)
+
+
+def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
+    called: list[Any] = []
+
+    def change(value: Any) -> Any:
+        called.append(value)
+        return value + len(called)
+
+    def respond(outputs: Any) -> Any:
+        called.append(outputs)
+        return [{None: outputs[None] * 2}]
+
+    trial = Trial(Request(("word",), respond, (None,), edit={"word": change}, compiled=True), unwatched)
+    first, second = trial.first(), trial.second()
+    assert first.compiled is second.compiled is False
+    returned, answered = first.edit["word"](VALUE), first.respond({None: VALUE})
+    second = trial.second()
+    np.testing.assert_array_equal(second.edit["word"](VALUE * 9), returned)
+    assert second.respond({None: VALUE * 9}) is answered
+    assert len(called) == 2
+    assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) == f"the outputs {APART}"
+    with pytest.raises(UntraceableError, match="reaches the points differently"):
+        second.edit["word"](VALUE)
+    with pytest.raises(UntraceableError, match="reaches the points differently"):
+        trial.second().edit["word"](VALUE[:1])
+    with pytest.raises(UntraceableError, match="outputs of other shapes"):
+        trial.second().respond({None: VALUE[:1]})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (ran(VALUE), None),
+        (ran(VALUE * (1 + 1e-9)), None),
+        (ran(VALUE * 1.001), "the gradients at 'word'"),
+        (ran(None), "the gradients at 'word'"),
+        (ran(VALUE[:1]), "the gradients at 'word'"),
+        (ran(np.where(VALUE == 1, np.nan, VALUE)), "the gradients at 'word'"),
+        (ran(VALUE, VALUE + 1), "the values at 'word'"),
+        (ran(VALUE, objective=np.ones(2)), "the objective's values"),
+    ],
+)
+def test_differences_are_described(given: Run, said: str | None) -> None:
+    trial = Trial(Request(("word",), lambda _: []), unwatched)
+    assert trial.difference(ran(VALUE), given, 1e-6) == (said and f"{said} {APART}")
+
+
+def test_differences_with_a_native_objective_are_described() -> None:
+    trial = Trial(Request(("word",), NativeObjective(lambda _: None, scalar=False)), unwatched)
+    assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) is None
+    said = trial.difference(ran(VALUE), ran(VALUE * 2), 1e-6)
+    assert said == f"the gradients at 'word' {APART}, or the objective gives different results each time"
+
+
+def test_a_function_is_called_once_in_several_tries() -> None:
+    called: list[Any] = []
+
+    def change(value: Any) -> Any:
+        called.append(value.copy())
+        value += len(called)  # as a function may that is given an array to write into
+        return value
+
+    tries = Retries(Request(("word",), lambda _: [], add={"word": change}))
+    for _ in range(3):
+        function = tries.next().add["word"]
+        np.testing.assert_array_equal(function(VALUE.copy()), VALUE + 1)
+        np.testing.assert_array_equal(function(VALUE.copy()), VALUE + 2)  # the point is come by again
+        assert len(called) == 2
+    function = tries.next().add["word"]
+    np.testing.assert_array_equal(function(VALUE * (1 + 1e-12)), VALUE + 1)
+    np.testing.assert_array_equal(function(VALUE * 1e-9), VALUE * 1e-9 + 3)  # another value, however small
+    np.testing.assert_array_equal(function(VALUE[:1].copy()), VALUE[:1] + 4)
+    assert len(called) == 4
+
+
+@pytest.mark.parametrize("other", [1e3, np.nan, np.inf])
+def test_one_entry_of_many_makes_another_value(other: float) -> None:
+    values = np.ones((300, 100))
+    tries = Retries(Request(("word",), lambda _: [], add={"word": lambda value: value * 2}))
+    np.testing.assert_array_equal(tries.next().add["word"](values), values * 2)
+    for index in (1, 2, 6, 14_000, 29_999):
+        changed = values.copy()
+        changed.flat[index] = other
+        np.testing.assert_array_equal(tries.next().add["word"](changed), changed * 2)
+
+
+def test_an_error_of_a_try_propagates_and_is_not_recorded() -> None:
+    raised = [KeyboardInterrupt]
+
+    def change(value: Any) -> Any:
+        if raised:
+            raise raised.pop()
+        return value
+
+    tries = Retries(Request(("word",), lambda _: [], edit={"word": change}))
+    with pytest.raises(KeyboardInterrupt):
+        tries.next().edit["word"](VALUE)
+    np.testing.assert_array_equal(tries.next().edit["word"](VALUE), VALUE)
