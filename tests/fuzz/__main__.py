@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from tests.conftest import backends_under_test
 from tests.fuzz.running import numbers, run
-from tests.fuzz.telling import told
+from tests.fuzz.summary import summary
 
 
 def main() -> int:
@@ -23,14 +23,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="which calls")
     parser.add_argument("--only", type=int, nargs="+", help="the numbers of calls to make again, and no other")
     parser.add_argument("--seconds", type=float, help="begin no further call after so long")
-    given = parser.parse_args()
+    options = parser.parse_args()
     frameworks = backends_under_test()
-    print(f"frameworks: {', '.join(frameworks)}; seed {given.seed}", flush=True)
-    chosen = iter(given.only) if given.only else numbers(given.seed, given.calls, frameworks)
-    ended = _until(given.seconds)
+    print(f"frameworks: {', '.join(frameworks)}; seed {options.seed}", flush=True)
+    chosen = iter(options.only) if options.only else numbers(options.seed, options.calls, frameworks)
+    ended = _until(options.seconds)
     in_time = itertools.takewhile(lambda _: not ended(), chosen)
-    tally = run(given.seed, in_time, lambda text: print(text, flush=True))
-    print(told(tally))
+    tally = run(options.seed, in_time, lambda text: print(text, flush=True))
+    print(summary(tally))
     return 1 if tally.failed else 0
 
 

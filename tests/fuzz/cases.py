@@ -63,29 +63,29 @@ def expect(holds: Any, said: str) -> None:
         raise Wrong(said)
 
 
-def expect_equal(found: Any, expected: Any, name: str) -> None:
+def expect_equal(actual: Any, expected: Any, name: str) -> None:
     """That two values are the same, arrays to the last bit."""
-    if isinstance(expected, np.ndarray) or isinstance(found, np.ndarray):
-        found, expected = np.asarray(found), np.asarray(expected)
-        same = found.shape == expected.shape and np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
+    if isinstance(expected, np.ndarray) or isinstance(actual, np.ndarray):
+        actual, expected = np.asarray(actual), np.asarray(expected)
+        same = actual.shape == expected.shape and np.array_equal(actual, expected, equal_nan=actual.dtype.kind == "f")
     else:
-        same = found == expected
-    expect(same, f"{name} is {_shown(found)}: expected {_shown(expected)}")
+        same = actual == expected
+    expect(same, f"{name} is {_shown(actual)}: expected {_shown(expected)}")
 
 
-def expect_close(found: Any, expected: Any, tolerance: float, name: str, floor: float = 1e-2) -> None:
+def expect_close(actual: Any, expected: Any, tolerance: float, name: str, floor: float = 1e-2) -> None:
     """That two arrays differ by no more than the tolerance times the largest expected entry, or the floor."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    expect(found.shape == expected.shape, f"{name} has the shape {found.shape}: expected {expected.shape}")
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    expect(actual.shape == expected.shape, f"{name} has the shape {actual.shape}: expected {expected.shape}")
     if not expected.size:
         return
     scale = max(float(np.abs(expected).max()), floor)
-    apart = np.abs(found.astype(np.float64) - expected)
+    apart = np.abs(actual.astype(np.float64) - expected)
     largest = float(apart.max())  # NaN compares false
     if not largest <= tolerance * scale:
-        place = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.nan_to_num(apart, nan=np.inf))), apart.shape))
+        index = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.nan_to_num(apart, nan=np.inf))), apart.shape))
         raise Wrong(
-            f"{name} is {found[place]!r} at {place}, off by {largest:.3g}: expected {expected[place]!r} (tolerance "
+            f"{name} is {actual[index]!r} at {index}, off by {largest:.3g}: expected {expected[index]!r} (tolerance "
             f"{tolerance} of {scale:.3g})"
         )
 

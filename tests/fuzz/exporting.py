@@ -42,19 +42,19 @@ def _savedmodel(model: Any) -> Any:
         def __call__(self, input_ids: Any) -> Any:
             return model(input_ids)
 
-    with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as place:
+    with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as directory:
         module = Module()
         module.kept = model  # its variables are saved
-        tf.saved_model.save(module, place)
-        return tf.saved_model.load(place)
+        tf.saved_model.save(module, directory)
+        return tf.saved_model.load(directory)
 
 
 def _symbolblock(net: Any) -> Any:
     import mxnet as mx
 
     net(mx.nd.zeros((1, 2), dtype="int32"))
-    with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as place, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        path = Path(place) / "net"
+        path = Path(directory) / "net"
         net.export(str(path))
         return mx.gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")

@@ -44,14 +44,14 @@ def nonsense(draw: Draw, numbers: bool = True) -> Any:
     ]
     if not numbers:
         makers = [make for make in makers if not isinstance(make(), (int, float))]
-    return draw.one(makers)()
+    return draw.choice(makers)()
 
 
 def disguised(draw: Draw, array: np.ndarray) -> Any:
     """The same numbers as a list, read-only, of another dtype or byte order, or not contiguous."""
     array = np.asarray(array)
     if array.ndim == 0:
-        return draw.one([array, array.item(), array[()]])
+        return draw.choice([array, array.item(), array[()]])
     whole = array.dtype.kind in "iu"
     forms: list[Callable[[], Any]] = [
         lambda: array,
@@ -63,7 +63,7 @@ def disguised(draw: Draw, array: np.ndarray) -> Any:
         lambda: array.astype(np.int32 if whole else np.float64),
         lambda: array.astype(np.float64),
     ]
-    return draw.one(forms)()
+    return draw.choice(forms)()
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -73,11 +73,11 @@ class Derivatives:
     @property
     def own(self) -> np.ndarray:
         """∂L_i/∂e[i]: of each example at its own entries."""
-        return np.stack([one[number] for number, one in enumerate(self.each)])
+        return np.stack([gradient[number] for number, gradient in enumerate(self.each)])
 
     @property
     def own_before(self) -> np.ndarray:
-        return np.stack([one[number] for number, one in enumerate(self.before)])
+        return np.stack([gradient[number] for number, gradient in enumerate(self.before)])
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Oracle:
 
     def outputs(self) -> dict[str, np.ndarray]:
         outputs = _FORWARDS[self.question.architecture](_Pass(self.question))
-        return {name: one.real[0] for name, one in outputs.items()}
+        return {name: value.real[0] for name, value in outputs.items()}
 
     def at(self, point: str) -> Derivatives:
         point = canonical(point)
@@ -131,8 +131,8 @@ class Oracle:
         slopes = np.broadcast_to(self._run(run(steps)).imag / STEP, (size, len(self.question.ids)))
         return np.ascontiguousarray(slopes.T.reshape(len(self.question.ids), *shape))
 
-    def _run(self, one: _Pass) -> np.ndarray:
-        return np.asarray(self.question.objective(_FORWARDS[self.question.architecture](one)), np.complex128)
+    def _run(self, forward: _Pass) -> np.ndarray:
+        return np.asarray(self.question.objective(_FORWARDS[self.question.architecture](forward)), np.complex128)
 
 
 def canonical(point: str) -> str:
@@ -154,7 +154,7 @@ class _Pass:
         self.ids = question.ids
         self.real = np.ones(self.ids.shape) if question.mask is None else np.asarray(question.mask, np.float64)
         self.values: dict[str, np.ndarray] = {}
-        self._weights = {name: np.asarray(one, np.complex128)[None] for name, one in question.weights.items()}
+        self._weights = {name: np.asarray(value, np.complex128)[None] for name, value in question.weights.items()}
         if weight is not None:
             self._weights[weight[0]] = self._weights[weight[0]] + weight[1]
         self._at = at
@@ -166,11 +166,11 @@ class _Pass:
 
     def point(self, name: str, value: np.ndarray) -> np.ndarray:
         for option, join in (("override", lambda _, new: new), ("add", np.add)):
-            changes = {canonical(key): one for key, one in getattr(self._changes, option).items()}
+            changes = {canonical(key): change for key, change in getattr(self._changes, option).items()}
             if name in changes:
                 new = changes[name](value.real.copy()) if callable(changes[name]) else changes[name]
                 value = np.asarray(join(value, np.broadcast_to(new, value.shape)), np.complex128)
-        factor = next((one for key, one in self._changes.edit.items() if canonical(key) == name), 1.0)
+        factor = next((factor for key, factor in self._changes.edit.items() if canonical(key) == name), 1.0)
         self.values[name] = value.real[0]
         steps = self._at[1] if self._at is not None and self._at[0] == name else 0.0
         if self._at is None or self._at[2]:
@@ -197,7 +197,7 @@ class _Pass:
     def words(self, name: str = "word", table: str = "E") -> np.ndarray:
         return self.point(name, self.rows(table, self.ids))
 
-    def places(self) -> np.ndarray:
+    def position_rows(self) -> np.ndarray:
         """What the lookup by position gives, for each example."""
         return self.point("position", self.rows("E2", np.tile(np.arange(self.ids.shape[1]), (len(self.ids), 1))))
 
@@ -247,11 +247,11 @@ def _scaled(run: _Pass) -> dict[str, np.ndarray]:
 
 
 def _positional(run: _Pass) -> dict[str, np.ndarray]:
-    return run.head(run.mean(np.tanh(run.words() + run.places())))
+    return run.head(run.mean(np.tanh(run.words() + run.position_rows())))
 
 
 def _layers(run: _Pass) -> dict[str, np.ndarray]:
-    hidden = run.point("embeddings", run.words() + run.places())
+    hidden = run.point("embeddings", run.words() + run.position_rows())
     for number in range(3):
         hidden = run.point(f"layer.{number}", hidden + run.bent(hidden))
     return run.head(run.mean(hidden))

@@ -12,9 +12,9 @@ class OwnError(Exception):
     """What a function of the user's raises."""
 
 
-def raising(draw: Draw) -> tuple[tuple[type[BaseException], ...], Callable[..., Any]]:
+def drawn_error(draw: Draw) -> tuple[tuple[type[BaseException], ...], Callable[..., Any]]:
     """The class of an error, and a function that raises it."""
-    error = draw.one(
+    error = draw.choice(
         [
             OwnError("the user's function broke"),
             OwnError("the user's function broke"),

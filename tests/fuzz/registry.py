@@ -60,10 +60,10 @@ CALLS: Final[Mapping[Callable[[Draw, str], Case], float]] = {
 
 def framework_of(seed: int, number: int) -> str:
     """In which framework a call is made, told without importing it."""
-    return Draw(seed, number).one(FRAMEWORKS)
+    return Draw(seed, number).choice(FRAMEWORKS)
 
 
 def drawn_case(seed: int, number: int) -> Case:
     draw = Draw(seed, number)
-    framework = draw.one(FRAMEWORKS)
+    framework = draw.choice(FRAMEWORKS)
     return draw.weighted(CALLS)(draw, framework)

@@ -57,7 +57,7 @@ def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
 
 
 def run(
-    seed: int, chosen: Iterator[int], tell: Callable[[str], None], draw: Callable[[int, int], Case] = drawn_case
+    seed: int, chosen: Iterator[int], report: Callable[[str], None], draw: Callable[[int, int], Case] = drawn_case
 ) -> Tally:
     """Make these calls.
 
@@ -72,7 +72,7 @@ def run(
         case, verdict = _made(draw, seed, number)
         tally.add(number, case, verdict, time.process_time() - start)
         if verdict.kind == "failed":
-            tell(reproducer(seed, number, case, verdict))
+            report(reproducer(seed, number, case, verdict))
     return tally
 
 

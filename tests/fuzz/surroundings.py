@@ -43,5 +43,5 @@ def surrounded(draw: Draw, framework: str) -> tuple[str, Callable[[], AbstractCo
             "autograd.train_mode()": mx.autograd.train_mode,
             "name.Prefix('mine_')": lambda: mx.name.Prefix("mine_"),
         }
-    name = draw.one(list(contexts))
+    name = draw.choice(list(contexts))
     return name, contexts[name]

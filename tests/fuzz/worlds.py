@@ -22,7 +22,7 @@ TOLERANCE: Final[Mapping[str, float]] = {"float64": 1e-9, "float32": 2e-4, "bflo
 FLOOR: Final = 1e-2
 
 #: How many rows of a table lookups by position may need at most.
-PLACES: Final = 7
+FEWEST_ROWS: Final = 7
 
 
 @cache
@@ -89,7 +89,7 @@ class World:
         self.model = self.built()
 
     def __str__(self) -> str:
-        shapes = ", ".join(f"{name} {one.shape}" for name, one in self.weights.items())
+        shapes = ", ".join(f"{name} {value.shape}" for name, value in self.weights.items())
         more = "".join(f", {name}" for name in ("frozen", "disturbed", "graph") if getattr(self, name))
         return f"{self.framework}'s harness, architecture {self.architecture!r}, {self.dtype}{more}; weights {shapes}"
 
@@ -115,7 +115,7 @@ def drawn_world(
     wanted = {"float64": 3.0, "float32": 2.0, "float16": 0.3, "bfloat16": 0.3}
     dtype = draw.weighted({name: wanted[name] for name in harness.precisions})
     dtype = "float64" if exact else dtype if like is None else like.dtype
-    architecture = draw.one(architectures) if like is None else like.architecture
+    architecture = draw.choice(architectures) if like is None else like.architecture
     weights = _weights(draw, max(least, 2 if architecture == "probabilities" else 1)) if like is None else like.weights
     world = World(framework, architecture, _rounded(weights, dtype), dtype, draw.chance(0.15), draw.chance(0.15))
     if world.framework == "tensorflow" and architecture in ("flat", "scaled", "no_lookup"):
@@ -125,7 +125,7 @@ def drawn_world(
 
 
 def _weights(draw: Draw, least: int) -> dict[str, np.ndarray]:
-    vocab, dim, classes = draw.whole(PLACES, 12), draw.whole(1, 5), draw.whole(least, 4)
+    vocab, dim, classes = draw.integer(FEWEST_ROWS, 12), draw.integer(1, 5), draw.integer(least, 4)
     shapes = {
         "E": (vocab, dim),
         "E2": (vocab, dim),

@@ -9,7 +9,7 @@ from tests.fuzz.running import Tally
 KINDS = ("right", "refused", "failed")
 
 
-def told(tally: Tally) -> str:
+def summary(tally: Tally) -> str:
     """How many of each verdict by public function and framework, of each error, and how fast."""
     functions = sorted({function for function, _, _ in tally.verdicts})
     frameworks = list(dict.fromkeys(framework for _, framework, _ in sorted(tally.verdicts, key=lambda one: one[1])))
