@@ -1,4 +1,4 @@
-"""Batches of a call: right ones in every form in which they may be given, and broken ones."""
+"""Batches for calls: valid ones in every accepted form, and broken ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from tests.fuzz.nonsense import disguised, nonsense
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """A batch as it is given, and as it is meant.
+    """A batch in one of the accepted forms.
 
     Attributes:
-        text: what it is.
-        given: what embgrad is given.
-        meant: what it is.
-        extra: whether it holds an input that no model of the suite takes.
+        argument: the batch as it is passed to embgrad.
+        token_batch: the equivalent TokenBatch.
+        extra: True if it holds an input that no model of the suite takes.
     """
 
     text: str
@@ -31,7 +30,7 @@ class DrawnBatch:
 
 
 def drawn_mask(draw: Draw, shape: tuple[int, int], kinds: tuple[str, ...] = ("right", "left", "holes")) -> np.ndarray:
-    """A mask with one real position an example at least."""
+    """Return a mask with at least one real position per example."""
     examples, positions = shape
     lengths = draw.integers(1, positions, examples)
     kind = draw.choice(kinds)
@@ -53,14 +52,14 @@ def drawn_batch(
     positions: int = 6,
     examples: int = 4,
 ) -> DrawnBatch:
-    """A batch.
+    """Return a valid batch.
 
     Args:
-        vocab: how many rows the table has.
-        mask: True for one that pads, False for none; None for either.
-        pad: one id stands at all padding, nearly always.
-        positions: how many at most.
-        examples: likewise.
+        vocab: the number of rows of the table.
+        mask: True for a mask with padding, False for no mask, None for either.
+        pad: in most cases all padding has the same id.
+        positions: the largest number of positions.
+        examples: the largest number of examples.
     """
     shape = (draw.integer(1, examples), draw.integer(2 if mask else 1, positions))
     ids = draw.integers(0, vocab - 1, shape)
@@ -95,17 +94,15 @@ def _shown(argument: Any) -> str:
         return "dict of " + ", ".join(_shown(value) for value in argument.values())
     if isinstance(argument, tuple):
         return "tuple of " + ", ".join(_shown(value) for value in argument)
-    flags = getattr(argument, "flags", None)
-    more = "" if not isinstance(flags, np.core.multiarray.flagsobj) else _flags(argument)
-    return f"{type(argument).__name__}{' ' + str(argument.dtype) if hasattr(argument, 'dtype') else ''}{more}"
-
-
-def _flags(array: np.ndarray) -> str:
-    return ("" if array.flags.writeable else " read-only") + ("" if array.flags.c_contiguous else " not contiguous")
+    text = type(argument).__name__ + (f" {argument.dtype}" if hasattr(argument, "dtype") else "")
+    if isinstance(argument, (np.ndarray, np.generic)):
+        text += "" if argument.flags.writeable else " read-only"
+        text += "" if argument.flags.c_contiguous else " not contiguous"
+    return text
 
 
 def native(draw: Draw, framework: str, array: np.ndarray) -> Any:
-    """The array as a tensor of the framework, or in an odd form of NumPy's."""
+    """Return the array as a tensor of the framework, or in an unusual NumPy form."""
     if framework == "reference" or draw.chance(0.6):
         return disguised(draw, array)
     whole = array.dtype.kind in "iu"
@@ -145,7 +142,7 @@ def _form(draw: Draw, framework: str, kind: str, ids: Any, mask: Any, types: Any
 
 
 def broken_batch(draw: Draw, framework: str, vocab: int, at: str = "gradients") -> tuple[str, Callable[[], Any]]:
-    """What it is, and how it is made, as any of the forms."""
+    """Return the name of a kind of broken batch, and the function that makes it."""
     examples, positions = draw.integer(1, 3), draw.integer(1, 4)
     ids = draw.integers(0, vocab - 1, (examples, positions))
     index = draw.integer(0, examples - 1), draw.integer(0, positions - 1)

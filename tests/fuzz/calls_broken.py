@@ -1,4 +1,4 @@
-"""Calls of `gradients`, and of what is called like it, of which one argument is broken."""
+"""Calls of `gradients`, and of functions with the same signature, with one broken argument."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from tests.fuzz.worlds import drawn_world
 def broken_gradients(
     draw: Draw, framework: str, call: Callable[..., Any] = embgrad.gradients, name: str = "gradients"
 ) -> Case:
-    """A call of which one argument is broken."""
     plain = ("mean", "hidden", "masked", "scaled", "flat", "time_major", "layers")
     problem = drawn_problem(draw, framework, plain, native=False)
     arguments: dict[str, Any] = {
@@ -83,7 +82,7 @@ def _broken_model(draw: Draw, problem: Problem) -> tuple[str, Callable[[], Any],
 
 
 def certificates(draw: Draw, framework: str) -> Case:
-    """A model whose own gradient is twice the right one gets no certificate."""
+    """Draw a model whose gradient is twice the right one, which must get no certificate."""
     world = drawn_world(draw, framework, ("broken",), exact=True)
     world.weights |= {name: np.where(value < 0, value - 0.1, value + 0.1) for name, value in world.weights.items()}
     world.model = world.built()

@@ -1,4 +1,4 @@
-"""Calls of `load_bert`: checkpoint folders that are right, with the gradient of what is loaded, and broken ones."""
+"""Calls of `load_bert` with valid checkpoint folders, whose gradients are compared, and with broken ones."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from tests.fuzz.worlds import abilities
 
 WORDS: Final = "embeddings.word_embeddings.weight"
 
-#: What a checkpoint may hold beside the encoder's weights.
+#: Weights that a checkpoint may hold beside the encoder's.
 HEADS: Final = ("cls.predictions.bias", "cls.seq_relationship.weight", "classifier.weight")
 
 
 def load_bert(draw: Draw, framework: str) -> Case:
-    """A folder, as Hugging Face writes it or not."""
-    _import(framework)
+    if framework == "gluon":  # the first import draws random numbers and sets environment variables
+        import_module("embgrad_gluon.importing").import_gluonnlp()
+    elif framework in ("torch", "tensorflow"):
+        getattr(import_module("transformers"), "BertModel" if framework == "torch" else "TFBertModel")
     if "load_bert" not in abilities(framework):
         run = lambda: embgrad.load_bert(Path("nowhere"), framework)  # noqa: E731
         return Case("load_bert", f"a backend that cannot: {framework}", run, None, REFUSAL, framework=framework)
@@ -36,14 +38,6 @@ def load_bert(draw: Draw, framework: str) -> Case:
     if draw.chance(0.5):
         return _broken(draw, framework, config, weights)
     return _right(draw, framework, config, weights)
-
-
-def _import(framework: str) -> None:
-    """What a folder is loaded with: its first import draws random numbers, and leaves variables in the environment."""
-    if framework == "gluon":
-        import_module("embgrad_gluon.importing").import_gluonnlp()
-    elif framework in ("torch", "tensorflow"):
-        getattr(import_module("transformers"), "BertModel" if framework == "torch" else "TFBertModel")
 
 
 def _drawn(draw: Draw) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -76,9 +70,6 @@ def _write(directory: Path, config: Any, weights: dict[str, np.ndarray], shards:
     for file in set(where.values()):
         save_file({name: weights[name] for name in names if where[name] == file}, directory / file)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-
-
-# Right ones
 
 
 def _right(draw: Draw, framework: str, config: dict[str, Any], weights: dict[str, np.ndarray]) -> Case:
@@ -118,7 +109,7 @@ def _right(draw: Draw, framework: str, config: dict[str, Any], weights: dict[str
 
 
 def _spelled(draw: Draw, weights: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Any]:
-    """The weights by names as older and newer checkpoints have them, with what else they hold, and what to ignore of it."""
+    """Return the weights under names of older or newer checkpoints, with further entries, and patterns that ignore these."""
     old, prefix = draw.chance(0.3), draw.choice(["", "bert."])
     held = {}
     for name, value in weights.items():
@@ -133,9 +124,6 @@ def _spelled(draw: Draw, weights: dict[str, np.ndarray]) -> tuple[dict[str, np.n
         held |= {name: draw.normal(2, 3).astype(np.float32) for name in HEADS}
         ignore = draw.choice([["cls.*", "classifier.*"], "c*", ("*classifier*", "cls*")])
     return held, ignore
-
-
-# Broken ones
 
 
 def _broken(draw: Draw, framework: str, config: dict[str, Any], weights: dict[str, np.ndarray]) -> Case:

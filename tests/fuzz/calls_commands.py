@@ -1,4 +1,4 @@
-"""Commands of the command line, with arguments that are drawn at will."""
+"""Commands of the command line with random arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fuzz.cases import Case, expect
 from tests.fuzz.drawing import Draw
 from tests.unit.cli.commands import MODELS
 
-#: Arguments that exist, and values that hardly fit: each command is given a few of them.
+#: Arguments that exist, and values that rarely fit: each command gets a few of them.
 WORDS: Final = tuple(
     shlex.split("""
     --json --words --kind norm dot x.safetensors broken.safetensors
@@ -38,7 +38,7 @@ COMMANDS: Final = ("show", "compare", "gradients", "bisect", "report", "shwo", "
 
 
 def commands(draw: Draw, framework: str) -> Case:
-    """A command with arguments that are drawn at will: it ends with an exit code that means something, and no traceback."""
+    """Draw a command, which must end with a documented exit code and without a traceback."""
     sample = replace(result(draw), tables=None)
     command = draw.choice(COMMANDS)
     asking = command in ("gradients", "bisect", "compare", "report")
@@ -97,7 +97,7 @@ def commands(draw: Draw, framework: str) -> Case:
 
 
 class _Stream(io.TextIOWrapper):
-    """A stream of text over bytes, as a process's own."""
+    """A text stream over bytes, like a process's own."""
 
     def __init__(self) -> None:
         self.kept = io.BytesIO()
@@ -124,7 +124,7 @@ def _inside(directory: Path) -> Iterator[None]:
 
 
 class _Terminal(io.StringIO):
-    """A stdin into which nothing is piped."""
+    """A stdin without a pipe."""
 
     def isatty(self) -> bool:
         return True

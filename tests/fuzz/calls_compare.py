@@ -1,4 +1,4 @@
-"""Calls of `compare` and `bisect`: of the same model in two frameworks, of the same texts in another order, of other weights."""
+"""Calls of `compare` and `bisect` on the same model in two frameworks, with the same weights or with others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARCHITECTURES = ("mean", "hidden", "masked", "layers", "repeated", "scaled", "fl
 
 
 def _pair(draw: Draw, framework: str, changed: bool, architectures: tuple[str, ...]) -> tuple[Problem, World]:
-    """A question, and a model of the reference with the same weights, or with another head."""
+    """Return a problem, and a model of the reference with the same weights or with another head."""
     problem = drawn_problem(draw, framework, architectures, native=False)
     if problem.world.dtype in ("float16", "bfloat16"):
         problem = drawn_problem(draw, framework, architectures, native=False, exact=True)
@@ -32,17 +32,11 @@ def _pair(draw: Draw, framework: str, changed: bool, architectures: tuple[str, .
 
 
 def _used(architecture: str) -> tuple[str, ...]:
-    return (
-        ("W1",)
-        if architecture == "named"
-        else ("W1", "W")
-        if architecture in ("hidden", "layers", "repeated")
-        else ("W",)
-    )
+    uses = {"named": ("W1",), **dict.fromkeys(("hidden", "layers", "repeated"), ("W1", "W"))}
+    return uses.get(architecture, ("W",))
 
 
 def compare(draw: Draw, framework: str) -> Case:
-    """Two results: they agree where they must, and differ where they must."""
     if draw.chance(0.3):
         return _broken_compare(draw, framework)
     changed = draw.chance(0.4)
@@ -79,7 +73,7 @@ def compare(draw: Draw, framework: str) -> Case:
 
 
 def _cancels(a: Any) -> bool:
-    """Whether what is compared is what rounding leaves of larger numbers: the gradient of a cross-entropy that is nearly 0."""
+    """Return whether the values are mostly rounding errors, as for a cross-entropy that is nearly 0."""
     return bool(np.abs(a.values).max() < 1e-4)
 
 
@@ -111,7 +105,7 @@ def _broken_compare(draw: Draw, framework: str) -> Case:
 
 
 def _no_path(value: Any) -> Any:
-    """What is no path of a file, whose absence is an error of its own."""
+    """Return the value unless it may be a path, since a missing file is another error."""
     return 3 if isinstance(value, str) else value
 
 
@@ -120,7 +114,6 @@ def _with(result: Any, **changes: Any) -> Any:
 
 
 def bisect(draw: Draw, framework: str) -> Case:
-    """Where two models part, or that they do not."""
     changed = draw.chance(0.5)
     problem, other = _pair(draw, framework, changed, ("hidden", "layers", "masked", "mean"))
     options: dict[str, Any] = {}
@@ -168,7 +161,7 @@ def bisect(draw: Draw, framework: str) -> Case:
 
 
 def _diverge(problem: Problem, other: World) -> bool:
-    """Whether the objective, or its gradient, differs by more than rounding, by the oracle."""
+    """Return whether the oracle's objective or gradient differs by more than rounding."""
     question = type(problem.question)(**{**vars(problem.question), "weights": other.weights})
     mine, theirs = problem.oracle, type(problem.oracle)(question)
     pairs = [(mine.values(), theirs.values()), (mine.at("word").summed, theirs.at("word").summed)]

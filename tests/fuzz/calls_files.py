@@ -1,4 +1,4 @@
-"""Calls that write and read files: `save`, `load`, `golden`, and the page."""
+"""Calls that write and read files: `save`, `load`, `golden` and `write_page`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder() -> Iterator[Path]:
 
 
 def result(draw: Draw) -> embgrad.EmbeddingGradients:
-    """A result with numbers that are drawn at will."""
+    """Return a result with random numbers."""
     examples, positions, dim, vocab = draw.integer(1, 3), draw.integer(1, 4), draw.integer(1, 3), draw.integer(4, 9)
     dtype = draw.choice([np.float32, np.float64])
     shape = examples, positions
@@ -70,7 +70,7 @@ def results(draw: Draw) -> Any:
 
 
 def expect_same(actual: Any, expected: Any) -> None:
-    """That two results, or dicts of them, are the same bit for bit."""
+    """Expect two results, or dicts of them, to be equal bit for bit."""
     if isinstance(expected, Mapping):
         expect_equal(list(actual), list(expected), "the names")
         for name, value in expected.items():
@@ -95,7 +95,7 @@ def expect_same(actual: Any, expected: Any) -> None:
 
 
 def save_and_load(draw: Draw, framework: str) -> Case:
-    """What is written is read back bit for bit, or writing is refused."""
+    """Draw results, which must be read back bit for bit, unless writing is refused."""
     if draw.chance(0.3):
         return _save_broken(draw)
     saved = results(draw)
@@ -140,7 +140,7 @@ def _save_broken(draw: Draw) -> Case:
 
 
 def load_broken(draw: Draw, framework: str) -> Case:
-    """A file that is not as it was written: refused, or read as some result, since a number may have become another."""
+    """Draw a damaged file, which must be refused, unless only a number has changed."""
     saved = results(draw)
     while _has_surrogate(saved):
         saved = results(draw)
@@ -214,7 +214,7 @@ def no_path(draw: Draw, framework: str) -> Case:
 
 
 def golden(draw: Draw, framework: str) -> Case:
-    """A golden file agrees with what it was made of, and with nothing else."""
+    """Draw a golden file, which must agree with its own result alone."""
     sample = replace(result(draw), tables=None, before=None, vocab=9)
     if sample.objective is None or np.ndim(sample.objective) == 0:
         sample = replace(sample, objective=draw.normal(len(sample.ids)))
@@ -245,7 +245,7 @@ def golden(draw: Draw, framework: str) -> Case:
 
 
 def pages(draw: Draw, framework: str) -> Case:
-    """A page of any result, in which nothing of a token is markup."""
+    """Draw a page, in which no token may become markup."""
     broken = draw.chance(0.3)
     labels = draw.subset(["a", "<b>", "ü", "\ud800"], most=2)
     sample = replace(result(draw), tables=None)

@@ -1,4 +1,4 @@
-"""Right calls of `embgrad.gradients`, with every option, and what their results must be."""
+"""Valid calls of `embgrad.gradients` with every option, and the expected results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.fuzz.oracle import POINTS, Changes, Derivatives, Oracle, Question, ca
 from tests.fuzz.surroundings import surrounded
 from tests.fuzz.worlds import FLOOR, World, abilities, drawn_world
 
-#: The architectures in which an example's gradient is the same whatever else is in the batch.
+#: The architectures in which an example's gradient does not depend on the rest of the batch.
 ALONE: Final = tuple(name for name in POINTS if name != "mixing")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A model, a batch and an objective that go together, with the right answers."""
+    """A model, a batch and an objective that fit together, with the question for the oracle."""
 
     world: World
     batch: DrawnBatch
@@ -47,7 +47,7 @@ class Problem:
 
     @property
     def warns(self) -> bool:
-        """Whether something in the batch is no use to the model."""
+        """Return whether the model ignores a part of the batch."""
         types = self.batch.token_batch.types
         return (
             self.batch.extra
@@ -62,13 +62,15 @@ class Problem:
 def drawn_problem(
     draw: Draw, framework: str, architectures: tuple[str, ...] = tuple(POINTS), **options: Any
 ) -> Problem:
-    """A question that has an answer.
+    """Return a valid problem.
 
     Args:
-        options: of `drawn_world` (exact, like) and of `drawn_batch` (mask, examples, positions), `smooth`, and `native`: whether
-            the objective may be a function on native outputs.
+        options: options of `drawn_world` (exact, like) and `drawn_batch` (mask, examples, positions); `smooth`; `native` is True
+            if the objective may be a function of native outputs.
     """
-    world = drawn_world(draw, framework, architectures, **_taken(options, "exact", "like"))
+    world = drawn_world(
+        draw, framework, architectures, **{name: options.pop(name) for name in ("exact", "like") if name in options}
+    )
     smooth, native = options.pop("smooth", False), options.pop("native", True)
     batch = drawn_batch(draw, framework, world.vocab, **options)
     harness = world.harness if native else None
@@ -77,16 +79,8 @@ def drawn_problem(
         world,
         batch,
         objective,
-        Question(world.architecture, world.weights, batch.token_batch.ids, _mask(batch), objective.formula),
+        Question(world.architecture, world.weights, batch.token_batch.ids, batch.token_batch.mask, objective.formula),
     )
-
-
-def _mask(batch: DrawnBatch) -> np.ndarray | None:
-    return None if batch.token_batch.mask is None else np.asarray(batch.token_batch.mask)
-
-
-def _taken(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: options.pop(name) for name in names if name in options}
 
 
 def gradients(draw: Draw, framework: str) -> Case:
@@ -123,7 +117,6 @@ def gradients(draw: Draw, framework: str) -> Case:
 
 
 def graphs(draw: Draw, framework: str) -> Case:
-    """A call on a model that is a graph."""
     problem = drawn_problem(draw, framework, EXPORTED)
     problem.world.as_graph()
     at = draw.choice(_reachable_points(problem))
@@ -146,7 +139,7 @@ def plain(problem: Problem) -> Case:
 
 
 def _reachable_points(problem: Problem) -> tuple[str, ...]:
-    """The points that a pass on this batch can tell: positions only where there are two of them."""
+    """Return the points that a pass on this batch reaches: a single position cannot be recognised."""
     names = POINTS[problem.world.architecture]
     return names if problem.batch.token_batch.shape[1] > 1 else tuple(name for name in names if name != "position")
 
@@ -182,7 +175,7 @@ def _case(draw: Draw | None, problem: Problem, at: Any, options: dict[str, Any],
     refused: tuple[type[BaseException], ...] = ()
     if _scalar_is_refused(problem, at, options):
         refused += (embgrad.UnsupportedError,)
-    if options.get("check"):  # a gradient of nearly zero cannot be told from rounding
+    if options.get("check"):  # a gradient of nearly zero cannot be distinguished from rounding
         refused += (embgrad.CertificationError,)
     return Case(
         "gradients",
@@ -199,19 +192,18 @@ def _case(draw: Draw | None, problem: Problem, at: Any, options: dict[str, Any],
 
 
 def _scalar_is_refused(problem: Problem, at: Any, options: Mapping[str, Any]) -> bool:
-    """Whether a Scalar objective meets a point that all examples share, whose gradient takes a pullback an example."""
+    """Return whether a Scalar objective meets a point that all examples share, which needs a pullback per example."""
     return problem.objective.scalar and "position" in ([at] if isinstance(at, str) else at)
 
 
 def expect_result(problem: Problem, name: str, result: Any, oracle: Oracle, options: Mapping[str, Any]) -> None:
-    """That a result is right in every part."""
     right, world, batch = oracle.at(name), problem.world, problem.batch.token_batch
-    values = _expected(right, options, name)
+    values = right.own if options.get("split") else right.summed
     zeroed = values.copy()
     if options.get("pads") == "zero":
         zeroed[~batch.real] = 0
     tolerance = world.tolerance * (10 if world.architecture in ("layers", "repeated") else 1)
-    # Where examples meet, their gradients may cancel to less than the rounding of each.
+    # Where examples interact, their gradients may cancel to less than the rounding of each.
     scale = max(FLOOR, float(np.abs(right.each).max()))
     expect_close(result.values, zeroed, tolerance, f"values at {name!r}", scale)
     expect_close(result.activations, right.value, tolerance, f"activations at {name!r}", FLOOR)
@@ -220,7 +212,9 @@ def expect_result(problem: Problem, name: str, result: Any, oracle: Oracle, opti
     expect_equal(str(result.values.dtype), "float64" if world.dtype == "float64" else "float32", "the dtype")
     expect_equal(result.provenance["compute_dtype"], world.dtype, "compute_dtype")
     padding = ~batch.real
-    pullbacks = right.each if options.get("split") else right.summed[None]  # each example's reaches the others' padding
+    pullbacks = (
+        right.each if options.get("split") else right.summed[None]
+    )  # each example's gradient reaches the others' padding
     leak = float(np.abs(pullbacks[:, padding]).max()) if padding.any() else 0.0
     expect_close(result.pad_leak, leak, tolerance, "pad_leak", scale)
     if name == "position":
@@ -239,10 +233,6 @@ def expect_result(problem: Problem, name: str, result: Any, oracle: Oracle, opti
     _expect_saliency(result)
 
 
-def _expected(right: Derivatives, options: Mapping[str, Any], name: str) -> np.ndarray:
-    return right.own if options.get("split") else right.summed
-
-
 def _expect_tables(
     problem: Problem,
     name: str,
@@ -252,7 +242,7 @@ def _expect_tables(
     tolerance: float,
     scale: float,
 ) -> None:
-    """The table's gradient: what the positions send to their rows, added up."""
+    """Expect the table's gradient to be the sum over the positions of each row."""
     looked_up = name in ("word", "position", "word#0", "word#1") and name not in options.get("override", {})
     if not looked_up:
         expect(result.vocab is None, f"vocab at {name!r} is {result.vocab}")
@@ -265,7 +255,9 @@ def _expect_tables(
     tables = np.zeros((len(ids), vocab, problem.world.dim))
     for example in range(len(ids)):
         np.add.at(tables[example], ids, each[example])
-    if not options.get("split"):  # what an example's positions get, which is its own where examples do not meet
+    if not options.get(
+        "split"
+    ):  # the gradient at an example's positions, which is its own where examples do not interact
         tables[...] = 0
         for example in range(len(ids)):
             np.add.at(tables[example], ids[example], each.sum(0)[example])
@@ -287,7 +279,7 @@ def _expect_saliency(result: Any) -> None:
 
 
 class ProgressRecorder:
-    """Keeps what progress is told."""
+    """A progress function that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -304,17 +296,14 @@ def _call_of_parts(parts: Any, inputs: Any) -> Any:
 
 
 def _plain_call(model: Any, inputs: Any) -> Any:
-    """Calls a model of the suite, which takes ids alone, as embgrad would."""
+    """Call a model of the suite, which takes ids alone, as embgrad does."""
     if isinstance(inputs, Mapping):
         return model(next(inputs[key] for key in ("input_ids", "input_word_ids", "token_ids") if key in inputs))
     return model(inputs[0] if isinstance(inputs, tuple) else inputs)
 
 
-# Changes
-
-
 def _drawn_changes(draw: Draw, problem: Problem, at: list[str]) -> tuple[Changes, dict[str, Any]]:
-    """Changes at some of the points, such that each asked for still reaches the objective."""
+    """Return changes at some of the points, so that each requested point still reaches the objective."""
     changeable = [
         name for name in POINTS[problem.world.architecture] if name != "position" and not name.startswith("layer.-")
     ]
@@ -324,7 +313,7 @@ def _drawn_changes(draw: Draw, problem: Problem, at: list[str]) -> tuple[Changes
     arguments: dict[str, dict[str, Any]] = {"override": {}, "add": {}, "edit": {}}
     for name in draw.subset(changeable, most=2):
         option = draw.choice(["override", "add", "edit"])
-        # Behind an override nothing below reaches the objective: only where all points asked for come after it.
+        # Below an override nothing reaches the objective, so that all requested points must come after it.
         lowest = min([order.get(canonical(asked_for), 0) for asked_for in at], default=0)
         if option == "override" and ("position" in at or order.get(name, 0) > lowest):
             option = "add"
@@ -333,7 +322,7 @@ def _drawn_changes(draw: Draw, problem: Problem, at: list[str]) -> tuple[Changes
 
 
 def _change(draw: Draw, option: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """The change for the oracle, and as it is given."""
+    """Return the change for the oracle, and as it is passed to embgrad."""
     if option == "edit":
         factor = draw.choice([0.0, -1.0, 2.0, 0.5])
         forms: list[Callable[[Any], Any]] = [
@@ -348,6 +337,6 @@ def _change(draw: Draw, option: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
         spread = array[:1] if array.ndim == len(shape) else array
         return spread, lambda value: np.broadcast_to(spread, value.shape)
     if form == "in place" and option == "override":
-        spread = array[:1] if array.ndim == len(shape) else array  # a function sees a micro-batch, too
+        spread = array[:1] if array.ndim == len(shape) else array  # a function also sees micro-batches
         return spread, lambda value: value.__setitem__(..., spread)
     return array, array.tolist() if form == "list" else disguised(draw, array)

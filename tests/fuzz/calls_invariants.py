@@ -1,4 +1,4 @@
-"""Calls of `gradients` in pairs: what must not change, or changes in a known way, when the call is made otherwise."""
+"""Pairs of calls of `gradients`, whose results must be equal or differ in a known way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Found = embgrad.EmbeddingGradients
 
 
 class _Problem:
-    """A classifier that takes a mask, a batch for it, and labels."""
+    """A classifier, a batch for it, and labels."""
 
     def __init__(self, draw: Draw, world: World, examples: int = 2) -> None:
         self.world = world
@@ -31,7 +31,7 @@ class _Problem:
     def run(
         self, objective: Any = None, rows: Any = slice(None), ids: Any = None, mask: Any = None, **options: Any
     ) -> Found:
-        """The gradients, of some of the examples, or of other ids and mask."""
+        """Return the gradients of some of the examples, or with other ids and mask."""
         objective = embgrad.CrossEntropy(self.labels[rows]) if objective is None else objective
         ids, mask = (self.ids if ids is None else ids)[rows], (self.mask if mask is None else mask)[rows]
         batch = embgrad.TokenBatch(ids, mask if self.world.architecture == "masked" else None)
@@ -60,8 +60,9 @@ def invariants(draw: Draw, framework: str) -> Case:
         del kinds["the framework's own gradient of the table"]
     kind = draw.choice(list(kinds))
     check = kinds[kind](draw, problem, tolerance)
-    text = f"model: {world}\nids={problem.ids.tolist()}\nmask={problem.mask.tolist()}\nlabels={problem.labels.tolist()}\ninvariant: {kind}"
-    # The framework's own pass leaves what it leaves: its state is not the library's affair.
+    ids, mask, labels = problem.ids.tolist(), problem.mask.tolist(), problem.labels.tolist()
+    text = f"model: {world}\nids={ids}\nmask={mask}\nlabels={labels}\ninvariant: {kind}"
+    # The framework's own pass may change its state.
     own = kind.startswith("the framework's")
     return Case(
         "gradients",
@@ -188,7 +189,7 @@ def _again(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None
 
 
 def _threads(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
-    """Two threads on one model, each with examples and an objective of its own."""
+    """Run two threads on one model, each with its own examples and objective."""
     middle = draw.integer(1, len(problem.ids) - 1)
     rows = [slice(middle), slice(middle, None)]
 
@@ -204,7 +205,7 @@ def _threads(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], No
 
 
 def _texts(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
-    """Texts with a tokenizer, against the batch that it makes of them."""
+    """Compare texts and a tokenizer with the encoded batch."""
     texts = ["".join(map(chr, row[: draw.integer(1, len(row))] + ord("a"))) for row in problem.ids]
 
     def tokenizer(text: str, pair: Any = None) -> list[int]:
@@ -222,10 +223,10 @@ def _texts(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None
 
 
 def native_points(draw: Draw, framework: str) -> Case:
-    """Every point that `points` tells of can be asked for by its name; one with a role gives what the role gives."""
+    """Request every point that `points` lists by its name; a point with a role must give the same result as the role."""
     architectures = ("layers", "repeated", "hidden", "mean", "flat", "positional", "named", "two_tables", "twice")
     world = drawn_world(draw, framework, architectures, exact=True)
-    examples, positions = draw.integer(1, 3), draw.integer(4, 5)  # not as many of the one as of the other
+    examples, positions = draw.integer(1, 3), draw.integer(4, 5)  # two different numbers
     ids = draw.integers(2, world.vocab - 1, (examples, positions))
     objective = embgrad.Sum(output="sequence" if world.architecture == "named" else None)
 
@@ -251,7 +252,7 @@ def native_points(draw: Draw, framework: str) -> Case:
 
 
 def _asked_for(model: Any, ids: np.ndarray, objective: Any, point: embgrad.Point) -> tuple[Any, Any]:
-    """The result by the point's name, or the refusal; and by its role, where it has one that means it alone."""
+    """Return the result by the point's name, or the refusal; and by its role, if it has one of its own."""
     try:
         by_name: Any = embgrad.gradients(model, ids, objective, at=point.name)
     except embgrad.EmbgradError as error:

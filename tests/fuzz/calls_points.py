@@ -1,4 +1,4 @@
-"""Calls of `points` and of `capture`, around a step of the user's own training."""
+"""Calls of `points`, and of `capture` around training steps."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.fuzz.oracle import POINTS, Oracle, Question
 from tests.fuzz.surroundings import surrounded
 from tests.fuzz.worlds import FLOOR, drawn_world
 
-#: Where the weights after a captured loop are those of the loop alone but for their last bits: a hybridised block runs operator
-#: by operator under a capture, and MXNet then adds up in another order what comes to a table by its two lookups.
+#: Framework and architecture whose weights after a captured loop differ in their last bits: a hybridised block runs operator by
+#: operator under a capture, and MXNet then sums the gradients of a table's two lookups in another order.
 IN_ANOTHER_ORDER: Final = {("gluon", "twice")}
 LAYERS: Final = ("layer.0", "layer.1", "layer.2", "layer.-1", "embeddings")
 TRAINED: Final = ("mean", "hidden", "twice", "two_tables", "time_major", "positional", "layers", "repeated")
@@ -60,7 +60,6 @@ def points(draw: Draw, framework: str) -> Case:
 
 
 def broken_points(draw: Draw, framework: str) -> Case:
-    """A batch that is none, or a model that is none."""
     problem = drawn_problem(draw, framework, ("mean", "layers", "flat", "time_major"), native=False)
     kind, made = broken_batch(draw, framework, problem.world.vocab)
     no_model = draw.chance(0.2)
@@ -77,7 +76,7 @@ def broken_points(draw: Draw, framework: str) -> Case:
 
 
 def capture(draw: Draw, framework: str) -> Case:
-    """One step or two of the user's training, captured; a twin is trained alike, and not captured."""
+    """Draw one or two captured training steps, and the same steps on a twin without a capture."""
     world = drawn_world(draw, framework, TRAINED)
     if world.dtype in ("float16", "bfloat16") or world.classes < 2:
         world = drawn_world(draw, framework, ("layers", "hidden"), exact=True, least=2)
@@ -89,7 +88,7 @@ def capture(draw: Draw, framework: str) -> Case:
     if draw.chance(0.2):
         return _broken_capture(draw, world, at)
     steps = draw.integer(1, 2)
-    shape = draw.integer(2, 4), draw.integer(5, 6)  # other than each other, so that the shape tells the axes apart
+    shape = draw.integer(2, 4), draw.integer(5, 6)  # different, so that the shape identifies the axes
     ids = draw.integers(0, world.vocab - 1, shape)
     ids[0] = draw.random.permutation(world.vocab)[: shape[1]] if world.vocab >= shape[1] else ids[0]
     ids[0, 0], ids[0, 1] = 3, 1  # not the positions 0, 1, 2, ...
@@ -142,7 +141,6 @@ def _cross_entropy(labels: np.ndarray) -> Any:
 
 
 def _broken_capture(draw: Draw, world: Any, at: str) -> Case:
-    """A capture of nothing, or one that cannot be."""
     kinds = {
         "no step": lambda: _entered(world.model, at, "mean"),
         "an unknown point": lambda: _entered(

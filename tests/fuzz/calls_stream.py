@@ -1,4 +1,4 @@
-"""Calls of `stream`: as the gradients of each batch, to a folder too, interrupted and resumed, in windows, as tables."""
+"""Calls of `stream`: in memory, to a folder, interrupted and resumed, in windows, and as tables."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def stream(draw: Draw, framework: str) -> Case:
 
 
 def broken_folder(draw: Draw, framework: str) -> Case:
-    """A folder of which a file is not as it was written: refused, or what is read, or made again, is right all the same."""
+    """Draw a folder with a damaged file, which must be refused, or read or streamed again with the right results."""
     world = drawn_world(draw, "reference", ("masked",), exact=True, least=2)
     count = draw.integer(2, 6)
     texts = ["".join(draw.choice("abcdef") for _ in range(draw.integer(0, 5))) for _ in range(count)]
@@ -118,7 +118,7 @@ def broken_folder(draw: Draw, framework: str) -> Case:
 
 
 class _StopError(Exception):
-    """Stands for whatever interrupts a run."""
+    """An interruption of a run."""
 
 
 def _until(source: Any, stop: int) -> Any:

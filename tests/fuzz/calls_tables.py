@@ -1,4 +1,4 @@
-"""Calls of `table_gradients`, `padding_report`, `parameter_gradients`, and of what counts in table gradients alone."""
+"""Calls of `table_gradients`, `padding_report`, `parameter_gradients` and the functions of table gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.nonsense import nonsense
 from tests.fuzz.surroundings import surrounded
 from tests.fuzz.worlds import FLOOR
 
-#: The weights that each architecture uses, where the harnesses can name them.
+#: The weights of each architecture that the harnesses can name.
 USED: Final[Mapping[str, tuple[str, ...]]] = {
     "mean": ("E", "W", "b"),
     "hidden": ("E", "W1", "b1", "W", "b"),
@@ -33,7 +33,7 @@ USED: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _around(draw: Draw, problem: Problem, call: Any, *args: Any, **options: Any) -> tuple[str, Any]:
-    """The call inside one of the framework's contexts."""
+    """Return a text, and the call inside one of the framework's contexts."""
     inside, around = surrounded(draw, problem.world.framework)
 
     def run() -> Any:
@@ -98,7 +98,7 @@ def padding_report(draw: Draw, framework: str) -> Case:
     batch = problem.batch.token_batch
     pads = ~batch.real
     rows = np.unique(batch.ids[pads])
-    if len(rows) > 1:  # of which of them would it report?
+    if len(rows) > 1:  # the row is ambiguous
         return _case("padding_report", problem, text, run, None, REFUSAL)
 
     def judge(actual: embgrad.PaddingReport) -> None:
@@ -127,9 +127,7 @@ def padding_report(draw: Draw, framework: str) -> Case:
 def parameter_gradients(draw: Draw, framework: str) -> Case:
     problem = drawn_problem(draw, framework, tuple(USED))
     text, run = _around(draw, problem, embgrad.parameter_gradients)
-    if (
-        problem.world.frozen and framework != "reference"
-    ):  # nothing of the reference is trained, so that nothing can be frozen
+    if problem.world.frozen and framework != "reference":  # the reference trains nothing, so that nothing can be frozen
         return _case("parameter_gradients", problem, text, run, None, REFUSAL)
 
     def judge(actual: embgrad.ParameterGradients) -> None:
@@ -153,7 +151,7 @@ def parameter_gradients(draw: Draw, framework: str) -> Case:
     return _case("parameter_gradients", problem, text, run, judge)
 
 
-#: In TensorFlow where each weight lies; Keras 2 gives several the same name.
+#: The layer and attribute of each weight in TensorFlow; Keras 2 gives several weights the same name.
 VARIABLES: Final = {
     "E": ("table", "embeddings"),
     "E2": ("second", "embeddings"),
@@ -165,7 +163,7 @@ VARIABLES: Final = {
 
 
 def _names(problem: Problem, actual: embgrad.ParameterGradients) -> dict[str, tuple[str, bool]]:
-    """By weight its name among the gradients, and whether it is held transposed."""
+    """Return for each weight its name among the gradients, and whether it is stored transposed."""
     model, used = problem.world.model, USED[problem.world.architecture]
     if problem.world.framework != "tensorflow":
         return {name: problem.world.harness.parameter(model, name) for name in used}
@@ -183,7 +181,7 @@ def broken_asking(draw: Draw, framework: str) -> Case:
         if "broken options: at" in case.text:
             return parameter_names(draw, framework)
         if any(kind in case.text for kind in ("without a lookup", "that is detached")):
-            return parameter_names(draw, framework)  # it has a gradient all the same
+            return parameter_names(draw, framework)  # the model has parameter gradients
     return case
 
 
@@ -195,7 +193,7 @@ def parameter_names(draw: Draw, framework: str) -> Case:
 
 
 def table_sums(draw: Draw, framework: str) -> Case:
-    """Norms, products and clipped sums of tables that are drawn at will."""
+    """Draw norms, products and clipped sums of random tables."""
     vocab, dim = draw.integer(1, 12), draw.integer(1, 4)
     dtype = draw.choice([np.float32, np.float64])
     tables, others = ([_table(draw, vocab, dim, dtype) for _ in range(draw.integer(1, 5))] for _ in range(2))
@@ -208,7 +206,7 @@ def table_sums(draw: Draw, framework: str) -> Case:
     text = f"tables of {vocab} × {dim}, rows {[table.rows.tolist() for table in tables]}, {np.dtype(dtype)}"
     if draw.chance(0.35):
         mixed = [[*tables, 3], [*tables, None]]
-        if name != "table_norms":  # whose tables may be of several shapes
+        if name != "table_norms":  # its tables may have several shapes
             mixed.append([*tables, _table(draw, vocab, dim + 1, dtype)])
         wrong = draw.choice([None, "loud", {"a": 1}, np.ones((vocab, dim)), 0.5, tables[0], *mixed])
         args = (wrong, 1.0) if name == "clipped_table" else (wrong,)

@@ -1,4 +1,4 @@
-"""Calls that need no model: `TokenBatch`, `encode`, the objectives by themselves, and the list of backends."""
+"""Calls that need no model: `TokenBatch`, `encode`, objectives, and the list of backends."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from tests.fuzz.nonsense import disguised, nonsense
 from tests.fuzz.objectives import broken_objective, drawn_objective
 from tests.fuzz.oracle import STEP
 
-#: What is broken about an objective that only a call with a model can tell.
+#: The broken objectives that only a call with a model can detect.
 FOR_A_MODEL: Final = ("no objective", "a class", "a function", "Scalar of a function", "an output of no name")
 
 
 def token_batches(draw: Draw, framework: str) -> Case:
-    """A batch by hand, and what can be asked of it."""
     shape = draw.integer(1, 4), draw.integer(1, 5)
     if draw.chance(0.4):
         kind, made = broken_batch(draw, "reference", 50, at="batch")
@@ -97,7 +96,7 @@ def _expect_conventions(batch: Any, ids: np.ndarray, mask: Any, types: Any, real
 
 
 class Pieces:
-    """A tokenizer with `tokenize` and `convert_tokens_to_ids`: a piece is a letter."""
+    """A tokenizer with `tokenize` and `convert_tokens_to_ids`, whose pieces are letters."""
 
     special: Final = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2}
 
@@ -109,7 +108,7 @@ class Pieces:
 
 
 def letters(text: str, pair: str | None = None) -> list[int]:
-    """A callable tokenizer: [1] text [2] pair [2], a letter an id."""
+    """Return [1] text [2] pair [2], with an id per letter."""
     return [
         1,
         *(i for part in (text, pair) if part is not None for i in [*(3 + ord(letter) % 90 for letter in part), 2]),
@@ -117,13 +116,12 @@ def letters(text: str, pair: str | None = None) -> list[int]:
 
 
 def as_dict(text: str, pair: str | None = None) -> dict[str, Any]:
-    """Likewise in a known convention, with padding that the mask takes out."""
+    """Return the same in a known convention, with masked padding."""
     ids = letters(text, pair)
     return {"input_ids": [*ids, 0, 0], "attention_mask": [*[1] * len(ids), 0, 0]}
 
 
 def encode(draw: Draw, framework: str) -> Case:
-    """Texts and pairs of them, by tokenizers of several kinds."""
     texts: list[Any] = []
     for _ in range(draw.integer(1, 4)):
         first, second = ("".join(draw.choice("abcé 漢\u202e😀\n") for _ in range(draw.integer(0, 6))) for _ in range(2))
@@ -183,7 +181,7 @@ def _no_text(value: Any) -> Any:
 
 
 class _Formula:
-    """What an objective is of a random output."""
+    """An objective of a random output, with the expected value."""
 
     def __init__(self, draw: Draw) -> None:
         shape = draw.integer(1, 4), draw.integer(1, 5)
@@ -207,7 +205,6 @@ class _Formula:
 
 
 def objectives(draw: Draw, framework: str) -> Case:
-    """An objective's values and cotangent, of an output that is drawn at will."""
     if draw.chance(0.4):
         kind, made, _ = broken_objective(draw, 3, 2)
         while kind.startswith(FOR_A_MODEL):

@@ -1,4 +1,4 @@
-"""Random choices of one call, from nothing but the seed and the call's number."""
+"""Random choices of one call, which depend on the seed and the call's number alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Draw:
-    """NumPy's generator, with the choices that the generators of calls make."""
+    """NumPy's generator with further choices."""
 
     def __init__(self, seed: int, number: int) -> None:
         self.random = np.random.default_rng([seed, number])
@@ -20,7 +20,6 @@ class Draw:
         return choices[int(self.random.integers(len(choices)))]
 
     def weighted(self, choices: Mapping[T, float]) -> T:
-        """One of them, as likely as its weight says."""
         weights = np.array(list(choices.values()), np.float64)
         return list(choices)[int(self.random.choice(len(weights), p=weights / weights.sum()))]
 
@@ -28,7 +27,7 @@ class Draw:
         return bool(self.random.random() < share)
 
     def integer(self, least: int, most: int) -> int:
-        """A whole number from the least to the most, both included."""
+        """Return an integer between both bounds, inclusive."""
         return int(self.random.integers(least, most + 1))
 
     def subset(self, choices: Sequence[T], least: int = 1, most: int | None = None) -> list[T]:
@@ -39,5 +38,5 @@ class Draw:
         return np.asarray(self.random.normal(scale=scale, size=shape))
 
     def integers(self, least: int, most: int, shape: Any) -> np.ndarray:
-        """Whole numbers from the least to the most, both included, int64."""
+        """Return integers between both bounds, inclusive, int64."""
         return self.random.integers(least, most + 1, size=shape)

@@ -1,4 +1,4 @@
-"""The suite's models as graphs that hold nothing of their Python any more, or as their framework compiles them."""
+"""The suite's models as exported graphs or compiled by their framework."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Final
 
-#: The architectures that take ids alone, and give one tensor.
+#: The architectures that take ids alone and return one tensor.
 EXPORTED: Final = (
     "mean",
     "hidden",
@@ -22,7 +22,7 @@ EXPORTED: Final = (
 
 
 def exported(framework: str, model: Any) -> Any:
-    """A SavedModel, a SymbolBlock, or what `torch.compile` gives, which runs the model's own code here; else the model."""
+    """Return a SavedModel, a SymbolBlock or a `torch.compile`d model; the reference's model itself."""
     if framework == "tensorflow":
         return _savedmodel(model)
     if framework == "gluon":

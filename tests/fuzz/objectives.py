@@ -1,4 +1,4 @@
-"""Objectives of a call: embgrad's own and functions of the user's, each with its formula in NumPy, and broken ones."""
+"""Objectives of calls, embgrad's own and functions, each with its formula in NumPy; and broken ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fuzz.owners import drawn_error
 
 Outputs = Mapping[str, np.ndarray]
 
-#: What each architecture gives, by name; the first is read where none is named.
+#: The named outputs of each architecture; the first is the default.
 OUTPUTS: Final[Mapping[str, tuple[str, ...]]] = {"named": ("sequence", "last_hidden_state", "pooled", "pooler_output")}
 
 
@@ -24,10 +24,10 @@ class DrawnObjective:
     """An objective.
 
     Attributes:
-        text: as one would write it.
-        given: what embgrad is given.
-        formula: L from the outputs, (direction, example), by hand.
-        scalar: the result's objective has shape ().
+        text: its Python code.
+        argument: the objective as it is passed to embgrad.
+        formula: computes L, (direction, example), from the outputs.
+        scalar: True if the result's objective has shape ().
     """
 
     text: str
@@ -38,20 +38,14 @@ class DrawnObjective:
 
 @dataclass(frozen=True)
 class Reading:
-    """Which rows of an output count.
-
-    Attributes:
-        output: its name; None for the logits.
-        position: as in `embgrad.Objective`; None for all real positions.
-        real: True at real positions.
-    """
+    """The rows of an output that an objective reads; its output and position are those of `embgrad.Objective`."""
 
     output: str | None
     position: Any
     real: np.ndarray
 
     def counted(self, outputs: Outputs) -> tuple[np.ndarray, np.ndarray]:
-        """The rows, (direction, example, position, classes), and which count, (example, position)."""
+        """Return the rows, (direction, example, position, classes), and the mask of those read, (example, position)."""
         rows = outputs[self.output or "logits"]
         if rows.ndim == 3:
             return rows[:, :, None], np.ones((rows.shape[1], 1), bool)
@@ -64,7 +58,7 @@ class Reading:
         return rows, counts
 
     def summed(self, outputs: Outputs, value: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Σ over the rows that count of a value of theirs, (direction, example)."""
+        """Return the sum of a value over the rows that are read, (direction, example)."""
         rows, counts = self.counted(outputs)
         return np.asarray((value(rows) * counts).sum(2))
 
@@ -72,13 +66,12 @@ class Reading:
 def drawn_objective(
     draw: Draw, architecture: str, classes: int, batch: embgrad.TokenBatch, harness: Any = None, smooth: bool = False
 ) -> DrawnObjective:
-    """An objective that goes with the architecture.
+    """Return an objective that fits the architecture.
 
     Args:
-        classes: how many entries a row of the default output has.
-        batch: as the model gets it.
-        harness: of the backend, for functions on native outputs; None for none of these.
-        smooth: no cross-entropy of probabilities.
+        classes: the number of entries per row of the default output.
+        harness: the backend's harness for functions of native outputs; None excludes these.
+        smooth: True excludes cross-entropies of probabilities.
     """
     if architecture == "probabilities" and not smooth and draw.chance(0.6):
         labels = draw.integers(0, classes - 1, len(batch))
@@ -107,12 +100,12 @@ def drawn_objective(
 
 
 def _position(draw: Draw, batch: embgrad.TokenBatch) -> Any:
-    """A column that is real in all examples, one from the end, or one an example."""
+    """Return a column that is real in all examples, a position from the end, or a position per example."""
     shared = np.flatnonzero(batch.real.all(0))
     kind = draw.choice(["column", "end", "each"])
     if kind == "column" and len(shared):
         return int(draw.choice(shared))
-    if kind == "end":  # by columns, so that with holes in the mask some of them are padding
+    if kind == "end":  # counted in columns, some of which are padding in masks with holes
         lasts = [np.flatnonzero(row)[-1] for row in batch.real]
         fitting = [
             back
@@ -154,7 +147,7 @@ def _cross_entropy(draw: Draw, labels: np.ndarray, reading: Reading, of: str = "
 
 
 def _linear(draw: Draw, kind: str, classes: int, examples: int, reading: Reading) -> DrawnObjective:
-    """An objective that is a sum of the rows' entries, each times a number."""
+    """Return an objective that is linear in the rows' entries."""
     options, said = _options(reading)
     each = draw.chance(0.4)
     if kind == "Sum":
@@ -193,7 +186,7 @@ def _native(draw: Draw, kind: str, classes: int, harness: Any) -> DrawnObjective
 
 
 def broken_objective(draw: Draw, classes: int, examples: int) -> tuple[str, Callable[[], Any], tuple[type, ...]]:
-    """What it is, how it is made, and the user's own errors that it may end in."""
+    """Return the name of a kind of broken objective, the function that makes it, and the user's own errors."""
     refused: tuple[type, ...] = ()
     user_errors, raises = drawn_error(draw)
     kinds: dict[str, Callable[[], Any]] = {

@@ -1,8 +1,8 @@
-"""The right gradients: the suite's architectures once more in NumPy, differentiated by complex steps.
+"""The expected gradients: the suite's architectures in NumPy, differentiated by complex steps.
 
-A function that is analytic and real on real numbers has f(x + ih) = f(x) + ih f'(x) + O(h²), so that the imaginary part over h is
-the derivative, without the cancellation of a finite difference: with h = 1e-30 it is exact to rounding. One forward pass makes a
-step in each entry at once, along a leading axis. Nothing here is shared with embgrad: neither its objectives nor its backends.
+An analytic function has f(x + ih) = f(x) + ih f'(x) + O(h²), so that the imaginary part over h is the derivative, exact to
+rounding for h = 1e-30. One forward pass makes a step in each entry at once, along a leading axis. The oracle shares no code with
+embgrad.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 STEP: Final = 1e-30
 
-#: The points at which each architecture can be asked for a gradient, as `at` names them.
+#: The points of each architecture, as `at` names them.
 POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "mean": ("word",),
     "hidden": ("word",),
@@ -39,13 +39,7 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Changes:
-    """What is changed at points, by their names in `_Pass`.
-
-    Attributes:
-        override: the value that goes on, an array that broadcasts, or a function of the value.
-        add: likewise what is added.
-        edit: by what number, or array that broadcasts, the gradient is multiplied on its way up.
-    """
+    """Changes at points, by name: values or functions that override or add, and factors of the gradient."""
 
     override: Mapping[str, Any] = field(default_factory=dict)
     add: Mapping[str, Any] = field(default_factory=dict)
@@ -54,12 +48,12 @@ class Changes:
 
 @dataclass(frozen=True)
 class Derivatives:
-    """At one point, or of one weight.
+    """Derivatives at one point or with respect to one weight.
 
     Attributes:
         each: ∂L_i/∂e, (example i, *shape of e).
-        value: e itself, as it goes on.
-        before: `each` as it came, before an edit at the point itself.
+        value: e after changes.
+        before: `each` before an edit at the point itself.
     """
 
     each: np.ndarray
@@ -72,7 +66,7 @@ class Derivatives:
 
     @property
     def own(self) -> np.ndarray:
-        """∂L_i/∂e[i]: of each example at its own entries."""
+        """Return ∂L_i/∂e[i], the gradient of each example at its own entries."""
         return np.stack([gradient[number] for number, gradient in enumerate(self.each)])
 
     @property
@@ -82,11 +76,7 @@ class Derivatives:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: an architecture with its weights, ids, mask, and an objective as a function.
-
-    Attributes:
-        objective: from the outputs by name, each (direction, example, ...), L, (direction, example).
-    """
+    """An architecture, its inputs, and a function from its outputs, (direction, example, ...), to L, (direction, example)."""
 
     architecture: str
     weights: Mapping[str, np.ndarray]
@@ -97,7 +87,7 @@ class Question:
 
 
 class Oracle:
-    """Answers a question."""
+    """Expected values and derivatives."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
@@ -136,14 +126,14 @@ class Oracle:
 
 
 def canonical(point: str) -> str:
-    """A point's name with its layer counted from the front."""
+    """Return a point's name with its layer counted from the front."""
     if point.startswith("layer.-"):
         return f"layer.{3 + int(point.removeprefix('layer.'))}"
     return point
 
 
 class _Pass:
-    """One forward pass over all directions at once: every array has them on its first axis, or 1."""
+    """A forward pass over all directions at once, which lie along the first axis of every array."""
 
     def __init__(
         self,
@@ -161,7 +151,7 @@ class _Pass:
         self._changes = question.changes
 
     def rows(self, table: str, ids: np.ndarray) -> np.ndarray:
-        """The rows of a table, (direction, *ids, dim)."""
+        """Return the rows of a table, (direction, *ids, dim)."""
         return self._weights[table][:, ids]
 
     def point(self, name: str, value: np.ndarray) -> np.ndarray:
@@ -176,13 +166,13 @@ class _Pass:
         if self._at is None or self._at[2]:
             value = value + steps
             return value.real + 1j * value.imag * factor
-        return value.real + 1j * value.imag * factor + steps  # a step that the edit does not see: what came
+        return value.real + 1j * value.imag * factor + steps  # a step that the edit does not see
 
     def mean(self, value: np.ndarray) -> np.ndarray:
         return np.asarray(value.mean(2))
 
     def linear(self, value: np.ndarray, weight: str, bias: str) -> np.ndarray:
-        """value @ weight + bias, for (direction, ..., dim)."""
+        """Return value @ weight + bias for (direction, ..., dim)."""
         kernel, offset = self._weights[weight], self._weights[bias]
         between = (1,) * (value.ndim - 3)
         kernel = kernel.reshape(len(kernel), *between, *kernel.shape[1:])
@@ -198,7 +188,7 @@ class _Pass:
         return self.point(name, self.rows(table, self.ids))
 
     def position_rows(self) -> np.ndarray:
-        """What the lookup by position gives, for each example."""
+        """Return the rows of the lookup by position for each example."""
         return self.point("position", self.rows("E2", np.tile(np.arange(self.ids.shape[1]), (len(self.ids), 1))))
 
 

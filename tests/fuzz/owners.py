@@ -1,4 +1,4 @@
-"""Errors of the user's own functions, which must come out as they are."""
+"""Errors of the user's own functions, which must reach the user unchanged."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.fuzz.drawing import Draw
 
 
 class OwnError(Exception):
-    """What a function of the user's raises."""
+    """An error class of the user."""
 
 
 def drawn_error(draw: Draw) -> tuple[tuple[type[BaseException], ...], Callable[..., Any]]:
-    """The class of an error, and a function that raises it."""
+    """Return the class of an error in a tuple, and a function that raises it."""
     error = draw.choice(
         [
             OwnError("the user's function broke"),

@@ -10,7 +10,7 @@ KINDS = ("right", "refused", "failed")
 
 
 def summary(tally: Tally) -> str:
-    """How many of each verdict by public function and framework, of each error, and how fast."""
+    """Return tables of verdicts, errors and speeds by public function and framework."""
     functions = sorted({function for function, _, _ in tally.verdicts})
     frameworks = list(dict.fromkeys(framework for _, framework, _ in sorted(tally.verdicts, key=lambda one: one[1])))
     rows = [["function", *frameworks, "all"]]

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer in every framework under test, and that the fuzzer can fail."""
+"""A short run of the fuzzer in every framework under test, and failures that it must detect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fuzz.summary import summary
 from tests.fuzz.verdicts import Verdict, verdict_of
 from tests.sampling import slow
 
-#: Of the fuzzer itself, which needs one backend to be shown.
+#: Marks tests of the fuzzer itself, for which one backend suffices.
 of_the_fuzzer = pytest.mark.framework(REFERENCE)
 
 SEED = 20
@@ -59,11 +59,8 @@ def _without_addresses(text: str) -> list[str]:
     return [word for word in text.split() if "0x" not in word]
 
 
-# The oracle by itself
-
-
 @of_the_fuzzer
-def test_the_oracle_against_finite_differences() -> None:
+def test_the_oracle_agrees_with_finite_differences() -> None:
     random = np.random.default_rng(0)
     sizes = {"E": (8, 3), "E2": (8, 3), "W": (3, 2), "b": (2,), "W1": (3, 3), "b1": (3,)}
     weights = {name: random.normal(size=shape) for name, shape in sizes.items()}
@@ -82,11 +79,8 @@ def test_the_oracle_against_finite_differences() -> None:
         )
 
 
-# It can fail
-
-
 def _case(framework: str) -> Case:
-    """A right call of `gradients` at `word` that no option makes hard to disturb."""
+    """Return a valid call of `gradients` at `word` without options."""
     for number in itertools.count():
         problem = calls_gradients.drawn_problem(Draw(SEED, number), framework, ("hidden",), exact=True)
         if (

@@ -1,4 +1,4 @@
-"""Makes one call and says what came of it: a right result, a refusal with a message, or a failure."""
+"""Makes one call and judges it: a right result, a refusal with a message, or a failure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import embgrad
 from embgrad.testing.snapshot import Snapshot
 from tests.fuzz.cases import Case, Wrong
 
-#: What MXNet, of 2022, and what the frameworks themselves warn of.
+#: The warnings of MXNet and of the frameworks themselves.
 FOREIGN: Final = (DeprecationWarning, PendingDeprecationWarning)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a call.
+    """The outcome of a call.
 
     Attributes:
         kind: "right", "refused", or "failed".
-        error: the class of the error that came, if one did.
-        said: of a failure what is wrong.
-        warned: how many EmbgradWarnings came.
+        error: the class of the raised error, if any.
+        said: the reasons of a failure.
+        warned: the number of EmbgradWarnings.
     """
 
     kind: str
@@ -69,7 +69,6 @@ def verdict_of(case: Case, seed: int) -> Verdict:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What a call prints is no one's to read here."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -107,7 +106,7 @@ def _result_failures(case: Case, result: Any) -> Iterator[str]:
 
 
 def _ownership_failures(case: Case, before: Snapshot, result: Any) -> Iterator[str]:
-    """The caller may write into the arrays of a result, and nothing else changes."""
+    """Yield failures where writing into the result's arrays changes anything else."""
     for array in _arrays_in(result):
         if not (array.flags.c_contiguous and array.flags.writeable):
             yield f"an array of the result is {'not contiguous' if array.flags.writeable else 'read-only'}"
@@ -118,7 +117,6 @@ def _ownership_failures(case: Case, before: Snapshot, result: Any) -> Iterator[s
 
 
 def _arrays_in(value: Any) -> Iterator[np.ndarray]:
-    """The arrays of a result, which are the caller's own."""
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, embgrad.EmbeddingGradients):
