@@ -28,7 +28,7 @@ def imperative(case: Case) -> Mode:
         case,
         net,
         {"the lookup's output marked, autograd.grad": lambda: _by_mark(net, _native(batch), total)},
-        lambda: embgrad.gradients(net, batch, case.asked()),
+        lambda: embgrad.gradients(net, batch, case.embgrad_objective()),
     )
 
 
@@ -36,13 +36,13 @@ def hybridised(case: Case) -> Mode:
     net = _net(case.checkpoint, "hybridised")
     net(*_inputs(case))
     batch = case.batch()
-    return _mode(case, net, _cut_ways(case, net), lambda: embgrad.gradients(net, batch, case.asked()))
+    return _mode(case, net, _cut_ways(case, net), lambda: embgrad.gradients(net, batch, case.embgrad_objective()))
 
 
 def exported(case: Case) -> Mode:
     block = _exported(case.checkpoint)
     names = block._cached_graph[1].list_outputs()
-    asked, batch = case.asked(pooled=names[1], sequence=names[0]), case.batch("gluonnlp")
+    asked, batch = case.embgrad_objective(pooled=names[1], sequence=names[0]), case.batch("gluonnlp")
     return _mode(case, block, _cut_ways(case, block), lambda: embgrad.gradients(block, batch, asked))
 
 

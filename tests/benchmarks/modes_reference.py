@@ -39,7 +39,7 @@ def plain(case: Case) -> Mode:
         forward=lambda: model(**inputs),
         by_hand={"the pullback written out": by_hand},
         backward=backward,
-        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective()),
     )
 
 

@@ -32,7 +32,7 @@ def eager(case: Case) -> Mode:
         forward=lambda: model(inputs, training=False).pooler_output.numpy(),
         by_hand={"the tape watches the rows alone, inputs_embeds": lambda: _by_rows(case, model, inputs).numpy()},
         backward=lambda: _backward(case, model, inputs)[-1],
-        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective()),
     )
 
 
@@ -52,7 +52,7 @@ def compiled(case: Case) -> Mode:
             "the model alone with jit_compile=True, the objective in NumPy": lambda: in_two(inputs).numpy(),
         },
         backward=lambda: backward(inputs)[-1],
-        gradients=lambda: embgrad.gradients(model, batch, case.asked(), compile=True),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective(), compile=True),
     )
 
 
@@ -72,7 +72,7 @@ def restored(case: Case) -> Mode:
             "the same inside one tf.function, which prunes what is not needed": lambda: in_one(inputs).numpy(),
         },
         backward=lambda: whole(inputs)[-1],
-        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective()),
     )
 
 

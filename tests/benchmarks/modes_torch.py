@@ -50,7 +50,7 @@ def plain(case: Case) -> Mode:
             ),
         },
         backward=lambda: _backward(model, lambda: total(model(**inputs))),
-        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective()),
         saved=lambda function: saved_for_backward(function, model, frozen),
     )
 
@@ -64,7 +64,7 @@ def compiled(case: Case) -> Mode:
             "one compiled function of the rows, the model frozen for good": lambda: _by_rows(case, inputs, of_rows)
         },
         backward=lambda: _backward(model, lambda: whole(**inputs)),
-        gradients=lambda: embgrad.gradients(model, batch, case.asked(), compile=True),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective(), compile=True),
         saved=lambda function: saved_for_backward(function, model, frozen),
         beside={UNCOMPILED: lambda: _by_hook(frozen, inputs, functools.partial(_total, case.objective))},
     )
@@ -112,12 +112,12 @@ def _without_gradients(model: Any, inputs: Inputs) -> Any:
 
 
 def _by_hook(model: Any, inputs: Inputs, total: Callable[[Any], Any]) -> np.ndarray:
-    outputs, rows = with_rows_apart(model, inputs)
+    outputs, rows = with_separate_rows(model, inputs)
     found: np.ndarray = torch.autograd.grad(total(outputs), rows)[0].numpy()
     return found
 
 
-def with_rows_apart(model: Any, inputs: Inputs) -> tuple[Any, list[torch.Tensor]]:
+def with_separate_rows(model: Any, inputs: Inputs) -> tuple[Any, list[torch.Tensor]]:
     """What the model returns, and the rows that a hook has detached from the table."""
     kept: list[torch.Tensor] = []
 

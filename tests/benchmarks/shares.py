@@ -46,7 +46,7 @@ STEPS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "tensorflow": {
         **COMMON,
         "the forward pass, watched": ("tf_keras.src.engine.base_layer:Layer.__call__",),
-        "the backward pass": ("embgrad_tensorflow.run:_pull_back",),
+        "the backward pass": ("embgrad_tensorflow.run:pull_back",),
         "the model's state looked at and put back": (
             "embgrad_tensorflow.run:_Pass.preserved",
             "embgrad_tensorflow.run:snapshot_of",

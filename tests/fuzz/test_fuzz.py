@@ -131,7 +131,7 @@ def _hook(model: Any, framework: str) -> None:
         model.note = "mine"  # neither has hooks
 
 
-@pytest.mark.parametrize("what", ["hook", "argument", "random", "environment", "settings"])
+@pytest.mark.parametrize("state", ["hook", "argument", "random", "environment", "settings"])
 def test_state_that_is_not_restored_is_a_failure(framework: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = _case(framework)
     (world,) = case.worlds
