@@ -21,7 +21,7 @@ from tests.benchmarks.environment import machine, rivals_python
 from tests.benchmarks.jobs import Job, jobs, run
 from tests.benchmarks.table import page
 
-Found = Mapping[str, Sequence[Mapping[str, Any]]]
+Figures = Mapping[str, Sequence[Mapping[str, Any]]]
 
 SIZE = ("examples", "positions")
 PARTS = ("modes", "overhead", "shares", "peaks", "growth", "language", "cold", "tables", "long", "rivals")
@@ -30,37 +30,37 @@ PARTS = ("modes", "overhead", "shares", "peaks", "growth", "language", "cold", "
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print the page, and write the requested files."""
     options = _options(arguments)
-    found: dict[str, list[dict[str, Any]]] = {"missing": []}
-    kept = json.loads(options.beside.read_text(encoding="utf-8")) if options.beside else {}
+    figures: dict[str, list[dict[str, Any]]] = {"missing": []}
+    recorded = json.loads(options.beside.read_text(encoding="utf-8")) if options.beside else {}
     if options.parts:
-        found["machine"] = [
+        figures["machine"] = [
             {"framework": framework, "what": part, "machine": machine(framework)}
             for framework in options.frameworks
             for part in options.parts
         ]
-        _measure(options, kept, found)
-    print(_write(beside(kept, found), options))
+        _measure(options, recorded, figures)
+    print(_write(beside(recorded, figures), options))
     return 0
 
 
 def _measure(
-    options: argparse.Namespace, kept: dict[str, list[dict[str, Any]]], found: dict[str, list[dict[str, Any]]]
+    options: argparse.Namespace, recorded: dict[str, list[dict[str, Any]]], figures: dict[str, list[dict[str, Any]]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or str(minilm_folder())
-        rivals = _rivals(options, found)
+        rivals = _rivals(options, figures)
         if "cold" in options.parts:
-            found["imports"] = imports(options.frameworks, times=2 if options.quick else 5)
+            figures["imports"] = imports(options.frameworks, times=2 if options.quick else 5)
         for job in jobs(options, Path(folder), model, rivals):
-            kept["missing"] = [row for row in kept.get("missing", ()) if row["what"] != job.what]
-            _note(job, run(job, Path(folder)), found)
-            _write(beside(kept, found), options)  # so that an interruption loses no figures
+            recorded["missing"] = [row for row in recorded.get("missing", ()) if row["what"] != job.what]
+            _note(job, run(job, Path(folder)), figures)
+            _write(beside(recorded, figures), options)  # so that an interruption loses no figures
 
 
-def beside(kept: Found, found: Found) -> dict[str, list[dict[str, Any]]]:
+def beside(recorded: Figures, figures: Figures) -> dict[str, list[dict[str, Any]]]:
     """Return the new rows, and those of an earlier run for other modes, sizes and tools."""
-    joint = {section: list(rows) for section, rows in kept.items()}
-    for section, rows in found.items():
+    joint = {section: list(rows) for section, rows in recorded.items()}
+    for section, rows in figures.items():
         now = {_named(row) for row in rows}
         joint[section] = [row for row in joint.get(section, ()) if _named(row) not in now] + list(rows)
     measured = {row["mode"] for row in joint.get("sizes", ())}
@@ -77,19 +77,19 @@ def _named(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in ("mode", "framework", "tool", "call", "note", "what", "vocab", *SIZE))
 
 
-def _write(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
+def _write(figures: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(_figures(found), encoding="utf-8")
-    text = page(found, quick=options.quick)
+        options.json.write_text(_figures(figures), encoding="utf-8")
+    text = page(figures, quick=options.quick)
     if options.write:
         options.write.write_text(text, encoding="utf-8")
     return text
 
 
-def _figures(found: Found) -> str:
+def _figures(figures: Figures) -> str:
     """Return JSON with a row on each line, so that two runs can be compared as texts."""
-    sections = [f"{json.dumps(section)}: [\n{_rows(rows)}]" for section, rows in found.items()]
+    sections = [f"{json.dumps(section)}: [\n{_rows(rows)}]" for section, rows in figures.items()]
     return "{\n" + ",\n".join(sections) + "\n}\n"
 
 
@@ -116,23 +116,23 @@ def _listed(text: str) -> Sequence[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _rivals(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) -> str | None:
+def _rivals(options: argparse.Namespace, figures: dict[str, list[dict[str, Any]]]) -> str | None:
     """Return the interpreter of the rivals' environment; if it cannot be built, the page says why."""
     if "rivals" not in options.parts:
         return None
     try:
         return rivals_python()
     except RuntimeError as error:
-        found["missing"].append({"what": "the rivals", "why": str(error)})
+        figures["missing"].append({"what": "the rivals", "why": str(error)})
         return None
 
 
-def _note(job: Job, rows: list[dict[str, Any]] | str, found: dict[str, list[dict[str, Any]]]) -> None:
+def _note(job: Job, rows: list[dict[str, Any]] | str, figures: dict[str, list[dict[str, Any]]]) -> None:
     if isinstance(rows, str):
-        found["missing"].append({"what": job.what, "why": rows})
+        figures["missing"].append({"what": job.what, "why": rows})
         return
     for row in rows:
-        found.setdefault(row.pop("section", job.section), []).append(row)
+        figures.setdefault(row.pop("section", job.section), []).append(row)
 
 
 if __name__ == "__main__":

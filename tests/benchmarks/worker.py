@@ -32,23 +32,23 @@ def main() -> None:
 
 def times(mode: str, cases: list[dict[str, Any]], seconds: float, *, alone: bool = False) -> list[dict[str, Any]]:
     """Return the times of a mode on each case; with `alone` those of `gradients` and code by hand alone."""
-    make, found = _maker(mode), []
+    make, rows = _maker(mode), []
     for case in cases:
         about, built = _built(make, mode, case)
         figures, functions = checked(built)
         if alone:
-            functions = {name: one for name, one in functions.items() if name not in ("forward", "backward")}
+            functions = {name: function for name, function in functions.items() if name not in ("forward", "backward")}
             functions |= built.beside
-        found.append({**about, **figures, **in_turns(functions, seconds)})
-    return found
+        rows.append({**about, **figures, **in_turns(functions, seconds)})
+    return rows
 
 
 def together(mode: str, cases: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
     """Return the comparable times of a mode on several cases, which take turns."""
     make = _maker(mode)
     built = [_built(make, mode, case) for case in cases]
-    looked = [checked(one) for _, one in built]
-    functions = {(n, name): one for n, (_, named) in enumerate(looked) for name, one in named.items()}
+    looked = [checked(functions) for _, functions in built]
+    functions = {(n, name): function for n, (_, named) in enumerate(looked) for name, function in named.items()}
     measured = in_turns(functions, seconds)
     rounds, least = measured["rounds"], measured["times"]
     return [
@@ -59,12 +59,12 @@ def together(mode: str, cases: list[dict[str, Any]], seconds: float) -> list[dic
 
 def peaks(mode: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the peak memory of a mode on each case."""
-    make, found = _maker(mode), []
+    make, rows = _maker(mode), []
     for case in cases:
         about, built = _built(make, mode, case)
         figures, functions = checked(built)
-        found.append({**about, **figures, **measured_peaks(built, functions)})
-    return found
+        rows.append({**about, **figures, **measured_peaks(built, functions)})
+    return rows
 
 
 def first_call(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
