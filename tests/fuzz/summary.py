@@ -12,44 +12,42 @@ KINDS = ("right", "refused", "failed")
 def summary(tally: Tally) -> str:
     """Return tables of verdicts, errors and speeds by public function and framework."""
     functions = sorted({function for function, _, _ in tally.verdicts})
-    frameworks = list(dict.fromkeys(framework for _, framework, _ in sorted(tally.verdicts, key=lambda one: one[1])))
-    rows = [["function", *frameworks, "all"]]
-    for function in functions:
-        cells = ["/".join(str(tally.verdicts[function, framework, kind]) for kind in KINDS) for framework in frameworks]
-        whole = (sum(tally.verdicts[function, one, kind] for one in frameworks) for kind in KINDS)
-        rows.append([function, *cells, "/".join(map(str, whole))])
-    whole = [
-        "/".join(str(sum(tally.verdicts[f, one, kind] for f in functions)) for kind in KINDS) for one in frameworks
+    frameworks = sorted({framework for _, framework, _ in tally.verdicts})
+
+    def verdicts(some_functions: Sequence[str], some_frameworks: Sequence[str]) -> list[int]:
+        pairs = [(function, framework) for function in some_functions for framework in some_frameworks]
+        return [sum(tally.verdicts[(*pair, kind)] for pair in pairs) for kind in KINDS]
+
+    def cells(some_functions: Sequence[str]) -> list[str]:
+        columns = [*([framework] for framework in frameworks), frameworks]
+        return ["/".join(map(str, verdicts(some_functions, column))) for column in columns]
+
+    def milliseconds(function: str, framework: str) -> str:
+        calls = sum(verdicts([function], [framework]))
+        return f"{1000 * tally.seconds[function, framework] / calls:.0f}" if calls else "-"
+
+    rows = [
+        ["function", *frameworks, "all"],
+        *([name, *cells([name])] for name in functions),
+        ["all", *cells(functions)],
     ]
-    totals = "/".join(str(sum(count for key, count in tally.verdicts.items() if key[2] == kind)) for kind in KINDS)
-    rows.append(["all", *whole, totals])
     speeds = [["milliseconds a call", *frameworks]]
-    for function in functions:
-        speeds.append([function, *(_milliseconds(tally, function, framework) for framework in frameworks)])
+    speeds += [[name, *(milliseconds(name, framework) for framework in frameworks)] for name in functions]
     rates = [["framework", "calls", "seconds", "calls per second"]]
     for framework in frameworks:
-        calls = sum(count for key, count in tally.verdicts.items() if key[1] == framework)
+        calls = sum(verdicts(functions, [framework]))
         seconds = sum(spent for key, spent in tally.seconds.items() if key[1] == framework)
         rates.append([framework, str(calls), f"{seconds:.1f}", f"{calls / seconds:.1f}" if seconds else "-"])
     errors = [["error", "count"], *([name, str(count)] for name, count in tally.errors.most_common())]
-    return "\n\n".join(
-        [
-            f"verdicts: {'/'.join(KINDS)}\n{_table(rows)}",
-            f"errors\n{_table(errors)}\n{tally.warned} EmbgradWarnings",
-            _table(speeds),
-            _table(rates),
-            f"{tally.calls} calls, {len(tally.failed)} failed{': ' + str(tally.failed[:50]) if tally.failed else ''}",
-        ]
+    failed = f": {tally.failed[:50]}" if tally.failed else ""
+    return (
+        f"verdicts: {'/'.join(KINDS)}\n{_table(rows)}\n\nerrors\n{_table(errors)}\n{tally.warned} EmbgradWarnings\n\n"
+        f"{_table(speeds)}\n\n{_table(rates)}\n\n{tally.calls} calls, {len(tally.failed)} failed{failed}"
     )
 
 
-def _milliseconds(tally: Tally, function: str, framework: str) -> str:
-    calls = sum(tally.verdicts[function, framework, kind] for kind in KINDS)
-    return f"{1000 * tally.seconds[function, framework] / calls:.0f}" if calls else "-"
-
-
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
             [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
