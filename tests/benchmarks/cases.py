@@ -1,10 +1,10 @@
-"""What is measured: the modes, the models and batches, and the checkpoints drawn for them."""
+"""The modes, models, batches and random checkpoints of the benchmarks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 import embgrad
 from embgrad.checkpoints.load_bert import bert_names
 
-#: Each way of running a model, and the framework that it is in.
+#: Each way of running a model, and its framework.
 MODES: Final = {
     "PyTorch": "torch",
     "PyTorch, compile=True": "torch",
@@ -26,28 +26,28 @@ MODES: Final = {
     "NumPy, the reference": "reference",
 }
 
-#: What is measured unless it is said; the reference, which needs none of them, on request.
+#: The frameworks that are measured by default.
 FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
 
-#: Examples and positions at MiniLM's size, and the size that the limits are about.
+#: Examples and positions for MiniLM, and the size of the limits.
 SIZES: Final = ((1, 16), (4, 64), (16, 128), (32, 256))
 QUICK_SIZES: Final = SIZES[:2]
 LIMIT_SIZE: Final = (16, 128)
 
-#: How many processes measure that size, and how many times longer than other sizes each does: limits are about hundredths, and
-#: one graph takes up to a tenth more or less from process to process.
+#: The number of processes that measure that size, and the factor of their duration: limits are hundredths, and the time of one
+#: graph varies by a tenth between processes.
 PROCESSES: Final = 3
 LONGER: Final = 5
 
-#: The ways to each example's own table.
+#: The ways to compute each example's own table.
 ONCE: Final = "one backward pass, and per_example()"
 SPLIT: Final = "split=True, a backward pass an example"
 SPLIT_BY_HAND: Final = "by hand, a backward pass an example"
 
-#: The position that an objective reads that reads one only.
+#: The position of an objective that reads one position.
 POSITION: Final = 3
 
-#: The modes that the smaller questions are asked in: one a framework.
+#: The modes of the smaller measurements, one per framework.
 PLAIN: Final = ("PyTorch", "TensorFlow, eager", "Gluon, imperative", "NumPy, the reference")
 
 
@@ -57,7 +57,6 @@ class Case:
 
     Attributes:
         checkpoint: the folder of a BERT.
-        examples: of the batch; so is `positions`.
         objective: "pooled", the sum of the pooled output, or "position", that of the last layer at one position.
     """
 
@@ -74,18 +73,15 @@ class Case:
         ids = np.random.default_rng(0).integers(1000, self.config()["vocab_size"] - 1000, shape)
         return embgrad.TokenBatch(ids, np.ones(shape), np.zeros(shape), convention=convention)
 
-    def asked(self, pooled: str = "pooled", sequence: str = "sequence") -> embgrad.Objective:
-        """The objective, with the names that the model's outputs go by."""
+    def embgrad_objective(self, pooled: str = "pooled", sequence: str = "sequence") -> embgrad.Objective:
+        """Return the objective for the model's names of outputs."""
         if self.objective == "pooled":
             return embgrad.Sum(output=pooled)
         return embgrad.Sum(output=sequence, position=POSITION)
 
-    def describe(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def drawn_bert(folder: Path, *, layers: int, dim: int, vocab: int) -> str:
-    """A checkpoint of a BERT with random weights; its path."""
+    """Write a checkpoint of a BERT with random weights and return its path."""
     config = {
         "model_type": "bert",
         "hidden_act": "gelu",
@@ -120,7 +116,7 @@ def _weights(config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
         inputs = inner if name.endswith("output.dense.weight") and "attention" not in name else dim
         shape = (table, dim) if table else (outputs, inputs)
         if name.endswith("LayerNorm.weight"):
-            # Not all ones: the sum of what a plain norm gives is always the same, so that its gradient is only rounding.
+            # Not all ones: the sum of a plain norm's output is constant, so that its gradient is only rounding.
             yield name, random.uniform(0.5, 1.5, dim).astype(np.float32)
         elif name.endswith("bias"):
             yield name, np.zeros(outputs, np.float32)

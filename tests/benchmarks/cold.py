@@ -1,4 +1,4 @@
-"""How long an import takes in a new process: embgrad beyond NumPy, and each framework beside it."""
+"""The time of imports in a new process: embgrad without NumPy, and each framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tests.benchmarks.environment import ROOT
 
-#: What is imported before the clock starts, and what after.
+#: The statements before and during the measurement.
 STATEMENTS: Final = {
     "embgrad": ("import numpy", "import embgrad"),
     "torch": ("import numpy", "import torch"),
@@ -20,7 +20,7 @@ STATEMENTS: Final = {
 
 
 def imports(frameworks: Sequence[str], times: int) -> list[dict[str, Any]]:
-    """The least time of each import in seconds, of so many processes; of the frameworks' two."""
+    """Return the least time of each import in seconds; a framework is imported in two processes."""
     names = ["embgrad", *(name for name in frameworks if name in STATEMENTS)]
     return [
         {"what": name, "seconds": min(_import(*STATEMENTS[name]) for _ in range(times if name == "embgrad" else 2))}

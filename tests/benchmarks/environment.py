@@ -1,4 +1,4 @@
-"""The machine, as the page describes it, and the rivals' environment, built where it is not there yet."""
+"""The machine, as the page describes it, and the rivals' environment, which is built when it is missing."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def cores() -> int:
 
 
 def machine(framework: str) -> str:
-    """Its processor, cores and versions, in a line."""
+    """Return the processor, cores and versions in one line."""
     names = ("embgrad", "numpy", *DISTRIBUTIONS.get(framework, ()))
-    versions = [f"{name} {found}" for name in names if (found := _version(name))]
+    versions = [f"{name} {installed}" for name in names if (installed := _version(name))]
     return f"{_processor()}, {cores()} cores, {platform.system()}, Python {platform.python_version()}; {', '.join(versions)}"
 
 
 def rivals_python() -> str:
-    """The interpreter of the rivals' environment, with embgrad from this checkout.
+    """Return the interpreter of the rivals' environment, with embgrad from this checkout.
 
     Raises:
         RuntimeError: it cannot be built.
@@ -53,7 +53,7 @@ def rivals_python() -> str:
 
 
 def _do(command: Sequence[str]) -> None:
-    # The constraints of the environment that runs the benchmarks are not the rivals'.
+    # The constraints of the benchmarks' environment do not apply to the rivals.
     environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -73,9 +73,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    told = dict(tuple(part.strip() for part in line.partition(":")[::2]) for line in lines)
-    name = told.get("model name") or platform.processor() or platform.machine()
-    if "flags" not in told:
+    fields = dict(tuple(part.strip() for part in line.partition(":")[::2]) for line in lines)
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    if "flags" not in fields:
         return name
-    # where it has these TensorFlow runs products by oneDNN, elsewhere by Eigen
-    return f"{name} {'with' if 'avx512_vnni' in told['flags'].split() else 'without'} AVX-512 VNNI"
+    # TensorFlow computes products by oneDNN on CPUs with these instructions, otherwise by Eigen
+    return f"{name} {'with' if 'avx512_vnni' in fields['flags'].split() else 'without'} AVX-512 VNNI"

@@ -1,4 +1,4 @@
-"""Which processes are run, in which order, with which part of the machine, and what becomes of one that fails."""
+"""The processes of the benchmarks, in order, each with its environment and its rows or its error."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from tests.benchmarks.cases import LIMIT_SIZE, LONGER, MODES, PLAIN, PROCESSES, QUICK_SIZES, SIZES, Case, drawn_bert
 from tests.benchmarks.environment import ROOT, cores
 
-#: So that what is freed is given back at once, and a peak is a peak of what is held. TensorFlow has a pool of its own.
-GIVING_BACK: Final = {
+#: Freed memory is returned at once, so that a peak is the memory in use. TensorFlow has its own pool.
+RETURNING_MEMORY: Final = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
 }
 
-#: Compiled anew for a batch of one, and for each objective: minutes each, for what other sizes show as well.
+#: Compiled anew for a batch of one and for each objective, which takes minutes each.
 COMPILED_AT_LENGTH: Final = "PyTorch, compile=True"
 
 LANGUAGE: Final = {
@@ -34,7 +34,7 @@ LANGUAGE: Final = {
 VOCABULARIES: Final = (10_000, 50_000, 250_000)
 GROWING: Final = ((1, 32), (8, 32), (64, 32), (8, 128), (8, 512))
 
-#: Seconds after which a process is given up.
+#: Seconds after which a process is stopped.
 LIMIT: Final = 1500
 
 
@@ -43,10 +43,10 @@ class Job:
     """A process.
 
     Attributes:
-        what: it measures, in words.
-        section: of the page, for what it finds.
-        command: without the file to which it writes what it finds.
-        environment: beyond what all get.
+        what: the measurement in words.
+        section: the section of its rows.
+        command: the command, with OUTPUT in place of the file for its rows.
+        environment: additional environment variables.
     """
 
     what: str
@@ -56,9 +56,9 @@ class Job:
 
 
 def run(job: Job, folder: Path) -> list[dict[str, Any]] | str:
-    """What the process found; else, in a line, why it found nothing."""
+    """Return the rows of the process, or a line that says why it failed."""
     print(job.what, file=sys.stderr, flush=True)
-    file = folder / "found.json"
+    file = folder / "rows.json"
     file.unlink(missing_ok=True)
     environment = {
         "OMP_NUM_THREADS": str(cores()),
@@ -68,7 +68,7 @@ def run(job: Job, folder: Path) -> list[dict[str, Any]] | str:
         **os.environ,
         **job.environment,
     }
-    command = [one if one != "FOUND" else str(file) for one in job.command]
+    command = [str(file) if argument == "OUTPUT" else argument for argument in job.command]
     try:
         done = subprocess.run(
             command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=LIMIT, check=False
@@ -76,16 +76,15 @@ def run(job: Job, folder: Path) -> list[dict[str, Any]] | str:
     except subprocess.TimeoutExpired:
         return f"it took longer than {LIMIT} seconds"
     if done.returncode or not file.exists():
-        said = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        return f"the process ended with {done.returncode}: {said[-1][:300] if said else 'it said nothing'}"
-    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        return f"the process ended with {done.returncode}: {lines[-1][:300] if lines else 'no message'}"
+    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return rows
 
 
 def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | None) -> Iterator[Job]:
-    """All processes in order: the first calls first, before anything is in a cache."""
+    """Yield all processes in order: first calls before anything is in a cache."""
     modes = [name for name, framework in MODES.items() if framework in options.frameworks]
-    modes = [name for name in modes if not options.modes or any(one in name for one in options.modes)]
     plain = [name for name in PLAIN if name in modes]
     seconds = options.seconds if options.seconds is not None else 1.0 if options.quick else 8.0
     size = QUICK_SIZES[-1] if options.quick else LIMIT_SIZE
@@ -95,8 +94,9 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
     if "overhead" in options.parts:
         small = _case(_small(folder), (1, 8))
         for mode in modes:
-            given = {"cases": [small], "seconds": seconds, "alone": True}
-            yield _worker(f"a small call: {mode}", "overhead", mode, "times", **given)
+            yield _worker(
+                f"a small call: {mode}", "overhead", mode, "times", cases=[small], seconds=seconds, alone=True
+            )
     if "shares" in options.parts:
         for mode in plain:
             yield _worker(f"our own share: {mode}", "shares", mode, "own_share", case=_case(_small(folder), (1, 8)))
@@ -114,25 +114,27 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
                 cases = [_case(model, (1, 32) if options.quick else (4, 128))]
                 yield _worker(f"times: {mode}", "language", mode, "times", cases=cases, seconds=seconds)
     if "tables" in options.parts and "torch" in options.frameworks:
-        given = ["--examples", "8", "--positions", "32"] if options.quick else []
-        yield Job("tables of a batch's examples", "tables", _module("tables", *given), {"USE_TF": "0"})
+        examples, positions = (8, 32) if options.quick else (32, 128)
+        yield _job("tables of a batch's examples", "tables", "tables", examples=examples, positions=positions)
     if "long" in options.parts:
         for framework in options.frameworks:
-            given = ["--framework", framework, *(["--sentences", "1000"] if options.quick else [])]
-            yield Job(f"a long stream: {framework}", "long", _module("memory", *given))
+            sentences = 1000 if options.quick else 10_000
+            yield _job(f"a long stream: {framework}", "long", "long", framework=framework, sentences=sentences)
     if rivals is not None:
         yield from _rivals(rivals, size, seconds if options.quick else seconds * LONGER, _small(folder))
 
 
 @functools.cache
 def _small(folder: Path) -> str:
-    """The model on which overhead shows most, drawn once."""
+    """Return the small model for overhead, drawn once."""
     return drawn_bert(folder / "small", layers=2, dim=128, vocab=30522)
 
 
 def _times(mode: str, cases: Sequence[dict[str, Any]], seconds: float) -> Iterator[Job]:
-    """Those that the limits are about in several processes of their own."""
-    exact = [case for case in cases if _size(case) == LIMIT_SIZE and case["objective"] == "pooled"]
+    """Yield the cases of the limits in several processes each, and all others in one."""
+    exact = [
+        case for case in cases if (case["examples"], case["positions"]) == LIMIT_SIZE and case["objective"] == "pooled"
+    ]
     others = [case for case in cases if case not in exact]
     if others:
         yield _worker(f"times: {mode}", "sizes", mode, "times", cases=others, seconds=seconds)
@@ -143,18 +145,12 @@ def _times(mode: str, cases: Sequence[dict[str, Any]], seconds: float) -> Iterat
 
 def _cases(mode: str, model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     sizes = QUICK_SIZES if options.quick else SIZES
-    if options.sizes:
-        return [_case(model, size) for size in options.sizes]
     at_length = mode == COMPILED_AT_LENGTH
-    largest = SIZES[-1] if mode not in PLAIN else None  # minutes each: one mode a framework shows it
+    largest = SIZES[-1] if mode not in PLAIN else None  # takes minutes, and one mode per framework suffices
     cases = [_case(model, size) for size in sizes if size != largest and not (at_length and size[0] == 1)]
     if not at_length:
         cases.append({**_case(model, sizes[-2 if len(sizes) > 2 else -1], "position"), "section": "position"})
     return cases
-
-
-def _size(case: dict[str, Any]) -> tuple[int, int]:
-    return case["examples"], case["positions"]
 
 
 def _growth(plain: Sequence[str], folder: Path, seconds: float, *, quick: bool) -> Iterator[Job]:
@@ -171,27 +167,27 @@ def _growth(plain: Sequence[str], folder: Path, seconds: float, *, quick: bool) 
 
 def _rivals(python: str, size: tuple[int, int], seconds: float, small: str) -> Iterator[Job]:
     script, at_size = str(Path(__file__).parent / "rivals.py"), ("--size", f"{size[0]}x{size[1]}")
-    for what, section, given, environment in (
+    for what, section, options, environment in (
         ("times", "rivals", at_size, {}),
         ("small", "rivals_small", ("--size", "1x8", "--model", small), {}),
-        ("peaks", "rivals_peaks", at_size, GIVING_BACK),
+        ("peaks", "rivals_peaks", at_size, RETURNING_MEMORY),
     ):
-        command = [python, script, what, "FOUND", "--seconds", str(seconds), *given]
+        command = [python, script, what, "OUTPUT", "--seconds", str(seconds), *options]
         yield Job(f"rivals: {what}", section, command, {"USE_TF": "0", **environment})
 
 
-def _module(name: str, *given: str) -> list[str]:
-    return [sys.executable, "-m", f"tests.benchmarks.{name}", *given, "--found", "FOUND"]
+def _worker(what: str, section: str, mode: str, job: str, **options: Any) -> Job:
+    return _job(what, section, job, mode=mode, **options)
 
 
-def _worker(what: str, section: str, mode: str, job: str, **given: Any) -> Job:
-    described = json.dumps({"job": job, "mode": mode, **given})
-    environment = dict(GIVING_BACK) if job == "peaks" else {}
-    if mode.startswith("PyTorch"):
-        environment["USE_TF"] = "0"  # transformers imports TensorFlow wherever it finds it
-    command = [sys.executable, "-m", "tests.benchmarks.worker", described, "FOUND"]
+def _job(what: str, section: str, job: str, **options: Any) -> Job:
+    environment = dict(RETURNING_MEMORY) if job == "peaks" else {}
+    mode = options.get("mode", "")
+    if "TensorFlow" not in mode and options.get("framework") != "tensorflow":
+        environment["USE_TF"] = "0"  # transformers imports TensorFlow wherever it is installed
+    command = [sys.executable, "-m", "tests.benchmarks.worker", json.dumps({"job": job, **options}), "OUTPUT"]
     return Job(what, section, command, environment)
 
 
 def _case(checkpoint: str, size: tuple[int, int], objective: str = "pooled") -> dict[str, Any]:
-    return Case(checkpoint, *size, objective).describe()
+    return asdict(Case(checkpoint, *size, objective))

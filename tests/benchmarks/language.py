@@ -11,14 +11,14 @@ import embgrad
 from tests.benchmarks.cases import Case
 from tests.benchmarks.measuring import Mode
 
-#: Of the model: MiniLM's, with GPT-2's vocabulary.
+#: The sizes of the model: MiniLM's, with GPT-2's vocabulary.
 SIZES: Final = {"n_layer": 6, "n_embd": 384, "n_head": 12, "vocab_size": 50257}
 
 TOKEN: Final = 5
 
 
 def by_torch(case: Case, *, kept: bool = False) -> Mode:
-    """All logits computed, as the model does it, or with `logits_to_keep` only the last."""
+    """Compute all logits, as the model does by default, or with `logits_to_keep` only the last."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -31,8 +31,7 @@ def by_torch(case: Case, *, kept: bool = False) -> Mode:
     def by_hand() -> np.ndarray:
         rows = model.transformer.wte(ids).requires_grad_()
         objective = model(inputs_embeds=rows, **options).logits[:, -1, TOKEN].sum()
-        found: np.ndarray = torch.autograd.grad(objective, rows)[0].numpy()
-        return found
+        return np.asarray(torch.autograd.grad(objective, rows)[0].numpy())
 
     def forward() -> None:
         with torch.no_grad():
@@ -47,19 +46,19 @@ def by_torch(case: Case, *, kept: bool = False) -> Mode:
     def call(model: Any, inputs: Any) -> Any:
         return model(**inputs, **options)
 
-    own = {"call": call} if kept else {}
-    asked = embgrad.Logit(TOKEN, position=-1) if not kept else None
-    native: Callable[[Any], Any] = lambda outputs: outputs.logits[:, -1, TOKEN]  # noqa: E731
+    def native(outputs: Any) -> Any:
+        return outputs.logits[:, -1, TOKEN]
+
+    objective, own = (native, {"call": call}) if kept else (embgrad.Logit(TOKEN, position=-1), {})
     return Mode(
         forward,
         {"inputs_embeds, the model frozen for good": by_hand},
         backward,
-        lambda: embgrad.gradients(model, batch, asked or native, **own),
+        lambda: embgrad.gradients(model, batch, objective, **own),
     )
 
 
 def by_tensorflow(case: Case) -> Mode:
-    """All logits computed, as the model does it."""
     import tensorflow as tf
     from transformers import GPT2Config, TFGPT2LMHeadModel
 
@@ -67,15 +66,14 @@ def by_tensorflow(case: Case) -> Mode:
     model, batch = TFGPT2LMHeadModel(GPT2Config(**SIZES)), _batch(case)
     ids = tf.constant(batch.ids)
     model(ids)
-    table = next(one for one in model.weights if tuple(one.shape) == (SIZES["vocab_size"], SIZES["n_embd"]))
+    table = next(weight for weight in model.weights if tuple(weight.shape) == (SIZES["vocab_size"], SIZES["n_embd"]))
 
     def by_hand() -> np.ndarray:
         rows = tf.gather(table, ids)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(rows)
             objective = tf.reduce_sum(model(input_ids=None, inputs_embeds=rows).logits[:, -1, TOKEN])
-        found: np.ndarray = tape.gradient(objective, rows).numpy()
-        return found
+        return np.asarray(tape.gradient(objective, rows).numpy())
 
     def backward() -> None:
         with tf.GradientTape() as tape:

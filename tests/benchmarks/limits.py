@@ -1,4 +1,4 @@
-"""The limits that the project has set itself, each with the figure of this run and whether it is met."""
+"""The project's own limits, each with the figure of this run and whether it is met."""
 
 from __future__ import annotations
 
@@ -17,19 +17,12 @@ SMALLER: Final = 200
 FLAT: Final = 1.05
 OVERHEAD: Final = {"PyTorch": 2.0}
 
-Found = Mapping[str, Sequence[Mapping[str, Any]]]
+Figures = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit.
-
-    Attributes:
-        what: is limited, in words.
-        bound: the limit; so is `measured` the figure.
-        verdict: whether it is met.
-        by_hand: the figure of code by hand, where that has one.
-    """
+    """A limit, the measured figure, and that of code by hand, where there is one."""
 
     what: str
     bound: str
@@ -38,8 +31,8 @@ class Limit:
     by_hand: str = "–"
 
 
-def limits(found: Found, size: tuple[int, int]) -> Iterator[Limit]:
-    for row in found.get("sizes", ()):
+def limits(figures: Figures, size: tuple[int, int]) -> Iterator[Limit]:
+    for row in figures.get("sizes", ()):
         if size_of(row) == size and MODES[row["mode"]] != "reference":
             if "gradients" not in row["times"]:
                 yield Limit(f"{row['mode']}: `gradients` / by hand", f"≤ {OF_BY_HAND}", "not measured", "no")
@@ -52,31 +45,31 @@ def limits(found: Found, size: tuple[int, int]) -> Iterator[Limit]:
                 yield _most(what, lasting, OF_BY_HAND)
             faster = _least(f"{row['mode']}: full backward / `gradients`", backward, OVER_BACKWARD)
             yield replace(faster, by_hand=f"{over(row, fastest(row), what='backward'):.3f}")
-    for row in found.get("overhead", ()):
+    for row in figures.get("overhead", ()):
         ours, hand, _, _ = times(row)
         if row["mode"] in OVERHEAD and ours is not None:
             more, most = (ours - hand) * 1e3, OVERHEAD[row["mode"]]
             what = f"{row['mode']}, 1 × 8 tokens, 2 layers: milliseconds over by hand"
             yield Limit(what, f"≤ {most}", f"{more:+.2f}", _verdict(more <= most))
-    for row in found.get("tables", ()):
+    for row in figures.get("tables", ()):
         by = row["times"][SPLIT_BY_HAND] / row["times"][ONCE]
         what = f"{row['examples']} × {row['positions']}: split backward by hand / one backward pass and per_example()"
         yield _least(what, by, row["examples"] / 2)
         yield _least("dense tables / row-sparse ones, in bytes", row["dense"] / row["sparse"], SMALLER)
-    for row in found.get("long", ()):
+    for row in figures.get("long", ()):
         what = f"{row['framework']}: resident memory after {row['sentences']:,} sentences / after 500"
         yield _most(what, row["last"] / row["early"], FLAT)
-    yield from _of_rivals(found)
+    yield from _of_rivals(figures)
 
 
-def _of_rivals(found: Found) -> Iterator[Limit]:
-    for row in found.get("rivals", ()):
+def _of_rivals(figures: Figures) -> Iterator[Limit]:
+    for row in figures.get("rivals", ()):
         what = f"{row['tool']} {row['call']} ({row['note']}): their time / ours"
         if "failed" in row:
             yield Limit(what, f"≥ {OVER_RIVALS}", f"could not be run: {row['failed']}", "no")
         else:
             yield _least(what, over(row, "ours", what="theirs"), OVER_RIVALS)
-    for row in found.get("rivals_peaks", ()):
+    for row in figures.get("rivals_peaks", ()):
         if row["tool"] == "captum" and row.get("peaks"):
             what = f"captum {row['call']} ({row['note']}): our peak memory / theirs"
             yield _most(what, row["peaks"]["ours"] / row["peaks"]["theirs"], OF_CAPTUMS_PEAK)

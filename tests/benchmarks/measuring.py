@@ -1,4 +1,4 @@
-"""How long and how much memory: functions in turns within one process, the least of several rounds, and exact peaks."""
+"""Time and memory: functions that take turns in one process, least times of several rounds, and exact peaks."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ import numpy as np
 
 from embgrad.errors import EmbgradError
 
-#: At least so many rounds count, however long they take.
+#: The smallest number of rounds.
 FEWEST: Final = 3
 
-#: Of so many rounds at most the single times are kept: of short functions there are thousands.
+#: The largest number of rounds whose single times are recorded.
 MOST_KEPT: Final = 100
 
-#: How far `gradients` may be from code by hand, relative L2: rounding, and nothing beyond it.
+#: The largest relative L2 distance between `gradients` and code by hand.
 MOST_DISTANCE: Final = 2e-5
 
 
 @dataclass(frozen=True)
 class Mode:
-    """The functions of one mode that are compared, on one case.
+    """The functions of one mode that are compared on one case.
 
     Attributes:
-        forward: the forward pass alone, as this mode runs it without gradients.
-        by_hand: by what is done, code that an expert would write in this mode; each gives the gradient at the lookup.
+        forward: the forward pass without gradients.
+        by_hand: the ways in which an expert would compute the gradient at the lookup in this mode, by name.
         backward: forward and backward pass with the gradients of all weights, which leaves no gradient behind.
         gradients: `embgrad.gradients`.
-        after: run after each function in the memory's measurement, to give back what a framework holds.
-        saved: the bytes that a function keeps for the backward pass, where the framework can tell.
-        beside: further code by hand, by name, of which the overhead alone is measured: that makes the checks of `gradients`, or
-            is not compiled where the mode is.
+        after: frees a framework's memory after each function of the memory measurement.
+        saved: counts the bytes that a function keeps for the backward pass.
+        beside: further code by hand for the overhead alone: code that is not compiled where the mode is.
     """
 
     forward: Callable[[], Any]
@@ -53,16 +52,16 @@ class Mode:
 
 
 def checked(mode: Mode) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
-    """What a first call of each gives: their distance, the trace's fate; and the functions that can be measured.
+    """Return the results of a first call of each function, and the functions that can be measured.
 
     Raises:
-        RuntimeError: `gradients` is not what code by hand gives.
+        RuntimeError: `gradients` differs from code by hand.
     """
     expected = {way: function() for way, function in {**mode.by_hand, **mode.beside}.items()}
     first = next(iter(expected.values()))
-    for way, one in expected.items():
-        if distance(one, first) > MOST_DISTANCE:
-            raise RuntimeError(f"the ways by hand differ: {way!r} by {distance(one, first):.1e}")
+    for way, gradient in expected.items():
+        if distance(gradient, first) > MOST_DISTANCE:
+            raise RuntimeError(f"the ways by hand differ: {way!r} by {distance(gradient, first):.1e}")
     functions = mode.functions()
     try:
         result = mode.gradients()
@@ -76,17 +75,9 @@ def checked(mode: Mode) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
 
 
 def in_turns(functions: Mapping[Any, Callable[[], Any]], seconds: float, fewest: int = FEWEST) -> dict[str, Any]:
-    """The least time of each function: rounds in which each has its turn, for so long, after one that does not count.
+    """Return the least time of each function in seconds, the number of rounds, and the single times of few rounds.
 
-    The order changes from round to round, since what ran before leaves caches and memory behind.
-
-    Args:
-        functions: by name.
-        seconds: how long to go on.
-        fewest: at least so many rounds.
-
-    Returns:
-        By name the least times, in seconds; how many rounds there were; and where they are few, the times in each.
+    The functions take turns in random order, since each leaves caches and memory behind; a first round does not count.
     """
     random = np.random.default_rng(0)
     names = list(functions)
@@ -101,28 +92,24 @@ def in_turns(functions: Mapping[Any, Callable[[], Any]], seconds: float, fewest:
             taken[name].append(time.perf_counter() - start)
         rounds += 1
     each = {"each": taken} if rounds <= MOST_KEPT else {}
-    return {"times": {name: min(own) for name, own in taken.items()}, "rounds": rounds, **each}
+    return {"times": {name: min(seconds) for name, seconds in taken.items()}, "rounds": rounds, **each}
 
 
 def measured_peaks(mode: Mode, functions: Iterable[str]) -> dict[str, Any]:
-    """The peak memory of each function in MiB beyond what the process held before it, the least of three calls."""
-    all_of_them, found = mode.functions(), {}
+    """Return the additional peak memory of each function in MiB, the least of three calls."""
+    all_functions, actual = mode.functions(), {}
     for name in functions:
         peaks = []
         for _ in range(4):
             mode.after()
-            peaks.append(peak_of(all_of_them[name]))
-        found[name] = min(peaks[1:])
-    saved = {} if mode.saved is None else {name: mode.saved(all_of_them[name]) / 2**20 for name in functions}
-    return {"peaks": found, "saved": saved}
+            peaks.append(peak_of(all_functions[name]))
+        actual[name] = min(peaks[1:])
+    saved = {} if mode.saved is None else {name: mode.saved(all_functions[name]) / 2**20 for name in functions}
+    return {"peaks": actual, "saved": saved}
 
 
 def peak_of(function: Callable[[], Any]) -> float:
-    """The most resident memory during a call, in MiB, beyond what was resident before it.
-
-    The kernel keeps the process's highest resident size, and begins anew when told so (Linux). What the allocator holds
-    unused is given back first.
-    """
+    """Return the additional peak of resident memory during a call, in MiB, from the kernel's record (Linux)."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -134,10 +121,10 @@ def peak_of(function: Callable[[], Any]) -> float:
 
 
 def _status(name: str) -> int:
-    """A figure of the process's own, in KiB."""
+    """Return a figure of this process, in KiB."""
     lines: Sequence[str] = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def distance(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+def distance(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))

@@ -21,14 +21,13 @@ Total = Callable[[Sequence[Any]], Any]
 
 
 def imperative(case: Case) -> Mode:
-    """The net as it is: its Python runs at every call."""
     net = _net(case.checkpoint, "")
     batch, total = case.batch(), _total(case)
     return _mode(
         case,
         net,
         {"the lookup's output marked, autograd.grad": lambda: _by_mark(net, _native(batch), total)},
-        lambda: embgrad.gradients(net, batch, case.asked()),
+        lambda: embgrad.gradients(net, batch, case.embgrad_objective()),
     )
 
 
@@ -36,13 +35,13 @@ def hybridised(case: Case) -> Mode:
     net = _net(case.checkpoint, "hybridised")
     net(*_inputs(case))
     batch = case.batch()
-    return _mode(case, net, _cut_ways(case, net), lambda: embgrad.gradients(net, batch, case.asked()))
+    return _mode(case, net, _cut_ways(case, net), lambda: embgrad.gradients(net, batch, case.embgrad_objective()))
 
 
 def exported(case: Case) -> Mode:
     block = _exported(case.checkpoint)
     names = block._cached_graph[1].list_outputs()
-    asked, batch = case.asked(pooled=names[1], sequence=names[0]), case.batch("gluonnlp")
+    asked, batch = case.embgrad_objective(pooled=names[1], sequence=names[0]), case.batch("gluonnlp")
     return _mode(case, block, _cut_ways(case, block), lambda: embgrad.gradients(block, batch, asked))
 
 
@@ -113,12 +112,11 @@ def _by_mark(net: Any, inputs: Sequence[Any], total: Total) -> np.ndarray:
             objective = total(net(*inputs))
     finally:
         handle.detach()
-    found: np.ndarray = mx.autograd.grad(objective, kept, train_mode=False)[0].asnumpy()
-    return found
+    return np.asarray(mx.autograd.grad(objective, kept, train_mode=False)[0].asnumpy())
 
 
 def _cut_ways(case: Case, net: Any) -> dict[str, Callable[[], np.ndarray]]:
-    """The net's graph with the rows as an input, as it is and with its memory planned once."""
+    """Return ways through the net's graph with the rows as an input, with and without static memory."""
     lookup, body, table = _cut(net)
     planned = _cut(net)[1]
     planned.hybridize(static_alloc=True, static_shape=True)
@@ -130,8 +128,7 @@ def _cut_ways(case: Case, net: Any) -> dict[str, Callable[[], np.ndarray]]:
         rows.attach_grad()
         with mx.autograd.record(train_mode=False):
             objective = total(part(ids, types, lengths, rows))
-        found: np.ndarray = mx.autograd.grad(objective, [rows], train_mode=False)[0].asnumpy()
-        return found
+        return np.asarray(mx.autograd.grad(objective, [rows], train_mode=False)[0].asnumpy())
 
     return {
         "the graph cut at the rows": lambda: by_cut(body),
@@ -140,22 +137,22 @@ def _cut_ways(case: Case, net: Any) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def _cut(net: Any) -> tuple[Callable[[Any, Any], Any], Any, Any]:
-    """The lookup, the rest of the graph as a block of (ids, types, lengths, rows), and the table."""
+    """Return the lookup, the rest of the graph as a block of (ids, types, lengths, rows), and the table."""
     inputs, symbol = net._cached_graph
     graph = json.loads(symbol.tojson())
     number, node = next(
-        (n, one) for n, one in enumerate(graph["nodes"]) if one["op"] == "Embedding" and "word_embed" in one["name"]
+        (n, node) for n, node in enumerate(graph["nodes"]) if node["op"] == "Embedding" and "word_embed" in node["name"]
     )
     weight = graph["nodes"][node["inputs"][1][0]]["name"]
     graph["nodes"][number] = {"op": "null", "name": "rows", "inputs": []}
-    graph["arg_nodes"] = [n for n, one in enumerate(graph["nodes"]) if one["op"] == "null"]
+    graph["arg_nodes"] = [n for n, entry in enumerate(graph["nodes"]) if entry["op"] == "null"]
     body, parameters = mx.sym.load_json(json.dumps(graph)), net.collect_params()
-    names = [*(one.name for one in inputs if one.name in body.list_inputs()), "rows"]
+    names = [*(entry.name for entry in inputs if entry.name in body.list_inputs()), "rows"]
     block = mx.gluon.SymbolBlock(body, [mx.sym.var(name) for name in names], params=parameters)
     sizes = {key: int(node["attrs"][key]) for key in ("input_dim", "output_dim")}
 
-    def call(*given: Any) -> Any:
-        named = dict(zip([*(one.name for one in inputs), "rows"], given, strict=True))
+    def call(*arguments: Any) -> Any:
+        named = dict(zip([*(entry.name for entry in inputs), "rows"], arguments, strict=True))
         return block(*[named[name] for name in names])
 
     call.hybridize = block.hybridize  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The reference in NumPy: what every other mode is measured with, where no framework is installed."""
+"""The reference in NumPy, for machines without a framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.benchmarks.measuring import Mode
 
 
 def plain(case: Case) -> Mode:
-    """One hidden layer on the rows, and its mean."""
     config = case.config()
     model = _model(config["vocab_size"], config["hidden_size"])
     batch = case.batch()
@@ -39,7 +38,7 @@ def plain(case: Case) -> Mode:
         forward=lambda: model(**inputs),
         by_hand={"the pullback written out": by_hand},
         backward=backward,
-        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective()),
     )
 
 

@@ -26,24 +26,22 @@ def _total(objective: str, pooled: Any, sequence: Any) -> Any:
 
 
 def eager(case: Case) -> Mode:
-    """The model as it is: its Python runs at every call."""
     model, inputs, batch = _model(case.checkpoint), _inputs(case), case.batch()
     return Mode(
         forward=lambda: model(inputs, training=False).pooler_output.numpy(),
         by_hand={"the tape watches the rows alone, inputs_embeds": lambda: _by_rows(case, model, inputs).numpy()},
         backward=lambda: _backward(case, model, inputs)[-1],
-        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective()),
     )
 
 
 def compiled(case: Case) -> Mode:
-    """One tf.function, of forward pass and tape together."""
     model, inputs, batch = _model(case.checkpoint), _inputs(case), case.batch()
-    forward = tf.function(lambda given: model(given, training=False).pooler_output)
-    by_rows = tf.function(lambda given: _by_rows(case, model, given))
-    with_xla = tf.function(lambda given: _by_rows(case, model, given), jit_compile=True)
-    in_two = tf.function(lambda given: _by_rows_in_two(case, model, given))
-    backward = tf.function(lambda given: _backward(case, model, given))
+    forward = tf.function(lambda inputs: model(inputs, training=False).pooler_output)
+    by_rows = tf.function(lambda inputs: _by_rows(case, model, inputs))
+    with_xla = tf.function(lambda inputs: _by_rows(case, model, inputs), jit_compile=True)
+    in_two = tf.function(lambda inputs: _by_rows_in_two(case, model, inputs))
+    backward = tf.function(lambda inputs: _backward(case, model, inputs))
     return Mode(
         forward=lambda: forward(inputs).numpy(),
         by_hand={
@@ -52,7 +50,7 @@ def compiled(case: Case) -> Mode:
             "the model alone with jit_compile=True, the objective in NumPy": lambda: in_two(inputs).numpy(),
         },
         backward=lambda: backward(inputs)[-1],
-        gradients=lambda: embgrad.gradients(model, batch, case.asked(), compile=True),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective(), compile=True),
     )
 
 
@@ -62,9 +60,9 @@ def restored(case: Case) -> Mode:
     inputs = {name: tf.constant(value) for name, value in batch.to_tfhub().items()}
     config = case.config()
     shape = (config["vocab_size"], config["hidden_size"])
-    table = next(one for one in model.weights_ if tuple(one.shape) == shape)
-    in_one = tf.function(lambda given: _by_slices(case, model, table, given))
-    whole = tf.function(lambda given: _backward_saved(case, model, given))
+    table = next(weight for weight in model.weights_ if tuple(weight.shape) == shape)
+    in_one = tf.function(lambda inputs: _by_slices(case, model, table, inputs))
+    whole = tf.function(lambda inputs: _backward_saved(case, model, inputs))
     return Mode(
         forward=lambda: model(inputs)["pooled_output"].numpy(),
         by_hand={
@@ -72,7 +70,7 @@ def restored(case: Case) -> Mode:
             "the same inside one tf.function, which prunes what is not needed": lambda: in_one(inputs).numpy(),
         },
         backward=lambda: whole(inputs)[-1],
-        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective()),
     )
 
 
@@ -94,7 +92,7 @@ def _by_rows(case: Case, model: Any, inputs: dict[str, Any]) -> Any:
 
 
 def _by_rows_in_two(case: Case, model: Any, inputs: dict[str, Any]) -> Any:
-    """As `_by_rows`, with an objective that TensorFlow cannot look into: XLA compiles the two passes apart."""
+    """Compute as `_by_rows`, with an objective outside TensorFlow, so that XLA compiles both passes separately."""
 
     @tf.function(jit_compile=True)
     def read(rows: Any) -> Any:
@@ -135,9 +133,9 @@ def _backward_saved(case: Case, model: Any, inputs: dict[str, Any]) -> Any:
 
 
 def _all_of(tape: Any, objective: Any, variables: Any) -> Any:
-    """The gradients of those that have one; a table's stays a list of rows."""
-    found = [one for one in tape.gradient(objective, variables) if one is not None]
-    return [one.values if isinstance(one, tf.IndexedSlices) else one for one in found]
+    """Return the existing gradients; that of a table stays a list of rows."""
+    gradients = [gradient for gradient in tape.gradient(objective, variables) if gradient is not None]
+    return [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
 
 
 @functools.cache
@@ -148,7 +146,7 @@ def _saved(checkpoint: str) -> Any:
 
 
 def _encoder(model: Any) -> Any:
-    """The model as a module that is called as TF Hub's are."""
+    """Return the model as a module with TF Hub's names of inputs and outputs."""
 
     def call(inputs: dict[str, Any]) -> dict[str, Any]:
         named = dict(zip(("input_ids", "attention_mask", "token_type_ids"), (inputs[key] for key in KEYS), strict=True))

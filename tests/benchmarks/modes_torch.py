@@ -25,9 +25,9 @@ def _model(checkpoint: str) -> Any:
 
 @functools.cache
 def _frozen(checkpoint: str) -> Any:
-    """The same with frozen weights, in the same memory: where these lie is to be no part of what is compared."""
+    """Return the model with frozen weights in the same memory, whose place may affect the time."""
     model = _model(checkpoint)
-    frozen = {id(one): torch.nn.Parameter(one.data, requires_grad=False) for one in model.parameters()}
+    frozen = {id(weight): torch.nn.Parameter(weight.data, requires_grad=False) for weight in model.parameters()}
     return copy.deepcopy(model, frozen)
 
 
@@ -36,7 +36,6 @@ def _total(objective: str, outputs: Any) -> Any:
 
 
 def plain(case: Case) -> Mode:
-    """The model as it is: its Python runs at every call."""
     model, frozen, inputs = _model(case.checkpoint), _frozen(case.checkpoint), _inputs(case)
     batch = case.batch()
     total = functools.partial(_total, case.objective)
@@ -50,7 +49,7 @@ def plain(case: Case) -> Mode:
             ),
         },
         backward=lambda: _backward(model, lambda: total(model(**inputs))),
-        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective()),
         saved=lambda function: saved_for_backward(function, model, frozen),
     )
 
@@ -64,7 +63,7 @@ def compiled(case: Case) -> Mode:
             "one compiled function of the rows, the model frozen for good": lambda: _by_rows(case, inputs, of_rows)
         },
         backward=lambda: _backward(model, lambda: whole(**inputs)),
-        gradients=lambda: embgrad.gradients(model, batch, case.asked(), compile=True),
+        gradients=lambda: embgrad.gradients(model, batch, case.embgrad_objective(), compile=True),
         saved=lambda function: saved_for_backward(function, model, frozen),
         beside={UNCOMPILED: lambda: _by_hook(frozen, inputs, functools.partial(_total, case.objective))},
     )
@@ -74,8 +73,9 @@ MODES = {"PyTorch": plain, "PyTorch, compile=True": compiled}
 
 
 def saved_for_backward(function: Callable[[], Any], *models: Any) -> int:
-    """The bytes of all tensors that are kept for the backward pass, each memory counted once, the models' own left out."""
-    owned = {one.untyped_storage().data_ptr() for model in models for one in (*model.parameters(), *model.buffers())}
+    """Return the bytes kept for the backward pass, each memory counted once, without the models' own."""
+    weights = (weight for model in models for weight in (*model.parameters(), *model.buffers()))
+    owned = {weight.untyped_storage().data_ptr() for weight in weights}
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def _inputs(case: Case) -> Inputs:
 
 @functools.cache
 def _compiled(checkpoint: str, objective: str) -> Any:
-    """The objective of the model, compiled with its parameters as they are; lengths are no part of it."""
+    """Return the compiled objective of the model, for all lengths."""
     model = _model(checkpoint)
     return torch.compile(lambda **inputs: _total(objective, model(**inputs)), dynamic=True)
 
@@ -112,13 +112,12 @@ def _without_gradients(model: Any, inputs: Inputs) -> Any:
 
 
 def _by_hook(model: Any, inputs: Inputs, total: Callable[[Any], Any]) -> np.ndarray:
-    outputs, rows = with_rows_apart(model, inputs)
-    found: np.ndarray = torch.autograd.grad(total(outputs), rows)[0].numpy()
-    return found
+    outputs, rows = with_separate_rows(model, inputs)
+    return np.asarray(torch.autograd.grad(total(outputs), rows)[0].numpy())
 
 
-def with_rows_apart(model: Any, inputs: Inputs) -> tuple[Any, list[torch.Tensor]]:
-    """What the model returns, and the rows that a hook has detached from the table."""
+def with_separate_rows(model: Any, inputs: Inputs) -> tuple[Any, list[torch.Tensor]]:
+    """Return the model's outputs, and the rows that a hook has detached from the table."""
     kept: list[torch.Tensor] = []
 
     def hook(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
@@ -136,8 +135,7 @@ def _by_rows(case: Case, inputs: Inputs, objective: Callable[[Any, Any], Any]) -
     table = _model(case.checkpoint).embeddings.word_embeddings.weight.detach()
     rows = torch.nn.functional.embedding(inputs["input_ids"], table).requires_grad_()
     others = {name: value for name, value in inputs.items() if name != "input_ids"}
-    found: np.ndarray = torch.autograd.grad(objective(rows, others), rows)[0].numpy()
-    return found
+    return np.asarray(torch.autograd.grad(objective(rows, others), rows)[0].numpy())
 
 
 def _backward(model: Any, objective: Callable[[], Any]) -> None:

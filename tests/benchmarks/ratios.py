@@ -1,4 +1,4 @@
-"""What a row of figures says: the times that are divided, and which way by hand was the fastest."""
+"""Ratios of the times in a row of figures, and its fastest way by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-#: How the names of the ways by hand begin.
+#: The beginning of the names of ways by hand.
 HAND: Final = "by hand: "
 
 #: The name of the code by hand that makes the checks of `gradients`.
@@ -16,13 +16,13 @@ CHECKING: Final = "checking"
 #: The name of the code by hand that is not compiled, in a mode that is.
 UNCOMPILED: Final = "uncompiled"
 
-#: What the name of a way by hand says that changes the user's model.
+#: The mark of a way by hand that changes the user's model.
 FOR_GOOD: Final = "for good"
 
-#: What the name of a way by hand says that holds its memory from call to call, so that its peak is not seen.
+#: The mark of a way by hand that keeps its memory between calls, so that its peak is not visible.
 KEEPING: Final = "static_alloc"
 
-#: What the name of a way by hand says that compiles anew for each shape, for seconds.
+#: The mark of a way by hand that compiles anew for each shape.
 ANEW: Final = "jit_compile"
 
 
@@ -31,35 +31,31 @@ def by_hand(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def fastest(row: Mapping[str, Any]) -> str:
-    """The name of the way by hand that took the least time."""
+    """Return the name of the fastest way by hand."""
     ways = list(by_hand(row))
     pivot = "gradients" if "gradients" in row["times"] else ways[0]
     return max(ways, key=lambda way: over(row, way, what=pivot))
 
 
 def times(row: Mapping[str, Any]) -> tuple[float | None, float, float, float]:
-    """The least seconds of `gradients`, None where it was refused, of the fastest code by hand, forward and full backward.
-
-    The last two are NaN where they were not measured.
-    """
-    own = row["times"]
-    others = own.get("forward", math.nan), own.get("backward", math.nan)
-    return own.get("gradients"), own[fastest(row)], *others
+    """Return the least seconds of `gradients` (None if refused), the fastest code by hand, forward and full backward."""
+    least = row["times"]
+    others = least.get("forward", math.nan), least.get("backward", math.nan)
+    return least.get("gradients"), least[fastest(row)], *others
 
 
 def over(row: Mapping[str, Any], name: str, what: str = "gradients") -> float:
-    """How many times as long as another function `gradients` takes, or `what`.
+    """Return the time of `what` divided by that of another function.
 
-    Of each round there is a ratio, and the one in the middle of all is given: where other processes slow now one function and
-    now another, that hardly moves, and the least times do. Where single rounds are not known, it is the ratio of these.
+    It is the median of the rounds' ratios, on which other processes have little effect; without single times the ratio of the
+    least times.
     """
     if "each" not in row:
         return float(row["times"][what] / row["times"][name])
-    return statistics.median(one / other for one, other in zip(row["each"][what], row["each"][name], strict=True))
+    return statistics.median(first / second for first, second in zip(row["each"][what], row["each"][name], strict=True))
 
 
 def over_hand(row: Mapping[str, Any]) -> float:
-    """How many times as long as the fastest code by hand `gradients` takes."""
     return over(row, fastest(row))
 
 
@@ -69,27 +65,26 @@ def of_the_least(row: Mapping[str, Any]) -> float:
 
 
 def joined(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What several processes found for the same, as if one had: the rounds of all, and the least times.
-
-    Each gets its processes' ratios to code by hand, in order, as `ratios`.
-    """
-    found: dict[Any, list[Mapping[str, Any]]] = {}
+    """Return the rows with those of several processes joined, and the processes' ratios to code by hand as `ratios`."""
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault((row["mode"], size_of(row), "gradients" in row["times"]), []).append(row)
-    return [_joint(same) for same in found.values()]
+        groups.setdefault((row["mode"], size_of(row), "gradients" in row["times"]), []).append(row)
+    return [_joint(group) for group in groups.values()]
 
 
 def _joint(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = list(rows[0]["times"])
     least = {name: min(row["times"][name] for row in rows) for name in names}
     whole = all("each" in row for row in rows)
-    each = {"each": {name: [one for row in rows for one in row["each"][name]] for name in names}} if whole else {}
+    each = (
+        {"each": {name: [seconds for row in rows for seconds in row["each"][name]] for name in names}} if whole else {}
+    )
     ratios = sorted(over_hand(row) for row in rows) if "gradients" in names else []
     return {**rows[0], "times": least, **each, "ratios": ratios}
 
 
 def spread(row: Mapping[str, Any]) -> str:
-    """The least and the largest of its processes' ratios to code by hand."""
+    """Return the least and the largest of the processes' ratios to code by hand."""
     ratios = row.get("ratios", ())
     return f"{ratios[0]:.2f} to {ratios[-1]:.2f}" if len(ratios) > 1 else "–"
 

@@ -33,15 +33,10 @@ STEPS: Final = 8
 
 @dataclass(frozen=True)
 class Rival:
-    """One tool's call, and the call of embgrad's that answers the same.
+    """A tool's call, embgrad's equivalent call, and code by hand, if any.
 
     Attributes:
-        tool: the distribution.
-        call: what of it is called.
-        theirs: the call; so is `ours`. Each gives its figures.
-        by_hand: code by hand for the same, where there is any.
-        note: what else is to be known.
-        same: whether the figures are the same by definition.
+        same: True if the results are equal by definition.
     """
 
     tool: str
@@ -54,12 +49,7 @@ class Rival:
 
 
 class Question:
-    """A classifier with a random head, and a batch.
-
-    Args:
-        folder: of the BERT's checkpoint.
-        examples: of the batch; so are `positions`.
-    """
+    """A classifier with a random head, and a batch."""
 
     def __init__(self, folder: str, examples: int, positions: int) -> None:
         torch.manual_seed(0)
@@ -68,9 +58,8 @@ class Question:
         self.tokenizer = AutoTokenizer.from_pretrained(minilm_folder(), model_max_length=positions)
         self.texts = ["good film " * (positions // 2 - 1)] * examples
         encoded = self.tokenizer(self.texts, return_tensors="np")
-        self.batch = embgrad.TokenBatch(
-            encoded["input_ids"], encoded["attention_mask"], encoded["token_type_ids"]
-        )  # without padding
+        # There is no padding.
+        self.batch = embgrad.TokenBatch(encoded["input_ids"], encoded["attention_mask"], encoded["token_type_ids"])
         self.inputs = {name: torch.tensor(value) for name, value in self.batch.to_huggingface().items()}
 
     def logits(self, ids: Any, mask: Any, types: Any) -> Any:
@@ -92,23 +81,21 @@ class Question:
             objective = self.model(**self.inputs).logits[:, CLASS].sum()
         finally:
             handle.remove()
-        found: np.ndarray = torch.autograd.grad(objective, kept)[0].numpy()
-        return found
+        return np.asarray(torch.autograd.grad(objective, kept)[0].numpy())
 
 
 def captum(question: Question) -> Iterator[Rival]:
-    """One gradient, and the integral over a path of them."""
     from captum.attr import LayerGradientXActivation, LayerIntegratedGradients
 
     ids, mask, types = question.inputs.values()
     table = question.model.bert.embeddings.word_embeddings
-    one = LayerGradientXActivation(question.logits, table, multiply_by_inputs=False)
+    gradient = LayerGradientXActivation(question.logits, table, multiply_by_inputs=False)
     path = LayerIntegratedGradients(question.logits, table)
-    given: dict[str, Any] = {"target": CLASS, "additional_forward_args": (mask, types)}
+    options: dict[str, Any] = {"target": CLASS, "additional_forward_args": (mask, types)}
     yield Rival(
         "captum",
         "LayerGradientXActivation",
-        lambda: one.attribute(ids, **given).detach().numpy(),
+        lambda: gradient.attribute(ids, **options).detach().numpy(),
         question.ours,
         question.by_hand,
         "without the multiplication by the rows",
@@ -118,7 +105,7 @@ def captum(question: Question) -> Iterator[Rival]:
             "captum",
             f"LayerIntegratedGradients, {STEPS} steps",
             lambda size=size: (
-                path.attribute(ids, torch.zeros_like(ids), n_steps=STEPS, internal_batch_size=size, **given)
+                path.attribute(ids, torch.zeros_like(ids), n_steps=STEPS, internal_batch_size=size, **options)
                 .detach()
                 .numpy()
             ),
@@ -128,25 +115,25 @@ def captum(question: Question) -> Iterator[Rival]:
 
 
 def integrated(question: Question) -> np.ndarray:
-    """Integrated gradients from the row of id 0 in as many calls of `gradients` as there are steps."""
-    # As plain numbers, which leave arrays their float32; NumPy's own scalars are float64, and make the arrays that from NumPy 2.
-    nodes, weights = (found.tolist() for found in np.polynomial.legendre.leggauss(STEPS))
+    """Return integrated gradients from the row of id 0, by one call of `gradients` per step."""
+    # Plain numbers keep arrays float32; from NumPy 2 its float64 scalars do not.
+    nodes, weights = (values.tolist() for values in np.polynomial.legendre.leggauss(STEPS))
     start = question.model.bert.embeddings.word_embeddings.weight[0].detach().numpy()
     total: np.ndarray | float = 0.0
     for node, weight in zip(nodes, weights, strict=True):
         place = (node + 1) / 2
         on_path = {"word": lambda rows, place=place: start + place * (rows - start)}
-        found = embgrad.gradients(question.model, question.batch, embgrad.Logit(CLASS), override=on_path)
-        total = total + weight / 2 * found.values
-    return (found.activations - start) / place * total
+        result = embgrad.gradients(question.model, question.batch, embgrad.Logit(CLASS), override=on_path)
+        total = total + weight / 2 * result.values
+    return (result.activations - start) / place * total
 
 
 def nnsight(question: Question) -> Iterator[Rival]:
-    """Its trace, as its documentation has it, and with a model whose weights the user has frozen."""
+    """Yield its trace, as documented, and with frozen weights."""
     from nnsight import NNsight
 
     for frozen, note in ((False, "as documented"), (True, "the model frozen by the user")):
-        # Of its own, since it replaces the functions of a model's modules for good.
+        # A copy, since it replaces the functions of a model's modules permanently.
         model = copy.deepcopy(question.model).requires_grad_(not frozen)
         wrapped = NNsight(model)
 
@@ -165,7 +152,7 @@ def nnsight(question: Question) -> Iterator[Rival]:
 
 
 def textattack(question: Question) -> Iterator[Rival]:
-    """`get_grad` on each text, which runs with dropout on: its figures are others."""
+    """Yield `get_grad` on each text, which runs with dropout, so that its values differ."""
     with tempfile.TemporaryDirectory() as folder:
         words = Path(folder) / "corpora" / "stopwords" / "english"
         words.parent.mkdir(parents=True)
@@ -194,7 +181,7 @@ def textattack(question: Question) -> Iterator[Rival]:
 
 
 def inseq(question: Question) -> Iterator[Rival]:
-    """Its saliency, on a language model, which alone it takes: each text's gradient of one given token's logit."""
+    """Yield its saliency of one token's logit, on a language model, since it takes no other."""
     import inseq as tool
 
     torch.manual_seed(0)
@@ -208,14 +195,14 @@ def inseq(question: Question) -> Iterator[Rival]:
     target = tokenizer("music", add_special_tokens=False)["input_ids"][0]
 
     def theirs() -> np.ndarray:
-        found = wrapped.attribute(
+        output = wrapped.attribute(
             texts,
             [f"{text} music" for text in texts],
             attributed_fn="logit",
             show_progress=False,
             skip_special_tokens=True,
         )
-        return np.stack([one.target_attributions[: ids.shape[1], 0].numpy() for one in found.sequence_attributions])
+        return np.stack([text.target_attributions[: ids.shape[1], 0].numpy() for text in output.sequence_attributions])
 
     def ours() -> np.ndarray:
         encoded = tokenizer(texts, return_tensors="np", add_special_tokens=False)
@@ -232,7 +219,7 @@ TOOLS: dict[str, Callable[[Question], Iterator[Rival]]] = {
     "inseq": inseq,
 }
 
-#: Those that answer what some lines by hand answer, too.
+#: The tools with equivalent code by hand.
 WITH_CODE_BY_HAND: Final = ("captum", "nnsight")
 
 
@@ -241,26 +228,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "what", choices=("times", "small", "peaks"), help="small: times of what code by hand does as well"
     )
-    parser.add_argument("found", type=Path)
+    parser.add_argument("output", type=Path)
     parser.add_argument("--size", default="16x128")
     parser.add_argument("--model", default=str(minilm_folder()), help="a BERT checkpoint folder")
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--tools", help="by default all; of those with code by hand captum and nnsight")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     examples, positions = map(int, options.size.split("x"))
-    found = []
-    tools = WITH_CODE_BY_HAND if options.what == "small" else tuple(TOOLS)
-    for tool in options.tools.split(",") if options.tools else tools:
+    rows = []
+    for tool in WITH_CODE_BY_HAND if options.what == "small" else TOOLS:
         for figures in _measured(tool, Question(options.model, examples, positions), options):
-            found.append(figures)
+            rows.append(figures)
             print(f"  {tool}: {figures['call']}", file=sys.stderr, flush=True)
-    options.found.write_text(json.dumps(found), encoding="utf-8")
+    options.output.write_text(json.dumps(rows), encoding="utf-8")
 
 
 def _measured(tool: str, question: Question, options: Any) -> Iterator[dict[str, Any]]:
-    """The figures of each of a tool's calls; where one fails, why."""
+    """Yield the figures of each of a tool's calls, or the reason of its failure."""
     named = {
         "tool": tool,
         "version": version(tool),
@@ -271,7 +256,7 @@ def _measured(tool: str, question: Question, options: Any) -> Iterator[dict[str,
     while True:
         try:
             rival = next(rivals, None)
-        except Exception as error:  # of a tool that cannot be imported or set up: told in the table
+        except Exception as error:  # the tool cannot be imported or set up
             yield {**named, "call": "", "note": "", "failed": _reason(error)}
             return
         if rival is None:
@@ -281,7 +266,7 @@ def _measured(tool: str, question: Question, options: Any) -> Iterator[dict[str,
         about = {**named, "call": rival.call, "note": rival.note}
         try:
             yield {**about, **_figures(rival, options)}
-        except Exception as error:  # the tool's own: told in the table
+        except Exception as error:
             yield {**about, "failed": _reason(error)}
 
 
@@ -290,12 +275,13 @@ def _figures(rival: Rival, options: Any) -> dict[str, Any]:
     if rival.by_hand is not None:
         functions["by hand"] = rival.by_hand
     theirs, ours = np.asarray(rival.theirs()), np.asarray(rival.ours())
-    found: dict[str, Any] = {}
-    if rival.same:
-        found["distance"] = distance(theirs, ours)
+    equal = {"distance": distance(theirs, ours)} if rival.same else {}
     if options.what == "peaks":
-        return {**found, "peaks": {name: min(peak_of(one) for _ in range(2)) for name, one in functions.items()}}
-    return {**found, **in_turns(functions, options.seconds)}
+        return {
+            **equal,
+            "peaks": {name: min(peak_of(function) for _ in range(2)) for name, function in functions.items()},
+        }
+    return {**equal, **in_turns(functions, options.seconds)}
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Where a small call's time goes: all of it, by steps, each without the steps inside it, in turns with code by hand."""
+"""The share of each step in the time of a small call, without the steps inside it, in turns with code by hand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-#: Calls that are timed.
+#: The number of calls.
 CALLS: Final = 200
 
-#: What lies in no other step.
+#: The name for the time outside all steps.
 ELSE: Final = "all else"
 
-#: Steps that all frameworks take, each with the functions that are it.
+#: The steps of all frameworks, each with its functions.
 COMMON: Final[Mapping[str, tuple[str, ...]]] = {
     "the arguments and the batch checked": (
         "embgrad.engine.gradients:checked_options",
@@ -28,7 +28,7 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = {
     "what the result remembers": ("embgrad.engine.run:provenance",),
 }
 
-#: By framework all steps. Those of a context manager are its entry and its exit.
+#: All steps by framework. A context manager is timed at its entry and its exit.
 STEPS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "torch": {
         **COMMON,
@@ -72,7 +72,7 @@ STEPS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 
 
 class _Clock:
-    """Counts the time of the innermost step alone."""
+    """A clock that counts the time of the innermost step alone."""
 
     def __init__(self) -> None:
         self.spent: Counter[str] = Counter()
@@ -97,13 +97,11 @@ class _Clock:
 
 
 def shares(call: Callable[[], Any], by_hand: Callable[[], Any], framework: str) -> dict[str, float]:
-    """By step its share of a call's time: what the steps inside it take is theirs, and all of them make 1.
-
-    Of the calls the middle half by their times counts.
+    """Return each step's share of a call's time, in the middle half of the calls.
 
     Args:
         call: calls `embgrad.gradients`.
-        by_hand: what is called before each, so that each begins with what that has left in the processor's caches.
+        by_hand: runs before each call, so that all calls find the same state of the processor's caches.
         framework: the backend's name.
     """
     rounds: list[Counter[str]] = []
@@ -125,7 +123,7 @@ def shares(call: Callable[[], Any], by_hand: Callable[[], Any], framework: str) 
 
 @contextlib.contextmanager
 def _timed(place: str, step: str, clock: _Clock) -> Iterator[None]:
-    """Meanwhile the time of a function, or that of a context manager's two ends, is counted as the step's."""
+    """Count the time of a function, or of a context manager's entry and exit, for the step."""
     module, _, path = place.partition(":")
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
@@ -134,8 +132,8 @@ def _timed(place: str, step: str, clock: _Clock) -> Iterator[None]:
     @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
         with clock(step):
-            given = original(*args, **kwargs)
-        return _Timed(given, step, clock) if isinstance(given, contextlib.AbstractContextManager) else given
+            result = original(*args, **kwargs)
+        return _Timed(result, step, clock) if isinstance(result, contextlib.AbstractContextManager) else result
 
     setattr(owner, name, timed)
     try:
@@ -145,7 +143,7 @@ def _timed(place: str, step: str, clock: _Clock) -> Iterator[None]:
 
 
 class _Timed:
-    """A context manager whose ends are timed."""
+    """A context manager whose entry and exit are timed."""
 
     def __init__(self, inner: Any, step: str, clock: _Clock) -> None:
         self._inner, self._step, self._clock = inner, step, clock
@@ -154,6 +152,6 @@ class _Timed:
         with self._clock(self._step):
             return self._inner.__enter__()
 
-    def __exit__(self, *told: Any) -> Any:
+    def __exit__(self, *error: Any) -> Any:
         with self._clock(self._step):
-            return self._inner.__exit__(*told)
+            return self._inner.__exit__(*error)

@@ -1,4 +1,4 @@
-"""The page: what was found, as tables of ratios, with each limit beside its figure."""
+"""The page: the figures as tables of ratios, with each limit beside its figure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.benchmarks.ratios import (
 )
 
 Row = Mapping[str, Any]
-Found = Mapping[str, Sequence[Row]]
+Figures = Mapping[str, Sequence[Row]]
 
 OPENING: Final = """# Performance
 
@@ -102,48 +102,52 @@ torch.compile takes minutes for each, in code by hand as in ours.
 """
 
 
-def page(found: Found, *, quick: bool) -> str:
+def page(figures: Figures, *, quick: bool) -> str:
     size = LIMIT_SIZE if not quick else (4, 64)
-    found = {**found, "sizes": joined(found.get("sizes", ()))}
-    parts = [OPENING, "\n".join(_machines(found)) + "\n"]
+    figures = {**figures, "sizes": joined(figures.get("sizes", ()))}
+    parts = [OPENING, "\n".join(_machines(figures)) + "\n"]
     if quick:
         parts.append("**A quick run: small sizes and few rounds, to see that it runs. Its figures are no result.**\n")
     parts += [
-        _section("What is asked for", "", _limits(found, size)),
-        _section(f"At {_by(size)}", "", _modes(found, size)),
-        _section("From small to large", "`gradients` / by hand (/ forward).", _sizes(found)),
-        _section("The ways by hand", "Each / forward pass.", _ways(found, size)),
-        _section("One position", "", _positions(found)),
+        _section("What is asked for", "", _limits(figures, size)),
+        _section(f"At {_by(size)}", "", _modes(figures, size)),
+        _section("From small to large", "`gradients` / by hand (/ forward).", _sizes(figures)),
+        _section("The ways by hand", "Each / forward pass.", _ways(figures, size)),
+        _section("One position", "", _positions(figures)),
         _section(
             "Our own overhead",
             "1 × 8 tokens, 2 layers × 128: where overhead shows most. In turns with code by hand alone.",
-            _overhead(found),
+            _overhead(figures),
         ),
         _section(
             "Other tools' overhead",
             "On a like model with a classifier's head, PyTorch, milliseconds; in turns with `gradients` and code by hand.",
-            _overhead_of_rivals(found),
+            _overhead_of_rivals(figures),
         ),
         _section(
             "Where a small call's time goes",
             "The same call in percent of its time, in turns with code by hand: each step without those inside it.",
-            _shares(found),
+            _shares(figures),
         ),
-        _section("Growth", "2 layers × 128. Ratios to the first row of the mode, and to code by hand.", _growth(found)),
-        _section("Each example's own table", "Ratios to the first row.", _tables(found)),
-        _section("Long data", "`embgrad.stream`, a BERT of 2 layers × 384, sentences of 5 to 40 tokens.", _long(found)),
-        _section("Cold start", "", _cold(found)),
-        _section("Other tools", "The same question, asked in one process.", _rivals(found)),
-        _section("Not measured", "", _missing(found)),
+        _section(
+            "Growth", "2 layers × 128. Ratios to the first row of the mode, and to code by hand.", _growth(figures)
+        ),
+        _section("Each example's own table", "Ratios to the first row.", _tables(figures)),
+        _section(
+            "Long data", "`embgrad.stream`, a BERT of 2 layers × 384, sentences of 5 to 40 tokens.", _long(figures)
+        ),
+        _section("Cold start", "", _cold(figures)),
+        _section("Other tools", "The same question, asked in one process.", _rivals(figures)),
+        _section("Not measured", "", _missing(figures)),
         NOTES,
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _machines(found: Found) -> Iterator[str]:
-    """By framework on what it was measured last; where that is not one for all parts, on what which were."""
+def _machines(figures: Figures) -> Iterator[str]:
+    """Yield the machines by framework, with their parts where there are several."""
     parts: dict[str, dict[str, list[str]]] = {}
-    for row in found.get("machine", ()):
+    for row in figures.get("machine", ()):
         parts.setdefault(row["framework"], {}).setdefault(row["machine"], []).append(row["what"])
     for framework, machines in parts.items():
         for machine, measured in machines.items():
@@ -160,13 +164,13 @@ def _section(title: str, text: str, table: Iterable[Sequence[str]]) -> str:
     return f"## {title}\n\n{text}\n\n{body}\n" if text else f"## {title}\n\n{body}\n"
 
 
-def _limits(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
+def _limits(figures: Figures, size: tuple[int, int]) -> Iterator[Sequence[str]]:
     yield ("what", "limit", "measured", "by hand", "met")
-    for limit in limits(found, size):
+    for limit in limits(figures, size):
         yield (limit.what, limit.bound, limit.measured, limit.by_hand, limit.verdict)
 
 
-def _modes(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
+def _modes(figures: Figures, size: tuple[int, int]) -> Iterator[Sequence[str]]:
     yield (
         "mode",
         "forward, ms",
@@ -182,8 +186,8 @@ def _modes(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
         "kept for backward, MiB: ours",
         "by hand",
     )
-    peaks = {row["mode"]: row for row in found.get("peaks", ()) if size_of(row) == size}
-    for row in found.get("sizes", ()):
+    peaks = {row["mode"]: row for row in figures.get("peaks", ()) if size_of(row) == size}
+    for row in figures.get("sizes", ()):
         if size_of(row) == size:
             asked = "gradients" in row["times"]
             yield (
@@ -200,27 +204,27 @@ def _modes(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
 
 
 def _memory(row: Row) -> list[str]:
-    found = []
+    cells = []
     for kind, names in (("peaks", ("gradients", HAND, "backward")), ("saved", ("gradients", HAND))):
-        figures = row.get(kind) or {}
+        values = row.get(kind) or {}
         for name in names:
-            of_hand = [value for key, value in figures.items() if key.startswith(HAND) and KEEPING not in key]
-            value = (min(of_hand) if of_hand else None) if name == HAND else figures.get(name)
-            found.append("–" if value is None else f"{value:.0f}")
-    return found
+            of_hand = [value for key, value in values.items() if key.startswith(HAND) and KEEPING not in key]
+            value = (min(of_hand) if of_hand else None) if name == HAND else values.get(name)
+            cells.append("–" if value is None else f"{value:.0f}")
+    return cells
 
 
-def _sizes(found: Found) -> Iterator[Sequence[str]]:
-    rows = found.get("sizes", ())
+def _sizes(figures: Figures) -> Iterator[Sequence[str]]:
+    rows = figures.get("sizes", ())
     sizes = list(dict.fromkeys(sorted(size_of(row) for row in rows)))
     yield ("mode", *map(_by, sizes))
     for mode in dict.fromkeys(row["mode"] for row in rows):
-        own = {size_of(row): row for row in rows if row["mode"] == mode}
-        yield (mode, *(_both(own.get(size)) for size in sizes))
+        same = {size_of(row): row for row in rows if row["mode"] == mode}
+        yield (mode, *(_both(same.get(size)) for size in sizes))
 
 
 def _both(row: Row | None) -> str:
-    """Ours over code by hand, and over the forward pass."""
+    """Return the ratios of `gradients` to code by hand and to the forward pass."""
     if row is None or "gradients" not in row["times"]:
         return "–"
     return f"{_two(over_hand(row))} ({_two(over(row, 'forward'))})"
@@ -230,9 +234,9 @@ def _two(ratio: float) -> str:
     return f"{ratio:.2f}"
 
 
-def _ways(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
+def _ways(figures: Figures, size: tuple[int, int]) -> Iterator[Sequence[str]]:
     yield ("mode", "way", "/ forward")
-    for row in found.get("sizes", ()):
+    for row in figures.get("sizes", ()):
         if size_of(row) == size:
             best = fastest(row)
             for name in by_hand(row):
@@ -240,16 +244,16 @@ def _ways(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
                 yield (row["mode"], f"**{way}**" if name == best else way, _two(over(row, "forward", what=name)))
 
 
-def _positions(found: Found) -> Iterator[Sequence[str]]:
+def _positions(figures: Figures) -> Iterator[Sequence[str]]:
     yield ("mode", "what is read", "size", "/ by hand", "/ forward")
     for section, what in (("position", "one position of the last layer"), ("language", "a logit at the last position")):
-        for row in found.get(section, ()):
+        for row in figures.get(section, ()):
             both = (over_hand(row), over(row, "forward")) if "gradients" in row["times"] else ()
             yield (_mode(row), what, _by(size_of(row)), *(map(_two, both) if both else "––"))
 
 
-def _overhead(found: Found) -> Iterator[Sequence[str]]:
-    rows = found.get("overhead", ())
+def _overhead(figures: Figures) -> Iterator[Sequence[str]]:
+    rows = figures.get("overhead", ())
     compiled = any(UNCOMPILED in row["times"] for row in rows)
     yield (
         "mode",
@@ -271,26 +275,26 @@ def _over(seconds: float | None, less: float | None) -> str:
     return "–" if seconds is None or less is None else f"{(seconds - less) * 1e3:+.2f}"
 
 
-def _overhead_of_rivals(found: Found) -> Iterator[Sequence[str]]:
+def _overhead_of_rivals(figures: Figures) -> Iterator[Sequence[str]]:
     yield ("tool", "call", "how", "by hand, ms", "theirs over by hand, ms", "ours over by hand, ms")
-    for row in found.get("rivals_small", ()):
+    for row in figures.get("rivals_small", ()):
         name = f"{row['tool']} {row['version']}"
         if "failed" in row:
             yield (name, row["call"], row["note"], f"could not be run: {row['failed']}", "–", "–")
             continue
-        own = row["times"]
-        over = [_over(own[one], own["by hand"]) for one in ("theirs", "ours")]
-        yield (name, row["call"], row["note"], milliseconds(own["by hand"]), *over)
+        least = row["times"]
+        over = [_over(least[whose], least["by hand"]) for whose in ("theirs", "ours")]
+        yield (name, row["call"], row["note"], milliseconds(least["by hand"]), *over)
 
 
-def _shares(found: Found) -> Iterator[Sequence[str]]:
+def _shares(figures: Figures) -> Iterator[Sequence[str]]:
     yield ("mode", "step", "%")
-    for row in found.get("shares", ()):
+    for row in figures.get("shares", ()):
         for step, share in row["shares"].items():
             yield (_mode(row), step, f"{100 * share:.1f}")
 
 
-def _growth(found: Found) -> Iterator[Sequence[str]]:
+def _growth(figures: Figures) -> Iterator[Sequence[str]]:
     yield (
         "mode",
         "vocabulary",
@@ -301,13 +305,13 @@ def _growth(found: Found) -> Iterator[Sequence[str]]:
         "peak, MiB",
         "full backward's",
     )
-    peaks = {(row["mode"], row["vocab"]): row["peaks"] for row in found.get("vocabulary_peaks", ())}
+    peaks = {(row["mode"], row["vocab"]): row["peaks"] for row in figures.get("vocabulary_peaks", ())}
     for section in ("vocabulary", "growth"):
-        rows = found.get(section, ())
+        rows = figures.get(section, ())
         for mode in dict.fromkeys(row["mode"] for row in rows):
-            own = [row for row in rows if row["mode"] == mode]
-            first = times(own[0])
-            for row in own:
+            same = [row for row in rows if row["mode"] == mode]
+            first = times(same[0])
+            for row in same:
                 ours, hand, _, backward = times(row)
                 memory = peaks.get((mode, row["vocab"]), {}) if section == "vocabulary" else {}
                 yield (
@@ -321,9 +325,9 @@ def _growth(found: Found) -> Iterator[Sequence[str]]:
                 )
 
 
-def _tables(found: Found) -> Iterator[Sequence[str]]:
+def _tables(figures: Figures) -> Iterator[Sequence[str]]:
     yield ("way", "size", "time", "MiB")
-    for row in found.get("tables", ()):
+    for row in figures.get("tables", ()):
         first = row["times"][ONCE]
         size = f"{_by(size_of(row))}, table {row['vocab']:,} × {row['dim']}"
         for way, seconds in row["times"].items():
@@ -331,9 +335,9 @@ def _tables(found: Found) -> Iterator[Sequence[str]]:
         yield ("dense, (example, vocab, dim)", size, "–", f"{row['dense']:.0f}")
 
 
-def _long(found: Found) -> Iterator[Sequence[str]]:
+def _long(figures: Figures) -> Iterator[Sequence[str]]:
     yield ("framework", "sentences", "MiB after 500", "MiB in the end", "ratio")
-    for row in found.get("long", ()):
+    for row in figures.get("long", ()):
         yield (
             row["framework"],
             f"{row['sentences']:,}",
@@ -343,20 +347,20 @@ def _long(found: Found) -> Iterator[Sequence[str]]:
         )
 
 
-def _cold(found: Found) -> Iterator[Sequence[str]]:
+def _cold(figures: Figures) -> Iterator[Sequence[str]]:
     yield ("what", "ms")
-    for row in found.get("imports", ()):
+    for row in figures.get("imports", ()):
         name = (
             "`import embgrad`, beyond NumPy" if row["what"] == "embgrad" else f"the import of {row['what']}, beside it"
         )
         yield (name, milliseconds(row["seconds"]))
-    for row in found.get("cold", ()):
+    for row in figures.get("cold", ()):
         if "first" in row:
             yield (f"first call, {row['mode']} ({_by(size_of(row))})", milliseconds(row["first"]))
             yield (f"a later call, {row['mode']}", milliseconds(row["later"]))
 
 
-def _rivals(found: Found) -> Iterator[Sequence[str]]:
+def _rivals(figures: Figures) -> Iterator[Sequence[str]]:
     yield (
         "tool",
         "call",
@@ -368,8 +372,8 @@ def _rivals(found: Found) -> Iterator[Sequence[str]]:
         "theirs",
         "distance",
     )
-    peaks = {(row["tool"], row["call"], row["note"]): row.get("peaks", {}) for row in found.get("rivals_peaks", ())}
-    for row in found.get("rivals", ()):
+    peaks = {(row["tool"], row["call"], row["note"]): row.get("peaks", {}) for row in figures.get("rivals_peaks", ())}
+    for row in figures.get("rivals", ()):
         name = f"{row['tool']} {row['version']}"
         if "failed" in row:
             yield (name, row["call"], row["note"], f"could not be run: {row['failed']}", *["–"] * 5)
@@ -387,11 +391,11 @@ def _rivals(found: Found) -> Iterator[Sequence[str]]:
         )
 
 
-def _missing(found: Found) -> Iterator[Sequence[str]]:
+def _missing(figures: Figures) -> Iterator[Sequence[str]]:
     yield ("what", "why")
-    for row in found.get("missing", ()):
+    for row in figures.get("missing", ()):
         yield (row["what"], _cell(row["why"]))
-    for rows in found.values():
+    for rows in figures.values():
         for row in rows:
             if row.get("refused"):
                 yield (f"`gradients`, {row['mode']}, {_by(size_of(row))}", _cell(row["refused"]))
@@ -411,5 +415,5 @@ def _by(size: tuple[int, int]) -> str:
     return f"{size[0]} × {size[1]}"
 
 
-def _ratio(one: float | None, other: float | None) -> str:
-    return "–" if one is None or other is None else _two(one / other)
+def _ratio(seconds: float | None, base: float | None) -> str:
+    return "–" if seconds is None or base is None else _two(seconds / base)

@@ -1,55 +1,54 @@
-"""What runs in a process of its own: one mode on its cases, with its times or its peaks, as JSON."""
+"""A process of the benchmarks: one mode on its cases, with its times or its peaks, as JSON."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from embgrad.errors import EmbgradError
 from tests.benchmarks.cases import MODES, Case
 from tests.benchmarks.measuring import Mode, checked, in_turns, measured_peaks
+from tests.benchmarks.memory import long_stream
 from tests.benchmarks.shares import shares
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Do the job and write what it found."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.worker", description=__doc__)
-    parser.add_argument("job", help="what to do, as JSON")
-    parser.add_argument("found", type=Path, help="where to write what was found")
-    options = parser.parse_args(arguments)
-    job = json.loads(options.job)
+def main() -> None:
+    """Run the job, which is JSON, and write its rows to the file."""
+    described, output = sys.argv[1:]
+    job = json.loads(described)
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore")
-    options.found.write_text(json.dumps(JOBS[job.pop("job")](**job)), encoding="utf-8")
+    Path(output).write_text(json.dumps(JOBS[job.pop("job")](**job)), encoding="utf-8")
 
 
 def times(mode: str, cases: list[dict[str, Any]], seconds: float, *, alone: bool = False) -> list[dict[str, Any]]:
-    """The times of a mode on each case; `alone` those of `gradients` and code by hand, with nothing else in between."""
-    make, found = _maker(mode), []
+    """Return the times of a mode on each case; with `alone` those of `gradients` and code by hand alone."""
+    make, rows = _maker(mode), []
     for case in cases:
         about, built = _built(make, mode, case)
         figures, functions = checked(built)
         if alone:
-            functions = {name: one for name, one in functions.items() if name not in ("forward", "backward")}
+            functions = {name: function for name, function in functions.items() if name not in ("forward", "backward")}
             functions |= built.beside
-        found.append({**about, **figures, **in_turns(functions, seconds)})
-    return found
+        rows.append({**about, **figures, **in_turns(functions, seconds)})
+    return rows
 
 
 def together(mode: str, cases: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
-    """The times of a mode on several cases, all of which take turns, so that they can be compared with each other."""
+    """Return the comparable times of a mode on several cases, which take turns."""
     make = _maker(mode)
     built = [_built(make, mode, case) for case in cases]
-    looked = [checked(one) for _, one in built]
-    functions = {(n, name): one for n, (_, named) in enumerate(looked) for name, one in named.items()}
+    looked = [checked(functions) for _, functions in built]
+    functions = {(n, name): function for n, (_, named) in enumerate(looked) for name, function in named.items()}
     measured = in_turns(functions, seconds)
     rounds, least = measured["rounds"], measured["times"]
     return [
@@ -59,17 +58,17 @@ def together(mode: str, cases: list[dict[str, Any]], seconds: float) -> list[dic
 
 
 def peaks(mode: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The peaks of a mode on each case."""
-    make, found = _maker(mode), []
+    """Return the peak memory of a mode on each case."""
+    make, rows = _maker(mode), []
     for case in cases:
         about, built = _built(make, mode, case)
         figures, functions = checked(built)
-        found.append({**about, **figures, **measured_peaks(built, functions)})
-    return found
+        rows.append({**about, **figures, **measured_peaks(built, functions)})
+    return rows
 
 
 def first_call(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """The first calls in a new process: what the framework takes to come up, and embgrad after it."""
+    """Return the times of the import, of loading a model, and of the first calls in a new process."""
     start = time.perf_counter()
     make = _maker(mode)
     imported = time.perf_counter()
@@ -89,7 +88,7 @@ def first_call(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def own_share(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Which steps a small call's time goes to."""
+    """Return the share of each step in the time of a small call."""
     about, built = _built(_maker(mode), mode, case)
     figures, functions = checked(built)
     by_hand = next(iter(built.by_hand.values()))
@@ -97,11 +96,11 @@ def own_share(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _built(make: Callable[[Case], Mode], mode: str, case: dict[str, Any]) -> tuple[dict[str, Any], Mode]:
-    """What a row says of its case, and the mode's functions."""
+    """Return the row's description of its case, and the mode's functions."""
     section = {name: value for name, value in case.items() if name == "section"}
     built = Case(**{name: value for name, value in case.items() if name != "section"})
-    told = {name: value for name, value in built.describe().items() if name != "checkpoint"}  # a path of this machine's
-    return {"mode": mode, "vocab": built.config()["vocab_size"], **section, **told}, make(built)
+    described = {name: value for name, value in asdict(built).items() if name != "checkpoint"}  # a path of this machine
+    return {"mode": mode, "vocab": built.config()["vocab_size"], **section, **described}, make(built)
 
 
 def _maker(mode: str) -> Callable[[Case], Mode]:
@@ -110,7 +109,15 @@ def _maker(mode: str) -> Callable[[Case], Mode]:
     return made
 
 
+def tables(examples: int, positions: int) -> list[dict[str, Any]]:
+    from tests.benchmarks.tables import tables_of_examples
+
+    return tables_of_examples(examples, positions)
+
+
 JOBS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    "long": long_stream,
+    "tables": tables,
     "times": times,
     "together": together,
     "peaks": peaks,

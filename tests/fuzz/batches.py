@@ -1,4 +1,4 @@
-"""Batches of a call: right ones in every form in which they may be given, and broken ones."""
+"""Batches for calls: valid ones in every accepted form, and broken ones."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from tests.fuzz.nonsense import disguised, nonsense
 
 
 @dataclass(frozen=True)
-class Given:
-    """A batch as it is given, and as it is meant.
+class DrawnBatch:
+    """A batch in one of the accepted forms.
 
     Attributes:
-        text: what it is.
-        given: what embgrad is given.
-        meant: what it is.
-        extra: whether it holds an input that no model of the suite takes.
+        argument: the batch as it is passed to embgrad.
+        token_batch: the equivalent TokenBatch.
+        extra: True if it holds an input that no model of the suite takes.
     """
 
     text: str
-    given: Any
-    meant: embgrad.TokenBatch
+    argument: Any
+    token_batch: embgrad.TokenBatch
     extra: bool = False
 
 
 def drawn_mask(draw: Draw, shape: tuple[int, int], kinds: tuple[str, ...] = ("right", "left", "holes")) -> np.ndarray:
-    """A mask with one real position an example at least."""
+    """Return a mask with at least one real position per example."""
     examples, positions = shape
-    lengths = draw.wholes(1, positions, examples)
-    kind = draw.one(kinds)
+    lengths = draw.integers(1, positions, examples)
+    kind = draw.choice(kinds)
     if kind == "holes":
-        mask = draw.wholes(0, 1, shape)
-        mask[np.arange(examples), draw.wholes(0, positions - 1, examples)] = 1
+        mask = draw.integers(0, 1, shape)
+        mask[np.arange(examples), draw.integers(0, positions - 1, examples)] = 1
         return mask
     mask = (np.arange(positions) < lengths[:, None]).astype(int)
     return mask[:, ::-1] if kind == "left" else mask
@@ -52,22 +51,22 @@ def drawn_batch(
     pad: bool = False,
     positions: int = 6,
     examples: int = 4,
-) -> Given:
-    """A batch.
+) -> DrawnBatch:
+    """Return a valid batch.
 
     Args:
-        vocab: how many rows the table has.
-        mask: True for one that pads, False for none; None for either.
-        pad: one id stands at all padding, nearly always.
-        positions: how many at most.
-        examples: likewise.
+        vocab: the number of rows of the table.
+        mask: True for a mask with padding, False for no mask, None for either.
+        pad: in most cases all padding has the same id.
+        positions: the largest number of positions.
+        examples: the largest number of examples.
     """
-    shape = (draw.whole(1, examples), draw.whole(2 if mask else 1, positions))
-    ids = draw.wholes(0, vocab - 1, shape)
+    shape = (draw.integer(1, examples), draw.integer(2 if mask else 1, positions))
+    ids = draw.integers(0, vocab - 1, shape)
     masked = draw.chance(0.5) if mask is None else mask
     kinds = {"batch": 2.0, "huggingface": 2.0, "tfhub": 1.0, "keras_hub": 1.0, "gluonnlp": 1.0}
     kind = draw.weighted(kinds if masked else {**kinds, "ids": 3.0})
-    types = draw.wholes(0, 1, shape) if draw.chance(0.25) and kind != "ids" else None
+    types = draw.integers(0, 1, shape) if draw.chance(0.25) and kind != "ids" else None
     real = None
     if masked:
         real = drawn_mask(draw, shape, ("right",) if kind == "gluonnlp" else ("right", "left", "holes"))
@@ -75,37 +74,35 @@ def drawn_batch(
             real[:, -1] = 0
             real[:, 0] = 1
     if pad and real is not None and draw.chance(0.9):
-        ids[real == 0] = draw.whole(0, vocab - 1)
+        ids[real == 0] = draw.integer(0, vocab - 1)
     convention = "huggingface" if kind == "batch" else kind
     if kind == "gluonnlp" and real is None:
         real = np.ones(shape, int)
-    meant = embgrad.TokenBatch(ids, real, types, convention=convention)
-    given = _form(draw, framework, kind, ids, real, types)
+    token_batch = embgrad.TokenBatch(ids, real, types, convention=convention)
+    argument = _form(draw, framework, kind, ids, real, types)
     said = [f"ids={ids.tolist()}"]
-    said += [f"{name}={one.tolist()}" for name, one in {"mask": real, "types": types}.items() if one is not None]
-    extra = isinstance(given, dict) and draw.chance(0.06)
+    said += [f"{name}={value.tolist()}" for name, value in {"mask": real, "types": types}.items() if value is not None]
+    extra = isinstance(argument, dict) and draw.chance(0.06)
     if extra:
-        given["further"] = draw.one([np.arange(len(ids)), "text", None, [1, 2, 3]])
-        said.append(f"further={given['further']!r}")
-    return Given(f"{kind} ({_shown(given)}): {', '.join(said)}", given, meant, extra)
+        argument["further"] = draw.choice([np.arange(len(ids)), "text", None, [1, 2, 3]])
+        said.append(f"further={argument['further']!r}")
+    return DrawnBatch(f"{kind} ({_shown(argument)}): {', '.join(said)}", argument, token_batch, extra)
 
 
-def _shown(given: Any) -> str:
-    if isinstance(given, Mapping):
-        return "dict of " + ", ".join(_shown(one) for one in given.values())
-    if isinstance(given, tuple):
-        return "tuple of " + ", ".join(_shown(one) for one in given)
-    flags = getattr(given, "flags", None)
-    more = "" if not isinstance(flags, np.core.multiarray.flagsobj) else _flags(given)
-    return f"{type(given).__name__}{' ' + str(given.dtype) if hasattr(given, 'dtype') else ''}{more}"
-
-
-def _flags(array: np.ndarray) -> str:
-    return ("" if array.flags.writeable else " read-only") + ("" if array.flags.c_contiguous else " not contiguous")
+def _shown(argument: Any) -> str:
+    if isinstance(argument, Mapping):
+        return "dict of " + ", ".join(_shown(value) for value in argument.values())
+    if isinstance(argument, tuple):
+        return "tuple of " + ", ".join(_shown(value) for value in argument)
+    text = type(argument).__name__ + (f" {argument.dtype}" if hasattr(argument, "dtype") else "")
+    if isinstance(argument, (np.ndarray, np.generic)):
+        text += "" if argument.flags.writeable else " read-only"
+        text += "" if argument.flags.c_contiguous else " not contiguous"
+    return text
 
 
 def native(draw: Draw, framework: str, array: np.ndarray) -> Any:
-    """The array as a tensor of the framework, or in an odd form of NumPy's."""
+    """Return the array as a tensor of the framework, or in an unusual NumPy form."""
     if framework == "reference" or draw.chance(0.6):
         return disguised(draw, array)
     whole = array.dtype.kind in "iu"
@@ -123,8 +120,8 @@ def native(draw: Draw, framework: str, array: np.ndarray) -> Any:
 
 
 def _form(draw: Draw, framework: str, kind: str, ids: Any, mask: Any, types: Any) -> Any:
-    def made(one: np.ndarray) -> Any:
-        return native(draw, framework, one)
+    def made(array: np.ndarray) -> Any:
+        return native(draw, framework, array)
 
     if kind == "ids":
         return made(ids)
@@ -133,30 +130,30 @@ def _form(draw: Draw, framework: str, kind: str, ids: Any, mask: Any, types: Any
         return made(ids), made(segments), made(mask.sum(1))
     real = None if mask is None else mask.astype(bool) if kind != "gluonnlp" and draw.chance(0.2) else mask
     if kind == "batch":
-        options = {name: made(one) for name, one in {"mask": real, "types": types}.items() if one is not None}
+        options = {name: made(value) for name, value in {"mask": real, "types": types}.items() if value is not None}
         return embgrad.TokenBatch(made(ids), **options)
     keys = {
         "huggingface": ("input_ids", "attention_mask", "token_type_ids"),
         "tfhub": ("input_word_ids", "input_mask", "input_type_ids"),
         "keras_hub": ("token_ids", "padding_mask", "segment_ids"),
     }[kind]
-    found = {key: made(one) for key, one in zip(keys, (ids, real, types), strict=True) if one is not None}
-    return dict(reversed(found.items())) if draw.chance(0.2) else found
+    inputs = {key: made(value) for key, value in zip(keys, (ids, real, types), strict=True) if value is not None}
+    return dict(reversed(inputs.items())) if draw.chance(0.2) else inputs
 
 
 def broken_batch(draw: Draw, framework: str, vocab: int, at: str = "gradients") -> tuple[str, Callable[[], Any]]:
-    """What it is, and how it is made, as any of the forms."""
-    examples, positions = draw.whole(1, 3), draw.whole(1, 4)
-    ids = draw.wholes(0, vocab - 1, (examples, positions))
-    place = draw.whole(0, examples - 1), draw.whole(0, positions - 1)
+    """Return the name of a kind of broken batch, and the function that makes it."""
+    examples, positions = draw.integer(1, 3), draw.integer(1, 4)
+    ids = draw.integers(0, vocab - 1, (examples, positions))
+    index = draw.integer(0, examples - 1), draw.integer(0, positions - 1)
 
     def with_id(value: Any, dtype: Any = None) -> np.ndarray:
         changed = ids.astype(dtype) if dtype is not None else ids.copy()
-        changed[place] = value
+        changed[index] = value
         return changed
 
     def masked(mask: Any) -> Any:
-        form = draw.one(["batch", "dict", "tfhub"])
+        form = draw.choice(["batch", "dict", "tfhub"])
         if form == "batch":
             return embgrad.TokenBatch(ids, mask)
         keys = ("input_ids", "attention_mask") if form == "dict" else ("input_word_ids", "input_mask")
@@ -164,11 +161,11 @@ def broken_batch(draw: Draw, framework: str, vocab: int, at: str = "gradients") 
 
     def mask_with(value: Any, dtype: Any = int) -> np.ndarray:
         mask = np.ones(ids.shape, dtype)
-        mask[place] = value
+        mask[index] = value
         return mask
 
     kinds: dict[str, Callable[[], Any]] = {
-        "a negative id": lambda: with_id(-1 - draw.whole(0, 3)),
+        "a negative id": lambda: with_id(-1 - draw.integer(0, 3)),
         "an id that is not whole": lambda: with_id(0.5, float),
         "an id that is not a number": lambda: with_id(np.nan, float),
         "an infinite id": lambda: with_id(np.inf, float),
@@ -184,7 +181,7 @@ def broken_batch(draw: Draw, framework: str, vocab: int, at: str = "gradients") 
         "no position": lambda: np.zeros((examples, 0), int),
         "ragged lists": lambda: [[1, 2, 3], [4, 5], *ids.tolist()],
         "numbers as text": lambda: ids.astype(str),
-        "text without a tokenizer": lambda: draw.one(["a text", ["a", "b"], [("a", "b")], b"bytes"]),
+        "text without a tokenizer": lambda: draw.choice(["a text", ["a", "b"], [("a", "b")], b"bytes"]),
         "nonsense": lambda: nonsense(draw),
         "None": lambda: None,
         "an empty dict": lambda: {},
@@ -212,15 +209,15 @@ def broken_batch(draw: Draw, framework: str, vocab: int, at: str = "gradients") 
         "tokens that are a number": lambda: embgrad.TokenBatch(ids, tokens=3),
         "a mask of dtype complex": lambda: masked(np.ones(ids.shape, complex)),
         "a mask of records": lambda: masked(np.ones(ids.shape, [("a", int)])),
-        "extras that are no dict": lambda: embgrad.TokenBatch(ids, extras=draw.one([3, "ab", [1, 2], {3: 4}])),
+        "extras that are no dict": lambda: embgrad.TokenBatch(ids, extras=draw.choice([3, "ab", [1, 2], {3: 4}])),
         "a flag that is none": lambda: embgrad.TokenBatch(
-            ids, np.ones_like(ids), mask_is_bool=draw.one(["no", 0.5, [1]])
+            ids, np.ones_like(ids), mask_is_bool=draw.choice(["no", 0.5, [1]])
         ),
         "conventions": lambda: embgrad.TokenBatch(ids, convention=np.array(["ids", "tfhub"])),
-        "an unknown convention": lambda: embgrad.TokenBatch(ids, convention=draw.one(["hugingface", None, 3, []])),
+        "an unknown convention": lambda: embgrad.TokenBatch(ids, convention=draw.choice(["hugingface", None, 3, []])),
     }
     if at == "gradients":
-        kinds["an id outside the table"] = lambda: native(draw, framework, with_id(vocab + draw.whole(0, 3)))
+        kinds["an id outside the table"] = lambda: native(draw, framework, with_id(vocab + draw.integer(0, 3)))
         kinds["a huge id"] = lambda: with_id(2**40)
-    kind = draw.one(list(kinds))
+    kind = draw.choice(list(kinds))
     return kind, kinds[kind]

@@ -1,4 +1,4 @@
-"""Calls of `gradients`, and of what is called like it, of which one argument is broken."""
+"""Calls of `gradients`, and of functions with the same signature, with one broken argument."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ import numpy as np
 
 import embgrad
 from tests.fuzz.batches import broken_batch
-from tests.fuzz.calls_gradients import Asked, asked
+from tests.fuzz.calls_gradients import Problem, drawn_problem
 from tests.fuzz.cases import REFUSAL, Case
 from tests.fuzz.drawing import Draw
 from tests.fuzz.nonsense import nonsense
 from tests.fuzz.objectives import broken_objective
-from tests.fuzz.owners import raising
+from tests.fuzz.owners import drawn_error
 from tests.fuzz.worlds import drawn_world
 
 
 def broken_gradients(
     draw: Draw, framework: str, call: Callable[..., Any] = embgrad.gradients, name: str = "gradients"
 ) -> Case:
-    """A call of which one argument is broken."""
     plain = ("mean", "hidden", "masked", "scaled", "flat", "time_major", "layers")
-    one = asked(draw, framework, plain, native=False)
-    arguments: dict[str, Any] = {"model": one.world.model, "batch": one.batch.given, "objective": one.aim.given}
+    problem = drawn_problem(draw, framework, plain, native=False)
+    arguments: dict[str, Any] = {
+        "model": problem.world.model,
+        "batch": problem.batch.argument,
+        "objective": problem.objective.argument,
+    }
     options: dict[str, Any] = {}
     part = draw.weighted({"batch": 4.0, "objective": 4.0, "model": 1.0, "options": 4.0 if name == "gradients" else 1.0})
     refused: tuple[type, ...] = REFUSAL
     made: Callable[[], Any]
     if part == "batch":
-        kind, made = broken_batch(draw, framework, one.world.vocab)
+        kind, made = broken_batch(draw, framework, problem.world.vocab)
     elif part == "objective":
-        kind, made, own = broken_objective(draw, one.world.classes, len(one.batch.meant))
-        refused += own
+        kind, made, user_errors = broken_objective(draw, problem.world.classes, len(problem.batch.token_batch))
+        refused += user_errors
     elif part == "model":
-        kind, made, own = _broken_model(draw, one)
-        refused += own
+        kind, made, user_errors = _broken_model(draw, problem)
+        refused += user_errors
     else:
-        kind, options, own = _broken_options(draw, one, name)
-        refused += own
+        kind, options, user_errors = _broken_options(draw, problem, name)
+        refused += user_errors
     if part == "model":
         arguments[part] = made()
 
@@ -48,8 +51,8 @@ def broken_gradients(
             arguments[part] = made()
         return call(arguments["model"], arguments["batch"], arguments["objective"], **options)
 
-    text = f"{one.text}\nbroken {part}: {kind}\noptions: { {key: _said(value) for key, value in options.items()} }"
-    return Case(name, text, run, None, refused, [one.world], one.arguments, warns=True, framework=framework)
+    text = f"{problem.text}\nbroken {part}: {kind}\noptions: { {key: _said(value) for key, value in options.items()} }"
+    return Case(name, text, run, None, refused, [problem.world], problem.arguments, warns=True, framework=framework)
 
 
 def _said(value: Any) -> str:
@@ -59,32 +62,32 @@ def _said(value: Any) -> str:
         return f"a {type(value).__name__} without a repr ({error})"
 
 
-def _broken_model(draw: Draw, one: Asked) -> tuple[str, Callable[[], Any], tuple[type, ...]]:
-    harness, weights = one.world.harness, one.world.weights
+def _broken_model(draw: Draw, problem: Problem) -> tuple[str, Callable[[], Any], tuple[type, ...]]:
+    harness, weights = problem.world.harness, problem.world.weights
     kinds: dict[str, Callable[[], Any]] = {
         "nonsense": lambda: nonsense(draw),
         "None": lambda: None,
-        "its class": lambda: type(one.world.model),
-        "a sequence without call": lambda: [one.world.model, one.world.model],
+        "its class": lambda: type(problem.world.model),
+        "a sequence without call": lambda: [problem.world.model, problem.world.model],
         "an empty sequence": lambda: [],
-        "a sequence with nonsense": lambda: [one.world.model, nonsense(draw)],
+        "a sequence with nonsense": lambda: [problem.world.model, nonsense(draw)],
         "a function": lambda: lambda ids: ids,
         "one without a lookup": lambda: harness.build("no_lookup", weights),
         "one that is detached": lambda: harness.build("detached", weights),
         "one that raises": lambda: harness.build("raises", weights),
         "one with NaN in its head": lambda: harness.build("mean", {**weights, "W": np.full_like(weights["W"], np.nan)}),
     }
-    kind = draw.one(list(kinds))
+    kind = draw.choice(list(kinds))
     return kind, kinds[kind], (RuntimeError,) if kind == "one that raises" else ()
 
 
 def certificates(draw: Draw, framework: str) -> Case:
-    """A model whose own gradient is twice the right one gets no certificate."""
+    """Draw a model whose gradient is twice the right one, which must get no certificate."""
     world = drawn_world(draw, framework, ("broken",), exact=True)
-    world.weights |= {name: np.where(one < 0, one - 0.1, one + 0.1) for name, one in world.weights.items()}
+    world.weights |= {name: np.where(value < 0, value - 0.1, value + 0.1) for name, value in world.weights.items()}
     world.model = world.built()
-    ids = draw.wholes(0, world.vocab - 1, (draw.whole(1, 3), draw.whole(1, 4)))
-    objective = embgrad.Logit(draw.whole(0, world.classes - 1))
+    ids = draw.integers(0, world.vocab - 1, (draw.integer(1, 3), draw.integer(1, 4)))
+    objective = embgrad.Logit(draw.integer(0, world.classes - 1))
 
     def run() -> Any:
         return embgrad.gradients(world.model, ids, objective, check=True)
@@ -93,24 +96,26 @@ def certificates(draw: Draw, framework: str) -> Case:
     return Case("gradients", text, run, None, (embgrad.CertificationError,), [world], [ids], framework=framework)
 
 
-def _broken_options(draw: Draw, one: Asked, function: str) -> tuple[str, dict[str, Any], tuple[type, ...]]:
-    shape = (*one.batch.meant.shape, one.world.dim)
-    own, raises = raising(draw)
+def _broken_options(draw: Draw, problem: Problem, function: str) -> tuple[str, dict[str, Any], tuple[type, ...]]:
+    shape = (*problem.batch.token_batch.shape, problem.world.dim)
+    user_errors, raises = drawn_error(draw)
     wide = np.zeros((*shape[:-1], shape[-1] + 1))
     kinds: dict[str, Callable[[], Any]] = {
-        "at": lambda: draw.one(
+        "at": lambda: draw.choice(
             ["wrod", "words", "", "word#9", "layer.99", "layer.-99", "layer.x", "#", ":input", "type"]
         ),
-        "call": lambda: draw.one([3, "model", {}, [], raises, lambda model, inputs: nonsense(draw), lambda *_: None]),
-        "tokenizer": lambda: draw.one([lambda text: [1, 2], "bert", 3]),
+        "call": lambda: draw.choice(
+            [3, "model", {}, [], raises, lambda model, inputs: nonsense(draw), lambda *_: None]
+        ),
+        "tokenizer": lambda: draw.choice([lambda text: [1, 2], "bert", 3]),
     }
     if function == "gradients":
         kinds |= {
-            "at ": lambda: draw.one([[], ["word", "word"], 3, ["word", 3], [""], b"word", ["word", "wrod"]]),
-            "pads": lambda: draw.one(["zeros", "Keep", "", 3, None, [], np.array(["keep"])]),
-            "batch_size": lambda: draw.one([0, -1, 1.5, 2.0, "2", True, float("nan"), [1], np.float64(2)]),
-            "progress": lambda: draw.one([3, "yes", [], raises]),
-            "override": lambda: draw.one(
+            "at ": lambda: draw.choice([[], ["word", "word"], 3, ["word", 3], [""], b"word", ["word", "wrod"]]),
+            "pads": lambda: draw.choice(["zeros", "Keep", "", 3, None, [], np.array(["keep"])]),
+            "batch_size": lambda: draw.choice([0, -1, 1.5, 2.0, "2", True, float("nan"), [1], np.float64(2)]),
+            "progress": lambda: draw.choice([3, "yes", [], raises]),
+            "override": lambda: draw.choice(
                 [
                     3,
                     ["word"],
@@ -125,7 +130,7 @@ def _broken_options(draw: Draw, one: Asked, function: str) -> tuple[str, dict[st
                     {"word": lambda value: nonsense(draw, numbers=False)},
                 ]
             ),
-            "add": lambda: draw.one(
+            "add": lambda: draw.choice(
                 [
                     3,
                     "word",
@@ -138,7 +143,7 @@ def _broken_options(draw: Draw, one: Asked, function: str) -> tuple[str, dict[st
                     {"word": nonsense(draw, numbers=False)},
                 ]
             ),
-            "edit": lambda: draw.one(
+            "edit": lambda: draw.choice(
                 [
                     3,
                     {"word": 0.0},
@@ -151,6 +156,6 @@ def _broken_options(draw: Draw, one: Asked, function: str) -> tuple[str, dict[st
                 ]
             ),
         }
-    kind = draw.one(list(kinds))
+    kind = draw.choice(list(kinds))
     value = kinds[kind]()
-    return kind.strip(), {kind.strip(): value}, own
+    return kind.strip(), {kind.strip(): value}, user_errors

@@ -1,4 +1,4 @@
-"""Calls of `load_bert`: checkpoint folders that are right, with the gradient of what is loaded, and broken ones."""
+"""Calls of `load_bert` with valid checkpoint folders, whose gradients are compared, and with broken ones."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from tests.fuzz.worlds import abilities
 
 WORDS: Final = "embeddings.word_embeddings.weight"
 
-#: What a checkpoint may hold beside the encoder's weights.
+#: Weights that a checkpoint may hold beside the encoder's.
 HEADS: Final = ("cls.predictions.bias", "cls.seq_relationship.weight", "classifier.weight")
 
 
 def load_bert(draw: Draw, framework: str) -> Case:
-    """A folder, as Hugging Face writes it or not."""
-    _import(framework)
+    if framework == "gluon":  # the first import draws random numbers and sets environment variables
+        import_module("embgrad_gluon.importing").import_gluonnlp()
+    elif framework in ("torch", "tensorflow"):
+        getattr(import_module("transformers"), "BertModel" if framework == "torch" else "TFBertModel")
     if "load_bert" not in abilities(framework):
         run = lambda: embgrad.load_bert(Path("nowhere"), framework)  # noqa: E731
         return Case("load_bert", f"a backend that cannot: {framework}", run, None, REFUSAL, framework=framework)
@@ -38,67 +40,56 @@ def load_bert(draw: Draw, framework: str) -> Case:
     return _right(draw, framework, config, weights)
 
 
-def _import(framework: str) -> None:
-    """What a folder is loaded with: its first import draws random numbers, and leaves variables in the environment."""
-    if framework == "gluon":
-        import_module("embgrad_gluon.importing").import_gluonnlp()
-    elif framework in ("torch", "tensorflow"):
-        getattr(import_module("transformers"), "BertModel" if framework == "torch" else "TFBertModel")
-
-
 def _drawn(draw: Draw) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    heads, rate = draw.whole(1, 3), draw.one([0.0, 0.1])
+    heads, rate = draw.integer(1, 3), draw.choice([0.0, 0.1])
     config = {
         "model_type": "bert",
-        "architectures": draw.one([["BertModel"], ["BertForMaskedLM"], None]),
-        "vocab_size": draw.whole(5, 20),
-        "hidden_size": heads * draw.whole(2, 4),
-        "num_hidden_layers": draw.whole(1, 2),
+        "architectures": draw.choice([["BertModel"], ["BertForMaskedLM"], None]),
+        "vocab_size": draw.integer(5, 20),
+        "hidden_size": heads * draw.integer(2, 4),
+        "num_hidden_layers": draw.integer(1, 2),
         "num_attention_heads": heads,
-        "intermediate_size": draw.whole(3, 9),
-        "max_position_embeddings": draw.whole(6, 9),
+        "intermediate_size": draw.integer(3, 9),
+        "max_position_embeddings": draw.integer(6, 9),
         "type_vocab_size": 2,
-        "hidden_act": draw.one(list(ACTIVATIONS)),
-        "layer_norm_eps": draw.one([1e-12, 1e-5]),
+        "hidden_act": draw.choice(list(ACTIVATIONS)),
+        "layer_norm_eps": draw.choice([1e-12, 1e-5]),
         "hidden_dropout_prob": rate,
         "attention_probs_dropout_prob": rate,
     }
     return config, random_weights(config, draw.random)
 
 
-def _write(place: Path, config: Any, weights: dict[str, np.ndarray], shards: int = 1) -> None:
-    (place / "config.json").write_text(json.dumps(config))
+def _write(directory: Path, config: Any, weights: dict[str, np.ndarray], shards: int = 1) -> None:
+    (directory / "config.json").write_text(json.dumps(config))
     if shards == 1:
-        save_file(weights, place / "model.safetensors")
+        save_file(weights, directory / "model.safetensors")
         return
     names = sorted(weights)
     where = {name: f"model-{1 + number % shards:05}-of-{shards:05}.safetensors" for number, name in enumerate(names)}
     for file in set(where.values()):
-        save_file({name: weights[name] for name in names if where[name] == file}, place / file)
-    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-
-
-# Right ones
+        save_file({name: weights[name] for name in names if where[name] == file}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 
 def _right(draw: Draw, framework: str, config: dict[str, Any], weights: dict[str, np.ndarray]) -> Case:
     held, ignore = _spelled(draw, weights)
-    shards = draw.one([1, 1, 2, 3])
-    shape = draw.whole(1, 2), draw.whole(1, 5)
-    ids, types = draw.wholes(0, config["vocab_size"] - 1, shape), draw.wholes(0, 1, shape)
+    shards = draw.choice([1, 1, 2, 3])
+    shape = draw.integer(1, 2), draw.integer(1, 5)
+    ids, types = draw.integers(0, config["vocab_size"] - 1, shape), draw.integers(0, 1, shape)
     as_text = draw.chance(0.5)
-    mask = (np.arange(shape[1]) < draw.wholes(1, shape[1], shape[0])[:, None]).astype(int)
+    mask = (np.arange(shape[1]) < draw.integers(1, shape[1], shape[0])[:, None]).astype(int)
     batch = embgrad.TokenBatch(ids, mask, types)
 
     def run() -> Any:
-        with folder() as place:
-            _write(place, config, held, shards)
-            model = embgrad.load_bert(str(place) if as_text else place, framework, ignore=ignore)
+        with folder() as directory:
+            _write(directory, config, held, shards)
+            model = embgrad.load_bert(str(directory) if as_text else directory, framework, ignore=ignore)
         names = embgrad.parameter_gradients(model, batch, embgrad.Sum(output="pooled"), names="canonical")
         return names, embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
 
-    def judge(found: Any) -> None:
-        by_name, result = found
+    def judge(actual: Any) -> None:
+        by_name, result = actual
         expect_equal(sorted(by_name), sorted(weights), "the canonical names")
         rows = weights[WORDS][ids].astype(np.float64)
         expect_equal(result.activations, weights[WORDS][ids], "the rows that are looked up")
@@ -118,8 +109,8 @@ def _right(draw: Draw, framework: str, config: dict[str, Any], weights: dict[str
 
 
 def _spelled(draw: Draw, weights: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Any]:
-    """The weights by names as older and newer checkpoints have them, with what else they hold, and what to ignore of it."""
-    old, prefix = draw.chance(0.3), draw.one(["", "bert."])
+    """Return the weights under names of older or newer checkpoints, with further entries, and patterns that ignore these."""
+    old, prefix = draw.chance(0.3), draw.choice(["", "bert."])
     held = {}
     for name, value in weights.items():
         spelled = f"{prefix}{name}"
@@ -131,77 +122,74 @@ def _spelled(draw: Draw, weights: dict[str, np.ndarray]) -> tuple[dict[str, np.n
     ignore: Any = ()
     if draw.chance(0.4):
         held |= {name: draw.normal(2, 3).astype(np.float32) for name in HEADS}
-        ignore = draw.one([["cls.*", "classifier.*"], "c*", ("*classifier*", "cls*")])
+        ignore = draw.choice([["cls.*", "classifier.*"], "c*", ("*classifier*", "cls*")])
     return held, ignore
 
 
-# Broken ones
-
-
 def _broken(draw: Draw, framework: str, config: dict[str, Any], weights: dict[str, np.ndarray]) -> Case:
-    name = draw.one(sorted(weights))
-    size = draw.one(["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"])
-    share, bit = draw.random.random(), draw.whole(0, 7)
+    name = draw.choice(sorted(weights))
+    size = draw.choice(["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"])
+    share, bit = draw.random.random(), draw.integer(0, 7)
 
     def written(settings: Any = config, held: dict[str, np.ndarray] = weights, **options: Any) -> Callable[[Path], Any]:
-        def load(place: Path) -> Any:
-            _write(place, settings, held)
-            return embgrad.load_bert(place, options.pop("framework", framework), **options)
+        def load(directory: Path) -> Any:
+            _write(directory, settings, held)
+            return embgrad.load_bert(directory, options.pop("framework", framework), **options)
 
         return load
 
     def spoilt(file: str, kind: str) -> Callable[[Path], Any]:
-        def load(place: Path) -> Any:
-            _write(place, config, weights)
-            damage(place / file, kind, share, bit)
-            return embgrad.load_bert(place, framework)
+        def load(directory: Path) -> Any:
+            _write(directory, config, weights)
+            damage(directory / file, kind, share, bit)
+            return embgrad.load_bert(directory, framework)
 
         return load
 
-    def pickled(place: Path) -> Any:
-        _write(place, config, weights)
-        (place / "model.safetensors").rename(place / "pytorch_model.bin")
-        return embgrad.load_bert(place, framework)
+    def pickled(directory: Path) -> Any:
+        _write(directory, config, weights)
+        (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+        return embgrad.load_bert(directory, framework)
 
-    without = {one: value for one, value in weights.items() if one != name}
+    without = {other: value for other, value in weights.items() if other != name}
     kinds: dict[str, Callable[[Path], Any]] = {
-        "another model": written({**config, "model_type": draw.one(["roberta", "gpt2", "", None, 3])}),
+        "another model": written({**config, "model_type": draw.choice(["roberta", "gpt2", "", None, 3])}),
         "positions that are no table's": written(
-            {**config, "position_embedding_type": draw.one(["relative_key", "x"])}
+            {**config, "position_embedding_type": draw.choice(["relative_key", "x"])}
         ),
         "an activation that is none": written({**config, "hidden_act": "no such"}),
-        "a size of nonsense": written({**config, size: draw.one(["8", -1, 0, 2.5, [8], True, 10**12])}),
+        "a size of nonsense": written({**config, size: draw.choice(["8", -1, 0, 2.5, [8], True, 10**12])}),
         "another size": written({**config, size: 100 + 7 * config[size]}),
-        "a configuration of nonsense": written(draw.one([3, "text", [1, 2]])),
+        "a configuration of nonsense": written(draw.choice([3, "text", [1, 2]])),
         "a weight missing": written(held=without),
-        "a weight left over": written(held={**weights, draw.one(HEADS): weights[name]}),
+        "a weight left over": written(held={**weights, draw.choice(HEADS): weights[name]}),
         "a weight of another shape": written(held={**weights, name: np.zeros((2, 2, 2), np.float32)}),
         "a weight twice": written(held={**weights, f"bert.{name}": weights[name]}),
         "another name": written(held={**without, f"{name}x": weights[name]}),
         "patterns that match nothing": written(held={**weights, HEADS[0]: weights[name]}, ignore=["no.*"]),
-        "a framework that is none": written(framework=draw.one(["torhc", "", "jax", "Torch"])),
+        "a framework that is none": written(framework=draw.choice(["torhc", "", "jax", "Torch"])),
         "a framework of nonsense": written(framework=nonsense(draw)),
-        "patterns of nonsense": written(ignore=draw.one([3, [3], None, [None], 0.5])),
-        "no folder": lambda place: embgrad.load_bert(place / "nowhere", framework),
-        "a file": lambda place: embgrad.load_bert(_file(place), framework),
-        "a path of nonsense": lambda _: embgrad.load_bert(draw.one([3, None, ["a"], 0.5]), framework),
-        "an empty folder": lambda place: embgrad.load_bert(place, framework),
+        "patterns of nonsense": written(ignore=draw.choice([3, [3], None, [None], 0.5])),
+        "no folder": lambda directory: embgrad.load_bert(directory / "nowhere", framework),
+        "a file": lambda directory: embgrad.load_bert(_file(directory), framework),
+        "a path of nonsense": lambda _: embgrad.load_bert(draw.choice([3, None, ["a"], 0.5]), framework),
+        "an empty folder": lambda directory: embgrad.load_bert(directory, framework),
         "a pickle": pickled,
         "weights truncated": spoilt("model.safetensors", "truncated"),
         "weights empty": spoilt("model.safetensors", "empty"),
         "weights of zeros": spoilt("model.safetensors", "zeros"),
         "a configuration truncated": spoilt("config.json", "truncated"),
     }
-    kind = draw.one(list(kinds))
+    kind = draw.choice(list(kinds))
 
     def run() -> Any:
-        with folder() as place:
-            return kinds[kind](place)
+        with folder() as directory:
+            return kinds[kind](directory)
 
     return Case("load_bert", f"broken: {kind}; {size}, {name}; {config}", run, None, REFUSAL, framework=framework)
 
 
-def _file(place: Path) -> Path:
-    path = place / "model.safetensors"
+def _file(directory: Path) -> Path:
+    path = directory / "model.safetensors"
     path.write_bytes(b"no folder")
     return path

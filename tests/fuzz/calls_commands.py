@@ -1,4 +1,4 @@
-"""Commands of the command line, with arguments that are drawn at will."""
+"""Commands of the command line with random arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fuzz.cases import Case, expect
 from tests.fuzz.drawing import Draw
 from tests.unit.cli.commands import MODELS
 
-#: Arguments that exist, and values that hardly fit: each command is given a few of them.
+#: Arguments that exist, and values that rarely fit: each command gets a few of them.
 WORDS: Final = tuple(
     shlex.split("""
     --json --words --kind norm dot x.safetensors broken.safetensors
@@ -38,12 +38,12 @@ COMMANDS: Final = ("show", "compare", "gradients", "bisect", "report", "shwo", "
 
 
 def commands(draw: Draw, framework: str) -> Case:
-    """A command with arguments that are drawn at will: it ends with an exit code that means something, and no traceback."""
-    one = replace(result(draw), tables=None)
-    command = draw.one(COMMANDS)
+    """Draw a command, which must end with a documented exit code and without a traceback."""
+    sample = replace(result(draw), tables=None)
+    command = draw.choice(COMMANDS)
     asking = command in ("gradients", "bisect", "compare", "report")
     words = [*WORDS, *WORDS_ASKING] if asking else list(WORDS)
-    arguments = [command, *(draw.one(words) for _ in range(draw.whole(0, 5)))]
+    arguments = [command, *(draw.choice(words) for _ in range(draw.integer(0, 5)))]
     if command in ("show", "report") and draw.chance(0.5):
         arguments = [
             command,
@@ -52,19 +52,24 @@ def commands(draw: Draw, framework: str) -> Case:
             *(["-o", "p.html"] if command == "report" else []),
         ]
     if command in ("gradients", "bisect") and draw.chance(0.6):
-        asked = ["-m", "models.py:build", "--ids", "ids.json"]
-        arguments = [command, *asked, *(["--against", "models.py:doubled"] if command == "bisect" else [])]
-        arguments += draw.one(
+        options = ["-m", "models.py:build", "--ids", "ids.json"]
+        arguments = [command, *options, *(["--against", "models.py:doubled"] if command == "bisect" else [])]
+        arguments += draw.choice(
             [[], ["--json"], ["--objective", "Logit(1)"], ["--objective", "Logit(9)"], ["--at", "wrod"]]
         )
-        arguments += [draw.one(words) for _ in range(draw.whole(0, 2))]
+        arguments += [draw.choice(words) for _ in range(draw.integer(0, 2))]
     if "--version" not in arguments and draw.chance(0.02):
         arguments.append("--help")
 
     def run() -> Any:
         out, err = _Stream(), _Stream()
-        with folder() as place, _inside(place), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            embgrad.save(one, "x.safetensors")
+        with (
+            folder() as directory,
+            _inside(directory),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            embgrad.save(sample, "x.safetensors")
             Path("broken.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ")
             Path("ids.json").write_text("[[1, 2], [3, 0]]")
             Path("bad.json").write_text('{"ids": [[1, 2], [3]]}')
@@ -73,8 +78,8 @@ def commands(draw: Draw, framework: str) -> Case:
             code = main(arguments)
         return code, out.text, err.text
 
-    def judge(found: tuple[int, str, str]) -> None:
-        code, out, err = found
+    def judge(actual: tuple[int, str, str]) -> None:
+        code, out, err = actual
         expect(code in (0, 1, 2), f"the exit code is {code}: {err}")
         expect("Traceback" not in err or "--debug" in arguments, f"a traceback: {err}")
         expect(code != 2 or err.strip(), "usage is wrong, and nothing is said")
@@ -83,7 +88,7 @@ def commands(draw: Draw, framework: str) -> Case:
 
     return Case(
         "cli",
-        f"embgrad {' '.join(map(repr, arguments))}\nx.safetensors: {one!r}",
+        f"embgrad {' '.join(map(repr, arguments))}\nx.safetensors: {sample!r}",
         run,
         judge,
         warns=True,
@@ -92,7 +97,7 @@ def commands(draw: Draw, framework: str) -> Case:
 
 
 class _Stream(io.TextIOWrapper):
-    """A stream of text over bytes, as a process's own."""
+    """A text stream over bytes, like a process's own."""
 
     def __init__(self) -> None:
         self.kept = io.BytesIO()
@@ -105,9 +110,9 @@ class _Stream(io.TextIOWrapper):
 
 
 @contextlib.contextmanager
-def _inside(place: Path) -> Iterator[None]:
+def _inside(directory: Path) -> Iterator[None]:
     before, stdin, environment = os.getcwd(), sys.stdin, dict(os.environ)
-    os.chdir(place)
+    os.chdir(directory)
     sys.stdin = _Terminal()
     try:
         yield
@@ -119,7 +124,7 @@ def _inside(place: Path) -> Iterator[None]:
 
 
 class _Terminal(io.StringIO):
-    """A stdin into which nothing is piped."""
+    """A stdin without a pipe."""
 
     def isatty(self) -> bool:
         return True

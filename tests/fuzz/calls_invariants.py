@@ -1,4 +1,4 @@
-"""Calls of `gradients` in pairs: what must not change, or changes in a known way, when the call is made otherwise."""
+"""Pairs of calls of `gradients`, whose results must be equal or differ in a known way."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.fuzz.worlds import FLOOR, World, drawn_world
 Found = embgrad.EmbeddingGradients
 
 
-class _Asked:
-    """A classifier that takes a mask, a batch for it, and labels."""
+class _Problem:
+    """A classifier, a batch for it, and labels."""
 
     def __init__(self, draw: Draw, world: World, examples: int = 2) -> None:
         self.world = world
-        shape = draw.whole(examples, 4), draw.whole(1, 5)
-        self.ids = draw.wholes(0, world.vocab - 1, shape)
+        shape = draw.integer(examples, 4), draw.integer(1, 5)
+        self.ids = draw.integers(0, world.vocab - 1, shape)
         self.mask = drawn_mask(draw, shape) if world.architecture == "masked" else np.ones(shape, int)
-        self.labels = draw.wholes(0, world.classes - 1, shape[0])
+        self.labels = draw.integers(0, world.classes - 1, shape[0])
         self.vectors = draw.normal(2, shape[0], world.classes)
 
     def run(
         self, objective: Any = None, rows: Any = slice(None), ids: Any = None, mask: Any = None, **options: Any
     ) -> Found:
-        """The gradients, of some of the examples, or of other ids and mask."""
+        """Return the gradients of some of the examples, or with other ids and mask."""
         objective = embgrad.CrossEntropy(self.labels[rows]) if objective is None else objective
         ids, mask = (self.ids if ids is None else ids)[rows], (self.mask if mask is None else mask)[rows]
         batch = embgrad.TokenBatch(ids, mask if self.world.architecture == "masked" else None)
@@ -40,9 +40,9 @@ class _Asked:
 
 def invariants(draw: Draw, framework: str) -> Case:
     world = drawn_world(draw, framework, ("masked", "hidden", "mean"), least=2)
-    one = _Asked(draw, world)
+    problem = _Problem(draw, world)
     tolerance = 5 * world.tolerance
-    kinds: dict[str, Callable[[Draw, _Asked, float], Any]] = {
+    kinds: dict[str, Callable[[Draw, _Problem, float], Any]] = {
         "linear in the objective": _linear,
         "order of the examples": _order,
         "split in two": _halves,
@@ -58,18 +58,19 @@ def invariants(draw: Draw, framework: str) -> Case:
         del kinds["padding"]
     if world.architecture == "masked":
         del kinds["the framework's own gradient of the table"]
-    kind = draw.one(list(kinds))
-    check = kinds[kind](draw, one, tolerance)
-    text = f"model: {world}\nids={one.ids.tolist()}\nmask={one.mask.tolist()}\nlabels={one.labels.tolist()}\ninvariant: {kind}"
-    # The framework's own pass leaves what it leaves: its state is not the library's affair.
+    kind = draw.choice(list(kinds))
+    check = kinds[kind](draw, problem, tolerance)
+    ids, mask, labels = problem.ids.tolist(), problem.mask.tolist(), problem.labels.tolist()
+    text = f"model: {world}\nids={ids}\nmask={mask}\nlabels={labels}\ninvariant: {kind}"
+    # The framework's own pass may change its state.
     own = kind.startswith("the framework's")
     return Case(
         "gradients",
         text,
         check,
-        lambda found: None,
+        lambda actual: None,
         worlds=[] if own else [world],
-        arguments=[one.ids, one.mask],
+        arguments=[problem.ids, problem.mask],
         warns=kind == "texts",
         random_moves=own,
         framework=framework,
@@ -77,13 +78,13 @@ def invariants(draw: Draw, framework: str) -> Case:
     )
 
 
-def _linear(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
-    first, second = one.vectors
+def _linear(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
+    first, second = problem.vectors
     share = float(draw.random.uniform(-2, 2))
 
     def check() -> None:
-        both = one.run(embgrad.Projection(first + share * second))
-        parts = [one.run(embgrad.Projection(vector)) for vector in (first, second)]
+        both = problem.run(embgrad.Projection(first + share * second))
+        parts = [problem.run(embgrad.Projection(vector)) for vector in (first, second)]
         expected = parts[0].values.astype(np.float64) + share * parts[1].values
         expect_close(both.values, expected, tolerance, "the sum's values", _scale(*parts))
 
@@ -91,14 +92,14 @@ def _linear(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
 
 
 def _scale(*results: Found) -> float:
-    return max(FLOOR, *(float(np.abs(one.values).max()) for one in results))
+    return max(FLOOR, *(float(np.abs(result.values).max()) for result in results))
 
 
-def _order(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
-    order = draw.random.permutation(len(one.ids))
+def _order(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
+    order = draw.random.permutation(len(problem.ids))
 
     def check() -> None:
-        plain, turned = one.run(), one.run(rows=order)
+        plain, turned = problem.run(), problem.run(rows=order)
         expect_close(turned.values, plain.values[order], tolerance, "values", _scale(plain))
         expect_close(turned.objective, plain.objective[order], tolerance, "objective", 1.0)
         expect_close(turned.table().to_dense(), plain.table().to_dense(), tolerance, "table()", _scale(plain))
@@ -106,11 +107,11 @@ def _order(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
     return check
 
 
-def _halves(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
-    place = draw.whole(1, len(one.ids) - 1)
+def _halves(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
+    middle = draw.integer(1, len(problem.ids) - 1)
 
     def check() -> None:
-        plain, first, second = one.run(), one.run(rows=slice(place)), one.run(rows=slice(place, None))
+        plain, first, second = problem.run(), problem.run(rows=slice(middle)), problem.run(rows=slice(middle, None))
         expect_close(np.concatenate([first.values, second.values]), plain.values, tolerance, "values", _scale(plain))
         tables = first.table().to_dense() + second.table().to_dense()
         expect_close(tables, plain.table().to_dense(), tolerance, "table()", _scale(plain))
@@ -118,15 +119,15 @@ def _halves(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
     return check
 
 
-def _padding(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
-    before, after = draw.whole(0, 3), draw.whole(0, 3)
-    pad = draw.whole(0, one.world.vocab - 1)
-    positions = one.ids.shape[1]
+def _padding(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
+    before, after = draw.integer(0, 3), draw.integer(0, 3)
+    pad = draw.integer(0, problem.world.vocab - 1)
+    positions = problem.ids.shape[1]
 
     def check() -> None:
         widths = ((0, 0), (before, after))
-        plain = one.run()
-        wide = one.run(ids=np.pad(one.ids, widths, constant_values=pad), mask=np.pad(one.mask, widths))
+        plain = problem.run()
+        wide = problem.run(ids=np.pad(problem.ids, widths, constant_values=pad), mask=np.pad(problem.mask, widths))
         inside = wide.values[:, before : before + positions]
         expect_close(inside, plain.values, tolerance, "values", _scale(plain))
         expect_close(wide.values.sum((0, 1)), plain.values.sum((0, 1)), tolerance, "what is left", _scale(plain))
@@ -135,11 +136,11 @@ def _padding(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
     return check
 
 
-def _micro_batches(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
-    size = draw.whole(1, 5)
+def _micro_batches(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
+    size = draw.integer(1, 5)
 
     def check() -> None:
-        plain, pieces = one.run(), one.run(batch_size=size)
+        plain, pieces = problem.run(), problem.run(batch_size=size)
         expect_close(pieces.values, plain.values, tolerance, "values", _scale(plain))
         expect_close(pieces.objective, plain.objective, tolerance, "objective", 1.0)
         expect_equal(pieces.ids, plain.ids, "ids")
@@ -148,9 +149,9 @@ def _micro_batches(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], No
     return check
 
 
-def _one_by_one(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
+def _one_by_one(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
     def check() -> None:
-        plain, split = one.run(), one.run(split=True)
+        plain, split = problem.run(), problem.run(split=True)
         expect_close(split.values, plain.values, tolerance, "values", _scale(plain))
         for mine, theirs in zip(split.per_example(), plain.per_example(), strict=True):
             expect_close(mine.to_dense(), theirs.to_dense(), tolerance, "per_example()", _scale(plain))
@@ -163,58 +164,58 @@ def _one_by_one(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]
     return check
 
 
-def _own(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
-    if one.world.frozen:
-        one.world.frozen = False
-        one.world.model = one.world.built()
+def _own(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
+    if problem.world.frozen:
+        problem.world.frozen = False
+        problem.world.model = problem.world.built()
 
     def check() -> None:
-        own = one.world.harness.table_gradient(one.world.model, one.ids, one.labels)
-        found = one.run()
-        expect_close(found.table().to_dense(), own, tolerance, "table()", max(FLOOR, float(np.abs(own).max())))
-        summed = sum(table.to_dense().astype(np.float64) for table in found.per_example())
+        own = problem.world.harness.table_gradient(problem.world.model, problem.ids, problem.labels)
+        actual = problem.run()
+        expect_close(actual.table().to_dense(), own, tolerance, "table()", max(FLOOR, float(np.abs(own).max())))
+        summed = sum(table.to_dense().astype(np.float64) for table in actual.per_example())
         expect_close(summed, own, tolerance, "the sum of per_example()", max(FLOOR, float(np.abs(own).max())))
 
     return check
 
 
-def _again(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
+def _again(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
     def check() -> None:
-        first, second = one.run(), one.run()
+        first, second = problem.run(), problem.run()
         expect_equal(second.values, first.values, "the same call's values")
         expect_equal(second.objective, first.objective, "the same call's objective")
 
     return check
 
 
-def _threads(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
-    """Two threads on one model, each with examples and an objective of its own."""
-    place = draw.whole(1, len(one.ids) - 1)
-    rows = [slice(place), slice(place, None)]
+def _threads(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
+    """Run two threads on one model, each with its own examples and objective."""
+    middle = draw.integer(1, len(problem.ids) - 1)
+    rows = [slice(middle), slice(middle, None)]
 
     def check() -> None:
-        plain = one.run()
+        plain = problem.run()
         with ThreadPoolExecutor(2) as pool:
-            found = [each.result() for each in [pool.submit(one.run, rows=some) for some in rows * 2]]
-        for some, result in zip(rows * 2, found, strict=True):
-            expect_close(result.values, plain.values[some], tolerance, "a thread's values", _scale(plain))
-            expect_close(result.objective, plain.objective[some], tolerance, "a thread's objective", 1.0)
+            actual = [task.result() for task in [pool.submit(problem.run, rows=half) for half in rows * 2]]
+        for half, result in zip(rows * 2, actual, strict=True):
+            expect_close(result.values, plain.values[half], tolerance, "a thread's values", _scale(plain))
+            expect_close(result.objective, plain.objective[half], tolerance, "a thread's objective", 1.0)
 
     return check
 
 
-def _texts(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
-    """Texts with a tokenizer, against the batch that it makes of them."""
-    texts = ["".join(map(chr, row[: draw.whole(1, len(row))] + ord("a"))) for row in one.ids]
+def _texts(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
+    """Compare texts and a tokenizer with the encoded batch."""
+    texts = ["".join(map(chr, row[: draw.integer(1, len(row))] + ord("a"))) for row in problem.ids]
 
     def tokenizer(text: str, pair: Any = None) -> list[int]:
         return [ord(letter) - ord("a") for letter in text]
 
     def check() -> None:
         batch = embgrad.encode(texts, tokenizer)
-        objective = embgrad.CrossEntropy(one.labels)
-        mine = embgrad.gradients(one.world.model, texts, objective, tokenizer=tokenizer)
-        theirs = embgrad.gradients(one.world.model, batch, objective)
+        objective = embgrad.CrossEntropy(problem.labels)
+        mine = embgrad.gradients(problem.world.model, texts, objective, tokenizer=tokenizer)
+        theirs = embgrad.gradients(problem.world.model, batch, objective)
         expect_equal(mine.ids, batch.ids, "ids")
         expect_equal(mine.values, theirs.values, "values of texts")
 
@@ -222,20 +223,20 @@ def _texts(draw: Draw, one: _Asked, tolerance: float) -> Callable[[], None]:
 
 
 def native_points(draw: Draw, framework: str) -> Case:
-    """Every point that `points` tells of can be asked for by its name; one with a role gives what the role gives."""
+    """Request every point that `points` lists by its name; a point with a role must give the same result as the role."""
     architectures = ("layers", "repeated", "hidden", "mean", "flat", "positional", "named", "two_tables", "twice")
     world = drawn_world(draw, framework, architectures, exact=True)
-    examples, positions = draw.whole(1, 3), draw.whole(4, 5)  # not as many of the one as of the other
-    ids = draw.wholes(2, world.vocab - 1, (examples, positions))
+    examples, positions = draw.integer(1, 3), draw.integer(4, 5)  # two different numbers
+    ids = draw.integers(2, world.vocab - 1, (examples, positions))
     objective = embgrad.Sum(output="sequence" if world.architecture == "named" else None)
 
     def run() -> Any:
         listed = embgrad.points(world.model, ids)
         return [(point, *_asked_for(world.model, ids, objective, point)) for point in listed]
 
-    def judge(found: list[Any]) -> None:
+    def judge(actual: list[Any]) -> None:
         reached = 0
-        for point, by_name, by_role in found:
+        for point, by_name, by_role in actual:
             if isinstance(by_name, embgrad.EmbgradError):
                 expect(str(by_name).strip(), f"{point.name}: an error that says nothing")
                 expect(by_role is None or point.roles == ("word",), f"{point.name} with {point.roles}: {by_name}")
@@ -244,14 +245,14 @@ def native_points(draw: Draw, framework: str) -> Case:
             expect_equal(by_name.values.size, int(np.prod(point.shape)), f"the size at {point.name}")
             if by_role is not None and by_role.values.shape == by_name.values.shape:
                 expect_equal(by_name.values, by_role.values, f"the values at {point.name} and at {point.roles[0]!r}")
-        expect(reached, f"no point gave a result: {[str(one) for one in found]}")
+        expect(reached, f"no point gave a result: {[str(entry) for entry in actual]}")
 
     text = f"model: {world}\nids={ids.tolist()}\nobjective: {objective!r}\nat: every point by its native name"
     return Case("gradients", text, run, judge, (), [world], [ids], framework=framework)
 
 
 def _asked_for(model: Any, ids: np.ndarray, objective: Any, point: embgrad.Point) -> tuple[Any, Any]:
-    """The result by the point's name, or the refusal; and by its role, where it has one that means it alone."""
+    """Return the result by the point's name, or the refusal; and by its role, if it has one of its own."""
     try:
         by_name: Any = embgrad.gradients(model, ids, objective, at=point.name)
     except embgrad.EmbgradError as error:

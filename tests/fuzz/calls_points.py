@@ -1,4 +1,4 @@
-"""Calls of `points` and of `capture`, around a step of the user's own training."""
+"""Calls of `points`, and of `capture` around training steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import embgrad
 from embgrad.backend.registry import backend_named
 from tests.fuzz.batches import broken_batch
-from tests.fuzz.calls_gradients import asked
+from tests.fuzz.calls_gradients import drawn_problem
 from tests.fuzz.cases import REFUSAL, UNUSED, Case, expect, expect_close, expect_equal
 from tests.fuzz.drawing import Draw
 from tests.fuzz.nonsense import nonsense
@@ -17,77 +17,82 @@ from tests.fuzz.oracle import POINTS, Oracle, Question
 from tests.fuzz.surroundings import surrounded
 from tests.fuzz.worlds import FLOOR, drawn_world
 
-#: Where the weights after a captured loop are those of the loop alone but for their last bits: a hybridised block runs operator
-#: by operator under a capture, and MXNet then adds up in another order what comes to a table by its two lookups.
+#: Framework and architecture whose weights after a captured loop differ in their last bits: a hybridised block runs operator by
+#: operator under a capture, and MXNet then sums the gradients of a table's two lookups in another order.
 IN_ANOTHER_ORDER: Final = {("gluon", "twice")}
 LAYERS: Final = ("layer.0", "layer.1", "layer.2", "layer.-1", "embeddings")
 TRAINED: Final = ("mean", "hidden", "twice", "two_tables", "time_major", "positional", "layers", "repeated")
 
 
 def points(draw: Draw, framework: str) -> Case:
-    one = asked(draw, framework)
+    problem = drawn_problem(draw, framework)
     inside, around = surrounded(draw, framework)
-    architecture, batch = one.world.architecture, one.batch.meant
-    told = batch.shape[1] > 1
+    architecture, batch = problem.world.architecture, problem.batch.token_batch
+    has_positions = batch.shape[1] > 1
 
     def run() -> Any:
         with around():
-            return embgrad.points(one.world.model, one.batch.given)
+            return embgrad.points(problem.world.model, problem.batch.argument)
 
-    def judge(found: list[embgrad.Point]) -> None:
-        roles = [role for point in found for role in point.roles]
+    def judge(actual: list[embgrad.Point]) -> None:
+        roles = [role for point in actual for role in point.roles]
         expected = {"layers": LAYERS, "repeated": LAYERS}.get(architecture, ())
-        for role in ("word", *expected, *(("position",) if "position" in POINTS[architecture] and told else ())):
-            expect(role in roles, f"no point has the role {role!r}: {[str(point) for point in found]}")
-        for point in found:
+        for role in (
+            "word",
+            *expected,
+            *(("position",) if "position" in POINTS[architecture] and has_positions else ()),
+        ):
+            expect(role in roles, f"no point has the role {role!r}: {[str(point) for point in actual]}")
+        for point in actual:
             if "word" in point.roles and point.lookup is not None:
                 expect_equal(
-                    (point.lookup.rows, point.lookup.dim), (one.world.vocab, one.world.dim), "the table's size"
+                    (point.lookup.rows, point.lookup.dim), (problem.world.vocab, problem.world.dim), "the table's size"
                 )
-                expect_equal(np.prod(point.shape), batch.ids.size * one.world.dim, "the point's size")
+                expect_equal(np.prod(point.shape), batch.ids.size * problem.world.dim, "the point's size")
             if any(role in LAYERS for role in point.roles):
-                expect_equal(point.shape, (*batch.shape, one.world.dim), "the layer's shape")
+                expect_equal(point.shape, (*batch.shape, problem.world.dim), "the layer's shape")
             expect(str(point) and point.name and repr(point), "a point without a name")
         twice = architecture in ("twice", "two_tables")
         expect(roles.count("word") >= (2 if twice else 1), f"'word' is the role of {roles.count('word')} points")
 
-    text = f"model: {one.world}\nbatch: {one.batch.text}\ninside: {inside}"
-    return Case("points", text, run, judge, (), [one.world], [one.batch.given], framework=framework)
+    text = f"model: {problem.world}\nbatch: {problem.batch.text}\ninside: {inside}"
+    return Case("points", text, run, judge, (), [problem.world], [problem.batch.argument], framework=framework)
 
 
 def broken_points(draw: Draw, framework: str) -> Case:
-    """A batch that is none, or a model that is none."""
-    one = asked(draw, framework, ("mean", "layers", "flat", "time_major"), native=False)
-    kind, made = broken_batch(draw, framework, one.world.vocab)
+    problem = drawn_problem(draw, framework, ("mean", "layers", "flat", "time_major"), native=False)
+    kind, made = broken_batch(draw, framework, problem.world.vocab)
     no_model = draw.chance(0.2)
     wrong = nonsense(draw)
 
     def run() -> Any:
-        return embgrad.points(wrong, one.batch.given) if no_model else embgrad.points(one.world.model, made())
+        return (
+            embgrad.points(wrong, problem.batch.argument) if no_model else embgrad.points(problem.world.model, made())
+        )
 
     broken = f"model: {wrong!r}" if no_model else f"batch: {kind}"
-    text = f"model: {one.world}\nbroken {broken}"
-    return Case("points", text, run, None, REFUSAL, [one.world], one.arguments, framework=framework)
+    text = f"model: {problem.world}\nbroken {broken}"
+    return Case("points", text, run, None, REFUSAL, [problem.world], problem.arguments, framework=framework)
 
 
 def capture(draw: Draw, framework: str) -> Case:
-    """One step or two of the user's training, captured; a twin is trained alike, and not captured."""
+    """Draw one or two captured training steps, and the same steps on a twin without a capture."""
     world = drawn_world(draw, framework, TRAINED)
     if world.dtype in ("float16", "bfloat16") or world.classes < 2:
         world = drawn_world(draw, framework, ("layers", "hidden"), exact=True, least=2)
     world.frozen = world.disturbed = False
     world.model = world.built()
     twin = world.built()
-    at = draw.one([name for name in POINTS[world.architecture] if name != "position"])
-    keep = draw.one(["all", "mean"])
+    at = draw.choice([name for name in POINTS[world.architecture] if name != "position"])
+    keep = draw.choice(["all", "mean"])
     if draw.chance(0.2):
         return _broken_capture(draw, world, at)
-    steps = draw.whole(1, 2)
-    shape = draw.whole(2, 4), draw.whole(5, 6)  # other than each other, so that the shape tells the axes apart
-    ids = draw.wholes(0, world.vocab - 1, shape)
+    steps = draw.integer(1, 2)
+    shape = draw.integer(2, 4), draw.integer(5, 6)  # different, so that the shape identifies the axes
+    ids = draw.integers(0, world.vocab - 1, shape)
     ids[0] = draw.random.permutation(world.vocab)[: shape[1]] if world.vocab >= shape[1] else ids[0]
     ids[0, 0], ids[0, 1] = 3, 1  # not the positions 0, 1, 2, ...
-    labels = draw.wholes(0, world.classes - 1, shape[0])
+    labels = draw.integers(0, world.classes - 1, shape[0])
     harness = world.harness
     losses = [0.1] if steps == 1 else [0.0, 0.1]
 
@@ -136,15 +141,16 @@ def _cross_entropy(labels: np.ndarray) -> Any:
 
 
 def _broken_capture(draw: Draw, world: Any, at: str) -> Case:
-    """A capture of nothing, or one that cannot be."""
     kinds = {
         "no step": lambda: _entered(world.model, at, "mean"),
-        "an unknown point": lambda: _entered(world.model, draw.one(["wrod", "", None, 3, ["word"], "layer.x"]), "sum"),
-        "keep": lambda: _entered(world.model, at, "sum", keep=draw.one(["some", "", None, 3, []])),
+        "an unknown point": lambda: _entered(
+            world.model, draw.choice(["wrod", "", None, 3, ["word"], "layer.x"]), "sum"
+        ),
+        "keep": lambda: _entered(world.model, at, "sum", keep=draw.choice(["some", "", None, 3, []])),
         "nonsense": lambda: _entered(nonsense(draw), at, "sum"),
         "parts": lambda: _entered([world.model], at, "sum"),
     }
-    kind = draw.one(list(kinds))
+    kind = draw.choice(list(kinds))
     text = f"model: {world}\nat={at!r}\nbroken: {kind}"
     return Case("capture", text, kinds[kind], None, REFUSAL, [world], framework=world.framework)
 

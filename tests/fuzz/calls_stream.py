@@ -1,4 +1,4 @@
-"""Calls of `stream`: as the gradients of each batch, to a folder too, interrupted and resumed, in windows, as tables."""
+"""Calls of `stream`: in memory, to a folder, interrupted and resumed, in windows, and as tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.fuzz.worlds import World, drawn_world
 
 def stream(draw: Draw, framework: str) -> Case:
     world = drawn_world(draw, framework, ("masked",), exact=True, least=2)
-    count, size = draw.whole(1, 7), draw.whole(1, 4)
-    texts = ["".join(draw.one("abcdef") for _ in range(draw.whole(0, 5))) for _ in range(count)]
-    labels = draw.wholes(0, world.classes - 1, count)
+    count, size = draw.integer(1, 7), draw.integer(1, 4)
+    texts = ["".join(draw.choice("abcdef") for _ in range(draw.integer(0, 5))) for _ in range(count)]
+    labels = draw.integers(0, world.classes - 1, count)
 
     def tokenizer(text: str, pair: Any = None) -> list[int]:
         return [1, *((ord(letter) - 95) % world.vocab for letter in text)]
@@ -27,26 +27,26 @@ def stream(draw: Draw, framework: str) -> Case:
     labelled = draw.chance(0.4)
     source: Any = list(zip(texts, labels.tolist(), strict=True)) if labelled else texts
     objective = embgrad.Labelled(embgrad.CrossEntropy) if labelled else embgrad.CrossEntropy(labels)
-    options: dict[str, Any] = {"batch_size": size, "ahead": draw.one([0, 1, 2]), "tokenizer": tokenizer}
+    options: dict[str, Any] = {"batch_size": size, "ahead": draw.choice([0, 1, 2]), "tokenizer": tokenizer}
     if draw.chance(0.3):
-        options["window"] = draw.whole(1, 8)
-    keep = draw.one(["all", "all", "saliency", "table"])
+        options["window"] = draw.integer(1, 8)
+    keep = draw.choice(["all", "all", "saliency", "table"])
     options["keep"] = keep
-    to, stop = draw.chance(0.5), draw.whole(0, 3)
+    to, stop = draw.chance(0.5), draw.integer(0, 3)
 
     def run() -> Any:
         if not to:
             with embgrad.stream(world.model, iter(source), objective, **options) as running:
                 return running.table() if keep == "table" else list(running)
-        with folder() as place:
+        with folder() as directory:
             with contextlib.suppress(_StopError):
-                embgrad.stream(world.model, _until(source, stop), objective, to=place, **options).finish()
-            kept = embgrad.stream(world.model, iter(source), objective, to=place, **options).finish()
+                embgrad.stream(world.model, _until(source, stop), objective, to=directory, **options).finish()
+            kept = embgrad.stream(world.model, iter(source), objective, to=directory, **options).finish()
             expect(kept.complete, "the folder is not complete")
-            again = embgrad.open_stream(place)
+            again = embgrad.open_stream(directory)
             return again.table() if keep == "table" else list(again)
 
-    def judge(found: Any) -> None:
+    def judge(actual: Any) -> None:
         whole = [
             embgrad.gradients(
                 world.model, texts[i : i + size], embgrad.CrossEntropy(labels[i : i + size]), tokenizer=tokenizer
@@ -54,11 +54,11 @@ def stream(draw: Draw, framework: str) -> Case:
             for i in range(0, count, size)
         ]
         if keep == "table":
-            expected = sum(one.table().to_dense() for one in whole)
-            expect_close(found.to_dense(), expected, 1e-9, "table()")
+            expected = sum(result.table().to_dense() for result in whole)
+            expect_close(actual.to_dense(), expected, 1e-9, "table()")
             return
-        expect_equal(len(found), len(whole), "the number of results")
-        for mine, theirs in zip(found, whole, strict=True):
+        expect_equal(len(actual), len(whole), "the number of results")
+        for mine, theirs in zip(actual, whole, strict=True):
             if keep == "saliency":
                 expect_close(mine.norm[theirs.real], theirs.saliency()[theirs.real], 1e-9, "norm")
                 expect_equal(mine.ids, theirs.ids, "ids")
@@ -75,35 +75,35 @@ def stream(draw: Draw, framework: str) -> Case:
 
 
 def broken_folder(draw: Draw, framework: str) -> Case:
-    """A folder of which a file is not as it was written: refused, or what is read, or made again, is right all the same."""
+    """Draw a folder with a damaged file, which must be refused, or read or streamed again with the right results."""
     world = drawn_world(draw, "reference", ("masked",), exact=True, least=2)
-    count = draw.whole(2, 6)
-    texts = ["".join(draw.one("abcdef") for _ in range(draw.whole(0, 5))) for _ in range(count)]
-    keep = draw.one(["all", "saliency", "table"])
-    kind = draw.one(["truncated", "flipped", "longer", "empty", "missing", "a folder", "zeros", "text"])
-    which, share, bit, again = draw.random.random(), draw.random.random(), draw.whole(0, 7), draw.chance(0.5)
+    count = draw.integer(2, 6)
+    texts = ["".join(draw.choice("abcdef") for _ in range(draw.integer(0, 5))) for _ in range(count)]
+    keep = draw.choice(["all", "saliency", "table"])
+    kind = draw.choice(["truncated", "flipped", "longer", "empty", "missing", "a folder", "zeros", "text"])
+    which, share, bit, again = draw.random.random(), draw.random.random(), draw.integer(0, 7), draw.chance(0.5)
 
     def tokenizer(text: str, pair: Any = None) -> list[int]:
         return [1, *((ord(letter) - 95) % world.vocab for letter in text)]
 
-    def streamed(place: Any) -> Any:
+    def streamed(directory: Any) -> Any:
         return embgrad.stream(
-            world.model, iter(texts), embgrad.Sum(), tokenizer=tokenizer, batch_size=2, keep=keep, to=place
+            world.model, iter(texts), embgrad.Sum(), tokenizer=tokenizer, batch_size=2, keep=keep, to=directory
         ).finish()
 
     def read(kept: Any) -> Any:
         return kept.table() if keep == "table" else list(kept)
 
     def run() -> Any:
-        with folder() as place:
-            whole = read(streamed(place))
-            files = sorted(path for path in place.rglob("*") if path.is_file() and path.stat().st_size)
+        with folder() as directory:
+            whole = read(streamed(directory))
+            files = sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size)
             broken = files[int(which * len(files))]
             damage(broken, kind, share, bit)
-            return whole, read(streamed(place) if again else embgrad.open_stream(place)), broken.name
+            return whole, read(streamed(directory) if again else embgrad.open_stream(directory)), broken.name
 
-    def judge(found: Any) -> None:
-        whole, after, name = found
+    def judge(actual: Any) -> None:
+        whole, after, name = actual
         if keep == "table":
             expect_equal(after.to_dense(), whole.to_dense(), f"the table, with {name} {kind}")
             return
@@ -118,7 +118,7 @@ def broken_folder(draw: Draw, framework: str) -> Case:
 
 
 class _StopError(Exception):
-    """Stands for whatever interrupts a run."""
+    """An interruption of a run."""
 
 
 def _until(source: Any, stop: int) -> Any:
@@ -128,25 +128,25 @@ def _until(source: Any, stop: int) -> Any:
 
 def _broken(draw: Draw, world: World, texts: list[str], tokenizer: Any) -> Case:
     wrong: dict[str, Any] = {
-        "keep": draw.one(["some", None, 3]),
-        "ahead": draw.one([-1, 0.5, "2", None, True]),
-        "batch_size": draw.one([0, -1, "x", 1.5]),
-        "window": draw.one([0, "x", 2.5]),
-        "tokenizer": draw.one([3, "bert", lambda *_: nonsense(draw)]),
-        "at": draw.one(["wrod", [], 3]),
-        "to": draw.one([__file__]),
+        "keep": draw.choice(["some", None, 3]),
+        "ahead": draw.choice([-1, 0.5, "2", None, True]),
+        "batch_size": draw.choice([0, -1, "x", 1.5]),
+        "window": draw.choice([0, "x", 2.5]),
+        "tokenizer": draw.choice([3, "bert", lambda *_: nonsense(draw)]),
+        "at": draw.choice(["wrod", [], 3]),
+        "to": draw.choice([__file__]),
         "split": None,
-        "source": draw.one([3, None, [3], [b"x"], [None], [["a", "b", "c"]], [0.5]]),
-        "objective": draw.one(
+        "source": draw.choice([3, None, [3], [b"x"], [None], [["a", "b", "c"]], [0.5]]),
+        "objective": draw.choice(
             [embgrad.CrossEntropy([0] * (len(texts) + 1)), embgrad.Labelled, 3, None, nonsense(draw)]
         ),
         "Labelled": None,
     }
-    kind = draw.one(list(wrong))
+    kind = draw.choice(list(wrong))
     options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 2}
-    given: list[Any] = [world.model, texts, embgrad.Sum()]
+    arguments: list[Any] = [world.model, texts, embgrad.Sum()]
     if kind in ("source", "objective"):
-        given[1 if kind == "source" else 2] = wrong[kind]
+        arguments[1 if kind == "source" else 2] = wrong[kind]
     elif kind == "split":
         options |= {"split": True, "window": 4}
     elif kind != "Labelled":
@@ -154,8 +154,8 @@ def _broken(draw: Draw, world: World, texts: list[str], tokenizer: Any) -> Case:
 
     def run() -> Any:
         if kind == "Labelled":
-            return embgrad.Labelled(draw.one([3, None, embgrad.Sum(), "x"]))
-        with embgrad.stream(*given, **options) as running:
+            return embgrad.Labelled(draw.choice([3, None, embgrad.Sum(), "x"]))
+        with embgrad.stream(*arguments, **options) as running:
             return list(running)
 
     refused: tuple[type[BaseException], ...] = REFUSAL

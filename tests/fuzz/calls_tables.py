@@ -1,4 +1,4 @@
-"""Calls of `table_gradients`, `padding_report`, `parameter_gradients`, and of what counts in table gradients alone."""
+"""Calls of `table_gradients`, `padding_report`, `parameter_gradients` and the functions of table gradients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 import embgrad
 from tests.fuzz.calls_broken import broken_gradients
-from tests.fuzz.calls_gradients import Asked, asked
+from tests.fuzz.calls_gradients import Problem, drawn_problem
 from tests.fuzz.cases import REFUSAL, Case, expect, expect_close, expect_equal
 from tests.fuzz.drawing import Draw
 from tests.fuzz.nonsense import nonsense
 from tests.fuzz.surroundings import surrounded
 from tests.fuzz.worlds import FLOOR
 
-#: The weights that each architecture uses, where the harnesses can name them.
+#: The weights of each architecture that the harnesses can name.
 USED: Final[Mapping[str, tuple[str, ...]]] = {
     "mean": ("E", "W", "b"),
     "hidden": ("E", "W1", "b1", "W", "b"),
@@ -32,110 +32,126 @@ USED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def _around(draw: Draw, one: Asked, call: Any, *args: Any, **options: Any) -> tuple[str, Any]:
-    """The call inside one of the framework's contexts."""
-    inside, around = surrounded(draw, one.world.framework)
+def _around(draw: Draw, problem: Problem, call: Any, *args: Any, **options: Any) -> tuple[str, Any]:
+    """Return a text, and the call inside one of the framework's contexts."""
+    inside, around = surrounded(draw, problem.world.framework)
 
     def run() -> Any:
         with around():
-            return call(one.world.model, one.batch.given, one.aim.given, *args, **options)
+            return call(problem.world.model, problem.batch.argument, problem.objective.argument, *args, **options)
 
-    return f"{one.text}\noptions: {options}\ninside: {inside}", run
+    return f"{problem.text}\noptions: {options}\ninside: {inside}", run
 
 
 def table_gradients(draw: Draw, framework: str) -> Case:
-    one = asked(draw, framework, tuple(USED))
-    at = {"two_tables": draw.one(["word#0", "word#1"]), "twice": draw.one(["word", "word#0", "word#1"])}
-    options = {"at": at[one.world.architecture]} if one.world.architecture in at else {}
-    text, run = _around(draw, one, embgrad.table_gradients, **options)
-    table = "E2" if options.get("at") == "word#1" and one.world.architecture == "two_tables" else "E"
-    points = ("word#0", "word#1") if one.world.architecture == "twice" else (options.get("at", "word"),)
-    tolerance = 4 * one.world.tolerance
+    problem = drawn_problem(draw, framework, tuple(USED))
+    at = {"two_tables": draw.choice(["word#0", "word#1"]), "twice": draw.choice(["word", "word#0", "word#1"])}
+    options = {"at": at[problem.world.architecture]} if problem.world.architecture in at else {}
+    text, run = _around(draw, problem, embgrad.table_gradients, **options)
+    table = "E2" if options.get("at") == "word#1" and problem.world.architecture == "two_tables" else "E"
+    points = ("word#0", "word#1") if problem.world.architecture == "twice" else (options.get("at", "word"),)
+    tolerance = 4 * problem.world.tolerance
 
-    def judge(found: embgrad.TableGradients) -> None:
-        total, lookup = one.oracle.of(table).summed, _scattered(one, points)
+    def judge(actual: embgrad.TableGradients) -> None:
+        total, lookup = problem.oracle.of(table).summed, _scattered(problem, points)
         scale = max(float(np.abs(total).max()), float(np.abs(lookup).max()), FLOOR)
-        expect_close(found.lookup, lookup, tolerance, "lookup", scale)
-        expect_close(found.head, total - lookup, tolerance, "head", scale)
-        expect_close(found.total, total, tolerance, "total", scale)
-        expect_equal(found.lookups, len(points), "lookups")
-        if found.own is not None:
-            expect_close(found.own, total, tolerance, "own", scale)
+        expect_close(actual.lookup, lookup, tolerance, "lookup", scale)
+        expect_close(actual.head, total - lookup, tolerance, "head", scale)
+        expect_close(actual.total, total, tolerance, "total", scale)
+        expect_equal(actual.lookups, len(points), "lookups")
+        if actual.own is not None:
+            expect_close(actual.own, total, tolerance, "own", scale)
         else:
-            expect(one.world.frozen or framework == "reference", "own is None, and the table is trainable")
-        if one.world.architecture != "tied":
-            expect(not found.head.any(), "head is not zero, and nothing shares the table")
+            expect(problem.world.frozen or framework == "reference", "own is None, and the table is trainable")
+        if problem.world.architecture != "tied":
+            expect(not actual.head.any(), "head is not zero, and nothing shares the table")
 
-    return _case("table_gradients", one, text, run, judge)
+    return _case("table_gradients", problem, text, run, judge)
 
 
-def _scattered(one: Asked, points: tuple[str, ...]) -> np.ndarray:
-    dense = np.zeros_like(one.world.weights["E"])
+def _scattered(problem: Problem, points: tuple[str, ...]) -> np.ndarray:
+    dense = np.zeros_like(problem.world.weights["E"])
     for point in points:
-        np.add.at(dense, one.batch.meant.ids, one.oracle.at(point).summed)
+        np.add.at(dense, problem.batch.token_batch.ids, problem.oracle.at(point).summed)
     return dense
 
 
-def _case(function: str, one: Asked, text: str, run: Any, judge: Any, refused: tuple[type, ...] = ()) -> Case:
+def _case(function: str, problem: Problem, text: str, run: Any, judge: Any, refused: tuple[type, ...] = ()) -> Case:
     return Case(
-        function, text, run, judge, refused, [one.world], one.arguments, warns=one.warns, framework=one.world.framework
+        function,
+        text,
+        run,
+        judge,
+        refused,
+        [problem.world],
+        problem.arguments,
+        warns=problem.warns,
+        framework=problem.world.framework,
     )
 
 
 def padding_report(draw: Draw, framework: str) -> Case:
-    one = asked(draw, framework, ("masked", "mean", "positions", "tied", "hidden"), mask=True, native=False, pad=True)
-    text, run = _around(draw, one, embgrad.padding_report)
-    batch = one.batch.meant
+    problem = drawn_problem(
+        draw, framework, ("masked", "mean", "positions", "tied", "hidden"), mask=True, native=False, pad=True
+    )
+    text, run = _around(draw, problem, embgrad.padding_report)
+    batch = problem.batch.token_batch
     pads = ~batch.real
     rows = np.unique(batch.ids[pads])
-    if len(rows) > 1:  # of which of them would it report?
-        return _case("padding_report", one, text, run, None, REFUSAL)
+    if len(rows) > 1:  # the row is ambiguous
+        return _case("padding_report", problem, text, run, None, REFUSAL)
 
-    def judge(found: embgrad.PaddingReport) -> None:
-        right, tolerance = one.oracle.at("word").summed, 4 * one.world.tolerance
+    def judge(actual: embgrad.PaddingReport) -> None:
+        right, tolerance = problem.oracle.at("word").summed, 4 * problem.world.tolerance
         here = batch.ids == rows[0]
         scale = max(float(np.abs(right).max()), FLOOR)
-        total = one.oracle.of("E").summed - _scattered(one, ("word",))
+        total = problem.oracle.of("E").summed - _scattered(problem, ("word",))
         figures = {
-            "row_norm": np.linalg.norm(one.world.weights["E"][rows[0]]),
+            "row_norm": np.linalg.norm(problem.world.weights["E"][rows[0]]),
             "at_pads": np.linalg.norm(right[here & pads].sum(0)),
             "at_real": np.linalg.norm(right[here & ~pads].sum(0)),
             "head": np.linalg.norm(total[rows[0]]),
             "pad_leak": np.abs(right[pads]).max(),
         }
         for name, figure in figures.items():
-            expect_close(getattr(found, name), figure, tolerance, name, 4 * scale)
-        expect_equal((found.pad_id, found.pads, found.positions), (int(rows[0]), int(pads.sum()), pads.size), "counts")
-        expect_equal(found.mask_taken, one.world.architecture == "masked", "mask_taken")
-        expect(str(found).strip(), "its text is empty")
+            expect_close(getattr(actual, name), figure, tolerance, name, 4 * scale)
+        expect_equal(
+            (actual.pad_id, actual.pads, actual.positions), (int(rows[0]), int(pads.sum()), pads.size), "counts"
+        )
+        expect_equal(actual.mask_taken, problem.world.architecture == "masked", "mask_taken")
+        expect(str(actual).strip(), "its text is empty")
 
-    return _case("padding_report", one, text, run, judge)
+    return _case("padding_report", problem, text, run, judge)
 
 
 def parameter_gradients(draw: Draw, framework: str) -> Case:
-    one = asked(draw, framework, tuple(USED))
-    text, run = _around(draw, one, embgrad.parameter_gradients)
-    if (
-        one.world.frozen and framework != "reference"
-    ):  # nothing of the reference is trained, so that nothing can be frozen
-        return _case("parameter_gradients", one, text, run, None, REFUSAL)
+    problem = drawn_problem(draw, framework, tuple(USED))
+    text, run = _around(draw, problem, embgrad.parameter_gradients)
+    if problem.world.frozen and framework != "reference":  # the reference trains nothing, so that nothing can be frozen
+        return _case("parameter_gradients", problem, text, run, None, REFUSAL)
 
-    def judge(found: embgrad.ParameterGradients) -> None:
-        oracle, names = one.oracle, _names(one, found)
+    def judge(actual: embgrad.ParameterGradients) -> None:
+        oracle, names = problem.oracle, _names(problem, actual)
         for weight, (name, transposed) in names.items():
             right = oracle.of(weight).summed
-            value = found[name].T if transposed else found[name]
-            expect_close(value, right, 4 * one.world.tolerance, f"the gradient of {weight}", 4 * FLOOR)
-            expect(name not in found.unreached, f"{name} is unreached")
-        for name in found.unreached:
-            expect(not found[name].any(), f"{name} is unreached, and not zero")
+            value = actual[name].T if transposed else actual[name]
+            expect_close(value, right, 4 * problem.world.tolerance, f"the gradient of {weight}", 4 * FLOOR)
+            expect(name not in actual.unreached, f"{name} is unreached")
+        for name in actual.unreached:
+            expect(not actual[name].any(), f"{name} is unreached, and not zero")
         total = oracle.values()
-        expect_close(found.objective, total.sum() if one.aim.scalar else total, one.world.tolerance, "objective", 1.0)
+        expect_close(
+            actual.objective,
+            total.sum() if problem.objective.scalar else total,
+            problem.world.tolerance,
+            "objective",
+            1.0,
+        )
 
-    return _case("parameter_gradients", one, text, run, judge)
+    return _case("parameter_gradients", problem, text, run, judge)
 
 
-#: In TensorFlow where each weight lies; Keras 2 gives several the same name.
+#: The layer and attribute of each weight in TensorFlow; Keras 2 gives several weights the same name.
 VARIABLES: Final = {
     "E": ("table", "embeddings"),
     "E2": ("second", "embeddings"),
@@ -146,12 +162,12 @@ VARIABLES: Final = {
 }
 
 
-def _names(one: Asked, found: embgrad.ParameterGradients) -> dict[str, tuple[str, bool]]:
-    """By weight its name among the gradients, and whether it is held transposed."""
-    model, used = one.world.model, USED[one.world.architecture]
-    if one.world.framework != "tensorflow":
-        return {name: one.world.harness.parameter(model, name) for name in used}
-    variables = {id(variable): name for name, variable in zip(found, model.trainable_variables, strict=True)}
+def _names(problem: Problem, actual: embgrad.ParameterGradients) -> dict[str, tuple[str, bool]]:
+    """Return for each weight its name among the gradients, and whether it is stored transposed."""
+    model, used = problem.world.model, USED[problem.world.architecture]
+    if problem.world.framework != "tensorflow":
+        return {name: problem.world.harness.parameter(model, name) for name in used}
+    variables = {id(variable): name for name, variable in zip(actual, model.trainable_variables, strict=True)}
     places = {name: VARIABLES[name] for name in used}
     return {
         name: (variables[id(getattr(model.get_layer(layer), kind))], False) for name, (layer, kind) in places.items()
@@ -159,55 +175,57 @@ def _names(one: Asked, found: embgrad.ParameterGradients) -> dict[str, tuple[str
 
 
 def broken_asking(draw: Draw, framework: str) -> Case:
-    name = draw.one(["table_gradients", "padding_report", "parameter_gradients"])
+    name = draw.choice(["table_gradients", "padding_report", "parameter_gradients"])
     case = broken_gradients(draw, framework, getattr(embgrad, name), name)
     if name == "parameter_gradients":
         if "broken options: at" in case.text:
             return parameter_names(draw, framework)
         if any(kind in case.text for kind in ("without a lookup", "that is detached")):
-            return parameter_names(draw, framework)  # it has a gradient all the same
+            return parameter_names(draw, framework)  # the model has parameter gradients
     return case
 
 
 def parameter_names(draw: Draw, framework: str) -> Case:
-    one = asked(draw, framework, ("mean",), native=False)
-    names = draw.one(["Native", "canonical", "", None, 3, [], nonsense(draw)])
-    text, run = _around(draw, one, partial(embgrad.parameter_gradients, names=names))
-    return _case("parameter_gradients", one, f"{text}\nnames: {names!r}", run, None, REFUSAL)
+    problem = drawn_problem(draw, framework, ("mean",), native=False)
+    names = draw.choice(["Native", "canonical", "", None, 3, [], nonsense(draw)])
+    text, run = _around(draw, problem, partial(embgrad.parameter_gradients, names=names))
+    return _case("parameter_gradients", problem, f"{text}\nnames: {names!r}", run, None, REFUSAL)
 
 
 def table_sums(draw: Draw, framework: str) -> Case:
-    """Norms, products and clipped sums of tables that are drawn at will."""
-    vocab, dim = draw.whole(1, 12), draw.whole(1, 4)
-    dtype = draw.one([np.float32, np.float64])
-    tables, others = ([_table(draw, vocab, dim, dtype) for _ in range(draw.whole(1, 5))] for _ in range(2))
-    dense, dense_others = (np.stack([one.to_dense().astype(np.float64) for one in some]) for some in (tables, others))
+    """Draw norms, products and clipped sums of random tables."""
+    vocab, dim = draw.integer(1, 12), draw.integer(1, 4)
+    dtype = draw.choice([np.float32, np.float64])
+    tables, others = ([_table(draw, vocab, dim, dtype) for _ in range(draw.integer(1, 5))] for _ in range(2))
+    dense, dense_others = (
+        np.stack([table.to_dense().astype(np.float64) for table in group]) for group in (tables, others)
+    )
     norms = np.sqrt((dense**2).sum((1, 2)))
-    name = draw.one(["table_norms", "table_products", "clipped_table"])
+    name = draw.choice(["table_norms", "table_products", "clipped_table"])
     tolerance = 1e-5 if dtype == np.float32 else 1e-12
-    text = f"tables of {vocab} × {dim}, rows {[one.rows.tolist() for one in tables]}, {np.dtype(dtype)}"
+    text = f"tables of {vocab} × {dim}, rows {[table.rows.tolist() for table in tables]}, {np.dtype(dtype)}"
     if draw.chance(0.35):
         mixed = [[*tables, 3], [*tables, None]]
-        if name != "table_norms":  # whose tables may be of several shapes
+        if name != "table_norms":  # its tables may have several shapes
             mixed.append([*tables, _table(draw, vocab, dim + 1, dtype)])
-        wrong = draw.one([None, "loud", {"a": 1}, np.ones((vocab, dim)), 0.5, tables[0], *mixed])
+        wrong = draw.choice([None, "loud", {"a": 1}, np.ones((vocab, dim)), 0.5, tables[0], *mixed])
         args = (wrong, 1.0) if name == "clipped_table" else (wrong,)
         if name == "clipped_table" and draw.chance(0.5):
-            args = (tables, draw.one([0, -1.0, float("nan"), "1", None, True, [1.0], 1j]))
+            args = (tables, draw.choice([0, -1.0, float("nan"), "1", None, True, [1.0], 1j]))
         return Case(
             name, f"{text}\nbroken: {args!r}", lambda: getattr(embgrad, name)(*args), None, REFUSAL, [], [tables]
         )
     most = float(draw.random.uniform(0.1, 3)) if draw.chance(0.9) else float("inf")
     second = others if draw.chance(0.5) else None
 
-    def judge(found: Any) -> None:
+    def judge(actual: Any) -> None:
         if name == "table_norms":
-            expect_close(found, norms, 1e-9, name)
+            expect_close(actual, norms, 1e-9, name)
         elif name == "table_products":
-            expect_close(found, np.einsum("ivd,jvd->ij", dense, dense if second is None else dense_others), 1e-9, name)
+            expect_close(actual, np.einsum("ivd,jvd->ij", dense, dense if second is None else dense_others), 1e-9, name)
         else:
             shares = np.minimum(1, most / np.maximum(norms, 1e-300))
-            expect_close(found.to_dense(), (dense * shares[:, None, None]).sum(0), tolerance, name)
+            expect_close(actual.to_dense(), (dense * shares[:, None, None]).sum(0), tolerance, name)
 
     runs = {
         "table_norms": lambda: embgrad.table_norms(tables),

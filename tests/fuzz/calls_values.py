@@ -1,4 +1,4 @@
-"""Calls that need no model: `TokenBatch`, `encode`, the objectives by themselves, and the list of backends."""
+"""Calls that need no model: `TokenBatch`, `encode`, objectives, and the list of backends."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from tests.fuzz.nonsense import disguised, nonsense
 from tests.fuzz.objectives import broken_objective, drawn_objective
 from tests.fuzz.oracle import STEP
 
-#: What is broken about an objective that only a call with a model can tell.
+#: The broken objectives that only a call with a model can detect.
 FOR_A_MODEL: Final = ("no objective", "a class", "a function", "Scalar of a function", "an output of no name")
 
 
 def token_batches(draw: Draw, framework: str) -> Case:
-    """A batch by hand, and what can be asked of it."""
-    shape = draw.whole(1, 4), draw.whole(1, 5)
+    shape = draw.integer(1, 4), draw.integer(1, 5)
     if draw.chance(0.4):
         kind, made = broken_batch(draw, "reference", 50, at="batch")
         text = f"broken: {kind}"
         return Case("TokenBatch", text, lambda: _as_batch(made()), None, REFUSAL)
-    ids = draw.wholes(0, 2**31 - 1 if draw.chance(0.1) else 50, shape)
+    ids = draw.integers(0, 2**31 - 1 if draw.chance(0.1) else 50, shape)
     mask = drawn_mask(draw, shape) if draw.chance(0.6) else None
-    types = draw.wholes(0, 3, shape) if draw.chance(0.3) else None
-    words = draw.wholes(-1, 3, shape) if draw.chance(0.2) else None
-    tokens = [[f"t{one}" for one in row] for row in ids.tolist()] if draw.chance(0.3) else None
+    types = draw.integers(0, 3, shape) if draw.chance(0.3) else None
+    words = draw.integers(-1, 3, shape) if draw.chance(0.2) else None
+    tokens = [[f"t{value}" for value in row] for row in ids.tolist()] if draw.chance(0.3) else None
     extras = {"position_ids": np.arange(ids.size).reshape(shape), "flag": True} if draw.chance(0.2) else None
-    convention = draw.one(["huggingface", "tfhub", "keras_hub", "ids"])
+    convention = draw.choice(["huggingface", "tfhub", "keras_hub", "ids"])
     options = {"mask": mask, "types": types, "words": words}
-    given = {name: None if one is None else disguised(draw, one) for name, one in options.items()}
-    given |= {"tokens": tokens, "extras": extras, "convention": convention}
+    arguments = {name: None if value is None else disguised(draw, value) for name, value in options.items()}
+    arguments |= {"tokens": tokens, "extras": extras, "convention": convention}
     ids_given = disguised(draw, ids)
 
     def judge(batch: embgrad.TokenBatch) -> None:
@@ -44,13 +43,13 @@ def token_batches(draw: Draw, framework: str) -> Case:
         expect_equal(batch.ids, ids, "ids")
         expect_equal(batch.ids.dtype, np.dtype(np.int64), "the dtype of ids")
         expect(not batch.ids.flags.writeable, "ids can be written to")
-        for name, one in options.items():
-            expect_equal(getattr(batch, name), one, name)
+        for name, value in options.items():
+            expect_equal(getattr(batch, name), value, name)
         expect_equal(batch.real, real, "real")
         expect_equal((batch.shape, len(batch), batch.padded), (shape, shape[0], not real.all()), "shape, len, padded")
         expect_equal(pickle.loads(pickle.dumps(batch)) == batch, True, "equality with its pickle")
         expect_equal(batch.replace() == batch, True, "equality with itself rebuilt")
-        size = draw.whole(1, 5)
+        size = draw.integer(1, 5)
         pieces = list(batch.micro_batches(size))
         expect_equal(np.concatenate([piece.ids for piece in pieces]), ids, "the ids of its micro-batches")
         expect(all(len(piece) <= size for piece in pieces), "a micro-batch is too large")
@@ -61,27 +60,29 @@ def token_batches(draw: Draw, framework: str) -> Case:
         expect(repr(batch).startswith("TokenBatch("), "its repr")
 
     text = f"ids={ids.tolist()} as {type(ids_given).__name__}, " + ", ".join(
-        f"{key}={one!r}" for key, one in given.items()
+        f"{key}={value!r}" for key, value in arguments.items()
     )
-    return Case("TokenBatch", text, lambda: embgrad.TokenBatch(ids_given, **given), judge, (), [], [ids_given, given])
+    return Case(
+        "TokenBatch", text, lambda: embgrad.TokenBatch(ids_given, **arguments), judge, (), [], [ids_given, arguments]
+    )
 
 
-def _as_batch(given: Any) -> Any:
-    return given if isinstance(given, embgrad.TokenBatch) else embgrad.TokenBatch(given)
+def _as_batch(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, embgrad.TokenBatch) else embgrad.TokenBatch(arguments)
 
 
 def _expect_conventions(batch: Any, ids: np.ndarray, mask: Any, types: Any, real: np.ndarray) -> None:
     named = batch.to_huggingface()
     expect_equal(named["input_ids"], ids, "input_ids")
     expect_equal("attention_mask" in named, mask is not None, "whether there is an attention_mask")
-    for found, keys in (
+    for actual, keys in (
         (batch.to_tfhub(), ("input_word_ids", "input_mask", "input_type_ids")),
         (batch.to_keras_hub(), ("token_ids", "padding_mask", "segment_ids")),
     ):
         expected = (ids, real.astype(int), np.zeros_like(ids) if types is None else types)
-        for key, one in zip(keys, expected, strict=True):
-            expect_equal(found[key], one, key)
-            expect_equal(found[key].dtype, np.dtype(np.int32), f"the dtype of {key}")
+        for key, value in zip(keys, expected, strict=True):
+            expect_equal(actual[key], value, key)
+            expect_equal(actual[key].dtype, np.dtype(np.int32), f"the dtype of {key}")
     lengths = real.sum(1)
     if (real == (np.arange(real.shape[1]) < lengths[:, None])).all():
         expect_equal(batch.lengths(), lengths, "lengths")
@@ -95,7 +96,7 @@ def _expect_conventions(batch: Any, ids: np.ndarray, mask: Any, types: Any, real
 
 
 class Pieces:
-    """A tokenizer with `tokenize` and `convert_tokens_to_ids`: a piece is a letter."""
+    """A tokenizer with `tokenize` and `convert_tokens_to_ids`, whose pieces are letters."""
 
     special: Final = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2}
 
@@ -107,38 +108,40 @@ class Pieces:
 
 
 def letters(text: str, pair: str | None = None) -> list[int]:
-    """A callable tokenizer: [1] text [2] pair [2], a letter an id."""
-    return [1, *(i for part in (text, pair) if part is not None for i in [*(3 + ord(one) % 90 for one in part), 2])]
+    """Return [1] text [2] pair [2], with an id per letter."""
+    return [
+        1,
+        *(i for part in (text, pair) if part is not None for i in [*(3 + ord(letter) % 90 for letter in part), 2]),
+    ]
 
 
 def as_dict(text: str, pair: str | None = None) -> dict[str, Any]:
-    """Likewise in a known convention, with padding that the mask takes out."""
+    """Return the same in a known convention, with masked padding."""
     ids = letters(text, pair)
     return {"input_ids": [*ids, 0, 0], "attention_mask": [*[1] * len(ids), 0, 0]}
 
 
 def encode(draw: Draw, framework: str) -> Case:
-    """Texts and pairs of them, by tokenizers of several kinds."""
     texts: list[Any] = []
-    for _ in range(draw.whole(1, 4)):
-        one, two = ("".join(draw.one("abcé 漢\u202e😀\n") for _ in range(draw.whole(0, 6))) for _ in range(2))
-        texts.append(draw.one([one, (one, two), [one, two]]))
-    kind = draw.one(["callable", "dict", "pieces"])
+    for _ in range(draw.integer(1, 4)):
+        first, second = ("".join(draw.choice("abcé 漢\u202e😀\n") for _ in range(draw.integer(0, 6))) for _ in range(2))
+        texts.append(draw.choice([first, (first, second), [first, second]]))
+    kind = draw.choice(["callable", "dict", "pieces"])
     tokenizer: Any = {"callable": letters, "dict": as_dict, "pieces": Pieces()}[kind]
-    side, pad, most = draw.one([None, "right", "left"]), draw.one([None, 0, 7]), None
+    side, pad, most = draw.choice([None, "right", "left"]), draw.choice([None, 0, 7]), None
     if kind == "pieces" and draw.chance(0.5):
-        most = draw.whole(3, 9)
+        most = draw.integer(3, 9)
     options = {"padding_side": side, "pad_id": pad, "max_length": most}
     text = f"texts={texts!r}, a {kind} tokenizer, {options}"
     if draw.chance(0.35):
         return _broken_encode(draw, texts, tokenizer)
 
     def judge(batch: embgrad.TokenBatch) -> None:
-        wholes = [letters(*([one] if isinstance(one, str) else one)) for one in texts]
-        lengths = [len(one) if most is None else min(len(one), most) for one in wholes]
+        wholes = [letters(*([entry] if isinstance(entry, str) else entry)) for entry in texts]
+        lengths = [len(whole) if most is None else min(len(whole), most) for whole in wholes]
         expect_equal(batch.shape, (len(texts), max(lengths)), "the shape")
         expect_equal(batch.real.sum(1), np.array(lengths), "the lengths")
-        expect_equal(batch.truncated, np.array([len(one) for one in wholes]) - lengths, "truncated")
+        expect_equal(batch.truncated, np.array([len(whole) for whole in wholes]) - lengths, "truncated")
         for row, real, expected in zip(batch.ids, batch.real, wholes, strict=True):
             start = np.flatnonzero(real)[0]
             expect_equal(start, len(real) - real.sum() if side == "left" else 0, "where an example begins")
@@ -152,24 +155,24 @@ def encode(draw: Draw, framework: str) -> Case:
 def _broken_encode(draw: Draw, texts: list[Any], tokenizer: Any) -> Case:
     wrong: dict[str, Callable[[], Any]] = {
         "texts": lambda: embgrad.encode(
-            draw.one([("a", "b"), [], [3], None, [["a"]], [("a", "b", "c")], {}, b"x"]), tokenizer
+            draw.choice([("a", "b"), [], [3], None, [["a"]], [("a", "b", "c")], {}, b"x"]), tokenizer
         ),
         "nonsense": lambda: embgrad.encode(_no_text(nonsense(draw)), tokenizer),
-        "tokenizer": lambda: embgrad.encode(texts, draw.one([None, 3, "bert", Pieces, object()])),
+        "tokenizer": lambda: embgrad.encode(texts, draw.choice([None, 3, "bert", Pieces, object()])),
         "answer": lambda: embgrad.encode(texts, lambda *_: nonsense(draw) if draw.chance(0.5) else [[1], [2]]),
         "an answer of another length": lambda: embgrad.encode(
             ["a"], lambda *_: {"input_ids": [1], "attention_mask": [1, 1]}
         ),
-        "max_length": lambda: embgrad.encode(texts, Pieces(), max_length=draw.one([0, -1, 1, 1.5, "9", True])),
+        "max_length": lambda: embgrad.encode(texts, Pieces(), max_length=draw.choice([0, -1, 1, 1.5, "9", True])),
         "max_length of a callable": lambda: embgrad.encode(texts, letters, max_length=9),
         "padding_side": lambda: embgrad.encode(
-            texts, tokenizer, padding_side=draw.one(["Left", "", 3, [], None, b"left"]) or 0
+            texts, tokenizer, padding_side=draw.choice(["Left", "", 3, [], None, b"left"]) or 0
         ),
         "pad_id": lambda: embgrad.encode(
-            ["a", "abc"], tokenizer, pad_id=draw.one([-1, 0.5, "0", float("nan"), [0], 2**70])
+            ["a", "abc"], tokenizer, pad_id=draw.choice([-1, 0.5, "0", float("nan"), [0], 2**70])
         ),
     }
-    kind = draw.one(list(wrong))
+    kind = draw.choice(list(wrong))
     return Case("encode", f"texts={texts!r}\nbroken: {kind}", wrong[kind], None, REFUSAL)
 
 
@@ -178,29 +181,30 @@ def _no_text(value: Any) -> Any:
 
 
 class _Formula:
-    """What an objective is of a random output."""
+    """An objective of a random output, with the expected value."""
 
     def __init__(self, draw: Draw) -> None:
-        shape = draw.whole(1, 4), draw.whole(1, 5)
+        shape = draw.integer(1, 4), draw.integer(1, 5)
         mask = drawn_mask(draw, shape) if draw.chance(0.6) else None
-        self.batch = embgrad.TokenBatch(draw.wholes(0, 9, shape), mask)
-        self.architecture = draw.one(["mean", "positions", "probabilities"])
-        classes = draw.whole(2, 5)
-        self.aim = drawn_objective(draw, self.architecture, classes, self.batch)
+        self.batch = embgrad.TokenBatch(draw.integers(0, 9, shape), mask)
+        self.architecture = draw.choice(["mean", "positions", "probabilities"])
+        classes = draw.integer(2, 5)
+        self.objective = drawn_objective(draw, self.architecture, classes, self.batch)
         outer = shape if self.architecture == "positions" else shape[:1]
-        self.output = draw.normal(*outer, classes, scale=draw.one([0.1, 1.0, 20.0]))
+        self.output = draw.normal(*outer, classes, scale=draw.choice([0.1, 1.0, 20.0]))
         if self.architecture == "probabilities":
             powers = np.exp(self.output - self.output.max(-1, keepdims=True)) + 1e-3
             self.output = powers / powers.sum(-1, keepdims=True)
 
     def right(self) -> tuple[np.ndarray, np.ndarray]:
         steps = np.eye(self.output.size).reshape(-1, *self.output.shape) * 1j * STEP
-        found = np.broadcast_to(self.aim.formula({"logits": self.output + steps}), (self.output.size, len(self.batch)))
-        return found[0].real, (found.imag / STEP).sum(1).reshape(self.output.shape)
+        values = np.broadcast_to(
+            self.objective.formula({"logits": self.output + steps}), (self.output.size, len(self.batch))
+        )
+        return values[0].real, (values.imag / STEP).sum(1).reshape(self.output.shape)
 
 
 def objectives(draw: Draw, framework: str) -> Case:
-    """An objective's values and cotangent, of an output that is drawn at will."""
     if draw.chance(0.4):
         kind, made, _ = broken_objective(draw, 3, 2)
         while kind.startswith(FOR_A_MODEL):
@@ -208,23 +212,25 @@ def objectives(draw: Draw, framework: str) -> Case:
         batch, output = embgrad.TokenBatch([[1, 2], [3, 4]]), draw.normal(2, 3)
         run = lambda: made().evaluate(output, batch)  # noqa: E731
         return Case("objectives", f"broken: {kind}", run, None, REFUSAL)
-    one = _Formula(draw)
-    value, cotangent = one.right()
+    formula = _Formula(draw)
+    value, cotangent = formula.right()
 
-    def judge(found: Any) -> None:
-        expect_close(found[0], value, 1e-9, "L", 1.0)
-        expect_close(found[1], cotangent, 1e-9, "the cotangent", 1e-3)
-        described = one.aim.given.describe()
+    def judge(actual: Any) -> None:
+        expect_close(actual[0], value, 1e-9, "L", 1.0)
+        expect_close(actual[1], cotangent, 1e-9, "the cotangent", 1e-3)
+        described = formula.objective.argument.describe()
         rebuilt = getattr(embgrad, described["class"])(
             **{key: kept for key, kept in described.items() if key != "class"}
         )
-        again = rebuilt.evaluate(one.output, one.batch)
-        expect_equal(again[1], found[1], "the cotangent of what describe() rebuilds")
+        again = rebuilt.evaluate(formula.output, formula.batch)
+        expect_equal(again[1], actual[1], "the cotangent of what describe() rebuilds")
 
-    real = one.batch.real.astype(int).tolist()
-    text = f"{one.aim.text}\nbatch: {one.batch.ids.tolist()}, mask {real}\noutput {one.output.tolist()}"
-    run = lambda: one.aim.given.evaluate(one.output, one.batch)  # noqa: E731
-    return Case("objectives", text, run, judge, (), [], [one.output, one.batch, one.aim.given])
+    real = formula.batch.real.astype(int).tolist()
+    text = (
+        f"{formula.objective.text}\nbatch: {formula.batch.ids.tolist()}, mask {real}\noutput {formula.output.tolist()}"
+    )
+    run = lambda: formula.objective.argument.evaluate(formula.output, formula.batch)  # noqa: E731
+    return Case("objectives", text, run, judge, (), [], [formula.output, formula.batch, formula.objective.argument])
 
 
 def backends(draw: Draw, framework: str) -> Case:
@@ -235,8 +241,8 @@ def backends(draw: Draw, framework: str) -> Case:
             embgrad.refresh_backends()
         return embgrad.list_backends()
 
-    def judge(found: Mapping[str, Any]) -> None:
+    def judge(actual: Mapping[str, Any]) -> None:
         for name in ("reference", framework):
-            expect(name in found, f"{name!r} is not in the list {found!r}")
+            expect(name in actual, f"{name!r} is not in the list {actual!r}")
 
     return Case("list_backends", f"refresh: {refresh}", run, judge, framework=framework)

@@ -1,4 +1,4 @@
-"""A call of the fuzzer: what is called, with what, what must come of it, and how that is judged."""
+"""A call of the fuzzer, and the comparisons that judge its result."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import embgrad
 from tests.fuzz.worlds import World
 
-#: What a refusal of embgrad's is.
+#: The errors by which embgrad refuses a call.
 REFUSAL: Final = (embgrad.EmbgradError,)
 
-#: What Gluon says, in the user's own pass, of a hybridised net in which a weight is of no use.
+#: The beginning of Gluon's warning about a hybridised net with an unused weight.
 UNUSED: Final = ("Parameter ",)
 
 
@@ -27,18 +27,17 @@ class Case:
     """One call.
 
     Attributes:
-        function: the public function.
-        text: the call with all that it is given, for a reader.
+        function: the name of the public function.
+        text: the call with all its arguments, for the reader.
         run: makes the call.
-        judge: raises Wrong where the result is wrong; None where there must be no result.
-        refused: what errors may come instead of a result, or must where `judge` is None: embgrad's, and those of the
-            user's own functions that come out as they are.
-        worlds: the models that are touched, which must stay as they were.
-        arguments: what is given, which must stay as it was.
-        warns: an EmbgradWarning may come.
-        random_moves: random numbers may be drawn.
-        framework: whose column it is counted in.
-        foreign: how warnings begin that the framework gives the user's own code in the call.
+        judge: raises Wrong for a wrong result; None where the call must be refused.
+        refused: the errors that are allowed instead of a result, or required where `judge` is None.
+        worlds: the models of the call, which must not change.
+        arguments: the arguments, which must not change.
+        warns: True if an EmbgradWarning is allowed.
+        random_moves: True if random numbers may be drawn.
+        framework: the column that counts the call.
+        foreign: the beginnings of warnings that the framework gives the user's own code.
     """
 
     function: str
@@ -53,39 +52,34 @@ class Case:
     framework: str = "none"
     foreign: tuple[str, ...] = ()
 
-    @property
-    def broken(self) -> bool:
-        return self.judge is None
-
 
 def expect(holds: Any, said: str) -> None:
     if not holds:
         raise Wrong(said)
 
 
-def expect_equal(found: Any, expected: Any, name: str) -> None:
-    """That two values are the same, arrays to the last bit."""
-    if isinstance(expected, np.ndarray) or isinstance(found, np.ndarray):
-        found, expected = np.asarray(found), np.asarray(expected)
-        same = found.shape == expected.shape and np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
+def expect_equal(actual: Any, expected: Any, name: str) -> None:
+    if isinstance(expected, np.ndarray) or isinstance(actual, np.ndarray):
+        actual, expected = np.asarray(actual), np.asarray(expected)
+        same = actual.shape == expected.shape and np.array_equal(actual, expected, equal_nan=actual.dtype.kind == "f")
     else:
-        same = found == expected
-    expect(same, f"{name} is {_shown(found)}: expected {_shown(expected)}")
+        same = actual == expected
+    expect(same, f"{name} is {_shown(actual)}: expected {_shown(expected)}")
 
 
-def expect_close(found: Any, expected: Any, tolerance: float, name: str, floor: float = 1e-2) -> None:
-    """That two arrays differ by no more than the tolerance times the largest expected entry, or the floor."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    expect(found.shape == expected.shape, f"{name} has the shape {found.shape}: expected {expected.shape}")
+def expect_close(actual: Any, expected: Any, tolerance: float, name: str, floor: float = 1e-2) -> None:
+    """Expect a difference of at most the tolerance times the largest expected entry or the floor."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    expect(actual.shape == expected.shape, f"{name} has the shape {actual.shape}: expected {expected.shape}")
     if not expected.size:
         return
     scale = max(float(np.abs(expected).max()), floor)
-    apart = np.abs(found.astype(np.float64) - expected)
+    apart = np.abs(actual.astype(np.float64) - expected)
     largest = float(apart.max())  # NaN compares false
     if not largest <= tolerance * scale:
-        place = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.nan_to_num(apart, nan=np.inf))), apart.shape))
+        index = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.nan_to_num(apart, nan=np.inf))), apart.shape))
         raise Wrong(
-            f"{name} is {found[place]!r} at {place}, off by {largest:.3g}: expected {expected[place]!r} (tolerance "
+            f"{name} is {actual[index]!r} at {index}, off by {largest:.3g}: expected {expected[index]!r} (tolerance "
             f"{tolerance} of {scale:.3g})"
         )
 

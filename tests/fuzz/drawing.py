@@ -1,4 +1,4 @@
-"""Random choices of one call, from nothing but the seed and the call's number."""
+"""Random choices of one call, which depend on the seed and the call's number alone."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ T = TypeVar("T")
 
 
 class Draw:
-    """NumPy's generator, with the choices that the generators of calls make."""
+    """NumPy's generator with further choices."""
 
     def __init__(self, seed: int, number: int) -> None:
         self.random = np.random.default_rng([seed, number])
 
-    def one(self, choices: Sequence[T]) -> T:
+    def choice(self, choices: Sequence[T]) -> T:
         return choices[int(self.random.integers(len(choices)))]
 
     def weighted(self, choices: Mapping[T, float]) -> T:
-        """One of them, as likely as its weight says."""
         weights = np.array(list(choices.values()), np.float64)
         return list(choices)[int(self.random.choice(len(weights), p=weights / weights.sum()))]
 
     def chance(self, share: float) -> bool:
         return bool(self.random.random() < share)
 
-    def whole(self, least: int, most: int) -> int:
-        """A whole number from the least to the most, both included."""
+    def integer(self, least: int, most: int) -> int:
+        """Return an integer between both bounds, inclusive."""
         return int(self.random.integers(least, most + 1))
 
-    def some(self, choices: Sequence[T], least: int = 1, most: int | None = None) -> list[T]:
-        count = self.whole(least, min(len(choices), len(choices) if most is None else most))
-        return [choices[int(place)] for place in self.random.permutation(len(choices))[:count]]
+    def subset(self, choices: Sequence[T], least: int = 1, most: int | None = None) -> list[T]:
+        count = self.integer(least, min(len(choices), len(choices) if most is None else most))
+        return [choices[int(index)] for index in self.random.permutation(len(choices))[:count]]
 
     def normal(self, *shape: int, scale: float = 1.0) -> np.ndarray:
         return np.asarray(self.random.normal(scale=scale, size=shape))
 
-    def wholes(self, least: int, most: int, shape: Any) -> np.ndarray:
-        """Whole numbers from the least to the most, both included, int64."""
+    def integers(self, least: int, most: int, shape: Any) -> np.ndarray:
+        """Return integers between both bounds, inclusive, int64."""
         return self.random.integers(least, most + 1, size=shape)

@@ -1,4 +1,4 @@
-"""The suite's models as graphs that hold nothing of their Python any more, or as their framework compiles them."""
+"""The suite's models as exported graphs or compiled by their framework."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Final
 
-#: The architectures that take ids alone, and give one tensor.
+#: The architectures that take ids alone and return one tensor.
 EXPORTED: Final = (
     "mean",
     "hidden",
@@ -22,7 +22,7 @@ EXPORTED: Final = (
 
 
 def exported(framework: str, model: Any) -> Any:
-    """A SavedModel, a SymbolBlock, or what `torch.compile` gives, which runs the model's own code here; else the model."""
+    """Return a SavedModel, a SymbolBlock or a `torch.compile`d model; the reference's model itself."""
     if framework == "tensorflow":
         return _savedmodel(model)
     if framework == "gluon":
@@ -42,19 +42,19 @@ def _savedmodel(model: Any) -> Any:
         def __call__(self, input_ids: Any) -> Any:
             return model(input_ids)
 
-    with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as place:
+    with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as directory:
         module = Module()
         module.kept = model  # its variables are saved
-        tf.saved_model.save(module, place)
-        return tf.saved_model.load(place)
+        tf.saved_model.save(module, directory)
+        return tf.saved_model.load(directory)
 
 
 def _symbolblock(net: Any) -> Any:
     import mxnet as mx
 
     net(mx.nd.zeros((1, 2), dtype="int32"))
-    with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as place, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        path = Path(place) / "net"
+        path = Path(directory) / "net"
         net.export(str(path))
         return mx.gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")

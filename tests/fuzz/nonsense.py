@@ -1,4 +1,4 @@
-"""Values that are wrong almost anywhere, and right ones in a form that hardly anyone tries."""
+"""Values that are wrong almost anywhere, and right ones in unusual forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Odd:
 
 
 def nonsense(draw: Draw, numbers: bool = True) -> Any:
-    """Anything but a whole number, a name, an array of whole numbers or a function; without `numbers` no number at all."""
+    """Return anything but an integer, a name, an array of integers or a function; without `numbers` no number at all."""
     makers: list[Callable[[], Any]] = [
         lambda: "loud",
         lambda: b"bytes",
@@ -44,14 +44,14 @@ def nonsense(draw: Draw, numbers: bool = True) -> Any:
     ]
     if not numbers:
         makers = [make for make in makers if not isinstance(make(), (int, float))]
-    return draw.one(makers)()
+    return draw.choice(makers)()
 
 
 def disguised(draw: Draw, array: np.ndarray) -> Any:
-    """The same numbers as a list, read-only, of another dtype or byte order, or not contiguous."""
+    """Return the same numbers as a list, read-only, in another dtype or byte order, or not contiguous."""
     array = np.asarray(array)
     if array.ndim == 0:
-        return draw.one([array, array.item(), array[()]])
+        return draw.choice([array, array.item(), array[()]])
     whole = array.dtype.kind in "iu"
     forms: list[Callable[[], Any]] = [
         lambda: array,
@@ -63,7 +63,7 @@ def disguised(draw: Draw, array: np.ndarray) -> Any:
         lambda: array.astype(np.int32 if whole else np.float64),
         lambda: array.astype(np.float64),
     ]
-    return draw.one(forms)()
+    return draw.choice(forms)()
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
@@ -73,7 +73,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _strided(array: np.ndarray) -> np.ndarray:
-    """Every second entry of a larger array, from behind."""
+    """Return a copy as every second entry of a larger array, in reverse."""
     wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
     view = wide[..., ::-2]
     view[...] = array

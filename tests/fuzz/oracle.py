@@ -1,8 +1,8 @@
-"""The right gradients: the suite's architectures once more in NumPy, differentiated by complex steps.
+"""The expected gradients: the suite's architectures in NumPy, differentiated by complex steps.
 
-A function that is analytic and real on real numbers has f(x + ih) = f(x) + ih f'(x) + O(h²), so that the imaginary part over h is
-the derivative, without the cancellation of a finite difference: with h = 1e-30 it is exact to rounding. One forward pass makes a
-step in each entry at once, along a leading axis. Nothing here is shared with embgrad: neither its objectives nor its backends.
+An analytic function has f(x + ih) = f(x) + ih f'(x) + O(h²), so that the imaginary part over h is the derivative, exact to
+rounding for h = 1e-30. One forward pass makes a step in each entry at once, along a leading axis. The oracle shares no code with
+embgrad.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 STEP: Final = 1e-30
 
-#: The points at which each architecture can be asked for a gradient, as `at` names them.
+#: The points of each architecture, as `at` names them.
 POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "mean": ("word",),
     "hidden": ("word",),
@@ -39,13 +39,7 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Changes:
-    """What is changed at points, by their names in `_Pass`.
-
-    Attributes:
-        override: the value that goes on, an array that broadcasts, or a function of the value.
-        add: likewise what is added.
-        edit: by what number, or array that broadcasts, the gradient is multiplied on its way up.
-    """
+    """Changes at points, by name: values or functions that override or add, and factors of the gradient."""
 
     override: Mapping[str, Any] = field(default_factory=dict)
     add: Mapping[str, Any] = field(default_factory=dict)
@@ -54,12 +48,12 @@ class Changes:
 
 @dataclass(frozen=True)
 class Derivatives:
-    """At one point, or of one weight.
+    """Derivatives at one point or with respect to one weight.
 
     Attributes:
         each: ∂L_i/∂e, (example i, *shape of e).
-        value: e itself, as it goes on.
-        before: `each` as it came, before an edit at the point itself.
+        value: e after changes.
+        before: `each` before an edit at the point itself.
     """
 
     each: np.ndarray
@@ -72,21 +66,17 @@ class Derivatives:
 
     @property
     def own(self) -> np.ndarray:
-        """∂L_i/∂e[i]: of each example at its own entries."""
-        return np.stack([one[number] for number, one in enumerate(self.each)])
+        """Return ∂L_i/∂e[i], the gradient of each example at its own entries."""
+        return np.stack([gradient[number] for number, gradient in enumerate(self.each)])
 
     @property
     def own_before(self) -> np.ndarray:
-        return np.stack([one[number] for number, one in enumerate(self.before)])
+        return np.stack([gradient[number] for number, gradient in enumerate(self.before)])
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: an architecture with its weights, ids, mask, and an objective as a function.
-
-    Attributes:
-        objective: from the outputs by name, each (direction, example, ...), L, (direction, example).
-    """
+    """An architecture, its inputs, and a function from its outputs, (direction, example, ...), to L, (direction, example)."""
 
     architecture: str
     weights: Mapping[str, np.ndarray]
@@ -97,7 +87,7 @@ class Question:
 
 
 class Oracle:
-    """Answers a question."""
+    """Expected values and derivatives."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
@@ -107,7 +97,7 @@ class Oracle:
 
     def outputs(self) -> dict[str, np.ndarray]:
         outputs = _FORWARDS[self.question.architecture](_Pass(self.question))
-        return {name: one.real[0] for name, one in outputs.items()}
+        return {name: value.real[0] for name, value in outputs.items()}
 
     def at(self, point: str) -> Derivatives:
         point = canonical(point)
@@ -131,19 +121,19 @@ class Oracle:
         slopes = np.broadcast_to(self._run(run(steps)).imag / STEP, (size, len(self.question.ids)))
         return np.ascontiguousarray(slopes.T.reshape(len(self.question.ids), *shape))
 
-    def _run(self, one: _Pass) -> np.ndarray:
-        return np.asarray(self.question.objective(_FORWARDS[self.question.architecture](one)), np.complex128)
+    def _run(self, forward: _Pass) -> np.ndarray:
+        return np.asarray(self.question.objective(_FORWARDS[self.question.architecture](forward)), np.complex128)
 
 
 def canonical(point: str) -> str:
-    """A point's name with its layer counted from the front."""
+    """Return a point's name with its layer counted from the front."""
     if point.startswith("layer.-"):
         return f"layer.{3 + int(point.removeprefix('layer.'))}"
     return point
 
 
 class _Pass:
-    """One forward pass over all directions at once: every array has them on its first axis, or 1."""
+    """A forward pass over all directions at once, which lie along the first axis of every array."""
 
     def __init__(
         self,
@@ -154,35 +144,35 @@ class _Pass:
         self.ids = question.ids
         self.real = np.ones(self.ids.shape) if question.mask is None else np.asarray(question.mask, np.float64)
         self.values: dict[str, np.ndarray] = {}
-        self._weights = {name: np.asarray(one, np.complex128)[None] for name, one in question.weights.items()}
+        self._weights = {name: np.asarray(value, np.complex128)[None] for name, value in question.weights.items()}
         if weight is not None:
             self._weights[weight[0]] = self._weights[weight[0]] + weight[1]
         self._at = at
         self._changes = question.changes
 
     def rows(self, table: str, ids: np.ndarray) -> np.ndarray:
-        """The rows of a table, (direction, *ids, dim)."""
+        """Return the rows of a table, (direction, *ids, dim)."""
         return self._weights[table][:, ids]
 
     def point(self, name: str, value: np.ndarray) -> np.ndarray:
         for option, join in (("override", lambda _, new: new), ("add", np.add)):
-            changes = {canonical(key): one for key, one in getattr(self._changes, option).items()}
+            changes = {canonical(key): change for key, change in getattr(self._changes, option).items()}
             if name in changes:
                 new = changes[name](value.real.copy()) if callable(changes[name]) else changes[name]
                 value = np.asarray(join(value, np.broadcast_to(new, value.shape)), np.complex128)
-        factor = next((one for key, one in self._changes.edit.items() if canonical(key) == name), 1.0)
+        factor = next((factor for key, factor in self._changes.edit.items() if canonical(key) == name), 1.0)
         self.values[name] = value.real[0]
         steps = self._at[1] if self._at is not None and self._at[0] == name else 0.0
         if self._at is None or self._at[2]:
             value = value + steps
             return value.real + 1j * value.imag * factor
-        return value.real + 1j * value.imag * factor + steps  # a step that the edit does not see: what came
+        return value.real + 1j * value.imag * factor + steps  # a step that the edit does not see
 
     def mean(self, value: np.ndarray) -> np.ndarray:
         return np.asarray(value.mean(2))
 
     def linear(self, value: np.ndarray, weight: str, bias: str) -> np.ndarray:
-        """value @ weight + bias, for (direction, ..., dim)."""
+        """Return value @ weight + bias for (direction, ..., dim)."""
         kernel, offset = self._weights[weight], self._weights[bias]
         between = (1,) * (value.ndim - 3)
         kernel = kernel.reshape(len(kernel), *between, *kernel.shape[1:])
@@ -197,8 +187,8 @@ class _Pass:
     def words(self, name: str = "word", table: str = "E") -> np.ndarray:
         return self.point(name, self.rows(table, self.ids))
 
-    def places(self) -> np.ndarray:
-        """What the lookup by position gives, for each example."""
+    def position_rows(self) -> np.ndarray:
+        """Return the rows of the lookup by position for each example."""
         return self.point("position", self.rows("E2", np.tile(np.arange(self.ids.shape[1]), (len(self.ids), 1))))
 
 
@@ -247,11 +237,11 @@ def _scaled(run: _Pass) -> dict[str, np.ndarray]:
 
 
 def _positional(run: _Pass) -> dict[str, np.ndarray]:
-    return run.head(run.mean(np.tanh(run.words() + run.places())))
+    return run.head(run.mean(np.tanh(run.words() + run.position_rows())))
 
 
 def _layers(run: _Pass) -> dict[str, np.ndarray]:
-    hidden = run.point("embeddings", run.words() + run.places())
+    hidden = run.point("embeddings", run.words() + run.position_rows())
     for number in range(3):
         hidden = run.point(f"layer.{number}", hidden + run.bent(hidden))
     return run.head(run.mean(hidden))

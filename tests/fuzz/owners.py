@@ -1,4 +1,4 @@
-"""Errors of the user's own functions, which must come out as they are."""
+"""Errors of the user's own functions, which must reach the user unchanged."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.fuzz.drawing import Draw
 
 
 class OwnError(Exception):
-    """What a function of the user's raises."""
+    """An error class of the user."""
 
 
-def raising(draw: Draw) -> tuple[tuple[type[BaseException], ...], Callable[..., Any]]:
-    """The class of an error, and a function that raises it."""
-    error = draw.one(
+def drawn_error(draw: Draw) -> tuple[tuple[type[BaseException], ...], Callable[..., Any]]:
+    """Return the class of an error in a tuple, and a function that raises it."""
+    error = draw.choice(
         [
             OwnError("the user's function broke"),
             OwnError("the user's function broke"),

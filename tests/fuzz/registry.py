@@ -1,4 +1,4 @@
-"""The calls that the fuzzer makes: by public function what draws one, and how often."""
+"""The functions that draw calls, with their weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from tests.fuzz import (
 from tests.fuzz.cases import Case
 from tests.fuzz.drawing import Draw
 
-#: All frameworks of which a call's number draws one, whether they are under test or not.
+#: The frameworks from which a call's number draws one, also where they are not under test.
 FRAMEWORKS: Final = ("reference", "torch", "tensorflow", "gluon")
 
-#: What draws a call, and with which weight.
 CALLS: Final[Mapping[Callable[[Draw, str], Case], float]] = {
     calls_gradients.gradients: 10.0,
     calls_gradients.graphs: 0.6,
@@ -59,11 +58,11 @@ CALLS: Final[Mapping[Callable[[Draw, str], Case], float]] = {
 
 
 def framework_of(seed: int, number: int) -> str:
-    """In which framework a call is made, told without importing it."""
-    return Draw(seed, number).one(FRAMEWORKS)
+    """Return the framework of a call without importing it."""
+    return Draw(seed, number).choice(FRAMEWORKS)
 
 
 def drawn_case(seed: int, number: int) -> Case:
     draw = Draw(seed, number)
-    framework = draw.one(FRAMEWORKS)
+    framework = draw.choice(FRAMEWORKS)
     return draw.weighted(CALLS)(draw, framework)

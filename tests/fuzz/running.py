@@ -1,4 +1,4 @@
-"""Makes the calls one after the other, tells of failures as they come, and counts."""
+"""Makes the calls in order, reports failures immediately, and counts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ from tests.fuzz.verdicts import Verdict, verdict_of
 
 @dataclass
 class Tally:
-    """What came of all calls.
-
-    Attributes:
-        verdicts: by public function, framework and kind of verdict how many.
-        errors: by class how many.
-        seconds: by public function and framework how long the calls took, of the
-            processor's time, the building of models included.
-        failed: the numbers of the calls that failed.
-    """
+    """The counts of verdicts, error classes and warnings, the processor time, and the numbers of failed calls."""
 
     verdicts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -47,7 +39,7 @@ class Tally:
 
 
 def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
-    """The numbers of so many calls, passing over those of frameworks that are not under test."""
+    """Yield the numbers of calls in the frameworks under test."""
     number = done = 0
     while done < calls:
         if framework_of(seed, number) in frameworks:
@@ -57,27 +49,21 @@ def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
 
 
 def run(
-    seed: int, chosen: Iterator[int], tell: Callable[[str], None], draw: Callable[[int, int], Case] = drawn_case
+    seed: int, chosen: Iterator[int], report: Callable[[str], None], draw: Callable[[int, int], Case] = drawn_case
 ) -> Tally:
-    """Make these calls.
-
-    Args:
-        chosen: their numbers.
-        tell: is told of each failure, with what makes it again.
-        draw: gives the call of a seed and a number.
-    """
+    """Make the calls with the chosen numbers, and report each failure with its reproducer."""
     tally = Tally()
     for number in chosen:
         start = time.process_time()
         case, verdict = _made(draw, seed, number)
         tally.add(number, case, verdict, time.process_time() - start)
         if verdict.kind == "failed":
-            tell(reproducer(seed, number, case, verdict))
+            report(reproducer(seed, number, case, verdict))
     return tally
 
 
 def _made(draw: Callable[[int, int], Case], seed: int, number: int) -> tuple[Case, Verdict]:
-    """The call and what comes of it; where the call cannot even be drawn, that is a failure of the fuzzer's own."""
+    """Return the call and its verdict; a call that cannot be drawn is a failure of the fuzzer itself."""
     try:
         case = draw(seed, number)
     except Exception:
@@ -87,7 +73,6 @@ def _made(draw: Callable[[int, int], Case], seed: int, number: int) -> tuple[Cas
 
 
 def reproducer(seed: int, number: int, case: Case, verdict: Verdict) -> str:
-    """A failure, and how to see it again."""
     return (
         f"FAILED call {number} of seed {seed}: embgrad.{case.function} ({case.framework})\n"
         f"again: python -m tests.fuzz --seed {seed} --only {number}\n{case.text}\n{verdict.said}\n"

@@ -1,4 +1,4 @@
-"""What a call may happen inside of: the framework's own contexts, which it must neither mind nor leave otherwise."""
+"""The framework's own contexts around a call, which must not affect it and must not be changed by it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fuzz.drawing import Draw
 
 
 def surrounded(draw: Draw, framework: str) -> tuple[str, Callable[[], AbstractContextManager[Any]]]:
-    """The name of a context, and what opens it."""
+    """Return the name of a context, and the function that opens it."""
     contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {"nothing": contextlib.nullcontext}
     if draw.chance(0.75) or framework == "reference":
         return "nothing", contexts["nothing"]
@@ -43,5 +43,5 @@ def surrounded(draw: Draw, framework: str) -> tuple[str, Callable[[], AbstractCo
             "autograd.train_mode()": mx.autograd.train_mode,
             "name.Prefix('mine_')": lambda: mx.name.Prefix("mine_"),
         }
-    name = draw.one(list(contexts))
+    name = draw.choice(list(contexts))
     return name, contexts[name]

@@ -1,10 +1,10 @@
-"""A short run of the fuzzer in every framework under test, and that the fuzzer can fail."""
+"""A short run of the fuzzer in every framework under test, and failures that it must detect."""
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,11 @@ from tests.fuzz.drawing import Draw
 from tests.fuzz.oracle import Changes, Oracle, Question
 from tests.fuzz.registry import drawn_case, framework_of
 from tests.fuzz.running import numbers, run
-from tests.fuzz.telling import told
+from tests.fuzz.summary import summary
 from tests.fuzz.verdicts import Verdict, verdict_of
 from tests.sampling import slow
 
-#: Of the fuzzer itself, which needs one backend to be shown.
+#: Marks tests of the fuzzer itself, for which one backend suffices.
 of_the_fuzzer = pytest.mark.framework(REFERENCE)
 
 SEED = 20
@@ -41,7 +41,7 @@ def test_a_short_run(framework: str, calls: int) -> None:
     refused = sum(count for key, count in tally.verdicts.items() if key[2] == "refused")
     assert right > 0.3 * calls
     assert refused > 0.1 * calls
-    assert f"{calls} calls, 0 failed" in told(tally)
+    assert f"{calls} calls, 0 failed" in summary(tally)
 
 
 @of_the_fuzzer
@@ -49,48 +49,47 @@ def test_a_call_follows_from_the_seed_and_its_number_alone() -> None:
     chosen = list(numbers(SEED, 5, ["reference"]))
     assert chosen == list(itertools.islice((n for n in itertools.count() if framework_of(SEED, n) == "reference"), 5))
     for number in chosen:
-        one, other = drawn_case(SEED, number), drawn_case(SEED, number)
-        assert (one.function, one.framework) == (other.function, other.framework)
-        assert verdict_of(one, seed=number) == verdict_of(other, seed=number)
-        assert _without_addresses(one.text) == _without_addresses(other.text)
+        first, second = drawn_case(SEED, number), drawn_case(SEED, number)
+        assert (first.function, first.framework) == (second.function, second.framework)
+        assert verdict_of(first, seed=number) == verdict_of(second, seed=number)
+        assert _without_addresses(first.text) == _without_addresses(second.text)
 
 
 def _without_addresses(text: str) -> list[str]:
     return [word for word in text.split() if "0x" not in word]
 
 
-# The oracle by itself
-
-
 @of_the_fuzzer
-def test_the_oracle_against_finite_differences() -> None:
+def test_the_oracle_agrees_with_finite_differences() -> None:
     random = np.random.default_rng(0)
     sizes = {"E": (8, 3), "E2": (8, 3), "W": (3, 2), "b": (2,), "W1": (3, 3), "b1": (3,)}
     weights = {name: random.normal(size=shape) for name, shape in sizes.items()}
     ids, cotangent = random.integers(0, 8, (2, 3)), random.normal(size=(2, 2))
     question = Question("layers", weights, ids, None, lambda outputs: (outputs["logits"] * cotangent).sum(-1))
-    found = Oracle(question).at("layer.0")
+    actual = Oracle(question).at("layer.0")
 
     def values(step: np.ndarray) -> np.ndarray:
         return Oracle(replace(question, changes=Changes(add={"layer.0": step}))).values()
 
-    for place in np.ndindex(*found.value.shape):
-        step = np.zeros(found.value.shape)
-        step[place] = 1e-5
+    for index in np.ndindex(*actual.value.shape):
+        step = np.zeros(actual.value.shape)
+        step[index] = 1e-5
         assert (values(step) - values(-step)) / 2e-5 == pytest.approx(
-            found.each[(slice(None), *place)], rel=1e-7, abs=1e-9
+            actual.each[(slice(None), *index)], rel=1e-7, abs=1e-9
         )
 
 
-# It can fail
-
-
 def _case(framework: str) -> Case:
-    """A right call of `gradients` at `word` that no option makes hard to disturb."""
+    """Return a valid call of `gradients` at `word` without options."""
     for number in itertools.count():
-        one = calls_gradients.asked(Draw(SEED, number), framework, ("hidden",), exact=True)
-        if not one.aim.scalar and not one.world.disturbed and len(one.batch.meant) > 1 and one.world.dim > 1:
-            return calls_gradients.plain(one)
+        problem = calls_gradients.drawn_problem(Draw(SEED, number), framework, ("hidden",), exact=True)
+        if (
+            not problem.objective.scalar
+            and not problem.world.disturbed
+            and len(problem.batch.token_batch) > 1
+            and problem.world.dim > 1
+        ):
+            return calls_gradients.plain(problem)
     raise AssertionError
 
 
@@ -114,12 +113,12 @@ def test_a_wrong_number_is_a_failure(framework: str, monkeypatch: pytest.MonkeyP
     genuine = backend.run
 
     def off(self: Any, *args: Any, **options: Any) -> Any:
-        found = genuine(self, *args, **options)
+        actual = genuine(self, *args, **options)
         shifted = {
-            name: replace(one, gradients=[g if g is None else g * (1 + 1e-3) for g in one.gradients])
-            for name, one in found.points.items()
+            name: replace(point, gradients=[g if g is None else g * (1 + 1e-3) for g in point.gradients])
+            for name, point in actual.points.items()
         }
-        return replace(found, points=shifted)
+        return replace(actual, points=shifted)
 
     monkeypatch.setattr(backend, "run", off)
     assert "values at 'word' is" in _failed(_case(framework))
@@ -132,8 +131,8 @@ def _hook(model: Any, framework: str) -> None:
         model.note = "mine"  # neither has hooks
 
 
-@pytest.mark.parametrize("what", ["hook", "argument", "random", "environment", "settings"])
-def test_state_that_is_not_restored_is_a_failure(framework: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("state", ["hook", "argument", "random", "environment", "settings"])
+def test_state_that_is_not_restored_is_a_failure(framework: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = _case(framework)
     (world,) = case.worlds
     leave: dict[str, Callable[[], Any]] = {
@@ -147,9 +146,9 @@ def test_state_that_is_not_restored_is_a_failure(framework: str, what: str, monk
     genuine, errors = case.run, np.geterr()
 
     def leaving() -> Any:
-        found = genuine()
-        leave[what]()
-        return found
+        actual = genuine()
+        leave[state]()
+        return actual
 
     case.run = leaving
     try:
@@ -215,7 +214,7 @@ def test_a_result_that_shares_memory_is_a_failure() -> None:
     def sharing() -> Any:
         return replace(genuine(), before=world.model["E"].value)
 
-    assert "shares memory" in _failed(replace(case, run=sharing, judge=lambda found: None))
+    assert "shares memory" in _failed(replace(case, run=sharing, judge=lambda actual: None))
 
 
 @of_the_fuzzer
@@ -237,11 +236,8 @@ def test_a_failure_says_how_to_repeat_it() -> None:
     def broken(seed: int, number: int) -> Case:
         return replace(_case("reference"), run=_raising(ValueError("inside")))
 
-    def one() -> Iterator[int]:
-        yield 7
-
-    tally = run(SEED, one(), said.append, broken)
+    tally = run(SEED, iter([7]), said.append, broken)
     assert tally.failed == [7]
     assert f"python -m tests.fuzz --seed {SEED} --only 7" in said[0]
     assert "model: reference's harness" in said[0]
-    assert "1 calls, 1 failed: [7]" in told(tally)
+    assert "1 calls, 1 failed: [7]" in summary(tally)

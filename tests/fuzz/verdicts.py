@@ -1,4 +1,4 @@
-"""Makes one call and says what came of it: a right result, a refusal with a message, or a failure."""
+"""Makes one call and judges it: a right result, a refusal with a message, or a failure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import embgrad
 from embgrad.testing.snapshot import Snapshot
 from tests.fuzz.cases import Case, Wrong
 
-#: What MXNet, of 2022, and what the frameworks themselves warn of.
+#: The warnings of MXNet and of the frameworks themselves.
 FOREIGN: Final = (DeprecationWarning, PendingDeprecationWarning)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a call.
+    """The outcome of a call.
 
     Attributes:
         kind: "right", "refused", or "failed".
-        error: the class of the error that came, if one did.
-        said: of a failure what is wrong.
-        warned: how many EmbgradWarnings came.
+        error: the class of the raised error, if any.
+        said: the reasons of a failure.
+        warned: the number of EmbgradWarnings.
     """
 
     kind: str
@@ -50,18 +50,18 @@ def verdict_of(case: Case, seed: int) -> Verdict:
             result = case.run()
         except (Exception, KeyboardInterrupt) as error:
             raised = error
-    said += _of_warnings(case, [one.message for one in caught])
+    said += _warning_failures(case, [warning.message for warning in caught])
     said += [f"left behind: {path} {how}" for path, how in before.differences(case.random_moves).items()]
     error = None if raised is None else type(raised).__name__
     if raised is not None:
-        said += _of_error(case, raised)
+        said += _error_failures(case, raised)
     elif case.judge is None:
         said.append(f"expected a refusal, and it gave {_short(result)}")
     else:
-        said += _of_result(case, result)
+        said += _result_failures(case, result)
         if not said:
-            said += _of_ownership(case, before, result)
-    warned = sum(issubclass(one.category, embgrad.EmbgradWarning) for one in caught)
+            said += _ownership_failures(case, before, result)
+    warned = sum(issubclass(warning.category, embgrad.EmbgradWarning) for warning in caught)
     if said:
         return Verdict("failed", error, "\n".join(said), warned)
     return Verdict("right" if raised is None else "refused", error, "", warned)
@@ -69,12 +69,11 @@ def verdict_of(case: Case, seed: int) -> Verdict:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What a call prints is no one's to read here."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
-def _of_warnings(case: Case, caught: list[Any]) -> Iterator[str]:
+def _warning_failures(case: Case, caught: list[Any]) -> Iterator[str]:
     for message in caught:
         if isinstance(message, embgrad.EmbgradWarning):
             if not case.warns:
@@ -85,16 +84,16 @@ def _of_warnings(case: Case, caught: list[Any]) -> Iterator[str]:
             yield f"a warning of another kind: {type(message).__name__}: {message}"
 
 
-def _of_error(case: Case, raised: BaseException) -> Iterator[str]:
+def _error_failures(case: Case, raised: BaseException) -> Iterator[str]:
     if not isinstance(raised, case.refused):
         shown = "".join(traceback.format_exception(type(raised), raised, raised.__traceback__))
-        expected = " or ".join(one.__name__ for one in case.refused) or "a result"
+        expected = " or ".join(error.__name__ for error in case.refused) or "a result"
         yield f"{type(raised).__name__}: {raised}\nexpected {expected}\n{shown}"
     elif not "".join(map(str, raised.args)).strip():  # embgrad's errors add where to read on
         yield f"{type(raised).__name__} that says nothing"
 
 
-def _of_result(case: Case, result: Any) -> Iterator[str]:
+def _result_failures(case: Case, result: Any) -> Iterator[str]:
     assert case.judge is not None
     try:
         with warnings.catch_warnings():
@@ -106,8 +105,8 @@ def _of_result(case: Case, result: Any) -> Iterator[str]:
         yield f"the result cannot be judged:\n{traceback.format_exc()}"
 
 
-def _of_ownership(case: Case, before: Snapshot, result: Any) -> Iterator[str]:
-    """The caller may write into the arrays of a result, and nothing else changes."""
+def _ownership_failures(case: Case, before: Snapshot, result: Any) -> Iterator[str]:
+    """Yield failures where writing into the result's arrays changes anything else."""
     for array in _arrays_in(result):
         if not (array.flags.c_contiguous and array.flags.writeable):
             yield f"an array of the result is {'not contiguous' if array.flags.writeable else 'read-only'}"
@@ -118,18 +117,17 @@ def _of_ownership(case: Case, before: Snapshot, result: Any) -> Iterator[str]:
 
 
 def _arrays_in(value: Any) -> Iterator[np.ndarray]:
-    """The arrays of a result, which are the caller's own."""
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, embgrad.EmbeddingGradients):
-        for one in (value.values, value.activations, value.before):
-            if one is not None:
-                yield one
+        for array in (value.values, value.activations, value.before):
+            if array is not None:
+                yield array
     elif isinstance(value, embgrad.TableGradients):
         yield from (value.lookup, value.head)
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _arrays_in(one)
+        for entry in value.values():
+            yield from _arrays_in(entry)
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The model of a call: a small one of the conformance suite's, with weights of its own, in one framework."""
+"""The model of a call: a small model of the conformance suite with random weights in one framework."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.fuzz.drawing import Draw
 from tests.fuzz.exporting import exported
 from tests.fuzz.oracle import POINTS
 
-#: How far a right result may be from the oracle, relative to its largest entry, by the dtype that the model computes in.
+#: The relative tolerance of a result by the dtype of the model.
 TOLERANCE: Final[Mapping[str, float]] = {"float64": 1e-9, "float32": 2e-4, "bfloat16": 0.15, "float16": 0.03}
 
-#: The smallest scale that an error is measured by: where all entries are tiny, they are what larger ones leave.
+#: The smallest scale of an error: tiny entries may be rounding errors of larger ones.
 FLOOR: Final = 1e-2
 
-#: How many rows of a table lookups by position may need at most.
-PLACES: Final = 7
+#: The smallest number of rows of a table, for lookups by position.
+FEWEST_ROWS: Final = 7
 
 
 @cache
@@ -39,12 +39,11 @@ def abilities(framework: str) -> frozenset[str]:
 
 @dataclass
 class World:
-    """A model, and what it was made of.
+    """A model and its construction.
 
     Attributes:
-        weights: as the model holds them, float64.
-        dtype: in which it computes.
-        graph: the model is exported, or compiled.
+        weights: the weights that the model holds, as float64.
+        graph: True if the model is exported or compiled.
     """
 
     framework: str
@@ -70,7 +69,7 @@ class World:
 
     @property
     def classes(self) -> int:
-        """How many entries a row of the default output has."""
+        """Return the number of entries per row of the default output."""
         return {"tied": self.vocab, "named": self.dim}.get(self.architecture, len(self.weights["b"]))
 
     @property
@@ -84,12 +83,12 @@ class World:
         return exported(self.framework, model) if self.graph else model
 
     def as_graph(self) -> None:
-        """Take an exported, or compiled, model of the same weights."""
+        """Replace the model by an exported or compiled one with the same weights."""
         self.graph, self.disturbed = True, False
         self.model = self.built()
 
     def __str__(self) -> str:
-        shapes = ", ".join(f"{name} {one.shape}" for name, one in self.weights.items())
+        shapes = ", ".join(f"{name} {value.shape}" for name, value in self.weights.items())
         more = "".join(f", {name}" for name in ("frozen", "disturbed", "graph") if getattr(self, name))
         return f"{self.framework}'s harness, architecture {self.architecture!r}, {self.dtype}{more}; weights {shapes}"
 
@@ -103,19 +102,18 @@ def drawn_world(
     like: Any = None,
     least: int = 1,
 ) -> World:
-    """A model.
+    """Return a model.
 
     Args:
-        architectures: those that may be drawn.
-        exact: computes in float64.
-        least: how many classes at least.
-        like: a world whose architecture, weights and dtype it has.
+        exact: True for float64.
+        least: the smallest number of classes.
+        like: a world with the same architecture, weights and dtype.
     """
     harness = harness_of(framework)
     wanted = {"float64": 3.0, "float32": 2.0, "float16": 0.3, "bfloat16": 0.3}
     dtype = draw.weighted({name: wanted[name] for name in harness.precisions})
     dtype = "float64" if exact else dtype if like is None else like.dtype
-    architecture = draw.one(architectures) if like is None else like.architecture
+    architecture = draw.choice(architectures) if like is None else like.architecture
     weights = _weights(draw, max(least, 2 if architecture == "probabilities" else 1)) if like is None else like.weights
     world = World(framework, architecture, _rounded(weights, dtype), dtype, draw.chance(0.15), draw.chance(0.15))
     if world.framework == "tensorflow" and architecture in ("flat", "scaled", "no_lookup"):
@@ -125,7 +123,7 @@ def drawn_world(
 
 
 def _weights(draw: Draw, least: int) -> dict[str, np.ndarray]:
-    vocab, dim, classes = draw.whole(PLACES, 12), draw.whole(1, 5), draw.whole(least, 4)
+    vocab, dim, classes = draw.integer(FEWEST_ROWS, 12), draw.integer(1, 5), draw.integer(least, 4)
     shapes = {
         "E": (vocab, dim),
         "E2": (vocab, dim),
@@ -138,7 +136,7 @@ def _weights(draw: Draw, least: int) -> dict[str, np.ndarray]:
 
 
 def _rounded(weights: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
-    """The weights as the dtype holds them, float64; NumPy has no bfloat16."""
+    """Return the weights rounded to the dtype, as float64; NumPy has no bfloat16."""
     if dtype == "bfloat16":
         kept = {name: value.astype(np.float32).view(np.uint32) & 0xFFFF0000 for name, value in weights.items()}
         return {name: value.astype(np.uint32).view(np.float32).astype(np.float64) for name, value in kept.items()}

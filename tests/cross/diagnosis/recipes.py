@@ -54,11 +54,6 @@ class Recipe:
     training: bool = False
     post: tuple[str, ...] = ()
 
-    @property
-    def by_hand(self) -> bool:
-        """Whether more than the model departs, so that code by hand computes it."""
-        return self != Recipe(modify=self.modify)
-
     def __add__(self, other: Recipe) -> Recipe:
         joint = {}
         for one in fields(self):
@@ -117,11 +112,8 @@ def _bfloat16(values: np.ndarray) -> np.ndarray:
 POSTS: Final[Mapping[str, Callable[[np.ndarray, TokenBatch, np.ndarray], np.ndarray]]] = {
     "sign": lambda values, *_: -values,
     "tenfold": lambda values, *_: values * np.float32(10.0),
-    "threefold": lambda values, *_: values * np.float32(3.0),
     "loss-scale": lambda values, *_: values * np.float32(1024.0),
     "odd-factor": lambda values, *_: values * np.float32(0.7341),
-    "over-tokens": lambda values, batch, _: (values / batch.real.sum()).astype(values.dtype),
-    "over-batch": lambda values, batch, _: (values / len(batch)).astype(values.dtype),
     "one-later": lambda values, *_: _rolled(values, 1),
     "one-earlier": lambda values, *_: _rolled(values, -1),
     "two-earlier": lambda values, *_: _rolled(values, -2),

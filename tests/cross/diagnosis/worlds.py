@@ -114,10 +114,6 @@ class World:
     batch: TokenBatch
     model: Any
 
-    @property
-    def name(self) -> str:
-        return f"{self.framework} {self.kind} {self.seed}"
-
     def loss(self, base: str) -> Loss:
         random = np.random.default_rng([self.seed, 3])
         count, classes = len(self.batch), self.size.classes
@@ -181,14 +177,10 @@ class World:
 
     def post(self, computed: Computed, recipe: Recipe) -> Computed:
         """What the recipe does to the finished numbers."""
-        values = computed.values
+        values, healthy = computed.values, next(iter(self._healthy.values()))
         for name in recipe.post:
-            values = POSTS[name](values, self.batch, self.healthy_embeddings())
+            values = POSTS[name](values, self.batch, healthy.activations)
         return replace(computed, values=np.ascontiguousarray(values, np.float32))
-
-    def healthy_embeddings(self) -> np.ndarray:
-        result = next(iter(self._healthy.values()))
-        return result.activations
 
     def as_result(self, computed: Computed, recipe: Recipe, base: str) -> embgrad.EmbeddingGradients:
         """Numbers by hand as their user puts them into a result."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import asdict
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_gradients_are_those_by_hand(mode: str, objective: str, checkpoint: str)
 @pytest.mark.parametrize("mode", PLAIN)
 def test_a_small_call_takes_all_steps(mode: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "CALLS", 8)
-    found = worker.own_share(mode, Case(checkpoint, 1, 8).describe())[0]["shares"]
+    found = worker.own_share(mode, asdict(Case(checkpoint, 1, 8)))[0]["shares"]
     assert found.keys() == {*shares.STEPS[MODES[mode]], shares.ELSE}
     assert sum(found.values()) == pytest.approx(1)
 

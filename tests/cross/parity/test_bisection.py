@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 import embgrad
-from embgrad.cli.demo import FRAMEWORKS, minilm_folder
+from embgrad.cli.demo import FRAMEWORKS
 from embgrad.engine.weights import substituted, weights_of
 
 PAIRS = [("torch", "tensorflow"), ("torch", "gluon"), ("gluon", "tensorflow"), ("tensorflow", "torch")]
@@ -148,18 +147,6 @@ def test_a_backward_pass_that_differs(models: dict[str, Any]) -> None:
             assert (found.module, found.piece) == ("encoder.layer.2.intermediate", "activation")
     finally:
         intermediate.intermediate_act_fn = right
-
-
-def test_minilm() -> None:
-    folder: Path = minilm_folder()
-    a, b = embgrad.load_bert(folder, "torch"), embgrad.load_bert(folder, "gluon")
-    batch = embgrad.TokenBatch([[101, 7592, 2088, 102, 0], [101, 2204, 102, 0, 0]], [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
-    objective = embgrad.Sum(output="pooled")
-    assert embgrad.bisect(a, b, batch, objective).agrees
-    name = "encoder.layer.3.intermediate.dense.weight"
-    with changed(b, name, lambda value: value * 1.001):
-        found = embgrad.bisect(a, b, batch, objective)
-    assert (found.first, found.module, found.piece) == ("layer.3", name.removesuffix(".weight"), "feed-forward in")
 
 
 def test_a_layer_that_only_one_model_has(models: dict[str, Any]) -> None:
