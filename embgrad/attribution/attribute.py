@@ -74,8 +74,9 @@ def attribute(
         method: a method, such as `embgrad.IntegratedGradients(steps=50)`, or its name in snake case, which takes its defaults.
         at: the point whose values are the inputs, with axes (example, position, dim): "word", or a hidden state like "layer.3".
         pads: see `gradients`.
-        batch_size: how many examples or steps one pass runs at most; None for as many as have 4,096 positions. With a function as
-            objective one pass runs the whole batch at one step, since the function may know the batch's labels.
+        batch_size: how many examples or steps one pass runs at most; None for as many as have 4,096 positions. Give the number of
+            examples where the model takes no other. With a function as objective one pass runs the whole batch at one step, since
+            the function may know the batch's labels.
 
     Returns:
         An `Attribution`, whose `scores` are (example, position).

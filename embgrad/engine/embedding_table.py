@@ -73,7 +73,8 @@ def embedding_table(
                 "table that is a parameter or a buffer; only the rows of 'word' can be read by forward passes instead"
             )
         repeated = tokens.take(np.arange(max(1, POSITIONS // tokens.shape[1])) % len(tokens))
-        return np.concatenate(list(_rows(bound, repeated, values.lookup.rows, point.key)))
+        batch_of_rows = repeated if bound.accepts(repeated) else tokens
+        return np.concatenate(list(_rows(bound, batch_of_rows, values.lookup.rows, point.key)))
 
 
 def _read(bound: BoundModel, batch: TokenBatch, key: str) -> PointValues:

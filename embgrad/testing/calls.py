@@ -265,7 +265,11 @@ CALLS: Final[Mapping[str, PublicCall]] = {
         "attribute",
         lambda arguments: embgrad.attribute(
             arguments.model,
-            **arguments.given(call=arguments.call, method=embgrad.IntegratedGradients(2, baseline=1, tolerance=0.9)),
+            **arguments.given(
+                call=arguments.call,
+                method=embgrad.IntegratedGradients(2, baseline=1, tolerance=1e3),
+                batch_size=len(arguments.batch),  # some of the models take no other number of examples
+            ),
         ),
         _OBJECTIVE | {"call"},
         _ARGUMENTS | {"at"},
