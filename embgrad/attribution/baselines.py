@@ -64,7 +64,7 @@ def baseline_values(passes: Passes, baseline: Any, tokenizer: Any, keep_special:
         EmbgradError: the array does not broadcast to the point.
         UnsupportedError: an id is the baseline of a lookup of other indices than the batch's ids.
     """
-    own = np.asarray(passes.state.activations, np.float64)
+    own = passes.inputs
     baseline = checked_baseline(baseline)
     if isinstance(baseline, np.ndarray):
         try:

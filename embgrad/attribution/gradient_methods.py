@@ -91,11 +91,11 @@ class SmoothGrad(Method):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the reduced contributions of the samples."""
-        own = np.asarray(passes.state.activations, np.float64)
+        own = passes.inputs
         prepared = self.of.prepared(passes, tokenizer)
         generator = np.random.default_rng(self.seed)
         first, second = np.zeros(own.shape), np.zeros(own.shape)
-        at_once = max(1, passes.size // len(own))
+        at_once = passes.batches_at_once
         for start in range(0, self.samples, at_once):
             count = min(at_once, self.samples - start)
             noisy = own + self.sigma * generator.standard_normal((count, *own.shape))
@@ -110,7 +110,6 @@ class SmoothGrad(Method):
 def _gradients(passes: Passes, inputs: np.ndarray) -> np.ndarray:
     """Return the gradients at other values of the point, float64."""
     gradients = np.empty(inputs.shape)
-    rows = Rows(len(inputs) // len(passes.batch), lambda start, end: inputs[start:end])
-    for start, end, piece in passes.gradients(rows):
+    for start, end, piece in passes.gradients(Rows.of(inputs, len(passes.batch))):
         gradients[start:end] = piece
     return gradients

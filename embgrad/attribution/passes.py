@@ -38,6 +38,11 @@ class Rows:
     count: int
     values: Callable[[int, int], np.ndarray]
 
+    @classmethod
+    def of(cls, values: np.ndarray, examples: int) -> Rows:
+        """Return the rows with these values, (row, position, dim), for a batch of so many examples."""
+        return cls(len(values) // examples, lambda start, end: values[start:end])
+
 
 @dataclass(frozen=True)
 class Passes:
@@ -67,6 +72,11 @@ class Passes:
             UnsupportedError: the point's axes are not (example, position, dim).
         """
         return self._result(pullback=False)
+
+    @cached_property
+    def inputs(self) -> np.ndarray:
+        """The batch's own values at the point, float64."""
+        return np.asarray(self.state.activations, np.float64)
 
     @cached_property
     def result(self) -> EmbeddingGradients:
@@ -103,6 +113,11 @@ class Passes:
             return len(self.batch)
         return self.batch_size or max(1, MOST_POSITIONS // self.batch.shape[1])
 
+    @property
+    def batches_at_once(self) -> int:
+        """How many times one pass runs the batch at most, but at least once."""
+        return max(1, self.size // len(self.batch))
+
     def gradients(self, rows: Rows) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield for pieces of the rows the first index, the index after the last, and the gradients at the rows' values.
 
@@ -132,7 +147,7 @@ class Passes:
 
     def objective_at(self, values: np.ndarray) -> np.ndarray:
         """Return the objectives at other values of the whole batch, float64, (example,)."""
-        return self.objectives(Rows(1, lambda start, end: values[start:end]))
+        return self.objectives(Rows.of(values, len(self.batch)))
 
     def _pieces(self, rows: Rows, names: tuple[str, ...]) -> Iterator[tuple[int, int, Task, TokenBatch]]:
         count = len(self.batch)

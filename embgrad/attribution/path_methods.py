@@ -65,7 +65,7 @@ class IntegratedGradients(GradientMethod):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the contributions, and warn of examples whose error of completeness is more than `tolerance`, or 1 %."""
-        inputs = np.asarray(passes.state.activations, np.float64)
+        inputs = passes.inputs
         baseline = self.prepared(passes, tokenizer)
         before = passes.objective_at(baseline)
         difference = passes.state.objective - before
@@ -127,7 +127,7 @@ class SequentialIntegratedGradients(Method):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the contributions of all positions."""
-        inputs = np.asarray(passes.state.activations, np.float64)
+        inputs = passes.inputs
         baseline = baseline_values(passes, self.baseline, tokenizer, self.keep_special)
         nodes, weights = nodes_and_weights(self.rule, self.steps)
         positions = np.flatnonzero((inputs != baseline).any((0, 2)))
@@ -199,12 +199,14 @@ class GradientShap(Method):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the mean over the samples."""
-        inputs = np.asarray(passes.state.activations, np.float64)
-        origins = np.stack([baseline_values(passes, one, tokenizer, self.keep_special) for one in self.baselines])
+        inputs = passes.inputs
+        origins = np.stack(
+            [baseline_values(passes, baseline, tokenizer, self.keep_special) for baseline in self.baselines]
+        )
         generator = np.random.default_rng(self.seed)
         examples = np.arange(len(inputs))
         total = np.zeros(inputs.shape)
-        at_once = max(1, passes.size // len(inputs))
+        at_once = passes.batches_at_once
         for start in range(0, self.samples, at_once):
             places, differences = [], []
             for _ in range(min(at_once, self.samples - start)):
@@ -214,16 +216,12 @@ class GradientShap(Method):
                 places.append(origin + fraction * (noisy - origin))
                 differences.append(noisy - origin)
             at, difference = np.concatenate(places), np.concatenate(differences)
-            for first, end, gradients in passes.gradients(_rows(at, len(inputs))):
+            for first, end, gradients in passes.gradients(Rows.of(at, len(inputs))):
                 np.add.at(total, np.arange(first, end) % len(inputs), gradients * difference[first:end])
         values = total / self.samples
-        before = passes.objectives(_rows(np.concatenate(origins), len(inputs))).reshape(len(origins), -1).mean(0)
+        before = passes.objectives(Rows.of(np.concatenate(origins), len(inputs))).reshape(len(origins), -1).mean(0)
         delta = values.sum((1, 2)) - (passes.state.objective - before)
         return Contributions(values.sum(-1), values, before, delta)
-
-
-def _rows(values: np.ndarray, examples: int) -> Rows:
-    return Rows(len(values) // examples, lambda start, end: values[start:end])
 
 
 def _warn(missed: np.ndarray, delta: np.ndarray, difference: np.ndarray, steps: int, most: float) -> None:

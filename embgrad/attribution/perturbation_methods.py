@@ -162,7 +162,7 @@ def _replacing(passes: Passes, baseline: Any, tokenizer: Any, keep_special: bool
     The function takes bool arrays, (coalition, example, position), true where a position is present, and returns the objectives,
     (coalition, example).
     """
-    inputs = np.asarray(passes.state.activations, np.float64)
+    inputs = passes.inputs
     origin = baseline_values(passes, baseline, tokenizer, keep_special)
     examples = len(inputs)
 

@@ -12,11 +12,10 @@ from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
-from embgrad.common.progress import Progress, reporter
-from embgrad.engine.call_errors import explained_errors
+from embgrad.common.progress import Progress
 from embgrad.engine.options import checked_options
 from embgrad.engine.probe import with_shared
-from embgrad.engine.run import objective_of
+from embgrad.engine.run import in_sub_batches, objective_of
 from embgrad.engine.task import Task
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
@@ -83,19 +82,12 @@ def evaluated(
     Raises:
         EmbgradError: as `evaluate` raises.
     """
-    bound, count = task.bound, len(batch)
+    count = len(batch)
     is_square = bool(task.options.named) and count == batch.shape[1]  # a probe shows which axis is which
     if batch.extras and (batch_size is not None or is_square):
-        batch = with_shared(bound, batch)
+        batch = with_shared(task.bound, batch)
     is_cut = batch_size is not None and batch_size < count
     if is_cut:
         task.expect_cuttable(batch_size, count)
-    done: list[np.ndarray] = []
-    with explained_errors(bound, batch, sub_batches=is_cut, size=batch_size), reporter(progress) as report:
-        end = 0
-        report(end, count)
-        for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
-            start, end = end, end + len(sub_batch)
-            done.append(objective_of(task.for_examples(slice(start, end), count) if is_cut else task, sub_batch))
-            report(end, count)
+    done = in_sub_batches(task, batch, batch_size, progress, objective_of)
     return np.concatenate(done) if is_cut else done[0]

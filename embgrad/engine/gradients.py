@@ -12,13 +12,13 @@ from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
-from embgrad.common.progress import Progress, reporter
+from embgrad.common.progress import Progress
 from embgrad.engine.assemble import joined
 from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
 from embgrad.engine.check import certified
 from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
-from embgrad.engine.run import expect_examples_first, run_task
+from embgrad.engine.run import expect_examples_first, in_sub_batches, run_task
 from embgrad.engine.task import Task
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
@@ -162,7 +162,6 @@ def results_of(
     is_cut = batch_size is not None and batch_size < count
     if is_cut:
         task.expect_cuttable(batch_size, count)
-    pieces: list[dict[str, EmbeddingGradients]] = []
     by_example = count > 1 and (options.split or is_cut)
     if by_example:
         with (
@@ -170,15 +169,12 @@ def results_of(
             explained_decoder(bound, batch),
         ):
             expect_examples_first(task, batch[:batch_size], batch)
-    with explained_errors(bound, batch, sub_batches=is_cut, size=batch_size), reporter(progress) as report:
-        end = 0
-        report(end, count)
-        for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
-            start, end = end, end + len(sub_batch)
-            sub_task = task.for_examples(slice(start, end), count) if is_cut else task
-            results = run_task(sub_task, sub_batch)
-            pieces.append(certified(sub_task, sub_batch, results) if options.check else results)
-            report(end, count)
+
+    def run(sub_task: Task, sub_batch: TokenBatch) -> dict[str, EmbeddingGradients]:
+        results = run_task(sub_task, sub_batch)
+        return certified(sub_task, sub_batch, results) if options.check else results
+
+    pieces = in_sub_batches(task, batch, batch_size, progress, run)
     if options.compile:
         _warn_of_uncompiled(pieces)
     if len(pieces) == 1:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Change, PointValues, Run
 from embgrad.backend.replay import CallbackMemo
+from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import assembled
-from embgrad.engine.call_errors import explained_decoder
+from embgrad.engine.call_errors import explained_decoder, explained_errors
 from embgrad.engine.locate import (
     ProbeInconclusiveError,
     expect_each_once,
@@ -34,7 +36,9 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["expect_examples_first", "located_for", "objective_of", "objective_with", "run_task"]
+__all__ = ["expect_examples_first", "in_sub_batches", "located_for", "objective_of", "objective_with", "run_task"]
+
+T = TypeVar("T")
 
 
 def run_task(task: Task, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
@@ -71,6 +75,38 @@ def run_task(task: Task, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
             of_table=all(located[other].key != point.key for other in overridden),
         )
     return results
+
+
+def in_sub_batches(
+    task: Task,
+    batch: TokenBatch,
+    batch_size: int | None,
+    progress: Progress | bool | None,
+    run: Callable[[Task, TokenBatch], T],
+) -> list[T]:
+    """Return what a function returns for each sub-batch of at most `batch_size` examples, or for the whole batch, in order.
+
+    Args:
+        task: the task for all examples.
+        batch: all examples.
+        batch_size: the most examples of a sub-batch; None runs the whole batch.
+        progress: see `gradients`.
+        run: takes the task for a sub-batch, and the sub-batch.
+
+    Raises:
+        BatchError: an error of the model is explained, see `explained_errors`.
+    """
+    count = len(batch)
+    is_cut = batch_size is not None and batch_size < count
+    done: list[T] = []
+    with explained_errors(task.bound, batch, sub_batches=is_cut, size=batch_size), reporter(progress) as report:
+        end = 0
+        report(end, count)
+        for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
+            start, end = end, end + len(sub_batch)
+            done.append(run(task.for_examples(slice(start, end), count) if is_cut else task, sub_batch))
+            report(end, count)
+    return done
 
 
 def objective_of(task: Task, batch: TokenBatch) -> np.ndarray:
