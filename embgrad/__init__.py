@@ -47,7 +47,7 @@ from embgrad.inputs.encode import encode
 from embgrad.moved import alias as _alias
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
-from embgrad.results.attribution import Attribution
+from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients, Word
 from embgrad.results.io import load, save
@@ -60,6 +60,7 @@ from embgrad.version import __version__
 __all__ = [
     "AmbiguousPointError",
     "Attribution",
+    "Attributions",
     "Backend",
     "BackendError",
     "BatchError",

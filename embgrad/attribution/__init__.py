@@ -5,10 +5,11 @@ from embgrad.attribution.gradient_methods import InputXGradient, Saliency, Smoot
 from embgrad.attribution.method import Contributions, GradientMethod, Method
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
-from embgrad.results.attribution import Attribution
+from embgrad.results.attribution import Attribution, Attributions
 
 __all__ = [
     "Attribution",
+    "Attributions",
     "Contributions",
     "GradientMethod",
     "GradientShap",

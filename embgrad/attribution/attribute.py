@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, overload
 
 import numpy as np
 
@@ -24,9 +25,9 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import as_objective
-from embgrad.results.attribution import Attribution
+from embgrad.results.attribution import Attribution, Attributions
 
-__all__ = ["METHODS", "attribute"]
+__all__ = ["METHODS", "attribute", "attributed"]
 
 
 def _snake(name: str) -> str:
@@ -50,6 +51,38 @@ METHODS: Final[dict[str, type[Method]]] = {
 }
 
 
+@overload
+def attribute(
+    model: Any,
+    batch: Any,
+    objective: Any,
+    method: Method | str,
+    *,
+    at: str = ...,
+    tokenizer: Any = ...,
+    max_length: int | None = ...,
+    call: Call | None = ...,
+    pads: str = ...,
+    batch_size: int | None = ...,
+) -> Attribution: ...
+
+
+@overload
+def attribute(
+    model: Any,
+    batch: Any,
+    objective: Any,
+    method: Mapping[str, Method | str] | Sequence[Method | str],
+    *,
+    at: str = ...,
+    tokenizer: Any = ...,
+    max_length: int | None = ...,
+    call: Call | None = ...,
+    pads: str = ...,
+    batch_size: int | None = ...,
+) -> Attributions: ...
+
+
 @explained
 def attribute(
     model: Any,
@@ -63,7 +96,7 @@ def attribute(
     call: Call | None = None,
     pads: str = "keep",
     batch_size: int | None = None,
-) -> Attribution:
+) -> Attribution | Attributions:
     """Return how much each position contributes to each example's objective.
 
     Each method is computed in NumPy from gradients and forward passes, the same in every framework. Its steps and samples are run
@@ -71,7 +104,8 @@ def attribute(
 
     Args:
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length` and `call`.
-        method: a method, such as `embgrad.IntegratedGradients(steps=50)`, or its name in snake case, which takes its defaults.
+        method: a method, such as `embgrad.IntegratedGradients(steps=50)`, or its name in snake case, which takes its defaults;
+            or several, as a list or as a mapping of names to methods.
         at: the point whose values are the inputs, with axes (example, position, dim): "word", or a hidden state like "layer.3".
         pads: see `gradients`.
         batch_size: how many examples or steps one pass runs at most; None for as many as have 4,096 positions. Give the number of
@@ -79,14 +113,15 @@ def attribute(
             the function may know the batch's labels.
 
     Returns:
-        An `Attribution`, whose `scores` are (example, position).
+        An `Attribution`, whose `scores` are (example, position); for several methods `Attributions`, by the names of the mapping,
+        or by the methods' names as listed, a repeated one with `#1`, `#2` and so on.
 
     Raises:
         EmbgradError: there is no such method; or as `gradients` raises.
         BatchError: a baseline needs the id of the mask or the padding, and it is not known.
         UnsupportedError: the objective is a `Scalar`, the point has other axes, or the backend cannot override its value.
     """
-    chosen = _method(method)
+    chosen = _methods(method)
     expect_one_name(at, "make a call for each point")
     expect_pads(pads)
     tokens = batch_of(batch, tokenizer, max_length, model)
@@ -100,22 +135,51 @@ def attribute(
     if tokens.extras:
         tokens = with_shared(bound, tokens, repeated=True)
     passes = Passes(bound, tokens, wanted, at, pads, count_or_none(batch_size, "batch_size"))
+    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     with explained_errors(bound, tokens):
-        made = chosen.contributions(passes, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None))
-        result = passes.result if "result" in vars(passes) else passes.state
+        results = {name: attributed(passes, entry, tokenizer) for name, entry in chosen.items()}
+    return Attributions(results) if _are_several(method) else results[""]
+
+
+def attributed(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
+    """Return the attribution of a batch by one method, see `attribute`."""
+    made = method.contributions(passes, tokenizer)
+    result = passes.result if "result" in vars(passes) else passes.state
     return Attribution(
         values=None if made.values is None else np.array(made.values, result.activations.dtype, order="C"),
         scores=np.array(made.scores, np.float64, order="C"),
-        objective=result.objective,
+        objective=np.array(result.objective),
         baseline_objective=made.baseline_objective,
         delta=made.delta,
-        ids=result.ids,
-        mask=result.mask,
-        types=result.types,
+        ids=result.ids.copy(),
+        mask=None if result.mask is None else result.mask.copy(),
+        types=None if result.types is None else result.types.copy(),
         tokens=result.tokens,
         words_of=result.words_of,
-        provenance={**result.provenance, "method": {**chosen.describe(), **made.notes}, "batch_size": passes.size},
+        provenance={**result.provenance, "method": {**method.describe(), **made.notes}, "batch_size": passes.size},
     )
+
+
+def _are_several(method: Any) -> bool:
+    return isinstance(method, (Mapping, list, tuple))
+
+
+def _methods(method: Any) -> dict[str, Method]:
+    """Return the methods by name; a single one by the empty name."""
+    if not _are_several(method):
+        return {"": _method(method)}
+    if not method:
+        raise EmbgradError(f"method is {brief(method)}: expected one method at least")
+    if isinstance(method, Mapping):
+        if wrong := [name for name in method if not isinstance(name, str)]:
+            raise EmbgradError(f"method names a method {brief(wrong[0])}: expected names that are text")
+        return {name: _method(entry) for name, entry in method.items()}
+    chosen: dict[str, Method] = {}
+    for made in map(_method, method):
+        name = _snake(type(made).__name__)
+        repeats = sum(other.partition("#")[0] == name for other in chosen)
+        chosen[f"{name}#{repeats}" if repeats else name] = made
+    return chosen
 
 
 def _method(method: Any) -> Method:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,10 @@ import numpy as np
 from embgrad.common.arrays import as_asked
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
-from embgrad.errors import EmbgradError
+from embgrad.errors import EmbgradError, did_you_mean
 from embgrad.results.words import Word, words_of_examples
 
-__all__ = ["Attribution"]
+__all__ = ["Attribution", "Attributions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,3 +95,24 @@ class Attribution:
         method = self.provenance["method"]
         merge = length if method.get("of", method)["class"] == "Saliency" else np.sum
         return words_of_examples(self.tokens, self.words_of, self.real, self.scores, merge)
+
+
+class Attributions(Mapping[str, Attribution]):
+    """Attributions of one batch by several methods, by name."""
+
+    def __init__(self, attributions: Mapping[str, Attribution]) -> None:
+        self._attributions = dict(attributions)
+
+    def __getitem__(self, name: str) -> Attribution:
+        if name not in self._attributions:
+            raise KeyError(f"no attribution {name!r}.{did_you_mean(str(name), self._attributions)}")
+        return self._attributions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._attributions)
+
+    def __len__(self) -> int:
+        return len(self._attributions)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{visible(name)}: {attribution!r}" for name, attribution in self.items())

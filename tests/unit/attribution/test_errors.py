@@ -48,6 +48,8 @@ def test_the_arguments_of_a_method_are_checked_when_it_is_made(message: str) -> 
     [
         ("integrated_gradient", "Did you mean 'integrated_gradients'"),
         (embgrad.Saliency, "the method is the class Saliency: expected an instance; write Saliency(...)"),
+        ([], "method is []: expected one method at least"),
+        ({1: "saliency"}, "method names a method 1: expected names that are text"),
         (3, "method is 3: expected a method, such as embgrad.IntegratedGradients(), or one of 'saliency'"),
     ],
 )

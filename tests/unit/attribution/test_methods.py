@@ -287,3 +287,16 @@ def test_an_attribution_is_an_array_of_its_scores_and_names_its_method() -> None
     assert found.values.dtype == np.float32
     assert repr(found).startswith("Attribution(2 × 4, IntegratedGradients at 'word' of")
     assert found.provenance["method"]["rule"] == "gausslegendre"
+
+
+def test_several_methods_give_attributions_by_name_each_equal_to_its_own_call() -> None:
+    model = curved()
+    methods = ["saliency", embgrad.IntegratedGradients(20), embgrad.IntegratedGradients(21)]
+    results = embgrad.attribute(model, BATCH, LOGIT, methods)
+    assert list(results) == ["saliency", "integrated_gradients", "integrated_gradients#1"]
+    for method, result in zip(methods, results.values(), strict=True):
+        np.testing.assert_array_equal(result.scores, embgrad.attribute(model, BATCH, LOGIT, method).scores)
+    assert list(embgrad.attribute(model, BATCH, LOGIT, {"mine": "saliency"})) == ["mine"]
+    assert repr(results).startswith("saliency: Attribution(2 × 4, Saliency")
+    with pytest.raises(KeyError, match=r"no attribution 'salience'. Did you mean 'saliency'"):
+        results["salience"]
