@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.attribution.draws import generators_of, normal
 from embgrad.attribution.method import Contributions, GradientMethod, Method, expect_choice, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
 from embgrad.errors import EmbgradError, brief
@@ -67,8 +68,7 @@ class SmoothGrad(Method):
     Args:
         samples: the number of samples.
         sigma: the standard deviation of the noise, in the units of the values at the point.
-        seed: the seed of NumPy's default generator; one seed draws the same noise for a batch in each framework, at any
-            `batch_size`.
+        seed: with it an example has the same noise in each framework, whatever batch it is in; padding has none.
         reduce: "mean"; "square", the mean of the squares; or "variance".
         of: the method: `Saliency`, `InputXGradient` or `IntegratedGradients`.
     """
@@ -93,12 +93,13 @@ class SmoothGrad(Method):
         """Return the reduced contributions of the samples."""
         own = passes.inputs
         prepared = self.of.prepared(passes, tokenizer)
-        generator = np.random.default_rng(self.seed)
+        generators, real = generators_of(passes.batch, self.seed), passes.batch.real
         first, second = np.zeros(own.shape), np.zeros(own.shape)
         at_once = passes.batches_at_once
         for start in range(0, self.samples, at_once):
             count = min(at_once, self.samples - start)
-            noisy = own + self.sigma * generator.standard_normal((count, *own.shape))
+            noise = np.stack([normal(generators, real, own.shape[-1]) for _ in range(count)])
+            noisy = own + self.sigma * noise
             values = self.of.values_at(passes, noisy.reshape(-1, *own.shape[1:]), prepared).reshape(noisy.shape)
             first += values.sum(0)
             second += (values**2).sum(0)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.attribution.baselines import baseline_values, checked_baseline
+from embgrad.attribution.draws import generators_of, normal
 from embgrad.attribution.method import Contributions, GradientMethod, Method, expect_choice, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
@@ -173,7 +174,7 @@ class GradientShap(Method):
         baselines: an array of shape (n, position, dim), or a list of names, ids and arrays, see `IntegratedGradients`.
         samples: the number of samples.
         sigma: the standard deviation of the noise added to the inputs, in the units of the values at the point.
-        seed: the seed of NumPy's default generator; one seed makes the same draws for each framework and `batch_size`.
+        seed: with it an example has the same draws in each framework, whatever batch it is in; padding has no noise.
         keep_special: see `IntegratedGradients`.
     """
 
@@ -203,16 +204,16 @@ class GradientShap(Method):
         origins = np.stack(
             [baseline_values(passes, baseline, tokenizer, self.keep_special) for baseline in self.baselines]
         )
-        generator = np.random.default_rng(self.seed)
+        generators, real = generators_of(passes.batch, self.seed), passes.batch.real
         examples = np.arange(len(inputs))
         total = np.zeros(inputs.shape)
         at_once = passes.batches_at_once
         for start in range(0, self.samples, at_once):
             places, differences = [], []
             for _ in range(min(at_once, self.samples - start)):
-                noisy = inputs + self.sigma * generator.standard_normal(inputs.shape)
-                origin = origins[generator.integers(len(origins), size=len(inputs)), examples]
-                fraction = generator.random(len(inputs))[:, None, None]
+                noisy = inputs + self.sigma * normal(generators, real, inputs.shape[-1])
+                origin = origins[[generator.integers(len(origins)) for generator in generators], examples]
+                fraction = np.array([generator.random() for generator in generators])[:, None, None]
                 places.append(origin + fraction * (noisy - origin))
                 differences.append(noisy - origin)
             at, difference = np.concatenate(places), np.concatenate(differences)

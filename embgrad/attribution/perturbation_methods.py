@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.attribution.baselines import absent_positions, baseline_values, checked_baseline
+from embgrad.attribution.draws import generators_of
 from embgrad.attribution.method import Contributions, Method, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
 from embgrad.attribution.shapley import exact_values, fitted_values, sampled_coalitions
@@ -63,7 +64,7 @@ class Lime(Method):
         baseline: replaces the values of absent positions, see `IntegratedGradients`; so does `keep_special`.
         kernel_width: the width of the kernel.
         ridge: the penalty on the squares of the coefficients.
-        seed: the seed of NumPy's default generator.
+        seed: with it an example has the same samples in each framework, whatever batch it is in.
     """
 
     samples: int = 500
@@ -86,10 +87,10 @@ class Lime(Method):
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the coefficients."""
         features, evaluated = _replacing(passes, self.baseline, tokenizer, self.keep_special)
-        generator = np.random.default_rng(self.seed)
-        present = generator.random((self.samples, *features.shape)) < 0.5
-        present[0] = True
-        present |= ~features
+        present = np.ones((self.samples, *features.shape), bool)
+        for example, generator in enumerate(generators_of(passes.batch, self.seed)):
+            drawn = generator.random((self.samples - 1, int(features[example].sum()))) < 0.5
+            present[1:, example, features[example]] = drawn
         objectives = evaluated(present)
         scores = np.zeros(features.shape)
         for example, own in enumerate(features):
@@ -121,7 +122,7 @@ class KernelShap(Method):
     Args:
         samples: the most coalitions of an example.
         baseline: replaces the values of absent positions, see `IntegratedGradients`; so does `keep_special`.
-        seed: the seed of NumPy's default generator.
+        seed: with it an example has the same samples in each framework, whatever batch it is in.
     """
 
     samples: int = 1024
@@ -138,8 +139,10 @@ class KernelShap(Method):
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the Shapley values."""
         features, evaluated = _replacing(passes, self.baseline, tokenizer, self.keep_special)
-        generator = np.random.default_rng(self.seed)
-        coalitions = [sampled_coalitions(int(own.sum()), self.samples, generator) for own in features]
+        coalitions = [
+            sampled_coalitions(int(own.sum()), self.samples, generator)
+            for own, generator in zip(features, generators_of(passes.batch, self.seed), strict=True)
+        ]
         most = max(len(rows) for rows in coalitions)
         present = np.ones((most, *features.shape), bool)
         for example, own in enumerate(features):

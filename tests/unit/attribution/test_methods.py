@@ -207,7 +207,9 @@ def test_lime_recovers_a_linear_model() -> None:
 
 
 def test_smooth_gradients_are_means_over_the_noise_of_the_seed() -> None:
-    model, noise = curved(), np.random.default_rng(5).standard_normal((6, *IDS.shape, DIM))
+    model, noise = curved(), np.zeros((6, *IDS.shape, DIM))
+    for example, ids in enumerate(([2, 7, 7], [1, 4, 9, 3])):
+        noise[:, example, : len(ids)] = np.random.default_rng([5, *ids]).standard_normal((6, len(ids), DIM))
     samples = np.stack([embgrad.gradients(model, BATCH, LOGIT, add={"word": 0.2 * added}).values for added in noise])
     expected = {"mean": samples.mean(0), "square": (samples**2).mean(0), "variance": samples.var(0)}
     for reduce, values in expected.items():
@@ -222,6 +224,17 @@ def test_results_do_not_depend_on_the_batch_size(method: Any, size: int) -> None
     whole = embgrad.attribute(curved(), BATCH, LOGIT, method)
     cut = embgrad.attribute(curved(), BATCH, LOGIT, method, batch_size=size)
     np.testing.assert_allclose(cut.scores, whole.scores, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("method", SAMPLED, ids=name_of)
+def test_draws_do_not_depend_on_the_other_examples_nor_on_padding(method: Any) -> None:
+    both = embgrad.attribute(curved(), BATCH, LOGIT, method)
+    alone = embgrad.attribute(curved(), BATCH[1:], LOGIT, method)
+    np.testing.assert_allclose(alone.scores[0], both.scores[1], rtol=1e-12, atol=1e-15)
+    left = embgrad.TokenBatch([[0, 0, 2, 7, 7]], [[0, 0, 1, 1, 1]])
+    np.testing.assert_allclose(
+        embgrad.attribute(curved(), left, LOGIT, method).scores[0, 2:], both.scores[0, :3], rtol=1e-12, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("size", [None, 1])
