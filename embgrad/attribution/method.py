@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from embgrad.common.metrics import lengths
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 
 __all__ = ["Contributions", "GradientMethod", "Method", "expect_choice", "expect_count", "expect_number"]
+
+#: The most numbers of an array that the description of a method lists; of a longer one it has the shape and the digest.
+MOST_NUMBERS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,12 @@ class GradientMethod(Method):
 def _plain(value: Any) -> Any:
     if isinstance(value, Method):
         return value.describe()
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.tolist()
     if hasattr(value, "shape"):
-        return to_numpy(value).tolist()
+        array = to_numpy(value)
+        if array.size <= MOST_NUMBERS:
+            return array.tolist()
+        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": digest}
     return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 

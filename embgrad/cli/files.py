@@ -78,14 +78,16 @@ def _load(file: str) -> Results:
     from embgrad.results.io import load
 
     if file != "-":
-        return load(file)
+        results: Results = load(file)
+        return results
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stdin.safetensors"
         _spool(path)
         try:
-            return load(path)
+            piped: Results = load(path)
         except FileFormatError as error:
             raise FileFormatError(error.message.replace(str(path), STDIN)) from error
+        return piped
 
 
 def _spool(path: Path) -> None:

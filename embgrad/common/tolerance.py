@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.errors import EmbgradError, brief
 
-__all__ = ["HALVES", "checked_tolerance", "coarsest", "tolerance_for", "tolerance_of", "unit_roundoff"]
+__all__ = ["HALVES", "checked_tolerance", "coarsest", "computed_in", "tolerance_for", "tolerance_of", "unit_roundoff"]
 
 #: The unit roundoff of the dtypes with fewer digits than float32: half the gap between 1 and the next number.
 HALVES: Final = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -31,11 +31,11 @@ MOST_DEPTH: Final = 100_000
 
 
 class Result(Protocol):
-    """The attributes of an `EmbeddingGradients` that determine its precision."""
+    """The attributes of an `EmbeddingGradients` or an `Attribution` that determine its precision."""
 
     @property
-    def values(self) -> np.ndarray:
-        """The gradient."""
+    def values(self) -> np.ndarray | None:
+        """The gradient, or the contributions."""
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -85,12 +85,17 @@ def tolerance_of(a: Result, b: Result) -> float:
     Of two dtypes the coarser counts, down to float32. Half precision counts only where both were computed in it: if only
     one was, that is the difference to report.
     """
-    names = [str(result.provenance.get("compute_dtype", result.values.dtype)) for result in (a, b)]
+    names = [computed_in(result) for result in (a, b)]
     coarse = coarsest(name if name in HALVES else "float32" for name in names)
     if not all(name in HALVES for name in names):
         coarse = "float64" if all(name == "float64" for name in names) else "float32"
     known = [depth for depth in map(remembered_depth, (a, b)) if depth is not None]
     return tolerance_for(coarse, max(known, default=None))
+
+
+def computed_in(result: Result) -> str:
+    """Return the name of the dtype in which a result was computed, by default that of its values."""
+    return str(result.provenance.get("compute_dtype", getattr(result.values, "dtype", "float32")))
 
 
 def remembered_depth(result: Result) -> int | None:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.errors import BatchError
-from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.io import Result
 
 __all__ = ["Alignment", "aligned"]
 
@@ -69,7 +69,7 @@ class Alignment:
         return Alignment(example, position, self.notes)
 
 
-def aligned(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
+def aligned(a: Result, b: Result) -> Alignment:
     """Return the positions of b that belong to those of a.
 
     Raises:
@@ -100,7 +100,7 @@ def _unmoved(ids: np.ndarray, notes: tuple[str, ...]) -> Alignment:
     return Alignment(indices[0], indices[1], notes)
 
 
-def _texts(result: EmbeddingGradients) -> list[np.ndarray]:
+def _texts(result: Result) -> list[np.ndarray]:
     """Return the positions of each example's text: the real ones; without a mask, those from the first to the last nonzero id."""
     if result.mask is not None:
         return [np.flatnonzero(row) for row in result.mask]
@@ -109,7 +109,7 @@ def _texts(result: EmbeddingGradients) -> list[np.ndarray]:
 
 
 def _ids_of(
-    a: EmbeddingGradients, b: EmbeddingGradients, texts: tuple[list[np.ndarray], list[np.ndarray]]
+    a: Result, b: Result, texts: tuple[list[np.ndarray], list[np.ndarray]]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     first, second = (
         [ids[at] for ids, at in zip(result.ids, text, strict=True)] for result, text in zip((a, b), texts, strict=True)
@@ -139,7 +139,7 @@ def _likeness(first: tuple[int, ...], second: tuple[int, ...]) -> float:
 
 
 def _positions(
-    a: EmbeddingGradients, b: EmbeddingGradients, i: int, j: int, texts: tuple[list[np.ndarray], list[np.ndarray]]
+    a: Result, b: Result, i: int, j: int, texts: tuple[list[np.ndarray], list[np.ndarray]]
 ) -> Iterator[tuple[int, int]]:
     """Yield the positions of one example of a, each with b's position that holds the same token of the same text."""
     text_a, text_b = texts[0][i], texts[1][j]
@@ -153,7 +153,7 @@ def _positions(
             yield int(text_a[block.a + step]), int(text_b[block.b + step])
 
 
-def _by_index(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
+def _by_index(a: Result, b: Result) -> Alignment:
     """Return the alignment by index of two results of one shape that have no text in common."""
     if a.ids.shape != b.ids.shape:
         raise BatchError(
@@ -169,7 +169,7 @@ def _by_index(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
     return _unmoved(a.ids, (note,))
 
 
-def _first_of(a: EmbeddingGradients, b: EmbeddingGradients, different: np.ndarray) -> str:
+def _first_of(a: Result, b: Result, different: np.ndarray) -> str:
     example, position = (int(i) for i in np.argwhere(different)[0])
     return (
         f"first at example {example}, position {position}, where a has {a.ids[example, position]} and b "
@@ -177,7 +177,7 @@ def _first_of(a: EmbeddingGradients, b: EmbeddingGradients, different: np.ndarra
     )
 
 
-def _notes_of_masks(a: EmbeddingGradients, b: EmbeddingGradients) -> Iterator[str]:
+def _notes_of_masks(a: Result, b: Result) -> Iterator[str]:
     if a.mask is not None and b.mask is not None and (different := a.mask != b.mask).any():
         example, position = (int(i) for i in np.argwhere(different)[0])
         yield (
@@ -187,8 +187,8 @@ def _notes_of_masks(a: EmbeddingGradients, b: EmbeddingGradients) -> Iterator[st
 
 
 def _notes(
-    a: EmbeddingGradients,
-    b: EmbeddingGradients,
+    a: Result,
+    b: Result,
     alignment: Alignment,
     texts: tuple[list[np.ndarray], list[np.ndarray]],
 ) -> Iterator[str]:
@@ -200,7 +200,7 @@ def _notes(
     yield from _notes_of_tokens(a, b, alignment, texts)
 
 
-def _notes_of_examples(a: EmbeddingGradients, b: EmbeddingGradients, partners: np.ndarray) -> Iterator[str]:
+def _notes_of_examples(a: Result, b: Result, partners: np.ndarray) -> Iterator[str]:
     matched = partners[partners >= 0]
     if (np.diff(matched) < 0).any():
         yield f"b has the examples in another order: a's first {min(len(partners), 8)} are b's {partners[:8].tolist()}"
@@ -213,8 +213,8 @@ def _notes_of_examples(a: EmbeddingGradients, b: EmbeddingGradients, partners: n
 
 
 def _notes_of_sides(
-    a: EmbeddingGradients,
-    b: EmbeddingGradients,
+    a: Result,
+    b: Result,
     partners: np.ndarray,
     texts: tuple[list[np.ndarray], list[np.ndarray]],
 ) -> Iterator[str]:
@@ -235,8 +235,8 @@ def _side(text: np.ndarray, width: int) -> str | None:
 
 
 def _notes_of_tokens(
-    a: EmbeddingGradients,
-    b: EmbeddingGradients,
+    a: Result,
+    b: Result,
     alignment: Alignment,
     texts: tuple[list[np.ndarray], list[np.ndarray]],
 ) -> Iterator[str]:
@@ -254,10 +254,10 @@ def _notes_of_tokens(
             )
 
 
-def _first_of_each_id(result: EmbeddingGradients, positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _first_of_each_id(result: Result, positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return list({int(result.ids[at]): at for at in reversed(positions)}.values())[::-1]
 
 
-def _named(result: EmbeddingGradients, at: tuple[int, int]) -> str:
+def _named(result: Result, at: tuple[int, int]) -> str:
     text = "" if result.tokens is None else f"{result.tokens[at[0]][at[1]]!r}, "
     return f"{text}id {result.ids[at]}, at example {at[0]}, position {at[1]}"

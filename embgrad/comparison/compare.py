@@ -12,13 +12,14 @@ from embgrad.backend.protocol import Call
 from embgrad.backend.registry import backend_for
 from embgrad.common.finite import not_finite
 from embgrad.common.metrics import figures_of, lengths, position_figures
-from embgrad.common.tolerance import checked_tolerance, tolerance_of, unit_roundoff
+from embgrad.common.tolerance import checked_tolerance, computed_in, unit_roundoff
 from embgrad.comparison.align import Alignment, aligned
 from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.comparison.numbers import name_of, numbers_of, usual_tolerance
 from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.errors import BatchError, EmbgradError, PointError, brief, did_you_mean, listed
-from embgrad.results.gradients import EmbeddingGradients
-from embgrad.results.io import load
+from embgrad.results.attribution import Attribution
+from embgrad.results.io import Result, load
 
 __all__ = ["compare"]
 
@@ -32,11 +33,16 @@ ADVICE_WITH_MODELS = (
     "point at which the two models diverge with embgrad.bisect(model_a, model_b, batch, objective)."
 )
 
+ADVICE_FOR_ATTRIBUTIONS = (
+    "Compare the gradients of the two models, the results of embgrad.gradients: embgrad.compare names the causes of their "
+    "difference."
+)
+
 
 @overload
 def compare(
-    a: EmbeddingGradients,
-    b: EmbeddingGradients,
+    a: Result,
+    b: Result,
     *,
     models: tuple[Any, Any] | None = ...,
     tolerance: float | None = ...,
@@ -63,15 +69,17 @@ def compare(
     tolerance: float | None = None,
     call: Call | tuple[Call | None, Call | None] | None = None,
 ) -> Comparison | Comparisons:
-    """Compare the gradients a and b: whether they agree, by how much they differ, and why. Computed in float64.
+    """Compare the gradients or attributions a and b: whether they agree, by how much they differ, and why. Computed in float64.
 
     The two are aligned by their ids: another order of examples, another length or side of padding, and additional or different
     tokens are reported in `notes`, and the remaining positions are compared. Then each known cause predicts one side from the
     other. Those that explain the difference become `findings`, with the share of it that they explain; a cause is a finding only
-    if this share was measured, or if the results record it.
+    if this share was measured, or if the results record it. Of attributions the contributions are compared, without causes: those
+    are found on the gradients of the two models.
 
     Args:
-        a: the reference: a result of `embgrad.gradients`, the path of a saved result, or a mapping of names to either.
+        a: the reference: a result of `embgrad.gradients` or `embgrad.attribute`, the path of a saved result, or a mapping of
+            names to either.
         b: what is compared with a, in the same forms.
         models: the models that a and b come from, with None for one that is not available. They are run again in other ways, to
             test causes inside them: other inputs, other objectives, another GELU, other weights. They are restored afterwards;
@@ -94,7 +102,7 @@ def compare(
     tolerance = checked_tolerance(tolerance)
     models, calls = _models(models), _calls(call)
     first, second = _results_of(a, "a"), _results_of(b, "b")
-    if isinstance(first, EmbeddingGradients) and isinstance(second, EmbeddingGradients):
+    if isinstance(first, Result) and isinstance(second, Result):
         return _compared(first, second, models, tolerance, calls)
     if not (isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys()):
         raise PointError(_other_names(first, second))
@@ -104,34 +112,34 @@ def compare(
 
 
 def _compared(
-    a: EmbeddingGradients,
-    b: EmbeddingGradients,
+    a: Result,
+    b: Result,
     models: tuple[Any, Any],
     tolerance: float | None,
     calls: tuple[Call | None, Call | None],
 ) -> Comparison:
-    _expect_finite(a, "a")
-    _expect_finite(b, "b")
-    alignment = _comparable(a, b)
-    by_position = _has_positions(a)
-    tolerance = tolerance_of(a, b) if tolerance is None else tolerance
-    first = a.values.astype(np.float64)
-    second = alignment.arrange(b.values.astype(np.float64)) if by_position else b.values.astype(np.float64)
+    values, others = numbers_of(a, b)
+    _expect_finite(values, "a", name_of(a))
+    _expect_finite(others, "b", name_of(b))
+    alignment = _comparable(a, b, values, others)
+    by_position = _has_positions(a, values)
+    tolerance = usual_tolerance(a, b) if tolerance is None else tolerance
+    first = values.astype(np.float64)
+    second = alignment.arrange(others.astype(np.float64)) if by_position else others.astype(np.float64)
     if by_position:
         first[~alignment.matched] = 0
     shared = np.flatnonzero(alignment.examples() >= 0) if by_position else np.arange(len(first))
     figures = figures_of(first, second)
-    differing_examples = _differing_examples(
-        first, second, tolerance, unit_roundoff(a.provenance.get("compute_dtype", a.values.dtype))
-    )
+    differing_examples = _differing_examples(first, second, tolerance, unit_roundoff(computed_in(a)))
     agrees = figures.relative_l2 <= tolerance and not differing_examples
     notes = [*alignment.notes, *_known_differences(a, b, alignment)]
     if differing_examples and figures.relative_l2 <= tolerance:
         notes.append(
-            f"the examples {listed(differing_examples)} differ, but their gradients are too small to affect the overall figures"
+            f"the examples {listed(differing_examples)} differ, but their {name_of(a)}s are too small to affect the overall "
+            "figures"
         )
     findings: tuple[Finding, ...] = ()
-    if not agrees and by_position:
+    if not agrees and by_position and not isinstance(a, Attribution) and not isinstance(b, Attribution):
         from embgrad.comparison.diagnosis.diagnose import diagnosed  # with all that runs models
 
         findings, tried = diagnosed(a, b, alignment, models, tolerance, calls)
@@ -148,7 +156,7 @@ def _compared(
         findings=findings,
         a=a,
         b=b,
-        advice="" if agrees or findings else ADVICE if models != (None, None) else ADVICE_WITH_MODELS,
+        advice="" if agrees or findings else _advice(a, models),
     )
 
 
@@ -164,31 +172,37 @@ def _differing_examples(a: np.ndarray, b: np.ndarray, tolerance: float, roundoff
     return [int(i) for i in np.flatnonzero(difference > allowed)]
 
 
-def _has_positions(result: EmbeddingGradients) -> bool:
-    return result.values.ndim >= 3 and result.values.shape[:2] == result.ids.shape
+def _advice(a: Result, models: tuple[Any, Any]) -> str:
+    if isinstance(a, Attribution):
+        return ADVICE_FOR_ATTRIBUTIONS
+    return ADVICE if models != (None, None) else ADVICE_WITH_MODELS
 
 
-def _expect_finite(result: EmbeddingGradients, name: str) -> None:
-    wrong = not_finite(result.values)
+def _has_positions(result: Result, values: np.ndarray) -> bool:
+    return values.ndim >= 3 and values.shape[:2] == result.ids.shape
+
+
+def _expect_finite(values: np.ndarray, name: str, what: str) -> None:
+    wrong = not_finite(values)
     if wrong is not None:
         raise EmbgradError(
-            f"{name} holds {wrong.value} at {wrong.index}, and {wrong.count} of its {wrong.size} numbers are not "
-            "finite: expected finite ones, as embgrad.gradients returns them"
+            f"{name} holds {wrong.value} at {wrong.index}, and {wrong.count} of its {wrong.size} numbers are not finite: "
+            f"expected finite ones, as embgrad.{'attribute' if what == 'attribution' else 'gradients'} returns them"
         )
 
 
-def _comparable(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
+def _comparable(a: Result, b: Result, values: np.ndarray, others: np.ndarray) -> Alignment:
     alignment = aligned(a, b)
-    if _has_positions(a) and _has_positions(b):
-        if a.values.shape[2:] != b.values.shape[2:]:
+    if _has_positions(a, values) and _has_positions(b, others):
+        if values.shape[2:] != others.shape[2:]:
             raise PointError(
-                f"a's vectors have the length {a.values.shape[2:]} and b's {b.values.shape[2:]}: expected gradients at the same "
+                f"a's vectors have the length {values.shape[2:]} and b's {others.shape[2:]}: expected {name_of(a)}s at the same "
                 f"point of models of one size; a was taken at {a.provenance.get('point')!r}, b at "
                 f"{b.provenance.get('point')!r}"
             )
-    elif a.values.shape != b.values.shape or not alignment.trivial:
+    elif values.shape != others.shape or not alignment.trivial:
         raise BatchError(
-            f"a has shape {a.values.shape} and b {b.values.shape}, which are not (example, position, dim) both: expected "
+            f"a has shape {values.shape} and b {others.shape}, which are not (example, position, dim) both: expected "
             "equal shapes of the same ids; name the point by a role"
         )
     return alignment
@@ -203,6 +217,7 @@ CANCELLED = 8.0
 #: The entries of the provenance that record how a gradient was computed, with their names in notes.
 RECORDED = {
     "objective": "objective",
+    "method": "method",
     "training": "training mode",
     "compute_dtype": "dtype",
     "point": "point",
@@ -214,7 +229,7 @@ RECORDED = {
 }
 
 
-def _known_differences(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Alignment) -> Iterator[str]:
+def _known_differences(a: Result, b: Result, alignment: Alignment) -> Iterator[str]:
     """Yield the recorded differences in how the two results were computed."""
     partners = alignment.examples()
     for key, name in RECORDED.items():
@@ -267,21 +282,22 @@ def _calls(call: Any) -> tuple[Call | None, Call | None]:
     return (calls[0], calls[1])
 
 
-def _results_of(value: Any, name: str) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
+def _results_of(value: Any, name: str) -> Result | dict[str, Result]:
     """Return a result, or results by name, loading those that are given as files."""
-    if isinstance(value, EmbeddingGradients):
+    if isinstance(value, Result):
         return value
     if isinstance(value, (str, os.PathLike)):
-        return load(value)
+        loaded: Result | Mapping[str, Result] = load(value)
+        return loaded if isinstance(loaded, Result) else dict(loaded)
     if isinstance(value, Mapping) and value:
         read = {key: _results_of(entry, f"{name}[{key!r}]") for key, entry in value.items()}
-        nested = [key for key, result in read.items() if not isinstance(result, EmbeddingGradients)]
+        nested = [key for key, result in read.items() if not isinstance(result, Result)]
         if nested:
             raise EmbgradError(f"{name} holds several results under {listed(nested)}: expected one under each name")
-        return {key: result for key, result in read.items() if isinstance(result, EmbeddingGradients)}
+        return {key: result for key, result in read.items() if isinstance(result, Result)}
     raise EmbgradError(
-        f"{name} is of type {type(value).__name__}: expected a result of embgrad.gradients, the path of a saved one, or a "
-        "mapping of names to either"
+        f"{name} is of type {type(value).__name__}: expected a result of embgrad.gradients or embgrad.attribute, the path of "
+        "a saved one, or a mapping of names to either"
     )
 
 
@@ -295,6 +311,6 @@ def _other_names(a: Any, b: Any) -> str:
     return f"a alone has {listed(alone[0])}, and b alone {listed(alone[1])}: expected results of the same names.{hint}"
 
 
-def _label(result: EmbeddingGradients) -> str:
+def _label(result: Result) -> str:
     source = result.provenance
     return f"{source.get('backend', '?')} {source.get('model', '?')} at {source.get('point', '?')!r}"

@@ -1,4 +1,4 @@
-"""Golden files: stored results that reveal how a change of a model, framework or version changes gradients."""
+"""Golden files: stored results that reveal how a change of a model, framework or version changes gradients or attributions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from embgrad.common.files import checked_path
 from embgrad.common.finite import not_finite
 from embgrad.common.metrics import length, lengths
 from embgrad.comparison.compare import compare
+from embgrad.comparison.numbers import name_of
 from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.errors import (
     BatchError,
@@ -26,8 +27,8 @@ from embgrad.errors import (
     did_you_mean,
     listed,
 )
-from embgrad.results.gradients import EmbeddingGradients
-from embgrad.results.io import expect_results, load, save
+from embgrad.results.attribution import Attribution
+from embgrad.results.io import Result, expect_results, load, save
 
 __all__ = ["Golden", "golden"]
 
@@ -58,8 +59,8 @@ class Golden:
         """True if the file exists."""
         return self.path.exists()
 
-    def load(self) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
-        """Return the results in the file.
+    def load(self) -> Any:
+        """Return the results in the file, see `embgrad.load`.
 
         Raises:
             FileNotFoundError: there is no file.
@@ -67,14 +68,14 @@ class Golden:
         """
         return load(self.path)
 
-    def update(self, results: EmbeddingGradients | Mapping[str, EmbeddingGradients]) -> None:
+    def update(self, results: Result | Mapping[str, Result]) -> None:
         """Make these the golden results. Missing folders are created; the file is replaced as a whole or not at all.
 
         Args:
-            results: a result of `embgrad.gradients`, or several by name.
+            results: a result of `embgrad.gradients` or `embgrad.attribute`, or several by name.
 
         Raises:
-            EmbgradError: `results` cannot be stored in a file, or a gradient is not finite, so that nothing would agree with it.
+            EmbgradError: `results` cannot be stored in a file, or a number is not finite, so that nothing would agree with it.
             OSError: the file cannot be written.
         """
         for name, result in _named(results).items():
@@ -87,19 +88,20 @@ class Golden:
 
     def check(
         self,
-        results: EmbeddingGradients | Mapping[str, EmbeddingGradients],
+        results: Result | Mapping[str, Result],
         *,
         models: Any = None,
         tolerance: float | None = None,
         call: Call | None = None,
     ) -> Comparison | Comparisons:
-        """Check that results are those of the file: names, ids, gradients, activations and the objective's values.
+        """Check that results are those of the file: names, ids, gradients or contributions, activations and objectives.
 
         Args:
-            results: a result of `embgrad.gradients`, or several by name, in the form that was passed to `update`.
+            results: a result of `embgrad.gradients` or `embgrad.attribute`, or several by name, in the form that was passed to
+                `update`.
             models: the model that the results come from, so that causes inside it can be tested if they differ; or a pair as in
                 `embgrad.compare`, with the golden results' model first.
-            tolerance: as in `embgrad.compare`; it applies to the gradients, the activations and the objective.
+            tolerance: as in `embgrad.compare`; it applies to the numbers, the activations and the objective.
             call: a function that calls the model, as in `gradients`, if `models` are passed.
 
         Returns:
@@ -125,6 +127,10 @@ class Golden:
         pair: Any = models if isinstance(models, (tuple, list)) else (None, models)
         for name in (name for name in expected if name in checked):
             a, b = expected[name], checked[name]
+            if name_of(a) != name_of(b):
+                was, now = name_of(a, article=True), name_of(b, article=True)
+                changes.append(_Change(f"{_prefix(name)}the result is {now}, and the golden file has {was}"))
+                continue
             if wrong := _not_finite(a) or _not_finite(b):
                 changes.append(_Change(f"{_prefix(name)}{wrong}"))
                 continue
@@ -143,8 +149,8 @@ class Golden:
     def _report(
         self,
         changes: Sequence[_Change],
-        expected: Mapping[Name, EmbeddingGradients],
-        checked: Mapping[Name, EmbeddingGradients],
+        expected: Mapping[Name, Result],
+        checked: Mapping[Name, Result],
     ) -> Iterator[str]:
         """Yield the lines of the message: first the summary, then what changed, with figures and findings, and what to do."""
         further = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
@@ -205,31 +211,34 @@ def _changes(name: Name, comparison: Comparison) -> list[_Change]:
 
 
 def _descriptions(comparison: Comparison) -> list[str]:
-    """Return what changed beyond the tolerance: the gradient, the value at the point, and the objective's values."""
+    """Return what changed beyond the tolerance: gradients or contributions, the value at the point, and the objectives."""
     a, b, tolerance = comparison.a, comparison.b, comparison.tolerance
+    what = name_of(a)
     if other := _other_ids(a, b):
         return [other]
     figures, value, objective = comparison.figures, _value_change(a, b, tolerance), _objective_change(a, b, tolerance)
     descriptions = [line for line in (value, objective) if line]
     if not comparison.agrees:
-        descriptions.insert(0, f"the gradient moved, relative L2 {figures.relative_l2:.2e}, tolerance {tolerance:.1e}")
+        descriptions.insert(0, f"the {what} moved, relative L2 {figures.relative_l2:.2e}, tolerance {tolerance:.1e}")
     if not descriptions:
         return []
     if comparison.agrees:
-        return [*descriptions, "the gradient did not, within the tolerance"]
+        return [*descriptions, f"the {what} did not, within the tolerance"]
     if value:
         return [*descriptions, "the forward pass already differs at this point"]
+    if isinstance(a, Attribution):
+        return descriptions
     if objective:
         return [*descriptions, "the forward pass agrees up to this point and differs after it"]
     return [*descriptions, "nothing in the forward pass moved, within the tolerance"]
 
 
-def _not_finite(result: EmbeddingGradients) -> str:
-    wrong = not_finite(result.values)
-    return "" if wrong is None else f"the gradient holds {wrong.value} at {wrong.index}"
+def _not_finite(result: Result) -> str:
+    wrong = not_finite(result.scores if isinstance(result, Attribution) else result.values)
+    return "" if wrong is None else f"the {name_of(result)} holds {wrong.value} at {wrong.index}"
 
 
-def _other_ids(a: EmbeddingGradients, b: EmbeddingGradients) -> str:
+def _other_ids(a: Result, b: Result) -> str:
     if a.ids.shape != b.ids.shape:
         return f"the ids differ: shape {b.ids.shape} where the golden file has {a.ids.shape}"
     if np.array_equal(a.ids, b.ids):
@@ -239,7 +248,9 @@ def _other_ids(a: EmbeddingGradients, b: EmbeddingGradients) -> str:
     return f"the ids differ, first at {where}: {b.ids[index]} where the golden file has {a.ids[index]}"
 
 
-def _value_change(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
+def _value_change(a: Result, b: Result, tolerance: float) -> str:
+    if isinstance(a, Attribution) or isinstance(b, Attribution):
+        return ""
     if a.activations.shape != b.activations.shape:
         return (
             f"the value at the point has the shape {b.activations.shape}, and {a.activations.shape} in the golden file"
@@ -248,7 +259,7 @@ def _value_change(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float
     return "" if distance <= tolerance else f"the value at the point moved, relative L2 {distance:.2e}"
 
 
-def _objective_change(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
+def _objective_change(a: Result, b: Result, tolerance: float) -> str:
     if a.objective is None or b.objective is None:  # a captured gradient: the user computed the loss
         return ""
     if a.objective.shape != b.objective.shape:
@@ -262,13 +273,15 @@ def _objective_change(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: f
     return f"the objective moved{where}, from {before:.6g} to {now:.6g}"
 
 
-def _scale(a: EmbeddingGradients) -> np.ndarray:
+def _scale(a: Result) -> np.ndarray:
     """Return, for each objective value, the magnitude against which a difference counts as small.
 
     It is the largest value, since values near zero are differences of large numbers, plus, to first order, the change of the
-    value if each activation changes by its own magnitude with random signs.
+    value if each activation changes by its own magnitude with random signs; of an attribution its scores stand for that change.
     """
     size = np.abs(a.objective).max(initial=0.0, where=np.isfinite(a.objective))
+    if isinstance(a, Attribution):
+        return np.asarray(size + lengths(a.scores))
     pulls = a.values * np.where(np.isfinite(a.activations), a.activations, 0).astype(np.float64)
     pull = lengths(pulls.reshape(len(pulls), -1))
     return np.asarray(size + (pull if pull.shape == a.objective.shape else length(pull)))
@@ -287,9 +300,7 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
     return difference / size if size else float("inf") if difference else 0.0
 
 
-def _other_names(
-    expected: Mapping[Name, EmbeddingGradients], checked: Mapping[Name, EmbeddingGradients]
-) -> Iterator[_Change]:
+def _other_names(expected: Mapping[Name, Result], checked: Mapping[Name, Result]) -> Iterator[_Change]:
     for side, other, what in (
         (expected, checked, "several results were checked against one"),
         (checked, expected, "one result was checked against several"),
@@ -307,7 +318,7 @@ def _other_names(
         yield _Change(f"{listed(new)} is new", [near.strip()] if near else [])
 
 
-def _made_with(a: EmbeddingGradients, b: EmbeddingGradients) -> Iterator[str]:
+def _made_with(a: Result, b: Result) -> Iterator[str]:
     """Yield a line with the versions that differ from those in the golden file."""
     before, now = _versions(a), _versions(b)
     changed = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
@@ -320,14 +331,18 @@ def _made_with(a: EmbeddingGradients, b: EmbeddingGradients) -> Iterator[str]:
         yield f"the golden file was made with {golden_versions}, and these results with {versions}"
 
 
-def _versions(result: EmbeddingGradients) -> dict[str, str]:
+def _versions(result: Result) -> dict[str, str]:
     source = result.provenance
     own = {name: str(source[name]) for name in ("embgrad", "python", "numpy") if name in source}
     return {**own, **(source.get("versions") or {})}
 
 
-def _named(results: Any) -> Mapping[Name, EmbeddingGradients]:
-    return {None: results} if isinstance(results, EmbeddingGradients) else dict(expect_results(results).items())
+def _named(results: Any) -> Mapping[Name, Result]:
+    if isinstance(results, Result):
+        return {None: results}
+    named: dict[Name, Result] = {}
+    named.update(expect_results(results))
+    return named
 
 
 def _prefix(name: Name) -> str:

@@ -12,7 +12,7 @@ from embgrad.common.metrics import Figures, PositionFigures
 from embgrad.common.text import visible
 from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.errors import did_you_mean
-from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.io import Result
 from embgrad.results.rendering import rendered
 
 __all__ = ["Comparison", "Comparisons"]
@@ -47,8 +47,8 @@ class Comparison:
     labels: tuple[str, str]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
-    a: EmbeddingGradients = field(repr=False)
-    b: EmbeddingGradients = field(repr=False)
+    a: Result = field(repr=False)
+    b: Result = field(repr=False)
     advice: str = ""
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from embgrad.common.arrays import as_asked
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, did_you_mean
+from embgrad.results.file_format import write_results
 from embgrad.results.words import Word, words_of_examples
 
 __all__ = ["Attribution", "Attributions"]
@@ -96,6 +98,18 @@ class Attribution:
         merge = length if method.get("of", method)["class"] == "Saliency" else np.sum
         return words_of_examples(self.tokens, self.words_of, self.real, self.scores, merge)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the attribution to a safetensors file, which `embgrad.load` reads back bit for bit.
+
+        Args:
+            path: the file's path; its folder must exist.
+
+        Raises:
+            EmbgradError: the provenance cannot be stored as JSON.
+            OSError: the file cannot be written.
+        """
+        write_results({"": self}, path, single=True)
+
 
 class Attributions(Mapping[str, Attribution]):
     """Attributions of one batch by several methods, by name."""
@@ -113,6 +127,10 @@ class Attributions(Mapping[str, Attribution]):
 
     def __len__(self) -> int:
         return len(self._attributions)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the attributions to a safetensors file, which `embgrad.load` reads back, see `Attribution.save`."""
+        write_results(self, path, single=False)
 
     def __repr__(self) -> str:
         return "\n".join(f"{visible(name)}: {attribution!r}" for name, attribution in self.items())

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from embgrad.errors import EmbgradError, brief
+from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.file_format import read_results, write_results
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["expect_results", "load", "save"]
+__all__ = ["Result", "expect_results", "load", "save"]
+
+#: The results that files hold and that can be compared.
+Result: TypeAlias = EmbeddingGradients | Attribution
 
 
-def save(
-    results: EmbeddingGradients | Mapping[str, EmbeddingGradients],
-    path: str | os.PathLike[str],
-    *,
-    durable: bool = False,
-) -> None:
+def save(results: Result | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False) -> None:
     """Write a result, or several by name, to a safetensors file, which `embgrad.load` reads back bit for bit.
 
     The file appears whole or not at all.
 
     Args:
-        results: a result of `embgrad.gradients`, or a mapping of names to results; any string is a valid name.
+        results: a result of `embgrad.gradients` or `embgrad.attribute`, or a mapping of names to results; any string is a valid
+            name.
         path: the file's path; its folder must exist.
         durable: return only when the file would survive a power failure.
 
@@ -31,15 +32,19 @@ def save(
         EmbgradError: `results` is something else, or a result holds values that the format does not support, such as float16.
         OSError: the file cannot be written.
     """
-    single = isinstance(results, EmbeddingGradients)
-    named = {"": results} if isinstance(results, EmbeddingGradients) else expect_results(results)
+    single = isinstance(results, Result)
+    named = {"": results} if isinstance(results, Result) else expect_results(results)
     write_results(named, path, single=single, durable=durable)
 
 
-def load(path: str | os.PathLike[str]) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
-    """Read a file of `embgrad.save` or `EmbeddingGradients.save`: return a result, or a dict of results in the order written.
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read a file of `embgrad.save`, `EmbeddingGradients.save` or `Attribution.save`.
 
     Nothing in the file is executed, and reading takes no more memory than the file's size justifies.
+
+    Returns:
+        An `EmbeddingGradients` or an `Attribution`; of a file of several a dict by name in the order written, or `Attributions`
+        where all are attributions.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -47,17 +52,23 @@ def load(path: str | os.PathLike[str]) -> EmbeddingGradients | dict[str, Embeddi
         EmbgradError: `path` is not a path.
     """
     named, single = read_results(path)
-    results = {name: EmbeddingGradients(**fields) for name, fields in named.items()}
-    return results[""] if single else results
+    results: dict[str, Result] = {
+        name: Attribution(**stored.fields) if stored.kind == "Attribution" else EmbeddingGradients(**stored.fields)
+        for name, stored in named.items()
+    }
+    if single:
+        return results[""]
+    attributions = {name: result for name, result in results.items() if isinstance(result, Attribution)}
+    return Attributions(attributions) if len(attributions) == len(results) else results
 
 
-def expect_results(results: object) -> Mapping[str, EmbeddingGradients]:
+def expect_results(results: object) -> Mapping[str, Result]:
     """Return the mapping after checking that it maps names to results.
 
     Raises:
         EmbgradError: it is not such a mapping, or is empty.
     """
-    expected = "expected a result of embgrad.gradients, or a mapping of names to results"
+    expected = "expected a result of embgrad.gradients or embgrad.attribute, or a mapping of names to results"
     if isinstance(results, (str, os.PathLike)):
         raise EmbgradError(
             f"results is {brief(results)}: {expected}; the path comes second, embgrad.save(results, path)"
@@ -67,6 +78,6 @@ def expect_results(results: object) -> Mapping[str, EmbeddingGradients]:
     if not results:
         raise EmbgradError(f"results is empty: {expected}, of one at least")
     for name, result in results.items():
-        if not isinstance(name, str) or not isinstance(result, EmbeddingGradients):
+        if not isinstance(name, str) or not isinstance(result, Result):
             raise EmbgradError(f"results holds {brief(name)}: {type(result).__name__}: {expected}")
     return results

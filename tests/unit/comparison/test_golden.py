@@ -168,7 +168,7 @@ def test_captured_gradients_need_no_objective(golden: embgrad.Golden) -> None:
     ("results", "message"),
     [
         ({}, "results is empty"),
-        (3, "results is of type int: expected a result of embgrad.gradients, or a mapping"),
+        (3, "results is of type int: expected a result of embgrad.gradients or embgrad.attribute, or a mapping"),
         ({"a": 3}, "results holds 'a': int"),
     ],
 )

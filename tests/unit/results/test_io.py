@@ -136,8 +136,11 @@ def test_a_mapping_of_one_comes_back_as_a_mapping() -> None:
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        ({}, "results is empty: expected a result of embgrad.gradients, or a mapping of names to results, of one"),
-        (3, "results is of type int: expected a result of embgrad.gradients, or a mapping"),
+        (
+            {},
+            "results is empty: expected a result of embgrad.gradients or embgrad.attribute, or a mapping of names to results, of",
+        ),
+        (3, "results is of type int: expected a result of embgrad.gradients or embgrad.attribute, or a mapping"),
         ([1], "results is of type list"),
         ({"a": 3}, "results holds 'a': int: expected a result"),
         ({1: result()}, "results holds 1: EmbeddingGradients: expected .* names"),
