@@ -5,6 +5,7 @@ PYTEST_DONT_REWRITE: without this mark pytest would warn if this package is impo
 
 import embgrad.report.fragments  # noqa: F401  it registers how notebooks show results
 from embgrad.attribution.attribute import attribute
+from embgrad.attribution.discretized import DiscretizedIntegratedGradients
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
@@ -70,6 +71,7 @@ __all__ = [
     "Comparison",
     "Comparisons",
     "CrossEntropy",
+    "DiscretizedIntegratedGradients",
     "EmbeddingGradients",
     "EmbgradError",
     "EmbgradWarning",

@@ -1,6 +1,7 @@
 """Attribution: how much each position contributes to the objective, computed in NumPy from gradients and forward passes."""
 
 from embgrad.attribution.attribute import attribute
+from embgrad.attribution.discretized import DiscretizedIntegratedGradients
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
 from embgrad.attribution.method import Contributions, GradientMethod, Method
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
@@ -11,6 +12,7 @@ __all__ = [
     "Attribution",
     "Attributions",
     "Contributions",
+    "DiscretizedIntegratedGradients",
     "GradientMethod",
     "GradientShap",
     "InputXGradient",

@@ -8,6 +8,7 @@ from typing import Any, Final, overload
 
 import numpy as np
 
+from embgrad.attribution.discretized import DiscretizedIntegratedGradients
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
 from embgrad.attribution.method import Method
 from embgrad.attribution.passes import Passes
@@ -44,6 +45,7 @@ METHODS: Final[dict[str, type[Method]]] = {
         SmoothGrad,
         GradientShap,
         SequentialIntegratedGradients,
+        DiscretizedIntegratedGradients,
         Occlusion,
         Lime,
         KernelShap,

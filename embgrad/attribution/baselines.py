@@ -13,7 +13,7 @@ from embgrad.engine.locate import locate
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
 from embgrad.results.words import SPECIAL
 
-__all__ = ["NAMES", "absent_positions", "baseline_values", "checked_baseline"]
+__all__ = ["NAMES", "absent_positions", "baseline_values", "checked_baseline", "id_of"]
 
 #: The names of baselines.
 NAMES: Final = ("zero", "pad", "mask")
@@ -81,7 +81,7 @@ def baseline_values(passes: Passes, baseline: Any, tokenizer: Any, keep_special:
             f"the lookup at {passes.at!r} does not read the batch's ids, so that {baseline!r} is no baseline there: give 'zero' "
             "or an array"
         )
-    id_ = baseline if isinstance(baseline, int) else _id_of(baseline, passes, tokenizer)
+    id_ = baseline if isinstance(baseline, int) else id_of(baseline, passes, tokenizer)
     values = _values_with(passes, np.where(absent, id_, passes.batch.ids))
     return np.where(absent[..., None], values, own)
 
@@ -119,8 +119,8 @@ def _values_with(passes: Passes, ids: np.ndarray) -> np.ndarray:
     return np.asarray(values, np.float64)
 
 
-def _id_of(name: str, passes: Passes, tokenizer: Any) -> int:
-    """Return the id of the padding or of the mask.
+def id_of(name: str, passes: Passes, tokenizer: Any) -> int:
+    """Return the id of the padding, "pad", or of the mask, "mask".
 
     Raises:
         BatchError: it is not known.

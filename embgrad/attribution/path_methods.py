@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.attribution.baselines import baseline_values, checked_baseline
+from embgrad.attribution.completeness import SHARE, missed, warn_of_missed
 from embgrad.attribution.draws import generators_of, normal
 from embgrad.attribution.method import Contributions, GradientMethod, Method, expect_choice, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
 from embgrad.common.options import expect_flag
-from embgrad.errors import EmbgradError, EmbgradWarning, brief, level_of_user
+from embgrad.errors import EmbgradError, brief
 
 __all__ = ["GradientShap", "IntegratedGradients", "SequentialIntegratedGradients"]
 
 #: With `tolerance`, steps are doubled up to this many times their first number.
 MOST_DOUBLED: Final = 32
-
-#: An error of completeness above this share of the objective's difference is warned of.
-SHARE: Final = 0.01
 
 
 @dataclass(frozen=True)
@@ -72,18 +69,16 @@ class IntegratedGradients(GradientMethod):
         difference = passes.state.objective - before
         values, steps = self._integrated(passes, inputs, baseline, self.steps), self.steps
         most = SHARE if self.tolerance is None else self.tolerance
-        rounding = np.finfo(passes.state.activations.dtype).eps
-        allowed = most * np.abs(difference) + rounding * (np.abs(passes.state.objective) + np.abs(before))
         delta = values.sum((1, 2)) - difference
-        missed = np.flatnonzero(np.abs(delta) > allowed)
-        while self.tolerance is not None and missed.size and steps < MOST_DOUBLED * self.steps:
+        left = missed(passes, delta, difference, before, most)
+        while self.tolerance is not None and left.size and steps < MOST_DOUBLED * self.steps:
             steps *= 2
-            chosen = np.arange(len(inputs)) if passes.is_native else missed
+            chosen = np.arange(len(inputs)) if passes.is_native else left
             values[chosen] = self._integrated(passes.of_examples(chosen), inputs[chosen], baseline[chosen], steps)
             delta = values.sum((1, 2)) - difference
-            missed = np.flatnonzero(np.abs(delta) > allowed)
-        if missed.size:
-            _warn(missed, delta, difference, steps, most)
+            left = missed(passes, delta, difference, before, most)
+        advice = "Take more steps, or a tolerance that doubles them where needed"
+        warn_of_missed(passes, delta, difference, before, f"{steps} steps", advice, most)
         return Contributions(self.scores(values), values, before, delta, {"steps": steps})
 
     def _integrated(self, passes: Passes, inputs: np.ndarray, baseline: np.ndarray, steps: int) -> np.ndarray:
@@ -155,11 +150,23 @@ class SequentialIntegratedGradients(Method):
                 at = positions[position]
                 np.add.at(total, (example, at), weights[step, None] * gradients[np.arange(end - start), at])
         values = total * (inputs - baseline)
-        promised = np.zeros(examples)
+        promised, size = np.zeros(examples), np.zeros(examples)
         if count:
             without = passes.objectives(Rows(count, lambda start, end: replaced(start, end, np.zeros(1))))
-            promised = (passes.state.objective - without.reshape(count, examples)).sum(0)
-        return Contributions(values.sum(-1), values, None, values.sum((1, 2)) - promised)
+            differences = passes.state.objective - without.reshape(count, examples)
+            promised, size = differences.sum(0), np.abs(differences).sum(0)
+        delta = values.sum((1, 2)) - promised
+        warn_of_missed(
+            passes,
+            delta,
+            promised,
+            passes.state.objective,
+            f"{self.steps} steps a position",
+            "Take more steps",
+            promise="the sum of L minus L without each position",
+            size=size,
+        )
+        return Contributions(values.sum(-1), values, None, delta)
 
 
 @dataclass(frozen=True)
@@ -223,15 +230,3 @@ class GradientShap(Method):
         before = passes.objectives(Rows.of(np.concatenate(origins), len(inputs))).reshape(len(origins), -1).mean(0)
         delta = values.sum((1, 2)) - (passes.state.objective - before)
         return Contributions(values.sum(-1), values, before, delta)
-
-
-def _warn(missed: np.ndarray, delta: np.ndarray, difference: np.ndarray, steps: int, most: float) -> None:
-    worst = missed[np.argmax(np.abs(delta[missed]))]
-    named = ", ".join(map(str, missed[:10])) + (", …" if len(missed) > 10 else "")
-    warnings.warn(
-        f"with {steps} steps the contributions of example(s) {named} do not sum to L - L(baseline) within {most:.3g} of it: at "
-        f"example {worst} they miss {difference[worst]:.6g} by {delta[worst]:.2g}. Take more steps, or a tolerance that doubles "
-        "them where needed",
-        EmbgradWarning,
-        stacklevel=level_of_user() + 1,
-    )

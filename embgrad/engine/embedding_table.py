@@ -20,7 +20,7 @@ from embgrad.forward.points import WORD, Lookup
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
 
-__all__ = ["embedding_table"]
+__all__ = ["embedding_table", "table_of"]
 
 #: How many positions one pass runs that reads rows of a table.
 POSITIONS: Final = 4096
@@ -58,23 +58,31 @@ def embedding_table(
     tokens = batch_of(batch, tokenizer, max_length, model)
     bound = bind(model, call)
     with explained_errors(bound, tokens):
-        point = locate(bound, (at,), tokens)[at]
-        values = _read(bound, tokens, point.key)
-        if values.lookup is None:
-            raise PointError(
-                f"the point {at!r} is {point.key!r}, a module's value: expected a lookup, such as at='word'"
-            )
-        table = _weight(bound, values.lookup, values.activation)
-        if table is not None:
-            return table
-        if point.lookup is None or point.lookup.layout is None:
-            raise UnsupportedError(
-                f"no weight of the model holds the {values.lookup.rows} rows of the lookup {values.lookup.path!r}: expected a "
-                "table that is a parameter or a buffer; only the rows of 'word' can be read by forward passes instead"
-            )
-        repeated = tokens.take(np.arange(max(1, POSITIONS // tokens.shape[1])) % len(tokens))
-        batch_of_rows = repeated if bound.accepts(repeated) else tokens
-        return np.concatenate(list(_rows(bound, batch_of_rows, values.lookup.rows, point.key)))
+        return table_of(bound, tokens, at)
+
+
+def table_of(bound: BoundModel, tokens: TokenBatch, at: str) -> np.ndarray:
+    """Return the table behind the lookup at a point, (vocab, dim), see `embedding_table`.
+
+    Raises:
+        PointError: the point is not a lookup.
+        UnsupportedError: no weight holds the rows of a lookup whose indices are not the batch's ids.
+    """
+    point = locate(bound, (at,), tokens)[at]
+    values = _read(bound, tokens, point.key)
+    if values.lookup is None:
+        raise PointError(f"the point {at!r} is {point.key!r}, a module's value: expected a lookup, such as at='word'")
+    table = _weight(bound, values.lookup, values.activation)
+    if table is not None:
+        return table
+    if point.lookup is None or point.lookup.layout is None:
+        raise UnsupportedError(
+            f"no weight of the model holds the {values.lookup.rows} rows of the lookup {values.lookup.path!r}: expected a "
+            "table that is a parameter or a buffer; only the rows of 'word' can be read by forward passes instead"
+        )
+    repeated = tokens.take(np.arange(max(1, POSITIONS // tokens.shape[1])) % len(tokens))
+    batch_of_rows = repeated if bound.accepts(repeated) else tokens
+    return np.concatenate(list(_rows(bound, batch_of_rows, values.lookup.rows, point.key)))
 
 
 def _read(bound: BoundModel, batch: TokenBatch, key: str) -> PointValues:

@@ -33,6 +33,13 @@ METHODS = {
     "reduce is 'median': expected one of 'mean', 'square', 'variance'": lambda: embgrad.SmoothGrad(reduce="median"),
     "of is Occlusion(": lambda: embgrad.SmoothGrad(of=embgrad.Occlusion()),
     "samples is 3: expected a whole number of at least 4": lambda: embgrad.KernelShap(3),
+    "steps is 1: expected a whole number of at least 2": lambda: embgrad.DiscretizedIntegratedGradients(1),
+    "strategy is 'greed': expected one of 'greedy', 'maxcount'. Did you mean": (
+        lambda: embgrad.DiscretizedIntegratedGradients(strategy="greed")
+    ),
+    "baseline is no row of the table: expected 'pad', 'mask'": (
+        lambda: embgrad.DiscretizedIntegratedGradients(baseline="zero")
+    ),
     "seed is -1: expected a whole number of at least 0": lambda: embgrad.Lime(seed=-1),
 }
 
@@ -116,6 +123,16 @@ def test_a_point_without_positions_is_refused() -> None:
         embgrad.UnsupportedError, match=re.escape("the point 'pool' has the shape (2, 3): expected (example")
     ):
         embgrad.attribute(pooled, IDS, LOGIT, "saliency", at="pool")
+
+
+def test_paths_along_rows_need_the_table_of_the_ids() -> None:
+    method = embgrad.DiscretizedIntegratedGradients(3, baseline=1)
+    with pytest.raises(
+        embgrad.UnsupportedError, match="the point 'block' has no table of the batch's ids, along whose"
+    ):
+        embgrad.attribute(curved(), BATCH, LOGIT, method, at="block")
+    with pytest.raises(embgrad.BatchError, match="baseline is the id 99: expected a row of the table of 12"):
+        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.DiscretizedIntegratedGradients(baseline=99))
 
 
 def test_an_objective_of_the_whole_batch_is_refused() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.attribution.discretized import nearest_rows, path_of
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
 from embgrad.attribution.shapley import exact_values, fitted_values, sampled_coalitions
 from embgrad.testing.reference import ReferenceModel, Tensor
@@ -132,6 +133,62 @@ def test_sequential_integrated_gradients_add_up_position_by_position() -> None:
     np.testing.assert_allclose(found.scores, occluded.scores, atol=1e-9)
     assert found.delta is not None
     assert np.abs(found.delta).max() < 1e-9
+
+
+def test_discretized_integrated_gradients_sum_the_segments_of_paths_along_rows() -> None:
+    model, steps = curved(), 6
+    method = embgrad.DiscretizedIntegratedGradients(steps, baseline=4, neighbours=3)
+    with pytest.warns(embgrad.EmbgradWarning, match="with 6 steps the contributions"):
+        found = embgrad.attribute(model, BATCH, LOGIT, method)
+    table = model["E"].value
+    points = rows_of(model)[None].repeat(steps, 0)
+    for example, position in np.argwhere(MASK):
+        points[:, example, position] = plain_path(table, IDS[example, position], 4, steps, 3)
+    gradients = [embgrad.gradients(model, BATCH, LOGIT, override={"word": values}).values for values in points[:-1]]
+    expected = sum(gradient * segment for gradient, segment in zip(gradients, np.diff(points, axis=0), strict=True))
+    np.testing.assert_allclose(found.values, expected, atol=1e-14)
+    difference = embgrad.evaluate(model, BATCH, LOGIT) - embgrad.evaluate(
+        model, BATCH, LOGIT, override={"word": points[0]}
+    )
+    np.testing.assert_allclose(found.delta, found.scores.sum(1) - difference, atol=1e-12)
+
+
+def plain_path(table: np.ndarray, start: int, end: int, steps: int, neighbours: int) -> np.ndarray:
+    """Return the path of the greedy strategy, one number at a time."""
+    words, points = [start], [table[start]]
+    for _ in range(steps - 2):
+        word = words[-1]
+        if word != end:
+            nearest = sorted(set(range(len(table))) - {word}, key=lambda id_: np.linalg.norm(table[id_] - table[word]))
+            candidates = [id_ for id_ in nearest[:neighbours] if id_ not in words and id_ != end]
+            costs = [
+                np.linalg.norm(table[id_] - between(table[id_], table[word], table[end], steps)) for id_ in candidates
+            ]
+            word = candidates[int(np.argmin(costs))] if candidates else end
+        words.append(word)
+        points.append(between(table[word], points[-1], table[end], steps))
+    return np.stack([*points, table[end]][::-1])
+
+
+def between(row: np.ndarray, last: np.ndarray, baseline: np.ndarray, steps: int) -> np.ndarray:
+    return np.array(
+        [
+            number if min(before, to) <= number <= max(before, to) else before - (before - to) / steps
+            for number, before, to in zip(row, last, baseline, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "maxcount"])
+def test_each_dimension_of_a_path_moves_in_one_direction(strategy: str) -> None:
+    table = np.random.default_rng(8).normal(size=(300, 5))
+    known: dict[int, np.ndarray] = {}
+    for start in (0, 7, 9):
+        path = path_of(table, start, 7, 12, 20, strategy, known)
+        np.testing.assert_array_equal(path[[0, -1]], table[[7, start]])
+        assert (np.diff(path, axis=0) * np.sign(table[start] - table[7]) >= 0).all()
+    distances = np.linalg.norm(table - table[0], axis=1)
+    np.testing.assert_array_equal(nearest_rows(table, 0, 20), np.argsort(distances)[1:21])
 
 
 def test_occlusion_is_the_difference_of_two_evaluations() -> None:
