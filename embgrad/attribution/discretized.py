@@ -85,11 +85,12 @@ class DiscretizedIntegratedGradients(Method):
 
         total = np.zeros(inputs.shape)
         segments = np.diff(paths, axis=1)
-        for start, end, gradients in passes.gradients(Rows(self.steps - 1, values)):
+        before = np.empty(examples)
+        for start, end, gradients, objectives in passes.gradients(Rows(self.steps - 1, values)):
             step, example = np.divmod(np.arange(start, end), examples)
             moved = np.where(absent[example, :, None], segments[index[example], step[:, None]], 0.0)
             np.add.at(total, example, gradients * moved)
-        before = passes.objective_at(values(0, examples))
+            before[example[step == 0]] = objectives[step == 0]
         difference = passes.state.objective - before
         delta = total.sum((1, 2)) - difference
         warn_of_missed(passes, delta, difference, before, f"{self.steps} steps", "Take more steps")

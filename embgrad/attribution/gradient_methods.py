@@ -111,6 +111,6 @@ class SmoothGrad(Method):
 def _gradients(passes: Passes, inputs: np.ndarray) -> np.ndarray:
     """Return the gradients at other values of the point, float64."""
     gradients = np.empty(inputs.shape)
-    for start, end, piece in passes.gradients(Rows.of(inputs, len(passes.batch))):
+    for start, end, piece, _ in passes.gradients(Rows.of(inputs, len(passes.batch))):
         gradients[start:end] = piece
     return gradients

@@ -118,8 +118,8 @@ class Passes:
         """How many times one pass runs the batch at most, but at least once."""
         return max(1, self.size // len(self.batch))
 
-    def gradients(self, rows: Rows) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield for pieces of the rows the first index, the index after the last, and the gradients at the rows' values.
+    def gradients(self, rows: Rows) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
+        """Yield for pieces of the rows the first index, the index after the last, the gradients, and the objectives.
 
         Raises:
             NoGradientError: a gradient is not finite.
@@ -127,9 +127,10 @@ class Passes:
         """
         for start, end, task, batch in self._pieces(rows, (self.at,)):
             try:
-                yield start, end, results_of(task, batch)[self.at].values
+                result = results_of(task, batch)[self.at]
             except (NoGradientError, ObjectiveError) as error:
                 raise self._explained(error, start, end) from error
+            yield start, end, result.values, result.objective
 
     def objectives(self, rows: Rows) -> np.ndarray:
         """Return the objectives at the rows' values, float64, (row,).

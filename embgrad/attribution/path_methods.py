@@ -14,7 +14,7 @@ from embgrad.attribution.method import Contributions, GradientMethod, Method, ex
 from embgrad.attribution.passes import Passes, Rows
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
 from embgrad.common.options import expect_flag
-from embgrad.errors import EmbgradError, brief
+from embgrad.errors import EmbgradError, NoGradientError, brief
 
 __all__ = ["GradientShap", "IntegratedGradients", "SequentialIntegratedGradients"]
 
@@ -59,30 +59,47 @@ class IntegratedGradients(GradientMethod):
 
     def values_at(self, passes: Passes, inputs: np.ndarray, prepared: Any) -> np.ndarray:
         """Return the integrals from the baseline to the inputs, times their difference."""
-        return self._integrated(passes, inputs, prepared, self.steps)
+        return self._integrated(passes, inputs, prepared, *nodes_and_weights(self.rule, self.steps))[0]
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the contributions, and warn of examples whose error of completeness is more than `tolerance`, or 1 %."""
         inputs = passes.inputs
         baseline = self.prepared(passes, tokenizer)
-        before = passes.objective_at(baseline)
+        (values, before), steps = self._with_baseline(passes, inputs, baseline), self.steps
         difference = passes.state.objective - before
-        values, steps = self._integrated(passes, inputs, baseline, self.steps), self.steps
         most = SHARE if self.tolerance is None else self.tolerance
         delta = values.sum((1, 2)) - difference
         left = missed(passes, delta, difference, before, most)
         while self.tolerance is not None and left.size and steps < MOST_DOUBLED * self.steps:
             steps *= 2
             chosen = np.arange(len(inputs)) if passes.is_native else left
-            values[chosen] = self._integrated(passes.of_examples(chosen), inputs[chosen], baseline[chosen], steps)
+            values[chosen], _ = self._integrated(
+                passes.of_examples(chosen), inputs[chosen], baseline[chosen], *nodes_and_weights(self.rule, steps)
+            )
             delta = values.sum((1, 2)) - difference
             left = missed(passes, delta, difference, before, most)
         advice = "Take more steps, or a tolerance that doubles them where needed"
         warn_of_missed(passes, delta, difference, before, f"{steps} steps", advice, most)
         return Contributions(self.scores(values), values, before, delta, {"steps": steps})
 
-    def _integrated(self, passes: Passes, inputs: np.ndarray, baseline: np.ndarray, steps: int) -> np.ndarray:
-        nodes, weights = nodes_and_weights(self.rule, steps)
+    def _with_baseline(self, passes: Passes, inputs: np.ndarray, baseline: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the contributions of the batch, and L of each example at the baseline.
+
+        A further step at the baseline, without weight, is cheaper than a pass of its own.
+        """
+        nodes, weights = nodes_and_weights(self.rule, self.steps)
+        if nodes[0] == 0:
+            return self._integrated(passes, inputs, baseline, nodes, weights)
+        try:
+            return self._integrated(passes, inputs, baseline, np.insert(nodes, 0, 0), np.insert(weights, 0, 0))
+        except NoGradientError:  # at the baseline, or at a step as well, where it is raised again
+            values, _ = self._integrated(passes, inputs, baseline, nodes, weights)
+            return values, passes.objective_at(baseline)
+
+    def _integrated(
+        self, passes: Passes, inputs: np.ndarray, baseline: np.ndarray, nodes: np.ndarray, weights: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the contributions, and the objectives at the first node."""
         count, examples = len(inputs), len(baseline)
 
         def values(start: int, end: int) -> np.ndarray:
@@ -91,10 +108,12 @@ class IntegratedGradients(GradientMethod):
             return np.asarray(origin + nodes[step, None, None] * (inputs[row] - origin))
 
         total = np.zeros(inputs.shape)
-        for start, end, gradients in passes.gradients(Rows(steps * count // examples, values)):
+        first = np.empty(count)
+        for start, end, gradients, objectives in passes.gradients(Rows(len(nodes) * count // examples, values)):
             step, row = np.divmod(np.arange(start, end), count)
             np.add.at(total, row, weights[step, None, None] * gradients)
-        return np.asarray(total * (inputs - np.tile(baseline, (count // examples, 1, 1))))
+            first[row[step == 0]] = objectives[step == 0]
+        return np.asarray(total * (inputs - np.tile(baseline, (count // examples, 1, 1)))), first
 
 
 @dataclass(frozen=True)
@@ -144,7 +163,7 @@ class SequentialIntegratedGradients(Method):
         count = len(positions)
         if count:
             rows = Rows(self.steps * count, lambda start, end: replaced(start, end, nodes))
-            for start, end, gradients in passes.gradients(rows):
+            for start, end, gradients, _ in passes.gradients(rows):
                 line, example = np.divmod(np.arange(start, end), examples)
                 step, position = np.divmod(line, count)
                 at = positions[position]
@@ -224,7 +243,7 @@ class GradientShap(Method):
                 places.append(origin + fraction * (noisy - origin))
                 differences.append(noisy - origin)
             at, difference = np.concatenate(places), np.concatenate(differences)
-            for first, end, gradients in passes.gradients(Rows.of(at, len(inputs))):
+            for first, end, gradients, _ in passes.gradients(Rows.of(at, len(inputs))):
                 np.add.at(total, np.arange(first, end) % len(inputs), gradients * difference[first:end])
         values = total / self.samples
         before = passes.objectives(Rows.of(np.concatenate(origins), len(inputs))).reshape(len(origins), -1).mean(0)

@@ -127,6 +127,21 @@ def test_examples_that_miss_completeness_are_warned_of() -> None:
         embgrad.attribute(curved(), BATCH, LOGIT, embgrad.IntegratedGradients(1, rule="riemann_left", tolerance=1e-9))
 
 
+def test_a_gradient_that_is_not_finite_at_the_baseline_alone_does_no_harm() -> None:
+    """The square root of the squares has none at zero, and its contributions are those of the length."""
+
+    class Length(embgrad.Objective):
+        def _rows(self, rows: Any) -> Any:
+            lengths = np.linalg.norm(rows.values, axis=1)
+            with np.errstate(all="ignore"):
+                return lengths, rows.values / lengths[:, None]
+
+    found = embgrad.attribute(linear(), BATCH, Length(), embgrad.IntegratedGradients(3))
+    np.testing.assert_allclose(found.scores.sum(1), embgrad.evaluate(linear(), BATCH, Length()), rtol=1e-12)
+    assert found.baseline_objective is not None
+    assert not found.baseline_objective.any()
+
+
 def test_sequential_integrated_gradients_add_up_position_by_position() -> None:
     found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.SequentialIntegratedGradients(80, baseline=4))
     occluded = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.Occlusion(4))
