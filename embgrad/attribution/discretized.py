@@ -15,13 +15,13 @@ from embgrad.common.options import expect_flag
 from embgrad.engine.embedding_table import table_of
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError
 
-__all__ = ["DiscretizedIntegratedGradients", "nearest_rows", "path_of"]
+__all__ = ["DiscretizedIntegratedGradients", "NearestRows", "paths_of"]
 
 #: How the next row of a path is chosen.
 STRATEGIES: Final = ("greedy", "maxcount")
 
-#: How many rows of a table are compared with at once.
-BLOCK: Final = 8192
+#: The most distances between rows that are held at once.
+MOST_NUMBERS: Final = 2**23
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class DiscretizedIntegratedGradients(Method):
         distinct, number = np.unique(ids[absent], return_inverse=True)
         index = np.zeros(ids.shape, int)
         index[absent] = number.ravel()
-        neighbours: dict[int, np.ndarray] = {}
-        paths = np.zeros((max(1, len(distinct)), self.steps, table.shape[1]))
-        for row, id_ in enumerate(distinct.tolist()):
-            paths[row] = path_of(table, id_, int(end), self.steps, self.neighbours, self.strategy, neighbours)
+        nearest = NearestRows(table, self.neighbours)
+        paths = np.zeros((1, self.steps, table.shape[1]))
+        if len(distinct):
+            paths = paths_of(nearest, distinct, int(end), self.steps, self.strategy)
         return self._summed(passes, absent, index, paths)
 
     def _summed(self, passes: Passes, absent: np.ndarray, index: np.ndarray, paths: np.ndarray) -> Contributions:
@@ -111,38 +111,29 @@ def _table_of(passes: Passes) -> np.ndarray:
     return table_of(passes.bound, passes.batch, passes.at)
 
 
-def path_of(
-    table: np.ndarray,
-    start: int,
-    end: int,
-    steps: int,
-    neighbours: int,
-    strategy: str,
-    known: dict[int, np.ndarray],
-) -> np.ndarray:
-    """Return the points from the row `end` to the row `start`, float64, (steps, dim).
+def paths_of(nearest: NearestRows, starts: np.ndarray, end: int, steps: int, strategy: str) -> np.ndarray:
+    """Return the points from the row `end` to each of the rows `starts`, float64, (start, steps, dim).
 
     Args:
-        table: the table, (vocab, dim).
-        start: the id of the token.
+        nearest: the nearest rows of the table.
+        starts: the ids of tokens.
         end: the id of the baseline.
         steps: the number of points.
-        neighbours: how many nearest rows are candidates of a step.
         strategy: "greedy" or "maxcount".
-        known: the nearest rows by id, to which those of this path are added.
     """
+    table = nearest.table
     baseline = np.asarray(table[end], np.float64)
-    visited, current = {start, end}, start
-    points = [np.asarray(table[start], np.float64)]
+    walks = [[id_] for id_ in starts.tolist()]
+    points = [[np.asarray(table[id_], np.float64)] for id_ in starts.tolist()]
     for _ in range(steps - 2):
-        if current != end:
-            if current not in known:
-                known[current] = nearest_rows(table, current, neighbours)
-            candidates = np.array([id_ for id_ in known[current].tolist() if id_ not in visited], int)
-            current = _next(table, current, baseline, candidates, steps, strategy) if len(candidates) else end
-            visited.add(current)
-        points.append(_monotone(np.asarray(table[current], np.float64), points[-1], baseline, steps)[0])
-    return np.stack([*points, baseline][::-1])
+        nearest.find([walk[-1] for walk in walks])
+        for walk, path in zip(walks, points, strict=True):
+            around = nearest.of(walk[-1])
+            candidates = around[~np.isin(around, [*walk, end])]
+            is_over = walk[-1] == end or not len(candidates)
+            walk.append(end if is_over else _next(table, walk[-1], baseline, candidates, steps, strategy))
+            path.append(_monotone(np.asarray(table[walk[-1]], np.float64), path[-1], baseline, steps)[0])
+    return np.stack([np.stack([*path, baseline][::-1]) for path in points])
 
 
 def _next(
@@ -164,12 +155,40 @@ def _monotone(rows: np.ndarray, last: np.ndarray, baseline: np.ndarray, steps: i
     return np.where(outside, last - (last - baseline) / steps, rows), outside
 
 
-def nearest_rows(table: np.ndarray, id_: int, count: int) -> np.ndarray:
-    """Return the ids of the rows nearest to a row by L2 distance, nearest first, int64, (count,) at most, without its own."""
-    row = np.asarray(table[id_], np.float64)
-    squares = [((table[start : start + BLOCK] - row) ** 2).sum(-1) for start in range(0, len(table), BLOCK)]
-    distances = np.concatenate(squares)
-    distances[id_] = np.inf
-    count = min(count, len(table) - 1)
-    nearest = np.argpartition(distances, count - 1)[:count] if count else np.zeros(0, int)
-    return nearest[np.lexsort((nearest, distances[nearest]))]
+class NearestRows:
+    """The rows of a table that are nearest to a row by L2 distance.
+
+    Args:
+        table: the table, (vocab, dim).
+        count: how many nearest rows.
+    """
+
+    def __init__(self, table: np.ndarray, count: int) -> None:
+        self.table = table
+        self._count = min(count, len(table) - 1)
+        self._squares = np.einsum("ij,ij->i", table, table)
+        self._known: dict[int, np.ndarray] = {}
+
+    def of(self, id_: int) -> np.ndarray:
+        """Return the ids of the rows nearest to a row, nearest first, without its own."""
+        self.find([id_])
+        return self._known[id_]
+
+    def find(self, ids: list[int]) -> None:
+        """Find the nearest rows of several rows at once, for later calls of `of`."""
+        unknown = sorted(set(ids) - set(self._known))
+        at_once = max(1, MOST_NUMBERS // len(self.table))
+        for start in range(0, len(unknown), at_once):
+            some = unknown[start : start + at_once]
+            for id_, product in zip(some, self.table[some] @ self.table.T, strict=True):
+                self._known[id_] = self._nearest(id_, self._squares - 2 * product)
+
+    def _nearest(self, id_: int, rough: np.ndarray) -> np.ndarray:
+        """Return the nearest of candidates, which are chosen by distances with rounding errors of the table's dtype."""
+        rough[id_] = np.inf
+        most = min(2 * self._count + 8, len(rough) - 1)
+        if most <= 0:
+            return np.zeros(0, int)
+        candidates = np.argpartition(rough, most - 1)[:most]
+        differences = self.table[candidates].astype(np.float64) - self.table[id_]
+        return candidates[np.lexsort((candidates, (differences**2).sum(-1)))][: self._count]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.attribution.discretized import nearest_rows, path_of
+from embgrad.attribution.discretized import NearestRows, paths_of
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
 from embgrad.attribution.shapley import exact_values, fitted_values, sampled_coalitions
 from embgrad.testing.reference import ReferenceModel, Tensor
@@ -197,13 +197,13 @@ def between(row: np.ndarray, last: np.ndarray, baseline: np.ndarray, steps: int)
 @pytest.mark.parametrize("strategy", ["greedy", "maxcount"])
 def test_each_dimension_of_a_path_moves_in_one_direction(strategy: str) -> None:
     table = np.random.default_rng(8).normal(size=(300, 5))
-    known: dict[int, np.ndarray] = {}
-    for start in (0, 7, 9):
-        path = path_of(table, start, 7, 12, 20, strategy, known)
+    nearest = NearestRows(table, 20)
+    starts = np.array([0, 7, 9])
+    for start, path in zip(starts, paths_of(nearest, starts, 7, 12, strategy), strict=True):
         np.testing.assert_array_equal(path[[0, -1]], table[[7, start]])
         assert (np.diff(path, axis=0) * np.sign(table[start] - table[7]) >= 0).all()
     distances = np.linalg.norm(table - table[0], axis=1)
-    np.testing.assert_array_equal(nearest_rows(table, 0, 20), np.argsort(distances)[1:21])
+    np.testing.assert_array_equal(nearest.of(0), np.argsort(distances)[1:21])
 
 
 def test_occlusion_is_the_difference_of_two_evaluations() -> None:
