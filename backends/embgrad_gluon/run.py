@@ -94,7 +94,7 @@ def _pull_back(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Req
     extra, changes = forward.extra_variables, forward.taps.changes
     pullback = Pullback(kept, keys, others.arrays, extra, changes, training=request.training)
     with forward.functions.reraise():
-        pulled = [pullback(cotangents) for cotangents in answered.sets]
+        pulled = [pullback(cotangents) for cotangents in answered.sets if request.pullback]
     values = values_at(
         {name: chosen[name] for name in request.points},
         watch,
@@ -173,7 +173,8 @@ def _run_forward(
     modules = intercept_calls(Modules(parts, taps)) if taps.watch.needs_modules else ignore_calls()
     value = None
     observe = functools.partial(observe_scopes, taps)
-    with mx.autograd.record(train_mode=request.training), imperatively(observe), functions.intercepted():
+    recording = mx.autograd.record if request.pullback else mx.autograd.pause
+    with recording(train_mode=request.training), imperatively(observe), functions.intercepted():
         with intercept_operators({**lookups.handlers(), **cured}), modules:
             try:
                 returned, unused = call_model(model, parts, batch, call)
@@ -189,7 +190,7 @@ def _run_forward(
 
 def _faster_handlers(request: Request, norms: LayerNorms) -> dict[str, Handler]:
     """Return the handlers of operators whose gradients are computed faster than by MXNet, by name."""
-    return {} if request.parameters or request.tables else {"LayerNorm": norms.run}
+    return {"LayerNorm": norms.run} if request.pullback and not (request.parameters or request.tables) else {}
 
 
 def _answer(forward: _Forward, batch: TokenBatch, request: Request, model: Any) -> Answer:

@@ -144,9 +144,10 @@ def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
 def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot) -> Run:
     tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
     forward = _Pass(model, request, PassRecorder(batch, request.reached, request.times), tape)
+    unrecorded = contextlib.nullcontext() if request.pullback else tape.stop_recording()
     if planned.graph == "alone" and _can_ask_in_graph(request):
         forward.answering = GraphObjective(request, planned.outputs, tape.stop_recording)
-    with tape, forward.preserved(snapshot):
+    with tape, unrecorded, forward.preserved(snapshot):
         _watch_variables(tape, model, forward.watcher.tables, request)
         returned = planned.call()
     chosen = _resolve(forward.watcher)
@@ -156,7 +157,8 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
     variables = sources(forward.watcher, keys, parameters, request)
     marks = [forward.taps.kept[key] for key in keys]
     with _prepared_to_recompute(forward, model, batch, request):
-        pulled = [pull_back(forward.taps, cotangents, marks, variables) for cotangents in answer.sets]
+        sets = answer.sets if request.pullback else ()
+        pulled = [pull_back(forward.taps, cotangents, marks, variables) for cotangents in sets]
     below = dict(zip(variables, pulled[0][len(keys) :], strict=True)) if pulled else dict.fromkeys(variables)
     point_values = values_at(
         {name: chosen[name] for name in request.points},
@@ -243,7 +245,7 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
 def _answer(returned: Any, planned: Plan, batch: TokenBatch, request: Request, tape: Any) -> Answer:
     if isinstance(returned, GraphGradients):
         return Answer((returned.pairs,) * returned.sets)
-    with tape:
+    with tape if request.pullback else contextlib.nullcontext():
         return answered(returned, batch, request, TensorFlowTensors(), planned.outputs)
 
 
@@ -251,7 +253,7 @@ def _can_ask_in_graph(request: Request) -> bool:
     """Return whether a graph may ask the objective: no code of the user's, and a single pullback to points alone."""
     is_internal = isinstance(request.respond, Respond) and request.respond.is_ours
     beside = request.several or request.parameters or request.tables
-    return bool(is_internal and request.outputs and request.compiled is not False and not beside)
+    return bool(is_internal and request.outputs and request.compiled is not False and request.pullback and not beside)
 
 
 @contextlib.contextmanager

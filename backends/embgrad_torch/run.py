@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import torch
+
 from embgrad.backend import Call, NativeObjective, Point, Request, Run
 from embgrad.backend.cotangents import Answer, answered, values_at
 from embgrad.backend.objective_callback import Respond
@@ -77,7 +79,7 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """Run one forward pass, and a pullback for each set of cotangents."""
     # A native objective may use the weights; and in training mode a second pass would draw other random numbers.
-    native = isinstance(request.respond, NativeObjective) and not request.compiled
+    native = isinstance(request.respond, NativeObjective) and not request.compiled and request.pullback
     if request.parameters or request.training or native:
         return _run(model, batch, request, frozen=False)
     tries = Retries(request)
@@ -99,13 +101,15 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
         request, taps, tables = this.request, this.taps, this.tables
         compiled = stack.enter_context(_compiled(this, frozen=frozen)) if request.compiled else None
         requested = [*this.parameters.values(), *tables.parameters]
-        with tables.differentiable():
+        is_recorded = request.pullback or not frozen
+        with tables.differentiable(), contextlib.nullcontext() if is_recorded else torch.no_grad():
             since = next_sequence_number() if requested else 0
             returned, unused = _forward(model, batch, request.call, this)
             expect_unwritten(taps.aliased)
             chosen = watch.resolve(_unseen(structure))
             answer = _answered_by(returned, batch, this)
-            pulled = pull_back(answer.sets, taps, requested, this.mode, structure.parameters, since)
+            sets = answer.sets if request.pullback else ()
+            pulled = pull_back(sets, taps, requested, this.mode, structure.parameters, since)
             if this.mode.differentiated:  # and the model has caught the exception
                 raise WeightsDifferentiated
         dtype = compute_dtype(request, taps, chosen, answer, returned, structure.parts)
@@ -203,7 +207,12 @@ def _answered_by(returned: Any, batch: TokenBatch, this: _Pass) -> Answer:
     frozen = this.mode.frozen and isinstance(this.request.respond, NativeObjective)
     stop = Before(DIFFERENTIATING, this.mode.stop_differentiating) if frozen else contextlib.nullcontext()
     with drawn_by_the_user(), this.weights.trainable(), stop:
-        return answered(returned, batch, this.request, TorchTensors())
+        try:
+            return answered(returned, batch, this.request, TorchTensors())
+        except RuntimeError as failure:
+            if this.request.pullback or torch.is_grad_enabled() or "grad" not in str(failure):
+                raise
+            raise WeightsDifferentiated from None  # the function differentiates what was not recorded
 
 
 def _unseen(structure: Structure) -> str:

@@ -109,6 +109,8 @@ class Request:
             lookups' tables and by the paths of modules followed by a colon. If the counts of this pass differ, the points may be
             different ones, and `PassRecorder.resolve` raises. None to count nothing.
         reads: selects the rows of an output that `respond` gets in place of the whole, see `Reads`.
+        pullback: with False no gradient is requested, and the forward pass need not be recorded: `respond` returns no set of
+            cotangents, and that of a native objective is not pulled back.
     """
 
     points: tuple[str, ...]
@@ -125,6 +127,7 @@ class Request:
     compiled: bool | None = None
     times: Mapping[str, int] | None = None
     reads: Reads = reads_the_whole
+    pullback: bool = True
 
     @property
     def reached(self) -> tuple[str, ...]:

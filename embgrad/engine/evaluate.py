@@ -42,8 +42,8 @@ def evaluate(
 ) -> np.ndarray:
     """Return the objective L of each example, from forward passes without gradients.
 
-    The numbers are those of `gradients(...).objective`. With a function as objective the framework may compute gradients all the
-    same, which are not returned. The model is restored afterwards, even after an exception.
+    The numbers are those of `gradients(...).objective` up to rounding. No graph is recorded, but where the model or a function as
+    objective differentiates by itself. The model is restored afterwards, even after an exception.
 
     Args:
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and `training`.

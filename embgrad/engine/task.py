@@ -126,6 +126,7 @@ class Task:
             compiled=self.options.compile or None,
             times=times,
             reads=respond.reads if isinstance(respond, Respond) else reads_the_whole,
+            pullback=self.pullback,
         )
 
     def warn(self, batch: TokenBatch, unused: tuple[str, ...], masked_id: int | None = None) -> None:
