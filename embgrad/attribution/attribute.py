@@ -110,7 +110,7 @@ def attribute(
             or several, as a list or as a mapping of names to methods.
         at: the point whose values are the inputs, with axes (example, position, dim): "word", or a hidden state like "layer.3".
         pads: see `gradients`.
-        batch_size: how many examples or steps one pass runs at most; None for as many as have 4,096 positions. Give the number of
+        batch_size: how many examples or steps one pass runs at most; None for as many as have 2,048 positions. Give the number of
             examples where the model takes no other. With a function as objective one pass runs the whole batch at one step, since
             the function may know the batch's labels.
 

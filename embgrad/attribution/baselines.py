@@ -111,7 +111,7 @@ def _values_with(passes: Passes, ids: np.ndarray) -> np.ndarray:
     """Return the values at the point with other ids, float64."""
     key = passes.state.provenance["path"]
     batch = passes.batch.replace(ids=ids, tokens=None, words=None)
-    request = Request((key,), lambda outputs: (), call=passes.bound.call)
+    request = Request((key,), lambda outputs: (), call=passes.bound.call, pullback=False)
     values = passes.bound.run(batch, request).points[key].activation
     examples, positions = batch.shape
     if values.shape != passes.state.shape or examples == positions:  # its first axes may be the other way around

@@ -23,7 +23,7 @@ from embgrad.results.gradients import EmbeddingGradients
 __all__ = ["Passes", "Rows"]
 
 #: How many positions one pass runs at most where the user names no `batch_size`, but at least one example.
-MOST_POSITIONS: Final = 4096
+MOST_POSITIONS: Final = 2048
 
 
 @dataclass(frozen=True)

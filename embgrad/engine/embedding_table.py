@@ -87,7 +87,7 @@ def table_of(bound: BoundModel, tokens: TokenBatch, at: str) -> np.ndarray:
 
 def _read(bound: BoundModel, batch: TokenBatch, key: str) -> PointValues:
     """Return the values at a point from one forward pass, without a pullback."""
-    return bound.run(batch, Request((key,), lambda outputs: (), call=bound.call)).points[key]
+    return bound.run(batch, Request((key,), lambda outputs: (), call=bound.call, pullback=False)).points[key]
 
 
 def _weight(bound: BoundModel, lookup: Lookup, output: np.ndarray) -> np.ndarray | None:
