@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 from embgrad_gluon import cures, lookup, state
-from embgrad_gluon.walk import memory
 
 from tests.frameworks.gluon.helpers import mx
 from tests.frameworks.gluon.private_names import PRIVATE_NAMES
@@ -52,55 +49,6 @@ def test_the_graph_of_a_hybridised_block() -> None:
     entries = {entry if is_input else entry.name for is_input, entry in made._cached_op_args}
     expect(entries == {0, made[0].weight.name, made[0].bias.name}, "_cached_op_args")
     expect((made._in_format, made._out_format) == ([0], 0), "_in_format")
-
-
-def test_every_cached_graph_runs_by_one_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, calls = net(), []
-    original = mx.gluon.HybridBlock._call_cached_op
-    made.hybridize()
-    monkeypatch.setattr(mx.gluon.HybridBlock, "_call_cached_op", lambda *args: calls.append(1) or original(*args))
-    made(mx.nd.ones((1, 3)))
-    expect(calls, "_call_cached_op")
-
-
-def test_formats_of_nested_arguments() -> None:
-    a, b = mx.nd.ones((1,)), mx.nd.zeros((1,))
-    flat, structure = mx.gluon.block._flatten([a, [b, None]], "input")
-    expect(flat[:2] == [a, b] and flat[2] is None and structure == [0, [0, -1]], "_flatten")
-    expect(mx.gluon.block._regroup([a, b], [0, [0]]) == [a, [b]], "_regroup")
-
-
-def test_the_arrays_of_a_parameter() -> None:
-    parameter = mx.gluon.Parameter("a", shape=(0, 2), allow_deferred_init=True)
-    expect(parameter._data is None, "_data")
-    parameter.initialize()
-    parameter.shape = (3, 2)
-    parameter._finish_deferred_init()
-    expect(parameter._data[0].shape == (3, 2), "_finish_deferred_init")
-    expect(memory(parameter._data[0]) == memory(parameter.data()), "_data")
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda table, ids: mx.nd.Embedding(ids, table, 3, 2), "Embedding"),
-        (lambda table, ids: table.take(ids), "take"),
-        (lambda table, ids: mx.np.std(table.as_np_ndarray()), "_npi_std"),
-        (lambda table, ids: mx.nd.contrib.SparseEmbedding(ids, table, 3, 2), "_contrib_SparseEmbedding"),
-    ],
-)
-def test_every_operator_runs_by_one_function(call: Callable[..., Any], name: str) -> None:
-    seen = []
-    with lookup.intercept_operators({name: lambda operation, proceed: seen.append(operation.name) or proceed()}):
-        call(mx.nd.ones((3, 2)), mx.nd.array([0, 2]))
-    expect(seen == [name], "_imperative_invoke")
-    expect(mx.base._is_np_op(name) == name.startswith("_npi_"), "_is_np_op")
-
-
-def test_addresses_by_the_c_library() -> None:
-    array = mx.nd.ones((2, 3))
-    expect(memory(array) == memory(array.detach()) != memory(array.copy()), "_LIB")
-    expect(lookup._address("identity") == lookup._address("_copy") != 0, "_LIB")
 
 
 def test_the_operators_by_their_names() -> None:

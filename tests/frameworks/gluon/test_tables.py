@@ -131,21 +131,6 @@ def state_of(net: Any) -> list[Any]:
     ]
 
 
-def test_a_computed_table_is_refused() -> None:
-    class Computed(mx.gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = self.params.get("table", shape=(ROWS, DIM))
-
-        def hybrid_forward(self, F: Any, x: Any, table: Any) -> Any:
-            return F.sum(F.Embedding(x, F.tanh(table), input_dim=ROWS, output_dim=DIM), axis=1)
-
-    net = Computed()
-    net.initialize()
-    with pytest.raises(embgrad.PointError, match="is no parameter of the model"):
-        embgrad.table_gradients(net, distinct_ids(), embgrad.Sum())
-
-
 def test_a_penalty_and_a_second_lookup_are_separated() -> None:
     def forward(net: Any, F: Any, x: Any) -> Any:
         products = (net.words(x) * net.words(x + 1)).sum(axis=(1, 2))
