@@ -10,7 +10,7 @@ from tests.frameworks.gluon.helpers import mx
 from tests.frameworks.gluon.private_names import PRIVATE_NAMES
 from tests.unit.backend_files import private_names
 
-nn, autograd = mx.gluon.nn, mx.autograd
+nn = mx.gluon.nn
 
 
 def expect(holds: Any, name: str) -> None:
@@ -27,28 +27,24 @@ def net(*layers: Any) -> Any:
     made = nn.HybridSequential()
     made.add(*(layers or (nn.Dense(2, in_units=3),)))
     made.initialize()
+    made.hybridize()
     return made
 
 
-def test_children_and_parameters_of_a_block() -> None:
+def test_the_names_of_blocks_parameters_and_modules() -> None:
     made = net()
-    expect([*made._children] == ["0"] and made._children["0"] is made[0], "_children")
-    expect(made[0]._reg_params == {"weight": made[0].weight, "bias": made[0].bias}, "_reg_params")
-    named = made._collect_params_with_prefix()
-    expect(named == {"0.weight": made[0].weight, "0.bias": made[0].bias}, "_collect_params_with_prefix")
-
-
-def test_the_graph_of_a_hybridised_block() -> None:
-    made = net()
-    expect(made._cached_op is None, "_cached_op")
-    made.hybridize()
     made(mx.nd.ones((1, 3)))
-    expect(made._cached_op is not None, "_cached_op")
-    (data,), symbol = made._cached_graph
-    expect(symbol.list_inputs() == [data.name, made[0].weight.name, made[0].bias.name], "_cached_graph")
-    entries = {entry if is_input else entry.name for is_input, entry in made._cached_op_args}
-    expect(entries == {0, made[0].weight.name, made[0].bias.name}, "_cached_op_args")
-    expect((made._in_format, made._out_format) == ([0], 0), "_in_format")
+    names = {
+        "_children _reg_params _collect_params_with_prefix _call_cached_op": made,
+        "_cached_graph _cached_op _cached_op_args _in_format _out_format": made,
+        "_flatten _regroup": mx.gluon.block,
+        "_data _finish_deferred_init": made[0].weight,
+        "_LIB _is_np_op": mx.base,
+        "_imperative_invoke": mx.ndarray.register,
+    }
+    for of_one, holder in names.items():
+        for name in of_one.split():
+            expect(hasattr(holder, name), name)
 
 
 def test_the_operators_by_their_names() -> None:
