@@ -98,7 +98,6 @@ def _again(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None
 
 
 def _threads(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
-    """Run two threads on one model, each with its own examples and objective."""
     middle = draw.integer(1, len(problem.ids) - 1)
     rows = [slice(middle), slice(middle, None)]
 
@@ -114,7 +113,6 @@ def _threads(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], No
 
 
 def _texts(draw: Draw, problem: _Problem, tolerance: float) -> Callable[[], None]:
-    """Compare texts and a tokenizer with the encoded batch."""
     texts = ["".join(map(chr, row[: draw.integer(1, len(row))] + ord("a"))) for row in problem.ids]
 
     def tokenizer(text: str, pair: Any = None) -> list[int]:

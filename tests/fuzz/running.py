@@ -35,7 +35,6 @@ class Tally:
 
 
 def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
-    """Yield the numbers of calls in the frameworks under test."""
     number = done = 0
     while done < calls:
         if framework_of(seed, number) in frameworks:
@@ -47,7 +46,6 @@ def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
 def run(
     seed: int, chosen: Iterator[int], report: Callable[[str], None], draw: Callable[[int, int], Case] = drawn_case
 ) -> Tally:
-    """Make the calls with the chosen numbers, and report each failure with its reproducer."""
     tally = Tally()
     for number in chosen:
         case, verdict = _made(draw, seed, number)

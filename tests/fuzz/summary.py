@@ -10,7 +10,6 @@ KINDS = ("right", "refused", "failed")
 
 
 def summary(tally: Tally) -> str:
-    """Return tables of verdicts by public function and framework, and of errors."""
     functions = sorted({function for function, _, _ in tally.verdicts})
     frameworks = sorted({framework for _, framework, _ in tally.verdicts})
 

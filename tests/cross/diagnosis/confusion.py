@@ -84,7 +84,6 @@ def column_of(outcome: Outcome) -> str:
 
 
 def named_right(found: Iterable[Outcome]) -> tuple[int, int]:
-    """In how many trials in which a cause must be named first it was the right one, and how many there are."""
     asked = [one for one in found if one.trial.must_name]
     return sum(one.right for one in asked), len(asked)
 
@@ -110,7 +109,6 @@ def _said(outcome: Outcome) -> str:
 
 
 def table(found: Sequence[Outcome], rows: Sequence[tuple[str, str]], *, alone: bool) -> list[str]:
-    """One row a fault, one column a framework."""
     lines = [f"| fault | cause | {' | '.join(HEADS)} |", "|---|---|" + "---|" * len(HEADS)]
     for name, cause in rows:
         mine = [one for one in found if one.trial.row == name and one.trial.with_models != alone]

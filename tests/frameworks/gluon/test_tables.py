@@ -15,8 +15,6 @@ nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
 
 
 class Tied(mx.gluon.HybridBlock):  # type: ignore[misc]
-    """The head is the table; so is what the hidden states are multiplied with before."""
-
     def __init__(self, sparse: bool = False) -> None:
         super().__init__()
         self.words = nn.Embedding(ROWS, DIM, sparse_grad=sparse)

@@ -18,7 +18,6 @@ def test_the_list_is_complete() -> None:
 
 
 def holders() -> list[Any]:
-    """Return the objects and modules that have the private names."""
     compiled = torch.compile(nn.Linear(2, 2), backend="eager")
     function = torch.compile(torch.sin, backend="eager")
     tensor = torch.ones(2, requires_grad=True)
