@@ -28,7 +28,6 @@ PARTS = ("modes", "overhead", "shares", "peaks", "growth", "language", "cold", "
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the page, and write the requested files."""
     options = _options(arguments)
     figures: dict[str, list[dict[str, Any]]] = {"missing": []}
     recorded = json.loads(options.beside.read_text(encoding="utf-8")) if options.beside else {}
@@ -73,7 +72,6 @@ def beside(recorded: Figures, figures: Figures) -> dict[str, list[dict[str, Any]
 
 
 def _named(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key of a row within its section."""
     return tuple(row.get(name) for name in ("mode", "framework", "tool", "call", "note", "what", "vocab", *SIZE))
 
 

@@ -74,14 +74,12 @@ class Case:
         return embgrad.TokenBatch(ids, np.ones(shape), np.zeros(shape), convention=convention)
 
     def embgrad_objective(self, pooled: str = "pooled", sequence: str = "sequence") -> embgrad.Objective:
-        """Return the objective for the model's names of outputs."""
         if self.objective == "pooled":
             return embgrad.Sum(output=pooled)
         return embgrad.Sum(output=sequence, position=POSITION)
 
 
 def drawn_bert(folder: Path, *, layers: int, dim: int, vocab: int) -> str:
-    """Write a checkpoint of a BERT with random weights and return its path."""
     config = {
         "model_type": "bert",
         "hidden_act": "gelu",

@@ -126,7 +126,6 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
 
 @functools.cache
 def _small(folder: Path) -> str:
-    """Return the small model for overhead, drawn once."""
     return drawn_bert(folder / "small", layers=2, dim=128, vocab=30522)
 
 

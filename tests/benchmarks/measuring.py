@@ -121,7 +121,6 @@ def peak_of(function: Callable[[], Any]) -> float:
 
 
 def _status(name: str) -> int:
-    """Return a figure of this process, in KiB."""
     lines: Sequence[str] = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 

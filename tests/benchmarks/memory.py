@@ -40,7 +40,6 @@ def tokenizer(text: str) -> dict[str, list[int]]:
 
 
 def long_stream(framework: str, sentences: int) -> list[dict[str, Any]]:
-    """Return the resident memory, MiB, after 500 sentences and after all of them."""
     with tempfile.TemporaryDirectory() as folder:
         model = embgrad.load_bert(drawn_bert(Path(folder) / "bert", layers=2, dim=384, vocab=30_522), framework)
         objective, source = embgrad.Sum(output="pooled"), random_sentences(sentences)

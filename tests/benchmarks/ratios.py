@@ -10,9 +10,6 @@ from typing import Any, Final
 #: The beginning of the names of ways by hand.
 HAND: Final = "by hand: "
 
-#: The name of the code by hand that makes the checks of `gradients`.
-CHECKING: Final = "checking"
-
 #: The name of the code by hand that is not compiled, in a mode that is.
 UNCOMPILED: Final = "uncompiled"
 
@@ -31,7 +28,6 @@ def by_hand(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def fastest(row: Mapping[str, Any]) -> str:
-    """Return the name of the fastest way by hand."""
     ways = list(by_hand(row))
     pivot = "gradients" if "gradients" in row["times"] else ways[0]
     return max(ways, key=lambda way: over(row, way, what=pivot))
@@ -84,7 +80,6 @@ def _joint(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def spread(row: Mapping[str, Any]) -> str:
-    """Return the least and the largest of the processes' ratios to code by hand."""
     ratios = row.get("ratios", ())
     return f"{ratios[0]:.2f} to {ratios[-1]:.2f}" if len(ratios) > 1 else "–"
 

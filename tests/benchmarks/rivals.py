@@ -49,8 +49,6 @@ class Rival:
 
 
 class Question:
-    """A classifier with a random head, and a batch."""
-
     def __init__(self, folder: str, examples: int, positions: int) -> None:
         torch.manual_seed(0)
         self.folder = folder

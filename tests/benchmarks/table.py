@@ -8,7 +8,6 @@ from typing import Any, Final
 from tests.benchmarks.cases import LIMIT_SIZE, ONCE
 from tests.benchmarks.limits import limits
 from tests.benchmarks.ratios import (
-    CHECKING,
     FOR_GOOD,
     HAND,
     KEEPING,
@@ -261,14 +260,13 @@ def _overhead(figures: Figures) -> Iterator[Sequence[str]]:
         "over by hand, ms",
         "over by hand that leaves the model as it is, ms",
         *(["over by hand that is not compiled, ms"] if compiled else []),
-        "checks by hand over by hand, ms",
     )
     for row in rows:
         ours, hand, _, _ = times(row)
         leaving = min((seconds for way, seconds in by_hand(row).items() if FOR_GOOD not in way), default=None)
         over = [_over(ours, hand), _over(ours, leaving)]
         over += [_over(ours, row["times"].get(UNCOMPILED))] if compiled else []
-        yield (_mode(row), milliseconds(hand), *over, _over(row["times"].get(CHECKING), hand))
+        yield (_mode(row), milliseconds(hand), *over)
 
 
 def _over(seconds: float | None, less: float | None) -> str:

@@ -58,7 +58,6 @@ def together(mode: str, cases: list[dict[str, Any]], seconds: float) -> list[dic
 
 
 def peaks(mode: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the peak memory of a mode on each case."""
     make, rows = _maker(mode), []
     for case in cases:
         about, built = _built(make, mode, case)
@@ -88,7 +87,6 @@ def first_call(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def own_share(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the share of each step in the time of a small call."""
     about, built = _built(_maker(mode), mode, case)
     figures, functions = checked(built)
     by_hand = next(iter(built.by_hand.values()))

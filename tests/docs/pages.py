@@ -59,13 +59,11 @@ class Snippet:
 
 
 def pages() -> list[str]:
-    """Return the paths below `docs` of the pages with Python in them."""
     actual = (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")))
     return [name for name in actual if snippets(name)]
 
 
 def snippets(page: str) -> list[Snippet]:
-    """Return the Python of a page, in order."""
     text = (DOCS / page).read_text(encoding="utf-8")
     actual = []
     for match in _PYTHON.finditer(text):
@@ -76,7 +74,6 @@ def snippets(page: str) -> list[Snippet]:
 
 
 def needs(page: str) -> list[str]:
-    """Return what a page needs beside NumPy."""
     said = _NEEDS.findall((DOCS / page).read_text(encoding="utf-8"))
     return [item.strip() for line in said for item in line.split(",")]
 

@@ -29,7 +29,6 @@ def folder() -> Iterator[Path]:
 
 
 def result(draw: Draw) -> embgrad.EmbeddingGradients:
-    """Return a result with random numbers."""
     examples, positions, dim, vocab = draw.integer(1, 3), draw.integer(1, 4), draw.integer(1, 3), draw.integer(4, 9)
     dtype = draw.choice([np.float32, np.float64])
     shape = examples, positions
@@ -70,7 +69,6 @@ def results(draw: Draw) -> Any:
 
 
 def expect_same(actual: Any, expected: Any) -> None:
-    """Expect two results, or dicts of them, to be equal bit for bit."""
     if isinstance(expected, Mapping):
         expect_equal(list(actual), list(expected), "the names")
         for name, value in expected.items():

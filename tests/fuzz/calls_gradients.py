@@ -47,7 +47,6 @@ class Problem:
 
     @property
     def warns(self) -> bool:
-        """Return whether the model ignores a part of the batch."""
         types = self.batch.token_batch.types
         return (
             self.batch.extra
@@ -279,8 +278,6 @@ def _expect_saliency(result: Any) -> None:
 
 
 class ProgressRecorder:
-    """A progress function that records its calls."""
-
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
 

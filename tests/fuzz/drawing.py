@@ -11,8 +11,6 @@ T = TypeVar("T")
 
 
 class Draw:
-    """NumPy's generator with further choices."""
-
     def __init__(self, seed: int, number: int) -> None:
         self.random = np.random.default_rng([seed, number])
 
@@ -27,7 +25,6 @@ class Draw:
         return bool(self.random.random() < share)
 
     def integer(self, least: int, most: int) -> int:
-        """Return an integer between both bounds, inclusive."""
         return int(self.random.integers(least, most + 1))
 
     def subset(self, choices: Sequence[T], least: int = 1, most: int | None = None) -> list[T]:
@@ -38,5 +35,4 @@ class Draw:
         return np.asarray(self.random.normal(scale=scale, size=shape))
 
     def integers(self, least: int, most: int, shape: Any) -> np.ndarray:
-        """Return integers between both bounds, inclusive, int64."""
         return self.random.integers(least, most + 1, size=shape)

@@ -58,7 +58,6 @@ class Reading:
         return rows, counts
 
     def summed(self, outputs: Outputs, value: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Return the sum of a value over the rows that are read, (direction, example)."""
         rows, counts = self.counted(outputs)
         return np.asarray((value(rows) * counts).sum(2))
 

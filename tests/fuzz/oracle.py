@@ -66,7 +66,6 @@ class Derivatives:
 
     @property
     def own(self) -> np.ndarray:
-        """Return ∂L_i/∂e[i], the gradient of each example at its own entries."""
         return np.stack([gradient[number] for number, gradient in enumerate(self.each)])
 
     @property
@@ -87,8 +86,6 @@ class Question:
 
 
 class Oracle:
-    """Expected values and derivatives."""
-
     def __init__(self, question: Question) -> None:
         self.question = question
 
@@ -151,7 +148,6 @@ class _Pass:
         self._changes = question.changes
 
     def rows(self, table: str, ids: np.ndarray) -> np.ndarray:
-        """Return the rows of a table, (direction, *ids, dim)."""
         return self._weights[table][:, ids]
 
     def point(self, name: str, value: np.ndarray) -> np.ndarray:
@@ -188,7 +184,6 @@ class _Pass:
         return self.point(name, self.rows(table, self.ids))
 
     def position_rows(self) -> np.ndarray:
-        """Return the rows of the lookup by position for each example."""
         return self.point("position", self.rows("E2", np.tile(np.arange(self.ids.shape[1]), (len(self.ids), 1))))
 
 

@@ -13,7 +13,6 @@ class OwnError(Exception):
 
 
 def drawn_error(draw: Draw) -> tuple[tuple[type[BaseException], ...], Callable[..., Any]]:
-    """Return the class of an error in a tuple, and a function that raises it."""
     error = draw.choice(
         [
             OwnError("the user's function broke"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,18 +14,15 @@ from tests.fuzz.verdicts import Verdict, verdict_of
 
 @dataclass
 class Tally:
-    """The counts of verdicts, error classes and warnings, the processor time, and the numbers of failed calls."""
+    """The counts of verdicts, error classes and warnings, and the numbers of failed calls."""
 
     verdicts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     warned: int = 0
     failed: list[int] = field(default_factory=list)
 
-    def add(self, number: int, case: Case, verdict: Verdict, seconds: float) -> None:
+    def add(self, number: int, case: Case, verdict: Verdict) -> None:
         self.verdicts[case.function, case.framework, verdict.kind] += 1
-        key = case.function, case.framework
-        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
         self.warned += verdict.warned
         if verdict.error is not None:
             self.errors[verdict.error] += 1
@@ -39,7 +35,6 @@ class Tally:
 
 
 def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
-    """Yield the numbers of calls in the frameworks under test."""
     number = done = 0
     while done < calls:
         if framework_of(seed, number) in frameworks:
@@ -51,12 +46,10 @@ def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
 def run(
     seed: int, chosen: Iterator[int], report: Callable[[str], None], draw: Callable[[int, int], Case] = drawn_case
 ) -> Tally:
-    """Make the calls with the chosen numbers, and report each failure with its reproducer."""
     tally = Tally()
     for number in chosen:
-        start = time.process_time()
         case, verdict = _made(draw, seed, number)
-        tally.add(number, case, verdict, time.process_time() - start)
+        tally.add(number, case, verdict)
         if verdict.kind == "failed":
             report(reproducer(seed, number, case, verdict))
     return tally

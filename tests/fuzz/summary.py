@@ -10,7 +10,6 @@ KINDS = ("right", "refused", "failed")
 
 
 def summary(tally: Tally) -> str:
-    """Return tables of verdicts, errors and speeds by public function and framework."""
     functions = sorted({function for function, _, _ in tally.verdicts})
     frameworks = sorted({framework for _, framework, _ in tally.verdicts})
 
@@ -22,27 +21,16 @@ def summary(tally: Tally) -> str:
         columns = [*([framework] for framework in frameworks), frameworks]
         return ["/".join(map(str, verdicts(some_functions, column))) for column in columns]
 
-    def milliseconds(function: str, framework: str) -> str:
-        calls = sum(verdicts([function], [framework]))
-        return f"{1000 * tally.seconds[function, framework] / calls:.0f}" if calls else "-"
-
     rows = [
         ["function", *frameworks, "all"],
         *([name, *cells([name])] for name in functions),
         ["all", *cells(functions)],
     ]
-    speeds = [["milliseconds a call", *frameworks]]
-    speeds += [[name, *(milliseconds(name, framework) for framework in frameworks)] for name in functions]
-    rates = [["framework", "calls", "seconds", "calls per second"]]
-    for framework in frameworks:
-        calls = sum(verdicts(functions, [framework]))
-        seconds = sum(spent for key, spent in tally.seconds.items() if key[1] == framework)
-        rates.append([framework, str(calls), f"{seconds:.1f}", f"{calls / seconds:.1f}" if seconds else "-"])
     errors = [["error", "count"], *([name, str(count)] for name, count in tally.errors.most_common())]
     failed = f": {tally.failed[:50]}" if tally.failed else ""
     return (
         f"verdicts: {'/'.join(KINDS)}\n{_table(rows)}\n\nerrors\n{_table(errors)}\n{tally.warned} EmbgradWarnings\n\n"
-        f"{_table(speeds)}\n\n{_table(rates)}\n\n{tally.calls} calls, {len(tally.failed)} failed{failed}"
+        f"{tally.calls} calls, {len(tally.failed)} failed{failed}"
     )
 
 

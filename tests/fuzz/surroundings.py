@@ -11,7 +11,6 @@ from tests.fuzz.drawing import Draw
 
 
 def surrounded(draw: Draw, framework: str) -> tuple[str, Callable[[], AbstractContextManager[Any]]]:
-    """Return the name of a context, and the function that opens it."""
     contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {"nothing": contextlib.nullcontext}
     if draw.chance(0.75) or framework == "reference":
         return "nothing", contexts["nothing"]

@@ -69,7 +69,6 @@ class World:
 
     @property
     def classes(self) -> int:
-        """Return the number of entries per row of the default output."""
         return {"tied": self.vocab, "named": self.dim}.get(self.architecture, len(self.weights["b"]))
 
     @property
@@ -83,7 +82,6 @@ class World:
         return exported(self.framework, model) if self.graph else model
 
     def as_graph(self) -> None:
-        """Replace the model by an exported or compiled one with the same weights."""
         self.graph, self.disturbed = True, False
         self.model = self.built()
 
@@ -136,7 +134,6 @@ def _weights(draw: Draw, least: int) -> dict[str, np.ndarray]:
 
 
 def _rounded(weights: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
-    """Return the weights rounded to the dtype, as float64; NumPy has no bfloat16."""
     if dtype == "bfloat16":
         kept = {name: value.astype(np.float32).view(np.uint32) & 0xFFFF0000 for name, value in weights.items()}
         return {name: value.astype(np.uint32).view(np.float32).astype(np.float64) for name, value in kept.items()}

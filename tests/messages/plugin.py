@@ -144,7 +144,6 @@ def _pattern(message: str) -> re.Pattern[str]:
 
 
 def _lines(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Yield the module and the line of each frame in an error's traceback, the outermost first."""
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_globals.get("__name__", ""), trace.tb_lineno

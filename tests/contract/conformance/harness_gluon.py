@@ -225,8 +225,6 @@ class _NoLookup(_Net):
 
 
 class _Embeddings(mx.gluon.HybridBlock):  # type: ignore[misc]
-    """Makes both lookups."""
-
     def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
         super().__init__()
         self.E, self.E2 = nn.Embedding(*weights["E"].shape), nn.Embedding(*weights["E2"].shape)
@@ -237,8 +235,6 @@ class _Embeddings(mx.gluon.HybridBlock):  # type: ignore[misc]
 
 
 class _Layer(mx.gluon.HybridBlock):  # type: ignore[misc]
-    """x + tanh(x @ W1 + b1), and the tanh by itself."""
-
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.dense = nn.Dense(dim, in_units=dim, flatten=False)
@@ -329,8 +325,6 @@ class _Broken(_Net):
 
 
 class Telling(mx.autograd.Function):  # type: ignore[misc]
-    """An identity that may be interrupted."""
-
     def forward(self, x: Any) -> Any:
         obtain("forward")
         return x * 1

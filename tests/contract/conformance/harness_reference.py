@@ -157,8 +157,6 @@ FORWARDS = {name: globals()[f"_{name}"] for name in ARCHITECTURES}
 
 
 class Harness:
-    """The reference for the conformance suite."""
-
     backend = "reference"
     precisions = ("float64", "float32")
 

@@ -160,8 +160,6 @@ def _raises(layers: Any, input_ids: Any) -> Any:
 
 
 class _Module(tf.Module):
-    """The weights as bare variables."""
-
     def __init__(self, weights: Weights, trainable: bool) -> None:
         super().__init__()
         self.table = tf.Variable(weights["E"], trainable=trainable)
@@ -293,8 +291,6 @@ def _subclass(keras: Any, forward: Callable[..., Any], masked: bool) -> type:
 
 
 class Harness:
-    """TensorFlow's models, and their state."""
-
     backend = "tensorflow"
     precisions = ("float32", "float64", "float16", "bfloat16")
 

@@ -197,8 +197,6 @@ class _Broken(_Model):
 
 
 class Telling(torch.autograd.Function):
-    """An identity that may be interrupted."""
-
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
         obtain("forward")
@@ -238,8 +236,6 @@ _PLACES: Mapping[str, tuple[str, str]] = {
 
 
 class Harness:
-    """PyTorch's models, and their state."""
-
     backend = "torch"
     precisions = ("float32", "float64", "float16", "bfloat16")
 

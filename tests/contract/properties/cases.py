@@ -1,21 +1,20 @@
-"""A generated case: a model, a batch and an objective; asked of a framework, and of the closed form."""
+"""A generated case: a model, a batch and an objective, for a framework and for the closed form."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 import embgrad
-from tests.contract.properties.closed_form import Batch, Forward, as_it_is
+from tests.contract.properties.closed_form import STEP, Batch, Forward, Kept
 from tests.contract.properties.goals import Goal
 from tests.contract.properties.rounding import allowed
-from tests.contract.properties.specs import FUNCTIONS, Spec
-from tests.contract.properties.steps import Kept
+from tests.contract.properties.specs import Spec
 
 
 def built(framework: str, spec: Spec) -> Any:
@@ -24,91 +23,109 @@ def built(framework: str, spec: Spec) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked: of a model, on a batch, for an objective."""
+    """A model, a batch and an objective."""
 
     spec: Spec
     batch: Batch
     goal: Goal
 
     @property
-    def blocks(self) -> list[str]:
-        """The blocks' names in the closed form, and where they are modules in the framework."""
-        return [f"blocks.{number}" for number in range(len(self.spec.blocks))]
-
-    @property
     def changeable(self) -> list[str]:
-        """Points of every framework, by the closed form's names, whose values differ from example to example."""
-        return ["word", *([] if self.spec.form == FUNCTIONS else self.blocks)]
+        """Return the points whose values differ between examples."""
+        return ["word", *(f"blocks.{number}" for number in range(len(self.spec.blocks)))]
 
     @property
     def points(self) -> list[str]:
-        """All points of every framework. A row of positions that all examples share moves them all: where examples meet,
-        that is another question than each example's own."""
-        tables = {"position": self.spec.positions and not self.spec.meets, "type": self.spec.types}
-        return [*(name for name, there in tables.items() if there), *self.changeable]
+        """Return all points that have a gradient for each example."""
+        # A row of positions that all examples share moves them all, which differs where examples interact.
+        tables = {"position": self.spec.positions and not self.spec.mixes, "type": self.spec.types}
+        return [*(name for name, exists in tables.items() if exists), *self.changeable]
 
     def tokens(self) -> embgrad.TokenBatch:
         return embgrad.TokenBatch(self.batch.ids, self.batch.mask, self.batch.types)
 
     def gradients(self, model: Any, at: Any = "word", **options: Any) -> Any:
-        """What `embgrad.gradients` gives for a model of the case's."""
-        return embgrad.gradients(model, self.tokens(), self.goal.given(), at=at, **options)
+        return embgrad.gradients(model, self.tokens(), self.goal.objective(), at=at, **options)
 
     def take(self, examples: Any) -> Case:
-        """The case of some of the examples, by a slice or an order."""
         return replace(self, batch=self.batch.take(examples), goal=self.goal.take(examples))
 
     def closed_form(self, only: int | None = None, **changes: Mapping[str, np.ndarray]) -> Answer:
-        """What is right.
+        """Return the expected arrays.
 
         Args:
-            only: the example whose L alone is pulled back; None for the sum of all.
-            changes: "override" and "add", each by point an array.
+            only: the example whose L is differentiated; None for the sum of all.
+            changes: "override" and "add", each an array by point.
         """
         return Answer(self, only, changes)
 
 
-@dataclass(frozen=True)
 class Answer:
-    """The closed form of a case.
+    """The closed form of a case; see `Case.closed_form`.
 
-    Attributes:
-        only: the example whose L alone is pulled back; None for the sum of all.
-        changes: as `Forward` has them.
+    An entry is the gradient at a point, by its name; the value there, by "at word" and so on; the gradient of the table through
+    its lookup, "table", and through the head, "head"; and "objective".
     """
 
-    case: Case
-    only: int | None
-    changes: Mapping[str, Mapping[str, np.ndarray]]
-
-    @cached_property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """By point the gradient, and by "at word" and so on the value there; by "table" and "head" the gradient of the table on
-        either way; "objective"."""
-        return self._evaluated(as_it_is)
-
-    @cached_property
-    def allowed(self) -> dict[str, float]:
-        """By the same names, how far an entry may be off by rounding."""
-        return allowed(self.case.spec, self.case.batch.ids.shape[1], self._evaluated)
+    def __init__(self, case: Case, only: int | None, changes: Mapping[str, Any]) -> None:
+        self._case, self._only, self._changes = case, only, changes
+        self._arrays: dict[str, np.ndarray] = {}
+        self._allowed: dict[str, float] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self.arrays[name]
+        if name not in self._arrays:
+            self._arrays[name] = self._evaluated(name, np.asarray)
+        return self._arrays[name]
 
-    def _evaluated(self, kept: Kept) -> dict[str, np.ndarray]:
-        forward = Forward(self.case.spec, self.case.batch, kept=kept, **self.changes)  # type: ignore[arg-type]
-        objective, cotangent = self.case.goal.evaluate(forward.output, self.case.batch.real)
-        if self.only is not None:
-            own = np.arange(len(cotangent)) == self.only
-            cotangent = cotangent * own.reshape(-1, *[1] * (cotangent.ndim - 1))
-        values = {f"at {name}": value for name, value in forward.activations.items()}
-        return {"objective": objective, **values, **forward.pull_back(kept(cotangent))}
+    def allowed(self, name: str) -> float:
+        """Return the largest error of an entry that rounding explains."""
+        if name not in self._allowed:
+            case = self._case
+            evaluate = functools.partial(self._evaluated, name)
+            self._allowed[name] = allowed(case.spec, case.batch.ids.shape[1], self[name], evaluate)
+        return self._allowed[name]
+
+    def _evaluated(self, name: str, kept: Kept) -> np.ndarray:
+        spec, batch = self._case.spec, self._case.batch
+        if name == "table":
+            table = np.zeros((spec.vocab, spec.width))
+            np.add.at(table, batch.ids, self._evaluated("word", kept))
+            return table
+        if name == "head" and spec.head != "tied":
+            return np.zeros((spec.vocab, spec.width))
+        plain = Forward(spec, batch, kept=kept, **self._changes)
+        if name == "objective":
+            return np.asarray(self._case.goal.values(plain.output, batch.real)[0])
+        if name.startswith("at "):
+            return np.asarray(plain.activations[name.removeprefix("at ")][0])
+        shape = plain.activations[name].shape[1:]
+        steps = np.eye(int(np.prod(shape))).reshape(-1, *shape) * 1j * STEP
+        moved = Forward(spec, batch, at=name, steps=steps, kept=kept, **self._changes)
+        slopes = self._case.goal.values(moved.output, batch.real).imag / STEP
+        return np.asarray((slopes.sum(1) if self._only is None else slopes[:, self._only]).reshape(shape))
 
 
-def close(found: Any, expected: Any, allowed: float, name: str) -> None:
-    """Assert that no entry is off by more than is allowed."""
-    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    assert found.shape == expected.shape, f"{name} has the shape {found.shape}: expected {expected.shape}"
-    off = float(np.abs(found - expected).max(initial=0.0))
-    # Of NaN this is false.
-    assert off <= allowed, f"{name} is off by {off:.3g}, with {allowed:.3g} allowed: {found} instead of {expected}"
+def close(actual: Any, expected: Any, allowed: float, name: str) -> None:
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape, f"{name} has the shape {actual.shape}: expected {expected.shape}"
+    error = float(np.abs(actual - expected).max(initial=0.0))
+    # NaN compares false.
+    assert error <= allowed, f"{name} is off by {error:.3g}, with {allowed:.3g} allowed: {actual} instead of {expected}"
+
+
+def close_results(case: Case, actual: Any, expected: Any, name: str) -> None:
+    """Assert that two results at all points are equal within the rounding of both."""
+    limits = case.closed_form().allowed
+    for point in case.points:
+        one, other = actual[point], expected[point]
+        close(one.values, other.values, 2 * limits(point), f"{name}: values at {point}")
+        close(one.activations, other.activations, 2 * limits(f"at {point}"), f"{name}: value at {point}")
+        close(one.objective, other.objective, 2 * limits("objective"), f"{name}: objective")
+        assert one.values.dtype == other.values.dtype
+
+
+def close_to(answer: Answer, point: str, result: Any) -> None:
+    """Assert that a result at a point is the closed form's."""
+    close(result.values, answer[point], answer.allowed(point), f"the gradient at {point}")
+    close(result.activations, answer[f"at {point}"], answer.allowed(f"at {point}"), f"the value at {point}")
+    close(result.objective, answer["objective"], answer.allowed("objective"), "the objective")

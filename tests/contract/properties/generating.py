@@ -1,4 +1,4 @@
-"""What hypothesis draws: models, batches that go with them, objectives that go with both."""
+"""Strategies for models, batches that fit them, and objectives that fit both."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.contract.properties.cases import Case
 from tests.contract.properties.closed_form import Batch
 from tests.contract.properties.goals import IGNORED, Goal
 from tests.contract.properties.goals import KINDS as GOALS
-from tests.contract.properties.specs import FUNCTIONS, KINDS, MODULES, OTHERS, SEGMENTS, Block, Spec
+from tests.contract.properties.specs import KINDS, SEGMENTS, Block, Spec
 
 #: The most examples and positions of a batch, and the most blocks.
 EXAMPLES, POSITIONS, BLOCKS = 4, 5, 4
 
-#: The widths, in the order in which hypothesis makes an example simpler: of one entry a layer norm makes nothing.
+#: The widths, in the order in which hypothesis simplifies examples; a layer norm of one entry is constant.
 WIDTHS: Final = (2, 3, 4, 5, 6, 1)
 
-#: The blocks in which an example is alone.
+#: The blocks in which examples do not interact.
 ALONE: Final = tuple(kind for kind in KINDS if kind != "mix")
 
 seeds = st.integers(0, 2**16)
@@ -27,19 +27,12 @@ seeds = st.integers(0, 2**16)
 
 @st.composite
 def specs(
-    draw: st.DrawFn, *, meets: bool = False, heads: tuple[str, ...] = ("linear", "tied", "none"), **fixed: Any
+    draw: st.DrawFn, *, mixes: bool = False, heads: tuple[str, ...] = ("linear", "tied", "none"), **fixed: Any
 ) -> Spec:
-    """A model.
-
-    Args:
-        meets: whether there is a block in which examples meet.
-        heads: the heads that there may be.
-        fixed: fields that have this value.
-    """
     vocab = draw(st.integers(3, 12))
     pool = draw(st.none() | st.integers(0, BLOCKS))
     kinds = draw(st.lists(st.sampled_from(ALONE), max_size=BLOCKS))
-    if meets:
+    if mixes:
         kinds.insert(draw(st.integers(0, len(kinds))), "mix")
     pool = None if pool is None else min(pool, len(kinds))
     if pool is not None:  # no attention where there are no positions
@@ -57,7 +50,7 @@ def specs(
         masked=draw(st.booleans()),
         padding=draw(st.none() | st.just(0) | st.integers(0, vocab - 1)),  # Keras has that of row 0 alone
         dtype=draw(st.sampled_from(["float64", "float32"])),
-        form=draw(st.sampled_from([MODULES, FUNCTIONS, OTHERS])),
+        alternative=draw(st.booleans()),
         seed=draw(seeds),
     )
     return Spec(**{**vars(drawn), **fixed})
@@ -65,7 +58,7 @@ def specs(
 
 @st.composite
 def batches(draw: st.DrawFn, spec: Spec, least: int = 1) -> Batch:
-    """A batch that goes with the model; each example has a real position, and the others lie anywhere."""
+    """Return a batch; each example has a real position, and padding lies anywhere."""
     examples, positions = draw(st.integers(least, EXAMPLES)), draw(st.integers(1, POSITIONS))
     ids = _array(draw, st.integers(0, spec.vocab - 1), (examples, positions))
     mask = None
@@ -77,11 +70,8 @@ def batches(draw: st.DrawFn, spec: Spec, least: int = 1) -> Batch:
 
 
 @st.composite
-def goals(draw: st.DrawFn, spec: Spec, batch: Batch, kinds: tuple[str, ...] | None = None) -> Goal:
-    """An objective that goes with the model and the batch."""
-    if kinds is None:
-        kinds = GOALS if spec.entries > 1 else tuple(kind for kind in GOALS if kind != "cross-entropy")
-    kind = draw(st.sampled_from(kinds))
+def goals(draw: st.DrawFn, spec: Spec, batch: Batch) -> Goal:
+    kind = draw(st.sampled_from([kind for kind in GOALS if kind != "cross-entropy" or spec.entries > 1]))
     last = spec.pool is None and draw(st.booleans())
     position = -1 if last else None
     examples, positions = batch.ids.shape
@@ -98,17 +88,11 @@ def goals(draw: st.DrawFn, spec: Spec, batch: Batch, kinds: tuple[str, ...] | No
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, least: int = 1, goal: tuple[str, ...] | None = None, **options: Any) -> Case:
-    """A case.
-
-    Args:
-        least: how many examples there are at least.
-        goal: the kinds of objectives that there may be; None for all.
-        options: as of `specs`.
-    """
+def cases(draw: st.DrawFn, *, least: int = 1, **options: Any) -> Case:
+    """Return a case with at least so many examples, and with options of `specs`."""
     spec = draw(specs(**options))
     batch = draw(batches(spec, least))
-    return Case(spec, batch, draw(goals(spec, batch, goal)))
+    return Case(spec, batch, draw(goals(spec, batch)))
 
 
 def _array(draw: st.DrawFn, entries: st.SearchStrategy[int], shape: tuple[int, ...]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A generated model in the NumPy reference, made of its tensors' own steps."""
+"""A generated model in the NumPy reference."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from tests.contract.properties.specs import EPSILON, FUNCTIONS, Block, Spec, weights_of
+from tests.contract.properties.specs import EPSILON, Block, Spec, weights_of
 
 
 def build(spec: Spec) -> ReferenceModel:
-    """The model; as functions, its blocks are no modules that can be named."""
-
     def block(model: Any, number: int, of: Block, hidden: Tensor, real: np.ndarray) -> Tensor:
         def run(hidden: Tensor) -> Tensor:
             made = _KINDS[of.kind](model, f"blocks.{number}.", hidden, real)
             return hidden + made if of.residual else made
 
-        return run(hidden) if spec.form == FUNCTIONS else model.module(f"blocks.{number}", run, hidden)
+        return model.module(f"blocks.{number}", run, hidden)
 
     def forward(model: Any, input_ids: np.ndarray, mask: Any = None, types: Any = None) -> Tensor:
         real = np.ones(input_ids.shape, spec.dtype) if mask is None else mask.astype(spec.dtype)
@@ -32,7 +30,7 @@ def build(spec: Spec) -> ReferenceModel:
             return hidden @ model["words"].swap(0, 1)
         return hidden if spec.head == "none" else hidden @ model["head.weight"] + model["head.bias"]
 
-    of_inputs: dict[tuple[bool, bool], Callable[..., Tensor]] = {
+    forwards: dict[tuple[bool, bool], Callable[..., Tensor]] = {
         (True, True): lambda model, input_ids, attention_mask, token_type_ids: forward(
             model, input_ids, attention_mask, token_type_ids
         ),
@@ -41,8 +39,8 @@ def build(spec: Spec) -> ReferenceModel:
         (False, False): lambda model, input_ids: forward(model, input_ids),
     }
     weights = {name: value.astype(spec.dtype) for name, value in weights_of(spec).items()}
-    paths = [] if spec.form == FUNCTIONS else [f"blocks.{number}" for number in range(len(spec.blocks))]
-    return ReferenceModel(of_inputs[spec.masked, spec.types], weights, paths)
+    paths = [f"blocks.{number}" for number in range(len(spec.blocks))]
+    return ReferenceModel(forwards[spec.masked, spec.types], weights, paths)
 
 
 def _embedded(model: Any, spec: Spec, ids: np.ndarray, types: Any) -> Tensor:

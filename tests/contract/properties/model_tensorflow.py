@@ -1,4 +1,4 @@
-"""A generated model in TensorFlow: layers of Keras 2, layers of Keras 3, or a `tf.function` of bare variables."""
+"""A generated model in TensorFlow: layers of Keras 2, or, as the alternative, of Keras 3."""
 
 from __future__ import annotations
 
@@ -11,87 +11,18 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras2
 
-from tests.contract.properties.specs import EPSILON, FUNCTIONS, MODULES, Block, Spec, weights_of
+from tests.contract.properties.specs import EPSILON, Block, Spec, weights_of
 
 Weights = Mapping[str, np.ndarray]
 
 
 def build(spec: Spec) -> Any:
     weights = {name: value.astype(spec.dtype) for name, value in weights_of(spec).items()}
-    if spec.form == FUNCTIONS:
-        return _Functions(spec, weights)
-    return _kinds(keras2 if spec.form == MODULES else keras3)[1](spec, weights)
-
-
-class _Way:
-    """The way through the tables, the blocks and the head."""
-
-    spec: Spec
-
-    def through(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
-        hidden = self.rows("words", input_ids)
-        if self.spec.scale is not None:
-            hidden = hidden * self.spec.scale
-        if self.spec.positions:
-            hidden = hidden + self.rows("positions", tf.range(tf.shape(input_ids)[1])[None])
-        if self.spec.types:
-            hidden = hidden + self.rows("segments", token_type_ids)
-        real = tf.cast(tf.ones_like(input_ids) if attention_mask is None else attention_mask, self.spec.dtype)
-        for number in range(len(self.spec.blocks)):
-            hidden = _mean(hidden, real) if number == self.spec.pool else hidden
-            hidden = self.block(number, hidden, real)
-        return self.headed(_mean(hidden, real) if len(self.spec.blocks) == self.spec.pool else hidden)
-
-
-class _Functions(tf.Module, _Way):  # type: ignore[misc]
-    """Bare variables, and one `tf.function`."""
-
-    def __init__(self, spec: Spec, weights: Weights) -> None:
-        super().__init__()
-        self.spec = spec
-        self.own = {name: tf.Variable(value, name=name.replace(".", "_")) for name, value in weights.items()}
-        ways = {
-            (True, True): lambda input_ids, attention_mask, token_type_ids: self.through(
-                input_ids, attention_mask, token_type_ids
-            ),
-            (True, False): lambda input_ids, attention_mask: self.through(input_ids, attention_mask),
-            (False, True): lambda input_ids, token_type_ids: self.through(input_ids, None, token_type_ids),
-            (False, False): lambda input_ids: self.through(input_ids),
-        }
-        self.graph = tf.function(ways[spec.masked, spec.types])
-
-    def __call__(self, **inputs: Any) -> Any:
-        return self.graph(**inputs)
-
-    def rows(self, table: str, indices: Any) -> Any:
-        return tf.gather(self.own[table], indices)
-
-    def block(self, number: int, hidden: Any, real: Any) -> Any:
-        block = self.spec.blocks[number]
-        own = _inside(f"blocks.{number}.", self.own)
-        if block.kind == "linear":
-            made = _times(hidden, own["weight"]) + own["bias"]
-        elif block.kind == "norm":
-            mean, variance = tf.nn.moments(hidden, -1, keepdims=True)
-            made = tf.nn.batch_normalization(hidden, mean, variance, own["shift"], own["gain"], EPSILON)
-        elif block.kind == "attention":
-            made = _attended(*(_times(hidden, own[name]) for name in ("query", "key", "value")), real)
-        else:
-            made = tf.tanh(hidden) if block.kind == "tanh" else hidden - tf.reduce_mean(hidden, 0) / 2
-        return hidden + made if block.residual else made
-
-    def headed(self, hidden: Any) -> Any:
-        if self.spec.head == "tied":
-            return tf.einsum("...d,vd->...v", hidden, tf.convert_to_tensor(self.own["words"]))
-        if self.spec.head == "none":
-            return hidden
-        return _times(hidden, self.own["head.weight"]) + self.own["head.bias"]
+    return _model_class(keras3 if spec.alternative else keras2)(spec, weights)
 
 
 @functools.cache
-def _kinds(keras: Any) -> tuple[type, type]:
-    """Of one Keras the classes of blocks and of models."""
-
+def _model_class(keras: Any) -> type:
     class KerasBlock(keras.layers.Layer):  # type: ignore[misc]
         def __init__(self, block: Block, weights: Weights, spec: Spec, pooled: bool) -> None:
             super().__init__(dtype=spec.dtype)
@@ -117,7 +48,7 @@ def _kinds(keras: Any) -> tuple[type, type]:
                 made = hidden - tf.reduce_mean(hidden, 0) / 2 if self.kind == "mix" else self.inner(hidden)
             return hidden + made if self.residual else made
 
-    class KerasModel(keras.Model, _Way):  # type: ignore[misc]
+    class Model(keras.Model):  # type: ignore[misc]
         def __init__(self, spec: Spec, weights: Weights) -> None:
             super().__init__(dtype=spec.dtype)
             self.spec = spec
@@ -125,34 +56,37 @@ def _kinds(keras: Any) -> tuple[type, type]:
                 if name in weights:
                     setattr(self, name, _table(keras, spec, name, weights[name]))
             self.blocks = [
-                KerasBlock(block, _inside(f"blocks.{number}.", weights), spec, spec.pooled(number))
+                KerasBlock(
+                    block, _inside(f"blocks.{number}.", weights), spec, spec.pool is not None and spec.pool <= number
+                )
                 for number, block in enumerate(spec.blocks)
             ]
             if spec.head == "linear":
                 self.head = _dense(keras, spec, weights["head.weight"], weights["head.bias"])
             self.built = True
 
-        def rows(self, table: str, indices: Any) -> Any:
-            return getattr(self, table)(indices)
-
-        def block(self, number: int, hidden: Any, real: Any) -> Any:
-            return self.blocks[number](hidden, real)
-
-        def headed(self, hidden: Any) -> Any:
+        def call(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+            hidden = self.words(input_ids)
+            if self.spec.scale is not None:
+                hidden = hidden * self.spec.scale
+            if self.spec.positions:
+                hidden = hidden + self.positions(tf.range(tf.shape(input_ids)[1])[None])
+            if self.spec.types:
+                hidden = hidden + self.segments(token_type_ids)
+            real = tf.cast(tf.ones_like(input_ids) if attention_mask is None else attention_mask, self.spec.dtype)
+            for number, block in enumerate(self.blocks):
+                hidden = _mean(hidden, real) if number == self.spec.pool else hidden
+                hidden = block(hidden, real)
+            hidden = _mean(hidden, real) if len(self.blocks) == self.spec.pool else hidden
             if self.spec.head == "tied":
                 return tf.einsum("...d,vd->...v", hidden, tf.convert_to_tensor(self.words.embeddings))
             return hidden if self.spec.head == "none" else self.head(hidden)
 
-    class TakesAll(KerasModel):
-        def call(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
-            return self.through(input_ids, attention_mask, token_type_ids)
-
-    return KerasBlock, TakesAll
+    return Model
 
 
 def _table(keras: Any, spec: Spec, name: str, weight: np.ndarray) -> Any:
-    """The table of words says that its row 0 is padding where the model has that; Keras has no other."""
-    padded = name == "words" and spec.padding == 0
+    padded = name == "words" and spec.padding == 0  # Keras has no other row of padding
     layer = keras.layers.Embedding(*weight.shape, mask_zero=padded, dtype=spec.dtype, name=name)
     return _fill(layer, (None, None), weight)
 
@@ -176,10 +110,6 @@ def _attended(query: Any, key: Any, value: Any, real: Any) -> Any:
 
 def _mean(hidden: Any, real: Any) -> Any:
     return tf.reduce_sum(hidden * real[..., None], 1) / tf.reduce_sum(real, 1, keepdims=True)
-
-
-def _times(hidden: Any, weight: Any) -> Any:
-    return tf.einsum("...d,de->...e", hidden, tf.convert_to_tensor(weight))
 
 
 def _inside(prefix: str, weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A generated model in PyTorch: as modules, as functions of bare parameters, or as modules with PyTorch's fused attention."""
+"""A generated model in PyTorch, the alternative with PyTorch's fused attention."""
 
 from __future__ import annotations
 
@@ -9,67 +9,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.contract.properties.specs import EPSILON, FUNCTIONS, OTHERS, Block, Spec, weights_of
+from tests.contract.properties.specs import EPSILON, Block, Spec, weights_of
 
 Weights = Mapping[str, torch.Tensor]
 
 
 def build(spec: Spec) -> nn.Module:
     weights = {name: torch.tensor(value, dtype=getattr(torch, spec.dtype)) for name, value in weights_of(spec).items()}
-    return (_Functions if spec.form == FUNCTIONS else _Modules)(spec, weights).eval()
+    return _Model(spec, weights).eval()
 
 
 class _Model(nn.Module):
-    """The way through the tables, the blocks and the head."""
-
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, weights: Weights) -> None:
         super().__init__()
         self.spec = spec
-
-    def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
-        hidden = self.rows("words", input_ids)
-        if self.spec.scale is not None:
-            hidden = hidden * self.spec.scale
-        if self.spec.positions:
-            hidden = hidden + self.rows("positions", torch.arange(input_ids.shape[1]))
-        if self.spec.types:
-            hidden = hidden + self.rows("segments", token_type_ids)
-        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        for number in range(len(self.spec.blocks)):
-            hidden = _mean(hidden, real) if number == self.spec.pool else hidden
-            hidden = self.block(number, hidden, real)
-        return self.headed(_mean(hidden, real) if len(self.spec.blocks) == self.spec.pool else hidden)
-
-
-class _Functions(_Model):
-    """Bare parameters."""
-
-    def __init__(self, spec: Spec, weights: Weights) -> None:
-        super().__init__(spec)
-        for name, value in weights.items():
-            self.register_parameter(name.replace(".", "_"), nn.Parameter(value))
-
-    def rows(self, table: str, indices: Any) -> Any:
-        padding = self.spec.padding if table == "words" else None
-        return functional.embedding(indices, getattr(self, table), padding_idx=padding)
-
-    def block(self, number: int, hidden: Any, real: Any) -> Any:
-        block = self.spec.blocks[number]
-        names = [name for name in dict(self.named_parameters()) if name.startswith(f"blocks_{number}_")]
-        made = _made(block.kind, {name.rpartition("_")[2]: getattr(self, name) for name in names}, hidden, real)
-        return hidden + made if block.residual else made
-
-    def headed(self, hidden: Any) -> Any:
-        if self.spec.head == "tied":
-            return hidden @ self.words.T
-        return hidden if self.spec.head == "none" else hidden @ self.head_weight + self.head_bias
-
-
-class _Modules(_Model):
-    """Modules of `torch.nn`."""
-
-    def __init__(self, spec: Spec, weights: Weights) -> None:
-        super().__init__(spec)
         for name in ("words", "positions", "segments"):
             if name in weights:
                 padding = spec.padding if name == "words" else None
@@ -77,20 +30,26 @@ class _Modules(_Model):
         self.blocks = nn.ModuleList(
             _Block(block, _inside(f"blocks.{number}.", weights), spec) for number, block in enumerate(spec.blocks)
         )
+        self.head: nn.Module = nn.Identity()
         if spec.head == "linear":
             self.head = _linear(weights["head.weight"], weights["head.bias"])
         elif spec.head == "tied":
             self.head = nn.Linear(spec.width, spec.vocab, bias=False)
             self.head.weight = self.words.weight
 
-    def rows(self, table: str, indices: Any) -> Any:
-        return getattr(self, table)(indices)
-
-    def block(self, number: int, hidden: Any, real: Any) -> Any:
-        return self.blocks[number](hidden, real)
-
-    def headed(self, hidden: Any) -> Any:
-        return hidden if self.spec.head == "none" else self.head(hidden)
+    def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+        hidden = self.words(input_ids)
+        if self.spec.scale is not None:
+            hidden = hidden * self.spec.scale
+        if self.spec.positions:
+            hidden = hidden + self.positions(torch.arange(input_ids.shape[1]))
+        if self.spec.types:
+            hidden = hidden + self.segments(token_type_ids)
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        for number, block in enumerate(self.blocks):
+            hidden = _mean(hidden, real) if number == self.spec.pool else hidden
+            hidden = block(hidden, real)
+        return self.head(_mean(hidden, real) if len(self.blocks) == self.spec.pool else hidden)
 
 
 class _Block(nn.Module):
@@ -104,7 +63,7 @@ class _Block(nn.Module):
             self.inner = nn.LayerNorm(spec.width, eps=EPSILON)
             self.inner.weight, self.inner.bias = nn.Parameter(weights["gain"]), nn.Parameter(weights["shift"])
         elif block.kind == "attention":
-            self.inner = _Attention(weights, fused=spec.form == OTHERS)
+            self.inner = _Attention(weights, fused=spec.alternative)
         else:
             self.inner = nn.Tanh() if block.kind == "tanh" else _Mix()
 
@@ -129,16 +88,6 @@ class _Attention(nn.Module):
 class _Mix(nn.Module):
     def forward(self, hidden: Any) -> Any:
         return hidden - hidden.mean(0) / 2
-
-
-def _made(kind: str, weights: Weights, hidden: Any, real: Any) -> Any:
-    if kind == "linear":
-        return hidden @ weights["weight"] + weights["bias"]
-    if kind == "norm":
-        return functional.layer_norm(hidden, hidden.shape[-1:], weights["gain"], weights["shift"], EPSILON)
-    if kind == "attention":
-        return _attended(*(hidden @ weights[name] for name in ("query", "key", "value")), real)
-    return torch.tanh(hidden) if kind == "tanh" else hidden - hidden.mean(0) / 2
 
 
 def _attended(query: Any, key: Any, value: Any, real: Any) -> Any:

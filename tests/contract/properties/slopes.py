@@ -1,4 +1,4 @@
-"""Central finite differences of the closed form's forward pass, and how far they may be off."""
+"""Central finite differences of the closed form's forward pass, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from embgrad.testing.examples import finite_difference
 from tests.contract.properties.cases import Case
 from tests.contract.properties.rounding import unit_roundoff
 
-#: Of a step in a direction of length 1. Large ones miss the curvature, small ones drown in rounding: the best counts.
+#: The lengths of steps: large ones miss the curvature, and small ones are lost in rounding, so that the best counts.
 STEPS: Final = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 
-#: How many of float64's unit roundoffs a value of the forward pass may be off, relative.
+#: The relative error of a value of the forward pass, in unit roundoffs of float64.
 ROUNDINGS: Final = 64.0
 
 
 def slope(value: Callable[[np.ndarray], float], at: np.ndarray, direction: np.ndarray) -> tuple[float, float]:
-    """The slope in a direction of length 1, and its uncertainty.
+    """Return the slope in a direction of length 1, and its uncertainty.
 
-    Of two steps the smaller one's error is the smaller, so that what they are apart bounds it; to which rounding comes.
+    The difference between two steps bounds the error of the smaller one, apart from rounding.
     """
     size = max(abs(value(at)), 1.0)
-    found = [finite_difference(value, at, direction, step) for step in STEPS]
-    told = [
+    differences = [finite_difference(value, at, direction, step) for step in STEPS]
+    bounds = [
         (abs(wide - narrow) + ROUNDINGS * unit_roundoff("float64") * size / step, narrow)
-        for (wide, narrow), step in zip(pairwise(found), STEPS[1:], strict=True)
+        for (wide, narrow), step in zip(pairwise(differences), STEPS[1:], strict=True)
     ]
-    uncertainty, best = min(told)
+    uncertainty, best = min(bounds)
     return best, uncertainty
 
 
 def slope_at(case: Case, point: str, value: np.ndarray, direction: np.ndarray) -> tuple[float, float]:
-    """That of ΣL where the value at a point moves from this one."""
+    """Return the slope of ΣL when the value at a point moves."""
 
     def total(new: np.ndarray) -> float:
         return float(case.closed_form(override={point: new})["objective"].sum())

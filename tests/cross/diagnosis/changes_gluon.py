@@ -13,8 +13,6 @@ from tests.cross.diagnosis.native_gluon import Port, bert, core, is_own, mx, nn,
 
 
 class OffsetEncoder(bert.BERTEncoder):
-    """An encoder whose positions count from 2, as RoBERTa's do."""
-
     def hybrid_forward(
         self, F: Any, inputs: Any, states: Any = None, valid_length: Any = None, position_weight: Any = None
     ) -> Any:
@@ -24,15 +22,11 @@ class OffsetEncoder(bert.BERTEncoder):
 
 
 class ScaledEmbedding(nn.Embedding):
-    """A table whose lookup comes out scaled by the root of its width."""
-
     def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
         return super().hybrid_forward(F, x, weight) * math.sqrt(self._kwargs["output_dim"])
 
 
 class AlwaysDropping(nn.Dropout):
-    """Dropout that a port left on."""
-
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.Dropout(x, p=self._rate, mode="always")
 
@@ -47,8 +41,6 @@ def _every(block: Any, kind: type) -> list[Any]:
 
 
 class Approximate(nn.GELU):
-    """GELU by the hyperbolic tangent."""
-
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return 0.5 * x * (1 + F.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
@@ -68,8 +60,6 @@ def _first_gelu(model: Any, _: Any) -> Any:
 
 
 class Rectified(nn.GELU):
-    """ReLU."""
-
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.relu(x)
 

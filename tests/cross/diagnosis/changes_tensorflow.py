@@ -15,8 +15,6 @@ from tests.cross.diagnosis.native_tensorflow import Port, build, core, is_own, t
 
 
 class AlwaysDropping(keras.layers.Dropout):
-    """Dropout that a port left on."""
-
     def call(self, inputs: Any, training: Any = None) -> Any:
         return super().call(inputs, training=True)
 

@@ -15,15 +15,11 @@ from tests.cross.diagnosis.native_torch import Block, Own, Port, core, table_of
 
 
 class Scaled(nn.Embedding):
-    """A table whose lookup comes out scaled by the root of its width, as Gemma's and Marian's do."""
-
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         return super().forward(input_ids) * math.sqrt(self.embedding_dim)
 
 
 class AlwaysDropping(nn.Module):
-    """Dropout that a port wrote with the function, and left on."""
-
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate

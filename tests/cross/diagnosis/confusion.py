@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
-import contextlib
 import functools
-import multiprocessing
 import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -31,52 +27,14 @@ HEADS: Final = ("PyTorch", "TensorFlow", "Gluon", "PyTorch → another")
 
 
 @functools.cache
-def outcomes(told: bool = False) -> tuple[Outcome, ...]:
-    """How every trial ends: those that run TensorFlow in one process, the others in another.
-
-    Args:
-        told: whether each is told on standard error as it ends.
-    """
-    trials = tuple(all_trials())
-    if "PYTEST_XDIST_WORKER" in os.environ:  # is one of several processes already
-        ended = ends_of(range(len(trials)), told)
-        return tuple(replace(ended[number], trial=trial) for number, trial in enumerate(trials))
-    slow = [number for number, trial in enumerate(trials) if "tensorflow" in trial.column]
-    quick = [number for number, trial in enumerate(trials) if "tensorflow" not in trial.column]
-    ended = {}
-    # One thread each: on small arrays those of two libraries in two processes wait for one another most of the time.
-    with _environment(OMP_NUM_THREADS="1", TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="1"):
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
-            for part in pool.map(ends_of, (slow, quick), (told, told)):
-                ended.update(part)
-    return tuple(replace(ended[number], trial=trial) for number, trial in enumerate(trials))
-
-
-def ends_of(numbers: Sequence[int], told: bool) -> dict[int, Outcome]:
-    """How the trials of these numbers end, without the trials themselves, which cannot go to another process."""
-    trials = tuple(all_trials())
-    ended = {}
-    for number in numbers:
-        outcome = run(trials[number])
-        ended[number] = replace(outcome, trial=None)
-        if told:
-            print(_detail(outcome), file=sys.stderr, flush=True)
-    return ended
-
-
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def outcomes(verbose: bool = False) -> tuple[Outcome, ...]:
+    """Return how every trial ends; with `verbose` each is printed on standard error."""
+    ended = []
+    for trial in all_trials():
+        ended.append(run(trial))
+        if verbose:
+            print(_detail(ended[-1]), file=sys.stderr, flush=True)
+    return tuple(ended)
 
 
 def column_of(outcome: Outcome) -> str:
@@ -84,7 +42,6 @@ def column_of(outcome: Outcome) -> str:
 
 
 def named_right(found: Iterable[Outcome]) -> tuple[int, int]:
-    """In how many trials in which a cause must be named first it was the right one, and how many there are."""
     asked = [one for one in found if one.trial.must_name]
     return sum(one.right for one in asked), len(asked)
 
@@ -110,7 +67,6 @@ def _said(outcome: Outcome) -> str:
 
 
 def table(found: Sequence[Outcome], rows: Sequence[tuple[str, str]], *, alone: bool) -> list[str]:
-    """One row a fault, one column a framework."""
     lines = [f"| fault | cause | {' | '.join(HEADS)} |", "|---|---|" + "---|" * len(HEADS)]
     for name, cause in rows:
         mine = [one for one in found if one.trial.row == name and one.trial.with_models != alone]
@@ -215,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_detail(found[-1]), flush=True)
         print(tables(found))
         return 0
-    text = tables(outcomes(told=True))
+    text = tables(outcomes(verbose=True))
     print(text)
     PAGE.write_text(page_with(text, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0

@@ -60,7 +60,6 @@ def unrelated(a: embgrad.EmbeddingGradients, name: str, seed: int) -> embgrad.Em
 
 
 def noisy(a: embgrad.EmbeddingGradients, size: float, seed: int) -> embgrad.EmbeddingGradients:
-    """The gradient with noise at each position by the size of the gradient there."""
     random = np.random.default_rng([seed, 9])
     length = np.sqrt((a.values.astype(np.float64) ** 2).mean(-1, keepdims=True))
     values = a.values + size * length * random.normal(size=a.values.shape)

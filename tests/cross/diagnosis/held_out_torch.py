@@ -52,8 +52,6 @@ class Residual(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer in both directions, and the mean over real tokens."""
-
     def __init__(self, wide: int, kind: type) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCAB, wide)
@@ -66,8 +64,6 @@ class Recurrent(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Two convolutions and the largest over the positions."""
-
     def __init__(self, wide: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCAB, wide)
@@ -166,7 +162,6 @@ NETS: Final = tuple(
 
 
 def dense(model: Any) -> list[tuple[str, Any]]:
-    """The linear layers by path, those of GPT-2 too, less the head."""
     kinds = (nn.Linear, transformers.pytorch_utils.Conv1D)
     return [(path, one) for path, one in model.named_modules() if isinstance(one, kinds) and path not in HEADS]
 
@@ -175,7 +170,6 @@ HEADS: Final = ("head", "classifier", "score", "classifier.out_proj")
 
 
 def norms(model: Any) -> list[tuple[str, Any]]:
-    """The layer norms and root-mean-square norms by path."""
     return [
         (path, one)
         for path, one in model.named_modules()
@@ -201,7 +195,6 @@ def activations(model: Any) -> list[tuple[str, Any, str]]:
 
 
 def chosen(found: list[Any], random: np.random.Generator) -> Any:
-    """One of them, or none where there are none."""
     return found[int(random.integers(len(found)))] if found else None
 
 
@@ -265,14 +258,12 @@ def _on_pair(change: Callable[[Any, Any], None], *causes: str) -> Injection:
 
 
 def _weight(change: Callable[[Any, np.random.Generator], Any], *causes: str) -> Injection:
-    """Replace the weight of one linear layer."""
     return _on_one(dense, lambda one, random: _set(one.weight, change(one.weight, random)), *causes, WEIGHT)
 
 
 def _output(
     candidates: Callable[[Any], list[tuple[str, Any]]], change: Callable[[Any], Any], *causes: str
 ) -> Injection:
-    """Change the output of a module."""
     return _on_one(
         candidates,
         lambda one, _: one.register_forward_hook(lambda _m, _i, output: change(output)),
@@ -282,7 +273,6 @@ def _output(
 
 
 def _behind(change: Callable[[Any], Any], *causes: str) -> Injection:
-    """Change the output of one linear layer."""
     return _output(dense, change, *causes)
 
 

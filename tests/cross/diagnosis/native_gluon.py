@@ -39,8 +39,6 @@ OUTER: Final = {
 
 
 class Tied(mx.gluon.Block):
-    """gluonnlp's BERT with its tied head at every position."""
-
     def __init__(self, inner: Any) -> None:
         super().__init__()
         self.bert = inner

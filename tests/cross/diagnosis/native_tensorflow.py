@@ -108,7 +108,6 @@ def is_own(model: Any) -> bool:
 
 
 def table_of(model: Any) -> Any:
-    """The variable in which the words are looked up."""
     return model.get_layer("tokens").embeddings if is_own(model) else core(model).embeddings.weight
 
 

@@ -1,6 +1,6 @@
 """The confusion table holds what the project promises, and the page shows it as it is.
 
-The whole table takes minutes, in processes of its own: those tests are marked slow, and a small sample stands for them else.
+The whole table takes minutes: those tests are marked slow, and otherwise a small sample stands for them.
 """
 
 from __future__ import annotations

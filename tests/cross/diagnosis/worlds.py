@@ -25,8 +25,6 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model and its batch are."""
-
     vocab: int = 60
     hidden: int = 32
     layers: int = 2
@@ -158,7 +156,6 @@ class World:
         return self._healthy[base]
 
     def modified(self, recipe: Recipe) -> Any:
-        """A model of its own with the recipe's changes; the healthy one where it has none."""
         if not recipe.modify:
             return self.model
         model = self.native.build(self.kind, self.size, self.weights, self.seed)
@@ -168,7 +165,6 @@ class World:
         return model
 
     def faulty(self, recipe: Recipe, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
-        """The result of the recipe, and the model that it used."""
         model = self.modified(recipe)
         if recipe == Recipe(modify=recipe.modify, training=recipe.training):
             return quietly(model, self.batch, self.objective(base), training=recipe.training), model

@@ -18,7 +18,6 @@ MOST_RELATIVE_L2: Final = 1e-5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table; 0 where all frameworks agree, 1 where one does not."""
     parser = command("python -m tests.cross.parity.table", __doc__)
     parser.add_argument("--points", default=",".join(POINTS), help="at which points")
     options = parser.parse_args(arguments)
@@ -40,7 +39,6 @@ def measure(
 
 
 def show(results: Mapping[str, Mapping[str, embgrad.EmbeddingGradients]]) -> int:
-    """Print the table and say whether all agree."""
     from rich.console import Console
     from rich.table import Table
 

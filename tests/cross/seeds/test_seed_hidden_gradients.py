@@ -109,8 +109,6 @@ def tensorflow_by_hand(model: Any, edit: Any = None, value: Any = None) -> dict[
 
 
 class Block(mx.gluon.HybridBlock):
-    """A residual block that returns a tuple."""
-
     def __init__(self) -> None:
         super().__init__()
         with self.name_scope():

@@ -105,7 +105,6 @@ def encoded(net: Any, inputs: Any) -> Any:
 
 
 def decoded(net: Any, inputs: Any) -> Any:
-    """The logits of the decoder at the masked words."""
     ids, types, lengths = inputs
     return net(ids, types, lengths, mx.nd.array(np.argwhere(LABELS >= 0)[:, 1].reshape(2, 1)))[-1].reshape((2, 60))
 

@@ -10,7 +10,6 @@ ROWS = 24
 
 
 def classifier(folder: str) -> Any:
-    """Return a BERT with a head of two classes and fixed random weights."""
     import torch
 
     import embgrad
@@ -28,7 +27,6 @@ def classifier(folder: str) -> Any:
 
 
 def tokenizer_of(folder: str) -> Any:
-    """Return the tokenizer of a folder."""
     import tokenizers
 
     return tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")

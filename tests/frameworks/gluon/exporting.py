@@ -23,7 +23,6 @@ def norm_and_dropout() -> Any:
 
 
 def exported(net: Any, inputs: list[Any], folder: Path, names: list[str] | None = None, **options: Any) -> Any:
-    """The net by way of its two files."""
     net.hybridize()
     net(*inputs)
     net.export(str(folder / "net"))

@@ -31,7 +31,6 @@ class Model(mx.gluon.HybridBlock):  # type: ignore[misc]
 
 
 def model(function: Callable[[Any, Any, Any], Any], **blocks: Any) -> Any:
-    """Return an initialized `Model`."""
     net = Model(function, **blocks)
     net.initialize()
     return net
@@ -107,11 +106,9 @@ def pulled_back(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: b
 
 
 def lookups_of(net: Any, ids: np.ndarray) -> list[Point]:
-    """Return the lookups among the backend's points."""
     seen = GluonBackend().points(net, TokenBatch(ids, convention="ids"))
     return [point for point in seen if point.lookup is not None]
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest error divided by the largest entry."""
     return float(abs(found - expected).max() / max(abs(expected).max(), 1e-30))

@@ -80,7 +80,6 @@ def train(net: Any, loop: Any = LOOP, *, trainer: Any = None, seed: int = 7) -> 
 
 
 def in_a_capture(net: Any, *, at: str = "word") -> embgrad.Tap:
-    """Run the loop inside a capture."""
     with embgrad.capture(net, at=at) as tap:
         train(net)
     return tap

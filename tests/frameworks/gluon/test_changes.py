@@ -16,8 +16,6 @@ nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
 
 
 class Layer(mx.gluon.HybridBlock):  # type: ignore[misc]
-    """x + tanh(dense(x)), and the tanh."""
-
     def __init__(self) -> None:
         super().__init__()
         self.dense = nn.Dense(DIM, in_units=DIM, flatten=False)

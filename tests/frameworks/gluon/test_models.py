@@ -155,7 +155,6 @@ def sparse() -> Any:
 
 
 def table_of(net: Any) -> Any:
-    """The parameter that is looked up."""
     return next(p for p in net.collect_params().values() if p.shape == (ROWS, DIM))
 
 
@@ -178,8 +177,6 @@ def test_model(name: str, flags: dict[str, bool] | None) -> None:
 
 
 class Logits:
-    """The model's logits alone."""
-
     def __init__(self, net: Any) -> None:
         self.net = net
 
@@ -292,8 +289,6 @@ def test_ids_are_floats_of_the_models_dtype_and_large_ids_integers() -> None:
 
 @dataclass
 class Answer:
-    """An output of some models."""
-
     last_hidden_state: Any
     pooler_output: Any
     name: str = "answer"
@@ -319,8 +314,6 @@ def test_outputs_in_a_dataclass_of_a_model_that_overrides_call() -> None:
 
 
 class Siamese(HybridBlock):
-    """One table for two texts."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(ROWS, DIM)

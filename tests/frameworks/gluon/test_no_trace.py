@@ -125,7 +125,6 @@ def symbol_block(folder: Path) -> Any:
 
 
 def step(net: Any, ids: np.ndarray, labels: np.ndarray) -> None:
-    """One that changes no weight."""
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
     with autograd.record():
         loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()(net(nd.array(ids)), nd.array(labels)).mean()

@@ -19,8 +19,6 @@ pytestmark = pytest.mark.usefixtures("numpy_semantics")
 
 
 class Net(mx.gluon.HybridBlock):
-    """Embedding → a function of the rows."""
-
     def __init__(self, function: Callable[[Any], Any], table: Callable[[Any, Any], Any] | None = None) -> None:
         super().__init__()
         self.table = self.params.get("table", shape=(ROWS, DIM))

@@ -225,13 +225,6 @@ def test_names_of_a_bert_and_canonical_ones(hybrid: bool) -> None:
     assert len(canonical) == len(found)
 
 
-def test_a_net_without_trainable_parameters_is_refused() -> None:
-    net = made()
-    net.collect_params().setattr("grad_req", "null")
-    with pytest.raises(embgrad.NoGradientError, match="depends on none of the 0 trainable parameters"):
-        embgrad.parameter_gradients(net, distinct_ids(), embgrad.Logit(1))
-
-
 def test_an_operator_with_a_wrong_gradient_above_a_parameter_is_refused() -> None:
     class Wrong(Through):
         def hybrid_forward(self, F: Any, x: Any) -> Any:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 from embgrad_gluon import cures, lookup, state
-from embgrad_gluon.walk import memory
 
 from tests.frameworks.gluon.helpers import mx
 from tests.frameworks.gluon.private_names import PRIVATE_NAMES
 from tests.unit.backend_files import private_names
 
-nn, autograd = mx.gluon.nn, mx.autograd
+nn = mx.gluon.nn
 
 
 def expect(holds: Any, name: str) -> None:
@@ -30,77 +27,24 @@ def net(*layers: Any) -> Any:
     made = nn.HybridSequential()
     made.add(*(layers or (nn.Dense(2, in_units=3),)))
     made.initialize()
+    made.hybridize()
     return made
 
 
-def test_children_and_parameters_of_a_block() -> None:
+def test_the_names_of_blocks_parameters_and_modules() -> None:
     made = net()
-    expect([*made._children] == ["0"] and made._children["0"] is made[0], "_children")
-    expect(made[0]._reg_params == {"weight": made[0].weight, "bias": made[0].bias}, "_reg_params")
-    named = made._collect_params_with_prefix()
-    expect(named == {"0.weight": made[0].weight, "0.bias": made[0].bias}, "_collect_params_with_prefix")
-
-
-def test_the_graph_of_a_hybridised_block() -> None:
-    made = net()
-    expect(made._cached_op is None, "_cached_op")
-    made.hybridize()
     made(mx.nd.ones((1, 3)))
-    expect(made._cached_op is not None, "_cached_op")
-    (data,), symbol = made._cached_graph
-    expect(symbol.list_inputs() == [data.name, made[0].weight.name, made[0].bias.name], "_cached_graph")
-    entries = {entry if is_input else entry.name for is_input, entry in made._cached_op_args}
-    expect(entries == {0, made[0].weight.name, made[0].bias.name}, "_cached_op_args")
-    expect((made._in_format, made._out_format) == ([0], 0), "_in_format")
-
-
-def test_every_cached_graph_runs_by_one_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, calls = net(), []
-    original = mx.gluon.HybridBlock._call_cached_op
-    made.hybridize()
-    monkeypatch.setattr(mx.gluon.HybridBlock, "_call_cached_op", lambda *args: calls.append(1) or original(*args))
-    made(mx.nd.ones((1, 3)))
-    expect(calls, "_call_cached_op")
-
-
-def test_formats_of_nested_arguments() -> None:
-    a, b = mx.nd.ones((1,)), mx.nd.zeros((1,))
-    flat, structure = mx.gluon.block._flatten([a, [b, None]], "input")
-    expect(flat[:2] == [a, b] and flat[2] is None and structure == [0, [0, -1]], "_flatten")
-    expect(mx.gluon.block._regroup([a, b], [0, [0]]) == [a, [b]], "_regroup")
-
-
-def test_the_arrays_of_a_parameter() -> None:
-    parameter = mx.gluon.Parameter("a", shape=(0, 2), allow_deferred_init=True)
-    expect(parameter._data is None, "_data")
-    parameter.initialize()
-    parameter.shape = (3, 2)
-    parameter._finish_deferred_init()
-    expect(parameter._data[0].shape == (3, 2), "_finish_deferred_init")
-    expect(memory(parameter._data[0]) == memory(parameter.data()), "_data")
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda table, ids: mx.nd.Embedding(ids, table, 3, 2), "Embedding"),
-        (lambda table, ids: table.take(ids), "take"),
-        (lambda table, ids: mx.np.std(table.as_np_ndarray()), "_npi_std"),
-        (lambda table, ids: mx.nd.contrib.SparseEmbedding(ids, table, 3, 2), "_contrib_SparseEmbedding"),
-    ],
-)
-def test_every_operator_runs_by_one_function(call: Callable[..., Any], name: str) -> None:
-    seen = []
-    with lookup.intercept_operators({name: lambda operation, proceed: seen.append(operation.name) or proceed()}):
-        call(mx.nd.ones((3, 2)), mx.nd.array([0, 2]))
-    expect(seen == [name], "_imperative_invoke")
-    expect(mx.base._is_np_op(name) == name.startswith("_npi_"), "_is_np_op")
-
-
-def test_addresses_by_the_c_library() -> None:
-    array = mx.nd.ones((2, 3))
-    expect(memory(array) == memory(array.detach()) != memory(array.copy()), "_LIB")
-    expect(lookup._address("identity") == lookup._address("_copy") != 0, "_LIB")
+    names = {
+        "_children _reg_params _collect_params_with_prefix _call_cached_op": made,
+        "_cached_graph _cached_op _cached_op_args _in_format _out_format": made,
+        "_flatten _regroup": mx.gluon.block,
+        "_data _finish_deferred_init": made[0].weight,
+        "_LIB _is_np_op": mx.base,
+        "_imperative_invoke": mx.ndarray.register,
+    }
+    for of_one, holder in names.items():
+        for name in of_one.split():
+            expect(hasattr(holder, name), name)
 
 
 def test_the_operators_by_their_names() -> None:

@@ -133,8 +133,6 @@ def test_a_capture_changes_no_training_where_views_are_pooled() -> None:
 
 
 class Raising(mx.operator.CustomOp):
-    """Raises in its backward pass what its user raises."""
-
     def __init__(self, error: str) -> None:
         super().__init__()
         self._error = error
@@ -151,8 +149,6 @@ class Raising(mx.operator.CustomOp):
 
 @mx.operator.register("embgrad_tests_raising")
 class RaisingProp(mx.operator.CustomOpProp):
-    """The operator's description."""
-
     def __init__(self, error: str = "") -> None:
         super().__init__(need_top_grad=True)
         self._error = error

@@ -20,8 +20,6 @@ nn, rnn, autograd = mx.gluon.nn, mx.gluon.rnn, mx.autograd
 
 
 class Net(mx.gluon.HybridBlock):
-    """Embedding → a layer over the rows."""
-
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(ROWS, DIM)
@@ -278,7 +276,6 @@ def test_missing_modules_of_setuptools_are_explained(missing: str, monkeypatch: 
 
 
 def run(code: str) -> str:
-    """Return the output of a new Python process."""
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *sys.path])
     done = subprocess.run(

@@ -15,8 +15,6 @@ nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
 
 
 class Tied(mx.gluon.HybridBlock):  # type: ignore[misc]
-    """The head is the table; so is what the hidden states are multiplied with before."""
-
     def __init__(self, sparse: bool = False) -> None:
         super().__init__()
         self.words = nn.Embedding(ROWS, DIM, sparse_grad=sparse)
@@ -129,21 +127,6 @@ def state_of(net: Any) -> list[Any]:
         (p.grad_req, id(p._data), id(p._grad), [one.asnumpy().tobytes() for one in (*p._data, *(p._grad or ()))])
         for p in net.collect_params().values()
     ]
-
-
-def test_a_computed_table_is_refused() -> None:
-    class Computed(mx.gluon.HybridBlock):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = self.params.get("table", shape=(ROWS, DIM))
-
-        def hybrid_forward(self, F: Any, x: Any, table: Any) -> Any:
-            return F.sum(F.Embedding(x, F.tanh(table), input_dim=ROWS, output_dim=DIM), axis=1)
-
-    net = Computed()
-    net.initialize()
-    with pytest.raises(embgrad.PointError, match="is no parameter of the model"):
-        embgrad.table_gradients(net, distinct_ids(), embgrad.Sum())
 
 
 def test_a_penalty_and_a_second_lookup_are_separated() -> None:

@@ -27,7 +27,6 @@ def saved(module: Any, folder: Any, **options: Any) -> Any:
 
 
 def lookups(model: Any, batch: Any) -> list[Any]:
-    """The points at lookups."""
     return [point for point in embgrad.points(model, batch) if point.lookup is not None]
 
 

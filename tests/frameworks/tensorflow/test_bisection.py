@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras2
-from transformers import BertConfig, TFBertForSequenceClassification, TFBertModel
+from transformers import BertConfig, TFBertModel
 
 import embgrad
 from embgrad.engine.weights import substituted, weights_of
@@ -24,13 +24,6 @@ POOLED = embgrad.Projection(RANDOM.normal(size=32), output="pooled")
 LABELS = embgrad.CrossEntropy([0, 1, 2])
 KERAS = pytest.mark.parametrize("keras", [keras2, keras3], ids=["keras2", "keras3"])
 SAVED = str(Path(__file__).parents[2] / "data" / "tfhub_bert_tiny")
-
-MODULES = {
-    "attention.self.value": "value",
-    "attention.output.LayerNorm": "attention norm",
-    "intermediate.dense": "feed-forward in",
-    "output.dense": "feed-forward out",
-}
 
 
 def bert(kind: Any = TFBertModel) -> Any:
@@ -58,18 +51,6 @@ def model() -> Any:
 
 def layer(model: Any, number: int = 2) -> Any:
     return model.bert.encoder.layer[number]
-
-
-def test_a_perturbed_weight_of_a_module(model: Any) -> None:
-    other = bert()
-    named = {one.canonical: one for one in weights_of(other)}
-    for module, piece in MODULES.items():
-        weight = named[f"encoder.layer.2.{module}.weight"]
-        with substituted(other, {weight.name: weight.get() * 1.01}):
-            found = embgrad.bisect(model, other, BATCH, POOLED)
-        assert (found.first, found.direction) == ("layer.2", "forward")
-        assert (found.module, found.piece) == (f"encoder.layer.2.{module}", piece)
-        assert [one.b for one in found.parameters if one.differs] == [weight.name]
 
 
 def swap(b: Any) -> None:
@@ -115,39 +96,6 @@ def test_faults_in_weights_and_settings_are_located(
     assert (found.first, found.direction) == ("layer.2", "forward")
     assert (str(found.module).removeprefix("bert."), found.piece) == (f"encoder.layer.2.{module}", piece)
     assert [one.relation for one in found.parameters if one.differs] == ([relation] if relation else [])
-
-
-def test_a_wrong_backward_pass_is_located(model: Any) -> None:
-    @tf.custom_gradient
-    def wrong(x: Any) -> Any:
-        return tf.nn.gelu(x), lambda upstream: 1.01 * upstream
-
-    other = bert()
-    layer(other).intermediate.intermediate_act_fn = wrong
-    layer(right := bert()).intermediate.intermediate_act_fn = lambda x: tf.nn.gelu(x)
-    found = embgrad.bisect(right, other, BATCH, POOLED)
-    assert (found.first, found.direction, found.after) == ("layer.1", "backward", "layer.2")
-    assert found.piece == "activation"
-    assert "encoder.layer.2.intermediate" in str(found.module)
-
-
-def test_dropout_that_stays_on_is_located(model: Any) -> None:
-    class Dropping(keras2.layers.Layer):
-        def call(self, inputs: Any, training: Any = None) -> Any:
-            return tf.nn.dropout(inputs, 0.1)
-
-    other = bert()
-    layer(other).bert_output.dropout = Dropping()
-    found = embgrad.bisect(model, other, BATCH, POOLED)
-    assert dict(found.random) == {"b": "layer.2"}
-    assert str(found.module).endswith("encoder.layer.2.bert_output.dropout")
-
-
-def test_a_fault_in_a_bert_inside_another_model_is_located() -> None:
-    a, b = bert(TFBertForSequenceClassification), bert(TFBertForSequenceClassification)
-    layer(b, 1).bert_output.dense.bias.assign_add(np.linspace(-0.01, 0.01, 32, dtype=np.float32))
-    found = embgrad.bisect(a, b, BATCH, LABELS)
-    assert (found.first, found.module, found.piece) == ("layer.1", "encoder.layer.1.output.dense", "feed-forward out")
 
 
 # Keras models, whose layers are counted on from one copy to the next

@@ -76,7 +76,6 @@ def net(keras: Any) -> Any:
 
 
 def step(model: Any, ids: np.ndarray, labels: np.ndarray) -> None:
-    """One that changes no weight."""
     with tf.GradientTape() as tape:
         logits = model(tf.constant(ids, tf.int32), training=False)
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))

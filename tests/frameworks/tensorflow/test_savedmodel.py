@@ -100,7 +100,6 @@ class TestTheOfficialExport:
         close(embgrad.gradients(signature, BATCH, objective).values, expected)
 
     def test_by_its_table(self, tiny: Any, expected: Any) -> None:
-        """A table of a saved model goes by its variable's name."""
         result = embgrad.gradients(tiny, BATCH, POOLED, at="word_embeddings/embeddings")
         close(result.values, expected)
         names = [point.lookup.path for point in lookups(tiny, BATCH)]
@@ -178,8 +177,6 @@ class TestTheOfficialExport:
 
 
 class HubEncoder(tf.Module):
-    """Hugging Face's BERT under TF Hub's names."""
-
     def __init__(self, inner: Any) -> None:
         super().__init__()
         self.inner = inner

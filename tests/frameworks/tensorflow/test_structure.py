@@ -17,16 +17,12 @@ IDS = np.array([[1, 4, 2], [3, 3, 0]])
 
 
 class Plain:
-    """An object of the user's own class."""
-
     def __init__(self) -> None:
         self.scale = tf.Variable(2.0)
         self.numbered = {2: [tf.Variable(1.0)]}
 
 
 class Model(tf.Module):
-    """Holds its parts in every way there is."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table = tf.Variable(np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32))

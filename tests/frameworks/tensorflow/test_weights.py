@@ -80,21 +80,3 @@ def test_weights_of_a_bert_have_the_names_of_checkpoints() -> None:
     (query,) = (one for one in found if one.canonical == "encoder.layer.1.attention.self.query.weight")
     assert query.transposed
     assert query.module == "bert.encoder.layer.1.attention.self_attention.query"
-
-
-def test_half_precision_keeps_its_dtype() -> None:
-    table = tf.Variable(tf.cast(tf.random.normal((20, 6)), tf.bfloat16), name="table")
-
-    class Net(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = table
-
-    (weight,) = weights_of(Net())
-    before = table.numpy().tobytes()
-    assert weight.dtype == "bfloat16"
-    assert weight.get().dtype == np.float32
-    with substituted((model := Net()), {weight.name: weight.get() + 1}):
-        assert table.numpy().tobytes() != before
-    assert table.numpy().tobytes() == before
-    assert model.table.dtype == tf.bfloat16

@@ -58,7 +58,6 @@ def classes(keras: Any) -> tuple[type, type, type]:
 
 
 def build(keras: Any) -> Any:
-    """A model with random weights."""
     keras.utils.set_random_seed(7)
     model = classes(keras)[2]()
     model(tf.constant(IDS, tf.int32))
@@ -93,6 +92,5 @@ def by_hand(model: Any, change: Mapping[int, Callable[[Any], Any]] | None = None
 
 
 def close(found: Any, expected: Any, rel: float = 1e-10) -> None:
-    """Assert that arrays agree up to a share of the largest entry."""
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() <= rel * np.abs(expected).max()

@@ -68,8 +68,6 @@ class Recomputing(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A residual layer that returns a tuple."""
-
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.inner, self.dropout = nn.Linear(4, 4), nn.Dropout(dropout)

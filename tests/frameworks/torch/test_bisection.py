@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, BertModel, GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 import embgrad
 
@@ -221,30 +221,6 @@ def test_a_bert_inside_another_model_is_bisected() -> None:
 # Models that have nothing of a BERT
 
 
-def gpt2() -> Any:
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=60, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=20, initializer_range=0.2)
-    return GPT2LMHeadModel(config).eval()
-
-
-@pytest.mark.parametrize(
-    ("path", "first"),
-    [
-        ("transformer.wte", "word"),
-        ("transformer.h.2.attn.c_attn", "layer.2"),
-        ("transformer.h.2.mlp.c_proj", "layer.2"),
-        ("transformer.h.1.ln_2", "layer.1"),
-        ("transformer.ln_f", "transformer.ln_f:output"),
-    ],
-)
-def test_a_fault_in_gpt2_is_named(path: str, first: str) -> None:
-    model = gpt2()
-    other = faulty(model, lambda b: b.get_submodule(path).weight.mul_(1.01))
-    result = embgrad.bisect(model, other, IDS, embgrad.Logit(3, position=-1))
-    assert (result.first, result.direction, result.module) == (first, "forward", path)
-    assert [parameter.a for parameter in result.parameters if parameter.differs] == [f"{path}.weight"]
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -319,14 +295,3 @@ def test_half_precision_is_reported(model: Any) -> None:
     result = embgrad.bisect(model, copy.deepcopy(model).bfloat16(), BATCH, POOLED)
     assert result.first == "word"
     assert result.text.endswith("A computes in float32, b in bfloat16.")
-
-
-def test_additional_layers_are_reported(model: Any) -> None:
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = LAYERS + 2
-    deeper = BertModel(config).eval()
-    deeper.load_state_dict(model.state_dict(), strict=False)
-    result = embgrad.bisect(model, deeper, BATCH, POOLED)
-    assert (result.after, result.module, result.piece) == (f"layer.{LAYERS - 1}", "encoder", None)
-    assert f"A has {LAYERS} layers, b {LAYERS + 2}." in result.text
-    assert "The difference lies in the module (encoder)." in result.text

@@ -16,8 +16,6 @@ OBJECTIVE = embgrad.CrossEntropy([0, 1, 2])
 
 
 class Net(torch.nn.Module):
-    """Embedding → two layers → mean → linear."""
-
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)

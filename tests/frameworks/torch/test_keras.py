@@ -11,7 +11,6 @@ HERE = Path(__file__).parent
 
 
 def test_keras_models_on_pytorch() -> None:
-    """Each test of `keras_models.py` passes."""
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", str(HERE / "keras_models.py")],
         cwd=HERE.parents[2],

@@ -16,8 +16,6 @@ from tests.frameworks.torch.checks import IDS, VOCAB, finite_differences, own_gr
 
 
 class Net(nn.Module):
-    """Embedding, something, mean, linear."""
-
     def __init__(self, between: Callable[[Any, Any], Any] | None = None, **embedding: Any) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCAB, 4, **embedding)
@@ -78,8 +76,6 @@ class Transformer(nn.Module):
 
 
 class Bare(nn.Module):
-    """A bare parameter and a functional call."""
-
     def __init__(self, look_up: Callable[[Any, Any], Any]) -> None:
         super().__init__()
         self.words = nn.Parameter(torch.randn(VOCAB, 4))

@@ -100,7 +100,6 @@ def logits_of(outputs: Any) -> torch.Tensor:
 
 
 def step(model: nn.Module, ids: np.ndarray, labels: np.ndarray) -> None:
-    """One that changes no weight."""
     optimiser = torch.optim.SGD(model.parameters(), 0.0)
     optimiser.zero_grad()
     nn.functional.cross_entropy(logits_of(model(torch.tensor(ids))), torch.tensor(labels)).backward()
@@ -176,7 +175,6 @@ def log_hooks(model: nn.Module) -> Log:
 
 
 def drain(log: Log) -> Log:
-    """Return the entries of the log, and clear it."""
     entries = list(log)
     log.clear()
     return entries

@@ -174,18 +174,3 @@ def test_training_mode_half_precision_and_no_grad() -> None:
     assert result["head.weight"].dtype == np.float32
     assert result.provenance["compute_dtype"] == "bfloat16"
     np.testing.assert_array_equal(result["head.weight"], expected.float().numpy())
-
-
-def test_a_frozen_model_has_no_parameter_gradients() -> None:
-    with pytest.raises(embgrad.NoGradientError, match="none of the 0 trainable parameters"):
-        embgrad.parameter_gradients(net().requires_grad_(False), IDS, embgrad.Logit(1))
-
-
-def test_canonical_names_are_those_of_a_checkpoint() -> None:
-    architecture = ARCHITECTURES["Bert"]
-    model = architecture.build()
-    plain = embgrad.parameter_gradients(model, architecture.batch(), weighted)
-    same(embgrad.parameter_gradients(model, architecture.batch(), weighted, names="canonical"), dict(plain))
-    for other in (net(), ARCHITECTURES["Roberta"].build()):
-        with pytest.raises(embgrad.UnsupportedError, match="names='canonical'"):
-            embgrad.parameter_gradients(other, IDS, embgrad.Sum(), names="canonical")

@@ -197,8 +197,6 @@ def test_a_tensor_that_is_written_to_later_is_reported_as_it_was() -> None:
 
 
 class Shared(nn.Module):
-    """One module under two names, called three times."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCAB, 4)

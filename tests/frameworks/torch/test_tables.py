@@ -137,15 +137,6 @@ def test_tables_of_all_kinds(options: dict[str, Any]) -> None:
     assert result.lookup[4].any()
 
 
-def test_a_computed_table_is_refused() -> None:
-    model = net(lambda net, hidden: hidden)
-    table = model.table.weight.detach()
-    del model.table
-    model.table = lambda x: nn.functional.embedding(x, model.inner(table))
-    with pytest.raises(embgrad.PointError, match=r"is no parameter of the model: it is computed in the forward pass"):
-        embgrad.table_gradients(model, SMALL_IDS, embgrad.Logit(1))
-
-
 def test_all_names_of_a_shared_table() -> None:
     architecture = ARCHITECTURES["T5"]
     torch.manual_seed(0)

@@ -406,24 +406,3 @@ def test_nothing_warns(expected: np.ndarray) -> None:
     np.testing.assert_allclose(
         embgrad.gradients(net(), IDS.astype(np.float32), embgrad.Logit(1)).values, expected, atol=1e-9
     )
-
-
-def test_nested_inputs_become_tensors() -> None:
-    from embgrad_torch.inputs import to_tensors
-
-    given = {
-        "a": np.arange(2, dtype=np.int32),
-        "b": [[1.5, 2.5], [3.5, 4.5]],
-        "c": (torch.ones(2), None, "text"),
-        "d": [1, 2, 3],
-        "e": {"deep": [torch.zeros(1), np.True_]},
-        "f": [[1], [2, 3]],
-    }
-    got = to_tensors(given, torch.device("cpu"), examples=2)
-    assert got["a"].dtype == torch.int32
-    assert got["b"].shape == (2, 2)
-    assert isinstance(got["c"], tuple)
-    assert got["c"][1:] == (None, "text")
-    assert got["d"] == [1, 2, 3]
-    assert got["f"] == [[1], [2, 3]]
-    assert got["e"]["deep"][1] is np.True_

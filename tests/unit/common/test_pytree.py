@@ -55,7 +55,6 @@ def is_tensor(value: object) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two nests are equal, with tensors compared by identity."""
     if is_tensor(one) or is_tensor(other):
         return one is other
     if type(one) is not type(other):

@@ -50,13 +50,11 @@ def model(function: Any = forward) -> ReferenceModel:
 
 
 def slope(logits: Tensor, labels: np.ndarray = LABELS) -> np.ndarray:
-    """Return the cotangent of the mean cross-entropy."""
     labels = labels[: len(logits.value)]
     return (logits.softmax().value - np.eye(CLASSES)[labels]) / len(labels)
 
 
 def step(built: ReferenceModel, *batches: Any, rate: float = 0.1, **options: Any) -> None:
-    """Run one training step: a loss over all the batches, a backward pass, an update."""
     outputs = [built(batch, **options) for batch in batches]
     parameters = list(built.parameters.values())
     gradients = pull_back([(logits, slope(logits)) for logits in outputs], parameters)

@@ -297,17 +297,6 @@ def test_split_where_examples_interact() -> None:
     np.testing.assert_array_equal(split.objective, together.objective)
 
 
-def test_pads_are_zeroed_in_every_pullback() -> None:
-    batch = embgrad.TokenBatch(IDS, RIGHT)
-    with pytest.warns(embgrad.EmbgradWarning):
-        kept, zeroed = gradients(centred, batch, split=True), gradients(centred, batch, split=True, pads="zero")
-    assert kept.pad_leak == zeroed.pad_leak > 0
-    assert kept.values[1, 2].any()
-    assert not zeroed.values[1, 2].any()
-    assert all(1 in table.rows and not table.to_dense()[1].any() for table in zeroed.per_example())
-    assert all(table.to_dense()[1].any() for table in kept.per_example())
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 100, np.int64(2), np.uint8(1)])
 @pytest.mark.parametrize("split", [False, True])
 def test_micro_batches_are_the_same_result(batch_size: Any, split: bool) -> None:

@@ -24,7 +24,6 @@ WEIGHTS = {
 }
 OBJECTIVE = embgrad.Projection(np.random.default_rng(4).normal(size=(EXAMPLES, CLASSES)))
 POINTS = ["word", "position", "embeddings", "layer.0", "layer.1", "layer.-1", "layers.1:input", "pool"]
-BATCHED = [name for name in POINTS if name not in ("position", "pool")]
 SHAPES = {**dict.fromkeys(POINTS, (EXAMPLES, POSITIONS, DIM)), "position": (POSITIONS, DIM), "pool": (EXAMPLES, DIM)}
 
 
@@ -137,18 +136,6 @@ def test_arrays_broadcast_to_the_shape_of_the_point(option: str, shape: tuple[in
         np.testing.assert_allclose(changed["layer.1"].values, expected["layer.1"].values, atol=1e-15)
     rounded = gradients(at=["word", "layer.1"], **{option: {"word": given}})
     np.testing.assert_allclose(rounded["layer.1"].values, expected["layer.1"].values, atol=1e-5)
-
-
-@pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.parametrize("option", ["override", "add"])
-@pytest.mark.parametrize("name", [*BATCHED, "pool"])
-def test_arrays_with_an_example_axis_are_cut_along(option: str, name: str, batch_size: int) -> None:
-    for change in (drawn(name), drawn(name)[:, :1], drawn(name)[0], drawn(name)[:1]):
-        whole = gradients(at=name, **{option: {name: change}})
-        pieces = gradients(at=name, batch_size=batch_size, **{option: {name: change}})
-        np.testing.assert_allclose(pieces.values, whole.values, atol=1e-14)
-        np.testing.assert_allclose(pieces.activations, whole.activations, atol=1e-14)
-        np.testing.assert_allclose(pieces.objective, whole.objective, atol=1e-14)
 
 
 @pytest.mark.parametrize("examples", [2, 4])  # 2 as the positions, too

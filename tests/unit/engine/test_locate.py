@@ -19,7 +19,6 @@ OBJECTIVE = embgrad.Projection([1.0, -2.0, 0.5])
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, int]]]:
-    """Return a list that records the passes of the backend, with the shape of each batch."""
     made: list[tuple[str, tuple[int, int]]] = []
     points, run = ReferenceBackend.points, ReferenceBackend.run
 

@@ -19,7 +19,6 @@ OBJECTIVE = embgrad.Projection(SLOPE)
 
 
 def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
-    """Return the mean over real positions."""
     share = attention_mask / attention_mask.sum(1, keepdims=True)
     rows = model.module("rows", lambda ids: lookup(model["E"], ids), input_ids)
     return model.module("pool", lambda x: x.sum(1), rows * Tensor(share[..., None]))

@@ -60,17 +60,6 @@ def test_every_parameter_by_finite_differences(objective: Any) -> None:
     np.testing.assert_allclose(actual["E"], result.table().to_dense(), atol=1e-14)
 
 
-def test_native_objectives() -> None:
-    ours = embgrad.parameter_gradients(model(), IDS, embgrad.Logit(2))
-    native = embgrad.parameter_gradients(model(), IDS, lambda logits: logits.column(2))
-    scalar = embgrad.parameter_gradients(model(), IDS, embgrad.Scalar(lambda logits: logits.column(2).sum(0)))
-    for name in WEIGHTS:
-        np.testing.assert_allclose(native[name], ours[name], atol=1e-15)
-        np.testing.assert_allclose(scalar[name], ours[name], atol=1e-15)
-    assert native.objective.shape == (2,)
-    assert scalar.objective.shape == ()
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dtypes(dtype: str) -> None:
     actual = embgrad.parameter_gradients(model(dtype=dtype), IDS, embgrad.Sum())

@@ -102,13 +102,6 @@ def test_figures_of_gradients_whose_squares_are_no_float32() -> None:
     assert "norms: lookup 0," not in repr(off)
 
 
-def test_native_objectives() -> None:
-    ours = embgrad.table_gradients(model(tied), IDS, embgrad.Logit(2))
-    for objective in (lambda logits: logits.column(2), embgrad.Scalar(lambda logits: logits.column(2).sum(0))):
-        native = embgrad.table_gradients(model(tied), IDS, objective)
-        np.testing.assert_allclose(native.total, ours.total, atol=1e-15)
-
-
 def test_a_table_that_is_reached_by_other_ways_alone() -> None:
     objective = embgrad.Sum()
     actual = embgrad.table_gradients(model(penalised), IDS, objective)

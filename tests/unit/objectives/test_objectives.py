@@ -156,7 +156,6 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
 
 
 def objectives_and_outputs() -> Iterator[tuple[Objective, tuple[int, ...], Any]]:
-    """Yield objectives, the shape of an output and a mask."""
     labels = np.random.default_rng(1).integers(0, CLASSES, (EXAMPLES, POSITIONS))
     labels[0, 2] = labels[1, 1] = -100
     summed = [build for name, build in OBJECTIVES.items() if name != "cross entropy"]
