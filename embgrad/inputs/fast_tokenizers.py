@@ -139,11 +139,13 @@ def _encode_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_lengt
         cut = tokenizer(*example, padding=False, truncation=True, max_length=max_length)
     ids = list(cut["input_ids"])
     types = cut.get("token_type_ids")
-    words = None
+    words = offsets = parts = None
     if getattr(tokenizer, "is_fast", False):
-        words = words_of(cut.word_ids(0), cut.sequence_ids(0))
-    tokens = tokenizer.convert_ids_to_tokens(ids)
-    return Encoded(ids, types, [str(token) for token in tokens], words, len(whole["input_ids"]) - len(ids))
+        offsets, parts = cut.encodings[0].offsets, cut.sequence_ids(0)
+        words = words_of(cut.word_ids(0), parts)
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+    truncated = len(whole["input_ids"]) - len(ids)
+    return Encoded(ids, types, tokens, words, truncated, texts=example, offsets=offsets, parts=parts)
 
 
 def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
@@ -167,10 +169,13 @@ def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length:
             encoding.ids,
             types,
             encoding.tokens,
-            words_of(encoding.word_ids, encoding.sequence_ids),
+            words_of(encoding.word_ids, parts := encoding.sequence_ids),
             max(0, len(full.ids) - len(encoding.ids)),
+            texts=example,
+            offsets=getattr(encoding, "offsets", None),
+            parts=parts,
         )
-        for encoding, full, types in zip(encodings, whole, _types_or_none(encodings), strict=True)
+        for example, encoding, full, types in zip(examples, encodings, whole, _types_or_none(encodings), strict=True)
     ]
 
 
@@ -201,6 +206,8 @@ def _types_or_none(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
 
 def words_of(words: Sequence[int | None], sequences: Sequence[int | None]) -> list[int]:
     """Return word numbers that continue from the first text of a pair to the second; -1 for special tokens."""
+    if 1 not in sequences:
+        return [-1 if word is None or text is None else word for word, text in zip(words, sequences, strict=True)]
     first = max(
         (word for word, text in zip(words, sequences, strict=True) if text == 0 and word is not None), default=-1
     )
