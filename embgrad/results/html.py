@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Final
 
 from embgrad.common.colours import LEVELS, shade, tint
-from embgrad.common.text import visible
+from embgrad.common.text import printable, visible
 from embgrad.results.pieces import Line, Piece
 
-__all__ = ["document", "fragment", "printable"]
-
-#: Control characters that pages and TeX read as white space.
-SPACES: Final = "\n\r\t"
+__all__ = ["document", "fragment"]
 
 
 def document(examples: Sequence[Sequence[Line]], title: str) -> str:
@@ -41,14 +36,6 @@ def fragment(examples: Sequence[Sequence[Line]], note: str = "") -> str:
     if note:
         parts.append(f'<div style="opacity:.75">{escape(note)}</div>\n')
     return "".join([*parts, "</div>\n"])
-
-
-def printable(text: str) -> str:
-    """Return the text with control characters other than white space, and lone surrogates, escaped as \\x00."""
-    return "".join(
-        visible(character) if unicodedata.category(character) in ("Cc", "Cs") and character not in SPACES else character
-        for character in text
-    )
 
 
 def _line(line: Line, numbered: bool) -> str:

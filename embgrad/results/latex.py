@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from embgrad.common.colours import shade, step
-from embgrad.results.html import printable
+from embgrad.common.text import printable
 from embgrad.results.pieces import Line, Piece
 
 __all__ = ["latex"]

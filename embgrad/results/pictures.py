@@ -21,7 +21,10 @@ MOST_BESIDE: Final = 40
 MOST_WIDE, MOST_HIGH, CELL = 18.0, 40.0, 0.72
 
 #: The size of letters in a heat map in points, their width in inches, and the fewest characters that a cell is written for.
-SMALL, LETTER, FEWEST = 8, 0.062, 5
+SMALL, LETTER, FEWEST = 8, 0.07, 5
+
+#: The grey of cells beyond the end of a text, and the share of the user's axes that remains beside the scale of the colours.
+ABSENT, BESIDE_SCALE = 0.93, 0.8
 
 #: Characters beyond which no text in a cell is longer.
 MOST_INSIDE: Final = 24
@@ -67,8 +70,8 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
     if ax is None:
         ax = _axes(None, 2.2 + cell * columns, max(1.8, 0.8 + 0.42 * len(rows)))
     else:
-        cell = _axes(ax, 0, 0).get_window_extent().width / ax.figure.dpi / columns
-    colours = np.ones((len(rows), columns, 3))
+        cell = _axes(ax, 0, 0).get_window_extent().width * BESIDE_SCALE / ax.figure.dpi / columns
+    colours = np.full((len(rows), columns, 3), ABSENT)
     for index, (line, row) in enumerate(zip(lines, rows, strict=True)):
         for column, piece in enumerate(row):
             scale, level = shade(piece.score, line.largest if each else largest, line.signed)

@@ -8,8 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from embgrad.inputs.checks import Text
-
 __all__ = ["Span", "parts_of", "sentences_of", "spans_of"]
 
 #: Where a sentence may end: at full stops with the quotes and brackets after them and white space, which the full stops of
@@ -40,13 +38,18 @@ class Span(NamedTuple):
 Merge = Callable[[np.ndarray], Any]
 
 
-def parts_of(text: Text) -> tuple[str, ...]:
+def parts_of(text: str | tuple[str, ...]) -> tuple[str, ...]:
     """Return the texts of an example: one, or both of a pair."""
     return (text,) if isinstance(text, str) else text
 
 
 def spans_of(
-    text: Text, offsets: np.ndarray, parts: np.ndarray, real: np.ndarray, scores: np.ndarray, merge: Merge
+    text: str | tuple[str, ...],
+    offsets: np.ndarray,
+    parts: np.ndarray,
+    real: np.ndarray,
+    scores: np.ndarray,
+    merge: Merge,
 ) -> list[Span]:
     """Return an example's text in pieces, whose `text` joined is the text, for a pair both texts, one after the other.
 
