@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from embgrad.errors import EmbgradError, brief
 from embgrad.results.html import document, fragment
 from embgrad.results.latex import latex
 from embgrad.results.pictures import bars, heat_map
@@ -55,6 +56,11 @@ class Displayed:
         """
         several = len(self._by_name()) > 1
         lines = self._lines(0 if several and examples is None else examples, by, special, OF_PLOTS)
+        if several and len(lines) > 1:
+            raise EmbgradError(
+                f"examples is {brief(examples)}: expected one example, since the rows are the {len(lines[0])} methods; plot each "
+                "method by itself"
+            )
         if several:
             return heat_map(lines[0], [line.label for line in lines[0]], True, ax)
         if len(lines) == 1:

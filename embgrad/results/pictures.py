@@ -60,9 +60,6 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
         each: whether each row has colours by its own largest score, as methods have whose scores are of different sizes.
         ax: the axes, or None for a new figure.
     """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize, to_rgb
-
     rows = [[piece for piece in line.pieces if piece.positions] for line in lines]
     columns = max(1, *map(len, rows))
     largest = max(line.largest for line in lines)
@@ -71,6 +68,9 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
         ax = _axes(None, 2.2 + cell * columns, max(1.8, 0.8 + 0.42 * len(rows)))
     else:
         cell = _axes(ax, 0, 0).get_window_extent().width * BESIDE_SCALE / ax.figure.dpi / columns
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize, to_rgb
+
     colours = np.full((len(rows), columns, 3), ABSENT)
     for index, (line, row) in enumerate(zip(lines, rows, strict=True)):
         for column, piece in enumerate(row):
@@ -91,9 +91,7 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
     end = 1.0 if each or not largest else largest
     scale_of_colours = ScalarMappable(Normalize(-end if any(signed) else 0, end), ListedColormap(steps))
     label = "share of the largest" if each else "score"
-    ax.figure.colorbar(
-        scale_of_colours, ax=ax, label=label + (",\npurple: no sign" if any(signed) > all(signed) else "")
-    )
+    ax.figure.colorbar(scale_of_colours, ax=ax, label=label + (",\npurple: no sign" if len({*signed}) > 1 else ""))
     return ax
 
 
@@ -141,11 +139,9 @@ def _axes(ax: Any, width: float, height: float) -> Any:
     Raises:
         EmbgradError: Matplotlib is not installed, or `ax` are no axes of it.
     """
+    if ax is not None and not (hasattr(ax, "barh") and hasattr(ax, "figure")):
+        raise EmbgradError(f"ax is of type {type(ax).__name__}: expected Matplotlib's Axes, or None for a new figure")
     if ax is not None:
-        if not hasattr(ax, "barh") or not hasattr(ax, "figure"):
-            raise EmbgradError(
-                f"ax is of type {type(ax).__name__}: expected Matplotlib's Axes, or None for a new figure"
-            )
         return ax
     try:
         import matplotlib.pyplot as plt
