@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.common.text import visible
 from embgrad.common.token_text import shown_token
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
-from embgrad.results.spans import Span
+from embgrad.results.spans import Span, parts_of
 from embgrad.results.words import SPECIAL
 
 __all__ = ["Line", "Piece", "examples_of", "lines_of"]
@@ -162,19 +162,32 @@ def _pieces(attribution: Any, unit: str, special: bool) -> list[list[Piece]]:
 
 
 def _words(attribution: Any) -> list[list[Piece]]:
-    return [
-        [
-            Piece(
-                shown_token(word.text),
-                word.positions,
-                word.saliency,
-                _is_special(attribution, example, word.positions[0]),
-                " ",
-            )
-            for word in words
-        ]
-        for example, words in enumerate(attribution.words())
-    ]
+    """Return the words; as the user wrote them where their tokens' offsets are known, since tokens may be in small letters."""
+    pieces = []
+    for example, words in enumerate(attribution.words()):
+        special = [_is_special(attribution, example, word.positions[0]) for word in words]
+        texts = [shown_token(word.text) for word in words]
+        if attribution.offsets is not None:
+            texts = [
+                _written(attribution, example, word.positions) or text for word, text in zip(words, texts, strict=True)
+            ]
+        pieces.append(
+            [
+                Piece(text, word.positions, word.saliency, is_special, " ")
+                for word, text, is_special in zip(words, texts, special, strict=True)
+            ]
+        )
+    return pieces
+
+
+def _written(attribution: Any, example: int, positions: Sequence[int]) -> str:
+    """Return the characters of the text that these tokens stand for, without white space around them; "" for none."""
+    located = [position for position in positions if attribution.parts[example, position] >= 0]
+    if not located:
+        return ""
+    text = parts_of(attribution.texts[example])[attribution.parts[example, located[0]]]
+    offsets = attribution.offsets[example, located]
+    return str(text[offsets[:, 0].min() : offsets[:, 1].max()].strip())
 
 
 def _is_special(attribution: Any, example: int, position: int) -> bool:

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 import embgrad
 from embgrad.common.colours import LEVELS, PALETTES, step
 from embgrad.results.attribution import Attributions
+from tests.unit.inputs.test_offsets import wordpiece
 from tests.unit.refusals import refused
 from tests.unit.results.attributed import attribution_of, by_words
 
@@ -72,6 +73,13 @@ def test_bars_of_words_by_sign_from_top_to_bottom(plt: Any) -> None:
 )
 def test_units_of_a_plot(plt: Any, by: str | None, expected: list[str]) -> None:
     assert labels(ONE.plot(by=by)) == expected
+
+
+def test_words_are_shown_as_they_were_written(plt: Any) -> None:
+    found = attribution_of(embgrad.encode([("The  films", "Zürich 🙂")], wordpiece()))
+    assert labels(found.plot()) == ["[CLS]", "The", "films", "[SEP]", "Zürich", "🙂", "[SEP]"]
+    assert labels(found.plot(by="tokens", special=False)) == ["the", "film", "s", "zurich", "[UNK]"]
+    assert labels(found.plot(by="words", special=False)) == ["The", "films", "Zürich", "🙂"]
 
 
 def test_ids_stand_for_tokens_that_are_not_known(plt: Any) -> None:
