@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,7 +15,7 @@ from embgrad.inputs.batch import TokenBatch
 __all__ = ["Encoded", "Padding", "expect_tokens", "padded"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Encoded:
     """One tokenized example before padding: sequences of equal length.
 
@@ -28,8 +28,8 @@ class Encoded:
         truncated: how many tokens were cut off.
         convention: the convention of the dict that the tokenizer returned; None where it returned no dict.
         texts: the user's text, or both texts of a pair; None where they are not known.
-        offsets: the characters of each token in its text, from `start` up to `end`, equal for none; None where the tokenizer
-            returns none.
+        offsets: the characters of each token in its text, from `start` up to `end`, equal for none, (token, 2); None where the
+            tokenizer returns none.
         parts: for each token the index of the text that its offsets count in, None for none; None without offsets.
     """
 
@@ -40,7 +40,7 @@ class Encoded:
     truncated: int = 0
     convention: str | None = None
     texts: tuple[str, ...] | None = None
-    offsets: Sequence[tuple[int, int]] | None = None
+    offsets: np.ndarray | None = None
     parts: Sequence[int | None] | None = None
 
 
@@ -94,10 +94,15 @@ def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> Toke
 
     def numbers(name: str, filler: int) -> np.ndarray | None:
         rows = of_each(name)
-        return None if rows is None else _filled(chain.from_iterable(rows), real, filler)
+        return None if rows is None else _filled(np.fromiter(chain.from_iterable(rows), np.int64), real, filler)
 
-    texts, tokens, offsets, parts = map(of_each, ("texts", "tokens", "offsets", "parts"))
-    located = texts is not None and offsets is not None and parts is not None
+    texts, tokens = of_each("texts"), of_each("tokens")
+    rows, indices = of_each("offsets"), of_each("parts")
+    offsets = parts = None
+    if rows is not None and indices is not None:
+        offsets = _filled(np.concatenate(rows), real, -1)
+        flat = (-1 if part is None else part for row in indices for part in row)
+        parts = _filled(np.fromiter(flat, np.int64), real, -1)
     return TokenBatch(
         numbers("ids", padding.id),
         real,
@@ -106,18 +111,16 @@ def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> Toke
         words=numbers("words", -1),
         truncated=[example.truncated for example in encoded],
         texts=None if texts is None else [text[0] if len(text) == 1 else text for text in texts],
-        offsets=_filled(chain.from_iterable(chain.from_iterable(offsets or ())), real, -1, (2,)) if located else None,
-        parts=_filled((-1 if part is None else part for row in parts or () for part in row), real, -1)
-        if located
-        else None,
+        offsets=offsets,
+        parts=parts,
         convention=next((example.convention for example in encoded if example.convention is not None), "huggingface"),
     )
 
 
-def _filled(numbers: Iterable[int], real: np.ndarray, filler: int, shape: tuple[int, ...] = ()) -> np.ndarray:
-    """Return an int64 array with the numbers at real positions, of this shape each, and the filler at the others."""
-    array = np.full((*real.shape, *shape), filler, np.int64)
-    array[real] = np.fromiter(numbers, np.int64).reshape(-1, *shape)
+def _filled(numbers: np.ndarray, real: np.ndarray, filler: int) -> np.ndarray:
+    """Return an int64 array with the numbers at real positions, in order, and the filler at the others."""
+    array = np.full((*real.shape, *numbers.shape[1:]), filler, np.int64)
+    array[real] = numbers
     return array
 
 

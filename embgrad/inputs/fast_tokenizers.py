@@ -6,7 +6,10 @@ import contextlib
 import copy
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
+
+import numpy as np
 
 from embgrad.errors import BatchError
 from embgrad.inputs.collate import Encoded, Padding
@@ -141,7 +144,7 @@ def _encode_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_lengt
     types = cut.get("token_type_ids")
     words = offsets = parts = None
     if getattr(tokenizer, "is_fast", False):
-        offsets, parts = cut.encodings[0].offsets, cut.sequence_ids(0)
+        offsets, parts = _offsets(cut.encodings[0]), cut.sequence_ids(0)
         words = words_of(cut.word_ids(0), parts)
     tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
     truncated = len(whole["input_ids"]) - len(ids)
@@ -172,7 +175,7 @@ def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length:
             words_of(encoding.word_ids, parts := encoding.sequence_ids),
             max(0, len(full.ids) - len(encoding.ids)),
             texts=example,
-            offsets=getattr(encoding, "offsets", None),
+            offsets=_offsets(encoding),
             parts=parts,
         )
         for example, encoding, full, types in zip(examples, encodings, whole, _types_or_none(encodings), strict=True)
@@ -202,6 +205,12 @@ def _types_or_none(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
     """Return each encoding's types; None if all are zero, which these tokenizers return whether or not the model has types."""
     has_types = any(any(encoding.type_ids) for encoding in encoded)
     return [encoding.type_ids if has_types else None for encoding in encoded]
+
+
+def _offsets(encoding: Any) -> np.ndarray | None:
+    """Return the characters of each token, (token, 2), in little memory; None where the encoding has none."""
+    offsets = getattr(encoding, "offsets", None)
+    return None if offsets is None else np.fromiter(chain.from_iterable(offsets), np.int64).reshape(-1, 2)
 
 
 def words_of(words: Sequence[int | None], sequences: Sequence[int | None]) -> list[int]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
+
+import numpy as np
 
 from embgrad.errors import EmbgradError, brief
 from embgrad.results.html import document, fragment
@@ -22,14 +25,20 @@ OF_PLOTS: Final = ("words", "tokens")
 MOST_EXAMPLES: Final = 10
 
 
-class Displayed:
+class Displayed(ABC):
     """What can be looked at: attributions by name, of one batch."""
 
+    @abstractmethod
     def _by_name(self) -> Mapping[str, Any]:
-        raise NotImplementedError
+        """Return the attributions by name; one by itself has the empty name."""
 
     def _lines(self, examples: Any, by: str | None, special: bool, fallback: tuple[str, ...]) -> list[list[Line]]:
         named = self._by_name()
+        if other := _of_another_batch(named):
+            raise EmbgradError(
+                f"the attributions {next(iter(named))!r} and {other!r} are of different ids: expected those of one batch; show "
+                "each by itself"
+            )
         count = len(next(iter(named.values())).ids)
         return lines_of(named, examples_of(examples, count), by, special, fallback)
 
@@ -101,9 +110,18 @@ class Displayed:
         """
         print_lines(self._lines(examples, by, special, OF_TEXT))
 
-    def _repr_html_(self) -> str:
-        """Return the HTML that notebooks show: the first examples."""
-        count = len(next(iter(self._by_name().values())).ids)
+    def _repr_html_(self) -> str | None:
+        """Return the HTML that notebooks show: the first examples; None for attributions of several batches, shown as text."""
+        named = self._by_name()
+        if _of_another_batch(named):
+            return None
+        count = len(next(iter(named.values())).ids)
         more = count - MOST_EXAMPLES
         note = f"the first {MOST_EXAMPLES} of {count} examples; to_html() returns all" if more > 0 else ""
         return fragment(self._lines(slice(MOST_EXAMPLES), None, True, OF_TEXT), note)
+
+
+def _of_another_batch(named: Mapping[str, Any]) -> str | None:
+    """Return the name of an attribution whose ids are not those of the first, as files of several batches have; or None."""
+    first = next(iter(named.values()))
+    return next((name for name, other in named.items() if not np.array_equal(other.ids, first.ids)), None)

@@ -17,8 +17,11 @@ __all__ = ["bars", "convergence", "heat_map"]
 #: The most characters of a text beside a bar.
 MOST_BESIDE: Final = 40
 
-#: The largest width and height of a figure in inches; the width of a cell with a text of usual length in it.
-MOST_WIDE, MOST_HIGH, CELL = 18.0, 40.0, 0.72
+#: The largest width and height of a figure in inches.
+MOST_WIDE, MOST_HIGH = 18.0, 40.0
+
+#: The width and height of a cell in inches, and the least height of one with a text in it.
+CELL, ROW, LEAST_ROW = 0.72, 0.42, 0.14
 
 #: The size of letters in a heat map in points, their width in inches, and the fewest characters that a cell is written for.
 SMALL, LETTER, FEWEST = 8, 0.07, 5
@@ -64,10 +67,14 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
     columns = max(1, *map(len, rows))
     largest = max(line.largest for line in lines)
     cell = min(CELL, MOST_WIDE / columns)
+    high = min(ROW, MOST_HIGH / len(rows))
     if ax is None:
-        ax = _axes(None, 2.2 + cell * columns, max(1.8, 0.8 + 0.42 * len(rows)))
+        ax = _axes(None, 2.2 + cell * columns, max(1.8, 0.8 + high * len(rows)))
     else:
-        cell = _axes(ax, 0, 0).get_window_extent().width * BESIDE_SCALE / ax.figure.dpi / columns
+        size = _axes(ax, 0, 0).get_window_extent()
+        cell = size.width * BESIDE_SCALE / ax.figure.dpi / columns
+        high = size.height / ax.figure.dpi / len(rows)
+    written = cell >= FEWEST * LETTER and high >= LEAST_ROW
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize, to_rgb
 
@@ -77,7 +84,7 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
             scale, level = shade(piece.score, line.largest if each else largest, line.signed)
             drawn = step("light", scale or "n", level)
             colours[index, column] = to_rgb(drawn.background)
-            if cell >= FEWEST * LETTER:
+            if written:
                 _write(ax, column, index, piece, cell, drawn.text)
     ax.imshow(colours, aspect="auto")
     ax.set_yticks(np.arange(len(rows)), [visible(name) for name in names])

@@ -111,7 +111,7 @@ def lines_of(
     Args:
         attributions: the attributions by name; of one batch.
         examples: the indices of the examples.
-        by: one of `UNITS`; None for the first of `fallback` that the first attribution has.
+        by: one of `UNITS`; None for the first of `fallback` that all attributions have.
         special: whether special tokens are shown.
         fallback: some of `UNITS`.
 
@@ -122,8 +122,12 @@ def lines_of(
         raise EmbgradError(
             f"by is {brief(by)}: expected one of {listed(UNITS)}, or None.{did_you_mean(str(by), UNITS)}"
         )
-    first = next(iter(attributions.values()))
-    has = {"tokens": True, "words": first.tokens is not None, "spans": first.offsets is not None}
+    shown = list(attributions.values())
+    has = {
+        "tokens": True,
+        "words": all(attribution.tokens is not None for attribution in shown),
+        "spans": all(attribution.offsets is not None for attribution in shown),
+    }
     unit = by or next(unit for unit in fallback if has[unit])
     whole = {name: _pieces(attribution, unit, special) for name, attribution in attributions.items()}
     return [

@@ -316,6 +316,24 @@ def test_what_is_not_known_cannot_be_shown() -> None:
         IDS.to_html(by="words")
 
 
+def test_attributions_of_other_batches_are_not_shown_side_by_side(tmp_path: Path) -> None:
+    embgrad.save({"a": ONE, "b": TWO}, tmp_path / "both.safetensors")
+    both = embgrad.load(tmp_path / "both.safetensors")
+    with refused(
+        embgrad.EmbgradError, "the attributions 'a' and 'b' are of different ids: expected those of one batch"
+    ):
+        both.to_html()
+    assert both._repr_html_() is None
+
+
+def test_many_texts_are_drawn_without_words(plt: Any) -> None:
+    many = by_words(["a b"] * 400, [["a", "b"]] * 400, 1.0)
+    ax = many.plot()
+    assert len(ax.texts) == 0
+    assert ax.images[0].get_array().shape == (400, 2, 3)
+    assert ax.figure.get_size_inches()[1] <= 40
+
+
 def test_other_axes_several_examples_of_several_methods_and_a_missing_matplotlib(monkeypatch: Any) -> None:
     with refused(embgrad.EmbgradError, "ax is of type Figure: expected Matplotlib's Axes, or None for a new figure"):
         ONE.plot(ax=Figure())
