@@ -198,7 +198,8 @@ class Attributions(Displayed, Mapping[str, Attribution]):
         return self._attributions
 
     def plot_convergence(self, *, ax: Any = None) -> Any:
-        """Draw the error of completeness, |delta|, by the number of steps, a line for each example, on logarithmic axes.
+        """Draw the error of completeness, the size of `delta`, by the number of steps, with a line for each example; both are in
+        powers of ten.
 
         Args:
             ax: see `plot`.
