@@ -53,6 +53,7 @@ from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients, Word
 from embgrad.results.io import load, save
 from embgrad.results.row_sparse import RowSparse
+from embgrad.results.spans import Span
 from embgrad.results.table_norms import clipped_table, table_norms, table_products
 from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
@@ -113,6 +114,7 @@ __all__ = [
     "SequentialIntegratedGradients",
     "Slope",
     "SmoothGrad",
+    "Span",
     "Stream",
     "StreamFolder",
     "Sum",

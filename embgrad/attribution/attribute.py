@@ -159,6 +159,9 @@ def attributed(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
         tokens=result.tokens,
         words_of=result.words_of,
         provenance={**result.provenance, "method": {**method.describe(), **made.notes}, "batch_size": passes.size},
+        texts=passes.batch.texts,
+        offsets=None if passes.batch.offsets is None else passes.batch.offsets.copy(),
+        parts=None if passes.batch.parts is None else passes.batch.parts.copy(),
     )
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from embgrad.cli.terminal import Terminal
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
+from embgrad.common.token_text import token_text
 from embgrad.report.sentences import has_sentences
-from embgrad.report.text import token_text
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["Results", "described", "model_of", "named", "print_summary"]

@@ -7,14 +7,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from embgrad.report.text import token_text
+from embgrad.common.token_text import token_text
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.terminal import digit, style
 from embgrad.results.words import SPECIAL
 
 __all__ = ["Piece", "legend", "painted", "pieces"]
-
-#: The colours of the strongest token: for a magnitude, above zero, below zero. Colour-blind readers can distinguish the last two.
-NORM, ABOVE, BELOW = (255, 64, 64), (255, 150, 40), (90, 165, 255)
 
 #: The marks of byte-pair and sentence pieces at the beginning of a word.
 STARTS: Final = ("Ġ", "▁")
@@ -57,9 +55,9 @@ def painted(shown: Sequence[Piece], kind: str, coloured: bool) -> Any:
         if piece.special:
             line.append(piece.text, style="dim")
         elif coloured and np.isfinite(piece.share):
-            line.append(piece.text, style=_style(piece.share, kind))
+            line.append(piece.text, style=style(piece.share, kind == "dot"))
         else:
-            line.append(f"{piece.text}({_figure(piece.share, kind)})")
+            line.append(f"{piece.text}({digit(piece.share, kind == 'dot')})")
     line.rstrip()
     return line[1:] if line.plain.startswith(" ") else line
 
@@ -71,7 +69,7 @@ def legend(kind: str, coloured: bool) -> str:
             "gradient · embedding: orange is above zero, blue below" if coloured else "gradient · embedding, -9 to +9"
         )
     else:
-        what = "length of the gradient: the redder, the longer" if coloured else "length of the gradient, 0 to 9"
+        what = "length of the gradient: the darker, the longer" if coloured else "length of the gradient, 0 to 9"
     return f"{what}; 9 is the example's largest" if not coloured else what
 
 
@@ -96,16 +94,3 @@ def _tokens(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[
 def _words(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[tuple[str, bool, bool, float]]:
     for word in gradients.words(kind)[example]:
         yield token_text(word.text), False, bool(SPECIAL.fullmatch(word.text)), word.saliency
-
-
-def _style(share: float, kind: str) -> str:
-    end = NORM if kind == "norm" else ABOVE if share > 0 else BELOW
-    red, green, blue = (round(255 + (channel - 255) * abs(share)) for channel in end)
-    return f"black on rgb({red},{green},{blue})"
-
-
-def _figure(share: float, kind: str) -> str:
-    if not np.isfinite(share):
-        return "?"
-    figure = round(9 * share)
-    return f"{figure:+d}" if kind == "dot" and figure else str(abs(figure))

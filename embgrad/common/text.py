@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["MOST_MARKS", "visible", "visible_lines"]
+__all__ = ["MOST_MARKS", "printable", "visible", "visible_lines"]
 
 #: The most combining marks on one letter; more would overlap the lines above and below. Hebrew uses up to five.
 MOST_MARKS: Final = 8
@@ -37,6 +37,16 @@ def visible(text: object) -> str:
 def visible_lines(text: object) -> str:
     """Return a text of several lines, each escaped as by `visible`."""
     return "\n".join(map(visible, str(text).split("\n")))
+
+
+def printable(text: str) -> str:
+    """Return a text of several lines with control characters other than white space, and lone surrogates, escaped as \\x00."""
+    return "".join(
+        _number(character)
+        if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\r\t"
+        else character
+        for character in text
+    )
 
 
 def _shown(text: str) -> Iterator[str]:

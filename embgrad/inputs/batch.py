@@ -12,7 +12,16 @@ from embgrad.common.arrays import to_numpy
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.common.pytree import entries, is_nest
 from embgrad.errors import BatchError, brief, did_you_mean, listed
-from embgrad.inputs.checks import checked_ids, checked_integers, checked_mask, checked_tokens
+from embgrad.inputs.checks import (
+    Text,
+    checked_ids,
+    checked_integers,
+    checked_mask,
+    checked_offsets,
+    checked_texts,
+    checked_tokens,
+    read_only,
+)
 from embgrad.inputs.extras import cut, is_of_each
 
 __all__ = ["CONVENTIONS", "TokenBatch"]
@@ -23,6 +32,9 @@ CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
     "tfhub": ("input_word_ids", "input_mask", "input_type_ids"),
     "keras_hub": ("token_ids", "padding_mask", "segment_ids"),
 }
+
+#: The fields that are arrays with one entry for each example, or None.
+_ARRAYS: Final = ("ids", "mask", "types", "words", "truncated", "offsets", "parts")
 
 
 class TokenBatch:
@@ -37,6 +49,11 @@ class TokenBatch:
         words: for each position the number of the word that it belongs to, -1 where it belongs to none,
             same shape as `ids`.
         truncated: how many tokens were cut off each example, shape (example,).
+        texts: the user's text of each example: a str, or a pair of str.
+        offsets: where each token stands in its text, as the characters from `start` up to `end`, whole numbers of shape (example,
+            position, 2); equal or -1 where a token has no characters, as special tokens and padding have none. Needs `texts`.
+        parts: for each position the text that its offsets count in: 0, or 1 for the second text of a pair; -1 where it has no
+            characters. Same shape as `ids`. None where no example is a pair.
         extras: further inputs by name, passed to the model unchanged.
         convention: the form in which `inputs` returns the batch: a key of `CONVENTIONS`, "gluonnlp" or "ids".
         mask_is_bool: whether the model receives the mask as bool, since a model may index with it or invert it.
@@ -47,11 +64,13 @@ class TokenBatch:
     Attributes:
         ids: int64, shape (example, position), read-only. So are `mask`, `types` and `words` where given.
         truncated: int64, shape (example,), zeros where nothing was cut off.
+        offsets: int64, shape (example, position, 2), read-only, (-1, -1) where a token has no characters; None where not given.
+        parts: int64, shape (example, position), read-only; None where there are no offsets.
 
     Raises:
         BatchError: ids are ragged, empty, negative or not whole numbers; a mask or types have another shape; a mask has
-            values other than 0 and 1; the number of tokens is wrong; `shared` names an input that is not in `extras`; or an
-            extra has a name that the convention uses for the ids, the mask or the types.
+            values other than 0 and 1; the number of tokens is wrong; offsets lie outside of their texts; `shared` names an
+            input that is not in `extras`; or an extra has a name that the convention uses for the ids, the mask or the types.
     """
 
     __slots__ = (
@@ -60,7 +79,10 @@ class TokenBatch:
         "ids",
         "mask",
         "mask_is_bool",
+        "offsets",
+        "parts",
         "shared",
+        "texts",
         "tokens",
         "truncated",
         "types",
@@ -73,6 +95,9 @@ class TokenBatch:
     tokens: tuple[tuple[str, ...], ...] | None
     words: np.ndarray | None
     truncated: np.ndarray
+    texts: tuple[Text, ...] | None
+    offsets: np.ndarray | None
+    parts: np.ndarray | None
     extras: Mapping[str, Any]
     convention: str
     mask_is_bool: bool
@@ -87,6 +112,9 @@ class TokenBatch:
         tokens: Sequence[Sequence[str]] | None = None,
         words: Any = None,
         truncated: Any = None,
+        texts: Sequence[Text] | None = None,
+        offsets: Any = None,
+        parts: Any = None,
         extras: Mapping[str, Any] | None = None,
         convention: str = "huggingface",
         mask_is_bool: bool = False,
@@ -101,6 +129,13 @@ class TokenBatch:
         put(self, "tokens", None if tokens is None else checked_tokens(tokens, self.ids, self.mask))
         cut = np.zeros(len(self.ids), np.int64) if truncated is None else truncated
         put(self, "truncated", checked_integers(cut, "truncated", shape[:1]))
+        put(self, "texts", None if texts is None else checked_texts(texts, len(self.ids)))
+        put(self, "offsets", None)
+        put(self, "parts", None)
+        if offsets is not None or parts is not None:
+            checked = checked_offsets(offsets, parts, self.texts, shape)
+            put(self, "offsets", checked[0])
+            put(self, "parts", checked[1])
         put(self, "extras", MappingProxyType(_checked_extras(extras)))
         put(self, "convention", _known_convention(convention))
         expect_flag(mask_is_bool, "mask_is_bool")
@@ -125,9 +160,8 @@ class TokenBatch:
         if not isinstance(other, TokenBatch):
             return NotImplemented
         return (
-            all(_same(getattr(self, name), getattr(other, name)) for name in ("ids", "mask", "types", "words"))
-            and _same(self.truncated, other.truncated)
-            and self.tokens == other.tokens
+            all(_same(getattr(self, name), getattr(other, name)) for name in _ARRAYS)
+            and (self.tokens, self.texts) == (other.tokens, other.texts)
             and (self.convention, self.mask_is_bool) == (other.convention, other.mask_is_bool)
             and self.extras.keys() == other.extras.keys()
             and all(_same(value, other.extras[key]) for key, value in self.extras.items())
@@ -188,7 +222,12 @@ class TokenBatch:
         return np.asarray(lengths, np.int64)
 
     def replace(self, **changes: Any) -> TokenBatch:
-        """Return a new batch with these fields changed and the others unchanged."""
+        """Return a new batch with these fields changed and the others unchanged.
+
+        New ids are of no text that is known: `texts`, `offsets` and `parts` are None then, unless they are among the changes.
+        """
+        if "ids" in changes:
+            changes = {"texts": None, "offsets": None, "parts": None, **changes}
         if "extras" in changes:
             changes = {"shared": self.shared & set(changes["extras"] or ()), **changes}
         return TokenBatch(**{**self._fields(), **changes})
@@ -221,12 +260,21 @@ class TokenBatch:
         return self._selected(indices)
 
     def _selected(self, examples: slice | np.ndarray) -> TokenBatch:
-        names = ("ids", "mask", "types", "words", "truncated")
-        fields = {name: None if (value := getattr(self, name)) is None else value[examples] for name in names}
-        if self.tokens is not None:
-            fields["tokens"] = tuple(self.tokens[index] for index in np.arange(len(self))[examples])
+        numbers = np.arange(len(self))[examples]
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        if not numbers.size:
+            return TokenBatch(self.ids[examples])  # raises the error of an empty batch
+        for name in _ARRAYS:
+            if fields[name] is not None:
+                fields[name] = read_only(np.array(fields[name][examples]))
+        for name in ("tokens", "texts"):
+            if fields[name] is not None:
+                fields[name] = tuple(fields[name][index] for index in numbers.tolist())
         extras = {name: cut(name, self.extras[name], len(self), examples) for name in self.of_each}
-        return self.replace(**fields, extras={**self.extras, **extras})
+        selected = object.__new__(TokenBatch)
+        for name, value in {**fields, "extras": MappingProxyType({**self.extras, **extras})}.items():
+            object.__setattr__(selected, name, value)  # the parts of a valid batch are valid
+        return selected
 
     @property
     def of_each(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -12,10 +12,13 @@ from embgrad.errors import BatchError, brief
 
 __all__ = [
     "IGNORED",
+    "Text",
     "as_array",
     "checked_ids",
     "checked_integers",
     "checked_mask",
+    "checked_offsets",
+    "checked_texts",
     "checked_tokens",
     "is_text",
     "read_only",
@@ -23,6 +26,9 @@ __all__ = [
 
 #: The label that a per-position cross-entropy ignores, as the frameworks' own losses do.
 IGNORED: Final = -100
+
+#: The user's text of an example, or a pair of texts.
+Text: TypeAlias = "str | tuple[str, ...]"
 
 
 def checked_ids(ids: Any) -> np.ndarray:
@@ -100,7 +106,66 @@ def checked_tokens(
             f"tokens are {len(examples)} lists of the lengths {lengths[:8]}: expected {ids.shape[0]} lists of {ids.shape[1]}, "
             "one token for each position, padding included"
         )
-    return tuple(tuple(str(token) for token in example) for example in examples)
+    return tuple(tuple(map(str, example)) for example in examples)
+
+
+def checked_texts(texts: Any, count: int) -> tuple[Text, ...]:
+    """Return the texts of so many examples: a str for each, or a tuple of two."""
+    if not isinstance(texts, (list, tuple)) or len(texts) != count:
+        raise BatchError(
+            f"texts is {brief(texts)}: expected a list of {count}, one text or pair of texts for each example"
+        )
+    for index, text in enumerate(texts):
+        is_pair = isinstance(text, (list, tuple)) and len(text) == 2 and all(isinstance(part, str) for part in text)
+        if not isinstance(text, str) and not is_pair:
+            raise BatchError(f"texts holds {brief(text)} at example {index}: expected a text or a pair of texts")
+    return tuple(text if isinstance(text, str) else tuple(text) for text in texts)
+
+
+def checked_offsets(
+    offsets: Any, parts: Any, texts: tuple[Text, ...] | None, shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return offsets, (example, position, 2), and parts, (example, position), int64, -1 where there are no characters.
+
+    Args:
+        offsets: the start and end of each token in its text; equal or negative for none.
+        parts: the index of that text in a pair, -1 for none; None where no example is a pair.
+        texts: the texts of the examples.
+        shape: the shape of the ids.
+    """
+    if texts is None:
+        raise BatchError("offsets or parts are given without texts: expected the texts in which they count characters")
+    if offsets is None:
+        raise BatchError("parts is given without offsets: expected the offsets of each token in its text as well")
+    is_pair = np.array([not isinstance(text, str) for text in texts])
+    if parts is None and is_pair.any():
+        raise BatchError(
+            f"offsets is given without parts, and example {is_pair.argmax()} is a pair: expected parts, 0 or 1 for the text "
+            "that a position's offsets count in, and -1 for none"
+        )
+    spans = checked_integers(offsets, "offsets", (*shape, 2), least=-1)
+    numbers = np.zeros(shape, np.int64) if parts is None else checked_integers(parts, "parts", shape, least=-1)
+    wrong = np.argwhere(numbers > is_pair[:, None])
+    if wrong.size:
+        example, position = wrong[0]
+        raise BatchError(
+            f"parts holds {numbers[example, position]} at example {example}, position {position}: expected "
+            + ("0 or 1 in a pair, or -1" if is_pair[example] else "0 in a single text, or -1")
+        )
+    starts, ends = spans[..., 0], spans[..., 1]
+    empty = (numbers < 0) | (starts == ends)
+    lengths = np.array([(len(text), 0) if isinstance(text, str) else tuple(map(len, text)) for text in texts])
+    most = np.where(numbers == 1, lengths[:, 1:], lengths[:, :1])
+    wrong = np.argwhere(~empty & ((starts < 0) | (starts > ends) | (ends > most)))
+    if wrong.size:
+        example, position = wrong[0]
+        raise BatchError(
+            f"offsets holds {tuple(spans[example, position].tolist())} at example {example}, position {position}, whose text has "
+            f"{most[example, position]} characters: expected a start and an end in it, in this order"
+        )
+    if (starts[empty] == -1).all() and (ends[empty] == -1).all() and (numbers[empty] == -1).all():
+        return spans, numbers
+    return read_only(np.where(empty[..., None], -1, spans)), read_only(np.where(empty, -1, numbers))
 
 
 def as_array(value: Any, name: str) -> np.ndarray:

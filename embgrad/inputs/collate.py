@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from embgrad.errors import BatchError
 from embgrad.inputs.batch import TokenBatch
@@ -12,7 +15,7 @@ from embgrad.inputs.batch import TokenBatch
 __all__ = ["Encoded", "Padding", "expect_tokens", "padded"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Encoded:
     """One tokenized example before padding: sequences of equal length.
 
@@ -24,6 +27,10 @@ class Encoded:
         words: the number of each token's word, -1 for none; None where the tokenizer returns none.
         truncated: how many tokens were cut off.
         convention: the convention of the dict that the tokenizer returned; None where it returned no dict.
+        texts: the user's text, or both texts of a pair; None where they are not known.
+        offsets: the characters of each token in its text, from `start` up to `end`, equal for none, (token, 2); None where the
+            tokenizer returns none.
+        parts: for each token the index of the text that its offsets count in, None for none; None without offsets.
     """
 
     ids: Sequence[int]
@@ -32,6 +39,9 @@ class Encoded:
     words: Sequence[int] | None = None
     truncated: int = 0
     convention: str | None = None
+    texts: tuple[str, ...] | None = None
+    offsets: np.ndarray | None = None
+    parts: Sequence[int | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,24 +82,50 @@ def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> Toke
     Raises:
         BatchError: there is no token at all.
     """
-    longest = max(least, *(len(example.ids) for example in encoded))
+    lengths = np.array([len(example.ids) for example in encoded])
+    longest = max(least, int(lengths.max()))
     expect_tokens(longest > 0)
+    columns, gaps = np.arange(longest), (longest - lengths)[:, None]
+    real = columns >= gaps if padding.side == "left" else columns < longest - gaps
 
-    def filled(rows: Sequence[Sequence[Any]], filler: Any) -> list[list[Any]]:
-        gaps = [[filler] * (longest - len(row)) for row in rows]
-        if padding.side == "left":
-            return [[*gap, *row] for row, gap in zip(rows, gaps, strict=True)]
-        return [[*row, *gap] for row, gap in zip(rows, gaps, strict=True)]
+    def of_each(name: str) -> list[Any] | None:
+        rows = [row for example in encoded if (row := getattr(example, name)) is not None]
+        return rows if len(rows) == len(encoded) else None
 
-    types = [example.types for example in encoded if example.types is not None]
-    tokens = [example.tokens for example in encoded if example.tokens is not None]
-    words = [example.words for example in encoded if example.words is not None]
+    def numbers(name: str, filler: int) -> np.ndarray | None:
+        rows = of_each(name)
+        return None if rows is None else _filled(np.fromiter(chain.from_iterable(rows), np.int64), real, filler)
+
+    texts, tokens = of_each("texts"), of_each("tokens")
+    rows, indices = of_each("offsets"), of_each("parts")
+    offsets = parts = None
+    if rows is not None and indices is not None:
+        offsets = _filled(np.concatenate(rows), real, -1)
+        flat = (-1 if part is None else part for row in indices for part in row)
+        parts = _filled(np.fromiter(flat, np.int64), real, -1)
     return TokenBatch(
-        filled([example.ids for example in encoded], padding.id),
-        filled([[1] * len(example.ids) for example in encoded], 0),
-        filled(types, padding.type) if len(types) == len(encoded) else None,
-        tokens=filled(tokens, padding.token) if len(tokens) == len(encoded) else None,
-        words=filled(words, -1) if len(words) == len(encoded) else None,
+        numbers("ids", padding.id),
+        real,
+        numbers("types", padding.type),
+        tokens=None if tokens is None else _filled_tokens(tokens, padding, longest),
+        words=numbers("words", -1),
         truncated=[example.truncated for example in encoded],
+        texts=None if texts is None else [text[0] if len(text) == 1 else text for text in texts],
+        offsets=offsets,
+        parts=parts,
         convention=next((example.convention for example in encoded if example.convention is not None), "huggingface"),
     )
+
+
+def _filled(numbers: np.ndarray, real: np.ndarray, filler: int) -> np.ndarray:
+    """Return an int64 array with the numbers at real positions, in order, and the filler at the others."""
+    array = np.full((*real.shape, *numbers.shape[1:]), filler, np.int64)
+    array[real] = numbers
+    return array
+
+
+def _filled_tokens(rows: Sequence[Sequence[str]], padding: Padding, longest: int) -> list[list[str]]:
+    gaps = [[padding.token] * (longest - len(row)) for row in rows]
+    if padding.side == "left":
+        return [[*gap, *row] for row, gap in zip(rows, gaps, strict=True)]
+    return [[*row, *gap] for row, gap in zip(rows, gaps, strict=True)]

@@ -37,6 +37,8 @@ def encode(
     """Return a batch from texts: special tokens as the tokenizer adds them, padded to the longest, types 0 and 1 for pairs.
 
     Fields that the tokenizer does not return are None in the batch. This matters for types: to GPT-2, zeros differ from none.
+    The batch keeps the texts, and the `offsets` of the tokens in them where the tokenizer returns these: that is a
+    `tokenizers.Tokenizer`, or a Hugging Face tokenizer that holds one.
 
     Args:
         texts: a text, or a list of texts and of pairs of texts, (premise, hypothesis).
@@ -229,7 +231,7 @@ def _encode_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int | N
     for number, text_pieces in enumerate(pieces):
         tokens += [*text_pieces, end]
         types += [number] * (len(text_pieces) + 1)
-    return Encoded(_ids_of(tokenizer.convert_tokens_to_ids(tokens), 0), types, tokens, None, cut)
+    return Encoded(_ids_of(tokenizer.convert_tokens_to_ids(tokens), 0), types, tokens, None, cut, texts=example)
 
 
 def _with_callable(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
@@ -242,12 +244,12 @@ def _with_callable(tokenizer: Any, examples: list[tuple[str, ...]], max_length: 
         if is_preprocessor(tokenizer)
         else (tokenizer(*example) for example in examples)
     )
-    return [_from_output(output, number) for number, output in enumerate(outputs)]
+    return [_from_output(output, number, examples[number]) for number, output in enumerate(outputs)]
 
 
-def _from_output(output: Any, number: int) -> Encoded:
+def _from_output(output: Any, number: int, example: tuple[str, ...]) -> Encoded:
     if not isinstance(output, Mapping):
-        return Encoded(_ids_of(output, number))
+        return Encoded(_ids_of(output, number), texts=example)
     convention = next((name for name, keys in CONVENTIONS.items() if keys[0] in output), None)
     if convention is None:
         known = [keys[0] for keys in CONVENTIONS.values()]
@@ -265,6 +267,7 @@ def _from_output(output: Any, number: int) -> Encoded:
         [ids[position] for position in real],
         None if types is None else [types[position] for position in real],
         convention=convention,
+        texts=example,
     )
 
 

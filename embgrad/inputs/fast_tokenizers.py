@@ -6,7 +6,10 @@ import contextlib
 import copy
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
+
+import numpy as np
 
 from embgrad.errors import BatchError
 from embgrad.inputs.collate import Encoded, Padding
@@ -139,11 +142,13 @@ def _encode_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_lengt
         cut = tokenizer(*example, padding=False, truncation=True, max_length=max_length)
     ids = list(cut["input_ids"])
     types = cut.get("token_type_ids")
-    words = None
+    words = offsets = parts = None
     if getattr(tokenizer, "is_fast", False):
-        words = words_of(cut.word_ids(0), cut.sequence_ids(0))
-    tokens = tokenizer.convert_ids_to_tokens(ids)
-    return Encoded(ids, types, [str(token) for token in tokens], words, len(whole["input_ids"]) - len(ids))
+        offsets, parts = _offsets(cut.encodings[0]), cut.sequence_ids(0)
+        words = words_of(cut.word_ids(0), parts)
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+    truncated = len(whole["input_ids"]) - len(ids)
+    return Encoded(ids, types, tokens, words, truncated, texts=example, offsets=offsets, parts=parts)
 
 
 def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
@@ -167,10 +172,13 @@ def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length:
             encoding.ids,
             types,
             encoding.tokens,
-            words_of(encoding.word_ids, encoding.sequence_ids),
+            words_of(encoding.word_ids, parts := encoding.sequence_ids),
             max(0, len(full.ids) - len(encoding.ids)),
+            texts=example,
+            offsets=_offsets(encoding),
+            parts=parts,
         )
-        for encoding, full, types in zip(encodings, whole, _types_or_none(encodings), strict=True)
+        for example, encoding, full, types in zip(examples, encodings, whole, _types_or_none(encodings), strict=True)
     ]
 
 
@@ -199,8 +207,16 @@ def _types_or_none(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
     return [encoding.type_ids if has_types else None for encoding in encoded]
 
 
+def _offsets(encoding: Any) -> np.ndarray | None:
+    """Return the characters of each token, (token, 2), in little memory; None where the encoding has none."""
+    offsets = getattr(encoding, "offsets", None)
+    return None if offsets is None else np.fromiter(chain.from_iterable(offsets), np.int64).reshape(-1, 2)
+
+
 def words_of(words: Sequence[int | None], sequences: Sequence[int | None]) -> list[int]:
     """Return word numbers that continue from the first text of a pair to the second; -1 for special tokens."""
+    if 1 not in sequences:
+        return [-1 if word is None or text is None else word for word, text in zip(words, sequences, strict=True)]
     first = max(
         (word for word, text in zip(words, sequences, strict=True) if text == 0 and word is not None), default=-1
     )

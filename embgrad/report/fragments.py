@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from embgrad.common.colours import tint
 from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.errors import EmbgradError
-from embgrad.report.colours import tint
 from embgrad.report.environment import environment
 from embgrad.report.plot import plot
 from embgrad.report.provenance import origin

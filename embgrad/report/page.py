@@ -9,12 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from embgrad.common.colours import token_css
 from embgrad.common.files import write_whole
 from embgrad.comparison.compare import compare
 from embgrad.comparison.result import Comparison
 from embgrad.errors import EmbgradError, PointError, did_you_mean, listed
 from embgrad.forward.points import WORD
-from embgrad.report.colours import token_css
 from embgrad.report.environment import TEMPLATES, environment
 from embgrad.report.plot import plot
 from embgrad.report.provenance import origin

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.common.colours import LEVELS
+from embgrad.common.token_text import direction, token_text
 from embgrad.comparison.align import aligned
 from embgrad.errors import BatchError
-from embgrad.report.colours import LEVELS
-from embgrad.report.text import direction, token_text
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.words import SPECIAL
 

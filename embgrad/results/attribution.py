@@ -13,14 +13,18 @@ from embgrad.common.arrays import as_asked
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, did_you_mean
+from embgrad.inputs.checks import Text
+from embgrad.results.display import Displayed
 from embgrad.results.file_format import write_results
+from embgrad.results.pictures import convergence
+from embgrad.results.spans import Merge, Span, sentences_of, spans_of
 from embgrad.results.words import Word, words_of_examples
 
 __all__ = ["Attribution", "Attributions"]
 
 
 @dataclass(frozen=True, eq=False)
-class Attribution:
+class Attribution(Displayed):
     """The contributions of positions to each example's objective L, by one method.
 
     Attributes:
@@ -39,6 +43,11 @@ class Attribution:
         words_of: for each position the number of its word, -1 for none; None where the tokenizer returned none.
         provenance: the versions, the model, the objective, the point, the method with its arguments, and more, as
             JSON-compatible values.
+        texts: the user's text of each example, or a pair of texts; None where the batch was given as ids.
+        offsets: for each token the characters of its text that it stands for, from `start` up to `end`, int64, shape (example,
+            position, 2), -1 for none; None where the tokenizer returned none.
+        parts: for each position the index of the text in a pair that its offsets count in, int64, shape (example, position),
+            -1 for none; None without offsets.
     """
 
     values: np.ndarray | None
@@ -52,6 +61,9 @@ class Attribution:
     tokens: tuple[tuple[str, ...], ...] | None
     words_of: np.ndarray | None
     provenance: Mapping[str, Any]
+    texts: tuple[Text, ...] | None = None
+    offsets: np.ndarray | None = None
+    parts: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,9 +106,63 @@ class Attribution:
                 "the tokens of this attribution are not known: build the batch with embgrad.encode(texts, tokenizer), or pass "
                 "tokens=... to embgrad.TokenBatch"
             )
+        return words_of_examples(self.tokens, self.words_of, self.real, self.scores, self._merge)
+
+    @property
+    def signed(self) -> bool:
+        """Whether a score may be below zero: true but for `Saliency` and `SmoothGrad` of it, whose scores are L2 norms."""
         method = self.provenance["method"]
-        merge = length if method.get("of", method)["class"] == "Saliency" else np.sum
-        return words_of_examples(self.tokens, self.words_of, self.real, self.scores, merge)
+        return bool(method.get("of", method)["class"] != "Saliency")
+
+    @property
+    def _merge(self) -> Merge:
+        """The score of several positions together: the sum, or of norms the root of the sum of squares."""
+        return np.sum if self.signed else length
+
+    def spans(self) -> list[list[Span]]:
+        """Return each example's text in pieces with their scores: joined, their `text` is the user's text, to the character.
+
+        A piece stands for one token, or for several that share a character, as byte-level tokens of one emoji do; its score is
+        merged as in `words`. White space and other characters that no token stands for are pieces without positions. Of a pair
+        the pieces of the first text come first, see `Span.part`. Special tokens, which have no characters, are in no piece.
+
+        Raises:
+            EmbgradError: the texts, or the tokens' offsets in them, are not known.
+        """
+        texts, offsets, parts = self._located()
+        return [
+            spans_of(text, offsets[index], parts[index], self.real[index], self.scores[index], self._merge)
+            for index, text in enumerate(texts)
+        ]
+
+    def sentences(self) -> list[list[Span]]:
+        """Return the sentences of each example's text with their scores, merged as in `words`; joined, their `text` is the text.
+
+        A sentence ends at a line end; after `.`, `!`, `?` or `…`, with quotes and brackets after them, before white space, unless
+        a small letter follows in the same line; and after `。`, `！` and `？`. So "e.g. this" is not divided, and "Dr. Smith" is.
+        White space belongs to the sentence before it, a token to the sentence of its first character that is not white space.
+
+        Raises:
+            EmbgradError: the texts, or the tokens' offsets in them, are not known.
+        """
+        spans = self.spans()
+        return [sentences_of(own, self.scores[index], self._merge) for index, own in enumerate(spans)]
+
+    def _located(self) -> tuple[tuple[Text, ...], np.ndarray, np.ndarray]:
+        if self.texts is None:
+            raise EmbgradError(
+                "the texts of this attribution are not known, since the batch was given as ids: pass texts as the batch, with "
+                "tokenizer=..., or a batch by embgrad.encode(texts, tokenizer)"
+            )
+        if self.offsets is None or self.parts is None:
+            raise EmbgradError(
+                "where the tokens stand in the texts is not known, since this tokenizer does not return it: use a "
+                "tokenizers.Tokenizer or a fast tokenizer of Hugging Face, AutoTokenizer.from_pretrained(..., use_fast=True)"
+            )
+        return self.texts, self.offsets, self.parts
+
+    def _by_name(self) -> Mapping[str, Attribution]:
+        return {"": self}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the attribution to a safetensors file, which `embgrad.load` reads back bit for bit.
@@ -111,7 +177,7 @@ class Attribution:
         write_results({"": self}, path, single=True)
 
 
-class Attributions(Mapping[str, Attribution]):
+class Attributions(Displayed, Mapping[str, Attribution]):
     """Attributions of one batch by several methods, by name."""
 
     def __init__(self, attributions: Mapping[str, Attribution]) -> None:
@@ -127,6 +193,24 @@ class Attributions(Mapping[str, Attribution]):
 
     def __len__(self) -> int:
         return len(self._attributions)
+
+    def _by_name(self) -> Mapping[str, Attribution]:
+        return self._attributions
+
+    def plot_convergence(self, *, ax: Any = None) -> Any:
+        """Draw the error of completeness, the size of `delta`, by the number of steps, with a line for each example; both are in
+        powers of ten.
+
+        Args:
+            ax: see `plot`.
+
+        Returns:
+            The `matplotlib.axes.Axes`.
+
+        Raises:
+            EmbgradError: an attribution has no `delta`, or its method has no steps; or Matplotlib is not installed.
+        """
+        return convergence(self, ax)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the attributions to a safetensors file, which `embgrad.load` reads back, see `Attribution.save`."""

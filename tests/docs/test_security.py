@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from embgrad.cli import texts, tokenizer
-from embgrad.common import files, tolerance
+from embgrad.common import files, token_text, tolerance
 from embgrad.common import safetensors as headers
 from embgrad.common import text as visible
-from embgrad.report import environment, provenance, text
+from embgrad.report import environment, provenance
 from embgrad.streaming import manifest
 from embgrad.streaming import writer as writing
 from tests.docs.pages import DOCS
@@ -27,7 +27,7 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "`vocab.txt`": (tokenizer.MOST_VOCABULARY, tokenizer.MOST_TOKENS),
     "`tokenizer.json`": (tokenizer.MOST_TOKENIZER,),
     "texts, ids or labels of a command, from a file or a pipe": (texts.MOST_INPUT,),
-    "a token on a page or in the terminal": (text.MOST_SHOWN,),
+    "a token on a page or in the terminal": (token_text.MOST_SHOWN,),
     "combining marks on one letter in displayed text": (visible.MOST_MARKS,),
     "an entry of the provenance on a page; any other text there": (provenance.MOST, environment.MOST_TEXT),
     "the number of weight matrices in a result, which determines the tolerance": (tolerance.MOST_DEPTH,),

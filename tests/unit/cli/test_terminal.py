@@ -47,10 +47,10 @@ def test_tokens_with_figures(saved: Path, command: Any) -> None:
 
 def test_tokens_in_colours(saved: Path) -> None:
     done = child("show", str(saved), FORCE_COLOR="1", COLORTERM="truecolor")
-    assert b"\x1b[30;48;2;255;64;64m" in done.out  # the strongest
+    assert b"\x1b[38;2;255;255;255;48;2;106;44;145m" in done.out  # the strongest
     assert b"(9)" not in done.out
     plainly = child("show", str(saved), FORCE_COLOR="1", COLORTERM="truecolor", NO_COLOR="1")
-    assert b"\x1b[30" not in plainly.out
+    assert b"48;2;" not in plainly.out
     assert b"(9)" in plainly.out
 
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.common.text import MOST_MARKS, visible, visible_lines
+from embgrad.common.token_text import MOST_SHOWN, token_text
 from embgrad.report import render_page, write_page
-from embgrad.report.text import MOST_SHOWN, token_text
 from tests.unit.hostile import TEXTS, expect_harmless
 from tests.unit.pages import Reader, result, times
 from tests.unit.streams import Pieces, model

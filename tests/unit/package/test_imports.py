@@ -15,7 +15,7 @@ import pytest
 
 import embgrad
 
-LIBRARIES = ("tokenizers", "rich", "jinja2", "pyarrow")
+LIBRARIES = ("tokenizers", "rich", "jinja2", "matplotlib", "pyarrow")
 FRAMEWORKS = ("torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "tf_keras", "ray", *LIBRARIES)
 
 CORE = Path(embgrad.__file__).parent
@@ -34,6 +34,8 @@ ALLOWED = {
     CORE / "cli" / "trial.py": {"torch", "tensorflow", "mxnet"},  # it tries them, in a process of its own
     CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
     CORE / "cli" / "ray_run.py": {"ray"},
+    CORE / "results" / "pictures.py": {"matplotlib"},
+    CORE / "results" / "terminal.py": {"rich"},  # where it is installed
     CORE / "report": {"jinja2"},  # in one function
     CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},
     **{CORE / "testing" / f"{name}.py": {"pytest"} for name in ("conformance", "examples")},

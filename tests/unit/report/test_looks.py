@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embgrad.report.colours import LEVELS, PALETTES, contrast, step
+from embgrad.common.colours import LEVELS, PALETTES, contrast, step
 from embgrad.report.plot import plot
 from embgrad.report.verdicts import Line
 from tests.unit.pages import read, result

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embgrad.common.token_text import direction, token_text
 from embgrad.report import render_page
-from embgrad.report.text import direction, token_text
 from tests.unit.pages import SENTENCE, read, result
 
 

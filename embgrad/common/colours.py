@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
-__all__ = ["LEAST_CONTRAST", "LEVELS", "Step", "contrast", "ink", "mix", "tint", "token_css"]
+__all__ = ["LEAST_CONTRAST", "LEVELS", "Step", "contrast", "ink", "mix", "shade", "step", "tint", "token_css"]
 
 #: The number of steps above zero; each has its own class in the page's stylesheet.
 LEVELS: Final = 16
@@ -58,6 +59,23 @@ def step(scheme: str, scale: str, level: int) -> Step:
     # The exponent spreads the faint end, where most tokens are.
     background = mix(palette["paper"], palette[scale], (level / LEVELS) ** 0.8)
     return Step(background, ink(background))
+
+
+def shade(figure: float, largest: float, signed: bool) -> tuple[str, int]:
+    """Return the scale and the level of a figure: "n" for a magnitude, "p" and "m" for above and below zero, and 0 to LEVELS.
+
+    Args:
+        figure: the figure.
+        largest: the size of a figure that has full colour, as larger ones have.
+        signed: whether figures may be below zero.
+
+    Returns:
+        ("", 0) for zero and for a figure that is not finite.
+    """
+    if not math.isfinite(figure) or figure == 0:
+        return "", 0
+    level = round(LEVELS * min(1.0, abs(figure) / largest)) if largest else LEVELS
+    return "n" if not signed else "p" if figure > 0 else "m", level
 
 
 def token_css() -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from embgrad.common.text import visible
 
-__all__ = ["EMPTY", "MOST_SHOWN", "direction", "token_text"]
+__all__ = ["EMPTY", "MOST_SHOWN", "direction", "shown_token", "token_text"]
 
 #: The sign for a token without text.
 EMPTY: Final = "∅"
@@ -38,3 +38,11 @@ def direction(tokens: Iterable[str]) -> str:
             if bidirectional_class in ("L", "R", "AL"):
                 return "ltr" if bidirectional_class == "L" else "rtl"
     return "ltr"
+
+
+def shown_token(token: str) -> str:
+    """Return a token for display without the marks by which tokenizers join sub-words; "␣" where it is only a mark of a space."""
+    bare = token.removeprefix("##").lstrip("Ġ▁")
+    if bare or not token:
+        return token_text(bare)
+    return token_text(token) if token.startswith("##") else "␣"

@@ -1,0 +1,239 @@
+"""The pieces of a text as pictures show them: tokens, words, spans or sentences with their scores, by one or several methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from embgrad.common.text import visible
+from embgrad.common.token_text import shown_token
+from embgrad.errors import EmbgradError, brief, did_you_mean, listed
+from embgrad.results.spans import Span, parts_of
+from embgrad.results.words import SPECIAL
+
+__all__ = ["Line", "Piece", "examples_of", "lines_of"]
+
+#: What pictures can show the scores of.
+UNITS: Final = ("tokens", "words", "spans", "sentences")
+
+#: The tokens for what is not in the vocabulary: they are no special tokens, since they stand for the user's characters.
+UNKNOWN: Final = ("[unk]", "<unk>")
+
+#: The marks of byte-pair and sentence pieces at the beginning of a word.
+STARTS: Final = ("Ġ", "▁")
+
+#: What stands between the texts of a pair where no special token does.
+PAIR: Final = " | "
+
+
+class Piece(NamedTuple):
+    """A piece of a text as it is displayed.
+
+    Attributes:
+        text: the text; in spans and sentences the user's characters.
+        positions: the positions of its tokens; none for white space between tokens.
+        score: their score together.
+        special: whether it is a special token, or another token without characters in the text.
+        before: what separates it from the piece before it: "", a space, or `PAIR`.
+    """
+
+    text: str
+    positions: tuple[int, ...]
+    score: float
+    special: bool
+    before: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One example by one method.
+
+    Attributes:
+        label: the name under which the method stands among several, else "".
+        summary: the method, the point and the objective in words.
+        example: the index of the example.
+        pieces: the pieces in order.
+        signed: whether scores may be below zero.
+    """
+
+    label: str
+    summary: str
+    example: int
+    pieces: tuple[Piece, ...]
+    signed: bool
+
+    @property
+    def largest(self) -> float:
+        """The size of the score that has full colour: the largest of ordinary pieces, or else of special tokens."""
+        for special in (False, True):
+            sizes = [
+                abs(piece.score) for piece in self.pieces if piece.special == special and math.isfinite(piece.score)
+            ]
+            if any(sizes):
+                return max(sizes)
+        return 0.0
+
+
+def examples_of(examples: Any, count: int) -> list[int]:
+    """Return the indices of the examples to show.
+
+    Args:
+        examples: an index, negative ones counting from the end; a slice or a list of indices; None for all.
+        count: how many examples there are.
+
+    Raises:
+        EmbgradError: there is no such example, or none.
+    """
+    if examples is None or isinstance(examples, slice):
+        chosen = list(range(count))[examples or slice(None)]
+    else:
+        indices = list(examples) if isinstance(examples, (list, tuple, range, np.ndarray)) else [examples]
+        whole = all(isinstance(index, (int, np.integer)) and not isinstance(index, bool) for index in indices)
+        if not whole or not all(-count <= index < count for index in indices):
+            raise EmbgradError(
+                f"examples is {brief(examples)}: expected an index from 0 to {count - 1}, a list or slice, or None for all"
+            )
+        chosen = [int(index) % count for index in indices]
+    if not chosen:
+        raise EmbgradError(f"examples is {brief(examples)}, which is none of the {count}: expected one at least")
+    return chosen
+
+
+def lines_of(
+    attributions: Mapping[str, Any], examples: Sequence[int], by: str | None, special: bool, fallback: Sequence[str]
+) -> list[list[Line]]:
+    """Return for each example its lines, one for each attribution.
+
+    Args:
+        attributions: the attributions by name; of one batch.
+        examples: the indices of the examples.
+        by: one of `UNITS`; None for the first of `fallback` that all attributions have.
+        special: whether special tokens are shown.
+        fallback: some of `UNITS`.
+
+    Raises:
+        EmbgradError: there is no such unit, or the attributions do not have it.
+    """
+    if by is not None and (not isinstance(by, str) or by not in UNITS):
+        raise EmbgradError(
+            f"by is {brief(by)}: expected one of {listed(UNITS)}, or None.{did_you_mean(str(by), UNITS)}"
+        )
+    shown = list(attributions.values())
+    has = {
+        "tokens": True,
+        "words": all(attribution.tokens is not None for attribution in shown),
+        "spans": all(attribution.offsets is not None for attribution in shown),
+    }
+    unit = by or next(unit for unit in fallback if has[unit])
+    whole = {name: _pieces(attribution, unit, special) for name, attribution in attributions.items()}
+    return [
+        [
+            Line(
+                label=name,
+                summary=_summary(attribution, example),
+                example=example,
+                pieces=tuple(whole[name][example]),
+                signed=attribution.signed,
+            )
+            for name, attribution in attributions.items()
+        ]
+        for example in examples
+    ]
+
+
+def _summary(attribution: Any, example: int) -> str:
+    parts = [
+        f"{attribution.method} at {attribution.provenance.get('point')}",
+        f"L = {attribution.objective[example]:.4g}",
+    ]
+    if attribution.baseline_objective is not None:
+        parts.append(f"at the baseline {attribution.baseline_objective[example]:.4g}")
+    return visible(", ".join(parts))
+
+
+def _pieces(attribution: Any, unit: str, special: bool) -> list[list[Piece]]:
+    """Return the pieces of all examples, with special tokens or without."""
+    examples = range(len(attribution.ids))
+    if unit in ("spans", "sentences"):
+        spans = attribution.spans() if unit == "spans" else attribution.sentences()
+        return [_of_text(attribution, example, spans[example], special) for example in examples]
+    made = _words(attribution) if unit == "words" else [_tokens(attribution, example) for example in examples]
+    return [[piece for piece in pieces if special or not piece.special] for pieces in made]
+
+
+def _words(attribution: Any) -> list[list[Piece]]:
+    """Return the words; as the user wrote them where their tokens' offsets are known, since tokens may be in small letters."""
+    pieces = []
+    for example, words in enumerate(attribution.words()):
+        special = [_is_special(attribution, example, word.positions[0]) for word in words]
+        texts = [shown_token(word.text) for word in words]
+        if attribution.offsets is not None:
+            texts = [
+                _written(attribution, example, word.positions) or text for word, text in zip(words, texts, strict=True)
+            ]
+        pieces.append(
+            [
+                Piece(text, word.positions, word.saliency, is_special, " ")
+                for word, text, is_special in zip(words, texts, special, strict=True)
+            ]
+        )
+    return pieces
+
+
+def _written(attribution: Any, example: int, positions: Sequence[int]) -> str:
+    """Return the characters of the text that these tokens stand for, without white space around them; "" for none."""
+    located = [position for position in positions if attribution.parts[example, position] >= 0]
+    if not located:
+        return ""
+    text = parts_of(attribution.texts[example])[attribution.parts[example, located[0]]]
+    offsets = attribution.offsets[example, located]
+    return str(text[offsets[:, 0].min() : offsets[:, 1].max()].strip())
+
+
+def _is_special(attribution: Any, example: int, position: int) -> bool:
+    """Return whether a token stands for no characters of the text; where its offsets are not known, whether it looks so."""
+    if attribution.parts is not None:
+        return bool(attribution.parts[example, position] < 0)
+    token = attribution.tokens[example][position]
+    return bool(SPECIAL.fullmatch(token)) and token.lower() not in UNKNOWN
+
+
+def _tokens(attribution: Any, example: int) -> list[Piece]:
+    """Return the tokens at real positions, or their ids where they are not known."""
+    tokens = None if attribution.tokens is None else attribution.tokens[example]
+    scores, positions = attribution.scores[example], np.flatnonzero(attribution.real[example]).tolist()
+    if tokens is None:
+        ids = attribution.ids[example]
+        return [Piece(str(ids[position]), (position,), float(scores[position]), False, " ") for position in positions]
+    has_marks = any(token.startswith(STARTS) for token in tokens)
+    pieces: list[Piece] = []
+    for position in positions:
+        token, special = tokens[position], _is_special(attribution, example, position)
+        joined = token.startswith("##") or (has_marks and not token.startswith(STARTS))
+        before = "" if joined and pieces and not special and not pieces[-1].special else " "
+        pieces.append(Piece(shown_token(token), (position,), float(scores[position]), special, before))
+    return pieces
+
+
+def _of_text(attribution: Any, example: int, spans: Sequence[Span], special: bool) -> list[Piece]:
+    """Return the spans, and if `special` between them the tokens that have no characters in the text."""
+    without = np.flatnonzero(attribution.real[example] & (attribution.parts[example] < 0)).tolist() if special else []
+    pieces: list[Piece] = []
+    for index, span in enumerate(spans):
+        while span.positions and without and without[0] < span.positions[0]:
+            pieces.append(_without_characters(attribution, example, without.pop(0)))
+        begins_part = index > 0 and span.part != spans[index - 1].part
+        after_special = bool(pieces) and pieces[-1].special
+        before = " " if after_special else PAIR if begins_part else ""
+        pieces.append(Piece(span.text, span.positions, span.score, False, before))
+    return [*pieces, *(_without_characters(attribution, example, position) for position in without)]
+
+
+def _without_characters(attribution: Any, example: int, position: int) -> Piece:
+    token = None if attribution.tokens is None else attribution.tokens[example][position]
+    text = str(attribution.ids[example, position]) if token is None else shown_token(token)
+    return Piece(text, (position,), float(attribution.scores[example, position]), True, " ")

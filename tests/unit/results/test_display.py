@@ -1,0 +1,352 @@
+"""Attributions as plots, HTML, LaTeX, in the terminal and in notebooks: their scores, with texts of any origin."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+import embgrad
+from embgrad.common.colours import LEVELS, PALETTES, step
+from embgrad.results.attribution import Attributions
+from tests.unit.inputs.test_offsets import wordpiece
+from tests.unit.refusals import refused
+from tests.unit.results.attributed import attribution_of, by_words
+
+matplotlib.use("Agg")
+
+TOKENS = ["[CLS]", "Knead", "the", "dough", "[SEP]"]
+ONE = by_words(["Knead  the dough"], [TOKENS], [[9.0, -2.0, 0.5, 4.0, -9.0]])
+SALIENCY = by_words(["Knead  the dough"], [TOKENS], [[9.0, 2.0, 0.5, 40.0, 9.0]], "Saliency")
+TWO = by_words(
+    ["Knead  the dough", ("A", "B")],
+    [TOKENS, ["[CLS]", "A", "[SEP]", "B", "[SEP]"]],
+    [[9, -2, 0.5, 4, 9], [0, 8, 1, -4, 0]],
+)
+BOTH = Attributions({"integrated": ONE, "gradient": SALIENCY})
+IDS = attribution_of(embgrad.TokenBatch([[7, 8, 9]]))
+
+#: Text that HTML, LaTeX, Matplotlib's formulas, terminals or Rich would read as something else.
+HOSTILE = "<script>alert('1')</script> & $x_1^2$ \\input{~} #%`\" [red]no[/red] \x1b[31m"
+
+
+@pytest.fixture
+def plt() -> Iterator[Any]:
+    import matplotlib.pyplot
+
+    matplotlib.pyplot.close("all")
+    yield matplotlib.pyplot
+    matplotlib.pyplot.close("all")
+
+
+def labels(ax: Any) -> list[str]:
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+def test_bars_of_words_by_sign_from_top_to_bottom(plt: Any) -> None:
+    ax = ONE.plot()
+    assert labels(ax) == TOKENS
+    assert [bar.get_width() for bar in ax.patches] == [9.0, -2.0, 0.5, 4.0, -9.0]
+    up, down = PALETTES["light"]["p"], PALETTES["light"]["m"]
+    assert [to_hex(bar.get_facecolor()) for bar in ax.patches] == [up, down, up, up, down]
+    assert [bar.get_alpha() for bar in ax.patches] == [0.4, 1.0, 1.0, 1.0, 0.4]
+    assert ax.get_ylim()[0] > ax.get_ylim()[1]
+    assert ax.get_xlabel() == "score by IntegratedGradients at word"
+    hidden = SALIENCY.plot(special=False)
+    assert labels(hidden) == TOKENS[1:-1]
+    assert {to_hex(bar.get_facecolor()) for bar in hidden.patches} == {PALETTES["light"]["n"]}
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [(None, TOKENS), ("tokens", TOKENS), ("spans", TOKENS), ("sentences", ["[CLS]", "Knead the dough", "[SEP]"])],
+)
+def test_units_of_a_plot(plt: Any, by: str | None, expected: list[str]) -> None:
+    assert labels(ONE.plot(by=by)) == expected
+
+
+def test_words_are_shown_as_they_were_written(plt: Any) -> None:
+    found = attribution_of(embgrad.encode([("The  films", "Zürich 🙂")], wordpiece()))
+    assert labels(found.plot()) == ["[CLS]", "The", "films", "[SEP]", "Zürich", "🙂", "[SEP]"]
+    assert labels(found.plot(by="tokens", special=False)) == ["the", "film", "s", "zurich", "[UNK]"]
+    assert labels(found.plot(by="words", special=False)) == ["The", "films", "Zürich", "🙂"]
+
+
+def test_ids_stand_for_tokens_that_are_not_known(plt: Any) -> None:
+    assert labels(IDS.plot()) == ["7", "8", "9"]
+
+
+def test_a_heat_map_has_a_row_for_each_text_on_one_scale(plt: Any) -> None:
+    ax = TWO.plot()
+    assert labels(ax) == ["0", "1"]
+    (image,) = ax.images
+    colours = [[to_hex(cell) for cell in row] for row in image.get_array()]
+    level = LEVELS // 2  # of 4 where 8 is the largest
+    assert colours[0][3] == step("light", "p", level).background
+    assert colours[1][1] == step("light", "p", LEVELS).background
+    assert colours[1][3] == step("light", "m", level).background
+    assert colours[1][0] == step("light", "p", 0).background
+    assert [text.get_text() for text in ax.texts] == [*TOKENS, "[CLS]", "A", "[SEP]", "B", "[SEP]"]
+    assert ax.figure.axes[1].get_ylim() == (-8, 8)
+
+
+def test_cells_beyond_the_end_of_a_text_are_grey(plt: Any) -> None:
+    colours = TWO.plot(special=False).images[0].get_array()
+    assert colours[1, 2].tolist() == [0.93] * 3
+
+
+def test_several_methods_side_by_side_each_on_its_own_scale(plt: Any) -> None:
+    ax = BOTH.plot()
+    assert labels(ax) == ["integrated", "gradient"]
+    (image,) = ax.images
+    assert to_hex(image.get_array()[0, 3]) == step("light", "p", LEVELS).background
+    assert to_hex(image.get_array()[1, 3]) == step("light", "n", LEVELS).background
+    assert to_hex(image.get_array()[1, 1]) == step("light", "n", round(LEVELS / 20)).background
+    assert ax.figure.axes[1].get_ylabel() == "share of the largest,\npurple: no sign"
+    alone = Attributions({"gradient": SALIENCY}).plot()
+    assert labels(alone) == TOKENS
+
+
+def test_axes_of_the_user_are_drawn_on_and_pyplot_is_left_alone(plt: Any) -> None:
+    own = Figure()
+    first, second = own.subplots(1, 2)
+    assert ONE.plot(ax=first) is first
+    assert BOTH.plot(ax=second) is second
+    assert plt.get_fignums() == []
+    before = dict(matplotlib.rcParams)
+    current = plt.figure()
+    ax = ONE.plot(ax=current.subplots())
+    assert plt.gcf() is current
+    assert ax.figure is current
+    assert ONE.plot().figure is not current
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_words_are_drawn_as_they_are_and_cut_where_they_are_long(plt: Any) -> None:
+    texts = ["$x_1$", "\\frac", "a" * 99, "line\nend", "\x1b[31m"]
+    found = by_words(["".join(texts)], [texts], [[1, 2, 3, 4, 5]])
+    ax = found.plot(by="spans")
+    assert labels(ax) == ["$x_1$", "\\frac", "a" * 39 + "…", "line end", "\\x1b[31m"]
+    ax.figure.canvas.draw()
+    map_of = by_words(["".join(texts)] * 2, [texts] * 2, [[1, 2, 3, 4, 5]] * 2).plot(by="spans")
+    map_of.figure.canvas.draw()
+
+
+def test_scores_that_are_not_finite_have_no_bar_and_no_colour(plt: Any) -> None:
+    found = by_words(["a b c d"], [["a", "b", "c", "d"]], [[np.nan, np.inf, 0.0, 2.0]])
+    assert [float(np.nan_to_num(bar.get_width(), nan=-1)) for bar in found.plot().patches] == [-1, -1, 0, 2]
+    assert "background" not in found.to_html().split("<body>")[1].split('title="+nan')[1].split("</span>")[0]
+    assert Attributions({"a": found, "b": found}).plot().images[0].get_array()[0, 0].tolist() == [1, 1, 1]
+
+
+def test_the_error_by_steps(plt: Any) -> None:
+    def with_steps(steps: int, delta: float) -> embgrad.Attribution:
+        found = by_words(["a", "b"], [["a"], ["b"]], 1.0)
+        found.provenance["method"]["steps"] = steps  # type: ignore[index]
+        assert found.delta is not None
+        found.delta[:] = delta
+        return found
+
+    several = Attributions({"20": with_steps(20, -0.5), "5": with_steps(5, 2.0)})
+    ax = several.plot_convergence()
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[5, 2.0], [20, 0.5]]] * 2
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    with refused(
+        embgrad.EmbgradError, "the attribution 'gradient' by Saliency has no steps whose error could be drawn"
+    ):
+        BOTH.plot_convergence()
+
+
+class Reader(HTMLParser):
+    """Collects the elements and texts of a page; the texts of `pre-wrap` blocks are those of the user."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.titles: dict[str, str] = {}
+        self.texts: list[str] = []
+        self._title = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        values = dict(attributes)
+        self._title = values.get("title") or ""
+        if "pre-wrap" in (values.get("style") or ""):
+            self.texts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self._title:
+            self.titles[data] = self._title
+        if self.texts:
+            self.texts[-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._title = ""
+        if tag == "div" and self.texts:
+            self.texts.append("")
+
+
+def test_html_holds_the_text_and_the_numbers() -> None:
+    page = Reader(ONE.to_html(special=False))
+    assert page.texts[0] == "Knead  the dough"
+    assert page.titles == {"Knead": "-2, position 1", "the": "+0.5, position 2", "dough": "+4, position 3"}
+    assert Reader(ONE.to_html()).texts[0] == "[CLS] Knead  the dough [SEP]"
+    assert Reader(TWO.to_html(1)).texts[0] == "[CLS] A [SEP] B [SEP]"
+    assert Reader(TWO.to_html(-1, special=False)).texts[0] == "A | B"
+    assert Reader(SALIENCY.to_html(by="sentences")).titles["Knead  the dough"] == "40.05, positions 1, 2, 3"
+
+
+@pytest.mark.parametrize("by", ["spans", "words", "tokens", "sentences"])
+def test_html_is_escaped_and_loads_nothing(by: str) -> None:
+    page = by_words([HOSTILE], [[HOSTILE]], [[1.0]]).to_html(by=by)
+    assert {*Reader(page).tags} <= {"html", "head", "meta", "title", "style", "body", "div", "span", "b"}
+    assert "\x1b" not in page
+    assert not re.search(r"https?:|url\(|@import|<script|<img|<link", page)
+    assert page.encode().decode() == page
+    named = Attributions({"<b>&": ONE, "x": ONE})
+    assert "&lt;b&gt;&amp;" in named.to_html()
+
+
+def test_html_of_methods_side_by_side_has_each_text_by_each_method() -> None:
+    page = Reader(BOTH.to_html())
+    assert [text for text in page.texts if text.startswith("[CLS]")] == ["[CLS] Knead  the dough [SEP]"] * 2
+    assert page.tags.count("b") == 2
+
+
+def test_a_notebook_shows_the_first_examples_without_a_document_around_them() -> None:
+    many = by_words(["a"] * 12, [["a"]] * 12, 1.0)
+    shown = many._repr_html_()
+    assert shown.count("pre-wrap") == 10
+    assert "the first 10 of 12 examples; to_html() returns all" in shown
+    assert "<html" not in shown
+    assert "<style" not in shown
+    assert BOTH._repr_html_().count("pre-wrap") == 2
+
+
+def test_latex_escapes_what_latex_reads_and_leaves_other_letters() -> None:
+    text = "\\{}$&#%_^~<>|`-'\" é中\nend"
+    found = by_words([text], [[text[:17], "é中", "end"]], [[0.0, 1.0, -1.0]])
+    body = found.to_latex()
+    assert body.startswith("% \\usepackage{xcolor}\n")
+    assert (
+        "\\textbackslash{}\\{\\}\\$\\&\\#\\%\\_\\textasciicircum{}\\textasciitilde{}\\textless{}\\textgreater{}\\textbar{}"
+        "\\textasciigrave{}{-}\\textquotesingle{}\\char34{} \\colorbox[HTML]{D55E00}"
+    ) in body
+    assert "é中}\\leavevmode\\\\\\relax\n\\colorbox[HTML]{0072B2}{\\strut \\color{white}end}" in body
+    assert body.count("{") == body.count("}")
+
+
+def test_latex_breaks_lines_between_the_words_of_a_piece() -> None:
+    body = ONE.to_latex(by="sentences", special=False)
+    assert [body.count(f"\\strut {word}}}") for word in ("Knead", "the", "dough")] == [1, 1, 1]
+    assert BOTH.to_latex().count("\\par}") == 2
+    assert "\\textbf{gradient}" in BOTH.to_latex()
+
+
+def shown(attribution: Any, capsys: Any, **how: Any) -> str:
+    attribution.show(**how)
+    return str(capsys.readouterr().out)
+
+
+def test_the_terminal_without_colours_has_digits(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = shown(ONE, capsys).splitlines()
+    assert lines == [
+        "example 0: IntegratedGradients at word, L = 2.5, at the baseline 1.5; 9 is 4",
+        "[CLS] Knead(-4)  the(+1) dough(+9) [SEP]",
+    ]
+    assert "Knead(0) the(0) dough(9)" in shown(SALIENCY, capsys, by="words", special=False)
+    assert "gradient    example 0: Saliency" in shown(BOTH, capsys)
+
+
+def test_the_terminal_in_colours_and_without_rich(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    assert "\x1b[38;2;0;0;0;48;2;213;94;0mdough\x1b[0m" in shown(ONE, capsys)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "dough(+9)" in shown(ONE, capsys)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert "[CLS] Knead(-4)  the(+1) dough(+9) [SEP]\n" in shown(ONE, capsys)
+
+
+def test_the_terminal_shows_text_as_it_is(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = shown(by_words([HOSTILE], [[HOSTILE]], [[1.0]]), capsys)
+    assert "\x1b" not in out
+    assert "[red]no[/red] \\x1b[31m(+9)" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"by": "word"},
+            "by is 'word': expected one of 'tokens', 'words', 'spans', 'sentences', or None. Did you mean 'words'",
+        ),
+        ({"by": 3}, "by is 3: expected one of"),
+        ({"examples": 2}, "examples is 2: expected an index from 0 to 1, a list or slice, or None for all"),
+        ({"examples": [0, True]}, "examples is [0, True]: expected an index"),
+        ({"examples": "all"}, "examples is 'all': expected an index"),
+        ({"examples": slice(5, 9)}, "which is none of the 2: expected one at least"),
+        ({"examples": []}, "examples is [], which is none of the 2: expected one at least"),
+    ],
+)
+def test_unknown_units_and_examples_are_refused(arguments: dict[str, Any], message: str) -> None:
+    for call in (TWO.to_html, TWO.to_latex, TWO.show, TWO.plot):
+        with refused(embgrad.EmbgradError, message):
+            call(**arguments)
+
+
+def test_what_is_not_known_cannot_be_shown() -> None:
+    with refused(embgrad.EmbgradError, "the texts of this attribution are not known"):
+        IDS.to_html(by="spans")
+    with refused(embgrad.EmbgradError, "the tokens of this attribution are not known"):
+        IDS.to_html(by="words")
+
+
+def test_attributions_of_other_batches_are_not_shown_side_by_side(tmp_path: Path) -> None:
+    embgrad.save({"a": ONE, "b": TWO}, tmp_path / "both.safetensors")
+    both = embgrad.load(tmp_path / "both.safetensors")
+    with refused(
+        embgrad.EmbgradError, "the attributions 'a' and 'b' are of different ids: expected those of one batch"
+    ):
+        both.to_html()
+    assert both._repr_html_() is None
+
+
+def test_many_texts_are_drawn_without_words(plt: Any) -> None:
+    many = by_words(["a b"] * 400, [["a", "b"]] * 400, 1.0)
+    ax = many.plot()
+    assert len(ax.texts) == 0
+    assert ax.images[0].get_array().shape == (400, 2, 3)
+    assert ax.figure.get_size_inches()[1] <= 40
+
+
+def test_other_axes_several_examples_of_several_methods_and_a_missing_matplotlib(monkeypatch: Any) -> None:
+    with refused(embgrad.EmbgradError, "ax is of type Figure: expected Matplotlib's Axes, or None for a new figure"):
+        ONE.plot(ax=Figure())
+    with refused(embgrad.EmbgradError, "examples is [0, 1]: expected one example, since the rows are the 2 methods"):
+        Attributions({"a": TWO, "b": TWO}).plot([0, 1])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    for one in (ONE, TWO, BOTH):
+        with refused(embgrad.EmbgradError, "pictures need the package 'matplotlib'", "pip install 'embgrad[plot]'"):
+            one.plot()
+
+
+def test_matplotlib_and_rich_are_imported_by_the_calls_alone(tmp_path: Path) -> None:
+    code = "import sys, embgrad; print(sorted({'matplotlib', 'rich', 'jinja2'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
