@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.schema import SchemaError, expect_names
-from embgrad.errors import brief
+from embgrad.errors import BatchError, brief
+from embgrad.inputs.checks import Text, checked_offsets, checked_texts
 from embgrad.results.field_checks import (
     Fields,
     check_positions,
@@ -31,9 +32,11 @@ _ARRAYS: Final = {
     "mask": "mask",
     "types": "types",
     "words": "words_of",
+    "offsets": "offsets",
+    "parts": "parts",
 }
 _REQUIRED: Final = ("scores", "objective", "ids")
-_FIELDS: Final = ("tokens", "provenance")
+_FIELDS: Final = ("tokens", "texts", "provenance")
 
 
 def arrays_of(attribution: Any) -> dict[str, np.ndarray]:
@@ -44,7 +47,11 @@ def arrays_of(attribution: Any) -> dict[str, np.ndarray]:
 
 def entry_of(attribution: Any) -> dict[str, Any]:
     """Return the fields that are not arrays."""
-    return {"tokens": attribution.tokens, "provenance": dict(attribution.provenance)}
+    return {
+        "tokens": attribution.tokens,
+        "texts": attribution.texts,
+        "provenance": dict(attribution.provenance),
+    }
 
 
 def fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fields:
@@ -55,6 +62,7 @@ def fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fie
     return {
         **{name: arrays.get(key) for key, name in _ARRAYS.items()},
         "tokens": checked_tokens(entry["tokens"], arrays["ids"].shape),
+        "texts": _checked_texts(entry["texts"], arrays),
         "provenance": _checked_method(checked_provenance(entry["provenance"])),
     }
 
@@ -78,6 +86,20 @@ def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
             expect_dtype(name, arrays[name], ("float64",))
             if arrays[name].shape != ids.shape[:1]:
                 raise SchemaError(f"holds {name} of shape {arrays[name].shape}: expected {ids.shape[:1]}, (example,)")
+
+
+def _checked_texts(texts: Any, arrays: Mapping[str, np.ndarray]) -> tuple[Text, ...] | None:
+    shape = arrays["ids"].shape
+    for name in ("offsets", "parts"):
+        if name in arrays:
+            expect_dtype(name, arrays[name], ("int64",))
+    try:
+        checked = None if texts is None else checked_texts(texts, shape[0])
+        if "offsets" in arrays or "parts" in arrays:
+            checked_offsets(arrays.get("offsets"), arrays.get("parts"), checked, shape)
+    except BatchError as error:
+        raise SchemaError(f"holds texts or offsets that do not fit: {error.message}") from error
+    return checked
 
 
 def _checked_method(provenance: dict[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,20 @@ def test_a_saved_attribution_is_restored_bit_for_bit(tmp_path: Path, method: Any
     assert repr(loaded) == repr(saved)
 
 
+def test_texts_and_offsets_are_restored(tmp_path: Path) -> None:
+    texts, offsets = ["a film", ("b", "c")], np.full((2, 4, 2), -1)
+    offsets[0, 1], offsets[1, 2] = (2, 6), (0, 1)
+    parts = np.full((2, 4), -1)
+    parts[0, 1], parts[1, 2] = 0, 1
+    batch = embgrad.TokenBatch(IDS, texts=texts, offsets=offsets, parts=parts)
+    saved = embgrad.attribute(curved(), batch, LOGIT, "saliency")
+    saved.save(tmp_path / "a.safetensors")
+    loaded = embgrad.load(tmp_path / "a.safetensors")
+    assert loaded.texts == ("a film", ("b", "c"))
+    assert loaded.spans() == saved.spans()
+    np.testing.assert_array_equal(loaded.offsets, offsets)
+
+
 def test_several_attributions_are_restored_by_name_beside_gradients(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     attributions = attributed(["saliency", "input_x_gradient"])
@@ -68,6 +82,11 @@ def test_a_long_array_in_a_method_is_described_by_its_digest() -> None:
     [
         (lambda arrays, entry: arrays.pop("scores"), "lacks the arrays ['scores']"),
         (lambda arrays, entry: entry.pop("tokens"), "lacks the fields ['tokens']"),
+        (lambda arrays, entry: entry.update(texts=["a"]), "texts or offsets that do not fit: texts is ['a']: expected a list"),
+        (
+            lambda arrays, entry: arrays.update(offsets=np.zeros((2, 4, 2), np.int64)),
+            "texts or offsets that do not fit: offsets or parts are given without texts",
+        ),
         (lambda arrays, entry: entry.update({"class": "Tensor"}), "holds a result of the class 'Tensor': expected"),
         (lambda arrays, entry: entry["provenance"].pop("method"), "holds None as provenance['method']: expected an object"),
         (
