@@ -28,7 +28,7 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import as_objective
 from embgrad.results.attribution import Attribution, Attributions
 
-__all__ = ["METHODS", "attribute", "attributed", "methods_by_name"]
+__all__ = ["METHODS", "attribute", "attributed"]
 
 
 def _snake(name: str) -> str:
@@ -123,7 +123,7 @@ def attribute(
         BatchError: a baseline needs the id of the mask or the padding, and it is not known.
         UnsupportedError: the objective is a `Scalar`, the point has other axes, or the backend cannot override its value.
     """
-    chosen = methods_by_name(method)
+    chosen = _methods(method)
     expect_one_name(at, "make a call for each point")
     expect_pads(pads)
     tokens = batch_of(batch, tokenizer, max_length, model)
@@ -166,7 +166,7 @@ def _are_several(method: Any) -> bool:
     return isinstance(method, (Mapping, list, tuple))
 
 
-def methods_by_name(method: Any) -> dict[str, Method]:
+def _methods(method: Any) -> dict[str, Method]:
     """Return the methods by name; a single one by the empty name."""
     if not _are_several(method):
         return {"": _method(method)}

@@ -15,7 +15,7 @@ from embgrad.attribution.shapley import exact_values, fitted_values, sampled_coa
 from embgrad.common.options import expect_flag
 from embgrad.errors import EmbgradError
 
-__all__ = ["KernelShap", "Lime", "Occlusion", "replacing"]
+__all__ = ["KernelShap", "Lime", "Occlusion"]
 
 #: LIME multiplies the cosine distance by this before it compares it with the kernel's width.
 DISTANCE: Final = 100.0
@@ -42,7 +42,7 @@ class Occlusion(Method):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the differences."""
-        features, evaluated = replacing(passes, self.replacement, tokenizer, self.keep_special)
+        features, evaluated = _replacing(passes, self.replacement, tokenizer, self.keep_special)
         positions = np.flatnonzero(features.any(0))
         present = np.ones((len(positions), *features.shape), bool)
         present[np.arange(len(positions)), :, positions] = False
@@ -86,7 +86,7 @@ class Lime(Method):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the coefficients."""
-        features, evaluated = replacing(passes, self.baseline, tokenizer, self.keep_special)
+        features, evaluated = _replacing(passes, self.baseline, tokenizer, self.keep_special)
         present = np.ones((self.samples, *features.shape), bool)
         for example, generator in enumerate(generators_of(passes.batch, self.seed)):
             drawn = generator.random((self.samples - 1, int(features[example].sum()))) < 0.5
@@ -138,7 +138,7 @@ class KernelShap(Method):
 
     def contributions(self, passes: Passes, tokenizer: Any) -> Contributions:
         """Return the Shapley values."""
-        features, evaluated = replacing(passes, self.baseline, tokenizer, self.keep_special)
+        features, evaluated = _replacing(passes, self.baseline, tokenizer, self.keep_special)
         coalitions = [
             sampled_coalitions(int(own.sum()), self.samples, generator)
             for own, generator in zip(features, generators_of(passes.batch, self.seed), strict=True)
@@ -159,7 +159,7 @@ class KernelShap(Method):
         return Contributions(scores, None, before, delta, {"exact": exact})
 
 
-def replacing(passes: Passes, baseline: Any, tokenizer: Any, keep_special: bool) -> Any:
+def _replacing(passes: Passes, baseline: Any, tokenizer: Any, keep_special: bool) -> Any:
     """Return which positions can be absent, (example, position), and the function that evaluates coalitions.
 
     The function takes bool arrays, (coalition, example, position), true where a position is present, and returns the objectives,

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.attribution.baselines import NAMES, absent_positions
-from embgrad.attribution.passes import MOST_POSITIONS, Passes
-from embgrad.attribution.perturbation_methods import replacing
+from embgrad.attribution.baselines import NAMES, absent_positions, baseline_values
+from embgrad.attribution.passes import MOST_POSITIONS, Passes, Rows
 from embgrad.common.arrays import to_numpy
 from embgrad.common.options import expect_flag
 from embgrad.common.pytree import every
@@ -121,11 +120,19 @@ class Removal:
         return self._deleted(kept) if self.remove == DELETE else self._replaced(kept)
 
     def _replaced(self, kept: Sequence[np.ndarray]) -> list[np.ndarray]:
-        _, objectives_of = replacing(self.passes, self.remove, self.tokenizer, self.keep_special)
-        present = np.ones((max(map(len, kept)), *self.passes.batch.shape), bool)
+        inputs = self.passes.inputs
+        absent = baseline_values(self.passes, self.remove, self.tokenizer, self.keep_special)
+        most, count = max(map(len, kept)), len(kept)
+        present = np.ones((most, *self.removable.shape), bool)
         for example, rows in enumerate(kept):
             present[: len(rows), example] = rows | ~self.removable[example]
-        objectives = objectives_of(present)
+        stays = present.reshape(-1, present.shape[-1], 1)
+
+        def values(start: int, end: int) -> np.ndarray:
+            examples = np.arange(start, end) % count
+            return np.where(stays[start:end], inputs[examples], absent[examples])
+
+        objectives = self.passes.objectives(Rows(most, values)).reshape(most, count)
         return [objectives[: len(rows), example] for example, rows in enumerate(kept)]
 
     def _deleted(self, kept: Sequence[np.ndarray]) -> list[np.ndarray]:

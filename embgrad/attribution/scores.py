@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from embgrad.attribution.attribute import METHODS
 from embgrad.common.arrays import to_numpy
 from embgrad.common.finite import not_finite
 from embgrad.errors import EmbgradError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.results.attribution import Attribution
 
-__all__ = ["are_several", "scores_by_name"]
-
-#: The names of methods in snake case by those of their classes.
-NAMES: Final = {cls.__name__: name for name, cls in METHODS.items()}
+__all__ = ["are_several", "by_name", "scores_by_name", "snake_case"]
 
 
 def are_several(attribution: Any) -> bool:
-    """Return whether an argument holds attributions by name or in a list."""
+    """Return whether an argument holds attributions, or methods, by name or in a list."""
     return isinstance(attribution, (Mapping, list, tuple))
+
+
+def snake_case(name: str) -> str:
+    """Return the name of a class of methods in snake case, as `attribute` takes it."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=X)(?=Gradient)", "_", name).lower()
+
+
+def by_name(argument: Any, what: str, name_of: Callable[[Any], str]) -> dict[str, Any]:
+    """Return the entries of an argument by name: of a mapping by its own, of a list by `name_of`, a repeated one with `#1`.
+
+    Raises:
+        EmbgradError: there is no entry, or a mapping's name is no text.
+    """
+    if not are_several(argument):
+        return {name_of(argument): argument}
+    if not argument:
+        raise EmbgradError(f"{what} is {brief(argument)}: expected one {what} at least")
+    if isinstance(argument, Mapping):
+        if wrong := [name for name in argument if not isinstance(name, str)]:
+            raise EmbgradError(f"{what} names a method {brief(wrong[0])}: expected names that are text")
+        return dict(argument)
+    named: dict[str, Any] = {}
+    for entry in argument:
+        name = name_of(entry)
+        repeats = sum(other.partition("#")[0] == name for other in named)
+        named[f"{name}#{repeats}" if repeats else name] = entry
+    return named
 
 
 def scores_by_name(attribution: Any, batch: TokenBatch, removable: np.ndarray) -> dict[str, np.ndarray]:
@@ -37,29 +61,12 @@ def scores_by_name(attribution: Any, batch: TokenBatch, removable: np.ndarray) -
     Raises:
         EmbgradError: there is none, it is of another batch, or a score is not finite.
     """
-    named = _by_name(attribution)
+    named = by_name(attribution, "attribution", _name)
     return {name: _checked(name, entry, batch, removable) for name, entry in named.items()}
 
 
-def _by_name(attribution: Any) -> dict[str, Any]:
-    if not are_several(attribution):
-        return {_name(attribution): attribution}
-    if not attribution:
-        raise EmbgradError(f"attribution is {brief(attribution)}: expected one attribution at least")
-    if isinstance(attribution, Mapping):
-        if wrong := [name for name in attribution if not isinstance(name, str)]:
-            raise EmbgradError(f"attribution names a method {brief(wrong[0])}: expected names that are text")
-        return dict(attribution)
-    named: dict[str, Any] = {}
-    for entry in attribution:
-        name = _name(entry)
-        repeats = sum(other.partition("#")[0] == name for other in named)
-        named[f"{name}#{repeats}" if repeats else name] = entry
-    return named
-
-
 def _name(attribution: Any) -> str:
-    return NAMES.get(attribution.method, attribution.method) if isinstance(attribution, Attribution) else "scores"
+    return snake_case(attribution.method) if isinstance(attribution, Attribution) else "scores"
 
 
 def _checked(name: str, attribution: Any, batch: TokenBatch, removable: np.ndarray) -> np.ndarray:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.attribution.attribute import methods_by_name
 from embgrad.attribution.draws import generators_of
 from embgrad.attribution.method import Method, expect_count, expect_number
 from embgrad.attribution.passes import Passes, passes_of
-from embgrad.attribution.scores import are_several
+from embgrad.attribution.scores import are_several, by_name, snake_case
 from embgrad.backend.protocol import Call
 from embgrad.common.arrays import to_numpy
 from embgrad.common.keywords import explained
@@ -49,7 +48,9 @@ def sensitivity(
 
     Args:
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length` and `call`.
-        method: see `attribute`; it is run once for each sample, and once without noise. So are `at` and `batch_size`.
+        method: a method, such as `embgrad.Saliency()`, or several, as a mapping of names to methods or a list. It is run once for
+            each sample, and once without noise.
+        at: see `attribute`; so is `batch_size`.
         radius: the largest change of an entry, in the units of the values at the point.
         samples: the number of changed inputs.
         noise: the changes themselves, in place of random ones, (sample, example, position, dim).
@@ -59,12 +60,12 @@ def sensitivity(
         float64, shape (example,); for several methods a dict of these by name.
 
     Raises:
-        EmbgradError: `noise` has another shape or is not finite; or as `attribute` raises.
+        EmbgradError: `method` is none, `noise` has another shape or is not finite; or as `attribute` raises.
     """
     expect_number(radius, "radius")
     expect_count(samples, "samples")
     expect_count(seed, "seed", 0)
-    chosen = methods_by_name(method)
+    chosen = {name: _checked(entry) for name, entry in by_name(method, "method", _name).items()}
     passes = passes_of(
         model, batch, objective, at=at, tokenizer=tokenizer, max_length=max_length, call=call, batch_size=batch_size
     )
@@ -78,6 +79,18 @@ def sensitivity(
             moves = list(_checked_noise(noise, shape))
         results = {name: _largest(passes, entry, moves, tokenizer) for name, entry in chosen.items()}
     return results if are_several(method) else next(iter(results.values()))
+
+
+def _name(method: Any) -> str:
+    return snake_case(type(method).__name__)
+
+
+def _checked(method: Any) -> Method:
+    if not isinstance(method, Method):
+        raise EmbgradError(
+            f"method is {brief(method)}: expected the method itself, which is run again, such as embgrad.Saliency()"
+        )
+    return method
 
 
 def _largest(passes: Passes, method: Method, moves: list[np.ndarray], tokenizer: Any) -> np.ndarray:

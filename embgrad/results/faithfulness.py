@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, did_you_mean
 
-__all__ = ["Faithfulness", "MissingMatplotlibError"]
+__all__ = ["Faithfulness"]
 
 #: The metrics of the table: the field, the heading, and whether a faithful attribution has a high one.
 METRICS: Final = (
@@ -24,10 +24,6 @@ METRICS: Final = (
 
 #: The number of shares at which the curves of a plot are averaged over examples.
 POINTS: Final = 101
-
-
-class MissingMatplotlibError(EmbgradError, ImportError):
-    """A plot was requested, and matplotlib is not installed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,13 +135,13 @@ class Faithfulness:
         `figure.savefig("faithfulness.png")`.
 
         Raises:
-            MissingMatplotlibError: matplotlib is not installed.
+            EmbgradError: matplotlib is not installed.
         """
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise MissingMatplotlibError(
-                'a plot needs matplotlib, which is not installed: pip install "embgrad[plot]"'
+            raise EmbgradError(
+                f"a plot needs the package 'matplotlib', which cannot be imported ({error}): pip install 'embgrad[plot]'"
             ) from error
         panels = 1 if self.deletion is None else 3
         figure = Figure(figsize=(4.2 * panels, 3.6), layout="constrained")

@@ -304,7 +304,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "sensitivity": PublicCall(
         "sensitivity",
         lambda arguments: embgrad.sensitivity(
-            arguments.model, **arguments.given(call=arguments.call, method="saliency", samples=1)
+            arguments.model, **arguments.given(call=arguments.call, method=embgrad.Saliency(), samples=1)
         ),
         _OBJECTIVE | {"call"},
         _ARGUMENTS | {"at"},

@@ -69,7 +69,14 @@ def test_an_option_of_infidelity_that_is_none_is_refused(options: dict[str, Any]
         embgrad.infidelity(curved(), BATCH, LOGIT, scores(), **options)
 
 
-@pytest.mark.parametrize("name", ["saliency", "input_x_gradient", "occlusion"])
+METHODS = {
+    "saliency": embgrad.Saliency(),
+    "input_x_gradient": embgrad.InputXGradient(),
+    "occlusion": embgrad.Occlusion("zero"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_sensitivity_is_the_largest_relative_change_under_the_noise(name: str) -> None:
     model = curved()
     inputs = embgrad.gradients(model, BATCH, LOGIT).activations
@@ -84,7 +91,7 @@ def test_sensitivity_is_the_largest_relative_change_under_the_noise(name: str) -
             changes[:, position] = result.objective - embgrad.evaluate(model, BATCH, LOGIT, override={"word": cut})
         return changes * MASK
 
-    method = embgrad.Occlusion("zero") if name == "occlusion" else name
+    method = METHODS[name]
     found = embgrad.sensitivity(model, BATCH, LOGIT, method, noise=NOISE)
     own = attribution(inputs)
     for example in (0, 1):
@@ -103,11 +110,13 @@ def test_sensitivity_moves_the_end_of_a_path_alone() -> None:
 
 
 def test_the_sensitivity_of_a_constant_gradient_is_zero_and_grows_with_the_radius() -> None:
-    np.testing.assert_array_equal(embgrad.sensitivity(linear(), BATCH, LOGIT, "saliency"), 0)
-    small, large = (embgrad.sensitivity(curved(), BATCH, LOGIT, "saliency", radius=radius) for radius in (0.001, 0.01))
+    np.testing.assert_array_equal(embgrad.sensitivity(linear(), BATCH, LOGIT, embgrad.Saliency()), 0)
+    small, large = (
+        embgrad.sensitivity(curved(), BATCH, LOGIT, embgrad.Saliency(), radius=radius) for radius in (0.001, 0.01)
+    )
     assert 10 * small == pytest.approx(large, rel=0.1)
     assert (small > 0).all()
-    np.testing.assert_array_equal(embgrad.sensitivity(curved(), BATCH, LOGIT, "saliency", radius=0), 0)
+    np.testing.assert_array_equal(embgrad.sensitivity(curved(), BATCH, LOGIT, embgrad.Saliency(), radius=0), 0)
 
 
 def test_where_an_attribution_is_zero_its_change_is_not_divided() -> None:
@@ -126,6 +135,8 @@ def test_noise_depends_on_the_seed_and_the_example_alone() -> None:
     both = embgrad.sensitivity(curved(), BATCH, LOGIT, methods, samples=2, radius=0.2)
     alone = embgrad.sensitivity(curved(), BATCH[1:], LOGIT, methods, samples=2, radius=0.2, batch_size=3)
     assert list(both) == ["smooth", "shap"]
+    listed = embgrad.sensitivity(curved(), BATCH, LOGIT, [embgrad.Saliency(), embgrad.Saliency()], samples=1)
+    assert list(listed) == ["saliency", "saliency#1"]
     for name in both:
         np.testing.assert_allclose(alone[name], both[name][1:], rtol=1e-9)
 
@@ -139,10 +150,12 @@ def test_noise_depends_on_the_seed_and_the_example_alone() -> None:
         ({"noise": NOISE[0]}, "of shape (2, 8, 3): expected finite numbers, (sample, example, position, dim), with (2, 8,"),
         ({"noise": NOISE * np.nan}, "noise is [[[[nan"),
         ({"noise": [[1], [1, 2]]}, "noise is [[1], [1, 2]], of shape (): expected finite numbers"),
-        ({"method": "salience"}, "method is 'salience': expected a method"),
+        ({"method": "saliency"}, "method is 'saliency': expected the method itself, which is run again"),
+        ({"method": {}}, "method is {}: expected one method at least"),
+        ({"method": {3: embgrad.Saliency()}}, "method names a method 3: expected names that are text"),
     ],
 )  # fmt: skip
 def test_an_option_of_sensitivity_that_is_none_is_refused(options: dict[str, Any], message: str) -> None:
-    arguments = {"method": "saliency", **options}
+    arguments = {"method": embgrad.Saliency(), **options}
     with pytest.raises(embgrad.EmbgradError, match=re.escape(message)):
         embgrad.sensitivity(curved(), BATCH, LOGIT, **arguments)

@@ -34,6 +34,7 @@ ALLOWED = {
     CORE / "cli" / "trial.py": {"torch", "tensorflow", "mxnet"},  # it tries them, in a process of its own
     CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
     CORE / "cli" / "ray_run.py": {"ray"},
+    CORE / "results" / "faithfulness.py": {"matplotlib"},
     CORE / "report": {"jinja2"},  # in one function
     CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},
     **{CORE / "testing" / f"{name}.py": {"pytest"} for name in ("conformance", "examples")},
