@@ -164,7 +164,7 @@ class _Plan:
         """Return how many tokens each share removes, or keeps, (example, share)."""
         counts = np.floor(shares * self.tokens[:, None] + ROUNDING).astype(np.int64)
         most = (self.removable & (scores > 0)).sum(1)[:, None]
-        return np.minimum(counts, most) if positive else counts
+        return np.asarray(np.minimum(counts, most) if positive else counts)
 
     def _add_example(self, example: int) -> None:
         real = self.real[example]

@@ -144,9 +144,10 @@ class Faithfulness:
                 f"a plot needs the package 'matplotlib', which cannot be imported ({error}): pip install 'embgrad[plot]'"
             ) from error
         panels = 1 if self.deletion is None else 3
-        figure = Figure(figsize=(4.2 * panels, 3.6), layout="constrained")
+        figure = Figure(figsize=(4.2 * panels + 1.6, 3.6), layout="constrained")
         axes = figure.subplots(1, panels, squeeze=False)[0]
         self._draw_bars(axes[0])
+        figure.legend(loc="outside right upper", fontsize="small")
         for panel, name in zip(axes[1:], ("deletion", "insertion"), strict=True) if panels > 1 else ():
             self._draw_curves(panel, name)
         return figure
@@ -160,7 +161,6 @@ class Faithfulness:
         axes.set_xticks(places, ["comprehensiveness\n(high is faithful)", "sufficiency\n(low is faithful)"])
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_title("change of L, mean over the shares")
-        axes.legend(fontsize="small")
 
     def _draw_curves(self, axes: Any, name: str) -> None:
         grid = np.linspace(0, 1, POINTS)

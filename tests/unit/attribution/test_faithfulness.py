@@ -460,7 +460,8 @@ def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.Monk
 def test_the_plot_draws_the_means_and_the_curves() -> None:
     pytest.importorskip("matplotlib")
     found = measured({"a$b": scores(0), "_hidden": scores(1)})
-    bars, deletion, insertion = found.plot().axes
+    figure = found.plot()
+    bars, deletion, insertion = figure.axes
     heights = [[bar.get_height() for bar in group] for group in bars.containers]
     expected = [
         found.means[method][name] for method in found.methods for name in ("aopc_comprehensiveness", "aopc_sufficiency")
@@ -471,7 +472,7 @@ def test_the_plot_draws_the_means_and_the_curves() -> None:
         assert line[0] == pytest.approx(curve[0, :, 0].mean())
         assert line[-1] == pytest.approx((curve[0, 0, 6] + curve[0, 1, 3]) / 2)
         assert line[50] == pytest.approx((curve[0, 0, 3] + (curve[0, 1, 1] + curve[0, 1, 2]) / 2) / 2)
-    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["a\\$b", "hidden"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a\\$b", "hidden"]
     assert len(measured(scores(), curves=False).plot().axes) == 1
 
 
