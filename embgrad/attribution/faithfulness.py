@@ -28,6 +28,9 @@ __all__ = ["faithfulness"]
 #: The shares of ferret; those of ERASER are 0.01, 0.05, 0.1, 0.2 and 0.5.
 SHARES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
+#: The objectives that rise with a class's logit, while its cross-entropy falls.
+RISING: Final = ("Logit", "Margin", "Probability")
+
 #: How far below a whole number a product of a share and a number of tokens may be by rounding.
 ROUNDING: Final = 1e-9
 
@@ -274,7 +277,7 @@ def _warn_of_opposite_signs(attribution: Any, objective: Mapping[str, Any]) -> N
     for entry in entries:
         explained = entry.provenance.get("objective", {}).get("class") if isinstance(entry, Attribution) else None
         ours = objective["class"]
-        if explained is not None and explained != ours and "CrossEntropy" in (explained, ours):
+        if any({explained, ours} == {"CrossEntropy", rising} for rising in RISING):
             warnings.warn(
                 f"the attribution explains {explained} and the objective is {ours}: one falls as the other rises, so that the "
                 "tokens ranked first are those that lower the objective. Attribute the objective itself",

@@ -20,7 +20,7 @@ from embgrad.engine.options import GradientOptions
 from embgrad.engine.task import Task
 from embgrad.errors import EmbgradError, ObjectiveError, UnsupportedError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.decoder import IDS
+from embgrad.inputs.decoder import IDS, LABELS
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
 from embgrad.objectives.selection import resolve_positions
@@ -63,8 +63,11 @@ def removal_of(passes: Passes, remove: Any, keep_special: bool, tokenizer: Any) 
     removal = Removal(passes, _checked_removal(remove), keep_special, tokenizer)
     expect_flag(keep_special, "keep_special")
     _ = removal.removable
-    size = None if passes.is_native or passes.size >= len(passes.batch) else passes.size
-    evaluated(Task(passes.bound, passes.objective, GradientOptions(()), pullback=False), passes.batch, size)
+    if removal.remove == DELETE:
+        size = None if passes.size >= len(passes.batch) else passes.size
+        evaluated(Task(passes.bound, passes.objective, GradientOptions(()), pullback=False), passes.batch, size)
+    else:
+        _ = passes.inputs
     return removal
 
 
@@ -215,8 +218,11 @@ def _columns_read(passes: Passes) -> np.ndarray | None:
 def _reads_text(passes: Passes) -> bool:
     """Return whether positions of the objective are those of the text, not of an encoder-decoder's decoder."""
     output = getattr(passes.objective, "output", None)
-    has_decoder = IDS in with_decoder(passes.bound.model, passes.batch).extras
-    return not has_decoder or (output is not None and output.startswith("encoder"))
+    return not _has_decoder(passes) or (output is not None and output.startswith("encoder"))
+
+
+def _has_decoder(passes: Passes) -> bool:
+    return IDS in with_decoder(passes.bound.model, passes.batch).extras
 
 
 def _expect_deletable(passes: Passes) -> None:
@@ -239,7 +245,7 @@ def _expect_deletable(passes: Passes) -> None:
     for name, value in batch.extras.items():
         if name == POSITION_IDS:
             _position_ids(batch)
-        elif not name.startswith("decoder"):
+        elif not name.startswith("decoder") and not (name == LABELS and _has_decoder(passes)):
             first = 0 if name in batch.shared else 1
             wrong = [shape for shape in _shapes(value) if batch.shape[1] in shape[first:]]
             if wrong:

@@ -266,6 +266,29 @@ def test_further_inputs_without_positions_are_passed_on() -> None:
     np.testing.assert_array_equal(found.deletion, measured(scores()).deletion)
 
 
+def translate(model: Any, input_ids: np.ndarray, decoder_input_ids: Any = None, labels: Any = None) -> Tensor:
+    """Run an encoder-decoder, which derives the decoder's ids from labels without a shift."""
+    text = lookup(model["E"], input_ids).tanh().sum(1).reshape(-1, 1, DIM)
+    decoder = labels if decoder_input_ids is None else decoder_input_ids
+    return (text + lookup(model["E2"], np.asarray(decoder))).tanh() @ model["W"]
+
+
+@pytest.mark.parametrize("name", ["labels", "decoder_input_ids"])
+def test_positions_of_a_decoder_stay(name: str) -> None:
+    random = np.random.default_rng(0)
+    shapes = {"E": (VOCAB, DIM), "E2": (VOCAB, DIM), "W": (DIM, CLASSES)}
+    model = ReferenceModel(translate, {key: random.normal(size=shape) for key, shape in shapes.items()})
+    decoder = random.integers(1, VOCAB, IDS.shape)
+    objective = embgrad.CrossEntropy(decoder % CLASSES)
+    batch = embgrad.TokenBatch(IDS, tokens=TOKENS, extras={name: decoder})
+    found = measured(scores(), model, objective, batch, curves=False)
+    for example in (0, 1):
+        stays = np.arange(8) != 2
+        shorter = embgrad.TokenBatch(IDS[example : example + 1, stays], extras={name: decoder[example : example + 1]})
+        without_one = embgrad.evaluate(model, shorter, objective.take(np.array([example]), 2))[0]
+        assert found.leave_one_out[example, 2] == pytest.approx(found.objective[example] - without_one, abs=1e-12)
+
+
 def test_a_function_as_objective_takes_replaced_tokens_alone() -> None:
     def function(output: Any) -> Any:
         assert output.shape == (2, CLASSES)
