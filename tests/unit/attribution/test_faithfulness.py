@@ -433,10 +433,8 @@ def test_an_attribution_of_a_loss_under_another_objective_is_warned_of() -> None
 
 @pytest.mark.filterwarnings("error")
 def test_an_attribution_of_the_same_loss_or_of_another_output_is_not_warned_of() -> None:
-    for of, objective in (
-        (embgrad.CrossEntropy([0, 1]), embgrad.CrossEntropy([0, 1])),
-        (LOGIT, embgrad.Probability(0)),
-    ):
+    loss = embgrad.CrossEntropy([0, 1])
+    for of, objective in ((loss, loss), (LOGIT, embgrad.Probability(0)), (loss, embgrad.Sum())):
         measured(embgrad.attribute(curved(), BATCH, of, "input_x_gradient"), objective=objective)
 
 
