@@ -85,7 +85,7 @@ def faithfulness(
         at: the point at which "pad", "mask" and "zero" replace values, such as a hidden state. Deletion is of tokens, whatever
             point the attribution is of.
         keep_special: never remove special tokens, which `tokenizer` or the batch's tokens show. Otherwise padding alone stays.
-        batch_size: how many examples one pass runs at most; None for as many as have 4,096 positions. With a function as
+        batch_size: how many examples one pass runs at most; None for as many as have 2,048 positions. With a function as
             objective one pass runs the whole batch with one removal from each example.
 
     Returns:

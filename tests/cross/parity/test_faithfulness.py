@@ -9,7 +9,7 @@ import embgrad
 from embgrad.cli.demo import TEXTS, minilm_folder
 
 #: The largest difference, relative to the largest figure: each is a difference of two sums of float32.
-TOLERANCE = 2e-5
+TOLERANCE = 1e-5
 
 
 def expect_near(actual: np.ndarray, expected: np.ndarray) -> None:
