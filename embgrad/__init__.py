@@ -6,9 +6,12 @@ PYTEST_DONT_REWRITE: without this mark pytest would warn if this package is impo
 import embgrad.report.fragments  # noqa: F401  it registers how notebooks show results
 from embgrad.attribution.attribute import attribute
 from embgrad.attribution.discretized import DiscretizedIntegratedGradients
+from embgrad.attribution.faithfulness import faithfulness
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
+from embgrad.attribution.infidelity import infidelity
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
+from embgrad.attribution.sensitivity import sensitivity
 from embgrad.backend.protocol import Backend, Listener, ParameterValues, PointValues, Request, Run, TableRest
 from embgrad.backend.registry import list_backends, refresh_backends
 from embgrad.checkpoints.load_bert import load_bert
@@ -47,9 +50,19 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
 from embgrad.moved import alias as _alias
 from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
+from embgrad.objectives.objectives import (
+    CrossEntropy,
+    Logit,
+    Margin,
+    Objective,
+    Probability,
+    Projection,
+    Scalar,
+    Sum,
+)
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.certificate import Certificate, Slope
+from embgrad.results.faithfulness import Faithfulness
 from embgrad.results.gradients import EmbeddingGradients, Word
 from embgrad.results.io import load, save
 from embgrad.results.row_sparse import RowSparse
@@ -76,6 +89,7 @@ __all__ = [
     "EmbeddingGradients",
     "EmbgradError",
     "EmbgradWarning",
+    "Faithfulness",
     "Figures",
     "FileFormatError",
     "Finding",
@@ -104,6 +118,7 @@ __all__ = [
     "PointError",
     "PointNotReachedError",
     "PointValues",
+    "Probability",
     "Projection",
     "Request",
     "RowSparse",
@@ -134,8 +149,10 @@ __all__ = [
     "embedding_table",
     "encode",
     "evaluate",
+    "faithfulness",
     "golden",
     "gradients",
+    "infidelity",
     "list_backends",
     "load",
     "load_bert",
@@ -145,6 +162,7 @@ __all__ = [
     "points",
     "refresh_backends",
     "save",
+    "sensitivity",
     "stream",
     "table_gradients",
     "table_norms",

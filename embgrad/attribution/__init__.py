@@ -2,17 +2,22 @@
 
 from embgrad.attribution.attribute import attribute
 from embgrad.attribution.discretized import DiscretizedIntegratedGradients
+from embgrad.attribution.faithfulness import faithfulness
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
+from embgrad.attribution.infidelity import infidelity
 from embgrad.attribution.method import Contributions, GradientMethod, Method
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
+from embgrad.attribution.sensitivity import sensitivity
 from embgrad.results.attribution import Attribution, Attributions
+from embgrad.results.faithfulness import Faithfulness
 
 __all__ = [
     "Attribution",
     "Attributions",
     "Contributions",
     "DiscretizedIntegratedGradients",
+    "Faithfulness",
     "GradientMethod",
     "GradientShap",
     "InputXGradient",
@@ -25,4 +30,7 @@ __all__ = [
     "SequentialIntegratedGradients",
     "SmoothGrad",
     "attribute",
+    "faithfulness",
+    "infidelity",
+    "sensitivity",
 ]

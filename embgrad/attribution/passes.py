@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.protocol import BoundModel
+from embgrad.backend.protocol import BoundModel, Call
+from embgrad.backend.registry import bind
+from embgrad.common.options import count_or_none
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
-from embgrad.engine.options import GradientOptions
+from embgrad.engine.options import GradientOptions, expect_one_name
+from embgrad.engine.probe import with_shared
 from embgrad.engine.task import Task
 from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objectives import Objective
+from embgrad.objectives.objectives import Objective, as_objective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["Passes", "Rows"]
+__all__ = ["MOST_POSITIONS", "Passes", "Rows", "passes_of"]
 
 #: How many positions one pass runs at most where the user names no `batch_size`, but at least one example.
 MOST_POSITIONS: Final = 2048
@@ -55,6 +59,7 @@ class Passes:
         at: the name of the point.
         pads: see `gradients`.
         batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
+        values: the values at the point that count as the batch's own, (example, position, dim); None for those that it has.
     """
 
     bound: BoundModel
@@ -63,6 +68,7 @@ class Passes:
     at: str
     pads: str = "keep"
     batch_size: int | None = None
+    values: np.ndarray | None = None
 
     @cached_property
     def state(self) -> EmbeddingGradients:
@@ -84,7 +90,9 @@ class Passes:
         return self._result(pullback=True)
 
     def _result(self, *, pullback: bool) -> EmbeddingGradients:
-        task = Task(self.bound, self.objective, GradientOptions((self.at,), pads=self.pads), pullback=pullback)
+        changes = {} if self.values is None else {"override": {self.at: self.values}}
+        options = GradientOptions((self.at,), pads=self.pads, changes=changes)
+        task = Task(self.bound, self.objective, options, pullback=pullback, quiet=self.values is not None)
         is_whole = self.is_native or self.size >= len(self.batch)
         result = results_of(task, self.batch, None if is_whole else self.size)[self.at]
         if result.values.ndim != 3 or result.values.shape[:2] != self.batch.shape:
@@ -104,7 +112,8 @@ class Passes:
         if isinstance(self.objective, NativeObjective):
             return self
         objective = self.objective.take(examples, len(self.batch))
-        return replace(self, batch=self.batch.take(examples), objective=objective)
+        values = None if self.values is None else self.values[examples]
+        return replace(self, batch=self.batch.take(examples), objective=objective, values=values)
 
     @property
     def size(self) -> int:
@@ -177,3 +186,34 @@ class Passes:
             f"at values that the method puts in place of those at {self.at!r}, for {named}, numbered in the pass: "
             f"{error.message}"
         )
+
+
+def passes_of(
+    model: Any,
+    batch: Any,
+    objective: Any,
+    *,
+    at: str,
+    tokenizer: Any,
+    max_length: int | None,
+    call: Call | None,
+    batch_size: int | None,
+) -> Passes:
+    """Return the passes for the arguments of a public function, see `attribute`.
+
+    Raises:
+        EmbgradError: an argument is not what `attribute` takes.
+        UnsupportedError: the objective is a `Scalar`.
+    """
+    expect_one_name(at, "make a call for each point")
+    tokens = batch_of(batch, tokenizer, max_length, model)
+    bound = bind(model, call)
+    wanted = as_objective(objective)
+    if isinstance(wanted, NativeObjective) and wanted.scalar:
+        raise UnsupportedError(
+            "a Scalar objective reduces over the batch, and an attribution is of each example's own objective: give a function "
+            "of shape (example,)"
+        )
+    if tokens.extras:
+        tokens = with_shared(bound, tokens, repeated=True)
+    return Passes(bound, tokens, wanted, at, batch_size=count_or_none(batch_size, "batch_size"))

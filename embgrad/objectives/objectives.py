@@ -33,6 +33,7 @@ __all__ = [
     "Logit",
     "Margin",
     "Objective",
+    "Probability",
     "Projection",
     "Scalar",
     "Sum",
@@ -355,10 +356,7 @@ class CrossEntropy(Objective):
     def __init__(self, labels: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
         self.labels = np.atleast_1d(whole(labels, "labels"))
-        if not isinstance(of, str) or of not in ("logits", "probabilities"):
-            hint = did_you_mean(str(of), ("logits", "probabilities"))
-            raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'.{hint}")
-        self.of = of
+        self.of = _checked_of(of)
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("labels", "of", *super()._argument_names())
@@ -409,12 +407,7 @@ class CrossEntropy(Objective):
         return expect_inside(self.labels[rows.examples, rows.positions], rows, "label")
 
     def _of_probabilities(self, rows: Rows, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        wrong = np.flatnonzero(~are_probabilities(rows.values))
-        if wrong.size:
-            raise ObjectiveError(
-                f"the output at {rows.location(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are not probabilities: "
-                "expected entries from 0 to 1 that sum to 1; pass of='logits' if the model has no softmax"
-            )
+        _expect_probabilities(rows)
         chosen = entries(rows.values, labels)
         if (chosen <= 0).any():
             row = int(np.flatnonzero(chosen <= 0)[0])
@@ -423,6 +416,55 @@ class CrossEntropy(Objective):
                 "cross-entropy of the model's logits instead"
             )
         return -np.log(chosen), one_hot(rows.values, labels) * (-1 / chosen)[:, None]
+
+
+class Probability(Objective):
+    """The probability of a class, a number from 0 to 1: the class's entry of the softmax of the logits.
+
+    Args:
+        label: the class, from 0, for all examples, or one for each example, shape (example,).
+        of: the content of the output: "logits", or "probabilities" (the output of a softmax).
+        output: see `Objective`.
+        position: see `Objective`; a per-position output needs it.
+
+    Raises:
+        ObjectiveError: see `Objective`; or the output does not match `of`, has a single class, or is per position and `position`
+            is None.
+    """
+
+    def __init__(self, label: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
+        super().__init__(output=output, position=position)
+        self.label = whole(label, "label")
+        self.of = _checked_of(of)
+
+    def _argument_names(self) -> tuple[str, ...]:
+        return ("label", "of", *super()._argument_names())
+
+    def _places(self, shape: tuple[int, ...], batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
+        if self.position is None:
+            raise ObjectiveError(
+                f"the output is per position, {shape}, and a sum of probabilities over positions is none: expected position=... "
+                "for one position in each example"
+            )
+        return super()._places(shape, batch)
+
+    def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        if rows.values.shape[1] == 1:
+            raise ObjectiveError(
+                "the output has one entry for each example: the probability of a single class is always 1; for a single logit "
+                "give a callable with the sigmoid"
+            )
+        chosen = chosen_entries(self.label, rows, "label")
+        if self.of == "probabilities":
+            _expect_probabilities(rows)
+            return entries(rows.values, chosen), one_hot(rows.values, chosen)
+        refuse_probabilities(rows.values)
+        powers = np.exp(rows.values - rows.values.max(1, keepdims=True, initial=-np.inf))
+        hot = one_hot(rows.values, chosen)
+        totals = powers.sum(1)
+        of_label, others = (powers * hot).sum(1) / totals, (powers * (1 - hot)).sum(1) / totals
+        # For a confident prediction, sum the other classes' probabilities: 1 - p would lose all their digits.
+        return of_label, of_label[:, None] * np.where(hot, others[:, None], -powers / totals[:, None])
 
 
 @dataclass(frozen=True)
@@ -447,7 +489,7 @@ class Scalar:
 
 
 #: The objectives that can be rebuilt from a result's provenance.
-CLASSES: Final = {cls.__name__: cls for cls in (CrossEntropy, Logit, Margin, Projection, Sum)}
+CLASSES: Final = {cls.__name__: cls for cls in (CrossEntropy, Logit, Margin, Probability, Projection, Sum)}
 
 
 def as_objective(objective: Any) -> Objective | NativeObjective:
@@ -469,9 +511,35 @@ def as_objective(objective: Any) -> Objective | NativeObjective:
         expect_of_outputs(objective)
         return NativeObjective(objective, scalar=False)
     raise ObjectiveError(
-        f"the objective is {objective!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
-        f"model's output that gives one number for each example{_instead(objective)}"
+        f"the objective is {objective!r}: expected CrossEntropy, Logit, Margin, Probability, Sum, Projection, Scalar, or a "
+        f"function of the model's output that gives one number for each example{_instead(objective)}"
     )
+
+
+def _checked_of(of: Any) -> str:
+    """Return the content of an output, "logits" or "probabilities".
+
+    Raises:
+        ObjectiveError: it is neither.
+    """
+    if not isinstance(of, str) or of not in ("logits", "probabilities"):
+        hint = did_you_mean(str(of), ("logits", "probabilities"))
+        raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'.{hint}")
+    return of
+
+
+def _expect_probabilities(rows: Rows) -> None:
+    """Raise an error for a row that does not hold probabilities.
+
+    Raises:
+        ObjectiveError: an entry is negative, or the entries do not sum to 1.
+    """
+    wrong = np.flatnonzero(~are_probabilities(rows.values))
+    if wrong.size:
+        raise ObjectiveError(
+            f"the output at {rows.location(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are not probabilities: "
+            "expected entries from 0 to 1 that sum to 1; pass of='logits' if the model has no softmax"
+        )
 
 
 def _instead(value: Any) -> str:

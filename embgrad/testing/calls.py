@@ -182,6 +182,18 @@ def _bisect(arguments: Asked) -> Any:
     )
 
 
+def _removing(arguments: Asked) -> dict[str, Any]:
+    """Return the options of calls that remove tokens; some of the models take no other number of examples and positions."""
+    scores = np.arange(arguments.batch.ids.size, dtype=float).reshape(arguments.batch.shape)
+    return {
+        "attribution": scores,
+        "remove": 1,
+        "keep_special": False,
+        "call": arguments.call,
+        "batch_size": len(arguments.batch),
+    }
+
+
 _BOTH: Final = frozenset({"forward", "backward"})
 _OBJECTIVE: Final = _BOTH | {"objective"}
 _CHANGED: Final = _OBJECTIVE | {"override", "add", "edit"}
@@ -270,6 +282,29 @@ CALLS: Final[Mapping[str, PublicCall]] = {
                 method=embgrad.IntegratedGradients(2, baseline=1, tolerance=1e3),
                 batch_size=len(arguments.batch),  # some of the models take no other number of examples
             ),
+        ),
+        _OBJECTIVE | {"call"},
+        _ARGUMENTS | {"at"},
+        ("override",),
+    ),
+    "faithfulness": PublicCall(
+        "faithfulness",
+        lambda arguments: embgrad.faithfulness(arguments.model, **arguments.given(**_removing(arguments))),
+        frozenset({"forward", "objective", "call"}),
+        _ARGUMENTS,
+        ("override",),
+    ),
+    "infidelity": PublicCall(
+        "infidelity",
+        lambda arguments: embgrad.infidelity(arguments.model, **arguments.given(**_removing(arguments), samples=2)),
+        frozenset({"forward", "objective", "call"}),
+        _ARGUMENTS,
+        ("override",),
+    ),
+    "sensitivity": PublicCall(
+        "sensitivity",
+        lambda arguments: embgrad.sensitivity(
+            arguments.model, **arguments.given(call=arguments.call, method=embgrad.Saliency(), samples=1)
         ),
         _OBJECTIVE | {"call"},
         _ARGUMENTS | {"at"},

@@ -30,6 +30,23 @@ class EvaluationChecks:
         close(embgrad.evaluate(model(architecture), batch, OBJECTIVE), expected, 1e-12)
         close(embgrad.evaluate(model(architecture), batch, OBJECTIVE, batch_size=2), expected, 1e-12)
 
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # `positions` cannot take a mask
+    @pytest.mark.parametrize("architecture", PLAIN)
+    def test_without_deleted_tokens_an_example_is_the_shorter_batch(self, model: Any, architecture: str) -> None:
+        batch = example_batch(masked=architecture in ("masked", "positions"))
+        batch = batch.replace(tokens=[["[CLS]", *"abc"]] * len(batch))
+        made = embgrad.faithfulness(model(architecture), batch, OBJECTIVE, -batch.ids)
+        assert made.deletion is not None
+        for example, (ids, real) in enumerate(zip(batch.ids, batch.real, strict=True)):
+            ranked = 1 + np.argsort(ids[1:][real[1:]])
+            for count in range(len(ranked) + 1):
+                stays = np.flatnonzero(real & ~np.isin(np.arange(len(ids)), ranked[:count]))
+                shorter = batch[example : example + 1].replace(
+                    ids=ids[None, stays], mask=None if batch.mask is None else [[1] * len(stays)], tokens=None
+                )
+                expected = embgrad.evaluate(model(architecture), shorter, OBJECTIVE)[0]
+                np.testing.assert_allclose(made.deletion[0, example, count], expected, atol=1e-12)
+
     @pytest.mark.parametrize("architecture", ["mean", "scaled", "flat", "time_major", "tied"])
     def test_the_table_holds_the_outputs_of_the_lookup(self, model: Any, architecture: str) -> None:
         table = embgrad.embedding_table(model(architecture), example_batch())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum, TokenBatch
+from embgrad import CrossEntropy, Logit, Margin, Objective, Probability, Projection, Scalar, Sum, TokenBatch
 from embgrad.backend.objective_callback import Respond
 from tests.unit.refusals import refused
 from tests.unit.tensorlike import TensorFlowLike
@@ -146,6 +146,8 @@ def test_half_precision_is_computed_in_double() -> None:
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "cross entropy": lambda: CrossEntropy([0, 4, 2]),
+    "probability": lambda: Probability(2),
+    "probability an example": lambda: Probability([0, 4, 2]),
     "logit": lambda: Logit(3),
     "logit an example": lambda: Logit([3, 0, 1]),
     "margin": lambda: Margin([0, 1, 2], against=[1, 2, 0]),
@@ -158,7 +160,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
 def objectives_and_outputs() -> Iterator[tuple[Objective, tuple[int, ...], Any]]:
     labels = np.random.default_rng(1).integers(0, CLASSES, (EXAMPLES, POSITIONS))
     labels[0, 2] = labels[1, 1] = -100
-    summed = [build for name, build in OBJECTIVES.items() if name != "cross entropy"]
+    summed = [build for name, build in OBJECTIVES.items() if not name.startswith(("cross", "prob"))]
     for build in OBJECTIVES.values():
         yield build(), (EXAMPLES, CLASSES), RIGHT
         for position in (0, -1, [1, 2, 0]):
@@ -181,6 +183,31 @@ def test_cotangents_are_finite_differences(objective: Objective, shape: tuple[in
 def test_finite_differences_of_probabilities(seed: int) -> None:
     probabilities = (softmax(drawn(seed, EXAMPLES, CLASSES)) + 0.2) / 2
     expect_cotangent_is_slope(CrossEntropy([0, 4, 2], of="probabilities"), probabilities)
+    expect_cotangent_is_slope(Probability([0, 4, 2], of="probabilities"), probabilities)
+
+
+@given(seeds)
+def test_the_probability_of_a_class(seed: int) -> None:
+    logits, label = drawn(seed, EXAMPLES, CLASSES), int(np.random.default_rng(seed).integers(0, CLASSES))
+    values, cotangent = Probability(label).evaluate(logits, BATCH)
+    probabilities = softmax(logits)
+    own = probabilities[:, label]
+    np.testing.assert_allclose(values, own, rtol=1e-12)
+    np.testing.assert_allclose(
+        cotangent, own[:, None] * (np.eye(CLASSES)[label] - probabilities), rtol=1e-9, atol=1e-15
+    )
+    by_entropy = np.exp(-CrossEntropy([label] * EXAMPLES).evaluate(logits, BATCH)[0])
+    np.testing.assert_allclose(values, by_entropy, rtol=1e-12)
+    of_probabilities = Probability(label, of="probabilities").evaluate(probabilities, BATCH)[0]
+    np.testing.assert_array_equal(of_probabilities, own)
+
+
+@given(st.floats(1, 700))
+def test_the_slope_of_a_confident_probability_keeps_its_digits(lead: float) -> None:
+    values, cotangent = Probability(1).evaluate(np.array([[0.0, lead, -np.inf]]), TokenBatch([[1]]))
+    other = np.exp(-lead) / (1 + np.exp(-lead))
+    np.testing.assert_allclose(values, 1 / (1 + np.exp(-lead)), rtol=1e-14)
+    np.testing.assert_allclose(cotangent, np.array([[-other, other, 0]]) * values, rtol=1e-13, atol=1e-300)
 
 
 @pytest.mark.parametrize("shape", [(EXAMPLES,), (EXAMPLES, 2, 3), (EXAMPLES, 2, 3, 2)])
@@ -291,6 +318,8 @@ def test_the_callers_vector_is_not_kept() -> None:
         (lambda: CrossEntropy(np.float16([2048])), ["labels is [2048.0]"]),
         (lambda: CrossEntropy([0], of="logit"), ["of is 'logit'", "expected 'logits' or 'probabilities'"]),
         (lambda: CrossEntropy([0], of=np.array(["a", "b"])), ["of is array"]),
+        (lambda: Probability(0, of="logit"), ["of is 'logit'", "Did you mean 'logits'"]),
+        (lambda: Probability(0.5), ["label is 0.5", "expected whole numbers"]),
         *((lambda index=index: Logit(index), [f"index is {index}"]) for index in (None, 1.5)),
         (lambda: Margin(1, 1), ["index=1 and against=1 name the same entry", "always 0"]),
         (lambda: Margin([0, 1], [2, 1]), ["index=[0, 1] and against=[2, 1]"]),
@@ -343,6 +372,12 @@ PER_POSITION = drawn(0, EXAMPLES, POSITIONS, CLASSES)
         (CrossEntropy([0, 1, 2]), softmax(ROWS).astype(np.float16), ["end in a softmax"]),
         (CrossEntropy([0, 1, 2], of="probabilities"), ROWS, ["output at example 0", "not probabilities", "'logits'"]),
         (CrossEntropy([1, 0, 0], of="probabilities"), np.eye(3), ["label at example 0 is 0.0", "infinite", "logits"]),
+        (Probability(5), ROWS, ["label 5 at example 0 is out of range"]),
+        (Probability([0, 1]), ROWS, ["label has 2 entries"]),
+        (Probability(0), ROWS[:, :1], ["the probability of a single class is always 1", "the sigmoid"]),
+        (Probability(0), PER_POSITION, ["the output is per position, (3, 4, 5)", "expected position=..."]),
+        (Probability(0), softmax(ROWS), ["end in a softmax", "pass of='probabilities'"]),
+        (Probability(0, of="probabilities"), ROWS, ["output at example 0", "not probabilities"]),
         (Logit(5), ROWS, ["index 5 at example 0 is out of range"]),
         (Logit(-1), ROWS, ["index -1 at example 0 is out of range"]),
         (Logit([0, 1]), ROWS, ["index has 2 entries"]),
@@ -387,6 +422,7 @@ def test_a_position_of_an_example_that_is_all_padding() -> None:
             "CrossEntropy(labels=[0, 1], of='probabilities', output='x', position=-1)",
         ),
         (Logit(2), {"class": "Logit", "index": 2}, "Logit(index=2)"),
+        (Probability(2), {"class": "Probability", "label": 2, "of": "logits"}, "Probability(label=2, of='logits')"),
         (Margin([0], 2), {"class": "Margin", "index": [0], "against": 2}, "Margin(index=[0], against=2)"),
         (Sum(), {"class": "Sum"}, "Sum()"),
         (Projection([1, 2]), {"class": "Projection", "vector": [1.0, 2.0]}, "Projection(vector=[1.0, 2.0])"),
@@ -437,6 +473,7 @@ def test_the_rows_that_count_give_what_the_whole_output_gives(seed: int) -> None
     [
         (CrossEntropy([0, 1]), "labels has 2 entries: expected 3"),
         (Logit([0, 1]), "index has 2 entries"),
+        (Probability([0, 1]), "label has 2 entries"),
         (Projection(np.ones((2, 2))), "vector has 2 entries"),
         (Sum(position=[0, 1]), "position has 2 entries"),
     ],

@@ -36,6 +36,7 @@ ALLOWED = {
     CORE / "cli" / "ray_run.py": {"ray"},
     CORE / "results" / "pictures.py": {"matplotlib"},
     CORE / "results" / "terminal.py": {"rich"},  # where it is installed
+    CORE / "results" / "faithfulness.py": {"matplotlib"},
     CORE / "report": {"jinja2"},  # in one function
     CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},
     **{CORE / "testing" / f"{name}.py": {"pytest"} for name in ("conformance", "examples")},

@@ -1,0 +1,286 @@
+"""The objectives of a batch from which tokens are removed: deleted, so that texts are shorter, or replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.attribution.baselines import NAMES, absent_positions, baseline_values
+from embgrad.attribution.passes import MOST_POSITIONS, Passes, Rows
+from embgrad.common.arrays import to_numpy
+from embgrad.common.options import expect_flag
+from embgrad.common.pytree import every
+from embgrad.engine.decoder import with_decoder
+from embgrad.engine.evaluate import evaluated
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.task import Task
+from embgrad.errors import EmbgradError, ObjectiveError, UnsupportedError, brief, did_you_mean
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.decoder import IDS, LABELS
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import Objective
+from embgrad.objectives.selection import resolve_positions
+
+__all__ = ["DELETE", "Removal", "removal_of"]
+
+#: The way to remove tokens that makes texts shorter.
+DELETE: Final = "delete"
+
+#: The further input with the positions' numbers, which count from the first position again in a shorter text.
+POSITION_IDS: Final = "position_ids"
+
+#: What a message proposes where tokens cannot be deleted.
+INSTEAD: Final = "give remove='mask', 'pad' or 'zero', which keep the text's length"
+
+
+def _checked_removal(remove: Any) -> str | int:
+    """Return the way in which tokens are removed: "delete", "pad", "mask", "zero", or the id that replaces them.
+
+    Raises:
+        EmbgradError: it is none of these.
+    """
+    known = (DELETE, *NAMES)
+    if isinstance(remove, str) and remove in known:
+        return remove
+    if isinstance(remove, (int, np.integer)) and not isinstance(remove, bool) and remove >= 0:
+        return int(remove)
+    raise EmbgradError(
+        f"remove is {brief(remove)}: expected 'delete', 'pad', 'mask', 'zero', or the id that replaces tokens."
+        f"{did_you_mean(str(remove), known)}"
+    )
+
+
+def removal_of(passes: Passes, remove: Any, keep_special: bool, tokenizer: Any) -> Removal:
+    """Return the way to remove tokens, after a pass on the batch itself, which refuses what does not fit and warns.
+
+    Raises:
+        EmbgradError: see `faithfulness`; or as `evaluate` raises.
+    """
+    removal = Removal(passes, _checked_removal(remove), keep_special, tokenizer)
+    expect_flag(keep_special, "keep_special")
+    _ = removal.removable
+    if removal.remove == DELETE:
+        size = None if passes.size >= len(passes.batch) else passes.size
+        evaluated(Task(passes.bound, passes.objective, GradientOptions(()), pullback=False), passes.batch, size)
+    else:
+        _ = passes.inputs
+    return removal
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A way to remove tokens from the examples of a batch, and the objectives without them.
+
+    Attributes:
+        passes: the passes through the model.
+        remove: see `faithfulness`.
+        keep_special: whether special tokens stay.
+        tokenizer: knows the ids of special tokens, of the padding and of the mask; None where there is none.
+    """
+
+    passes: Passes
+    remove: str | int
+    keep_special: bool
+    tokenizer: Any
+
+    @cached_property
+    def removable(self) -> np.ndarray:
+        """The positions whose tokens can be removed, bool, (example, position).
+
+        Padding cannot; special tokens cannot with `keep_special`; a token at whose position an objective reads the output cannot
+        be deleted.
+
+        Raises:
+            BatchError: special tokens are to be kept, and are not known.
+            UnsupportedError: tokens are to be deleted, and the objective or a further input is bound to the positions.
+        """
+        removable = absent_positions(self.passes, self.tokenizer, self.keep_special)
+        if self.remove != DELETE:
+            return removable
+        _expect_deletable(self.passes)
+        columns = _columns_read(self.passes)
+        if columns is not None:
+            removable[np.flatnonzero(columns >= 0), columns[columns >= 0]] = False
+        return removable
+
+    def objectives(self, kept: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the objectives of each example with some of its tokens removed.
+
+        Args:
+            kept: for each example the positions that stay, bool, (variant, position).
+
+        Returns:
+            For each example float64, (variant,).
+
+        Raises:
+            ObjectiveError: an objective is not finite.
+            UnsupportedError: tokens are to be deleted, and none would stay, or the model takes no shorter text.
+        """
+        return self._deleted(kept) if self.remove == DELETE else self._replaced(kept)
+
+    def _replaced(self, kept: Sequence[np.ndarray]) -> list[np.ndarray]:
+        inputs = self.passes.inputs
+        absent = baseline_values(self.passes, self.remove, self.tokenizer, self.keep_special)
+        most, count = max(map(len, kept)), len(kept)
+        present = np.ones((most, *self.removable.shape), bool)
+        for example, rows in enumerate(kept):
+            present[: len(rows), example] = rows | ~self.removable[example]
+        stays = present.reshape(-1, present.shape[-1], 1)
+
+        def values(start: int, end: int) -> np.ndarray:
+            examples = np.arange(start, end) % count
+            return np.where(stays[start:end], inputs[examples], absent[examples])
+
+        objectives = self.passes.objectives(Rows(most, values)).reshape(most, count)
+        return [objectives[: len(rows), example] for example, rows in enumerate(kept)]
+
+    def _deleted(self, kept: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run texts of equal length together, so that no padding is added, which not every model ignores."""
+        counts = np.array([len(rows) for rows in kept])
+        examples, rows = np.repeat(np.arange(len(kept)), counts), np.concatenate(list(kept))
+        lengths = rows.sum(1)
+        if not lengths.all():
+            raise UnsupportedError(
+                f"no token of example {examples[lengths.argmin()]} stays where all that can be removed are, and a model takes no "
+                f"empty text: {INSTEAD}, or add a special token to the text"
+            )
+        objectives = np.empty(len(rows))
+        for length in np.unique(lengths):
+            same = np.flatnonzero(lengths == length)
+            size = self.passes.batch_size or max(1, MOST_POSITIONS // int(length))
+            for start in range(0, len(same), size):
+                piece = same[start : start + size]
+                objectives[piece] = self._of_shorter(examples[piece], rows[piece])
+        return np.split(objectives, counts.cumsum()[:-1])
+
+    def _of_shorter(self, examples: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        """Return the objectives of examples of which equally many tokens are kept, (row,)."""
+        passes = self.passes
+        assert isinstance(passes.objective, Objective), "a function as objective is refused before"
+        objective = passes.objective.take(examples, len(passes.batch))
+        columns = _columns_read(passes)
+        if columns is not None:
+            before = np.arange(kept.shape[1]) < columns[examples, None]
+            moved = np.where(columns[examples] < 0, columns[examples], (kept & before).sum(1))
+            objective.position = moved
+        task = Task(passes.bound, objective, GradientOptions(()), pullback=False, quiet=True)
+        try:
+            return evaluated(task, _shorter(passes.batch, examples, kept))
+        except ObjectiveError as error:
+            numbers = sorted(set(examples.tolist()))
+            raise ObjectiveError(
+                f"with tokens deleted from the examples {brief(numbers)}, numbered in the pass: {error.message}"
+            ) from error
+        except EmbgradError:
+            raise
+        except Exception as error:
+            raise UnsupportedError(
+                f"the model takes {kept.shape[1]} positions, and raised {type(error).__name__} for {len(examples)} texts of "
+                f"{int(kept[0].sum())}, from which tokens were deleted: {INSTEAD}"
+            ) from error
+
+
+def _shorter(batch: TokenBatch, examples: np.ndarray, kept: np.ndarray) -> TokenBatch:
+    """Return the batch of these examples with the kept positions alone, equally many for each."""
+    columns = np.nonzero(kept)[1].reshape(len(kept), -1)
+    taken = batch.take(examples)
+    extras = dict(taken.extras)
+    if POSITION_IDS in extras:
+        first = _position_ids(batch)[examples, batch.real[examples].argmax(1)]
+        extras[POSITION_IDS] = first[:, None] + np.arange(columns.shape[1])
+    return taken.replace(
+        ids=np.take_along_axis(taken.ids, columns, 1),
+        mask=None if taken.mask is None else np.ones(columns.shape, np.int64),
+        types=None if taken.types is None else np.take_along_axis(taken.types, columns, 1),
+        tokens=None,
+        words=None,
+        extras=extras,
+        shared=batch.shared - {POSITION_IDS},
+    )
+
+
+def _columns_read(passes: Passes) -> np.ndarray | None:
+    """Return the column at which the objective reads each example, (example,); None where it reads no columns of the text.
+
+    Negative ones count back from the last position that stays.
+    """
+    position = passes.objective.position if isinstance(passes.objective, Objective) else None
+    if position is None or not _reads_text(passes):
+        return None
+    resolve_positions(np.asarray(position), passes.batch)  # it refuses a position outside the text
+    return np.broadcast_to(position, (len(passes.batch),))
+
+
+def _reads_text(passes: Passes) -> bool:
+    """Return whether positions of the objective are those of the text, not of an encoder-decoder's decoder."""
+    output = getattr(passes.objective, "output", None)
+    return not _has_decoder(passes) or (output is not None and output.startswith("encoder"))
+
+
+def _has_decoder(passes: Passes) -> bool:
+    return IDS in with_decoder(passes.bound.model, passes.batch).extras
+
+
+def _expect_deletable(passes: Passes) -> None:
+    """Refuse to delete tokens where something has an entry for each position and would have to be cut as well.
+
+    Raises:
+        UnsupportedError: the objective is a function, has a label for each position, or a further input has entries for them.
+    """
+    if isinstance(passes.objective, NativeObjective):
+        raise UnsupportedError(
+            "the objective is a function, which may know the whole batch in order, and texts of different lengths are run apart: "
+            f"{INSTEAD}, or give an embgrad objective, such as embgrad.Probability(label)"
+        )
+    labels = getattr(passes.objective, "labels", None)
+    if isinstance(labels, np.ndarray) and labels.ndim == 2 and _reads_text(passes):
+        raise UnsupportedError(
+            f"the objective has a label for each position, {labels.shape}, which would be deleted with the tokens: {INSTEAD}"
+        )
+    batch = passes.batch
+    for name, value in batch.extras.items():
+        if name == POSITION_IDS:
+            _position_ids(batch)
+        elif not name.startswith("decoder") and not (name == LABELS and _has_decoder(passes)):
+            first = 0 if name in batch.shared else 1
+            wrong = [shape for shape in _shapes(value) if batch.shape[1] in shape[first:]]
+            if wrong:
+                raise UnsupportedError(
+                    f"the further input {name!r} has the shape {wrong[0]}, with as many entries as the text has positions, and "
+                    f"cannot be cut with it: {INSTEAD}"
+                )
+
+
+def _shapes(value: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of the arrays in a further input, or of the array that its lists make up."""
+    arrays = every(value, lambda entry: hasattr(entry, "shape"))
+    if arrays:
+        return [tuple(array.shape) for array in arrays]
+    try:
+        return [to_numpy(value).shape]
+    except ValueError:  # the lists are ragged
+        return []
+
+
+def _position_ids(batch: TokenBatch) -> np.ndarray:
+    """Return the numbers of the positions, (example, position).
+
+    Raises:
+        UnsupportedError: they do not count the real positions.
+    """
+    try:
+        numbers = np.broadcast_to(to_numpy(batch.extras[POSITION_IDS]), batch.shape)
+    except ValueError:
+        numbers = np.zeros(batch.shape)
+    for example, real in enumerate(batch.real):
+        steps = np.diff(numbers[example, real])
+        if (steps != 1).any():
+            raise UnsupportedError(
+                f"{POSITION_IDS} of example {example} are {brief(numbers[example, real])}: expected numbers that rise by 1, so "
+                f"that those of a shorter text are known; {INSTEAD}"
+            )
+    return numbers
