@@ -11,21 +11,15 @@ import numpy as np
 from embgrad.attribution.discretized import DiscretizedIntegratedGradients
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
 from embgrad.attribution.method import Method
-from embgrad.attribution.passes import Passes
+from embgrad.attribution.passes import Passes, passes_of
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
 from embgrad.backend.protocol import Call
-from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
-from embgrad.common.options import count_or_none
 from embgrad.engine.call_errors import explained_errors
-from embgrad.engine.options import expect_one_name, expect_pads
-from embgrad.engine.probe import with_shared
-from embgrad.errors import EmbgradError, UnsupportedError, brief, did_you_mean, listed
+from embgrad.engine.options import expect_pads
+from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 from embgrad.forward.points import WORD
-from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objectives import as_objective
 from embgrad.results.attribution import Attribution, Attributions
 
 __all__ = ["METHODS", "attribute", "attributed"]
@@ -124,21 +118,20 @@ def attribute(
         UnsupportedError: the objective is a `Scalar`, the point has other axes, or the backend cannot override its value.
     """
     chosen = _methods(method)
-    expect_one_name(at, "make a call for each point")
     expect_pads(pads)
-    tokens = batch_of(batch, tokenizer, max_length, model)
-    bound = bind(model, call)
-    wanted = as_objective(objective)
-    if isinstance(wanted, NativeObjective) and wanted.scalar:
-        raise UnsupportedError(
-            "a Scalar objective reduces over the batch, and an attribution is of each example's own objective: give a function "
-            "of shape (example,)"
-        )
-    if tokens.extras:
-        tokens = with_shared(bound, tokens, repeated=True)
-    passes = Passes(bound, tokens, wanted, at, pads, count_or_none(batch_size, "batch_size"))
+    passes = passes_of(
+        model,
+        batch,
+        objective,
+        at=at,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        call=call,
+        batch_size=batch_size,
+        pads=pads,
+    )
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    with explained_errors(bound, tokens):
+    with explained_errors(passes.bound, passes.batch):
         results = {name: attributed(passes, entry, tokenizer) for name, entry in chosen.items()}
     return Attributions(results) if _are_several(method) else results[""]
 

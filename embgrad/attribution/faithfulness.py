@@ -146,6 +146,7 @@ class _Plan:
         alone: bool,
         curves: bool,
     ) -> None:
+        self._removal = removal
         self.removable = removal.removable
         self.real = removal.passes.batch.real
         self.scores = scores
@@ -187,7 +188,7 @@ class _Plan:
     def _number(self, example: int, stays: np.ndarray) -> int:
         """Return the number of a text, which is added unless it is there."""
         numbers, rows = self._numbers[example], self.rows[example]
-        number = numbers.setdefault(stays.tobytes(), len(rows))
+        number = numbers.setdefault(self._removal.key(example, stays), len(rows))
         if number == len(rows):
             rows.append(stays.copy())
         return number

@@ -198,6 +198,7 @@ def passes_of(
     max_length: int | None,
     call: Call | None,
     batch_size: int | None,
+    pads: str = "keep",
 ) -> Passes:
     """Return the passes for the arguments of a public function, see `attribute`.
 
@@ -216,4 +217,4 @@ def passes_of(
         )
     if tokens.extras:
         tokens = with_shared(bound, tokens, repeated=True)
-    return Passes(bound, tokens, wanted, at, batch_size=count_or_none(batch_size, "batch_size"))
+    return Passes(bound, tokens, wanted, at, pads, count_or_none(batch_size, "batch_size"))

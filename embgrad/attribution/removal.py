@@ -107,6 +107,21 @@ class Removal:
             removable[np.flatnonzero(columns >= 0), columns[columns >= 0]] = False
         return removable
 
+    def key(self, example: int, stays: np.ndarray) -> bytes:
+        """Return bytes that two texts of an example share if the model cannot tell them apart, as without one of two equal words.
+
+        Args:
+            example: the index of the example.
+            stays: the positions that stay, bool, (position,).
+        """
+        if self.remove != DELETE:
+            return stays.tobytes()
+        batch, columns = self.passes.batch, _columns_read(self.passes)
+        parts = [batch.ids[example, stays], *(() if batch.types is None else [batch.types[example, stays]])]
+        if columns is not None:
+            parts.append(np.array([stays[: max(0, int(columns[example]))].sum()]))
+        return np.concatenate(parts).astype(np.int64).tobytes()
+
     def objectives(self, kept: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the objectives of each example with some of its tokens removed.
 

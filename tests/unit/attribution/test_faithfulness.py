@@ -155,6 +155,15 @@ def test_scores_without_a_positive_one_remove_nothing() -> None:
         np.testing.assert_allclose(found.aopc_sufficiency, (found.objective - found.insertion[:, :, 0]), rtol=1e-12)
 
 
+def test_without_either_of_two_equal_neighbours_a_text_is_the_same() -> None:
+    batch = embgrad.TokenBatch([[2, 7, 7, 8, 5]], tokens=[["[CLS]", "a", "a", "b", "[SEP]"]])
+    found = embgrad.faithfulness(curved("float32"), batch, embgrad.Logit(0), np.array([[0.0, 3.0, 1.0, 2.0, 0.0]]))
+    assert found.leave_one_out is not None
+    assert found.leave_one_out[0, 1] == found.leave_one_out[0, 2] != found.leave_one_out[0, 3]
+    texts = [[2, 7, 7, 8, 5], [2, 7, 8, 5], [2, 7, 7, 5], [2, 7, 5], [2, 5]]
+    assert found.provenance["texts"] == len(texts)
+
+
 def test_equal_scores_are_ranked_by_position() -> None:
     tied, falling = np.zeros(IDS.shape), np.broadcast_to(-np.arange(8.0), IDS.shape)
     found = measured({"tied": tied, "falling": falling})
