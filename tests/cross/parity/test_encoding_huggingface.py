@@ -88,7 +88,7 @@ def test_slow_and_fast_give_the_same_batch(vocabulary: str) -> None:
     slow, fast = BertTokenizer(vocabulary), BertTokenizerFast(vocabulary)
     for options in ({}, {"max_length": 5}, {"padding_side": "left"}):
         from_slow, from_fast = (embgrad.encode(TEXTS, tokenizer, **options) for tokenizer in (slow, fast))
-        assert from_slow.replace(words=None) == from_fast.replace(words=None)
+        assert from_slow == from_fast.replace(words=None, offsets=None, parts=None)
     assert embgrad.encode(TEXTS, slow).words is None
     assert embgrad.encode(TEXTS, fast).words is not None
 
