@@ -207,14 +207,16 @@ def _restored(
     if isinstance(first, Attribution):
         sizes = [result.provenance["batch_size"] for result in distinct]
         shared["provenance"] |= {"method": _method(rows), "batch_size": max(sizes)}
-        return replace(first, **arrays, **shared)
-    return replace(
+        attribution: Attribution = replace(first, **arrays, **shared)
+        return attribution
+    gradients: EmbeddingGradients = replace(
         first,
         **arrays,
         **shared,
         pad_leak=max(result.pad_leak for result in distinct),
         certificate=None if first.certificate is None else worst([result.certificate for result in distinct]),
     )
+    return gradients
 
 
 def _method(rows: Sequence[tuple[Attribution, int]]) -> dict[str, Any]:
