@@ -117,7 +117,8 @@ def attribute(
         _write(results, output, html)
         _print(results, terminal)
         for written in (output, html):
-            terminal.say(f"written to {written}" if written is not None else "")
+            if written is not None:
+                terminal.say(f"written to {written}")
         answer = {name: described(result) for name, result in results.items()}
         terminal.give({"framework": loaded.framework, "results": answer, "file": output, "page": html})
         return OK

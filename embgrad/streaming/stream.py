@@ -15,25 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.attribution.attribute import _method as method_from
-from embgrad.attribution.attribute import attributed
 from embgrad.attribution.method import Method
-from embgrad.attribution.passes import Passes
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.files import checked_path
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
-from embgrad.engine.call_errors import explained_errors
-from embgrad.engine.options import GradientOptions, checked_options, expect_one_name
-from embgrad.engine.probe import with_shared
+from embgrad.engine.options import checked_options, expect_one_name
 from embgrad.engine.task import Task
-from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
+from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
 from embgrad.forward.points import WORD
-from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Sum, as_objective
-from embgrad.results.attribution import Attribution
+from embgrad.streaming.attributions import attributions_of, expect_of_attributions, method_from
 from embgrad.streaming.broadcast import for_all_batches
 from embgrad.streaming.digest import update
 from embgrad.streaming.folder import StreamFolder, open_stream, table_of
@@ -146,7 +139,7 @@ def stream(
     chosen = None if method is None else method_from(method)
     if chosen is not None:
         expect_one_name(at, "make a stream for each point")
-        _expect_of_attributions(options, keep)
+        expect_of_attributions(options, ["keep='table'"] if keep == "table" else [])
     of_all = as_objective(Sum() if objectives.fixed is None else objectives.fixed)
     task = Task(bind(model, call), of_all, for_all_batches(options))
     reader = Source(
@@ -156,25 +149,8 @@ def stream(
         expect_window(task, reader, objective)
     plan = Plan(task, reader, objectives, size, window, 0 if training else ahead, keep)
     if chosen is not None:
-        plan = replace(plan, method=chosen, compute=partial(_attributions_of, chosen, tokenizer))
+        plan = replace(plan, method=chosen, compute=partial(attributions_of, chosen, tokenizer))
     return Stream(plan, folder, progress)
-
-
-def _attributions_of(
-    method: Method, tokenizer: Any, task: Task, batch: TokenBatch, size: int | None
-) -> dict[str, Attribution]:
-    """Return the attribution of a batch, by the name of the point."""
-    if isinstance(task.objective, NativeObjective) and task.objective.scalar:
-        raise UnsupportedError(
-            "a Scalar objective reduces over the batch, and an attribution is of each example's own objective: expected a "
-            "function that returns shape (example,)"
-        )
-    if batch.extras:
-        batch = with_shared(task.bound, batch, repeated=True)
-    (name,) = task.options.names
-    passes = Passes(task.bound, batch, task.objective, name, task.options.pads, size)
-    with explained_errors(task.bound, batch):
-        return {name: attributed(passes, method, tokenizer)}
 
 
 #: Streams that write. They are closed before the interpreter shuts down, when `__del__` could no longer write files.
@@ -376,20 +352,6 @@ def _expect_keep(keep: Any) -> None:
     if not isinstance(keep, str) or keep not in KEEP:
         expected = " or ".join(map(repr, KEEP))
         raise EmbgradError(f"keep is {brief(keep)}: expected {expected}.{did_you_mean(str(keep), KEEP)}")
-
-
-def _expect_of_attributions(options: GradientOptions, keep: str) -> None:
-    """Check that no option is given that is of gradients alone.
-
-    Raises:
-        UnsupportedError: an option is.
-    """
-    flags = {name: getattr(options, name) for name in ("training", "split", "check", "compile")}
-    given = [f"{name}=True" for name, is_set in flags.items() if is_set]
-    given += [name for name, changes in options.changes.items() if changes]
-    given += ["keep='table'"] if keep == "table" else []
-    if given:
-        raise UnsupportedError(f"{given[0]} is for gradients, and method computes attributions: omit one of the two")
 
 
 def _expect_ahead(ahead: Any) -> int:

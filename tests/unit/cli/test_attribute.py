@@ -141,7 +141,7 @@ def test_saved_attributions_are_compared_and_reported(command: Any) -> None:
             ["--method", "integrated-gradient"],
             "--method is 'integrated-gradient': .*Did you mean 'integrated-gradients'?",
         ),
-        (["--method", "lime", "--method", "lime"], "--method names 'lime' and 'lime': expected each method once"),
+        (["--method", "lime", "--method", "lime"], "--method names 'lime', 'lime': expected each method once"),
         (["--set", "step=5"], "--set step: there is no such argument; integrated-gradients has 'steps'.*mean 'steps'?"),
         (["--method", "saliency", "--set", "steps=5"], "--set steps: there is no such argument; saliency has none"),
         (["--set", "steps"], "--set 'steps': expected an argument of the method as NAME=VALUE"),
