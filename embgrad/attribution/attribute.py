@@ -22,7 +22,7 @@ from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 from embgrad.forward.points import WORD
 from embgrad.results.attribution import Attribution, Attributions
 
-__all__ = ["METHODS", "attribute", "attributed"]
+__all__ = ["METHODS", "attribute", "attributed", "method_from"]
 
 
 def _snake(name: str) -> str:
@@ -165,22 +165,27 @@ def _are_several(method: Any) -> bool:
 def _methods(method: Any) -> dict[str, Method]:
     """Return the methods by name; a single one by the empty name."""
     if not _are_several(method):
-        return {"": _method(method)}
+        return {"": method_from(method)}
     if not method:
         raise EmbgradError(f"method is {brief(method)}: expected one method at least")
     if isinstance(method, Mapping):
         if wrong := [name for name in method if not isinstance(name, str)]:
             raise EmbgradError(f"method names a method {brief(wrong[0])}: expected names that are text")
-        return {name: _method(entry) for name, entry in method.items()}
+        return {name: method_from(entry) for name, entry in method.items()}
     chosen: dict[str, Method] = {}
-    for made in map(_method, method):
+    for made in map(method_from, method):
         name = _snake(type(made).__name__)
         repeats = sum(other.partition("#")[0] == name for other in chosen)
         chosen[f"{name}#{repeats}" if repeats else name] = made
     return chosen
 
 
-def _method(method: Any) -> Method:
+def method_from(method: Any) -> Method:
+    """Return a method, or the method of a name in snake case with its defaults.
+
+    Raises:
+        EmbgradError: it is neither.
+    """
     if isinstance(method, Method):
         return method
     if isinstance(method, str) and method in METHODS:

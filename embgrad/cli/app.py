@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from embgrad.cli import attribute as attributing
 from embgrad.cli import bisect as bisecting
 from embgrad.cli import compare as comparing
 from embgrad.cli import demo_command, doctor, gradients
@@ -29,6 +30,7 @@ HELP = """Compute, compare and show gradients with respect to a text model's emb
   embgrad doctor
   embgrad gradients -m FOLDER -t "A gripping film." -o g.safetensors
   embgrad show g.safetensors
+  embgrad attribute -m FOLDER -t "A gripping film." --method integrated-gradients --set baseline=mask
   embgrad compare a.safetensors b.safetensors
   embgrad compare -m FOLDER --frameworks torch,tensorflow,gluon -f texts.txt
 
@@ -39,6 +41,7 @@ Exit codes: 0 success or agreement; 1 difference; 2 wrong usage or input; 130 in
 COMMANDS = {
     "doctor": (doctor.doctor, "Check what is installed and what works."),
     "gradients": (gradients.gradients, "Compute the gradients of texts in one model."),
+    "attribute": (attributing.attribute, "Compute how much each word contributes to the objective."),
     "compare": (comparing.compare, "Compare gradients and explain differences."),
     "bisect": (bisecting.bisect, "Find the first point where two models diverge."),
     "show": (showing.show, "Show saved gradients as coloured tokens."),

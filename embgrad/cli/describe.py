@@ -12,23 +12,28 @@ from embgrad.common.metrics import length
 from embgrad.common.text import visible
 from embgrad.common.token_text import token_text
 from embgrad.report.sentences import has_sentences
+from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["Results", "described", "model_of", "named", "print_summary"]
+__all__ = ["Result", "Results", "described", "model_of", "named", "print_summary"]
 
-#: One result, or several results by the names of their points.
-Results = EmbeddingGradients | dict[str, EmbeddingGradients]
+Result = EmbeddingGradients | Attribution
+
+#: One result, or several results by the names of their points, or of their methods.
+Results = Result | Mapping[str, Result]
 
 
-def named(results: Results) -> dict[str, EmbeddingGradients]:
-    """Return the results by the names of their points."""
-    if isinstance(results, EmbeddingGradients):
+def named(results: Results) -> dict[str, Result]:
+    """Return the results by the names of their points, or of their methods."""
+    if isinstance(results, Result):
         return {str(results.provenance.get("point", "result")): results}
     return dict(results)
 
 
-def described(result: EmbeddingGradients) -> dict[str, Any]:
+def described(result: Result) -> dict[str, Any]:
     """Return the result without its vectors, as a dictionary for JSON."""
+    if isinstance(result, Attribution):
+        return _described_attribution(result)
     return {
         "shape": list(result.shape),
         "dtype": str(result.values.dtype),
@@ -41,13 +46,42 @@ def described(result: EmbeddingGradients) -> dict[str, Any]:
     }
 
 
+def _described_attribution(attribution: Attribution) -> dict[str, Any]:
+    words = [None] * len(attribution.ids) if attribution.tokens is None else attribution.words()
+    return {
+        "shape": list(attribution.shape),
+        "method": attribution.provenance["method"],
+        "objective": attribution.objective.tolist(),
+        "baseline_objective": attribution.baseline_objective,
+        "delta": attribution.delta,
+        "examples": [
+            {
+                "objective": float(attribution.objective[example]),
+                "words": None if own is None else [{"word": word.text, "score": word.saliency} for word in own],
+                "tokens": [
+                    {
+                        "token": None if attribution.tokens is None else attribution.tokens[example][position],
+                        "id": int(attribution.ids[example, position]),
+                        "real": bool(attribution.real[example, position]),
+                        "score": float(attribution.scores[example, position]),
+                    }
+                    for position in range(attribution.ids.shape[1])
+                ],
+            }
+            for example, own in enumerate(words)
+        ],
+        "provenance": dict(attribution.provenance),
+    }
+
+
 def print_summary(results: Results, terminal: Terminal) -> None:
-    """Print a summary: one line for each point, and a table of the examples of the first point."""
-    for name, result in named(results).items():
+    """Print a summary of gradients: one line for each point, and a table of the examples of the first point."""
+    by_name: dict[str, Any] = named(results)
+    for name, result in by_name.items():
         terminal.say(f"at {visible(name)}: {_headline(result)}", style="bold")
         for line in _lines(result):
             terminal.say(line, indent=2)
-    _, first = next(iter(named(results).items()))
+    first = next(iter(by_name.values()))
     if np.ndim(first.objective) == 1:
         terminal.say()
         _table(first, terminal)
@@ -121,7 +155,7 @@ def _token(
     }
 
 
-def model_of(result: EmbeddingGradients) -> str:
+def model_of(result: Result) -> str:
     """Return the model's class and its framework, as "BertModel (torch)"."""
     source = result.provenance
     return visible(f"{str(source.get('model', '?')).rpartition('.')[2]} ({source.get('backend', '?')})")

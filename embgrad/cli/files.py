@@ -8,11 +8,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from embgrad.cli.describe import Results, named
+from embgrad.cli.describe import Result, Results, named
 from embgrad.cli.errors import UsageError
 from embgrad.cli.texts import read_bytes
 from embgrad.errors import FileFormatError, did_you_mean, listed
-from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["chosen", "expect_writable", "loaded_results", "restricted"]
 
@@ -35,8 +34,8 @@ def loaded_results(files: Sequence[str]) -> dict[str, Results]:
     return results
 
 
-def chosen(results: Results, at: Sequence[str], file: str) -> dict[str, EmbeddingGradients]:
-    """Return the results at the points `at`; all results if `at` is empty.
+def chosen(results: Results, at: Sequence[str], file: str) -> dict[str, Result]:
+    """Return the results at the points, or by the methods, `at`; all results if `at` is empty.
 
     Raises:
         UsageError: the file holds no result at one of the points.
@@ -59,8 +58,8 @@ def restricted(results: Mapping[str, Results], at: Sequence[str]) -> dict[str, R
     return {file: dict(chosen(each, at, file)) if at else each for file, each in results.items()}
 
 
-def expect_writable(output: str) -> None:
-    """Check, before anything is computed, that a file can be written to `output`; "-" is stdout.
+def expect_writable(output: str, option: str = "--output") -> None:
+    """Check, before anything is computed, that a file can be written to the value of an option; "-" is stdout.
 
     Raises:
         UsageError: the path is empty, is a folder, or lies in a folder that does not exist.
@@ -69,9 +68,9 @@ def expect_writable(output: str) -> None:
         return
     path = Path(output)
     if not output or path.is_dir():
-        raise UsageError(f"--output {output!r} is {'a folder' if output else 'empty'}: expected the name of a file")
+        raise UsageError(f"{option} {output!r} is {'a folder' if output else 'empty'}: expected the name of a file")
     if not path.parent.is_dir():
-        raise UsageError(f"--output {output!r}: there is no folder {str(path.parent)!r}; make it, or name another")
+        raise UsageError(f"{option} {output!r}: there is no folder {str(path.parent)!r}; make it, or name another")
 
 
 def _load(file: str) -> Results:

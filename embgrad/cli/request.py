@@ -31,6 +31,7 @@ __all__ = [
     "call_from",
     "compute",
     "note_default",
+    "tokenizer_for",
     "warn_truncated",
     "with_objective",
 ]
@@ -111,7 +112,7 @@ def _batch(inputs: Inputs, models: Sequence[str], terminal: Terminal) -> TokenBa
         return ids_from(inputs.ids, terminal.note)
     texts = read_texts(inputs.text, inputs.pair, inputs.file, inputs.pairs, terminal.note)
     count_or_none(inputs.max_length, "max_length")
-    batch = encode(texts, _tokenizer(inputs, models), max_length=inputs.max_length)
+    batch = encode(texts, tokenizer_for(inputs, models), max_length=inputs.max_length)
     warn_truncated(int(batch.truncated.sum()), int((batch.truncated > 0).sum()), len(batch), batch.shape[1], terminal)
     return batch
 
@@ -180,7 +181,8 @@ def compute(
     return with_objective(wanted or request.parsed, run)
 
 
-def _tokenizer(inputs: Inputs, models: Sequence[str]) -> Any:
+def tokenizer_for(inputs: Inputs, models: Sequence[str]) -> Any:
+    """Return the tokenizer of --tokenizer, or of the first model that is a folder."""
     if inputs.tokenizer is not None:
         return tokenizer_from(inputs.tokenizer)
     folder = next((Path(model) for model in models if Path(model).is_dir()), None)

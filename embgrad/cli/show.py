@@ -1,4 +1,4 @@
-"""`embgrad show`: print the tokens of saved results in the terminal, coloured by their saliency."""
+"""`embgrad show`: print the tokens of saved results in the terminal, coloured by their saliency or score."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.describe import described, model_of
+from embgrad.cli.attribution_lines import attribution_legend, attribution_lines
+from embgrad.cli.describe import Result, described, model_of
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import chosen, loaded_results
 from embgrad.cli.run import OK, execute
@@ -16,7 +17,7 @@ from embgrad.cli.token_colours import legend, painted, pieces
 from embgrad.common.text import visible
 from embgrad.errors import did_you_mean
 from embgrad.report.sentences import has_sentences
-from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.attribution import Attribution
 
 __all__ = ["show"]
 
@@ -24,7 +25,9 @@ KINDS = ("norm", "dot")
 
 
 def show(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of saved gradients; '-' is stdin.")] = "-",
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A file of saved gradients or attributions; '-' is stdin.")
+    ] = "-",
     kind: Annotated[
         str,
         typer.Option(
@@ -36,7 +39,7 @@ def show(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Print the tokens of saved gradients, coloured by saliency; without colours, with numbers from 0 to 9.
+    """Print the tokens of saved gradients or attributions, coloured by saliency or score; without colours, with digits.
 
     \b
     embgrad show g.safetensors
@@ -53,15 +56,26 @@ def show(
             terminal.say(f"at {visible(name)}, {model_of(results[name])}", style="bold")
             for line in (*lines, ""):
                 terminal.say(line)
-        terminal.say(legend(kind, terminal.coloured), style="dim")
+        for meaning in dict.fromkeys(_legend(result, kind, terminal.coloured) for result in results.values()):
+            terminal.say(meaning, style="dim")
         terminal.give({"results": {name: described(result) for name, result in results.items()}})
         return OK
 
     execute(work, as_json=as_json, debug=debug)
 
 
-def _lines(name: str, result: EmbeddingGradients, kind: str, words: bool, terminal: Terminal) -> list[Any]:
+def _legend(result: Result, kind: str, coloured: bool) -> str:
+    return attribution_legend(result, coloured) if isinstance(result, Attribution) else legend(kind, coloured)
+
+
+def _lines(name: str, result: Result, kind: str, words: bool, terminal: Terminal) -> list[Any]:
     """Return one line of text for each example."""
+    if isinstance(result, Attribution):
+        if kind != "norm":
+            raise UsageError(
+                f"--kind {kind} is for gradients, and {name!r} is an attribution, which has one score: remove it"
+            )
+        return attribution_lines(result, terminal, words=words)
     if not has_sentences(result):
         raise UsageError(
             f"the gradient at {name!r} has the shape {result.shape}, which is not one vector per token: expected a point such as "

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from embgrad.attribution.method import Method
 from embgrad.errors import BatchError, EmbgradError, listed
 from embgrad.ray.row_columns import Inputs, named_row
+from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import scatter
 
@@ -19,16 +21,16 @@ __all__ = ["RowGradients", "Wanted", "with_columns"]
 
 @dataclass(frozen=True)
 class RowGradients:
-    """The gradients of some rows of a block.
+    """The gradients of some rows of a block, or their attribution.
 
     Attributes:
         rows: the indices of the rows in the block.
-        result: the gradients.
+        result: the gradients or the attribution.
         real: True at real positions, False at padding, (row, position).
     """
 
     rows: np.ndarray
-    result: EmbeddingGradients
+    result: Any
     real: np.ndarray
 
 
@@ -41,12 +43,14 @@ class Wanted:
         kind: the kind of saliency, "norm" or "dot".
         length: with output="values", the number of positions in each row's tensor.
         prefix: the prefix of the new columns' names.
+        method: the attribution method; None for gradients.
     """
 
     output: str
     kind: str
     length: int | None
     prefix: str
+    method: Method | None = None
 
 
 def with_columns(rows: pa.Table, row_gradients: Iterable[RowGradients], wanted: Wanted, inputs: Inputs) -> pa.Table:
@@ -57,14 +61,18 @@ def with_columns(rows: pa.Table, row_gradients: Iterable[RowGradients], wanted: 
         BatchError: a row is longer than `length`.
     """
     columns: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
-    dtype = np.dtype(np.float32)
+    dtype: np.dtype[Any] = np.dtype(np.float32)
     for entry in row_gradients:
-        dtype = entry.result.values.dtype
-        saliency = entry.result.saliency(wanted.kind) if wanted.output == "saliency" else None
+        is_attribution = isinstance(entry.result, Attribution)
+        dtype = np.dtype(np.float64) if is_attribution else entry.result.values.dtype
+        is_saliency = wanted.output == "saliency" and not is_attribution
+        saliency = entry.result.saliency(wanted.kind) if is_saliency else None
         for index, row in enumerate(entry.rows):
             positions = np.flatnonzero(entry.real[index])
             columns[row] = _common(entry.result, index, positions, inputs.max_length is not None)
-            if saliency is not None:
+            if is_attribution:
+                columns[row] |= _scores(entry.result, index, positions)
+            elif saliency is not None:
                 columns[row]["saliency"] = saliency[index, positions]
             elif wanted.output == "tables":
                 columns[row] |= _table(entry.result, index, positions)
@@ -79,7 +87,9 @@ def with_columns(rows: pa.Table, row_gradients: Iterable[RowGradients], wanted: 
     return table
 
 
-def _common(result: EmbeddingGradients, index: int, positions: np.ndarray, with_truncated: bool) -> dict[str, Any]:
+def _common(
+    result: EmbeddingGradients | Attribution, index: int, positions: np.ndarray, with_truncated: bool
+) -> dict[str, Any]:
     common: dict[str, Any] = {"ids": result.ids[index, positions]}
     if result.tokens is not None:
         common["tokens"] = [result.tokens[index][position] for position in positions]
@@ -87,6 +97,15 @@ def _common(result: EmbeddingGradients, index: int, positions: np.ndarray, with_
     if with_truncated:
         common["truncated"] = int(result.provenance["truncated"][index])
     return common
+
+
+def _scores(result: Attribution, index: int, positions: np.ndarray) -> dict[str, Any]:
+    scores: dict[str, Any] = {"scores": result.scores[index, positions]}
+    for name in ("baseline_objective", "delta"):
+        values = getattr(result, name)
+        if values is not None:
+            scores[name] = float(values[index])
+    return scores
 
 
 def _table(result: EmbeddingGradients, index: int, positions: np.ndarray) -> dict[str, Any]:
@@ -124,6 +143,9 @@ def _column(name: str, values: list[Any], dtype: pa.DataType, wanted: Wanted) ->
         "rows": pa.list_(pa.int64()),
         "tokens": pa.list_(pa.string()),
         "saliency": pa.list_(dtype),
+        "scores": pa.list_(dtype),
+        "baseline_objective": pa.float64(),
+        "delta": pa.float64(),
         "objective": pa.float64(),
         "truncated": pa.int64(),
         "vocab": pa.int64(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +13,7 @@ import ray
 import ray.data
 from pyarrow import fs
 
+from embgrad.attribution.method import Method
 from embgrad.common.options import count_or_none
 from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief, did_you_mean
 from embgrad.objectives.objectives import as_objective, described
@@ -27,6 +28,7 @@ from embgrad.ray.tally import Tally, expect_same_rows, tally_of_dataset
 from embgrad.ray.worker import GradientWorker, TableWorker
 from embgrad.results.file_format import plain
 from embgrad.results.row_sparse import RowSparse
+from embgrad.streaming.attributions import expect_of_attributions, method_from
 from embgrad.version import __version__
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ def gradients(
     kind: str = "norm",
     length: int | None = None,
     prefix: str = "",
+    method: Method | str | None = None,
     **options: Unpack[Options],
 ) -> ray.data.Dataset:
     """Return a lazy Ray dataset: the rows of the given one, with their gradients in additional columns.
@@ -90,6 +93,10 @@ def gradients(
         kind: the kind of saliency, "norm" or "dot", see `EmbeddingGradients.saliency`.
         length: with output="values", the number of positions in each tensor; a longer row is an error.
         prefix: the prefix of the new columns' names.
+        method: an attribution method, or its name, see `embgrad.attribute`; None for gradients. The columns are then `ids`,
+            `tokens`, `objective` and `scores`, a list with one number a position, and where the method has them
+            `baseline_objective` and `delta`. A row has the same scores in whatever batch it is run. `output` and `kind` keep
+            their defaults; of `Options`, `check`, `compile`, `override`, `add` and `edit` are for gradients alone.
         **options: see `Options`.
 
     Raises:
@@ -98,7 +105,7 @@ def gradients(
     """
     job, pool = settings(build, objective, options)
     expect_startable(job, pool)
-    wanted = _wanted(output, kind, length, prefix)
+    wanted = _wanted(output, kind, length, prefix, method, job)
     return mapped(dataset_of(dataset), GradientWorker, (job, wanted), job, pool)
 
 
@@ -112,6 +119,7 @@ def write(
     kind: str = "norm",
     length: int | None = None,
     prefix: str = "",
+    method: Method | str | None = None,
     **options: Unpack[Options],
 ) -> Written:
     """Write the gradients of each row of a dataset to a folder of Parquet files, and verify that each row is there once.
@@ -132,7 +140,7 @@ def write(
     """
     job, pool = settings(build, objective, options)
     expect_startable(job, pool)
-    wanted = _wanted(output, kind, length, prefix)
+    wanted = _wanted(output, kind, length, prefix, method, job)
     address, files = _empty_folder(folder)
     rows = dataset_of(dataset)
     before = None
@@ -218,7 +226,9 @@ def _with_one_schema(rows: Any, job: Job) -> tuple[Any, Tally]:
     return rows, tally
 
 
-def _wanted(output: str, kind: str, length: int | None, prefix: str | None) -> Wanted:
+def _wanted(
+    output: str, kind: str, length: int | None, prefix: str | None, method: Method | str | None, job: Job
+) -> Wanted:
     if output not in OUTPUTS:
         raise EmbgradError(
             f"output is {output!r}: expected 'saliency', 'tables' or 'values'.{did_you_mean(str(output), OUTPUTS)}"
@@ -233,7 +243,12 @@ def _wanted(output: str, kind: str, length: int | None, prefix: str | None) -> W
         )
     if not isinstance(prefix, (str, type(None))):
         raise EmbgradError(f"prefix is {brief(prefix)}: expected the prefix of the new columns' names, such as 'g_'")
-    return Wanted(output, kind, length, prefix or "")
+    chosen = None if method is None else method_from(method)
+    if chosen is not None:
+        defaults = {"output": (output, OUTPUTS[0]), "kind": (kind, "norm")}
+        others = [f"{name}={value!r}" for name, (value, default) in defaults.items() if value != default]
+        expect_of_attributions(job.options, others)
+    return Wanted(output, kind, length, prefix or "", chosen)
 
 
 def _empty_folder(folder: str | Path) -> tuple[str, Any]:
@@ -285,8 +300,11 @@ def _write_manifest(files: Any, job: Job, wanted: Wanted, rows: int | None) -> N
         "point": job.point,
         "objective": described(as_objective(job.objective)),
         "inputs": inputs,
-        **asdict(wanted),
+        **asdict(replace(wanted, method=None)),
+        "method": None if wanted.method is None else wanted.method.describe(),
     }
+    if wanted.method is None:
+        del manifest["method"]
     text = json.dumps(manifest, indent=2, default=plain)  # may raise, before the file exists
     system.create_dir(path)
     with system.open_output_stream(f"{path}/{MANIFEST}") as stream:

@@ -33,6 +33,7 @@ from embgrad.ray.settings import Job
 from embgrad.ray.tally import tally_of
 from embgrad.ray.weight_check import expect_same_weights
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.streaming.attributions import attributions_of
 from embgrad.streaming.padding_invariance import Difference, Verdict, compared_alone
 
 __all__ = ["GradientWorker", "TableWorker"]
@@ -110,7 +111,11 @@ class Worker:
                 f"the point {self._job.point!r} has the shape {result.values.shape}: expected (example, position, dim), with "
                 f"{part.batch.shape} examples and positions"
             )
-        yield RowGradients(chosen, result, part.real)
+        yield RowGradients(chosen, self._finished(rows_at(rows, chosen), part, result), part.real)
+
+    def _finished(self, rows: pa.Table, examples: Examples, result: EmbeddingGradients) -> Any:
+        """Return what is requested of a batch, whose gradients are the result."""
+        return result
 
     def _differs_alone(self, rows: pa.Table, part: Examples, chosen: np.ndarray, result: EmbeddingGradients) -> bool:
         """Return whether padded rows have other results when run alone, because padding or other rows change them.
@@ -176,11 +181,14 @@ class Worker:
         )
 
     def _gradients(self, rows: pa.Table, examples: Examples, *, check: bool = True) -> EmbeddingGradients:
+        task = self._task(rows)
+        options = task.options if check else replace(task.options, check=False)
+        return results_of(replace(task, options=options), examples.batch)[self._job.point]
+
+    def _task(self, rows: pa.Table) -> Task:
         assert self._built is not None
         job = self._job
-        options = job.options if check else replace(job.options, check=False)
-        task = Task(bind(self._built[0], job.call), as_objective(_objective(job.objective, rows)), options)
-        return results_of(task, examples.batch)[job.point]
+        return Task(bind(self._built[0], job.call), as_objective(_objective(job.objective, rows)), job.options)
 
     def _with_row_name(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
         """Return the error of the first row that fails when run alone, with the row's name in the message."""
@@ -190,7 +198,8 @@ class Worker:
         for number in range(rows.num_rows):
             row = rows.slice(number, 1)
             try:
-                self._gradients(row, examples_of(row, self._job.inputs, self._built[1]))
+                example = examples_of(row, self._job.inputs, self._built[1])
+                self._finished(row, example, self._gradients(row, example))
             except Exception as exception:
                 alone = _as_embgrad_error(exception)
                 return _with_message(alone, f"{named_row(row, self._job.inputs)}: {alone.message}")
@@ -206,6 +215,13 @@ class GradientWorker(Worker):
     def __init__(self, job: Job, wanted: Wanted) -> None:
         super().__init__(job)
         self._wanted = wanted
+
+    def _finished(self, rows: pa.Table, examples: Examples, result: EmbeddingGradients) -> Any:
+        method = self._wanted.method
+        if method is None:
+            return result
+        assert self._built is not None
+        return attributions_of(method, self._built[1], self._task(rows), examples.batch, None)[self._job.point]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return the rows, in their order, with the requested columns."""

@@ -20,6 +20,7 @@ from embgrad.report.plot import plot
 from embgrad.report.provenance import origin
 from embgrad.report.sentences import sentences
 from embgrad.report.verdicts import verdict
+from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.version import __version__
 
@@ -27,16 +28,21 @@ __all__ = ["render_page", "write_page"]
 
 TITLE: Final = "Embedding gradients"
 
+#: The title of a page of attributions.
+TITLE_OF_ATTRIBUTIONS: Final = "Attributions"
+
+Result = EmbeddingGradients | Attribution
+
 #: Results by point.
-Results = Mapping[str, EmbeddingGradients]
+Results = Mapping[str, Result]
 
 
 def write_page(
     path: str | Path,
-    results: EmbeddingGradients | Mapping[str, EmbeddingGradients | Results],
+    results: Result | Mapping[str, Result | Results],
     comparisons: Mapping[str, Comparison | Mapping[str, Comparison]] | None = None,
     *,
-    title: str = TITLE,
+    title: str | None = None,
     layers: Sequence[str] | None = None,
 ) -> None:
     """Write one self-contained HTML file: sentences with tokens coloured by saliency, and the findings of comparisons.
@@ -47,10 +53,11 @@ def write_page(
     Args:
         path: the path of the file.
         results: a mapping of labels to results, or to mappings of points to results; the others are shown beside the first. A
-            single result is accepted too.
+            single result is accepted too. All are gradients, or all are attributions, such as the `Attributions` of several
+            methods; colours then show the scores, on one scale for each method.
         comparisons: a mapping of labels to what `embgrad.compare(first, other)` returned; None to compare each result with the
-            first, an empty mapping for no comparison.
-        title: the title of the page.
+            first, attributions where they are by the same method; an empty mapping for no comparison.
+        title: the title of the page; None for "Embedding gradients" or "Attributions".
         layers: the points to show, in this order; sentences are shown at the first. None for all points that the results have
             in common, with sentences at "word", or else at the first.
 
@@ -66,15 +73,16 @@ def write_page(
 
 
 def render_page(
-    results: EmbeddingGradients | Mapping[str, EmbeddingGradients | Results],
+    results: Result | Mapping[str, Result | Results],
     comparisons: Mapping[str, Comparison | Mapping[str, Comparison]] | None = None,
     *,
-    title: str = TITLE,
+    title: str | None = None,
     layers: Sequence[str] | None = None,
 ) -> str:
     """Return the page that `write_page` writes, as text; the arguments and errors are the same."""
     jinja = environment()
     by_label = _by_label(results)
+    of_attributions = _are_attributions(by_label)
     points = _points(by_label, layers)
     compared = _by_point(by_label, comparisons, points, restricted=layers is not None)
     first = next(iter(by_label))
@@ -85,7 +93,8 @@ def render_page(
     style = _style()
     return str(
         jinja.get_template("page.html").render(
-            title=title,
+            title=title or (TITLE_OF_ATTRIBUTIONS if of_attributions else TITLE),
+            of_attributions=of_attributions,
             version=__version__,
             style=style,
             style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
@@ -109,35 +118,55 @@ def _style() -> str:
     return f"\n{sheet}{token_css()}\n".replace("\r\n", "\n")
 
 
-def _by_label(results: Any) -> dict[str, dict[str, EmbeddingGradients]]:
+def _are_attributions(results: Mapping[str, Results]) -> bool:
+    classes = {isinstance(result, Attribution) for by_point in results.values() for result in by_point.values()}
+    if len(classes) > 1:
+        raise EmbgradError("results holds gradients and attributions: expected one of the two, and a page for each")
+    return classes == {True}
+
+
+def _by_label(results: Any) -> dict[str, dict[str, Result]]:
     """Return the results by label and point."""
-    if isinstance(results, EmbeddingGradients):
+    if isinstance(results, Result):
         results = {str(results.provenance.get("backend", "result")): results}
     if not isinstance(results, Mapping) or not results:
         raise EmbgradError(
-            f"results is {_type_text(results)}: expected a result of embgrad.gradients, or a mapping of labels to results"
+            f"results is {_type_text(results)}: expected a result of embgrad.gradients or embgrad.attribute, or a "
+            "mapping of labels to results"
         )
+    results = _flat(results)
     # Bare results are shown side by side, whatever the names of their points.
-    all_bare = all(isinstance(entry, EmbeddingGradients) for entry in results.values())
-    name = next((_point(entry) for entry in results.values() if isinstance(entry, EmbeddingGradients)), WORD)
+    all_bare = all(isinstance(entry, Result) for entry in results.values())
+    name = next((_point(entry) for entry in results.values() if isinstance(entry, Result)), WORD)
     by_label = {}
     for label, entry in results.items():
-        if isinstance(entry, EmbeddingGradients):
+        if isinstance(entry, Result):
             entry = {name if all_bare else _point(entry): entry}
         if (
             not isinstance(entry, Mapping)
             or not entry
-            or not all(isinstance(result, EmbeddingGradients) for result in entry.values())
+            or not all(isinstance(result, Result) for result in entry.values())
         ):
             raise EmbgradError(
-                f"results[{label!r}] is {_type_text(entry)}: expected a result of embgrad.gradients, or a mapping of points to "
-                "results"
+                f"results[{label!r}] is {_type_text(entry)}: expected a result of embgrad.gradients or embgrad.attribute, or a "
+                "mapping of points to results"
             )
         by_label[str(label)] = {str(point): result for point, result in entry.items()}
     return by_label
 
 
-def _point(result: EmbeddingGradients) -> str:
+def _flat(results: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the results with each `Attributions`, of several methods at one point, replaced by its entries."""
+    flat: dict[Any, Any] = {}
+    for label, entry in results.items():
+        if isinstance(entry, Attributions):
+            flat |= {name if len(results) == 1 else f"{label}, {name}": single for name, single in entry.items()}
+        else:
+            flat[label] = entry
+    return flat
+
+
+def _point(result: Result) -> str:
     return str(result.provenance.get("point", WORD))
 
 
@@ -169,7 +198,9 @@ def _by_point(
     if comparisons is None:
         order = [point for point in results[first] if point in points] if not restricted else points
         return {
-            label: {point: compare(results[first][point], results[label][point]) for point in order} for label in others
+            label: {point: compare(results[first][point], results[label][point]) for point in order}
+            for label in others
+            if all(_comparable(results[first][point], results[label][point]) for point in order)
         }
     if not isinstance(comparisons, Mapping):
         raise EmbgradError(
@@ -186,6 +217,12 @@ def _by_point(
         if restricted:
             by_label[label] = {point: by_label[label][point] for point in points if point in by_label[label]}
     return {label: by_label[label] for label in others if by_label.get(label)}
+
+
+def _comparable(first: Result, second: Result) -> bool:
+    """Return whether two results should be equal: attributions by different methods need not be."""
+    methods = [result.provenance["method"] for result in (first, second) if isinstance(result, Attribution)]
+    return not methods or methods[0] == methods[1]
 
 
 def _comparisons_of(label: str, entry: Any, point: str) -> dict[str, Comparison]:

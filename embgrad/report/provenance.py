@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["Origin", "origin"]
@@ -30,21 +31,27 @@ class Origin:
     lines: tuple[tuple[str, str], ...]
 
 
-def origin(label: str, result: EmbeddingGradients, points: Sequence[str]) -> Origin:
+def origin(label: str, result: EmbeddingGradients | Attribution, points: Sequence[str]) -> Origin:
     """Return the provenance of a result, one of several at these points."""
     source = result.provenance
     versions = source.get("versions")
     version = next(iter(versions.values()), "") if isinstance(versions, Mapping) else ""
     model = str(source.get("model", "?")).rpartition(".")[2]
     brief = f"{model}, {source.get('backend', '?')} {version}".strip()
-    lines = {
-        "gradient": f"{' × '.join(map(str, result.shape))}, {result.values.dtype}",
-        **dict(_lines(source)),
-        "largest at padding": "no mask" if result.mask is None else f"{result.pad_leak:.2e}",
-    }
+    shape = " × ".join(map(str, result.shape))
+    if isinstance(result, Attribution):
+        lines = {"attribution": shape, **dict(_lines(source))}
+        if result.delta is not None:
+            lines["largest error of completeness"] = f"{abs(result.delta).max():.2e}"
+    else:
+        lines = {
+            "gradient": f"{shape}, {result.values.dtype}",
+            **dict(_lines(source)),
+            "largest at padding": "no mask" if result.mask is None else f"{result.pad_leak:.2e}",
+        }
     if len(points) > 1:
         lines["points"] = ", ".join(points)
-    if result.certificate is not None:
+    if isinstance(result, EmbeddingGradients) and result.certificate is not None:
         slopes = result.certificate.slopes
         held = sum(slope.holds for slope in slopes)
         lines["certificate"] = f"{held} of {len(slopes)} slopes by finite differences hold"

@@ -12,13 +12,27 @@ from embgrad.common.colours import LEVELS
 from embgrad.common.token_text import direction, token_text
 from embgrad.comparison.align import aligned
 from embgrad.errors import BatchError
+from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.words import SPECIAL
 
-__all__ = ["KINDS", "Cell", "Example", "Panel", "Row", "Sentences", "Source", "has_sentences", "sentences"]
+__all__ = [
+    "KINDS",
+    "Cell",
+    "Example",
+    "Panel",
+    "Row",
+    "Sentences",
+    "Source",
+    "has_sentences",
+    "sentences",
+]
 
 #: The kinds of saliency, with their headings.
 KINDS: Final = {"norm": "Magnitude", "dot": "Signed"}
+
+#: The same of an attribution, which has one score a position.
+SCORES: Final = {"score": "Contribution"}
 
 #: The largest number of tokens on a page, over all results and both kinds, and in one example. A full page takes some MB.
 MOST_CELLS, MOST_POSITIONS = 10_000, 512
@@ -52,12 +66,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Panel:
-    """One example in one result: its tokens, or the reason why there are none."""
+    """One example in one result: its tokens, or the reason why there are none; `scale` is the figure with full colour."""
 
     label: str
     cells: tuple[Cell, ...] = ()
     missing: str = ""
     summary: str = ""
+    scale: str = ""
 
     @property
     def words(self) -> list[list[Cell]]:
@@ -73,11 +88,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """One example's panels of one kind, one for each result, on one scale."""
+    """One example's panels of one kind, one for each result; those of gradients, or of one method, are on one scale."""
 
     kind: str
     heading: str
-    scale: str
     panels: tuple[Panel, ...]
 
 
@@ -106,7 +120,7 @@ class Source:
 
     Attributes:
         label: the result's name on the page.
-        result: the result, whose values have one vector a token.
+        result: the result, whose values have one vector a token; or an attribution.
         examples: for each example of the first result, the index of the same text in this one, -1 for none.
         differences: the relative L2 against the first result at each position of this one, NaN where there is none; None where
             the two were not compared.
@@ -114,14 +128,32 @@ class Source:
     """
 
     label: str
-    result: EmbeddingGradients
+    result: Any
     examples: np.ndarray
     differences: np.ndarray | None = None
     saliency: dict[str, np.ndarray] = field(init=False)
     _groups: dict[int, list[tuple[int, ...]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.saliency = {kind: self.result.saliency(kind).astype(np.float64) for kind in KINDS}
+        self.saliency = (
+            {"score": self.result.scores}
+            if isinstance(self.result, Attribution)
+            else {kind: self.result.saliency(kind).astype(np.float64) for kind in KINDS}
+        )
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """The kinds of figures, with their headings."""
+        return SCORES if isinstance(self.result, Attribution) else KINDS
+
+    @property
+    def scale(self) -> str:
+        """The name of the scale, which results of one method share, since their figures compare."""
+        return self.result.method if isinstance(self.result, Attribution) else ""
+
+    def is_signed(self, kind: str) -> bool:
+        """Return whether figures may be below zero."""
+        return self.result.signed if isinstance(self.result, Attribution) else kind == "dot"
 
     def groups(self, example: int) -> list[tuple[int, ...]]:
         """Return the positions of each of the example's words, without padding."""
@@ -139,13 +171,13 @@ class Source:
         return None if tokens is None else tokens[example][position]
 
 
-def has_sentences(result: EmbeddingGradients) -> bool:
+def has_sentences(result: EmbeddingGradients | Attribution) -> bool:
     """Return whether the values have one vector a token; points that are named by their paths may have other axes."""
-    return result.values.ndim == 3 and result.values.shape[:2] == result.ids.shape
+    return isinstance(result, Attribution) or (result.values.ndim == 3 and result.values.shape[:2] == result.ids.shape)
 
 
 def sentences(
-    results: Mapping[str, EmbeddingGradients],
+    results: Mapping[str, EmbeddingGradients | Attribution],
     differences: Mapping[str, np.ndarray],
     *,
     most_cells: int = MOST_CELLS,
@@ -172,7 +204,7 @@ def sentences(
     examples: list[Example] = []
     remaining = most_cells
     for number in range(len(first.result.ids)):
-        remaining -= len(KINDS) * len(sources) * min(len(first.positions(number)), most_positions)
+        remaining -= len(first.kinds) * len(sources) * min(len(first.positions(number)), most_positions)
         if remaining < 0 and examples:
             break
         examples.append(_example(number, sources, most_positions))
@@ -182,7 +214,7 @@ def sentences(
     return Sentences(tuple(examples), (*notes, *_unpaired(sources)))
 
 
-def _sources(results: Mapping[str, EmbeddingGradients], differences: Mapping[str, np.ndarray]) -> list[Source]:
+def _sources(results: Mapping[str, Any], differences: Mapping[str, np.ndarray]) -> list[Source]:
     (label, first), *others = results.items()
     sources = [Source(label, first, np.arange(len(first.ids)))]
     for label, result in others:
@@ -207,10 +239,11 @@ def _unpaired(sources: Sequence[Source]) -> Iterator[str]:
             yield f"{more} of the examples of {source.label} are not in {first} and are not shown"
 
 
-def _groups(result: EmbeddingGradients, example: int) -> list[tuple[int, ...]]:
+def _groups(result: Any, example: int) -> list[tuple[int, ...]]:
     if result.tokens is None:
         return [(position,) for position in np.flatnonzero(result.real[example]).tolist()]
-    names = ("values", "activations", "ids", "mask", "tokens", "words_of")
+    of_class = ("scores",) if isinstance(result, Attribution) else ("values", "activations")
+    names = (*of_class, "ids", "mask", "tokens", "words_of")
     fields = {name: getattr(result, name) for name in names}
     single: dict[str, Any] = {
         name: None if value is None else value[example : example + 1] for name, value in fields.items()
@@ -232,7 +265,7 @@ def _example(number: int, sources: Sequence[Source], most: int) -> Example:
         direction=direction(token for token in tokens if not SPECIAL.fullmatch(token)),
         objective=_objective(number, sources),
         notes=tuple(notes),
-        rows=tuple(_row(number, kind, sources, most) for kind in KINDS),
+        rows=tuple(_row(number, kind, sources, most) for kind in first.kinds),
     )
 
 
@@ -249,9 +282,14 @@ def _objective(number: int, sources: Sequence[Source]) -> str:
 
 
 def _row(number: int, kind: str, sources: Sequence[Source], most: int) -> Row:
-    end = _scale(number, kind, sources)
-    panels = tuple(_panel(source, int(source.examples[number]), kind, end, most, sources[0]) for source in sources)
-    return Row(kind, KINDS[kind], f"{end:.4g}", panels)
+    ends = {
+        name: _scale(number, kind, [source for source in sources if source.scale == name])
+        for name in {source.scale for source in sources}
+    }
+    panels = tuple(
+        _panel(source, int(source.examples[number]), kind, ends[source.scale], most, sources[0]) for source in sources
+    )
+    return Row(kind, sources[0].kinds[kind], panels)
 
 
 def _scale(number: int, kind: str, sources: Sequence[Source]) -> float:
@@ -277,12 +315,12 @@ def _panel(source: Source, example: int, kind: str, end: float, most: int, first
     figures = source.saliency[kind][example]
     finite = [position for position in source.positions(example) if np.isfinite(figures[position])]
     if not finite:
-        return Panel(source.label, cells, summary="no finite figure" if cells else "no tokens")
+        return Panel(source.label, cells, summary="no finite figure" if cells else "no tokens", scale=f"{end:.4g}")
     largest = max(finite, key=lambda position: abs(figures[position]))
     text = f"largest {figures[largest]:.4g}, {_shown(source, example, largest)}"
     if len(finite) < len(source.positions(example)):
         text += f"; {len(source.positions(example)) - len(finite)} tokens have no finite figure"
-    return Panel(source.label, cells, summary=text if figures[largest] else "zero at every token")
+    return Panel(source.label, cells, summary=text if figures[largest] else "zero at every token", scale=f"{end:.4g}")
 
 
 def _cells(source: Source, example: int, kind: str, end: float, most: int, first: str) -> Iterator[Cell]:
@@ -293,7 +331,7 @@ def _cells(source: Source, example: int, kind: str, end: float, most: int, first
                 return
             count += 1
             figure = float(source.saliency[kind][example, position])
-            scale, level = _step(figure, end, kind)
+            scale, level = _step(figure, end, source.is_signed(kind))
             yield Cell(
                 text=_shown(source, example, position),
                 scale=scale,
@@ -304,11 +342,11 @@ def _cells(source: Source, example: int, kind: str, end: float, most: int, first
             )
 
 
-def _step(figure: float, end: float, kind: str) -> tuple[str, int]:
+def _step(figure: float, end: float, signed: bool) -> tuple[str, int]:
     if not np.isfinite(figure) or figure == 0:
         return "", 0
     level = round(LEVELS * min(1.0, abs(figure) / end)) if end else LEVELS
-    return "n" if kind == "norm" else "p" if figure > 0 else "m", level
+    return "n" if not signed else "p" if figure > 0 else "m", level
 
 
 def _figures(source: Source, example: int, position: int, first: str) -> Iterator[str]:
@@ -320,7 +358,7 @@ def _figures(source: Source, example: int, position: int, first: str) -> Iterato
     yield f"id {result.ids[example, position]}"
     if result.types is not None and result.types[example].any():
         yield f"segment {result.types[example, position]}"
-    for kind, name in KINDS.items():
+    for kind, name in source.kinds.items():
         yield f"{name.lower()} {source.saliency[kind][example, position]:.4g}"
     if source.differences is not None:
         difference = source.differences[example, position]

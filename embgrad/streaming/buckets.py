@@ -11,16 +11,21 @@ import numpy as np
 
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.collate import Padding, padded
+from embgrad.results.attribution import Attribution
 from embgrad.results.certificate import worst
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.streaming.source import Portion
 
 __all__ = ["Group", "Piece", "grouped", "restored"]
 
-Results = Mapping[str, EmbeddingGradients]
+Results = Mapping[str, EmbeddingGradients] | Mapping[str, Attribution]
 
 #: The per-position arrays of a result, apart from those of the batch. Positions that were not run are filled with zeros.
-_PADDED: Final = ("values", "activations", "before", "ids")
+_PADDED: Final = ("values", "scores", "activations", "before", "ids")
+
+
+#: The arrays of a result with one entry for each example.
+_OF_EXAMPLES: Final = ("objective", "baseline_objective", "delta")
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def restored(
     objective: Mapping[str, Any],
     window: int,
     padding: Padding,
-) -> dict[str, EmbeddingGradients]:
+) -> dict[str, Any]:
     """Return the results of one portion of a group, assembled from the results of the group's batches.
 
     Args:
@@ -166,19 +171,18 @@ def restored(
 def _restored(
     name: str,
     portion: Portion,
-    rows: Sequence[tuple[EmbeddingGradients, int]],
+    rows: Sequence[tuple[Any, int]],
     by_position: bool,
     objective: Mapping[str, Any],
     window: int,
     padding: Padding,
-) -> EmbeddingGradients:
+) -> EmbeddingGradients | Attribution:
     batch, first = portion.batch, rows[0][0]
     assert batch is not None, "what was run was encoded"
     has_batch_ids = first.mask is not None  # else the ids are the indices of another lookup
     arrays: dict[str, Any] = {}
     for key in _PADDED:
-        if getattr(first, key) is None:
-            arrays[key] = None
+        if getattr(first, key, None) is None:
             continue
         rows_of_key = [getattr(result, key)[row] for result, row in rows]
         if by_position or (key == "ids" and has_batch_ids):
@@ -187,19 +191,48 @@ def _restored(
             arrays[key] = np.stack(rows_of_key)
     if has_batch_ids and np.array_equal(np.where(batch.real, arrays["ids"], batch.ids), batch.ids):
         arrays["ids"] = batch.ids.copy()  # with the ids that the batch has at its padding
+    arrays |= {
+        key: np.array([getattr(result, key)[row] for result, row in rows])
+        for key in _OF_EXAMPLES
+        if getattr(first, key, None) is not None
+    }
+    shared: dict[str, Any] = {
+        "mask": None if not has_batch_ids or batch.mask is None else batch.mask.copy(),
+        "types": None if not has_batch_ids or batch.types is None else batch.types.copy(),
+        "tokens": batch.tokens if first.tokens is not None else None,
+        "words_of": None if first.words_of is None or batch.words is None else batch.words.copy(),
+        "provenance": _provenance(first, batch, objective, window),
+    }
     distinct = list({id(result): result for result, _ in rows}.values())
-    return replace(
+    if isinstance(first, Attribution):
+        sizes = [result.provenance["batch_size"] for result in distinct]
+        shared["provenance"] |= {"method": _method(rows), "batch_size": max(sizes)}
+        shared |= {
+            "texts": batch.texts,
+            "offsets": None if batch.offsets is None else batch.offsets.copy(),
+            "parts": None if batch.parts is None else batch.parts.copy(),
+        }
+        attribution: Attribution = replace(first, **arrays, **shared)
+        return attribution
+    gradients: EmbeddingGradients = replace(
         first,
         **arrays,
-        objective=np.array([result.objective[row] for result, row in rows]),
-        mask=None if not has_batch_ids or batch.mask is None else batch.mask.copy(),
-        types=None if not has_batch_ids or batch.types is None else batch.types.copy(),
-        tokens=batch.tokens if first.tokens is not None else None,
-        words_of=None if first.words_of is None or batch.words is None else batch.words.copy(),
+        **shared,
         pad_leak=max(result.pad_leak for result in distinct),
-        provenance=_provenance(first, batch, objective, window),
         certificate=None if first.certificate is None else worst([result.certificate for result in distinct]),
     )
+    return gradients
+
+
+def _method(rows: Sequence[tuple[Attribution, int]]) -> dict[str, Any]:
+    """Return the description of the method of a portion's examples, with the entries that each batch has for itself."""
+    described = [result.provenance["method"] for result, _ in rows]
+    together = dict(described[0])
+    if "exact" in together:  # one for each example
+        together["exact"] = [own["exact"][row] for own, (_, row) in zip(described, rows, strict=True)]
+    if "steps" in together:  # the most that an example of the batch took
+        together["steps"] = max(own["steps"] for own in described)
+    return together
 
 
 def _stacked(arrays: Sequence[np.ndarray], length: int, side: str) -> np.ndarray:
@@ -215,7 +248,7 @@ def _stacked(arrays: Sequence[np.ndarray], length: int, side: str) -> np.ndarray
 
 
 def _provenance(
-    first: EmbeddingGradients, batch: TokenBatch, objective: Mapping[str, Any], window: int
+    first: EmbeddingGradients | Attribution, batch: TokenBatch, objective: Mapping[str, Any], window: int
 ) -> dict[str, Any]:
     shape = first.provenance["output_shape"]
     per_position = shape is not None and len(shape) == 3 and shape[1] == first.ids.shape[1]

@@ -10,6 +10,7 @@ from typing import Any
 
 from embgrad.common.files import checked_path
 from embgrad.errors import EmbgradError, FileFormatError, brief
+from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.io import load
 from embgrad.results.row_sparse import RowSparse
@@ -20,7 +21,7 @@ from embgrad.streaming.totals import Total, load_tables
 __all__ = ["Kept", "StreamFolder", "open_stream", "read_shard", "table_of", "tables_of"]
 
 #: The stored results of one batch, by the names of the points.
-Kept = Mapping[str, EmbeddingGradients] | Mapping[str, Saliencies]
+Kept = Mapping[str, EmbeddingGradients] | Mapping[str, Saliencies] | Mapping[str, Attribution]
 
 
 def open_stream(folder: str | os.PathLike[str]) -> StreamFolder:
@@ -100,9 +101,13 @@ class StreamFolder:
         The sum is computed in float64, shard by shard.
 
         Raises:
-            EmbgradError: the folder was written with keep="saliency", or no result is finished.
+            EmbgradError: the folder was written with keep="saliency" or holds attributions, or no result is finished.
             PointError: a point is not a lookup.
         """
+        if self._manifest.of_attributions:
+            raise EmbgradError(
+                "the folder holds attributions, which have no table gradients: expected a folder that was written without method"
+            )
         if self.keep == "saliency":
             raise EmbgradError(
                 "the folder keeps saliencies alone: expected keep='table' or keep='all' for table gradients"
@@ -181,9 +186,10 @@ def read_shard(folder: Path, manifest: Manifest, shard: Shard) -> list[Any]:
         FileFormatError: the shard is missing, does not match the manifest, or is broken.
     """
     path = _checked_file(folder, shard)
-    contents: Any = load(path) if manifest.keep == "all" else load_saliencies(path)
+    is_whole = manifest.keep == "all" or manifest.of_attributions
+    contents: Any = load(path) if is_whole else load_saliencies(path)
     expected = [f"{number} {name}" for number in range(shard.results) for name in manifest.names]
-    if not isinstance(contents, dict) or list(contents) != expected:
+    if not isinstance(contents, Mapping) or list(contents) != expected:
         raise FileFormatError(
             f"{path} holds other results than the manifest says: expected {len(expected)}; fetch it again"
         )

@@ -92,6 +92,11 @@ class Manifest:
     complete: bool = False
 
     @property
+    def of_attributions(self) -> bool:
+        """True where the results are attributions, by the method in `run`."""
+        return "method" in self.run
+
+    @property
     def results(self) -> int:
         """The number of finished results."""
         return self.shards[-1].first + self.shards[-1].results if self.shards else 0

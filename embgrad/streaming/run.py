@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.attribution.method import Method
 from embgrad.common.progress import Progress
 from embgrad.engine.gradients import results_of as gradients_of
 from embgrad.engine.task import Task
@@ -21,7 +22,6 @@ from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatE
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.collate import padded
 from embgrad.objectives.objectives import as_objective, described
-from embgrad.results.gradients import EmbeddingGradients
 from embgrad.streaming.buckets import Group, Piece, grouped, per_window, restored
 from embgrad.streaming.folder import read_shard
 from embgrad.streaming.manifest import Manifest
@@ -74,6 +74,8 @@ class Plan:
     Attributes:
         task: the request for each batch, apart from the objective.
         size: the argument `batch_size`.
+        method: the attribution method; None for gradients.
+        compute: the function that returns the results of one batch by point; its last argument is the size of sub-batches.
     """
 
     task: Task
@@ -83,6 +85,8 @@ class Plan:
     window: int | None
     ahead: int
     keep: str
+    method: Method | None = None
+    compute: Callable[[Task, TokenBatch, int | None], dict[str, Any]] = gradients_of
 
     def manifest(self) -> Manifest:
         """Return the manifest of the run, without finished results."""
@@ -92,7 +96,7 @@ class Plan:
         """Return the identity of the run, by option."""
         size = self.size if self.source.tokenizer is None else self.source.size
         options = {"batch_size": size, "window": self.window, "check": bool(self.task.options.check)}
-        return identity(self.task, self.source, self.objectives, options)
+        return identity(self.task, self.source, self.objectives, options, self.method)
 
     @property
     def total(self) -> int | None:
@@ -138,7 +142,7 @@ def _group_results(plan: Plan, state: State, group: Group, finished: int) -> Gen
     """Yield the results of a group's portions, without those that were finished before."""
     if not group.pieces:
         return
-    batch_results: list[dict[str, EmbeddingGradients]] = []
+    batch_results: list[dict[str, Any]] = []
     for number in range(len(group.pieces)):
         batch_results.append(_run(plan, group, number))
         if plan.window is not None:
@@ -165,7 +169,7 @@ def _group_results(plan: Plan, state: State, group: Group, finished: int) -> Gen
             yield stored[plan.task.options.names[0]] if plan.task.options.single else stored
 
 
-def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]:
+def _run(plan: Plan, group: Group, number: int) -> dict[str, Any]:
     """Return the results of one batch of a group."""
     piece = group.pieces[number]
     owners = [group.portions[owner] for owner, _ in piece.members]
@@ -179,19 +183,17 @@ def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]
             expect_sortable(objective, plan.source.padding.side)
         task = replace(plan.task, objective=as_objective(objective))
         size = plan.size if plan.source.tokenizer is None else None
-        return gradients_of(task, piece.batch, size)
+        return plan.compute(task, piece.batch, size)
     except Exception as error:
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"while streaming the examples {_range_text(examples)} of the source")
         raise
 
 
-def _check_padding(
-    plan: Plan, state: State, group: Group, number: int, results: Mapping[str, EmbeddingGradients]
-) -> None:
+def _check_padding(plan: Plan, state: State, group: Group, number: int, results: Mapping[str, Any]) -> None:
     """Check that padding does not change the results, by one example run with less padding, or with that of its own batch.
 
-    The outcome is recorded in the state.
+    The outcome is recorded in the state. With a method the gradients at the example's own values are compared.
 
     Raises:
         UnsupportedError: the example's results differ, or cannot be restored to the example's own batch.
@@ -202,6 +204,9 @@ def _check_padding(
     candidates = np.flatnonzero((lengths > 0) & (lengths < np.maximum(own_lengths, padded_length)))
     if not candidates.size:
         return
+    if plan.method is not None:
+        plan = replace(plan, method=None, compute=gradients_of)
+        results = _run(plan, group, number)
     shortest = int(candidates[np.argmin(lengths[candidates])])
     without_padding = lengths[shortest] < padded_length
     row = shortest if without_padding else int(candidates[np.argmax(own_lengths[candidates])])
@@ -215,7 +220,7 @@ def _check_padding(
     expect_restorable([piece.batch, batch], [results, probe_results])
     state.by_position = {name: follows_positions([result, probe_results[name]]) for name, result in results.items()}
 
-    def again() -> Mapping[str, EmbeddingGradients]:
+    def again() -> Mapping[str, Any]:
         if without_padding:
             return _run(unchecked, group, number)
         second_probe = _run_alone(unchecked, group, number, row, length)
@@ -234,7 +239,7 @@ def _length_of(portion: Portion) -> int:
 
 def _run_alone(
     plan: Plan, group: Group, number: int, row: int, length: int
-) -> tuple[TokenBatch, Mapping[str, EmbeddingGradients]] | None:
+) -> tuple[TokenBatch, Mapping[str, Any]] | None:
     """Return an example of a batch, padded to a length or not at all, with its results.
 
     The example is run alone or, where the model accepts only one number of examples, repeated as often as the batch has
@@ -261,15 +266,16 @@ def _run_alone(
 
 
 def _in_order(
-    plan: Plan, state: State, group: Group, batch_results: Sequence[Mapping[str, EmbeddingGradients]], number: int
-) -> dict[str, EmbeddingGradients]:
+    plan: Plan, state: State, group: Group, batch_results: Sequence[Mapping[str, Any]], number: int
+) -> dict[str, Any]:
     """Return the results of one portion of a window."""
     portion = group.portions[number]
     assert plan.window is not None, "pieces are portions but for a window"
     assert portion.batch is not None, "what was run was encoded"
     objective = as_objective(plan.objectives.of(portion.examples, portion.batch, portion.labels))
     by_position = {
-        name: state.by_position.get(name, follows_positions([results[name] for results in batch_results]))
+        name: plan.method is not None
+        or state.by_position.get(name, follows_positions([results[name] for results in batch_results]))
         for name in batch_results[0]
     }
     return restored(group, batch_results, number, by_position, described(objective), plan.window, plan.source.padding)

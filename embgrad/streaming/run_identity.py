@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from embgrad.attribution.method import Method
 from embgrad.backend.signature import as_parts
 from embgrad.engine.interventions import BroadcastArray
 from embgrad.engine.task import Task
@@ -22,7 +23,9 @@ __all__ = ["identity", "weights_digest"]
 LONGEST = 200
 
 
-def identity(task: Task, source: Source, objectives: Objectives, options: Mapping[str, Any]) -> dict[str, Any]:
+def identity(
+    task: Task, source: Source, objectives: Objectives, options: Mapping[str, Any], method: Method | None = None
+) -> dict[str, Any]:
     """Return the identity of a run by option, as values that JSON can hold, equal for the same run in every process.
 
     Functions and users' classes are represented by their names, their code and what the code reads.
@@ -32,6 +35,7 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
         source: the source; its items are identified by the digests of the shards.
         objectives: the objectives of the batches.
         options: further options, as plain values.
+        method: the attribution method; None for gradients, whose identity has no such entry.
     """
     parts = as_parts(task.bound.model)  # the weights identify these
     names = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
@@ -53,6 +57,7 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
         "compile": bool(task.options.compile),
         **changes,
         **options,
+        **({} if method is None else {"method": _method_identity(method, parts)}),
     }
 
 
@@ -70,6 +75,12 @@ def weights_digest(task: Task) -> str | None:
     for weight in weights:
         update(hasher, [weight.name, weight.dtype, weight.get()])
     return f"{len(weights)}: {hasher.hexdigest()[:16]}"
+
+
+def _method_identity(method: Method, known: Sequence[Any]) -> dict[str, Any]:
+    methods = (method, getattr(method, "of", method))
+    are_embgrads = all(type(entry).__module__.startswith("embgrad.") for entry in methods)
+    return method.describe() if are_embgrads else {**method.describe(), "code": object_digest(method, known)}
 
 
 def _objective_identity(objectives: Objectives, known: Sequence[Any]) -> str:

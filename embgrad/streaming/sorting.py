@@ -67,7 +67,7 @@ def expect_sortable(objective: Any, side: str) -> None:
         )
 
 
-def expect_restorable(batches: Sequence[TokenBatch], results: Sequence[Mapping[str, EmbeddingGradients]]) -> None:
+def expect_restorable(batches: Sequence[TokenBatch], results: Sequence[Mapping[str, Any]]) -> None:
     """Check that the results can be restored to the batches of the source, which have other examples and lengths.
 
     Args:
@@ -79,8 +79,9 @@ def expect_restorable(batches: Sequence[TokenBatch], results: Sequence[Mapping[s
     """
     for name in results[0]:
         at_point = [result[name] for result in results]
-        _expect_each_example(name, batches, at_point)
-        _expect_one_form(name, at_point)
+        if isinstance(at_point[0], EmbeddingGradients):  # the axes of an attribution are example and position
+            _expect_each_example(name, batches, at_point)
+            _expect_one_form(name, at_point)
         _expect_one_length(batches, at_point)
 
 
@@ -126,7 +127,7 @@ def _expect_one_form(name: str, results: Sequence[EmbeddingGradients]) -> None:
         )
 
 
-def _expect_one_length(batches: Sequence[TokenBatch], results: Sequence[EmbeddingGradients]) -> None:
+def _expect_one_length(batches: Sequence[TokenBatch], results: Sequence[Any]) -> None:
     """Check that the output does not have one number for each position, padding included."""
     shapes = [result.provenance["output_shape"] for result in results]
     per_position = [

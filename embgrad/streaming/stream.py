@@ -8,21 +8,25 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from embgrad.attribution.method import Method
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.files import checked_path
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
-from embgrad.engine.options import checked_options
+from embgrad.engine.options import checked_options, expect_one_name
 from embgrad.engine.task import Task
 from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
 from embgrad.forward.points import WORD
 from embgrad.objectives.objectives import Sum, as_objective
+from embgrad.streaming.attributions import attributions_of, expect_of_attributions, method_from
 from embgrad.streaming.broadcast import for_all_batches
 from embgrad.streaming.digest import update
 from embgrad.streaming.folder import StreamFolder, open_stream, table_of
@@ -63,8 +67,11 @@ def stream(
     progress: Progress | bool | None = None,
     to: str | os.PathLike[str] | None = None,
     keep: str = "all",
+    method: Method | str | None = None,
 ) -> Stream:
     """Return an iterator over the gradients of a source of any length; each result is as `gradients` returns it.
+
+    With `method` each result is an `Attribution`, as `attribute` returns it.
 
     The source is read and texts are encoded in a separate thread, a few batches ahead. The thread ends with the stream: at the
     end of the source, at an error, when the stream is closed (`with` closes it) or no longer referenced. An error of the source
@@ -96,15 +103,21 @@ def stream(
             any way, continues where it stopped when the same call is repeated with the same source from its beginning:
             finished results are read back, not computed. The folder is then the same to the last byte. `open_stream` reads it.
         keep: the part of each result that is stored and yielded: "all"; "saliency" for an `embgrad.Saliencies`, one number a
-            position; "table" for the sum of all table gradients alone, see `Stream.table`.
+            position; "table" for the sum of all table gradients alone, see `Stream.table`. With `method` "saliency" is the
+            attribution without its `values`, and there is no "table".
+        method: an attribution method, or its name, see `attribute`; None for gradients. Only `at`, one point, and `pads` of the
+            options of `gradients` go with it. An example has the same scores in any batch, up to rounding, sampled methods
+            included: their draws depend on the seed and the example's own ids. For batches without `tokenizer`, `batch_size`
+            is how many examples or steps one pass runs at most.
 
     Returns:
         A `Stream`, which yields a result for each batch, in the order of the source.
 
     Raises:
-        BackendError, BatchError, ObjectiveError, PointError, UnsupportedError: as `gradients`, here or while iterating.
-        FileFormatError: the folder holds another run (other weights, objective, options, or source), or is broken.
-        EmbgradError: another stream writes to the folder.
+        BackendError, BatchError, ObjectiveError, PointError, UnsupportedError: as `gradients`, here or while iterating; or an
+            option does not go with `method`.
+        FileFormatError: the folder holds another run (other weights, objective, method, options, or source), or is broken.
+        EmbgradError: another stream writes to the folder, or there is no such method.
     """
     folder = None if to is None else checked_path(to, "to")
     objectives = Objectives(objective)
@@ -123,6 +136,10 @@ def stream(
         compile=compile,
     )
     _expect_keep(keep)
+    chosen = None if method is None else method_from(method)
+    if chosen is not None:
+        expect_one_name(at, "make a stream for each point")
+        expect_of_attributions(options, ["keep='table'"] if keep == "table" else [])
     of_all = as_objective(Sum() if objectives.fixed is None else objectives.fixed)
     task = Task(bind(model, call), of_all, for_all_batches(options))
     reader = Source(
@@ -131,6 +148,8 @@ def stream(
     if window is not None:
         expect_window(task, reader, objective)
     plan = Plan(task, reader, objectives, size, window, 0 if training else ahead, keep)
+    if chosen is not None:
+        plan = replace(plan, method=chosen, compute=partial(attributions_of, chosen, tokenizer))
     return Stream(plan, folder, progress)
 
 
@@ -187,7 +206,7 @@ class Stream(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """Return the next result: one of `gradients`, a dict of them with `at=[...]`, or `Saliencies` with keep="saliency"."""
+        """Return the next result: of `gradients` or `attribute`, a dict with `at=[...]`, or `Saliencies`."""
         if self._plan.keep == "table":
             raise EmbgradError("keep='table' keeps no result of a batch: expected .table(), or keep='all'")
         return self._next()
@@ -251,9 +270,11 @@ class Stream(Iterator[Any]):
         The sum is computed in float64. With `to` and keep="table" an interrupted sum continues where it stopped.
 
         Raises:
-            EmbgradError: keep="saliency" was given, or results were taken from a stream that does not write them.
+            EmbgradError: keep="saliency" or a method was given, or results were taken from a stream that does not write them.
             PointError: a point is not a lookup.
         """
+        if self._plan.method is not None:
+            raise EmbgradError("attributions have no table gradients: expected a stream without method")
         if self._plan.keep == "saliency":
             raise EmbgradError("keep='saliency' keeps no table gradients: expected keep='table' or keep='all'")
         if self._to is not None:

@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from embgrad.errors import EmbgradError, FileFormatError, brief, listed
+from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.io import save
 from embgrad.streaming.folder import read_shard, tables_of
@@ -33,8 +34,10 @@ SHARD: Final = re.compile(r"shard-[0-9]{8,}-[0-9]{6,}\.safetensors")
 FIRST: Final = re.compile(r"shard-0{8}-[0-9]{6,}\.safetensors")
 
 
-def stored_part(keep: str, result: EmbeddingGradients) -> Any:
+def stored_part(keep: str, result: EmbeddingGradients | Attribution) -> Any:
     """Return the part of a result that is stored."""
+    if isinstance(result, Attribution):
+        return replace(result, values=None) if keep == "saliency" else result
     return Saliencies.of(result) if keep == "saliency" else result
 
 
@@ -228,7 +231,7 @@ class Writer:
         named = {
             f"{number} {name}": part for number, stored in enumerate(pending.stored) for name, part in stored.items()
         }
-        if self.manifest.keep == "all":
+        if self.manifest.keep == "all" or self.manifest.of_attributions:
             save(named, path, durable=True)
         else:
             save_saliencies(named, path, durable=True)
@@ -255,20 +258,29 @@ def _expect_same(folder: Path, existing: Manifest, requested: Manifest) -> None:
     current: dict[str, Any] = {"keep": requested.keep, "at": list(requested.names), **requested.run}
     if existing.single != requested.single:
         former["at"], current["at"] = f"single: {existing.single}", f"single: {requested.single}"
-    differ = [name for name in dict.fromkeys([*former, *current]) if former.get(name) != current.get(name)]
-    if differ:
-        changes = "; ".join(
-            f"{name} was {brief(former.get(name))} and is {brief(current.get(name))}" for name in differ
-        )
+    changes = list(_changes(former, current))
+    if changes:
         raise FileFormatError(
-            f"{folder} holds the results of another run: {changes}. Pass the same model, objective and options to continue it, "
-            "name another folder, or remove this one"
+            f"{folder} holds the results of another run: {'; '.join(changes)}. Pass the same model, objective and options to "
+            "continue it, name another folder, or remove this one"
         )
+
+
+def _changes(former: Mapping[str, Any], current: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the entries that differ, those of mappings of one class by their own names."""
+    for name in dict.fromkeys([*former, *current]):
+        was, now = former.get(name), current.get(name)
+        if isinstance(was, Mapping) and isinstance(now, Mapping) and was.get("class") == now.get("class"):
+            yield from _changes(was, now, f"{above}{name}.")
+        elif was != now:
+            yield f"{above}{name} was {brief(was)} and is {brief(now)}"
 
 
 def _array_bytes(part: Any) -> int:
     if isinstance(part, Saliencies):
         return part.nbytes
+    if isinstance(part, Attribution):
+        return int(sum(array.nbytes for array in (part.values, part.scores) if array is not None))
     arrays = [part.values, part.activations, part.before]
     tables = sum(table.nbytes for table in part.tables or ())
     return int(tables + sum(array.nbytes for array in arrays if array is not None))

@@ -41,7 +41,9 @@ def test_importing_the_package_loads_no_library() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", ["doctor", "gradients", "compare", "bisect", "show", "report", "explain", "demo"])
+@pytest.mark.parametrize(
+    "name", ["doctor", "gradients", "attribute", "compare", "bisect", "show", "report", "explain", "demo"]
+)
 def test_every_command_has_help(name: str) -> None:
     runner = typer.testing.CliRunner()
     long, short = (runner.invoke(app, [name, option]) for option in ("--help", "-h"))

@@ -310,7 +310,10 @@ def test_the_installed_package_has_its_templates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        ({}, "results is of type dict, empty: expected a result of embgrad.gradients, or a mapping"),
+        (
+            {},
+            "results is of type dict, empty: expected a result of embgrad.gradients or embgrad.attribute, or a mapping",
+        ),
         (None, "results is of type NoneType"),
         ([1], "results is of type list"),
         ({"a": 3}, r"results\['a'\] is of type int: expected a result"),

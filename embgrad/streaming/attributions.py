@@ -1,0 +1,60 @@
+"""Attributions of the batches of a data set, in place of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from embgrad.attribution.attribute import attributed, method_from
+from embgrad.attribution.method import Method
+from embgrad.attribution.passes import Passes
+from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.probe import with_shared
+from embgrad.engine.task import Task
+from embgrad.errors import UnsupportedError
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.native import NativeObjective
+from embgrad.results.attribution import Attribution
+
+__all__ = ["attributions_of", "expect_of_attributions", "method_from"]
+
+
+def attributions_of(
+    method: Method, tokenizer: Any, task: Task, batch: TokenBatch, size: int | None
+) -> dict[str, Attribution]:
+    """Return the attribution of a batch, by the name of the point.
+
+    Args:
+        method: the method.
+        tokenizer: knows the ids of special tokens; None where there is none.
+        task: the request, at one point.
+        batch: the examples.
+        size: how many examples or steps one pass runs at most, see `attribute`.
+
+    Raises:
+        UnsupportedError: the objective is a `Scalar`; or as `attribute` raises.
+    """
+    if isinstance(task.objective, NativeObjective) and task.objective.scalar:
+        raise UnsupportedError(
+            "a Scalar objective reduces over the batch, and an attribution is of each example's own objective: expected a "
+            "function that returns shape (example,)"
+        )
+    if batch.extras:
+        batch = with_shared(task.bound, batch, repeated=True)
+    (name,) = task.options.names
+    passes = Passes(task.bound, batch, task.objective, name, task.options.pads, size)
+    with explained_errors(task.bound, batch):
+        return {name: attributed(passes, method, tokenizer)}
+
+
+def expect_of_attributions(options: GradientOptions, others: Sequence[str] = ()) -> None:
+    """Check that no option is set that is of gradients alone; `others` are options, as written, that are as well.
+
+    Raises:
+        UnsupportedError: an option is set.
+    """
+    flags = [f"{name}=True" for name in ("training", "split", "check", "compile") if getattr(options, name)]
+    changes = [name for name, values in options.changes.items() if values]
+    for option in (*flags, *changes, *others):
+        raise UnsupportedError(f"{option} is for gradients, and method computes attributions: omit one of the two")

@@ -1,0 +1,74 @@
+"""Pages of attributions: methods side by side, each on its own scale, coloured by sign."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.errors import EmbgradError
+from embgrad.report.page import render_page
+from embgrad.report.sentences import sentences
+from tests.unit.attribution.models import IDS, MASK, curved
+
+TOKENS = [["a", "b", "b", "c"], ["[CLS]", "d", "##e", "f"]]
+BATCH = embgrad.TokenBatch(IDS, MASK, tokens=TOKENS)
+METHODS: dict[str, Any] = {"gradient": "saliency", "product": "input_x_gradient", "removal": embgrad.Occlusion(0)}
+
+
+@pytest.fixture(scope="module")
+def attributions() -> embgrad.Attributions:
+    return embgrad.attribute(curved(), BATCH, embgrad.Logit(0), METHODS)
+
+
+def test_each_method_has_a_panel_on_its_own_scale(attributions: embgrad.Attributions) -> None:
+    example = sentences(attributions, {}).examples[0]
+    (row,) = example.rows
+    assert (row.heading, [panel.label for panel in row.panels]) == ("Contribution", list(METHODS))
+    for panel, attribution in zip(row.panels, attributions.values(), strict=True):
+        real = attribution.scores[0, :3]  # the last position is padding
+        assert panel.scale == f"{np.abs(real).max():.4g}"
+        assert len(panel.cells) == 3
+        signs = {cell.scale for cell in panel.cells}
+        assert signs == ({"n"} if panel.label == "gradient" else {"p" if score > 0 else "m" for score in real})
+        for cell, score in zip(panel.cells, real, strict=True):
+            assert f"contribution {score:.4g}" in cell.figures
+
+
+def test_results_of_one_method_share_a_scale() -> None:
+    small = embgrad.attribute(curved(), BATCH, embgrad.Logit(0), "input_x_gradient")
+    large = embgrad.attribute(curved(), BATCH, embgrad.Logit(1), "input_x_gradient")
+    row = sentences({"a": small, "b": large}, {}).examples[1].rows[0]
+    assert row.panels[0].scale == row.panels[1].scale
+
+
+def test_only_attributions_by_one_method_are_compared(attributions: embgrad.Attributions) -> None:
+    page = render_page(attributions)
+    assert "Findings" not in page
+    assert page.count("<fieldset>") == 2 * len(METHODS)
+    again = embgrad.attribute(curved(), BATCH, embgrad.Logit(0), "saliency")
+    compared = render_page({"one": attributions["gradient"], "other": again, "removal": attributions["removal"]})
+    assert "other against one" in compared
+    assert "removal against one" not in compared
+
+
+def test_attributions_of_several_models_have_both_names(attributions: embgrad.Attributions) -> None:
+    page = render_page({"torch": attributions, "gluon": attributions}, {}, title="Two models")
+    assert "<h1>Two models</h1>" in page
+    assert "torch, removal" in page
+    assert "gluon, product" in page
+
+
+def test_gradients_and_attributions_are_not_mixed(attributions: embgrad.Attributions) -> None:
+    gradients = embgrad.gradients(curved(), BATCH, embgrad.Logit(0))
+    with pytest.raises(EmbgradError, match="results holds gradients and attributions: expected one of the two"):
+        render_page({"a": gradients, "b": attributions["gradient"]}, {})
+
+
+def test_the_provenance_has_the_method(attributions: embgrad.Attributions) -> None:
+    one = embgrad.attribute(curved(), BATCH, embgrad.Logit(0), embgrad.IntegratedGradients(64))
+    page = render_page(one)
+    assert "IntegratedGradients" in page
+    assert "largest error of completeness" in page

@@ -1,0 +1,197 @@
+"""Streams of attributions: the same as alone, in whatever batch, and continued where they stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.errors import EmbgradError, FileFormatError, PointError, UnsupportedError
+from tests.unit.streams import COUNT, LABELLED, labels, model, rows, texts, tokenizer
+
+pytestmark = pytest.mark.usefixtures("small_shards")
+
+METHODS: dict[str, embgrad.attribution.Method] = {
+    "saliency": embgrad.Saliency(),
+    "input_x_gradient": embgrad.InputXGradient(),
+    "integrated_gradients": embgrad.IntegratedGradients(20, baseline=5, tolerance=1e-3),
+    "smooth_grad": embgrad.SmoothGrad(4, seed=3),
+    "gradient_shap": embgrad.GradientShap([0, 5], samples=5, sigma=0.1, seed=2),
+    "sequential": embgrad.SequentialIntegratedGradients(20, baseline=0),
+    "discretized": embgrad.DiscretizedIntegratedGradients(20, baseline=0),
+    "occlusion": embgrad.Occlusion(0),
+    "lime": embgrad.Lime(64, baseline=0, seed=1),
+    "kernel_shap": embgrad.KernelShap(64, baseline=0, seed=4),
+}
+
+
+def streamed(method: Any = METHODS["gradient_shap"], to: Path | None = None, **options: Any) -> embgrad.Stream:
+    asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 4, "method": method, "to": to, **options}
+    return embgrad.stream(model(dtype="float64"), rows(COUNT), LABELLED, **asked)
+
+
+def expect_close(first: embgrad.Attribution, second: embgrad.Attribution) -> None:
+    """Expect two attributions of one batch to be equal in every field, numbers up to rounding, at real positions."""
+    expected_method, method = dict(first.provenance["method"]), dict(second.provenance["method"])
+    if (
+        method.get("tolerance") is not None
+    ):  # the steps are the most that an example took of those that were run together
+        assert expected_method.pop("steps") <= method.pop("steps")
+    assert expected_method == method
+    for entry in fields(embgrad.Attribution):
+        expected, actual = getattr(first, entry.name), getattr(second, entry.name)
+        if not isinstance(expected, np.ndarray):
+            assert entry.name == "provenance" or expected == actual, entry.name
+        elif expected.ndim > 1:
+            np.testing.assert_allclose(actual[first.real], expected[first.real], rtol=1e-9, atol=1e-11)
+        else:
+            np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.filterwarnings("ignore:with .* steps:embgrad.errors.EmbgradWarning")
+def test_a_streamed_attribution_equals_that_of_the_example_alone(method: str) -> None:
+    plain = list(streamed(METHODS[method]))
+    by_length = list(streamed(METHODS[method], window=COUNT))
+    assert [len(result.ids) for result in plain] == [4, 4, 4, 4, 4, 3]
+    for first, second in zip(plain, by_length, strict=True):
+        expect_close(first, second)
+    number = 0
+    for result in plain:
+        for example in range(len(result.ids)):
+            objective = embgrad.CrossEntropy([labels(COUNT)[number]])
+            alone = embgrad.attribute(
+                model(dtype="float64"), [texts(COUNT)[number]], objective, METHODS[method], tokenizer=tokenizer
+            )
+            np.testing.assert_allclose(
+                result.scores[example][result.real[example]], alone.scores[0], rtol=1e-9, atol=1e-11
+            )
+            np.testing.assert_allclose(result.objective[example], alone.objective[0], rtol=1e-9)
+            number += 1
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".lock"}
+
+
+@pytest.mark.parametrize("keep", ["all", "saliency"])
+@pytest.mark.parametrize("window", [None, 8])
+def test_an_interrupted_run_continues_to_the_same_bytes(keep: str, window: int | None, tmp_path: Path) -> None:
+    whole = list(streamed(to=tmp_path / "whole", keep=keep, window=window))
+    with streamed(to=tmp_path / "part", keep=keep, window=window) as parts:
+        for _ in range(3):
+            next(parts)
+    assert not embgrad.open_stream(tmp_path / "part").complete
+    folder = streamed(to=tmp_path / "part", keep=keep, window=window).finish()
+    assert files(tmp_path / "part") == files(tmp_path / "whole")
+    assert (len(folder), folder.examples, folder.complete) == (6, COUNT, True)
+    for first, second in zip(whole, folder, strict=True):
+        assert isinstance(second, embgrad.Attribution)
+        assert (second.values is None) == (keep == "saliency")
+        assert first.delta is not None
+        assert second.delta is not None
+        np.testing.assert_array_equal(second.scores, first.scores)
+        np.testing.assert_array_equal(second.delta, first.delta)
+        np.testing.assert_array_equal(second.baseline_objective, first.baseline_objective)
+        assert dict(first.provenance) == dict(second.provenance)
+
+
+def test_another_method_is_another_run(tmp_path: Path) -> None:
+    method = METHODS["gradient_shap"]
+    with streamed(method, to=tmp_path) as parts:
+        next(parts)
+    with pytest.raises(FileFormatError, match=r"of another run: method\.seed was 2 and is 3\. Pass the same"):
+        streamed(replace(method, seed=3), to=tmp_path)  # type: ignore[type-var]
+    with pytest.raises(FileFormatError, match=r"of another run: method was .*GradientShap.* and is .*'Saliency'"):
+        streamed("saliency", to=tmp_path)
+    with pytest.raises(FileFormatError, match=r"of another run: method was .*GradientShap.* and is None"):
+        streamed(None, to=tmp_path)
+    assert list(streamed(method, to=tmp_path))
+
+
+def test_the_code_of_a_method_of_the_users_own_identifies_the_run(tmp_path: Path) -> None:
+    def of(factor: float) -> embgrad.attribution.Method:
+        @dataclass(frozen=True)
+        class Scaled(embgrad.attribution.Method):
+            def contributions(self, passes: Any, tokenizer: Any) -> embgrad.attribution.Contributions:
+                return embgrad.attribution.Contributions(factor * passes.inputs.sum(-1))
+
+        return Scaled()
+
+    with streamed(of(2.0), to=tmp_path) as parts:
+        next(parts)
+    with pytest.raises(FileFormatError, match=r"of another run: method\.code was "):
+        streamed(of(3.0), to=tmp_path)
+    assert len(streamed(of(2.0), to=tmp_path).finish()) == 6
+
+
+def test_a_folder_of_gradients_has_no_method(tmp_path: Path) -> None:
+    streamed(None, to=tmp_path).finish()
+    assert "method" not in embgrad.open_stream(tmp_path).run
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"keep": "table"},
+            UnsupportedError,
+            "keep='table' is for gradients, and method computes attributions: omit one",
+        ),
+        ({"check": True}, UnsupportedError, "check=True is for gradients, and method computes attributions"),
+        ({"training": True}, UnsupportedError, "training=True is for gradients"),
+        ({"add": {"word": np.zeros(4)}}, UnsupportedError, "add is for gradients"),
+        (
+            {"at": ["word", "block"]},
+            PointError,
+            "at is .*: expected the name of a point.*; make a stream for each point",
+        ),
+        ({"method": "integrated_gradient"}, EmbgradError, "Did you mean 'integrated_gradients'"),
+        ({"method": embgrad.Lime}, EmbgradError, "the method is the class Lime: expected an instance"),
+    ],
+)
+def test_what_has_no_meaning_for_attributions_is_refused(options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        streamed(**options)
+
+
+def test_a_scalar_objective_is_refused() -> None:
+    objective = embgrad.Labelled(lambda labels: embgrad.Scalar(lambda out: out.sum()))
+    with pytest.raises(
+        UnsupportedError, match="a Scalar objective reduces over the batch, and an attribution is of each"
+    ):
+        list(embgrad.stream(model(), rows(4), objective, tokenizer=tokenizer, method="saliency"))
+
+
+def test_attributions_have_no_table(tmp_path: Path) -> None:
+    with pytest.raises(EmbgradError, match="attributions have no table gradients: expected a stream without method"):
+        streamed("saliency").table()
+    folder = streamed("saliency", to=tmp_path).finish()
+    with pytest.raises(EmbgradError, match="the folder holds attributions, which have no table gradients"):
+        folder.table()
+
+
+def test_padding_that_changes_the_gradients_is_refused_in_a_window() -> None:
+    def mean(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+        from embgrad.testing.reference import lookup
+
+        return (lookup(self["E"], input_ids) @ self["U"]).tanh().mean(1) @ self["W"]
+
+    weights = {name: item.value for name, item in model().parameters.items()}
+    padded = embgrad.testing.reference.ReferenceModel(mean, weights)
+    with pytest.raises(UnsupportedError, match="has other results alone than with"):
+        list(
+            embgrad.stream(
+                padded,
+                ["a" * length for length in (1, 9, 1, 9)],
+                embgrad.Logit(0),
+                tokenizer=tokenizer,
+                window=4,
+                batch_size=4,
+                method="saliency",
+            )
+        )
