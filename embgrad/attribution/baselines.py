@@ -11,6 +11,7 @@ from embgrad.backend.protocol import Request
 from embgrad.common.arrays import to_numpy
 from embgrad.engine.locate import locate
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
+from embgrad.inputs.special_tokens import id_of_special, special_ids
 from embgrad.results.words import SPECIAL
 
 __all__ = ["NAMES", "absent_positions", "baseline_values", "checked_baseline", "id_of"]
@@ -95,7 +96,7 @@ def absent_positions(passes: Passes, tokenizer: Any, keep_special: bool) -> np.n
     real = passes.batch.real
     if not keep_special:
         return np.asarray(real)
-    ids = getattr(tokenizer, "all_special_ids", None)
+    ids = special_ids(tokenizer)
     if ids is not None:
         return np.asarray(real & ~np.isin(passes.batch.ids, ids))
     if passes.batch.tokens is None:
@@ -125,7 +126,7 @@ def id_of(name: str, passes: Passes, tokenizer: Any) -> int:
     Raises:
         BatchError: it is not known.
     """
-    known = getattr(tokenizer, f"{name}_token_id", None)
+    known = id_of_special(tokenizer, name)
     if known is None and name == "pad":
         padding = np.unique(passes.batch.ids[~passes.batch.real])
         known = padding[0] if padding.size == 1 else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Annotated, Any, Final
 
 import typer
@@ -36,10 +35,6 @@ from embgrad.results.attribution import Attribution, Attributions
 __all__ = ["attribute"]
 
 DEFAULT: Final = ("integrated-gradients",)
-
-#: The texts of special tokens in the vocabularies of BERT, RoBERTa and their kin.
-MASKS: Final = ("[MASK]", "<mask>")
-PADS: Final = ("[PAD]", "<pad>")
 
 
 def attribute(
@@ -108,11 +103,11 @@ def attribute(
         request = GradientRequest(objective, labels, (at,), batch_size, pads=pads, call=call)
         expect_models([(str(model), framework)], ignore or (), own_process=own_process())
         batch = batch_from(inputs, [str(model)], terminal, request)
-        special = None if ids is not None else _special_ids(tokenizer_for(inputs, [str(model)]))
+        of_texts = None if ids is not None else tokenizer_for(inputs, [str(model)])
         with terminal.busy(f"loading {model} …"):
             loaded = load_model(str(model), framework, ignore or ())
         with terminal.busy(f"attributing in {loaded.framework} …"):
-            used, results = _computed(loaded.model, batch, request, methods, special)
+            used, results = _computed(loaded.model, batch, request, methods, of_texts)
         note_default(request, used, terminal)
         _write(results, output, html)
         _print(results, terminal)
@@ -137,7 +132,7 @@ def _expect(model: str | None, output: str | None, html: str | None) -> None:
 
 
 def _computed(
-    model: Any, batch: TokenBatch, request: GradientRequest, methods: Mapping[str, Method], special: Any
+    model: Any, batch: TokenBatch, request: GradientRequest, methods: Mapping[str, Method], tokenizer: Any
 ) -> tuple[Objective, Attributions]:
     def run(objective: Objective) -> Attributions:
         return attributed(
@@ -146,30 +141,13 @@ def _computed(
             objective,
             methods,
             at=request.at[0],
-            tokenizer=special,
+            tokenizer=tokenizer,
             call=call_from(request),
             pads=request.pads,
             batch_size=request.batch_size,
         )
 
     return with_objective(request.parsed, run)
-
-
-def _special_ids(tokenizer: Any) -> Any:
-    """Return an object that knows the ids of the mask, the padding and special tokens as Hugging Face's tokenizers do."""
-    if not hasattr(tokenizer, "token_to_id"):
-        return tokenizer if hasattr(tokenizer, "all_special_ids") else None
-    padding = tokenizer.padding or {}
-    return SimpleNamespace(
-        mask_token_id=_first_id(tokenizer, MASKS),
-        pad_token_id=padding.get("pad_id", _first_id(tokenizer, PADS)),
-        all_special_ids=[id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special],
-    )
-
-
-def _first_id(tokenizer: Any, texts: tuple[str, ...]) -> int | None:
-    known = (tokenizer.token_to_id(text) for text in texts)
-    return next((id_ for id_ in known if id_ is not None), None)
 
 
 def _write(results: Attributions, output: str | None, html: str | None) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.inputs.special_tokens import id_of_special
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.attribution.models import BATCH, IDS, Tokenizer, curved
 
@@ -91,6 +92,23 @@ def test_the_id_of_the_padding_is_read_from_the_batch() -> None:
     np.testing.assert_array_equal(by_batch.scores, by_tokenizer.scores)
     with pytest.raises(embgrad.BatchError, match="the id of the padding is not known"):
         embgrad.attribute(curved(), [[1, 2]], LOGIT, embgrad.Occlusion("pad"))
+
+
+def test_a_tokenizer_of_the_package_tokenizers_knows_its_special_tokens() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"[PAD]": 0, "[MASK]": 11, "[CLS]": 2, "[SEP]": 5, "a": 7}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]", "[MASK]", "[PAD]"])
+    for remove in ("mask", "pad"):
+        method = embgrad.Occlusion(remove, keep_special=True)
+        both = [
+            embgrad.attribute(curved(), [[2, 7, 7, 5]], LOGIT, method, tokenizer=known)
+            for known in (tokenizer, Tokenizer())
+        ]
+        np.testing.assert_array_equal(both[0].scores, both[1].scores)
+    padded = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="a"))
+    padded.enable_padding(pad_id=9)
+    assert id_of_special(padded, "pad") == 9
 
 
 def typed(model: Any, input_ids: np.ndarray, token_type_ids: np.ndarray) -> Any:

@@ -1,0 +1,39 @@
+"""The ids of a tokenizer's special tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = ["id_of_special", "special_ids"]
+
+#: The texts of the padding and of the mask in the vocabularies of BERT, RoBERTa and their kin.
+TEXTS: Final = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
+
+
+def id_of_special(tokenizer: Any, name: str) -> int | None:
+    """Return the id of the padding or of the mask; None where the tokenizer does not know it.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer, a `tokenizers.Tokenizer`, or any object with the attributes of the former.
+        name: "pad" or "mask".
+    """
+    known = getattr(tokenizer, f"{name}_token_id", None)
+    if known is not None:
+        return int(known)
+    if not hasattr(tokenizer, "token_to_id"):
+        return None
+    padding = getattr(tokenizer, "padding", None) or {}
+    if name == "pad" and "pad_id" in padding:
+        return int(padding["pad_id"])
+    ids = (tokenizer.token_to_id(text) for text in TEXTS[name])
+    return next((int(id_) for id_ in ids if id_ is not None), None)
+
+
+def special_ids(tokenizer: Any) -> list[int] | None:
+    """Return the ids of all special tokens; None where the tokenizer does not know them."""
+    known = getattr(tokenizer, "all_special_ids", None)
+    if known is not None:
+        return [int(id_) for id_ in known]
+    if hasattr(tokenizer, "get_added_tokens_decoder"):
+        return [id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    return None
