@@ -15,6 +15,9 @@ __all__ = ["SHARE", "missed", "warn_of_missed"]
 #: An error of completeness above this share of the objective's difference is warned of.
 SHARE: Final = 0.01
 
+#: How many rounding errors of an objective's size an error of completeness may be without a warning.
+ROUNDING: Final = 8
+
 
 def missed(passes: Passes, delta: np.ndarray, difference: np.ndarray, before: np.ndarray, most: float) -> np.ndarray:
     """Return the indices of the examples whose error is more than a share of the difference, and more than rounding.
@@ -26,7 +29,7 @@ def missed(passes: Passes, delta: np.ndarray, difference: np.ndarray, before: np
         before: L at the baseline, (example,).
         most: the share.
     """
-    rounding = np.finfo(passes.state.activations.dtype).eps
+    rounding = ROUNDING * np.finfo(passes.state.activations.dtype).eps
     allowed = most * np.abs(difference) + rounding * (np.abs(passes.state.objective) + np.abs(before))
     return np.flatnonzero(np.abs(delta) > allowed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import permutations
 from typing import Any
 
@@ -276,6 +277,34 @@ def test_lime_recovers_a_linear_model() -> None:
     model = linear()
     found = embgrad.attribute(model, BATCH, LOGIT, embgrad.Lime(60, baseline="zero", ridge=0.0))
     np.testing.assert_allclose(found.scores, (rows_of(model) @ model["W"].value[:, 0]) * MASK, atol=1e-10)
+
+
+def test_lime_is_a_weighted_ridge_regression_with_a_free_intercept() -> None:
+    model, samples, width, ridge = curved(), 40, 25.0, 0.7
+    found = embgrad.attribute(model, BATCH, LOGIT, embgrad.Lime(samples, "zero", width, ridge, seed=3))
+    for example, ids in enumerate(([2, 7, 7], [1, 4, 9, 3])):
+        present = np.ones((samples, len(ids)))
+        present[1:] = np.random.default_rng([3, *ids]).random((samples - 1, len(ids))) < 0.5
+        rows = rows_of(model)[example, : len(ids)] * present[..., None]
+        tokens = embgrad.TokenBatch([ids])
+        objectives = [embgrad.evaluate(model, tokens, LOGIT, override={"word": row[None]})[0] for row in rows]
+        cosine = present.sum(1) / np.sqrt(np.maximum(present.sum(1), 1) * len(ids))
+        weights = np.diag(np.exp(-((100 * (1 - cosine) / width) ** 2) / 2))
+        columns = np.column_stack([np.ones(samples), present])
+        penalty = np.diag([0.0, *[ridge] * len(ids)])
+        solution = np.linalg.solve(columns.T @ weights @ columns + penalty, columns.T @ weights @ objectives)
+        np.testing.assert_allclose(found.scores[example, : len(ids)], solution[1:], atol=1e-12)
+
+
+def test_an_error_of_rounding_is_not_warned_of() -> None:
+    """Where L at the baseline equals L, 1 % of their difference is less than rounding."""
+    model = curved("float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method = embgrad.IntegratedGradients(20, rows_of(model) * (1 + 1e-7))
+        found = embgrad.attribute(model, BATCH, embgrad.Logit(1), method)
+    assert found.delta is not None
+    assert found.delta.any()
 
 
 def test_smooth_gradients_are_means_over_the_noise_of_the_seed() -> None:
