@@ -1,0 +1,48 @@
+"""Each attribution method gives the same figures on real weights in three frameworks, sampled ones included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from transformers import AutoTokenizer
+
+import embgrad
+from embgrad.cli.demo import TEXTS, minilm_folder
+
+METHODS = {
+    "saliency": embgrad.Saliency(),
+    "input_x_gradient": embgrad.InputXGradient(),
+    "integrated_gradients": embgrad.IntegratedGradients(12, "pad"),
+    "smooth_grad": embgrad.SmoothGrad(4, 0.02),
+    "gradient_shap": embgrad.GradientShap(["pad", "mask"], 6, 0.01),
+    "sequential_integrated_gradients": embgrad.SequentialIntegratedGradients(2),
+    "discretized_integrated_gradients": embgrad.DiscretizedIntegratedGradients(12),
+    "occlusion": embgrad.Occlusion("mask"),
+    "lime": embgrad.Lime(40),
+    "kernel_shap": embgrad.KernelShap(40),
+}
+#: The largest relative L2 distance to PyTorch's figures; those without gradients are differences of objectives.
+MOST = 5e-6
+
+
+@pytest.mark.filterwarnings("ignore:with .* steps:embgrad.EmbgradWarning")
+def test_each_method_agrees_between_frameworks() -> None:
+    folder = minilm_folder()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    batch = embgrad.encode(TEXTS[:2], tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
+    objective = embgrad.Projection(np.random.default_rng(0).normal(size=384), output="sequence", position=0)
+    results = {
+        framework: embgrad.attribute(
+            embgrad.load_bert(folder, framework), batch, objective, METHODS, tokenizer=tokenizer
+        )
+        for framework in ("torch", "tensorflow", "gluon")
+    }
+    expected = results.pop("torch")
+    for framework, found in results.items():
+        for name, attribution in found.items():
+            apart = np.linalg.norm(attribution.scores - expected[name].scores) / np.linalg.norm(expected[name].scores)
+            assert apart <= MOST, (framework, name, apart)
+            assert embgrad.compare(expected[name], attribution).agrees, (framework, name)
