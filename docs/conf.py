@@ -42,7 +42,8 @@ nitpick_ignore_regex = [
     # What results are made of and nobody makes: it has no place in the reference.
     (
         r"py:.*",
-        r"(embgrad\.(common\.metrics|comparison\.bisection\.records|forward|streaming)\..*|embgrad\.backend\.protocol\.(BoundModel|Weight)|Step|Suspect|Weight)",
+        r"(embgrad\.(attribution\.method|common\.metrics|comparison\.bisection\.records|forward|streaming)\..*|"
+        r"embgrad\.backend\.protocol\.(BoundModel|Weight)|Method|Step|Suspect|Weight)",
     ),
 ]
 

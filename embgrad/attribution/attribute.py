@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, overload
@@ -150,8 +151,12 @@ def attributed(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
         mask=None if result.mask is None else result.mask.copy(),
         types=None if result.types is None else result.types.copy(),
         tokens=result.tokens,
-        words_of=result.words_of,
-        provenance={**result.provenance, "method": {**method.describe(), **made.notes}, "batch_size": passes.size},
+        words_of=None if result.words_of is None else result.words_of.copy(),
+        provenance={
+            **copy.deepcopy(dict(result.provenance)),
+            "method": {**method.describe(), **made.notes},
+            "batch_size": passes.size,
+        },
         texts=passes.batch.texts,
         offsets=None if passes.batch.offsets is None else passes.batch.offsets.copy(),
         parts=None if passes.batch.parts is None else passes.batch.parts.copy(),

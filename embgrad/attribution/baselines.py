@@ -11,6 +11,7 @@ from embgrad.backend.protocol import Request
 from embgrad.common.arrays import to_numpy
 from embgrad.engine.locate import locate
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
+from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.special_tokens import id_of_special, special_ids
 from embgrad.results.words import SPECIAL
 
@@ -110,13 +111,21 @@ def absent_positions(passes: Passes, tokenizer: Any, keep_special: bool) -> np.n
 
 def _values_with(passes: Passes, ids: np.ndarray) -> np.ndarray:
     """Return the values at the point with other ids, float64."""
-    key = passes.state.provenance["path"]
-    batch = passes.batch.replace(ids=ids, tokens=None, words=None)
-    request = Request((key,), lambda outputs: (), call=passes.bound.call, pullback=False)
-    values = passes.bound.run(batch, request).points[key].activation
-    examples, positions = batch.shape
-    if values.shape != passes.state.shape or examples == positions:  # its first axes may be the other way around
-        values = locate(passes.bound, (passes.at,), passes.batch)[passes.at].arrangement.to_user_axes(values)
+    count = len(ids)
+    size = min(passes.size, count)
+    pieces = [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
+    return np.concatenate([_values_of(passes, passes.batch.take(piece), ids[piece]) for piece in pieces])
+
+
+def _values_of(passes: Passes, batch: TokenBatch, ids: np.ndarray) -> np.ndarray:
+    """Return the values at the point of some examples with other ids, float64."""
+    changed = batch.replace(ids=ids)
+    request = Request((passes.state.provenance["path"],), lambda outputs: (), call=passes.bound.call, pullback=False)
+    (point,) = passes.bound.run(changed, request).points.values()
+    values = point.activation
+    expected = (*batch.shape, *passes.state.shape[2:])
+    if values.shape != expected or batch.shape[0] == batch.shape[1]:  # its first axes may be the other way around
+        values = locate(passes.bound, (passes.at,), batch)[passes.at].arrangement.to_user_axes(values)
     return np.asarray(values, np.float64)
 
 
@@ -132,7 +141,7 @@ def id_of(name: str, passes: Passes, tokenizer: Any) -> int:
         known = padding[0] if padding.size == 1 else None
     if known is None:
         raise BatchError(
-            f"baseline='{name}', and the id of the {'padding' if name == 'pad' else 'mask'} is not known: give tokenizer=... "
-            f"that has a {name}_token_id, or the id itself as baseline"
+            f"the id of the {'padding' if name == 'pad' else 'mask'} is not known, which '{name}' puts in place of tokens: give "
+            f"the id itself in place of '{name}', or tokenizer=... that has a {name}_token_id"
         )
     return int(known)

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.attribution.passes import Passes
+from embgrad.common.tolerance import computed_in, unit_roundoff
 from embgrad.errors import EmbgradWarning, level_of_user
 
 __all__ = ["SHARE", "missed", "warn_of_missed"]
@@ -29,7 +30,7 @@ def missed(passes: Passes, delta: np.ndarray, difference: np.ndarray, before: np
         before: L at the baseline, (example,).
         most: the share.
     """
-    rounding = ROUNDING * np.finfo(passes.state.activations.dtype).eps
+    rounding = ROUNDING * 2 * unit_roundoff(computed_in(passes.state))
     allowed = most * np.abs(difference) + rounding * (np.abs(passes.state.objective) + np.abs(before))
     return np.flatnonzero(np.abs(delta) > allowed)
 

@@ -103,6 +103,11 @@ def _table_of(passes: Passes) -> np.ndarray:
     Raises:
         UnsupportedError: the point is not the lookup of the batch's ids.
     """
+    if passes.values is not None:
+        raise UnsupportedError(
+            f"the values at {passes.at!r} were changed, and DiscretizedIntegratedGradients begins at rows of the table: take "
+            "another method here, such as IntegratedGradients"
+        )
     if passes.state.vocab is None or not np.array_equal(passes.state.ids, passes.batch.ids):
         raise UnsupportedError(
             f"the point {passes.at!r} has no table of the batch's ids, along whose rows DiscretizedIntegratedGradients walks: "

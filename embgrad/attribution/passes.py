@@ -12,6 +12,7 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Call
 from embgrad.backend.registry import bind
 from embgrad.common.options import count_or_none
+from embgrad.engine.decoder import with_decoder
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions, expect_one_name
@@ -20,6 +21,8 @@ from embgrad.engine.task import Task
 from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
+from embgrad.inputs.decoder import IDS
+from embgrad.inputs.extras import equals
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective
 from embgrad.results.gradients import EmbeddingGradients
@@ -77,7 +80,7 @@ class Passes:
         Raises:
             UnsupportedError: the point's axes are not (example, position, dim).
         """
-        return self._result(pullback=False)
+        return self.result if "result" in vars(self) else self._result(pullback=False)
 
     @cached_property
     def inputs(self) -> np.ndarray:
@@ -100,7 +103,22 @@ class Passes:
                 f"the point {self.at!r} has the shape {result.values.shape}: expected (example, position, dim), "
                 f"{self.batch.shape} first, since positions are what an attribution is of"
             )
+        if self._is_of_decoder(result):
+            raise UnsupportedError(
+                f"the point {self.at!r} is of the decoder's positions, and an attribution is of the batch's ids: expected a "
+                "point of the encoder"
+            )
         return result
+
+    def _is_of_decoder(self, result: EmbeddingGradients) -> bool:
+        """Return whether the point belongs to an encoder-decoder's decoder, whose length may be that of the batch."""
+        if not self.batch.extras:
+            return False
+        extras = with_decoder(self.bound.model, self.batch).extras
+        if IDS not in extras:
+            return False
+        reads_others = not np.array_equal(result.ids, self.batch.ids)
+        return (reads_others and equals(extras[IDS], result.ids)) or "decoder" in result.provenance["path"].split(".")
 
     @property
     def is_native(self) -> bool:

@@ -66,13 +66,17 @@ class IntegratedGradients(GradientMethod):
         inputs = passes.inputs
         baseline = self.prepared(passes, tokenizer)
         (values, before), steps = self._with_baseline(passes, inputs, baseline), self.steps
+        taken = np.full(len(inputs), steps)
         difference = passes.state.objective - before
         most = SHARE if self.tolerance is None else self.tolerance
         delta = values.sum((1, 2)) - difference
         left = missed(passes, delta, difference, before, most)
         while self.tolerance is not None and left.size and steps < MOST_DOUBLED * self.steps:
             steps *= 2
-            chosen = np.arange(len(inputs)) if passes.is_native else left
+            # A model that takes batches of one size alone is given whole batches.
+            whole = passes.is_native or passes.batch_size == len(inputs)
+            chosen = np.arange(len(inputs)) if whole else left
+            taken[chosen] = steps
             values[chosen], _ = self._integrated(
                 passes.of_examples(chosen), inputs[chosen], baseline[chosen], *nodes_and_weights(self.rule, steps)
             )
@@ -80,7 +84,7 @@ class IntegratedGradients(GradientMethod):
             left = missed(passes, delta, difference, before, most)
         advice = "Take more steps, or a tolerance that doubles them where needed"
         warn_of_missed(passes, delta, difference, before, f"{steps} steps", advice, most)
-        return Contributions(self.scores(values), values, before, delta, {"steps": steps})
+        return Contributions(self.scores(values), values, before, delta, {"steps_taken": taken.tolist()})
 
     def _with_baseline(self, passes: Passes, inputs: np.ndarray, baseline: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the contributions of the batch, and L of each example at the baseline.

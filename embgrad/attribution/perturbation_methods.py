@@ -11,7 +11,7 @@ from embgrad.attribution.baselines import absent_positions, baseline_values, che
 from embgrad.attribution.draws import generators_of
 from embgrad.attribution.method import Contributions, Method, expect_count, expect_number
 from embgrad.attribution.passes import Passes, Rows
-from embgrad.attribution.shapley import exact_values, fitted_values, sampled_coalitions
+from embgrad.attribution.shapley import MOST_MEMBERS, exact_values, fitted_values, sampled_coalitions
 from embgrad.common.options import expect_flag
 from embgrad.errors import EmbgradError
 
@@ -152,7 +152,7 @@ class KernelShap(Method):
         exact = []
         for example, own in enumerate(features):
             rows, values = coalitions[example], objectives[: len(coalitions[example]), example]
-            exact.append(len(rows) == 2 ** int(own.sum()))
+            exact.append(own.sum() <= MOST_MEMBERS and len(rows) == 2 ** int(own.sum()))
             scores[example, own] = (exact_values if exact[-1] else fitted_values)(rows, values)
         before = np.array([objectives[0, example] for example in range(len(features))])
         delta = scores.sum(1) - (passes.state.objective - before)

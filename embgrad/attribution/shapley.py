@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["exact_values", "fitted_values", "sampled_coalitions"]
+__all__ = ["MOST_MEMBERS", "exact_values", "fitted_values", "sampled_coalitions"]
 
 #: The most members whose coalitions are enumerated.
 MOST_MEMBERS: Final = 20

@@ -123,14 +123,19 @@ def _compared(
     _expect_finite(others, "b", name_of(b))
     alignment = _comparable(a, b, values, others)
     by_position = _has_positions(a, values)
-    tolerance = usual_tolerance(a, b) if tolerance is None else tolerance
+    usual, of_each = usual_tolerance(a, b)
+    if tolerance is None:
+        tolerance = usual
+    else:
+        of_each = None
     first = values.astype(np.float64)
     second = alignment.arrange(others.astype(np.float64)) if by_position else others.astype(np.float64)
     if by_position:
         first[~alignment.matched] = 0
     shared = np.flatnonzero(alignment.examples() >= 0) if by_position else np.arange(len(first))
     figures = figures_of(first, second)
-    differing_examples = _differing_examples(first, second, tolerance, unit_roundoff(computed_in(a)))
+    allowed = tolerance if of_each is None else of_each
+    differing_examples = _differing_examples(first, second, allowed, unit_roundoff(computed_in(a)))
     agrees = figures.relative_l2 <= tolerance and not differing_examples
     notes = [*alignment.notes, *_known_differences(a, b, alignment)]
     if differing_examples and figures.relative_l2 <= tolerance:
@@ -160,7 +165,7 @@ def _compared(
     )
 
 
-def _differing_examples(a: np.ndarray, b: np.ndarray, tolerance: float, roundoff: float) -> list[int]:
+def _differing_examples(a: np.ndarray, b: np.ndarray, tolerance: float | np.ndarray, roundoff: float) -> list[int]:
     """Return the examples that differ, including those whose gradients are too small to matter in the overall figures.
 
     The rounding errors of one example average out less than those of all examples; where most of an example's gradient cancels,
@@ -168,7 +173,7 @@ def _differing_examples(a: np.ndarray, b: np.ndarray, tolerance: float, roundoff
     """
     length, difference = (lengths(values.reshape(len(a), -1)) for values in (a, b - a))
     allowed = PER_EXAMPLE * tolerance * length
-    allowed += CANCELLED * roundoff * float(length.max(initial=0.0)) if tolerance else 0.0
+    allowed += CANCELLED * roundoff * float(length.max(initial=0.0)) if np.any(tolerance) else 0.0
     return [int(i) for i in np.flatnonzero(difference > allowed)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from embgrad.common.metrics import length, lengths
 from embgrad.common.tolerance import tolerance_of
 from embgrad.errors import EmbgradError
 from embgrad.results.attribution import Attribution
@@ -36,14 +37,19 @@ def name_of(result: Result, *, article: bool = False) -> str:
     return f"{'an' if name == 'attribution' else 'a'} {name}" if article else name
 
 
-def usual_tolerance(a: Result, b: Result) -> float:
+def usual_tolerance(a: Result, b: Result) -> tuple[float, np.ndarray | None]:
     """Return the relative L2 up to which two results agree, from the dtypes and depths in their provenance.
 
     Scores without values are differences of objectives, and have the rounding errors of those, however small they are.
+
+    Returns:
+        The tolerance of all examples together, and that of each, (example,); None where it is the same.
     """
     tolerance = tolerance_of(a, b)
     if not isinstance(a, Attribution) or (a.values is not None and b.values is not None):
-        return tolerance
-    size = float(np.linalg.norm(a.scores))
-    level = float(np.linalg.norm(np.broadcast_to(a.objective[:, None], a.scores.shape)))
-    return tolerance * max(1.0, level / size) if size else tolerance
+        return tolerance, None
+    sizes = lengths(a.scores)
+    levels = np.abs(a.objective) * np.sqrt(a.real.sum(1))
+    each = tolerance * np.maximum(1.0, np.divide(levels, sizes, out=np.ones_like(sizes), where=sizes > 0))
+    size = length(a.scores)
+    return (tolerance * max(1.0, length(levels) / size) if size else tolerance), each

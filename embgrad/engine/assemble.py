@@ -14,7 +14,8 @@ from embgrad.common.finite import not_finite
 from embgrad.errors import NoGradientError, UnsupportedError, listed
 from embgrad.forward.axes import Arrangement
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.extras import mask_of_further
+from embgrad.inputs.decoder import IDS as DECODER_IDS
+from embgrad.inputs.extras import equals, mask_of_further
 from embgrad.results.certificate import worst
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import RowSparse, scatter
@@ -37,6 +38,7 @@ def assembled(
     split: bool,
     overridden: Sequence[str] = (),
     of_table: bool = True,
+    extras: Mapping[str, Any] | None = None,
 ) -> EmbeddingGradients:
     """Return the result at one point.
 
@@ -51,6 +53,7 @@ def assembled(
         split: whether there is one pullback for each example.
         overridden: the other points that were overridden, through which no gradient passes.
         of_table: whether a lookup's value comes from its table, as it does unless it was overridden.
+        extras: the further inputs, with the decoder ids that the model derives from labels; None for those of the batch.
 
     Raises:
         NoGradientError: the objective does not depend on the point, or the gradient is not finite.
@@ -58,7 +61,9 @@ def assembled(
     """
     gradients = _pullbacks(name, values, values.gradients, arrangement, split, overridden)
     before = _pullbacks(name, values, values.before, arrangement, split, overridden) if values.before else None
-    mask = batch.mask if arrangement.is_batch else _mask_of_lookup(values, arrangement, batch)
+    extras = batch.extras if extras is None else extras
+    is_batch = arrangement.is_batch and not _is_of_decoder(values, arrangement, batch, extras)
+    mask = batch.mask if is_batch else _mask_of_lookup(values, arrangement, extras)
     leak = max(_leak(pullback, mask) for pullback in gradients)
     for pullback in (*gradients, *(before or ())):
         _expect_finite(name, values, pullback)
@@ -70,7 +75,7 @@ def assembled(
             f"expected (example, position, …), {batch.shape} first; omit pads"
         )
     rows = values.lookup.rows if values.lookup is not None and of_table else None
-    same = arrangement.is_batch or values.lookup is None
+    same = is_batch or values.lookup is None
     return EmbeddingGradients(
         values=_by_example(gradients, split),
         activations=taken(arrangement.to_user_axes(values.activation)),
@@ -90,11 +95,18 @@ def assembled(
     )
 
 
-def _mask_of_lookup(values: PointValues, arrangement: Arrangement, batch: TokenBatch) -> np.ndarray | None:
-    """Return the mask of a lookup whose indices are one of the batch's further inputs; None where there is none."""
+def _is_of_decoder(values: PointValues, arrangement: Arrangement, batch: TokenBatch, extras: Mapping[str, Any]) -> bool:
+    """Return whether a lookup reads the ids of an encoder-decoder's decoder, which may be as long as the batch's ids."""
+    if values.lookup is None or DECODER_IDS not in extras or np.array_equal(arrangement.ids, batch.ids):
+        return False
+    return equals(extras[DECODER_IDS], arrangement.ids)
+
+
+def _mask_of_lookup(values: PointValues, arrangement: Arrangement, extras: Mapping[str, Any]) -> np.ndarray | None:
+    """Return the mask of a lookup whose indices are one of the further inputs; None where there is none."""
     if values.lookup is None or tuple(arrangement.shape[:2]) != arrangement.ids.shape:
         return None
-    return mask_of_further(batch.extras, arrangement.ids)
+    return mask_of_further(extras, arrangement.ids)
 
 
 def _pullbacks(

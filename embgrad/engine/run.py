@@ -17,6 +17,7 @@ from embgrad.backend.replay import CallbackMemo
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import assembled
 from embgrad.engine.call_errors import explained_decoder, explained_errors
+from embgrad.engine.decoder import with_decoder
 from embgrad.engine.locate import (
     ProbeInconclusiveError,
     expect_each_once,
@@ -55,6 +56,7 @@ def run_task(task: Task, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
         run = replace(run, points={name: _without_gradient(values) for name, values in run.points.items()})
     common = provenance(task.bound, task.options, batch, run, respond)
     overridden = task.options.changes.get("override", ())
+    extras = with_decoder(task.bound.model, batch).extras if batch.extras else batch.extras
     names_of = Counter([located[name].key for name in task.options.names])
     results: dict[str, EmbeddingGradients] = {}
     for name in task.options.names:
@@ -73,6 +75,7 @@ def run_task(task: Task, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
             split=task.options.split,
             overridden=[other for other in overridden if located[other].key != point.key],
             of_table=all(located[other].key != point.key for other in overridden),
+            extras=extras,
         )
     return results
 

@@ -224,10 +224,13 @@ class TokenBatch:
     def replace(self, **changes: Any) -> TokenBatch:
         """Return a new batch with these fields changed and the others unchanged.
 
-        New ids are of no text that is known: `texts`, `offsets` and `parts` are None then, unless they are among the changes.
+        New ids are of no text that is known: `tokens`, `words`, `texts`, `offsets` and `parts` are None then, unless they are
+        among the changes. New texts have no offsets that are known, likewise.
         """
         if "ids" in changes:
-            changes = {"texts": None, "offsets": None, "parts": None, **changes}
+            changes = {"tokens": None, "words": None, "texts": None, **changes}
+        if "texts" in changes:
+            changes = {"offsets": None, "parts": None, **changes}
         if "extras" in changes:
             changes = {"shared": self.shared & set(changes["extras"] or ()), **changes}
         return TokenBatch(**{**self._fields(), **changes})

@@ -30,7 +30,7 @@ def mask_of_further(extras: Mapping[str, Any], ids: np.ndarray) -> np.ndarray | 
         extras: the further inputs.
         ids: the indices of a lookup, (example, position).
     """
-    names = [name for name, value in extras.items() if "ids" in name and _equals(value, ids)]
+    names = [name for name, value in extras.items() if "ids" in name and equals(value, ids)]
     for name in names:
         for of_ids, of_mask in MASKS:
             mask_name = name.replace(of_ids, of_mask)
@@ -40,7 +40,8 @@ def mask_of_further(extras: Mapping[str, Any], ids: np.ndarray) -> np.ndarray | 
     return None
 
 
-def _equals(value: Any, ids: np.ndarray) -> bool:
+def equals(value: Any, ids: np.ndarray) -> bool:
+    """Return whether a further input holds these whole numbers."""
     numbers = _whole(value)
     return numbers is not None and np.array_equal(numbers, ids)
 

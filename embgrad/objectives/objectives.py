@@ -155,9 +155,12 @@ class Objective(ABC):
             count: the number of examples in the whole batch.
 
         Raises:
-            ObjectiveError: an array argument does not have one entry for each example.
+            ObjectiveError: an array argument does not have one entry for each example, or a subclass of yours has another
+                attribute that may: it then has to override this method.
         """
         taken = copy.copy(self)
+        if type(self).take is Objective.take:
+            self._expect_no_other(count)
         for name in self._argument_names():
             setattr(taken, name, self._cut(name, examples, count))
         return taken
@@ -173,6 +176,17 @@ class Objective(ABC):
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("output", "position")
+
+    def _expect_no_other(self, count: int) -> None:
+        for name in sorted(set(vars(self)) - set(self._argument_names())):
+            value = getattr(self, name)
+            is_of_each = np.ndim(value) > 0 if hasattr(value, "shape") else isinstance(value, (list, tuple))
+            if is_of_each and len(value) == count:
+                raise ObjectiveError(
+                    f"{type(self).__name__} has the attribute {name!r} with {count} entries, as many as the batch has "
+                    "examples, and the batch is run in parts: override take(examples, count) in the class, which returns the "
+                    "objective of these examples"
+                )
 
     def _cut(self, name: str, examples: slice | np.ndarray, count: int) -> Any:
         value = getattr(self, name)

@@ -123,8 +123,8 @@ def convergence(attributions: Mapping[str, Any], ax: Any) -> Any:
                 f"the attribution {name!r} by {attribution.method} has no steps whose error could be drawn: expected "
                 "attributions by embgrad.IntegratedGradients with several numbers of steps"
             )
-    by_steps = sorted(attributions.values(), key=lambda attribution: int(attribution.provenance["method"]["steps"]))
-    steps = [int(attribution.provenance["method"]["steps"]) for attribution in by_steps]
+    by_steps = sorted(attributions.values(), key=_steps)
+    steps = [_steps(attribution) for attribution in by_steps]
     errors = np.abs([attribution.delta for attribution in by_steps])
     ax = _axes(ax, 6.4, 4.0)
     for example in range(errors.shape[1]):
@@ -170,3 +170,9 @@ def _cut(text: str, most: int) -> str:
     """Return a text in one line of at most so many characters."""
     whole = visible(" ".join(text.split()) or "␣")
     return whole if len(whole) <= most else f"{whole[: most - 1]}…"
+
+
+def _steps(attribution: Any) -> int:
+    """Return the number of steps; the largest that an example took where a tolerance doubled them."""
+    method = attribution.provenance["method"]
+    return int(max(method.get("steps_taken") or [method["steps"]]))

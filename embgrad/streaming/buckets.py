@@ -228,10 +228,9 @@ def _method(rows: Sequence[tuple[Attribution, int]]) -> dict[str, Any]:
     """Return the description of the method of a portion's examples, with the entries that each batch has for itself."""
     described = [result.provenance["method"] for result, _ in rows]
     together = dict(described[0])
-    if "exact" in together:  # one for each example
-        together["exact"] = [own["exact"][row] for own, (_, row) in zip(described, rows, strict=True)]
-    if "steps" in together:  # the most that an example of the batch took
-        together["steps"] = max(own["steps"] for own in described)
+    for name in ("exact", "steps_taken"):  # one entry for each example
+        if name in together:
+            together[name] = [own[name][row] for own, (_, row) in zip(described, rows, strict=True)]
     return together
 
 

@@ -70,7 +70,11 @@ def test_an_unknown_method_is_refused(method: Any, message: str) -> None:
     ("method", "error", "message"),
     [
         (embgrad.IntegratedGradients(baseline=np.zeros(5)), embgrad.EmbgradError, "baseline has the shape (5,)"),
-        (embgrad.Occlusion("mask"), embgrad.BatchError, "baseline='mask', and the id of the mask is not known"),
+        (
+            embgrad.Occlusion("mask"),
+            embgrad.BatchError,
+            "the id of the mask is not known, which 'mask' puts in place of",
+        ),
         (embgrad.Occlusion(99), embgrad.BatchError, "id 99 at example 0, position 0 is outside the table"),
         (
             embgrad.Occlusion("zero", keep_special=True),
@@ -151,6 +155,52 @@ def test_paths_along_rows_need_the_table_of_the_ids() -> None:
         embgrad.attribute(curved(), BATCH, LOGIT, method, at="block")
     with pytest.raises(embgrad.BatchError, match="baseline is the id 99: expected a row of the table of 12"):
         embgrad.attribute(curved(), BATCH, LOGIT, embgrad.DiscretizedIntegratedGradients(baseline=99))
+
+
+def test_the_points_of_a_decoder_are_refused() -> None:
+    def translating(model: Any, input_ids: np.ndarray, decoder_input_ids: np.ndarray) -> Any:
+        rows = lookup(model["E"], input_ids).sum(1) + lookup(model["E"], decoder_input_ids).sum(1)
+        return rows.tanh() @ model["W"]
+
+    random = np.random.default_rng(0)
+    model = ReferenceModel(translating, {"E": random.normal(size=(12, 3)), "W": random.normal(size=(3, 2))})
+    batch = embgrad.TokenBatch(IDS, extras={"decoder_input_ids": np.array([[0, 5, 6, 8], [0, 4, 3, 7]])})
+    assert embgrad.attribute(model, batch, LOGIT, embgrad.Occlusion("zero")).scores.all()
+    with pytest.raises(
+        embgrad.UnsupportedError, match="the point 'E#1' is of the decoder's positions, and an attribution is"
+    ):
+        embgrad.attribute(model, batch, LOGIT, "saliency", at="E#1")
+
+
+def test_values_that_are_no_rows_have_no_paths_along_rows() -> None:
+    method = embgrad.DiscretizedIntegratedGradients(3, baseline=1)
+    with pytest.raises(embgrad.UnsupportedError, match="the values at 'word' were changed, and Discretized"):
+        embgrad.sensitivity(curved(), BATCH, LOGIT, method)
+
+
+def test_an_objective_of_your_own_with_a_value_for_each_example_has_to_say_how_it_is_cut() -> None:
+    class Own(embgrad.Objective):
+        def __init__(self, labels: Any) -> None:
+            super().__init__()
+            self.labels = np.array(labels)
+
+        def _rows(self, rows: Any) -> Any:
+            columns = self.labels[rows.examples]
+            cotangent = np.zeros_like(rows.values)
+            cotangent[np.arange(len(columns)), columns] = 1
+            return rows.values[np.arange(len(columns)), columns], cotangent
+
+    with pytest.raises(
+        embgrad.ObjectiveError, match="Own has the attribute 'labels' with 2 entries, as many as the batch has"
+    ):
+        embgrad.gradients(curved(), BATCH, Own([0, 1]), batch_size=1)
+
+    class Cut(Own):
+        def take(self, examples: Any, count: int) -> Any:
+            return Cut(self.labels[examples])
+
+    cut = embgrad.gradients(curved(), BATCH, Cut([0, 1]), batch_size=1)
+    np.testing.assert_array_equal(cut.values, embgrad.gradients(curved(), BATCH, embgrad.Logit([0, 1])).values)
 
 
 def test_an_objective_of_the_whole_batch_is_refused() -> None:

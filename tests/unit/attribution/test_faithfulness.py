@@ -388,7 +388,10 @@ def test_an_attribution_of_another_batch_is_refused() -> None:
     other[1, 2] = 10
     padded = np.where(np.arange(8) < 4, MASK, 0)
     for batch, message in (
-        (BATCH.replace(ids=other), "is of another batch: at example 1, position 2 it has the id 9, and the batch the id 10"),
+        (
+            BATCH.replace(ids=other, tokens=TOKENS),
+            "is of another batch: at example 1, position 2 it has the id 9, and the batch the id 10",
+        ),
         (BATCH[:1], "the attribution 'saliency' has scores of shape (2, 8), and the batch (1, 8): expected an attribution"),
     ):  # fmt: skip
         with pytest.raises(embgrad.EmbgradError, match=re.escape(message)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,15 @@ def test_other_attributions_differ_and_the_notes_name_the_methods(tmp_path: Path
     )
     assert several.agrees
     assert list(several) == ["saliency", "input_x_gradient"]
+
+
+def test_a_large_objective_of_one_example_does_not_hide_the_difference_of_another() -> None:
+    a = attributed(embgrad.Occlusion("zero"), curved("float32"))
+    a.objective[0] = 3e4
+    changed = replace(a, scores=a.scores * np.array([[1.0], [1.07]]))
+    comparison = embgrad.compare(a, changed)
+    assert not comparison.agrees
+    assert "the examples 1 differ" in " ".join(comparison.notes)
 
 
 def test_results_that_cannot_be_compared_are_refused() -> None:

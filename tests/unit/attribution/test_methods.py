@@ -110,10 +110,31 @@ def test_an_id_as_baseline_at_a_hidden_state_is_the_hidden_state_of_that_id() ->
     np.testing.assert_array_equal(by_id.scores, by_array.scores)
 
 
+def test_no_pass_is_of_more_examples_than_the_batch_size() -> None:
+    sizes = []
+
+    def counted(model: Any, inputs: Any) -> Any:
+        sizes.append(len(inputs["input_ids"]))
+        return model.forward(model, inputs["input_ids"], inputs["attention_mask"])
+
+    for method in (embgrad.IntegratedGradients(3, 4), embgrad.Occlusion(4)):
+        embgrad.attribute(curved(), BATCH, LOGIT, method, call=counted, batch_size=1)
+    assert set(sizes) == {1}
+    sizes.clear()
+    few = embgrad.IntegratedGradients(1, rule="riemann_left", tolerance=0.05)
+    embgrad.attribute(curved(), BATCH, LOGIT, few, call=counted, batch_size=2)
+    assert set(sizes) == {2}
+
+
 def test_a_tolerance_doubles_the_steps_until_it_holds() -> None:
     few = embgrad.IntegratedGradients(1, rule="riemann_middle", tolerance=0.05)
     found = embgrad.attribute(curved(), BATCH, LOGIT, few)
-    assert found.provenance["method"]["steps"] > 1
+    assert found.provenance["method"]["steps"] == 1
+    taken = found.provenance["method"]["steps_taken"]
+    for example, steps in enumerate(taken):
+        alone = embgrad.attribute(curved(), BATCH[example : example + 1], LOGIT, few)
+        assert alone.provenance["method"]["steps_taken"] == [steps]
+        np.testing.assert_allclose(alone.scores[0], found.scores[example], rtol=1e-12)
     assert found.delta is not None
     assert found.baseline_objective is not None
     assert (np.abs(found.delta) <= 0.05 * np.abs(found.objective - found.baseline_objective)).all()
@@ -391,6 +412,14 @@ def test_words_merge_the_scores_of_their_tokens() -> None:
         assert lengths.words()[0][1].saliency == pytest.approx(np.linalg.norm(lengths.scores[0, 1:3]))
     with pytest.raises(embgrad.EmbgradError, match="the tokens of this attribution are not known"):
         embgrad.attribute(curved(), BATCH, LOGIT, "saliency").words()
+
+
+def test_attributions_share_no_arrays() -> None:
+    batch = embgrad.TokenBatch(IDS, MASK, tokens=[["a"] * 4] * 2, words=[[0, 1, 2, -1], [0, 1, 2, 3]])
+    first, second = embgrad.attribute(curved(), batch, LOGIT, ["saliency", "input_x_gradient"]).values()
+    for name in ("scores", "values", "objective", "ids", "mask", "words_of"):
+        assert not np.shares_memory(getattr(first, name), getattr(second, name))
+    assert first.provenance["versions"] is not second.provenance["versions"]
 
 
 def test_an_attribution_is_an_array_of_its_scores_and_names_its_method() -> None:
