@@ -1,16 +1,19 @@
 """Attribution methods beside captum, in one process: whether the figures agree, the time in turns and the peak of memory.
 
-Runs in the environment of rivals.txt: `python tests/benchmarks/attributions.py`. captum's random draws are replaced by those of
+Runs in the environment of rivals.txt. captum's random draws are replaced by those of
 embgrad, so that sampled methods compute the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
@@ -143,49 +146,55 @@ def fractions_of(batch: embgrad.TokenBatch, rows: Any) -> Iterator[None]:
         yield
 
 
-def speeds(question: Question, seconds: float, sizes: list[int | None], steps: int) -> Iterator[tuple[str, str]]:
-    """Yield what was measured, and the ratios of embgrad's time and peak to captum's, for several internal batch sizes."""
+def speeds(question: Question, seconds: float, sizes: list[int | None], steps: int) -> Iterator[dict[str, Any]]:
+    """Yield the ratios of embgrad's time and peak to captum's integrated gradients, for several internal batch sizes."""
     table = question.model.bert.embeddings.word_embeddings
     functions: dict[Any, Callable[[], Any]] = {
-        f"captum, internal_batch_size={size}": (
-            lambda size=size: question.integrated(table, "gausslegendre", steps, size)
-        )
-        for size in sizes
+        size: (lambda size=size: question.integrated(table, "gausslegendre", steps, size)) for size in sizes
     }
     functions["ours"] = lambda: question.attribute(embgrad.IntegratedGradients(steps, PAD)).values
     times = in_turns(functions, seconds)["times"]
     peaks = {name: min(peak_of(function) for _ in range(2)) for name, function in functions.items()}
-    for name in list(functions)[:-1]:
-        yield name, f"time {times['ours'] / times[name]:.2f}, peak {peaks['ours'] / peaks[name]:.2f}"
+    for size in sizes:
+        note = "as shipped" if size is None else f"internal_batch_size={size}"
+        yield {"note": note, "time": times["ours"] / times[size], "peak": peaks["ours"] / peaks[size]}
+
+
+def rows(seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the page: distances by dtype, then times and peaks."""
+    distances: dict[str, dict[str, float]] = {}
+    for dtype in (torch.float64, torch.float32):
+        for name, apart in agreements(Question(dtype, TEXTS)):
+            distances.setdefault(name, {})[str(dtype)[6:]] = apart
+    for name, by_dtype in distances.items():
+        yield {"what": name, "note": "", **by_dtype}
+    small = Question(torch.float32, [TEXTS[1]])
+    config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128)
+    small.model = BertForSequenceClassification(config).eval()
+    short = Question(torch.float32, [("good film " * 7).strip()])
+    long = Question(torch.float32, [("good film " * 63).strip()] * 16)
+    for what, question, sizes, steps in (
+        (f"integrated gradients, {STEPS} steps, 1 × 16", short, [None], STEPS),
+        ("integrated gradients, 8 steps, 16 × 128", long, [None, 16, 32], 8),
+        (f"integrated gradients, {STEPS} steps, 1 × 7, 2 layers × 64", small, [None], STEPS),
+    ):
+        for row in speeds(question, seconds, sizes, steps):
+            yield {"what": what, **row}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python tests/benchmarks/attributions.py", description=__doc__)
+    parser.add_argument("output", type=Path)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--only", choices=("agreement", "speed"))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    if options.only != "speed":
-        for dtype in (torch.float64, torch.float32):
-            for name, apart in agreements(Question(dtype, TEXTS)):
-                print(f"{str(dtype)[6:]:8} {name:40} {apart:.1e}", flush=True)
-    if options.only != "agreement":
-        for what, texts, sizes, steps in (
-            ("1 × 16, 50 steps", [("good film " * 7).strip()], [None], STEPS),
-            ("16 × 128, 8 steps", [("good film " * 63).strip()] * 16, [None, 16, 32], 8),
-        ):
-            question = Question(torch.float32, texts)
-            for name, ratios in speeds(question, options.seconds, sizes, steps):
-                print(f"{what:20} {name:34} {ratios}", flush=True)
-        small = Question(torch.float32, [TEXTS[1]])
-        torch.manual_seed(0)
-        small.model = BertForSequenceClassification(
-            BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128)
-        ).eval()
-        for name, ratios in speeds(small, options.seconds / 4, [None], STEPS):
-            print(f"{'2 layers, 50 steps':20} {name:34} {ratios}", flush=True)
+    written = []
+    for row in rows(options.seconds):
+        written.append({"tool": "captum", "version": version("captum"), **row})
+        print(f"  captum: {row}", file=sys.stderr, flush=True)
+    options.output.write_text(json.dumps(written), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -173,6 +173,8 @@ def _rivals(python: str, size: tuple[int, int], seconds: float, small: str) -> I
     ):
         command = [python, script, what, "OUTPUT", "--seconds", str(seconds), *options]
         yield Job(f"rivals: {what}", section, command, {"USE_TF": "0", **environment})
+    command = [python, str(Path(__file__).parent / "attributions.py"), "OUTPUT", "--seconds", str(seconds)]
+    yield Job("rivals: attributions", "attributions", command, {"USE_TF": "0", **RETURNING_MEMORY})
 
 
 def _worker(what: str, section: str, mode: str, job: str, **options: Any) -> Job:

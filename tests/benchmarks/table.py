@@ -137,6 +137,11 @@ def page(figures: Figures, *, quick: bool) -> str:
         ),
         _section("Cold start", "", _cold(figures)),
         _section("Other tools", "The same question, asked in one process.", _rivals(figures)),
+        _section(
+            "Attributions",
+            "Beside captum, in one process: relative L2 between the figures, the ratios of time and of peak memory.",
+            _attributions(figures),
+        ),
         _section("Not measured", "", _missing(figures)),
         NOTES,
     ]
@@ -387,6 +392,14 @@ def _rivals(figures: Figures) -> Iterator[Sequence[str]]:
             *(f"{memory[name]:.0f}" if name in memory else "–" for name in ("ours", "theirs")),
             f"{row['distance']:.0e}" if "distance" in row else "other figures",
         )
+
+
+def _attributions(figures: Figures) -> Iterator[Sequence[str]]:
+    yield ("what", "how", "distance, float64", "float32", "time, ours / theirs", "peak, ours / theirs")
+    for row in figures.get("attributions", ()):
+        distances = (f"{row[dtype]:.0e}" if dtype in row else "–" for dtype in ("float64", "float32"))
+        ratios = (_two(row[name]) if name in row else "–" for name in ("time", "peak"))
+        yield (row["what"], row["note"] or "–", *distances, *ratios)
 
 
 def _missing(figures: Figures) -> Iterator[Sequence[str]]:
