@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, overload
 
@@ -15,6 +14,7 @@ from embgrad.attribution.method import Method
 from embgrad.attribution.passes import Passes, passes_of
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
+from embgrad.attribution.scores import are_several, by_name, snake_case
 from embgrad.backend.protocol import Call
 from embgrad.common.keywords import explained
 from embgrad.engine.call_errors import explained_errors
@@ -26,13 +26,9 @@ from embgrad.results.attribution import Attribution, Attributions
 __all__ = ["METHODS", "attribute", "attributed", "method_from"]
 
 
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=X)(?=Gradient)", "_", name).lower()
-
-
 #: The methods by their names in snake case.
 METHODS: Final[dict[str, type[Method]]] = {
-    _snake(cls.__name__): cls
+    snake_case(cls.__name__): cls
     for cls in (
         Saliency,
         InputXGradient,
@@ -134,7 +130,7 @@ def attribute(
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     with explained_errors(passes.bound, passes.batch):
         results = {name: attributed(passes, entry, tokenizer) for name, entry in chosen.items()}
-    return Attributions(results) if _are_several(method) else results[""]
+    return Attributions(results) if are_several(method) else results[""]
 
 
 def attributed(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
@@ -163,26 +159,13 @@ def attributed(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
     )
 
 
-def _are_several(method: Any) -> bool:
-    return isinstance(method, (Mapping, list, tuple))
-
-
 def _methods(method: Any) -> dict[str, Method]:
     """Return the methods by name; a single one by the empty name."""
-    if not _are_several(method):
+    if not are_several(method):
         return {"": method_from(method)}
-    if not method:
-        raise EmbgradError(f"method is {brief(method)}: expected one method at least")
     if isinstance(method, Mapping):
-        if wrong := [name for name in method if not isinstance(name, str)]:
-            raise EmbgradError(f"method names a method {brief(wrong[0])}: expected names that are text")
-        return {name: method_from(entry) for name, entry in method.items()}
-    chosen: dict[str, Method] = {}
-    for made in map(method_from, method):
-        name = _snake(type(made).__name__)
-        repeats = sum(other.partition("#")[0] == name for other in chosen)
-        chosen[f"{name}#{repeats}" if repeats else name] = made
-    return chosen
+        return {name: method_from(entry) for name, entry in by_name(method, "method", str).items()}
+    return by_name([method_from(entry) for entry in method], "method", lambda made: snake_case(type(made).__name__))
 
 
 def method_from(method: Any) -> Method:

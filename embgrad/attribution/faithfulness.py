@@ -31,6 +31,9 @@ SHARES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 #: The objectives that rise with a class's logit, while its cross-entropy falls.
 RISING: Final = ("Logit", "Margin", "Probability")
 
+#: How far an objective may be from that of an attribution, as a share of its size, before that is warned of.
+APART: Final = 1e-3
+
 #: How far below a whole number a product of a share and a number of tokens may be by rounding.
 ROUNDING: Final = 1e-9
 
@@ -110,6 +113,9 @@ def faithfulness(
         _warn_of_opposite_signs(attribution, described(passes.objective))
         plan = _Plan(removal, list(scores.values()), checked, positive, leave_one_out, curves)
         objectives = removal.objectives([np.stack(rows) for rows in plan.rows])
+        _warn_of_other_values(
+            attribution, described(passes.objective), np.array([of_example[0] for of_example in objectives])
+        )
     return Faithfulness(
         methods=tuple(scores),
         shares=checked,
@@ -271,12 +277,33 @@ def _checked_shares(shares: Any) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def _warn_of_opposite_signs(attribution: Any, objective: Mapping[str, Any]) -> None:
-    """Warn where an attribution explains a loss and the objective is none, or the other way around."""
+def _attributions(attribution: Any) -> list[Attribution]:
+    """Return the entries of the argument that are attributions, not arrays of scores."""
     entries = list(attribution.values()) if isinstance(attribution, Mapping) else attribution
     entries = entries if isinstance(entries, (list, tuple)) else [entries]
-    for entry in entries:
-        explained = entry.provenance.get("objective", {}).get("class") if isinstance(entry, Attribution) else None
+    return [entry for entry in entries if isinstance(entry, Attribution)]
+
+
+def _warn_of_other_values(attribution: Any, objective: Mapping[str, Any], whole: np.ndarray) -> None:
+    """Warn where an attribution explains another value of the same objective, as of a text with padding that the model counts."""
+    for entry in _attributions(attribution):
+        apart = np.abs(entry.objective - whole)
+        wrong = np.flatnonzero(apart > APART * max(1.0, float(np.abs(whole).max())))
+        if entry.provenance.get("objective") == objective and wrong.size:
+            worst = int(apart.argmax())
+            warnings.warn(
+                f"the attribution explains L = {entry.objective[worst]:.6g} at example {worst}, and L is {whole[worst]:.6g} for "
+                "the same tokens here: the model counts padding, or it is another model. Pad on the right, or take remove='mask'",
+                EmbgradWarning,
+                stacklevel=level_of_user() + 1,
+            )
+            return
+
+
+def _warn_of_opposite_signs(attribution: Any, objective: Mapping[str, Any]) -> None:
+    """Warn where an attribution explains a loss and the objective is none, or the other way around."""
+    for entry in _attributions(attribution):
+        explained = entry.provenance.get("objective", {}).get("class")
         ours = objective["class"]
         if any({explained, ours} == {"CrossEntropy", rising} for rising in RISING):
             warnings.warn(

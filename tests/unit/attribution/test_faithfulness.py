@@ -450,6 +450,22 @@ def test_an_attribution_of_the_same_loss_or_of_another_output_is_not_warned_of()
         measured(embgrad.attribute(curved(), BATCH, of, "input_x_gradient"), objective=objective)
 
 
+def test_a_model_that_counts_padding_is_warned_of() -> None:
+    def placed(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+        weights = Tensor(np.arange(1.0, input_ids.shape[1] + 1)[:, None])
+        return (lookup(model["E"], input_ids) * weights).sum(1).tanh() @ model["W"]
+
+    random = np.random.default_rng(0)
+    model = ReferenceModel(placed, {"E": random.normal(size=(12, 3)), "W": random.normal(size=(3, 2))})
+    tokens = [["[PAD]", "[CLS]", "a", "b", "[SEP]"]]
+    batch = embgrad.TokenBatch([[0, 2, 7, 8, 5]], [[0, 1, 1, 1, 1]], tokens=tokens)
+    found = embgrad.attribute(model, batch, embgrad.Logit(0), "input_x_gradient")
+    with pytest.warns(
+        embgrad.EmbgradWarning, match="the attribution explains L = .* at example 0, and L is .* the model counts"
+    ):
+        embgrad.faithfulness(model, batch, embgrad.Logit(0), found)
+
+
 def test_metrics_that_are_not_requested_are_absent_and_cost_nothing() -> None:
     full, short = measured(scores()), measured(scores(), curves=False, leave_one_out=False, shares=[0.5])
     assert short.provenance["texts"] < full.provenance["texts"] / 2

@@ -149,7 +149,7 @@ def test_saved_attributions_are_compared_and_reported(command: Any) -> None:
         (["--set", "steps=0"], "steps is 0: expected a whole number of at least 1"),
         (["--set", "steps=many"], "steps is 'many': expected a whole number of at least 1"),
         (["--set", "baseline=zeros"], "baseline is 'zeros': .*Did you mean 'zero'?"),
-        (["--set", "baseline=mask"], "the id of the mask is not known: give tokenizer=.* or the id itself"),
+        (["--set", "baseline=mask"], "the id of the mask is not known, .*: give the id itself"),
         (["--at", "wrod"], "Did you mean 'word'"),
         (["-o", "-"], "--output is '-', but the words are printed on stdout: expected the name of a file"),
         (["--html", "no/page.html"], "--html 'no/page.html': there is no folder 'no'"),
