@@ -66,12 +66,12 @@ def _painted(line: Line, coloured: bool) -> Iterator[tuple[str, str]]:
     for index, piece in enumerate(line.pieces):
         yield (piece.before if index else ""), ""
         text = visible_lines(piece.text)
-        share = piece.score / line.largest if line.largest else 0.0
+        share = piece.score / line.largest if line.largest else piece.score
         if not piece.positions:
             yield text, ""
         elif piece.special:
-            yield text, "dim"
-        elif coloured:
+            yield text + piece.note, "dim"
+        elif coloured and math.isfinite(share):
             yield text, style(share, line.signed)
         else:
             yield f"{text}({digit(share, line.signed)})", ""

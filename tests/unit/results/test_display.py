@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -146,7 +147,22 @@ def test_scores_that_are_not_finite_have_no_bar_and_no_colour(plt: Any) -> None:
     found = by_words(["a b c d"], [["a", "b", "c", "d"]], [[np.nan, np.inf, 0.0, 2.0]])
     assert [float(np.nan_to_num(bar.get_width(), nan=-1)) for bar in found.plot().patches] == [-1, -1, 0, 2]
     assert "background" not in found.to_html().split("<body>")[1].split('title="+nan')[1].split("</span>")[0]
-    assert Attributions({"a": found, "b": found}).plot().images[0].get_array()[0, 0].tolist() == [1, 1, 1]
+    both = Attributions({"a": found, "b": found}).plot()
+    assert both.images[0].get_array()[0, 0].tolist() == [1, 1, 1]
+    assert [text.get_text() for text in both.texts[:4]] == ["a (nan)", "b (inf)", "c", "d"]
+    assert labels(found.plot()) == ["a (nan)", "b (inf)", "c", "d"]
+
+
+def test_scores_that_are_not_finite_are_marked_wherever_text_is_shown(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    none = by_words(["a b c"], [["a", "b", "[SEP]"]], [[np.nan, -np.inf, np.nan]])
+    assert "a(?) b(?) c [SEP] (nan)" in shown(none, capsys)
+    assert Reader(none.to_html()).texts[0] == "a (nan) b (-inf) c [SEP] (nan)"
+    assert "a (nan) b ({-}inf) c" in none.to_latex()
+    for name, value in {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR")
+    assert "a(?) b(?) c" in shown(none, capsys)
 
 
 def test_the_error_by_steps(plt: Any) -> None:
@@ -161,6 +177,8 @@ def test_the_error_by_steps(plt: Any) -> None:
     ax = several.plot_convergence()
     assert [line.get_xydata().tolist() for line in ax.lines] == [[[5, 2.0], [20, 0.5]]] * 2
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    with refused(embgrad.EmbgradError, "the attributions '5' and 'other' are of different ids"):
+        Attributions({"5": with_steps(5, 2.0), "other": ONE}).plot_convergence()
     with refused(
         embgrad.EmbgradError, "the attribution 'gradient' by Saliency has no steps whose error could be drawn"
     ):
@@ -281,6 +299,20 @@ def test_the_terminal_in_colours_and_without_rich(capsys: Any, monkeypatch: Any)
     assert "[CLS] Knead(-4)  the(+1) dough(+9) [SEP]\n" in shown(ONE, capsys)
 
 
+def test_names_of_methods_are_escaped_in_every_output(capsys: Any, monkeypatch: Any) -> None:
+    name = "\x1b]0;owned\x07\n\n\x1b[31mred"
+    both = Attributions({name: ONE, "x": SALIENCY})
+    escaped = "\\x1b]0;owned\\x07\\n\\n\\x1b[31mred"
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = shown(both, capsys).splitlines()
+    assert lines[0].startswith(f"{escaped}  example 0: Integrated")
+    assert lines[2].startswith(f"{'x':{len(escaped)}}  example 0: Saliency")
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert shown(both, capsys).splitlines() == lines
+    assert "\\textbf{\\textbackslash{}x1b]0;owned\\textbackslash{}x07\\textbackslash{}n" in both.to_latex()
+    assert f"<b>{escaped}</b>" in both.to_html()
+
+
 def test_the_terminal_shows_text_as_it_is(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     out = shown(by_words([HOSTILE], [[HOSTILE]], [[1.0]]), capsys)
@@ -301,6 +333,7 @@ def test_the_terminal_shows_text_as_it_is(capsys: Any, monkeypatch: Any) -> None
         ({"examples": "all"}, "examples is 'all': expected an index"),
         ({"examples": slice(5, 9)}, "which is none of the 2: expected one at least"),
         ({"examples": []}, "examples is [], which is none of the 2: expected one at least"),
+        ({"special": "no"}, "special is 'no': expected True or False"),
     ],
 )
 def test_unknown_units_and_examples_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -324,6 +357,29 @@ def test_attributions_of_other_batches_are_not_shown_side_by_side(tmp_path: Path
     ):
         both.to_html()
     assert both._repr_html_() is None
+
+
+@pytest.mark.parametrize(
+    ("attributions", "message"),
+    [
+        ({}, "attributions is {}: expected a mapping of names to attributions, at least one"),
+        ([ONE], "expected a mapping of names to attributions, at least one"),
+        ({"a": 3}, "attributions['a'] is of type int: expected names of type str, and results of embgrad.attribute"),
+        ({3: ONE}, "attributions[3] is of type Attribution: expected names of type str"),
+    ],
+)
+def test_attributions_of_nothing_or_of_something_else_are_refused(attributions: Any, message: str) -> None:
+    with refused(embgrad.EmbgradError, message):
+        Attributions(attributions)
+
+
+def test_long_texts_are_shown_in_a_time_that_grows_with_their_length() -> None:
+    tokens = ["Ab."] * 20_000
+    long = by_words([" ".join(tokens)], [tokens], np.ones((1, len(tokens))))
+    start = time.perf_counter()
+    assert long.to_html().count("<span title") == len(tokens)
+    assert len(long.sentences()[0]) == len(tokens)
+    assert time.perf_counter() - start < 20  # minutes where each piece goes over all pieces
 
 
 def test_many_texts_are_drawn_without_words(plt: Any) -> None:
