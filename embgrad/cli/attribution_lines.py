@@ -25,6 +25,7 @@ def attribution_lines(attribution: Attribution, terminal: Terminal, *, words: bo
         ids=attribution.ids,
         mask=attribution.mask,
         tokens=attribution.tokens,
+        parts=attribution.parts,
         saliency=lambda kind: attribution.scores,
         words=lambda kind: attribution.words(),
     )
