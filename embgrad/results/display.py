@@ -44,8 +44,8 @@ class Displayed(ABC):
         named = self._by_name()
         if other := _of_another_batch(named):
             raise EmbgradError(
-                f"the attributions {next(iter(named))!r} and {other!r} are of different ids: expected those of one batch; show "
-                "each by itself"
+                f"the attributions {next(iter(named))!r} and {other!r} are of different ids or texts: expected those of one "
+                "batch; show each by itself"
             )
 
     def plot(self, examples: Any = None, *, by: str | None = None, special: bool = True, ax: Any = None) -> Any:
@@ -128,6 +128,11 @@ class Displayed(ABC):
 
 
 def _of_another_batch(named: Mapping[str, Any]) -> str | None:
-    """Return the name of an attribution whose ids are not those of the first, as files of several batches have; or None."""
+    """Return the name of an attribution of other ids or texts than the first, as files of several batches have; or None."""
     first = next(iter(named.values()))
-    return next((name for name, other in named.items() if not np.array_equal(other.ids, first.ids)), None)
+
+    def differs(other: Any) -> bool:
+        of_other_texts = first.texts is not None and other.texts is not None and first.texts != other.texts
+        return of_other_texts or not np.array_equal(other.ids, first.ids)
+
+    return next((name for name, other in named.items() if differs(other)), None)

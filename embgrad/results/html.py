@@ -49,6 +49,8 @@ def _line(line: Line, numbered: bool) -> str:
 
 
 def _legend(line: Line) -> str:
+    if not line.largest:
+        return "all scores are zero or not finite"
     ends = (
         [("m", f"−{line.largest:.4g}"), ("p", f"+{line.largest:.4g}")]
         if line.signed

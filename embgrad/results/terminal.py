@@ -78,6 +78,8 @@ def _painted(line: Line, coloured: bool) -> Iterator[tuple[str, str]]:
 
 
 def _legend(line: Line, coloured: bool) -> str:
+    if not line.largest:
+        return "all scores are zero or not finite"
     if not coloured:
         return f"{MOST} is {line.largest:.4g}"
     return (

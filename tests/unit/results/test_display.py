@@ -156,7 +156,8 @@ def test_scores_that_are_not_finite_have_no_bar_and_no_colour(plt: Any) -> None:
 def test_scores_that_are_not_finite_are_marked_wherever_text_is_shown(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     none = by_words(["a b c"], [["a", "b", "[SEP]"]], [[np.nan, -np.inf, np.nan]])
-    assert "a(?) b(?) c [SEP] (nan)" in shown(none, capsys)
+    assert "all scores are zero or not finite\na(?) b(?) c [SEP] (nan)" in shown(none, capsys)
+    assert "all scores are zero or not finite" in none.to_html()
     assert Reader(none.to_html()).texts[0] == "a (nan) b (-inf) c [SEP] (nan)"
     assert "a (nan) b ({-}inf) c" in none.to_latex()
     for name, value in {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}.items():
@@ -177,7 +178,7 @@ def test_the_error_by_steps(plt: Any) -> None:
     ax = several.plot_convergence()
     assert [line.get_xydata().tolist() for line in ax.lines] == [[[5, 2.0], [20, 0.5]]] * 2
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    with refused(embgrad.EmbgradError, "the attributions '5' and 'other' are of different ids"):
+    with refused(embgrad.EmbgradError, "the attributions '5' and 'other' are of different ids or texts"):
         Attributions({"5": with_steps(5, 2.0), "other": ONE}).plot_convergence()
     with refused(
         embgrad.EmbgradError, "the attribution 'gradient' by Saliency has no steps whose error could be drawn"
@@ -263,6 +264,15 @@ def test_latex_escapes_what_latex_reads_and_leaves_other_letters() -> None:
     ) in body
     assert "é中}\\leavevmode\\\\\\relax\n\\colorbox[HTML]{0072B2}{\\strut \\color{white}end}" in body
     assert body.count("{") == body.count("}")
+
+
+def test_a_text_direction_does_not_reach_beyond_its_text() -> None:
+    text = "one \u202etwo \u2067three \u05e9\u05dc\u05d5\u05dd"
+    found = by_words([text], [text.split(" ")], 1.0)
+    for page in (found.to_html(), found.to_latex()):
+        assert not {*"\u202e\u2067"} & {*page}
+        assert "\u05e9\u05dc\u05d5\u05dd" in page
+    assert "\\u202etwo" in found.to_html()
 
 
 def test_latex_breaks_lines_between_the_words_of_a_piece() -> None:
@@ -353,10 +363,13 @@ def test_attributions_of_other_batches_are_not_shown_side_by_side(tmp_path: Path
     embgrad.save({"a": ONE, "b": TWO}, tmp_path / "both.safetensors")
     both = embgrad.load(tmp_path / "both.safetensors")
     with refused(
-        embgrad.EmbgradError, "the attributions 'a' and 'b' are of different ids: expected those of one batch"
+        embgrad.EmbgradError, "the attributions 'a' and 'b' are of different ids or texts: expected those of one batch"
     ):
         both.to_html()
     assert both._repr_html_() is None
+    zz, qq = (by_words([f"a {text}"], [["a", "[UNK]"]], 1.0) for text in ("zz", "qq"))
+    with refused(embgrad.EmbgradError, "the attributions 'zz' and 'qq' are of different ids or texts"):
+        Attributions({"zz": zz, "qq": qq}).show()
 
 
 @pytest.mark.parametrize(
