@@ -96,7 +96,8 @@ class Attribution(Displayed):
         """Return the words of each example with their scores; sub-word tokens are merged, padding is skipped.
 
         A word's score is the sum of its tokens' scores, for `Saliency` and `SmoothGrad` of it the root of their sum of squares.
-        Each special token is a word. Tokens are grouped as in `EmbeddingGradients.words`.
+        Each special token is a word. Tokens are grouped as in `EmbeddingGradients.words`. A word's text is that of its tokens,
+        with the signs of byte-level tokens; the user's characters are in `spans`.
 
         Raises:
             EmbgradError: the tokens are not known.

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from embgrad.common.text import visible
-from embgrad.common.token_text import shown_token
+from embgrad.common.token_text import shown_token, token_text
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 from embgrad.results.spans import Span, parts_of
 from embgrad.results.words import is_special
@@ -188,13 +188,17 @@ def _words(attribution: Any) -> list[list[Piece]]:
 
 
 def _written(attribution: Any, example: int, positions: Sequence[int]) -> str:
-    """Return the characters of the text that these tokens stand for, without white space around them; "" for none."""
+    """Return the characters of the text that these tokens stand for, without white space around them; "" for none.
+
+    White space alone is shown by signs, as in `token_text`.
+    """
     located = [position for position in positions if attribution.parts[example, position] >= 0]
     if not located:
         return ""
     text = parts_of(attribution.texts[example])[attribution.parts[example, located[0]]]
     offsets = attribution.offsets[example, located]
-    return str(text[offsets[:, 0].min() : offsets[:, 1].max()].strip())
+    written = str(text[offsets[:, 0].min() : offsets[:, 1].max()])
+    return token_text(written) if written.isspace() else written.strip()
 
 
 def _tokens(attribution: Any, example: int) -> list[Piece]:

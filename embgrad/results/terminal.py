@@ -10,7 +10,7 @@ from embgrad.common.colours import shade, step
 from embgrad.common.text import visible_lines
 from embgrad.results.pieces import Line
 
-__all__ = ["digit", "print_lines", "style"]
+__all__ = ["digit", "painted", "print_lines", "style"]
 
 #: The largest digit, that of the largest score.
 MOST: Final = 9
@@ -58,11 +58,12 @@ def _fragments(examples: Sequence[Sequence[Line]], coloured: bool) -> Iterator[t
             if width:
                 yield f"{line.label:{width}}  ", "bold"
             yield f"example {line.example}: {line.summary}; {_legend(line, coloured)}\n", "dim"
-            yield from _painted(line, coloured)
+            yield from painted(line, coloured)
             yield "\n", ""
 
 
-def _painted(line: Line, coloured: bool) -> Iterator[tuple[str, str]]:
+def painted(line: Line, coloured: bool) -> Iterator[tuple[str, str]]:
+    """Yield the pieces of a line with their styles, in Rich's words."""
     for index, piece in enumerate(line.pieces):
         yield (piece.before if index else ""), ""
         text = visible_lines(piece.text)

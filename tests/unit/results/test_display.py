@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -18,11 +19,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import embgrad
+from embgrad.cli.attribution_lines import attribution_lines
 from embgrad.common.colours import LEVELS, PALETTES, step
 from embgrad.results.attribution import Attributions
 from tests.unit.inputs.test_offsets import wordpiece
 from tests.unit.refusals import refused
-from tests.unit.results.attributed import attribution_of, by_words
+from tests.unit.results.attributed import attribution_of, by_words, byte_level
 
 matplotlib.use("Agg")
 
@@ -81,6 +83,16 @@ def test_words_are_shown_as_they_were_written(plt: Any) -> None:
     assert labels(found.plot()) == ["[CLS]", "The", "films", "[SEP]", "Zürich", "🙂", "[SEP]"]
     assert labels(found.plot(by="tokens", special=False)) == ["the", "film", "s", "zurich", "[UNK]"]
     assert labels(found.plot(by="words", special=False)) == ["The", "films", "Zürich", "🙂"]
+
+
+def test_words_of_byte_level_tokens_are_the_users_characters(plt: Any) -> None:
+    found = attribution_of(embgrad.encode(["a 🙂\t שלום"], byte_level()))
+    written = labels(found.plot(by="words"))
+    assert "".join(written).replace("␣", "").replace("\\t", "") == "a🙂שלום"
+    assert "\\t" in written
+    terminal: Any = SimpleNamespace(as_json=False, coloured=False)
+    (line,) = attribution_lines(found, terminal, words=True)
+    assert re.sub(r"\([+0-9]+\)", "", line.plain) == " ".join(written)
 
 
 def test_ids_stand_for_tokens_that_are_not_known(plt: Any) -> None:
