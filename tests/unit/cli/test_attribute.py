@@ -177,7 +177,7 @@ def test_a_saved_score_that_is_not_a_number_is_not_shown_as_zero(command: Any) -
         (["--set", "steps=0"], "steps is 0: expected a whole number of at least 1"),
         (["--set", "steps=many"], "steps is 'many': expected a whole number of at least 1"),
         (["--set", "baseline=zeros"], "baseline is 'zeros': .*Did you mean 'zero'?"),
-        (["--set", "baseline=mask"], "the id of the mask is not known: give tokenizer=.* or the id itself"),
+        (["--set", "baseline=mask"], "the id of the mask is not known, .*: give the id itself"),
         (["--at", "wrod"], "Did you mean 'word'"),
         (
             ["--method", "smooth-grad", "--set", "of=saliencyy"],
