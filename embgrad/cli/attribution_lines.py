@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.token_colours import legend, painted, pieces
+from embgrad.cli.token_colours import legend
 from embgrad.errors import EmbgradError
 from embgrad.results.attribution import Attribution
+from embgrad.results.pieces import lines_of
+from embgrad.results.terminal import painted
 
 __all__ = ["attribution_legend", "attribution_lines"]
 
@@ -19,18 +20,14 @@ def attribution_lines(attribution: Attribution, terminal: Terminal, *, words: bo
     Raises:
         EmbgradError: words are wanted, and the tokens are not known.
     """
+    from rich.text import Text
+
     if words and attribution.tokens is None:
         raise EmbgradError("the tokens of this attribution are not known, only their ids: omit --words")
-    scored: Any = SimpleNamespace(
-        ids=attribution.ids,
-        mask=attribution.mask,
-        tokens=attribution.tokens,
-        saliency=lambda kind: attribution.scores,
-        words=lambda kind: attribution.words(),
-    )
-    kind = _kind(attribution)
-    examples = () if terminal.as_json else range(len(attribution.ids))
-    return [painted(pieces(scored, example, kind, words), kind, terminal.coloured) for example in examples]
+    if terminal.as_json:
+        return []
+    lines = lines_of({"": attribution}, range(len(attribution.ids)), "words" if words else "tokens", True, ())
+    return [Text.assemble(*painted(line, terminal.coloured)) for (line,) in lines]
 
 
 def attribution_legend(attribution: Attribution, coloured: bool) -> str:
@@ -42,7 +39,3 @@ def attribution_legend(attribution: Attribution, coloured: bool) -> str:
         if coloured
         else "contribution, -9 to +9; 9 is the example's largest"
     )
-
-
-def _kind(attribution: Attribution) -> str:
-    return "dot" if attribution.signed else "norm"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -16,6 +16,9 @@ __all__ = ["methods_from"]
 
 #: The methods by their names on the command line.
 NAMES: Final = {name.replace("_", "-"): cls for name, cls in METHODS.items()}
+
+#: The methods that the argument `of` of SmoothGrad may name.
+OF_GRADIENTS: Final = ("saliency", "input-x-gradient", "integrated-gradients")
 
 #: Values of arguments that Python spells in another way.
 WORDS: Final = {"true": True, "false": False, "none": None}
@@ -44,10 +47,10 @@ def methods_from(names: Sequence[str], arguments: Sequence[str]) -> dict[str, Me
     }
 
 
-def _name(spelled: str) -> str:
+def _name(spelled: str, option: str = "--method", names: Collection[str] = NAMES) -> str:
     name = spelled.replace("_", "-")
-    if name not in NAMES:
-        raise UsageError(f"--method is {spelled!r}: expected one of {listed(NAMES, 20)}.{did_you_mean(name, NAMES)}")
+    if name not in names:
+        raise UsageError(f"{option} is {spelled!r}: expected one of {listed(names, 20)}.{did_you_mean(name, names)}")
     return name
 
 
@@ -60,7 +63,7 @@ def _values(arguments: Sequence[str]) -> Mapping[str, Any]:
             raise UsageError(f"--set {argument!r}: expected an argument of the method as NAME=VALUE, such as steps=50")
         if name in values:
             raise UsageError(f"--set gives {name} twice: expected each argument once")
-        values[name] = NAMES[_name(text.strip())]() if name == "of" else _value(text.strip())
+        values[name] = NAMES[_name(text.strip(), "--set of", OF_GRADIENTS)]() if name == "of" else _value(text.strip())
     return values
 
 

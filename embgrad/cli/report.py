@@ -9,7 +9,7 @@ import typer
 
 from embgrad.cli import options as o
 from embgrad.cli.compare import against_first, compare_models, expect_none_for_models
-from embgrad.cli.describe import Results
+from embgrad.cli.describe import Results, named
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_writable, loaded_results, restricted
 from embgrad.cli.models import Models
@@ -24,7 +24,9 @@ def report(
     context: typer.Context,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE", help="Files of saved gradients; one may be '-', which is stdin."),
+        typer.Argument(
+            metavar="FILE", help="Files of saved gradients or attributions; one may be '-', which is stdin."
+        ),
     ] = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="PAGE", help="The HTML page to write; '-' is stdout.")
@@ -53,7 +55,7 @@ def report(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Write a self-contained HTML page: the comparison's findings, and below them the tokens coloured by saliency, side by side.
+    """Write a self-contained HTML page: the comparison's findings, and below them the tokens coloured by score, side by side.
 
     \b
     embgrad report a.safetensors b.safetensors -o page.html
@@ -65,7 +67,7 @@ def report(
         if files:
             expect_none_for_models(context)
             results: Mapping[str, Results] = restricted(loaded_results(files), at or ())
-            comparisons: Mapping[str, Any] = against_first(results, tolerance, terminal)
+            comparisons: Mapping[str, Any] = against_first(_comparable(results), tolerance, terminal)
         else:
             request = GradientRequest(objective, labels, at or (), batch_size, training, pads, call=call)
             inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
@@ -88,6 +90,25 @@ def _expect(files: list[str] | None, model: str | None, output: str | None, term
     if bool(files) == (model is not None):
         raise UsageError(f"expected files of results or --model, {'not both' if files else 'and got neither'}")
     expect_writable(output)
+
+
+def _comparable(results: Mapping[str, Results]) -> dict[str, Results]:
+    """Return the first result, and those that should be equal to it, by their labels on the page.
+
+    Attributions by different methods need not be equal, so the page shows them side by side only.
+    """
+    from embgrad.report.page import comparable, flat
+
+    if len(results) == 1:
+        return dict(results)
+    (first, reference), *others = flat(results).items()
+    expected = named(reference)
+    equal = {
+        label: result
+        for label, result in others
+        if all(comparable(expected[name], single) for name, single in named(result).items() if name in expected)
+    }
+    return {first: reference, **equal}
 
 
 def _write(

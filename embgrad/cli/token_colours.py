@@ -10,7 +10,7 @@ import numpy as np
 from embgrad.common.token_text import token_text
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.terminal import digit, style
-from embgrad.results.words import SPECIAL
+from embgrad.results.words import is_special
 
 __all__ = ["Piece", "legend", "painted", "pieces"]
 
@@ -39,10 +39,13 @@ def pieces(gradients: EmbeddingGradients, example: int, kind: str = "norm", word
     units = list(_words(gradients, example, kind) if words else _tokens(gradients, example, kind))
     counted = [abs(score) for _, _, special, score in units if not special and np.isfinite(score)]
     largest = max(counted, default=0.0)
-    return [
-        Piece(text, joined, special, float(np.clip(score / largest, -1, 1)) if largest else 0.0)
-        for text, joined, special, score in units
-    ]
+    return [Piece(text, joined, special, _share(score, largest)) for text, joined, special, score in units]
+
+
+def _share(score: float, largest: float) -> float:
+    if not np.isfinite(score):
+        return float("nan")
+    return float(np.clip(score / largest, -1, 1)) if largest else 0.0
 
 
 def painted(shown: Sequence[Piece], kind: str, coloured: bool) -> Any:
@@ -85,7 +88,7 @@ def _tokens(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[
             yield str(ids[position]), False, False, float(scores[position])
             continue
         token = tokens[position]
-        special = bool(SPECIAL.fullmatch(token))
+        special = is_special(gradients, example, position)
         continues = token.startswith("##") or (has_marks and not token.startswith(STARTS))
         text = token.removeprefix("##").lstrip("".join(STARTS))
         yield token_text(text), continues and not special, special, float(scores[position])
@@ -93,4 +96,4 @@ def _tokens(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[
 
 def _words(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[tuple[str, bool, bool, float]]:
     for word in gradients.words(kind)[example]:
-        yield token_text(word.text), False, bool(SPECIAL.fullmatch(word.text)), word.saliency
+        yield token_text(word.text), False, is_special(gradients, example, word.positions[0]), word.saliency

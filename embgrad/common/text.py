@@ -24,6 +24,9 @@ _JOINERS: Final = "\u200c\u200d"
 
 _MARKS: Final = {"Mn", "Me"}
 
+#: Embeddings, overrides and isolates of a text direction, which reach beyond the text that they stand in.
+_DIRECTIONS: Final = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
 
 def visible(text: object) -> str:
     """Return the text with control characters, direction marks and lone surrogates escaped, as \\x00 or \\u202e.
@@ -40,10 +43,13 @@ def visible_lines(text: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text of several lines with control characters other than white space, and lone surrogates, escaped as \\x00."""
+    """Return a text of several lines with what would change the text around it escaped as \\x00.
+
+    That is control characters other than white space, lone surrogates, and the beginnings and ends of text directions.
+    """
     return "".join(
         _number(character)
-        if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\r\t"
+        if character in _DIRECTIONS or (unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\r\t")
         else character
         for character in text
     )

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 __all__ = ["id_of_special", "special_ids"]
 
-#: The texts of the padding and of the mask in the vocabularies of BERT, RoBERTa and their kin.
+#: The texts of the padding and of the mask in the vocabularies of BERT, RoBERTa and similar models.
 TEXTS: Final = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
 
 

@@ -24,7 +24,7 @@ from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.version import __version__
 
-__all__ = ["render_page", "write_page"]
+__all__ = ["comparable", "flat", "render_page", "write_page"]
 
 TITLE: Final = "Embedding gradients"
 
@@ -134,7 +134,7 @@ def _by_label(results: Any) -> dict[str, dict[str, Result]]:
             f"results is {_type_text(results)}: expected a result of embgrad.gradients or embgrad.attribute, or a "
             "mapping of labels to results"
         )
-    results = _flat(results)
+    results = flat(results)
     # Bare results are shown side by side, whatever the names of their points.
     all_bare = all(isinstance(entry, Result) for entry in results.values())
     name = next((_point(entry) for entry in results.values() if isinstance(entry, Result)), WORD)
@@ -155,7 +155,7 @@ def _by_label(results: Any) -> dict[str, dict[str, Result]]:
     return by_label
 
 
-def _flat(results: Mapping[Any, Any]) -> dict[Any, Any]:
+def flat(results: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the results with each `Attributions`, of several methods at one point, replaced by its entries."""
     flat: dict[Any, Any] = {}
     for label, entry in results.items():
@@ -200,7 +200,7 @@ def _by_point(
         return {
             label: {point: compare(results[first][point], results[label][point]) for point in order}
             for label in others
-            if all(_comparable(results[first][point], results[label][point]) for point in order)
+            if all(comparable(results[first][point], results[label][point]) for point in order)
         }
     if not isinstance(comparisons, Mapping):
         raise EmbgradError(
@@ -219,10 +219,10 @@ def _by_point(
     return {label: by_label[label] for label in others if by_label.get(label)}
 
 
-def _comparable(first: Result, second: Result) -> bool:
+def comparable(first: Result, second: Result) -> bool:
     """Return whether two results should be equal: attributions by different methods need not be."""
     methods = [result.provenance["method"] for result in (first, second) if isinstance(result, Attribution)]
-    return not methods or methods[0] == methods[1]
+    return len(methods) < 2 or methods[0] == methods[1]
 
 
 def _comparisons_of(label: str, entry: Any, point: str) -> dict[str, Comparison]:

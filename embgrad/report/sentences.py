@@ -14,7 +14,7 @@ from embgrad.comparison.align import aligned
 from embgrad.errors import BatchError
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
-from embgrad.results.words import SPECIAL
+from embgrad.results.words import is_special
 
 __all__ = [
     "KINDS",
@@ -170,6 +170,10 @@ class Source:
         tokens = self.result.tokens
         return None if tokens is None else tokens[example][position]
 
+    def is_special(self, example: int, position: int) -> bool:
+        """Return whether a token is a special one, which does not count for the scale."""
+        return is_special(self.result, example, position)
+
 
 def has_sentences(result: EmbeddingGradients | Attribution) -> bool:
     """Return whether the values have one vector a token; points that are named by their paths may have other axes."""
@@ -253,16 +257,18 @@ def _groups(result: Any, example: int) -> list[tuple[int, ...]]:
 
 def _example(number: int, sources: Sequence[Source], most: int) -> Example:
     first = sources[0]
-    tokens = [first.token(number, position) or "" for position in first.positions(number)]
+    positions = first.positions(number)
     notes = []
-    padded = first.result.ids.shape[1] - len(tokens)
+    padded = first.result.ids.shape[1] - len(positions)
     if padded:
         notes.append(f"{padded} padded positions not shown")
-    if len(tokens) > most:
-        notes.append(f"the first {most} of {len(tokens)} tokens")
+    if len(positions) > most:
+        notes.append(f"the first {most} of {len(positions)} tokens")
     return Example(
         number=number,
-        direction=direction(token for token in tokens if not SPECIAL.fullmatch(token)),
+        direction=direction(
+            first.token(number, position) or "" for position in positions if not first.is_special(number, position)
+        ),
         objective=_objective(number, sources),
         notes=tuple(notes),
         rows=tuple(_row(number, kind, sources, most) for kind in first.kinds),
@@ -304,7 +310,7 @@ def _scale(number: int, kind: str, sources: Sequence[Source]) -> float:
         for position in source.positions(example) if example >= 0 else ():
             figure = abs(float(source.saliency[kind][example, position]))
             if np.isfinite(figure):
-                (special if SPECIAL.fullmatch(source.token(example, position) or "") else ordinary).append(figure)
+                (special if source.is_special(example, position) else ordinary).append(figure)
     return max(ordinary, default=0.0) or max(special, default=0.0)
 
 
@@ -319,7 +325,8 @@ def _panel(source: Source, example: int, kind: str, end: float, most: int, first
     largest = max(finite, key=lambda position: abs(figures[position]))
     text = f"largest {figures[largest]:.4g}, {_shown(source, example, largest)}"
     if len(finite) < len(source.positions(example)):
-        text += f"; {len(source.positions(example)) - len(finite)} tokens have no finite figure"
+        count = len(source.positions(example)) - len(finite)
+        text += f"; {count} {'token has' if count == 1 else 'tokens have'} no finite figure"
     return Panel(source.label, cells, summary=text if figures[largest] else "zero at every token", scale=f"{end:.4g}")
 
 
@@ -336,7 +343,7 @@ def _cells(source: Source, example: int, kind: str, end: float, most: int, first
                 text=_shown(source, example, position),
                 scale=scale,
                 level=level,
-                special=bool(SPECIAL.fullmatch(source.token(example, position) or "")),
+                special=source.is_special(example, position),
                 joined=position != group[0],
                 figures=tuple(_figures(source, example, position, first)),
             )

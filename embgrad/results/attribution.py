@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.common.arrays import as_asked
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
-from embgrad.errors import EmbgradError, did_you_mean
+from embgrad.errors import EmbgradError, brief, did_you_mean
 from embgrad.inputs.checks import Text
 from embgrad.results.display import Displayed
 from embgrad.results.file_format import write_results
@@ -96,7 +96,8 @@ class Attribution(Displayed):
         """Return the words of each example with their scores; sub-word tokens are merged, padding is skipped.
 
         A word's score is the sum of its tokens' scores, for `Saliency` and `SmoothGrad` of it the root of their sum of squares.
-        Each special token is a word. Tokens are grouped as in `EmbeddingGradients.words`.
+        Each special token is a word. Tokens are grouped as in `EmbeddingGradients.words`. A word's text is that of its tokens,
+        with the signs of byte-level tokens; the user's characters are in `spans`.
 
         Raises:
             EmbgradError: the tokens are not known.
@@ -110,7 +111,7 @@ class Attribution(Displayed):
 
     @property
     def signed(self) -> bool:
-        """Whether a score may be below zero: true but for `Saliency` and `SmoothGrad` of it, whose scores are L2 norms."""
+        """Return whether a score may be below zero: by all methods but `Saliency` and `SmoothGrad` of it, which return norms."""
         method = self.provenance["method"]
         return bool(method.get("of", method)["class"] != "Saliency")
 
@@ -146,7 +147,7 @@ class Attribution(Displayed):
             EmbgradError: the texts, or the tokens' offsets in them, are not known.
         """
         spans = self.spans()
-        return [sentences_of(own, self.scores[index], self._merge) for index, own in enumerate(spans)]
+        return [sentences_of(pieces, self.scores[index], self._merge) for index, pieces in enumerate(spans)]
 
     def _located(self) -> tuple[tuple[Text, ...], np.ndarray, np.ndarray]:
         if self.texts is None:
@@ -178,9 +179,26 @@ class Attribution(Displayed):
 
 
 class Attributions(Displayed, Mapping[str, Attribution]):
-    """Attributions of one batch by several methods, by name."""
+    """Attributions of one batch by several methods, by name.
+
+    Args:
+        attributions: the attributions by name, at least one.
+
+    Raises:
+        EmbgradError: `attributions` is not a mapping, is empty, or holds something else.
+    """
 
     def __init__(self, attributions: Mapping[str, Attribution]) -> None:
+        if not isinstance(attributions, Mapping) or not attributions:
+            raise EmbgradError(
+                f"attributions is {brief(attributions)}: expected a mapping of names to attributions, at least one"
+            )
+        for name, attribution in attributions.items():
+            if not isinstance(name, str) or not isinstance(attribution, Attribution):
+                raise EmbgradError(
+                    f"attributions[{brief(name)}] is of type {type(attribution).__name__}: expected names of type str, and "
+                    "results of embgrad.attribute"
+                )
         self._attributions = dict(attributions)
 
     def __getitem__(self, name: str) -> Attribution:
@@ -208,8 +226,10 @@ class Attributions(Displayed, Mapping[str, Attribution]):
             The `matplotlib.axes.Axes`.
 
         Raises:
-            EmbgradError: an attribution has no `delta`, or its method has no steps; or Matplotlib is not installed.
+            EmbgradError: an attribution has no `delta`, or its method has no steps; the attributions are of different batches; or
+                Matplotlib is not installed.
         """
+        self._expect_one_batch()
         return convergence(self, ax)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""How attributions are looked at: plots, HTML, LaTeX, the terminal and notebooks, of one method or of several side by side."""
+"""Display of attributions: plots, HTML, LaTeX, the terminal and notebooks, of one method or of several side by side."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.common.options import expect_flag
 from embgrad.errors import EmbgradError, brief
 from embgrad.results.html import document, fragment
 from embgrad.results.latex import latex
@@ -17,7 +18,7 @@ from embgrad.results.terminal import print_lines
 
 __all__ = ["Displayed"]
 
-#: What texts and plots show where the user does not say, the first that there is.
+#: The units shown by default, in order of preference.
 OF_TEXT: Final = ("spans", "words", "tokens")
 OF_PLOTS: Final = ("words", "tokens")
 
@@ -26,21 +27,26 @@ MOST_EXAMPLES: Final = 10
 
 
 class Displayed(ABC):
-    """What can be looked at: attributions by name, of one batch."""
+    """A base class of results that can be displayed."""
 
     @abstractmethod
     def _by_name(self) -> Mapping[str, Any]:
         """Return the attributions by name; one by itself has the empty name."""
 
     def _lines(self, examples: Any, by: str | None, special: bool, fallback: tuple[str, ...]) -> list[list[Line]]:
+        expect_flag(special, "special")
+        self._expect_one_batch()
+        named = self._by_name()
+        count = len(next(iter(named.values())).ids)
+        return lines_of(named, examples_of(examples, count), by, special, fallback)
+
+    def _expect_one_batch(self) -> None:
         named = self._by_name()
         if other := _of_another_batch(named):
             raise EmbgradError(
-                f"the attributions {next(iter(named))!r} and {other!r} are of different ids: expected those of one batch; show "
-                "each by itself"
+                f"the attributions {next(iter(named))!r} and {other!r} are of different ids or texts: expected those of one "
+                "batch; show each by itself"
             )
-        count = len(next(iter(named.values())).ids)
-        return lines_of(named, examples_of(examples, count), by, special, fallback)
 
     def plot(self, examples: Any = None, *, by: str | None = None, special: bool = True, ax: Any = None) -> Any:
         """Draw the scores with Matplotlib: bars for one text by one method, else a heat map with a row for each.
@@ -122,6 +128,11 @@ class Displayed(ABC):
 
 
 def _of_another_batch(named: Mapping[str, Any]) -> str | None:
-    """Return the name of an attribution whose ids are not those of the first, as files of several batches have; or None."""
+    """Return the name of an attribution of other ids or texts than the first, as files of several batches have; or None."""
     first = next(iter(named.values()))
-    return next((name for name, other in named.items() if not np.array_equal(other.ids, first.ids)), None)
+
+    def differs(other: Any) -> bool:
+        of_other_texts = first.texts is not None and other.texts is not None and first.texts != other.texts
+        return of_other_texts or not np.array_equal(other.ids, first.ids)
+
+    return next((name for name, other in named.items() if differs(other)), None)

@@ -28,7 +28,7 @@ POINTS: Final = 101
 
 @dataclass(frozen=True, eq=False)
 class Faithfulness:
-    """How faithful attributions by several methods are. L is the objective, n an example's number of tokens that can be removed.
+    """The faithfulness of attributions by several methods. L is the objective, n an example's number of removable tokens.
 
     Arrays are float64; their first axes are the methods, in the order of `methods`, and the examples.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from embgrad.common.colours import LEVELS, shade, tint
-from embgrad.common.text import printable, visible
+from embgrad.common.text import printable
 from embgrad.results.pieces import Line, Piece
 
 __all__ = ["document", "fragment"]
@@ -39,7 +39,7 @@ def fragment(examples: Sequence[Sequence[Line]], note: str = "") -> str:
 
 
 def _line(line: Line, numbered: bool) -> str:
-    label = f"<b>{escape(visible(line.label))}</b> " if line.label else ""
+    label = f"<b>{escape(line.label)}</b> " if line.label else ""
     number = f"example {line.example}: " if numbered else ""
     return (
         f'<div style="margin:.5em 0 .1em;font-size:.8em">{label}<span style="opacity:.75">{number}{escape(line.summary)}</span> '
@@ -49,6 +49,8 @@ def _line(line: Line, numbered: bool) -> str:
 
 
 def _legend(line: Line) -> str:
+    if not line.largest:
+        return "all scores are zero or not finite"
     ends = (
         [("m", f"−{line.largest:.4g}"), ("p", f"+{line.largest:.4g}")]
         if line.signed
@@ -77,4 +79,4 @@ def _span(piece: Piece, line: Line) -> str:
     positions = ", ".join(map(str, piece.positions[:20])) + (", …" if len(piece.positions) > 20 else "")
     title = f"{piece.score:+.4g}" if line.signed else f"{piece.score:.4g}"
     title += f", position{'s' if len(piece.positions) > 1 else ''} {positions}"
-    return f'<span title="{title}" style="{";".join(filter(None, styles))}">{text}</span>'
+    return f'<span title="{title}" style="{";".join(filter(None, styles))}">{text}{piece.note}</span>'

@@ -64,7 +64,7 @@ def _box(piece: Piece, line: Line) -> str:
     """Return a piece's words in boxes of its colour, with white space outside of them, so that lines can break there."""
     scale, level = shade(piece.score, line.largest, line.signed) if piece.positions else ("", 0)
     if not level:
-        return "".join(_space(part) if part.isspace() else escaped(part) for part in _parts(piece.text))
+        return "".join(_space(part) if part.isspace() else escaped(part) for part in _parts(piece.text + piece.note))
     colours = step("light", scale, level)
     start = f"\\colorbox[HTML]{{{colours.background[1:].upper()}}}{{\\strut "
     if colours.text == "#ffffff":

@@ -45,7 +45,9 @@ def bars(line: Line, ax: Any) -> Any:
         bar.set_alpha(0.4 if piece.special else 1.0)
     high = 72 * ax.get_window_extent().height / ax.figure.dpi / max(1, len(pieces))
     ax.set_yticks(
-        np.arange(len(pieces)), [_cut(piece.text, MOST_BESIDE) for piece in pieces], fontsize=min(10, 0.95 * high)
+        np.arange(len(pieces)),
+        [_cut(piece.text, MOST_BESIDE) + piece.note for piece in pieces],
+        fontsize=min(10, 0.95 * high),
     )
     _as_they_are(ax.get_yticklabels())
     ax.set_ylim(len(pieces) - 0.4, -0.6)
@@ -87,7 +89,7 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
             if written:
                 _write(ax, column, index, piece, cell, drawn.text)
     ax.imshow(colours, aspect="auto")
-    ax.set_yticks(np.arange(len(rows)), [visible(name) for name in names])
+    ax.set_yticks(np.arange(len(rows)), names)
     _as_they_are(ax.get_yticklabels())
     ax.set_xticks([])
     signed = [line.signed for line in lines]
@@ -104,7 +106,8 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
 
 def _write(ax: Any, column: int, row: int, piece: Piece, width: float, colour: str) -> None:
     """Write a text into its cell, of this width in inches; a special token in italics."""
-    text = _cut(piece.text, min(MOST_INSIDE, int(width / LETTER)))
+    most = min(MOST_INSIDE, int(width / LETTER))
+    text = _cut(piece.text, max(1, most - len(piece.note))) + piece.note
     style = "italic" if piece.special else "normal"
     _as_they_are(
         [ax.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=colour, style=style, clip_on=True)]

@@ -5,28 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from embgrad.common.text import visible
-from embgrad.common.token_text import shown_token
+from embgrad.common.token_text import shown_token, token_text
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 from embgrad.results.spans import Span, parts_of
-from embgrad.results.words import SPECIAL
+from embgrad.results.words import is_special
 
 __all__ = ["Line", "Piece", "examples_of", "lines_of"]
 
-#: What pictures can show the scores of.
+#: The units of a text whose scores can be shown.
 UNITS: Final = ("tokens", "words", "spans", "sentences")
-
-#: The tokens for what is not in the vocabulary: they are no special tokens, since they stand for the user's characters.
-UNKNOWN: Final = ("[unk]", "<unk>")
 
 #: The marks of byte-pair and sentence pieces at the beginning of a word.
 STARTS: Final = ("Ġ", "▁")
 
-#: What stands between the texts of a pair where no special token does.
+#: The separator of the texts of a pair where there is no special token between them.
 PAIR: Final = " | "
 
 
@@ -47,13 +45,18 @@ class Piece(NamedTuple):
     special: bool
     before: str
 
+    @property
+    def note(self) -> str:
+        """A score that is not finite, and so has no colour, in brackets after the text, such as " (nan)"; "" for others."""
+        return "" if math.isfinite(self.score) else f" ({self.score})"
+
 
 @dataclass(frozen=True)
 class Line:
     """One example by one method.
 
     Attributes:
-        label: the name under which the method stands among several, else "".
+        label: the name of the method among several, without invisible characters; else "".
         summary: the method, the point and the objective in words.
         example: the index of the example.
         pieces: the pieces in order.
@@ -66,7 +69,7 @@ class Line:
     pieces: tuple[Piece, ...]
     signed: bool
 
-    @property
+    @cached_property
     def largest(self) -> float:
         """The size of the score that has full colour: the largest of ordinary pieces, or else of special tokens."""
         for special in (False, True):
@@ -133,7 +136,7 @@ def lines_of(
     return [
         [
             Line(
-                label=name,
+                label=visible(name),
                 summary=_summary(attribution, example),
                 example=example,
                 pieces=tuple(whole[name][example]),
@@ -169,7 +172,7 @@ def _words(attribution: Any) -> list[list[Piece]]:
     """Return the words; as the user wrote them where their tokens' offsets are known, since tokens may be in small letters."""
     pieces = []
     for example, words in enumerate(attribution.words()):
-        special = [_is_special(attribution, example, word.positions[0]) for word in words]
+        special = [is_special(attribution, example, word.positions[0]) for word in words]
         texts = [shown_token(word.text) for word in words]
         if attribution.offsets is not None:
             texts = [
@@ -177,29 +180,25 @@ def _words(attribution: Any) -> list[list[Piece]]:
             ]
         pieces.append(
             [
-                Piece(text, word.positions, word.saliency, is_special, " ")
-                for word, text, is_special in zip(words, texts, special, strict=True)
+                Piece(text, word.positions, word.saliency, without_text, " ")
+                for word, text, without_text in zip(words, texts, special, strict=True)
             ]
         )
     return pieces
 
 
 def _written(attribution: Any, example: int, positions: Sequence[int]) -> str:
-    """Return the characters of the text that these tokens stand for, without white space around them; "" for none."""
+    """Return the characters of the text that these tokens stand for, without white space around them; "" for none.
+
+    White space alone is shown by signs, as in `token_text`.
+    """
     located = [position for position in positions if attribution.parts[example, position] >= 0]
     if not located:
         return ""
     text = parts_of(attribution.texts[example])[attribution.parts[example, located[0]]]
     offsets = attribution.offsets[example, located]
-    return str(text[offsets[:, 0].min() : offsets[:, 1].max()].strip())
-
-
-def _is_special(attribution: Any, example: int, position: int) -> bool:
-    """Return whether a token stands for no characters of the text; where its offsets are not known, whether it looks so."""
-    if attribution.parts is not None:
-        return bool(attribution.parts[example, position] < 0)
-    token = attribution.tokens[example][position]
-    return bool(SPECIAL.fullmatch(token)) and token.lower() not in UNKNOWN
+    written = str(text[offsets[:, 0].min() : offsets[:, 1].max()])
+    return token_text(written) if written.isspace() else written.strip()
 
 
 def _tokens(attribution: Any, example: int) -> list[Piece]:
@@ -212,7 +211,7 @@ def _tokens(attribution: Any, example: int) -> list[Piece]:
     has_marks = any(token.startswith(STARTS) for token in tokens)
     pieces: list[Piece] = []
     for position in positions:
-        token, special = tokens[position], _is_special(attribution, example, position)
+        token, special = tokens[position], is_special(attribution, example, position)
         joined = token.startswith("##") or (has_marks and not token.startswith(STARTS))
         before = "" if joined and pieces and not special and not pieces[-1].special else " "
         pieces.append(Piece(shown_token(token), (position,), float(scores[position]), special, before))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -10,8 +11,8 @@ import numpy as np
 
 __all__ = ["Span", "parts_of", "sentences_of", "spans_of"]
 
-#: Where a sentence may end: at full stops with the quotes and brackets after them and white space, which the full stops of
-#: Chinese and Japanese need not have; and at a line end.
+#: The possible ends of a sentence: full stops with the quotes and brackets after them and white space, which the full stops of
+#: Chinese and Japanese need not have; and line ends.
 SENTENCE_END: Final = re.compile(
     r"""(?<![.!?…؟।])[.!?…؟।]+["'”’»)\]]*\s+|[。！？｡]+["'”’」』）]*\s*|[\n\r\u2028\u2029]\s*"""
 )
@@ -93,18 +94,18 @@ def _merged(offsets: np.ndarray, positions: np.ndarray) -> list[tuple[int, int, 
 def sentences_of(spans: Sequence[Span], scores: np.ndarray, merge: Merge) -> list[Span]:
     """Return the sentences of an example's spans; `text` joined is still the text.
 
-    A token belongs to the sentence in which its first character stands that is not white space.
+    A token belongs to the sentence in which its first character other than white space stands.
     """
     sentences = []
     for part in sorted({span.part for span in spans}):
-        own = [span for span in spans if span.part == part]
-        whole = "".join(span.text for span in own)
+        spans_of_part = [span for span in spans if span.part == part]
+        whole = "".join(span.text for span in spans_of_part)
         ends = _ends(whole)
         members: list[list[int]] = [[] for _ in ends]
         start = 0
-        for span in own:
+        for span in spans_of_part:
             first = start + len(span.text) - len(span.text.lstrip() or span.text)
-            index = next(number for number, end in enumerate(ends) if first < end)
+            index = bisect_right(ends, first)
             members[index].extend(span.positions)
             start += len(span.text)
         for start, end, positions in zip([0, *ends], ends, members, strict=False):

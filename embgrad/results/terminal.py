@@ -10,7 +10,7 @@ from embgrad.common.colours import shade, step
 from embgrad.common.text import visible_lines
 from embgrad.results.pieces import Line
 
-__all__ = ["digit", "print_lines", "style"]
+__all__ = ["digit", "painted", "print_lines", "style"]
 
 #: The largest digit, that of the largest score.
 MOST: Final = 9
@@ -58,26 +58,29 @@ def _fragments(examples: Sequence[Sequence[Line]], coloured: bool) -> Iterator[t
             if width:
                 yield f"{line.label:{width}}  ", "bold"
             yield f"example {line.example}: {line.summary}; {_legend(line, coloured)}\n", "dim"
-            yield from _painted(line, coloured)
+            yield from painted(line, coloured)
             yield "\n", ""
 
 
-def _painted(line: Line, coloured: bool) -> Iterator[tuple[str, str]]:
+def painted(line: Line, coloured: bool) -> Iterator[tuple[str, str]]:
+    """Yield the pieces of a line with their styles, in Rich's words."""
     for index, piece in enumerate(line.pieces):
         yield (piece.before if index else ""), ""
         text = visible_lines(piece.text)
-        share = piece.score / line.largest if line.largest else 0.0
+        share = piece.score / line.largest if line.largest else piece.score
         if not piece.positions:
             yield text, ""
         elif piece.special:
-            yield text, "dim"
-        elif coloured:
+            yield text + piece.note, "dim"
+        elif coloured and math.isfinite(share):
             yield text, style(share, line.signed)
         else:
             yield f"{text}({digit(share, line.signed)})", ""
 
 
 def _legend(line: Line, coloured: bool) -> str:
+    if not line.largest:
+        return "all scores are zero or not finite"
     if not coloured:
         return f"{MOST} is {line.largest:.4g}"
     return (

@@ -8,10 +8,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["SPECIAL", "Word", "words_of_examples"]
+__all__ = ["SPECIAL", "Word", "is_special", "words_of_examples"]
 
 #: Special tokens, each of which is a word, such as "[CLS]" and "</s>".
 SPECIAL: Final = re.compile(r"\[[A-Za-z]+\]|<[^<>]+>")
+
+#: The tokens for characters that are not in the vocabulary, and the mask: they look special, but stand for a part of the text.
+OF_TEXT: Final = ("[unk]", "<unk>", "[mask]", "<mask>")
 
 
 class Word(NamedTuple):
@@ -26,6 +29,22 @@ class Word(NamedTuple):
     text: str
     positions: tuple[int, ...]
     saliency: float
+
+
+def is_special(result: Any, example: int, position: int) -> bool:
+    """Return whether a token stands for no characters of the text, as "[CLS]" does; such tokens do not count for scales.
+
+    Where the offsets of tokens are not known, as in gradients, return whether its text looks so; `OF_TEXT` does not.
+
+    Args:
+        result: an attribution, or gradients.
+        example: the index of the example.
+        position: the position of the token.
+    """
+    if getattr(result, "parts", None) is not None:
+        return bool(result.parts[example, position] < 0)
+    token = "" if result.tokens is None else result.tokens[example][position]
+    return bool(SPECIAL.fullmatch(token)) and token.lower() not in OF_TEXT
 
 
 def words_of_examples(

@@ -134,6 +134,34 @@ def test_saved_attributions_are_compared_and_reported(command: Any) -> None:
     assert "<h1>Attributions</h1>" in Path("page.html").read_text(encoding="utf-8")
 
 
+def test_a_report_does_not_compare_attributions_by_different_methods(command: Any) -> None:
+    for name, method in (("a", "saliency"), ("b", "input-x-gradient"), ("c", "saliency")):
+        assert command("attribute", *ASK, "--method", method, "-o", f"{name}.safetensors").code == 0
+    both = ("--method", "saliency", "--method", "occlusion", "--set", "replacement=0")
+    assert command("attribute", *ASK, *both, "-o", "two.safetensors").code == 0
+    done = command("report", "a.safetensors", "b.safetensors", "-o", "page.html", "--json")
+    assert json.loads(done.out)["agrees"] is None
+    assert "differs" not in Path("page.html").read_text(encoding="utf-8")
+    done = command("report", "a.safetensors", "b.safetensors", "c.safetensors", "two.safetensors", "-o", "page.html")
+    assert done.code == 0, done.err
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "c.safetensors against a.safetensors" in page
+    assert "two.safetensors, saliency against a.safetensors" in page
+    assert "two.safetensors, occlusion against" not in page
+    assert "b.safetensors against" not in page
+
+
+def test_a_saved_score_that_is_not_a_number_is_not_shown_as_zero(command: Any) -> None:
+    assert command("attribute", *ASK, "--method", "saliency", "-o", "a.safetensors").code == 0
+    saved = embgrad.load("a.safetensors")
+    assert isinstance(saved, embgrad.Attribution)
+    saved.scores[:] = np.nan
+    saved.scores[0, 0] = np.inf
+    saved.save("nan.safetensors")
+    line = command("show", "nan.safetensors").out.splitlines()[1]
+    assert line.count("(?)") == len(line.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -151,6 +179,11 @@ def test_saved_attributions_are_compared_and_reported(command: Any) -> None:
         (["--set", "baseline=zeros"], "baseline is 'zeros': .*Did you mean 'zero'?"),
         (["--set", "baseline=mask"], "the id of the mask is not known, .*: give the id itself"),
         (["--at", "wrod"], "Did you mean 'word'"),
+        (
+            ["--method", "smooth-grad", "--set", "of=saliencyy"],
+            "--set of is 'saliencyy': expected one of 'saliency', 'input-x-gradient', 'integrated-gradients'.*'saliency'?",
+        ),
+        (["--method", "smooth-grad", "--set", "of=lime"], "--set of is 'lime': expected one of 'saliency'"),
         (["-o", "-"], "--output is '-', but the words are printed on stdout: expected the name of a file"),
         (["--html", "no/page.html"], "--html 'no/page.html': there is no folder 'no'"),
     ],

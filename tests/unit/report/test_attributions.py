@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embgrad
+from embgrad.cli.attribution_lines import attribution_lines
 from embgrad.errors import EmbgradError
 from embgrad.report.page import render_page
 from embgrad.report.sentences import sentences
 from tests.unit.attribution.models import IDS, MASK, curved
+from tests.unit.results.attributed import attribution_of
 
 TOKENS = [["a", "b", "b", "c"], ["[CLS]", "d", "##e", "f"]]
 BATCH = embgrad.TokenBatch(IDS, MASK, tokens=TOKENS)
@@ -52,6 +55,26 @@ def test_only_attributions_by_one_method_are_compared(attributions: embgrad.Attr
     compared = render_page({"one": attributions["gradient"], "other": again, "removal": attributions["removal"]})
     assert "other against one" in compared
     assert "removal against one" not in compared
+
+
+@pytest.mark.parametrize("located", [True, False])
+def test_unknown_words_and_masks_in_the_text_count_for_the_scale(located: bool, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    tokens = [["[CLS]", "a", "[UNK]", "[MASK]", "[SEP]"]]
+    batch = embgrad.TokenBatch([[0, 1, 2, 3, 4]], tokens=tokens)
+    if located:
+        offsets = [[(-1, -1), (0, 1), (2, 4), (5, 11), (-1, -1)]]
+        batch = batch.replace(texts=["a zz [MASK]"], offsets=offsets, parts=[[-1, 0, 0, 0, -1]])
+    attribution = attribution_of(batch, [[9.0, 2.0, 8.0, 1.0, 9.0]])
+    (panel,) = sentences({"a": attribution}, {}).examples[0].rows[0].panels
+    assert [cell.special for cell in panel.cells] == [True, False, False, False, True]
+    assert panel.scale == "8"
+    terminal: Any = SimpleNamespace(as_json=False, coloured=False)
+    for words in (True, False):
+        (line,) = attribution_lines(attribution, terminal, words=words)
+        assert line.plain == f"[CLS] a(+2) {'zz' if words and located else '[UNK]'}(+9) [MASK](+1) [SEP]"
+    attribution.show(by="tokens")
+    assert "[CLS] a(+2) [UNK](+9) [MASK](+1) [SEP]" in capsys.readouterr().out
 
 
 def test_attributions_of_several_models_have_both_names(attributions: embgrad.Attributions) -> None:

@@ -39,7 +39,7 @@ def test_all_results_share_one_scale() -> None:
     ("values", "kind", "classes", "said"),
     [
         ([0.0, 0.0], "norm", [[], []], "zero at every token"),
-        ([np.nan, 2.0], "norm", [[], ["n16"]], "1 tokens have no finite figure"),
+        ([np.nan, 2.0], "norm", [[], ["n16"]], "1 token has no finite figure"),
         ([np.inf, -np.inf], "norm", [[], []], "no finite figure"),
         ([1e-310, 2e-310], "dot", [["p8"], ["p16"]], "full colour is 2e-310"),
         ([1e300, -2e300], "dot", [["p8"], ["m16"]], "full colour is 2e+300"),

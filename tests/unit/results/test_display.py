@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -17,11 +19,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import embgrad
+from embgrad.cli.attribution_lines import attribution_lines
 from embgrad.common.colours import LEVELS, PALETTES, step
 from embgrad.results.attribution import Attributions
 from tests.unit.inputs.test_offsets import wordpiece
 from tests.unit.refusals import refused
-from tests.unit.results.attributed import attribution_of, by_words
+from tests.unit.results.attributed import attribution_of, by_words, byte_level
 
 matplotlib.use("Agg")
 
@@ -80,6 +83,16 @@ def test_words_are_shown_as_they_were_written(plt: Any) -> None:
     assert labels(found.plot()) == ["[CLS]", "The", "films", "[SEP]", "Zürich", "🙂", "[SEP]"]
     assert labels(found.plot(by="tokens", special=False)) == ["the", "film", "s", "zurich", "[UNK]"]
     assert labels(found.plot(by="words", special=False)) == ["The", "films", "Zürich", "🙂"]
+
+
+def test_words_of_byte_level_tokens_are_the_users_characters(plt: Any) -> None:
+    found = attribution_of(embgrad.encode(["a 🙂\t שלום"], byte_level()))
+    written = labels(found.plot(by="words"))
+    assert "".join(written).replace("␣", "").replace("\\t", "") == "a🙂שלום"
+    assert "\\t" in written
+    terminal: Any = SimpleNamespace(as_json=False, coloured=False)
+    (line,) = attribution_lines(found, terminal, words=True)
+    assert re.sub(r"\([+0-9]+\)", "", line.plain) == " ".join(written)
 
 
 def test_ids_stand_for_tokens_that_are_not_known(plt: Any) -> None:
@@ -146,7 +159,23 @@ def test_scores_that_are_not_finite_have_no_bar_and_no_colour(plt: Any) -> None:
     found = by_words(["a b c d"], [["a", "b", "c", "d"]], [[np.nan, np.inf, 0.0, 2.0]])
     assert [float(np.nan_to_num(bar.get_width(), nan=-1)) for bar in found.plot().patches] == [-1, -1, 0, 2]
     assert "background" not in found.to_html().split("<body>")[1].split('title="+nan')[1].split("</span>")[0]
-    assert Attributions({"a": found, "b": found}).plot().images[0].get_array()[0, 0].tolist() == [1, 1, 1]
+    both = Attributions({"a": found, "b": found}).plot()
+    assert both.images[0].get_array()[0, 0].tolist() == [1, 1, 1]
+    assert [text.get_text() for text in both.texts[:4]] == ["a (nan)", "b (inf)", "c", "d"]
+    assert labels(found.plot()) == ["a (nan)", "b (inf)", "c", "d"]
+
+
+def test_scores_that_are_not_finite_are_marked_wherever_text_is_shown(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    none = by_words(["a b c"], [["a", "b", "[SEP]"]], [[np.nan, -np.inf, np.nan]])
+    assert "all scores are zero or not finite\na(?) b(?) c [SEP] (nan)" in shown(none, capsys)
+    assert "all scores are zero or not finite" in none.to_html()
+    assert Reader(none.to_html()).texts[0] == "a (nan) b (-inf) c [SEP] (nan)"
+    assert "a (nan) b ({-}inf) c" in none.to_latex()
+    for name, value in {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR")
+    assert "a(?) b(?) c" in shown(none, capsys)
 
 
 def test_the_error_by_steps(plt: Any) -> None:
@@ -161,6 +190,8 @@ def test_the_error_by_steps(plt: Any) -> None:
     ax = several.plot_convergence()
     assert [line.get_xydata().tolist() for line in ax.lines] == [[[5, 2.0], [20, 0.5]]] * 2
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    with refused(embgrad.EmbgradError, "the attributions '5' and 'other' are of different ids or texts"):
+        Attributions({"5": with_steps(5, 2.0), "other": ONE}).plot_convergence()
     with refused(
         embgrad.EmbgradError, "the attribution 'gradient' by Saliency has no steps whose error could be drawn"
     ):
@@ -247,6 +278,15 @@ def test_latex_escapes_what_latex_reads_and_leaves_other_letters() -> None:
     assert body.count("{") == body.count("}")
 
 
+def test_a_text_direction_does_not_reach_beyond_its_text() -> None:
+    text = "one \u202etwo \u2067three \u05e9\u05dc\u05d5\u05dd"
+    found = by_words([text], [text.split(" ")], 1.0)
+    for page in (found.to_html(), found.to_latex()):
+        assert not {*"\u202e\u2067"} & {*page}
+        assert "\u05e9\u05dc\u05d5\u05dd" in page
+    assert "\\u202etwo" in found.to_html()
+
+
 def test_latex_breaks_lines_between_the_words_of_a_piece() -> None:
     body = ONE.to_latex(by="sentences", special=False)
     assert [body.count(f"\\strut {word}}}") for word in ("Knead", "the", "dough")] == [1, 1, 1]
@@ -281,6 +321,20 @@ def test_the_terminal_in_colours_and_without_rich(capsys: Any, monkeypatch: Any)
     assert "[CLS] Knead(-4)  the(+1) dough(+9) [SEP]\n" in shown(ONE, capsys)
 
 
+def test_names_of_methods_are_escaped_in_every_output(capsys: Any, monkeypatch: Any) -> None:
+    name = "\x1b]0;owned\x07\n\n\x1b[31mred"
+    both = Attributions({name: ONE, "x": SALIENCY})
+    escaped = "\\x1b]0;owned\\x07\\n\\n\\x1b[31mred"
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = shown(both, capsys).splitlines()
+    assert lines[0].startswith(f"{escaped}  example 0: Integrated")
+    assert lines[2].startswith(f"{'x':{len(escaped)}}  example 0: Saliency")
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert shown(both, capsys).splitlines() == lines
+    assert "\\textbf{\\textbackslash{}x1b]0;owned\\textbackslash{}x07\\textbackslash{}n" in both.to_latex()
+    assert f"<b>{escaped}</b>" in both.to_html()
+
+
 def test_the_terminal_shows_text_as_it_is(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     out = shown(by_words([HOSTILE], [[HOSTILE]], [[1.0]]), capsys)
@@ -301,6 +355,7 @@ def test_the_terminal_shows_text_as_it_is(capsys: Any, monkeypatch: Any) -> None
         ({"examples": "all"}, "examples is 'all': expected an index"),
         ({"examples": slice(5, 9)}, "which is none of the 2: expected one at least"),
         ({"examples": []}, "examples is [], which is none of the 2: expected one at least"),
+        ({"special": "no"}, "special is 'no': expected True or False"),
     ],
 )
 def test_unknown_units_and_examples_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -320,10 +375,36 @@ def test_attributions_of_other_batches_are_not_shown_side_by_side(tmp_path: Path
     embgrad.save({"a": ONE, "b": TWO}, tmp_path / "both.safetensors")
     both = embgrad.load(tmp_path / "both.safetensors")
     with refused(
-        embgrad.EmbgradError, "the attributions 'a' and 'b' are of different ids: expected those of one batch"
+        embgrad.EmbgradError, "the attributions 'a' and 'b' are of different ids or texts: expected those of one batch"
     ):
         both.to_html()
     assert both._repr_html_() is None
+    zz, qq = (by_words([f"a {text}"], [["a", "[UNK]"]], 1.0) for text in ("zz", "qq"))
+    with refused(embgrad.EmbgradError, "the attributions 'zz' and 'qq' are of different ids or texts"):
+        Attributions({"zz": zz, "qq": qq}).show()
+
+
+@pytest.mark.parametrize(
+    ("attributions", "message"),
+    [
+        ({}, "attributions is {}: expected a mapping of names to attributions, at least one"),
+        ([ONE], "expected a mapping of names to attributions, at least one"),
+        ({"a": 3}, "attributions['a'] is of type int: expected names of type str, and results of embgrad.attribute"),
+        ({3: ONE}, "attributions[3] is of type Attribution: expected names of type str"),
+    ],
+)
+def test_attributions_of_nothing_or_of_something_else_are_refused(attributions: Any, message: str) -> None:
+    with refused(embgrad.EmbgradError, message):
+        Attributions(attributions)
+
+
+def test_long_texts_are_shown_in_a_time_that_grows_with_their_length() -> None:
+    tokens = ["Ab."] * 20_000
+    long = by_words([" ".join(tokens)], [tokens], np.ones((1, len(tokens))))
+    start = time.perf_counter()
+    assert long.to_html().count("<span title") == len(tokens)
+    assert len(long.sentences()[0]) == len(tokens)
+    assert time.perf_counter() - start < 20  # minutes where each piece goes over all pieces
 
 
 def test_many_texts_are_drawn_without_words(plt: Any) -> None:
