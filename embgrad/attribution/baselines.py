@@ -13,7 +13,7 @@ from embgrad.engine.locate import locate
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.special_tokens import id_of_special, special_ids
-from embgrad.results.words import SPECIAL
+from embgrad.results.words import is_special
 
 __all__ = ["NAMES", "absent_positions", "baseline_values", "checked_baseline", "id_of"]
 
@@ -97,6 +97,8 @@ def absent_positions(passes: Passes, tokenizer: Any, keep_special: bool) -> np.n
     real = passes.batch.real
     if not keep_special:
         return np.asarray(real)
+    if passes.batch.parts is not None:
+        return np.asarray(real & (passes.batch.parts >= 0))
     ids = special_ids(tokenizer)
     if ids is not None:
         return np.asarray(real & ~np.isin(passes.batch.ids, ids))
@@ -105,8 +107,11 @@ def absent_positions(passes: Passes, tokenizer: Any, keep_special: bool) -> np.n
             "keep_special=True, and neither the batch's tokens nor a tokenizer show which tokens are special: build the batch "
             "with embgrad.encode(texts, tokenizer), or give tokenizer=..."
         )
-    special = np.array([[bool(SPECIAL.fullmatch(token)) for token in tokens] for tokens in passes.batch.tokens])
-    return np.asarray(real & ~special)
+    examples, positions = real.shape
+    special = [
+        [is_special(passes.batch, example, position) for position in range(positions)] for example in range(examples)
+    ]
+    return np.asarray(real & ~np.array(special))
 
 
 def _values_with(passes: Passes, ids: np.ndarray) -> np.ndarray:

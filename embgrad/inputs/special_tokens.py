@@ -9,6 +9,9 @@ __all__ = ["id_of_special", "special_ids"]
 #: The texts of the padding and of the mask in the vocabularies of BERT, RoBERTa and similar models.
 TEXTS: Final = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
 
+#: The texts of unknown words, likewise.
+UNKNOWN: Final = ("[unk]", "<unk>")
+
 
 def id_of_special(tokenizer: Any, name: str) -> int | None:
     """Return the id of the padding or of the mask; None where the tokenizer does not know it.
@@ -30,10 +33,14 @@ def id_of_special(tokenizer: Any, name: str) -> int | None:
 
 
 def special_ids(tokenizer: Any) -> list[int] | None:
-    """Return the ids of all special tokens; None where the tokenizer does not know them."""
+    """Return the ids of the special tokens but that of unknown words, which stands for a word of the text.
+
+    None where the tokenizer does not know them.
+    """
     known = getattr(tokenizer, "all_special_ids", None)
     if known is not None:
-        return [int(id_) for id_ in known]
-    if hasattr(tokenizer, "get_added_tokens_decoder"):
-        return [id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    return None
+        return [int(id_) for id_ in known if id_ != getattr(tokenizer, "unk_token_id", None)]
+    if not hasattr(tokenizer, "get_added_tokens_decoder"):
+        return None
+    added = tokenizer.get_added_tokens_decoder().items()
+    return [id_ for id_, token in added if token.special and token.content.lower() not in UNKNOWN]

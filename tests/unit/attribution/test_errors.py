@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.inputs.special_tokens import id_of_special
+from embgrad.inputs.special_tokens import id_of_special, special_ids
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.unit.attribution.models import BATCH, IDS, Tokenizer, curved
 
@@ -100,7 +100,7 @@ def test_the_id_of_the_padding_is_read_from_the_batch() -> None:
 
 def test_a_tokenizer_of_the_package_tokenizers_knows_its_special_tokens() -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    vocabulary = {"[PAD]": 0, "[MASK]": 11, "[CLS]": 2, "[SEP]": 5, "a": 7}
+    vocabulary = {"[UNK]": 1, "[PAD]": 0, "[MASK]": 11, "[CLS]": 2, "[SEP]": 5, "a": 7}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
     tokenizer.add_special_tokens(["[CLS]", "[SEP]", "[MASK]", "[PAD]"])
     for remove in ("mask", "pad"):
@@ -110,6 +110,8 @@ def test_a_tokenizer_of_the_package_tokenizers_knows_its_special_tokens() -> Non
             for known in (tokenizer, Tokenizer())
         ]
         np.testing.assert_array_equal(both[0].scores, both[1].scores)
+    tokenizer.add_special_tokens(["[UNK]"])
+    assert special_ids(tokenizer) == [0, 2, 5, 11]
     padded = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="a"))
     padded.enable_padding(pad_id=9)
     assert id_of_special(padded, "pad") == 9
