@@ -58,3 +58,9 @@ def test_ci_runs_with_an_empty_package_cache() -> None:
     lines = script.splitlines()
     assert lines.index("make demo") < lines.index("make test")
     assert 'export PIP_CACHE_DIR="$cold/pip" XDG_CACHE_HOME="$cold/xdg"' in lines[: lines.index("make demo")]
+
+
+def test_the_paths_that_environments_test_exist() -> None:
+    paths = set(re.findall(r"\btests/[\w/]+(?:\.py)?", (ROOT / "tox.ini").read_text(encoding="utf-8")))
+    assert len(paths) > 10
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
