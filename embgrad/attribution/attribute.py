@@ -21,6 +21,7 @@ from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.options import expect_pads
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 from embgrad.forward.points import WORD
+from embgrad.inputs.conventions import tokenizer_of
 from embgrad.results.attribution import Attribution, Attributions
 
 __all__ = ["METHODS", "attribute", "attributed", "method_from"]
@@ -127,7 +128,7 @@ def attribute(
         batch_size=batch_size,
         pads=pads,
     )
-    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    tokenizer = tokenizer_of(model, tokenizer)
     with explained_errors(passes.bound, passes.batch):
         results = {name: attributed(passes, entry, tokenizer) for name, entry in chosen.items()}
     return Attributions(results) if are_several(method) else results[""]
@@ -136,7 +137,7 @@ def attribute(
 def attributed(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
     """Return the attribution of a batch by one method, see `attribute`."""
     made = method.contributions(passes, tokenizer)
-    result = passes.result if "result" in vars(passes) else passes.state
+    result = passes.state
     return Attribution(
         values=None if made.values is None else np.array(made.values, result.activations.dtype, order="C"),
         scores=np.array(made.scores, np.float64, order="C"),

@@ -19,6 +19,7 @@ from embgrad.common.options import expect_flags
 from embgrad.engine.call_errors import explained_errors
 from embgrad.errors import EmbgradError, EmbgradWarning, brief, level_of_user
 from embgrad.forward.points import WORD
+from embgrad.inputs.conventions import tokenizer_of
 from embgrad.objectives.objectives import described
 from embgrad.results.attribution import Attribution
 from embgrad.results.faithfulness import Faithfulness
@@ -106,7 +107,7 @@ def faithfulness(
     passes = passes_of(
         model, batch, objective, at=at, tokenizer=tokenizer, max_length=max_length, call=call, batch_size=batch_size
     )
-    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    tokenizer = tokenizer_of(model, tokenizer)
     with explained_errors(passes.bound, passes.batch):
         removal = removal_of(passes, remove, keep_special, tokenizer)
         scores = scores_by_name(attribution, passes.batch, removal.removable)

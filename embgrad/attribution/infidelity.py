@@ -18,6 +18,7 @@ from embgrad.common.options import expect_flag
 from embgrad.engine.call_errors import explained_errors
 from embgrad.errors import EmbgradError, brief
 from embgrad.forward.points import WORD
+from embgrad.inputs.conventions import tokenizer_of
 
 __all__ = ["infidelity"]
 
@@ -69,7 +70,7 @@ def infidelity(
     passes = passes_of(
         model, batch, objective, at=at, tokenizer=tokenizer, max_length=max_length, call=call, batch_size=batch_size
     )
-    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    tokenizer = tokenizer_of(model, tokenizer)
     with explained_errors(passes.bound, passes.batch):
         removal = removal_of(passes, remove, keep_special, tokenizer)
         scores = scores_by_name(attribution, passes.batch, removal.removable)

@@ -27,7 +27,7 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["MOST_POSITIONS", "Passes", "Rows", "passes_of"]
+__all__ = ["MOST_POSITIONS", "Passes", "Rows", "passes_of", "passes_through"]
 
 #: How many positions one pass runs at most where the user names no `batch_size`, but at least one example.
 MOST_POSITIONS: Final = 2048
@@ -142,7 +142,7 @@ class Passes:
 
     @property
     def batches_at_once(self) -> int:
-        """How many times one pass runs the batch at most, but at least once."""
+        """The largest number of times that one pass runs the batch; one at least."""
         return max(1, self.size // len(self.batch))
 
     def gradients(self, rows: Rows) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
@@ -226,13 +226,23 @@ def passes_of(
     """
     expect_one_name(at, "make a call for each point")
     tokens = batch_of(batch, tokenizer, max_length, model)
-    bound = bind(model, call)
-    wanted = as_objective(objective)
-    if isinstance(wanted, NativeObjective) and wanted.scalar:
+    size = count_or_none(batch_size, "batch_size")
+    return passes_through(bind(model, call), tokens, as_objective(objective), at, pads, size)
+
+
+def passes_through(
+    bound: BoundModel, batch: TokenBatch, objective: Objective | NativeObjective, at: str, pads: str, size: int | None
+) -> Passes:
+    """Return the passes of a batch whose arguments have been read, see `Passes`.
+
+    Raises:
+        UnsupportedError: the objective is a `Scalar`.
+    """
+    if isinstance(objective, NativeObjective) and objective.scalar:
         raise UnsupportedError(
             "a Scalar objective reduces over the batch, and an attribution is of each example's own objective: give a function "
             "of shape (example,)"
         )
-    if tokens.extras:
-        tokens = with_shared(bound, tokens, repeated=True)
-    return Passes(bound, tokens, wanted, at, pads, count_or_none(batch_size, "batch_size"))
+    if batch.extras:
+        batch = with_shared(bound, batch, repeated=True)
+    return Passes(bound, batch, objective, at, pads, size)

@@ -18,6 +18,7 @@ from embgrad.common.metrics import lengths
 from embgrad.engine.call_errors import explained_errors
 from embgrad.errors import EmbgradError, brief
 from embgrad.forward.points import WORD
+from embgrad.inputs.conventions import tokenizer_of
 
 __all__ = ["sensitivity"]
 
@@ -69,7 +70,7 @@ def sensitivity(
     passes = passes_of(
         model, batch, objective, at=at, tokenizer=tokenizer, max_length=max_length, call=call, batch_size=batch_size
     )
-    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    tokenizer = tokenizer_of(model, tokenizer)
     with explained_errors(passes.bound, passes.batch):
         shape = passes.inputs.shape
         if noise is None:

@@ -14,7 +14,7 @@ from embgrad.inputs.checks import as_array, checked_ids, is_text
 from embgrad.inputs.encode import encode, with_tokens
 from embgrad.inputs.fast_tokenizers import words_of
 
-__all__ = ["as_batch", "batch_of"]
+__all__ = ["as_batch", "batch_of", "tokenizer_of"]
 
 #: Attributes of an object with a tokenizer that hold the number of tokens to which it cuts its texts.
 LENGTHS: Final = ("max_seq_length", "max_length")
@@ -186,3 +186,8 @@ def _from_triple(ids: Any, types: Any, valid_length: Any) -> TokenBatch:
         )
     mask = np.arange(checked.shape[1]) < lengths[:, None]
     return TokenBatch(ids, mask, types, convention="gluonnlp")
+
+
+def tokenizer_of(model: Any, tokenizer: Any) -> Any:
+    """Return the user's tokenizer, or else the one that the model holds as `tokenizer`; None where there is neither."""
+    return getattr(model, "tokenizer", None) if tokenizer is None else tokenizer

@@ -12,6 +12,7 @@ from embgrad.errors import BatchError, brief
 from embgrad.inputs.checks import Text, checked_offsets, checked_texts
 from embgrad.results.field_checks import (
     Fields,
+    arrays_by_key,
     check_positions,
     checked_provenance,
     checked_tokens,
@@ -41,8 +42,7 @@ _FIELDS: Final = ("tokens", "texts", "provenance")
 
 def arrays_of(attribution: Any) -> dict[str, np.ndarray]:
     """Return the arrays of an attribution by their names in a file."""
-    present = {key: getattr(attribution, name) for key, name in _ARRAYS.items()}
-    return {key: np.asarray(value) for key, value in present.items() if value is not None}
+    return arrays_by_key(attribution, _ARRAYS)
 
 
 def entry_of(attribution: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from embgrad.errors import brief
 __all__ = [
     "EXPECTED",
     "Fields",
+    "arrays_by_key",
     "check_positions",
     "checked_provenance",
     "checked_tokens",
@@ -27,6 +28,12 @@ EXPECTED: Final = "expected what embgrad.save writes"
 
 #: The arrays with one number for each position, and the smallest number that each may hold.
 _LEAST: Final = {"ids": 0, "mask": 0, "types": 0, "words": -1}
+
+
+def arrays_by_key(result: Any, names: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Return the arrays that a result has, by their names in a file; `names` maps these to its attributes."""
+    present = {key: getattr(result, name) for key, name in names.items()}
+    return {key: np.asarray(value) for key, value in present.items() if value is not None}
 
 
 def check_positions(arrays: Mapping[str, np.ndarray]) -> None:

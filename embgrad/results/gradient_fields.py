@@ -14,6 +14,7 @@ from embgrad.results.certificate import Certificate
 from embgrad.results.field_checks import (
     EXPECTED,
     Fields,
+    arrays_by_key,
     check_positions,
     checked_provenance,
     checked_tokens,
@@ -43,8 +44,7 @@ _INTEGER: Final = whole(-(2**1023), 2**1023)
 
 def arrays_of(result: Any) -> dict[str, np.ndarray]:
     """Return the arrays of a result by their names in a file."""
-    present = {key: getattr(result, name) for key, name in _ARRAYS.items()}
-    arrays = {key: np.asarray(value) for key, value in present.items() if value is not None}
+    arrays = arrays_by_key(result, _ARRAYS)
     for number, table in enumerate(result.tables or ()):
         arrays.update({f"table.{number}.rows": table.rows, f"table.{number}.values": table.values})
     return arrays

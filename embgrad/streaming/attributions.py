@@ -7,14 +7,12 @@ from typing import Any
 
 from embgrad.attribution.attribute import attributed, method_from
 from embgrad.attribution.method import Method
-from embgrad.attribution.passes import Passes
+from embgrad.attribution.passes import passes_through
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.options import GradientOptions
-from embgrad.engine.probe import with_shared
 from embgrad.engine.task import Task
 from embgrad.errors import UnsupportedError
 from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import NativeObjective
 from embgrad.results.attribution import Attribution
 
 __all__ = ["attributions_of", "expect_of_attributions", "method_from"]
@@ -35,16 +33,9 @@ def attributions_of(
     Raises:
         UnsupportedError: the objective is a `Scalar`; or as `attribute` raises.
     """
-    if isinstance(task.objective, NativeObjective) and task.objective.scalar:
-        raise UnsupportedError(
-            "a Scalar objective reduces over the batch, and an attribution is of each example's own objective: expected a "
-            "function that returns shape (example,)"
-        )
-    if batch.extras:
-        batch = with_shared(task.bound, batch, repeated=True)
     (name,) = task.options.names
-    passes = Passes(task.bound, batch, task.objective, name, task.options.pads, size)
-    with explained_errors(task.bound, batch):
+    passes = passes_through(task.bound, batch, task.objective, name, task.options.pads, size)
+    with explained_errors(task.bound, passes.batch):
         return {name: attributed(passes, method, tokenizer)}
 
 

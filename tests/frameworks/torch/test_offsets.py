@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from tokenizers import Tokenizer
 
 import embgrad
 from tests.unit.inputs.test_offsets import VOCABULARY, pieces_of, wordpiece
 from tests.unit.refusals import refused
 from tests.unit.results.attributed import attribution_of, byte_level
-
-transformers = pytest.importorskip("transformers")
 
 
 def fast(tokenizer: Tokenizer, **settings: Any) -> Any:

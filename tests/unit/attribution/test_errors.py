@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 import embgrad
 from embgrad.inputs.special_tokens import id_of_special, special_ids
@@ -99,7 +100,6 @@ def test_the_id_of_the_padding_is_read_from_the_batch() -> None:
 
 
 def test_a_tokenizer_of_the_package_tokenizers_knows_its_special_tokens() -> None:
-    tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {"[UNK]": 1, "[PAD]": 0, "[MASK]": 11, "[CLS]": 2, "[SEP]": 5, "a": 7}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
     tokenizer.add_special_tokens(["[CLS]", "[SEP]", "[MASK]", "[PAD]"])

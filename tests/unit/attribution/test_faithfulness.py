@@ -507,7 +507,6 @@ def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.Monk
 
 
 def test_the_plot_draws_the_means_and_the_curves() -> None:
-    pytest.importorskip("matplotlib")
     found = measured({"a$b": scores(0), "_hidden": scores(1)})
     figure = found.plot()
     bars, deletion, insertion = figure.axes
