@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run
-from embgrad.backend.cotangents import Answer, answer, compute_dtype, native_answer, values_at
+from embgrad.backend.cotangents import Answer, answer, answered_in_turn, compute_dtype, native_answer, values_at
 from embgrad.backend.signature import as_parts
 from embgrad.common.pytree import every, first
 from embgrad.errors import UnsupportedError
@@ -84,26 +84,31 @@ def _pull_back(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Req
         chosen = watch.resolve(HINT)
         keys = list(dict.fromkeys(chosen[name] for name in request.points))
         others = _OtherGradients(parts, request, forward, keys)
-        answered = _answer(forward, batch, request, model)
+        answered = answered_in_turn(request, lambda part: _answer(forward, batch, part, model))
     finally:
         _wait_for(forward.returned)
     dtype = _compute_dtype(forward, keys, answered)
-    forward.returned = None  # frees the outputs that are not read before the pullback
+    if not request.further:
+        forward.returned = None  # frees the outputs that are not read before the pullback
     for key in dict.fromkeys(chosen.values()):
         forward.taps.expect_unwritten(key)
     extra, changes = forward.extra_variables, forward.taps.changes
     pullback = Pullback(kept, keys, others.arrays, extra, changes, training=request.training)
+    activations = {key: kept[key].values() for key in keys}
+    pulled = []
     with forward.functions.reraise():
-        pulled = [pullback(cotangents) for cotangents in answered.sets if request.pullback]
+        for cotangents in answered.sets if request.pullback else ():
+            gradients = pullback(cotangents)
+            pulled.append(replace(gradients, gradients=request.reduced(gradients.gradients, activations)))
     values = values_at(
         {name: chosen[name] for name in request.points},
         watch,
-        {key: kept[key].values() for key in keys},
+        activations,
         [gradients.gradients for gradients in pulled],
         [gradients.before for gradients in pulled],
         others.rests(pulled),
     )
-    return Run(values, dtype, forward.unused, answered.objective, others.values(pulled))
+    return Run(values, dtype, forward.unused, answered.objective, others.values(pulled), further=answered.further)
 
 
 @dataclass
@@ -112,7 +117,7 @@ class _Forward:
 
     Attributes:
         returned: what the model returned; None once it was read.
-        value: of the user's objective function, computed in the same graph; else None.
+        native: by the identities of the user's objective functions their values, computed in the same graph.
         taps: the points.
         tables: by key the tables of the lookups among them.
         extra_variables: see `Cures`.
@@ -121,7 +126,7 @@ class _Forward:
     """
 
     returned: Any
-    value: Any
+    native: Mapping[int, Any]
     taps: Taps
     tables: Mapping[str, Any]
     extra_variables: list[Any]
@@ -171,7 +176,7 @@ def _run_forward(
     # Parameters' gradients pass through the lookups, too; otherwise nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
     modules = intercept_calls(Modules(parts, taps)) if taps.watch.needs_modules else ignore_calls()
-    value = None
+    native: dict[int, Any] = {}
     observe = functools.partial(observe_scopes, taps)
     recording = mx.autograd.record if request.pullback else mx.autograd.pause
     with recording(train_mode=request.training), imperatively(observe), functions.intercepted():
@@ -182,10 +187,11 @@ def _run_forward(
                 if "already in a computational graph" not in str(error):
                     raise
                 raise UnsupportedError(WRITES_WHILE_RECORDING) from error
-        if isinstance(request.respond, NativeObjective):  # its lookups and calls are not the model's
-            with intercept_operators(cured), ignore_calls():
-                value = request.respond.function(returned)
-    return _Forward(returned, value, taps, lookups.tables, cures.extra_variables, unused, functions)
+        for respond in (part.respond for part in request.each):
+            if isinstance(respond, NativeObjective):  # its lookups and calls are not the model's
+                with intercept_operators(cured), ignore_calls():
+                    native[id(respond)] = respond.function(returned)
+    return _Forward(returned, native, taps, lookups.tables, cures.extra_variables, unused, functions)
 
 
 def _faster_handlers(request: Request, norms: LayerNorms) -> dict[str, Handler]:
@@ -196,7 +202,9 @@ def _faster_handlers(request: Request, norms: LayerNorms) -> dict[str, Handler]:
 def _answer(forward: _Forward, batch: TokenBatch, request: Request, model: Any) -> Answer:
     arrays, returned = GluonArrays(training=request.training), forward.returned
     if isinstance(request.respond, NativeObjective):
-        return native_answer(forward.value, request.respond, batch, arrays, several=request.several)
+        return native_answer(
+            forward.native[id(request.respond)], request.respond, batch, arrays, several=request.several
+        )
     known, exported = bert.output_names(model, returned), output_names(model)
     # The only output of a symbol has its name where it is requested by that, and otherwise the role of a single output.
     single = known or tuple(name for name in exported if name in request.outputs)
@@ -207,9 +215,7 @@ def _answer(forward: _Forward, batch: TokenBatch, request: Request, model: Any) 
 
 def _compute_dtype(forward: _Forward, keys: Sequence[str], answered: Answer) -> str:
     """Return the coarsest dtype of the points and of the outputs that were read, or else that of the first output."""
-    arrays = [forward.taps.kept[key].forwarded for key in keys] + [
-        output for heads in answered.sets for output, _ in heads
-    ]
+    arrays = [*(forward.taps.kept[key].forwarded for key in keys), *answered.outputs]
     returned = first(forward.returned, is_floating)
     dtype = GluonArrays().dtype
     return compute_dtype(map(dtype, arrays), [] if returned is None else [dtype(returned)])

@@ -555,11 +555,11 @@ class _Responder:
             tape.watch([tensors[index] for index in floating])
             value = objective.function(pytree.mapped(self._trace.returned, _is_tensor, lambda _: next(remaining)))
             answer = native_answer(value, objective, self._batch, TensorFlowTensors(), several=request.several)
-        self.objective, self.sets = answer.objective, len(answer.sets)
         pulled = [
             tape.gradient(value, [tensors[index] for index in floating], tf.cast(tf.constant(entry), value.dtype))
             for ((value, entry),) in answer.sets
         ]
+        self.objective, self.sets = answer.objective, len(pulled)
         gradients = {
             index: entries
             for index, *entries in zip(floating, *pulled, strict=True)

@@ -66,8 +66,7 @@ def compute_dtype(
     watcher: Watcher, marks: Sequence[Any], answer: Answer, returned: Any, variables: Mapping[str, Any]
 ) -> str:
     """Return the dtype of the first point or output, or the coarsest where it is cast on its way (mixed precision)."""
-    outputs = [target for cotangents in answer.sets for target, _ in cotangents]
     floating = first(returned, is_floating)
-    tensors = [*marks, *outputs, *([] if floating is None else [floating])]
+    tensors = [*marks, *answer.outputs, *([] if floating is None else [floating])]
     start = next(iter([*tensors, *map(native_variable, variables.values())])).dtype
     return coarsest(dtype.name for dtype in (start, *watcher.computing))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import tensorflow as tf
 
 from embgrad.backend import Call, Point, Request, Run
-from embgrad.backend.cotangents import Answer, answered, values_at
+from embgrad.backend.cotangents import Answer, answered, answered_in_turn, values_at
 from embgrad.backend.locks import model_lock
 from embgrad.backend.objective_callback import Respond
 from embgrad.backend.signature import as_parts
@@ -131,6 +133,9 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         planned = _planned(model, batch, request.training, request.call)
         if request.parameters or request.tables or not request.compiled or planned.graph is not None:
             return _run(model, batch, request, planned)
+        if request.further:
+            reason = "a trace pulls back one objective, and several are requested"
+            return replace(_run(model, batch, request, planned), uncompiled=reason)
         return run_kept(model, batch, request, planned, lambda changed: _run(model, batch, changed, planned))
 
 
@@ -142,7 +147,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
 
 
 def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot) -> Run:
-    tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
+    tape = tf.GradientTape(persistent=request.repeats, watch_accessed_variables=request.parameters)
     forward = _Pass(model, request, PassRecorder(batch, request.reached, request.times), tape)
     unrecorded = contextlib.nullcontext() if request.pullback else tape.stop_recording()
     if planned.graph == "alone" and _can_ask_in_graph(request):
@@ -151,20 +156,25 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         _watch_variables(tape, model, forward.watcher.tables, request)
         returned = planned.call()
     chosen = _resolve(forward.watcher)
-    answer = _answer(returned, planned, batch, request, tape)
+    answer = answered_in_turn(request, lambda part: _answer(returned, planned, batch, part, tape))
     keys = list(dict.fromkeys(chosen[name] for name in request.points))
     parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
     variables = sources(forward.watcher, keys, parameters, request)
     marks = [forward.taps.kept[key] for key in keys]
+    activations = {key: taken(mark.numpy()) for key, mark in zip(keys, marks, strict=True)}
+    pulled: list[Mapping[str, np.ndarray | None]] = []
+    below: dict[str, np.ndarray | None] = dict.fromkeys(variables)
     with _prepared_to_recompute(forward, model, batch, request):
-        sets = answer.sets if request.pullback else ()
-        pulled = [pull_back(forward.taps, cotangents, marks, variables) for cotangents in sets]
-    below = dict(zip(variables, pulled[0][len(keys) :], strict=True)) if pulled else dict.fromkeys(variables)
+        for cotangents in answer.sets if request.pullback else ():
+            gradients = pull_back(forward.taps, cotangents, marks, variables)
+            if not pulled:
+                below = dict(zip(variables, gradients[len(keys) :], strict=True))
+            pulled.append(request.reduced(dict(zip(keys, gradients, strict=False)), activations))
     point_values = values_at(
         {name: chosen[name] for name in request.points},
         forward.watcher.watch,
-        {key: taken(forward.taps.kept[key].numpy()) for key in keys},
-        [dict(zip(keys, gradients, strict=False)) for gradients in pulled],
+        activations,
+        pulled,
         forward.taps.before,
         rests(forward.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
     )
@@ -178,6 +188,7 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         if parameters is not None and request.parameters
         else None,
         masked_id=masked_id,
+        further=answer.further,
     )
 
 
@@ -244,7 +255,7 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
 
 def _answer(returned: Any, planned: Plan, batch: TokenBatch, request: Request, tape: Any) -> Answer:
     if isinstance(returned, GraphGradients):
-        return Answer((returned.pairs,) * returned.sets)
+        return Answer([returned.pairs] * returned.sets, outputs=[tensor for tensor, _ in returned.pairs])
     with tape if request.pullback else contextlib.nullcontext():
         return answered(returned, batch, request, TensorFlowTensors(), planned.outputs)
 
@@ -252,7 +263,7 @@ def _answer(returned: Any, planned: Plan, batch: TokenBatch, request: Request, t
 def _can_ask_in_graph(request: Request) -> bool:
     """Return whether a graph may ask the objective: no code of the user's, and a single pullback to points alone."""
     is_internal = isinstance(request.respond, Respond) and request.respond.is_ours
-    beside = request.several or request.parameters or request.tables
+    beside = request.repeats or request.parameters or request.tables
     return bool(is_internal and request.outputs and request.compiled is not False and request.pullback and not beside)
 
 

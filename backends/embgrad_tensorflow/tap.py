@@ -12,7 +12,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
-from embgrad.backend import NativeObjective, Request
+from embgrad.backend import Request
 from embgrad.backend.point_changes import PointChanges
 from embgrad.backend.replay import wrapped
 from embgrad.backend.signature import as_parts
@@ -166,7 +166,7 @@ def for_user_code(request: Request, taken: Callable[[], Snapshot]) -> Iterator[R
         request: the request.
         taken: gives the model as it is, where there are such functions: it takes a while.
     """
-    if not (isinstance(request.respond, NativeObjective) or request.override or request.add or request.edit):
+    if not (request.has_native or request.override or request.add or request.edit):
         yield request
         return
     snapshot = taken()

@@ -67,7 +67,7 @@ def reason_against(request: Request, structure: Structure, *, frozen: bool) -> s
         return "compiled code is made for frozen weights, and gradients of weights are requested"
     if not frozen:
         return "the model or the objective takes gradients itself"
-    if request.several and not all(
+    if request.repeats and not all(
         parameter.is_cpu for parameter in structure.parameters()
     ):  # on others threads run it
         return "a compiled backward pass runs only once on this device, and several are requested"

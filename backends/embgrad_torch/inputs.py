@@ -288,6 +288,9 @@ class TorchTensors:
     kind = "a torch.Tensor"
     scalars: tuple[tuple[int, ...], ...] = ((),)
 
+    def __init__(self, head: Head | None = None) -> None:
+        self._head = head
+
     def is_tensor(self, value: object) -> bool:
         """Return whether the value is a `torch.Tensor`."""
         return isinstance(value, torch.Tensor)
@@ -307,4 +310,55 @@ class TorchTensors:
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
         """Return the rows, on the graph where gradients are on."""
-        return tensor[torch.from_numpy(examples).to(tensor.device), torch.from_numpy(positions).to(tensor.device)]
+        chosen = torch.from_numpy(examples).to(tensor.device), torch.from_numpy(positions).to(tensor.device)
+        if self._head is not None and torch.is_grad_enabled() and self._head.computed(tensor):
+            return _RowsOfHead.apply(self._head.input[chosen], self._head.weight, tensor.detach()[chosen])
+        return tensor[chosen]
+
+
+class Head:
+    """The last linear map of a pass, which in a language model computes the logits.
+
+    Where some rows of its output are read, their cotangents are multiplied by the weight alone. PyTorch's own gradient multiplies
+    those of all positions, of which all others are zero: in a model with a large vocabulary that is most of the backward pass.
+
+    Args:
+        input: the input, (example, position, dim).
+        weight: the weight, (class, dim).
+        output: the output, (example, position, class).
+    """
+
+    def __init__(self, input: Any, weight: Any, output: Any) -> None:
+        self.input = input
+        self.weight = weight
+        self._output = output
+        self._state = (output.grad_fn, output._version)
+
+    def computed(self, tensor: Any) -> bool:
+        """Return whether a tensor is the output, unchanged since, and its gradient flows to the input and to nothing else."""
+        return (
+            tensor is self._output
+            and (tensor.grad_fn, tensor._version) == self._state
+            and tensor.ndim == 3
+            and not tensor._backward_hooks
+            and not tensor.retains_grad
+            and self.weight.grad_fn is None
+            and self.input.dtype == self.weight.dtype == tensor.dtype
+            and self.input._version == 0
+            and all(type(part) in (torch.Tensor, torch.nn.Parameter) for part in (self.input, self.weight, tensor))
+        )
+
+
+class _RowsOfHead(torch.autograd.Function):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """The rows of a linear map's output, from those of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Any, weight: Any, rows: Any) -> Any:
+        """Return the rows, which have been computed."""
+        ctx.weight = weight
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Return the gradient at the rows of the input."""
+        return gradient @ ctx.weight, None, None

@@ -15,7 +15,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.forward.points import UNNAMED_TABLE, layout_of
 from embgrad.forward.recorder import PassRecorder
 from embgrad_torch.checkpoints import Recorded, repeated_key
-from embgrad_torch.inputs import has_values, is_transformed
+from embgrad_torch.inputs import Head, has_values, is_transformed
 from embgrad_torch.state import ACCUMULATING, is_running
 from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled
 from embgrad_torch.walk import TablePaths
@@ -65,6 +65,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         frozen: whether weights are frozen for the pass.
         differentiated: whether the model took gradients of frozen weights itself.
         on_accumulating: called before the model itself accumulates gradients in leaves.
+        head: the last linear map; None where there is none.
 
     Args:
         paths: the tables' attribute paths.
@@ -79,6 +80,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.frozen = False
         self.differentiated = False
         self.on_accumulating: Callable[[], None] = lambda: None
+        self.head: Head | None = None
         self._paths = paths
         self._recorded: list[tuple[str, np.ndarray, Recorded]] = []
         self._scaled: list[tuple[Any, Any, Any]] = []
@@ -161,6 +163,13 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         """Record that gradients are switched off, as reentrant checkpoints do."""
         self.suspended_grad = self.suspended_grad or not args[0]
         return func(*args, **kwargs)
+
+    def on_linear(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Record the last linear map, see `Head`."""
+        output = func(*args, **kwargs)
+        if len(args) > 1 and not self.pulling and output.requires_grad:
+            self.head = Head(args[0], args[1], output)
+        return output
 
     def on_differentiating(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Stop a model that takes gradients of weights that are frozen.
@@ -346,6 +355,7 @@ HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]],
     torch.ops.aten.embedding_bag.padding_idx: LookupMode.on_closed_bag,
     torch.ops.higher_order.cond: LookupMode.on_choice,
     torch._C._set_grad_enabled: LookupMode.on_grad_mode,
+    functional.linear: LookupMode.on_linear,
     **dict.fromkeys(DIFFERENTIATING, LookupMode.on_differentiating),
 }
 

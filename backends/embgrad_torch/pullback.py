@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from embgrad.backend import Request
 from embgrad.backend.cotangents import Cotangents
 from embgrad_torch.inputs import like, to_numpy
 from embgrad_torch.lookup import LookupMode
@@ -34,11 +35,12 @@ class Pulled:
 
 
 def pull_back(
-    sets: Sequence[Cotangents],
+    sets: Iterable[Cotangents],
     taps: Taps,
     parameters: Sequence[Any],
     mode: LookupMode,
     leaves: Callable[[], Iterable[Any]],
+    request: Request,
     since: int = 0,
 ) -> list[Pulled]:
     """Return, for each set of cotangents, the gradient at each point and parameter.
@@ -49,20 +51,20 @@ def pull_back(
         parameters: the parameters whose gradients are requested.
         mode: the mode of the forward pass; checkpointed segments run again under it.
         leaves: returns every parameter of the model.
+        request: the request, which may repeat pullbacks and reduce gradients.
         since: a sequence number: older nodes of the graph are the user's, and stay usable.
     """
     marks = list(taps.marks.values())
     is_walked = mode.suspended_grad or parameters
-    graph = _Graph(output for cotangents in sets for output, _ in cotangents) if is_walked else _Graph(())
-    accumulates = graph.checkpointed or (graph.custom_backward and bool(parameters))
-    is_shared = bool(parameters) and graph.oldest < since
-    if accumulates or taps.ending:
-        taps.hook_all()
     pulled = []
     mode.pulling = True
-    for number, cotangents in enumerate(sets):
+    for cotangents in sets:
+        graph = _Graph(output for output, _ in cotangents) if is_walked else _Graph(())
+        accumulates = graph.checkpointed or (graph.custom_backward and bool(parameters))
+        if accumulates or taps.ending:
+            taps.hook_all()
         pairs = [(output, like(cotangent, output)) for output, cotangent in cotangents if output.requires_grad]
-        retain = is_shared or number + 1 < len(sets)
+        retain = request.repeats or (bool(parameters) and graph.oldest < since)
         taps.start()
         try:
             if not pairs or not (marks or parameters):
@@ -77,7 +79,7 @@ def pull_back(
                 gradients = returned[len(marks) :]
         finally:
             taps.stop()
-        points = {key: taps.gradients.get(key) for key in taps.marks}
+        points = request.reduced({key: taps.gradients.get(key) for key in taps.marks}, taps.values)
         values = [None if gradient is None else to_numpy(gradient) for gradient in gradients]
         pulled.append(Pulled(points, taps.before, values))
     return pulled

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from embgrad.backend import Call, NativeObjective, Point, Request, Run
-from embgrad.backend.cotangents import Answer, answered, values_at
+from embgrad.backend.cotangents import Answer, answered, answered_in_turn, values_at
 from embgrad.backend.objective_callback import Respond
 from embgrad.backend.replay import Retries, wrapped
 from embgrad.backend.signature import as_parts
@@ -79,7 +79,7 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """Run one forward pass, and a pullback for each set of cotangents."""
     # A native objective may use the weights; and in training mode a second pass would draw other random numbers.
-    native = isinstance(request.respond, NativeObjective) and not request.compiled and request.pullback
+    native = request.has_native and not request.compiled and request.pullback
     if request.parameters or request.training or native:
         return _run(model, batch, request, frozen=False)
     tries = Retries(request)
@@ -107,9 +107,9 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
             returned, unused = _forward(model, batch, request.call, this)
             expect_unwritten(taps.aliased)
             chosen = watch.resolve(_unseen(structure))
-            answer = _answered_by(returned, batch, this)
+            answer = answered_in_turn(request, lambda part: _answered_by(returned, batch, part, this))
             sets = answer.sets if request.pullback else ()
-            pulled = pull_back(sets, taps, requested, this.mode, structure.parameters, since)
+            pulled = pull_back(sets, taps, requested, this.mode, structure.parameters, request, since)
             if this.mode.differentiated:  # and the model has caught the exception
                 raise WeightsDifferentiated
         dtype = compute_dtype(request, taps, chosen, answer, returned, structure.parts)
@@ -132,6 +132,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
         answer.objective,
         parameter_values(this.parameters, gradients[:count]) if request.parameters else None,
         None if compiled is None else compiled.uncompiled,
+        further=answer.further,
     )
 
 
@@ -157,6 +158,7 @@ def _prepared(structure: Structure, watch: PassRecorder, request: Request, *, fr
                 yield _Pass(request, mode, taps, structure, weights, device, parameters, tables)
         finally:
             mode.restore()
+            mode.head = None
             taps.marks.clear()  # their hooks refer to the taps: a cycle would wait for the garbage collector
 
 
@@ -200,17 +202,18 @@ def _forward(model: Any, batch: TokenBatch, call: Call | None, this: _Pass) -> t
     return returned, unused
 
 
-def _answered_by(returned: Any, batch: TokenBatch, this: _Pass) -> Answer:
-    """Return the objective's answer; a native objective may draw random numbers, and finds the weights trainable."""
-    if isinstance(this.request.respond, Respond) and this.request.respond.is_ours:
-        return answered(returned, batch, this.request, TorchTensors())
-    frozen = this.mode.frozen and isinstance(this.request.respond, NativeObjective)
+def _answered_by(returned: Any, batch: TokenBatch, request: Request, this: _Pass) -> Answer:
+    """Return the answer of one objective; a native objective may draw random numbers, and finds the weights trainable."""
+    tensors = TorchTensors(None if this.parameters or this.tables.parameters else this.mode.head)
+    if isinstance(request.respond, Respond) and request.respond.is_ours:
+        return answered(returned, batch, request, tensors)
+    frozen = this.mode.frozen and isinstance(request.respond, NativeObjective)
     stop = Before(DIFFERENTIATING, this.mode.stop_differentiating) if frozen else contextlib.nullcontext()
     with drawn_by_the_user(), this.weights.trainable(), stop:
         try:
-            return answered(returned, batch, this.request, TorchTensors())
+            return answered(returned, batch, request, tensors)
         except RuntimeError as failure:
-            if this.request.pullback or torch.is_grad_enabled() or "grad" not in str(failure):
+            if request.pullback or torch.is_grad_enabled() or "grad" not in str(failure):
                 raise
             raise WeightsDifferentiated from None  # the function differentiates what was not recorded
 

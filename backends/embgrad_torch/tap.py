@@ -300,7 +300,7 @@ def compute_dtype(
 ) -> str:
     """Return the coarsest dtype of the points, the outputs that were read and autocast; else an output's or a parameter's."""
     tensors = [taps.marks[chosen[name]] for name in request.points]
-    tensors += [output for cotangents in answered.sets for output, _ in cotangents]
+    tensors += answered.outputs
     if not tensors:
         parameters = (parameter for part in parts for parameter in part.parameters())
         tensors.append(next(tensor for tensor in (first(returned, is_floating), *parameters) if tensor is not None))

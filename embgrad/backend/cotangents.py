@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -20,8 +20,8 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.outputs import choose_output, name_outputs
 
 __all__ = [
-    *("Answer", "Cotangents", "Tensors", "answer", "answered", "compute_dtype", "native_answer", "values_at"),
-    "whole_cotangents",
+    *("Answer", "Cotangents", "Tensors", "answer", "answered", "answered_in_turn", "compute_dtype", "native_answer"),
+    *("values_at", "whole_cotangents"),
 ]
 
 #: One set of cotangents: native tensors, each with its cotangent, float64 and of its shape.
@@ -64,23 +64,53 @@ class Answer:
     """The sets of cotangents to pull back, and a native objective's values.
 
     Attributes:
-        sets: one or several sets of cotangents.
+        sets: the sets of cotangents, to be pulled back in turn and iterated once: those of several objectives are computed in
+            their turn.
         objective: the values of a native objective, of shape (example,) or (); else None.
+        outputs: the native tensors that the first objective reads.
+        further: for each further objective the values of a native one, else None; complete when `sets` has been iterated.
     """
 
-    sets: tuple[Cotangents, ...]
+    sets: Iterable[Cotangents]
     objective: np.ndarray | None = None
+    outputs: Sequence[Any] = ()
+    further: Sequence[np.ndarray | None] = ()
+
+
+def answered_in_turn(request: Request, answer_of: Callable[[Request], Answer]) -> Answer:
+    """Return the answer to a request with several objectives, each of which is asked when its cotangents are pulled back.
+
+    Without a pullback all are asked at once.
+
+    Args:
+        request: the request.
+        answer_of: returns the answer to the request of one objective, such as `answered` does.
+    """
+    if not request.further:
+        return answer_of(request)
+    first = answer_of(replace(request, further=()))
+    further: list[np.ndarray | None] = []
+
+    def sets_in_turn() -> Iterator[Cotangents]:
+        yield from first.sets
+        for part in request.further:
+            answer = answer_of(part)
+            further.append(answer.objective)
+            yield from answer.sets
+
+    sets = sets_in_turn()
+    return replace(first, sets=sets if request.pullback else list(sets), further=further)
 
 
 def answered(
     returned: Any, batch: TokenBatch, request: Request, tensors: Tensors, positional: Sequence[str] = ()
 ) -> Answer:
-    """Return the cotangents that the request's objective, in NumPy or native, computes for a model's return value.
+    """Return the cotangents that the request's objectives, in NumPy or native, compute for a model's return value.
 
     Args:
         returned: the model's return value.
         batch: the batch that the model ran on.
-        request: the request with the objective.
+        request: the request with the objectives, which are asked in turn, see `answered_in_turn`.
         tensors: access to the framework's tensors.
         positional: the names of the entries of a returned sequence, where the backend knows them.
 
@@ -88,10 +118,14 @@ def answered(
         OutputError: an output is missing or has no gradient.
         ObjectiveError: a native objective did not return one number per example, or one for the batch.
     """
-    if isinstance(request.respond, NativeObjective):
-        value = request.respond.function(returned)
-        return native_answer(value, request.respond, batch, tensors, several=request.several)
-    return answer(returned, request, tensors, positional)
+
+    def answer_of(part: Request) -> Answer:
+        if isinstance(part.respond, NativeObjective):
+            value = part.respond.function(returned)
+            return native_answer(value, part.respond, batch, tensors, several=part.several)
+        return answer(returned, part, tensors, positional)
+
+    return answered_in_turn(request, answer_of)
 
 
 def whole_cotangents(request: Request, values: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
@@ -145,7 +179,10 @@ def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequen
             )
     read = {wanted: _rows(wanted, named[native], request, tensors) for wanted, native in natives.items()}
     sets = request.respond({wanted: tensors.to_numpy(tensor) for wanted, tensor in read.items()})
-    return Answer(tuple([(read[wanted], cotangent) for wanted, cotangent in cotangents.items()] for cotangents in sets))
+    return Answer(
+        [[(read[wanted], cotangent) for wanted, cotangent in cotangents.items()] for cotangents in sets],
+        outputs=list(read.values()),
+    )
 
 
 def _rows(name: str | None, output: Any, request: Request, tensors: Tensors) -> Any:
@@ -174,8 +211,8 @@ def native_answer(
         )
     numbers = tensors.to_numpy(value)
     cotangents = np.eye(len(batch)) if several else [np.ones(shape)]
-    sets = tuple([(value, cotangent)] for cotangent in cotangents)
-    return Answer(sets, numbers.reshape(()) if objective.scalar else numbers)
+    sets = [[(value, cotangent)] for cotangent in cotangents]
+    return Answer(sets, numbers.reshape(()) if objective.scalar else numbers, [value])
 
 
 def values_at(

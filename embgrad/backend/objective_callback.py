@@ -80,9 +80,11 @@ def respond_with(
     return Respond(objective, batch, sets, sized=sized) if isinstance(objective, Objective) else objective
 
 
-def objective_values(respond: Respond | NativeObjective, run: Run) -> np.ndarray:
-    """Return the objective's values after a run."""
-    return respond.values if isinstance(respond, Respond) else native_values(run.objective)
+def objective_values(respond: Respond | NativeObjective, run: Run, index: int = 0) -> np.ndarray:
+    """Return the values of the objective with this index after a run."""
+    if isinstance(respond, Respond):
+        return respond.values
+    return native_values(run.further[index - 1] if index else run.objective)
 
 
 def _only(cotangent: np.ndarray, rows: np.ndarray) -> np.ndarray:

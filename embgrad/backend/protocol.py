@@ -28,6 +28,7 @@ __all__ = [
     "Point",
     "PointValues",
     "Reads",
+    "Reduce",
     "Request",
     "Respond",
     "Run",
@@ -50,6 +51,9 @@ Respond = Callable[[Mapping[str | None, np.ndarray]], Sequence[Mapping[str | Non
 #: length, if `respond` takes only `output[examples, positions]`, with a cotangent of that shape; None for the whole output.
 Reads = Callable[[str | None, tuple[int, ...]], tuple[np.ndarray, np.ndarray] | None]
 
+#: Takes a point's key, the gradient there and the value there, both with the axes as the framework has them; returns an array.
+Reduce = Callable[[str, np.ndarray, np.ndarray], np.ndarray]
+
 #: Takes a copy of a tensor's values, and returns new values of the same shape.
 Change = Callable[[np.ndarray], np.ndarray]
 
@@ -57,7 +61,7 @@ Change = Callable[[np.ndarray], np.ndarray]
 ABILITIES: Final[Mapping[str, str]] = {
     "word": "reads values and gradients at lookups; every backend does",
     "training": "runs the model in training mode, `Request.training`",
-    "split": "pulls back several sets of cotangents through one forward pass, `Request.several`",
+    "split": "pulls back several sets of cotangents through one forward pass, `Request.several` and `Request.further`",
     "native": "takes a user's function of native outputs as an objective, `NativeObjective`",
     "float64": "computes in float64 if the model's weights are float64",
     "load_bert": "has `bert` and `bert_targets`, for `embgrad.load_bert`",
@@ -92,8 +96,8 @@ class Request:
         outputs: the names of the outputs that `respond` reads, roles or native names; None is the default output.
             Only these are converted to NumPy. Empty with a native objective.
         training: run the model in training mode; otherwise in evaluation mode.
-        several: pull back several sets of cotangents, so that the graph must outlive the first pullback: those that `respond`
-            returns, or with a native objective one for each example.
+        several: pull back several sets of cotangents for an objective: those that `respond` returns, or with a native objective
+            one for each example.
         call: calls the model in place of the backend's default, see `Call`.
         override: functions by key that return the value to replace a point's value with. No gradient flows further back; the
             point's gradient is taken at the new value.
@@ -111,6 +115,10 @@ class Request:
         reads: selects the rows of an output that `respond` gets in place of the whole, see `Reads`.
         pullback: with False no gradient is requested, and the forward pass need not be recorded: `respond` returns no set of
             cotangents, and that of a native objective is not pulled back.
+        further: the requests of further objectives of the same forward pass, in order; only their `respond`, `outputs`, `reads`,
+            `several` and `pullback` count. Their sets of cotangents follow those of this request. `respond` is called when its
+            turn comes, so that the memory does not grow with the number of objectives.
+        reduce: applied to the gradient at each point after each pullback, see `reduced`; None keeps gradients as they are.
     """
 
     points: tuple[str, ...]
@@ -128,6 +136,40 @@ class Request:
     times: Mapping[str, int] | None = None
     reads: Reads = reads_the_whole
     pullback: bool = True
+    further: tuple[Request, ...] = ()
+    reduce: Reduce | None = None
+
+    @property
+    def each(self) -> tuple[Request, ...]:
+        """The requests of all objectives: this one and the further ones."""
+        return (self, *self.further)
+
+    @property
+    def repeats(self) -> bool:
+        """Return whether there may be several pullbacks, so that the graph must outlive the first."""
+        return self.several or bool(self.further)
+
+    @property
+    def has_native(self) -> bool:
+        """Return whether any of the objectives is a user's function of native outputs."""
+        return any(isinstance(part.respond, NativeObjective) for part in self.each)
+
+    def reduced(
+        self, gradients: Mapping[str, np.ndarray | None], values: Mapping[str, np.ndarray]
+    ) -> Mapping[str, np.ndarray | None]:
+        """Return the arrays that are kept of the gradients of one set of cotangents, by the points' keys.
+
+        Args:
+            gradients: the gradients by key; None where no path of the graph leads to the point.
+            values: the values at the points by key.
+        """
+        if self.reduce is None:
+            return gradients
+        return {
+            key: None if gradient is None else self.reduce(key, gradient, values[key])
+            for key, gradient in gradients.items()
+            if key in values
+        }
 
     @property
     def reached(self) -> tuple[str, ...]:
@@ -206,8 +248,8 @@ class PointValues:
 
     Attributes:
         activation: the value with which the model continued.
-        gradients: its gradient for each set of cotangents, after any `edit`; None if no gradient from the objective reaches the
-            point.
+        gradients: its gradient for each set of cotangents, after any `edit`, or what `Request.reduce` returned for it; None if no
+            gradient from the objective reaches the point.
         lookup: the lookup at the point; None at a module.
         before: the gradient before the `edit` for each set of cotangents; empty if there was no `edit`.
         rest: with `Request.tables` at a lookup, the gradient that reaches its table by other ways.
@@ -234,6 +276,7 @@ class Run:
         uncompiled: the reason why no kept trace was run although `Request.compiled` was True; else None.
         masked_id: the id that a model without a mask argument masks by itself, as under Keras's `mask_zero`; "mask" is then in
             `unused` only if the two masks differ. None if the model makes no mask.
+        further: for each of the further objectives the values of a native one, else None.
     """
 
     points: Mapping[str, PointValues]
@@ -243,6 +286,7 @@ class Run:
     parameters: Mapping[str, ParameterValues] | None = None
     uncompiled: str | None = None
     masked_id: int | None = None
+    further: Sequence[np.ndarray | None] = ()
 
 
 class Listener(Protocol):

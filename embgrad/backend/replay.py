@@ -52,12 +52,16 @@ def wrapped(request: Request, around: Callable[[Callable[[Any], Any]], Callable[
         request: the request.
         around: takes a function of the user, and returns the function that wraps it.
     """
-    respond = request.respond
-    if not (request.override or request.add or request.edit or isinstance(respond, NativeObjective)):
+
+    def around_objective(part: Request) -> Request:
+        if not isinstance(part.respond, NativeObjective):
+            return part
+        return replace(part, respond=replace(part.respond, function=around(part.respond.function)))
+
+    if not (request.override or request.add or request.edit or request.has_native):
         return request
-    if isinstance(respond, NativeObjective):
-        respond = replace(respond, function=around(respond.function))
-    return with_functions(request, lambda option, key, change: around(change), respond=respond)
+    further = tuple(map(around_objective, request.further))
+    return with_functions(around_objective(request), lambda option, key, change: around(change), further=further)
 
 
 class CallbackMemo:

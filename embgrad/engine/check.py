@@ -325,7 +325,7 @@ def _independence(
         options=replace(task.options, names=(name,)),
     )
     try:
-        values = run_task(alone, batch[:1])[name].values[0]
+        values = run_task(alone, batch[:1])[0][name].values[0]
     except Exception:  # the model may take no other number of examples
         return None
     scale = length(result.values[0]) or 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -15,14 +15,48 @@ from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
 from embgrad.engine.options import checked_options
 from embgrad.engine.probe import with_shared
-from embgrad.engine.run import in_sub_batches, objective_of
+from embgrad.engine.run import in_sub_batches, objectives_of
 from embgrad.engine.task import Task
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.objectives import as_objective
+from embgrad.objectives.objectives import as_objectives
 
-__all__ = ["evaluate", "evaluated"]
+__all__ = ["evaluate", "evaluated", "evaluated_each"]
+
+
+@overload
+def evaluate(
+    model: Any,
+    batch: Any,
+    objective: list[Any] | tuple[Any, ...],
+    *,
+    tokenizer: Any = ...,
+    max_length: int | None = ...,
+    call: Call | None = ...,
+    training: bool = ...,
+    override: Mapping[str, Any] | None = ...,
+    add: Mapping[str, Any] | None = ...,
+    batch_size: int | None = ...,
+    progress: Progress | bool | None = ...,
+) -> list[np.ndarray]: ...
+
+
+@overload
+def evaluate(
+    model: Any,
+    batch: Any,
+    objective: Any,
+    *,
+    tokenizer: Any = ...,
+    max_length: int | None = ...,
+    call: Call | None = ...,
+    training: bool = ...,
+    override: Mapping[str, Any] | None = ...,
+    add: Mapping[str, Any] | None = ...,
+    batch_size: int | None = ...,
+    progress: Progress | bool | None = ...,
+) -> np.ndarray: ...
 
 
 @explained
@@ -39,7 +73,7 @@ def evaluate(
     add: Mapping[str, Any] | None = None,
     batch_size: int | None = None,
     progress: Progress | bool | None = None,
-) -> np.ndarray:
+) -> np.ndarray | list[np.ndarray]:
     """Return the objective L of each example, from forward passes without gradients.
 
     The numbers are those of `gradients(...).objective` up to rounding. No graph is recorded, but where the model or a function as
@@ -52,7 +86,7 @@ def evaluate(
         progress: see `gradients`.
 
     Returns:
-        float64, shape (example,); shape () for a `Scalar` objective.
+        float64, shape (example,); shape () for a `Scalar` objective. With a list of objectives a list of these, one for each.
 
     Raises:
         EmbgradError: as `gradients` raises, but for errors of gradients.
@@ -70,8 +104,10 @@ def evaluate(
     )
     tokens = batch_of(batch, tokenizer, max_length, model)
     size = count_or_none(batch_size, "batch_size")
-    task = Task(bind(model, call), as_objective(objective), replace(options, names=()), pullback=False)
-    return evaluated(task, tokens, size, progress)
+    (first, *further), is_list = as_objectives(objective)
+    task = Task(bind(model, call), first, replace(options, names=()), pullback=False, further=tuple(further))
+    values = evaluated_each(task, tokens, size, progress)
+    return values if is_list else values[0]
 
 
 def evaluated(
@@ -82,6 +118,13 @@ def evaluated(
     Raises:
         EmbgradError: as `evaluate` raises.
     """
+    return evaluated_each(task, batch, batch_size, progress)[0]
+
+
+def evaluated_each(
+    task: Task, batch: TokenBatch, batch_size: int | None = None, progress: Progress | bool | None = None
+) -> list[np.ndarray]:
+    """Return for each objective of the task what `evaluated` returns of one, from the same forward passes."""
     count = len(batch)
     is_square = bool(task.options.named) and count == batch.shape[1]  # a probe shows which axis is which
     if batch.extras and (batch_size is not None or is_square):
@@ -89,5 +132,5 @@ def evaluated(
     is_cut = batch_size is not None and batch_size < count
     if is_cut:
         task.expect_cuttable(batch_size, count)
-    done = in_sub_batches(task, batch, batch_size, progress, objective_of)
-    return np.concatenate(done) if is_cut else done[0]
+    done = in_sub_batches(task, batch, batch_size, progress, objectives_of)
+    return [np.concatenate(pieces) if is_cut else pieces[0] for pieces in zip(*done, strict=True)]

@@ -24,13 +24,25 @@ from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.objectives import as_objective, described
+from embgrad.objectives.objectives import as_objectives, described
 from embgrad.results.gradients import EmbeddingGradients
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["gradients", "points", "results_of"]
+__all__ = ["gradients", "points", "results_of", "results_of_each"]
+
+
+@overload
+def gradients(
+    model: Any, batch: Any, objective: list[Any] | tuple[Any, ...], *, at: str = ..., **options: Unpack[Keywords]
+) -> list[EmbeddingGradients]: ...
+
+
+@overload
+def gradients(
+    model: Any, batch: Any, objective: list[Any] | tuple[Any, ...], *, at: Sequence[str], **options: Unpack[Keywords]
+) -> list[dict[str, EmbeddingGradients]]: ...
 
 
 @overload
@@ -65,7 +77,9 @@ def gradients(
     batch_size: int | None = None,
     progress: Progress | bool | None = None,
     compile: bool = False,
-) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
+) -> (
+    EmbeddingGradients | dict[str, EmbeddingGradients] | list[EmbeddingGradients] | list[dict[str, EmbeddingGradients]]
+):
     """Return the gradient of an objective at a point of the forward pass, by default ∂ΣL/∂e at the lookup, as NumPy.
 
     The model is restored afterwards, even after an exception.
@@ -76,7 +90,8 @@ def gradients(
         batch: a TokenBatch, a dict of inputs in a known convention, gluonnlp's (ids, types, valid_length), an array of
             ids of shape (example, position), or texts, with `tokenizer`.
         objective: an `embgrad.Objective`; a function that takes the model's own return value and returns a native tensor
-            of shape (example,); or `embgrad.Scalar` around a function that returns a scalar.
+            of shape (example,); or `embgrad.Scalar` around a function that returns a scalar. Or a list of these, whose gradients
+            take one forward pass together, and a pullback each.
         at: the point. A role: "word", the lookup whose indices are the batch's ids; "position", "type"; "embeddings", the
             output of the embedding block; "layer.N", the output of the Nth repeated block, "layer.-1" of the last. Or an
             attribute path, of a table or a module (`path:input` for the input of a module); with `#occurrence` where it is
@@ -112,7 +127,7 @@ def gradients(
 
     Returns:
         An `EmbeddingGradients`, whose `values` are (example, position, dim), float32, or float64 where the model computes in it;
-        with a sequence of names a dict of them.
+        with a sequence of names a dict of them. With a list of objectives a list of these, one for each.
 
     Raises:
         BackendError: no backend takes the model.
@@ -137,9 +152,13 @@ def gradients(
     )
     tokens = batch_of(batch, tokenizer, max_length, model)
     size = count_or_none(batch_size, "batch_size")
-    task = Task(bind(model, call), as_objective(objective), options)
-    results = results_of(task, tokens, size, progress)
-    return results[options.names[0]] if options.single else results
+    (first, *further), is_list = as_objectives(objective)
+    task = Task(bind(model, call), first, options, further=tuple(further))
+    results = results_of_each(task, tokens, size, progress)
+    if options.single:
+        singles = [by_name[options.names[0]] for by_name in results]
+        return singles if is_list else singles[0]
+    return results if is_list else results[0]
 
 
 def results_of(
@@ -149,6 +168,22 @@ def results_of(
 
     Args:
         task: the model, the objective and the options.
+        batch: all examples.
+        batch_size: see `gradients`; so is `progress`.
+
+    Raises:
+        EmbgradError: as `gradients` raises.
+    """
+    return results_of_each(task, batch, batch_size, progress)[0]
+
+
+def results_of_each(
+    task: Task, batch: TokenBatch, batch_size: int | None = None, progress: Progress | bool | None = None
+) -> list[dict[str, EmbeddingGradients]]:
+    """Return for each objective of a task the results by the points' names, see `results_of`.
+
+    Args:
+        task: the model, the objectives and the options.
         batch: all examples.
         batch_size: see `gradients`; so is `progress`.
 
@@ -170,16 +205,24 @@ def results_of(
         ):
             expect_examples_first(task, batch[:batch_size], batch)
 
-    def run(sub_task: Task, sub_batch: TokenBatch) -> dict[str, EmbeddingGradients]:
+    def run(sub_task: Task, sub_batch: TokenBatch) -> list[dict[str, EmbeddingGradients]]:
         results = run_task(sub_task, sub_batch)
-        return certified(sub_task, sub_batch, results) if options.check else results
+        if not options.check:
+            return results
+        return [
+            certified(sub_task.of_objective(objective), sub_batch, by_name)
+            for objective, by_name in zip(sub_task.objectives, results, strict=True)
+        ]
 
     pieces = in_sub_batches(task, batch, batch_size, progress, run)
     if options.compile:
-        _warn_of_uncompiled(pieces)
+        _warn_of_uncompiled([by_name for results in pieces for by_name in results])
     if len(pieces) == 1:
         return pieces[0]
-    return {name: joined([results[name] for results in pieces], described(task.objective)) for name in options.names}
+    return [
+        {name: joined([by_name[name] for by_name in results], described(objective)) for name in options.names}
+        for objective, results in zip(task.objectives, zip(*pieces, strict=True), strict=True)
+    ]
 
 
 @explained

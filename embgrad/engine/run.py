@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
-from embgrad.backend.protocol import Change, PointValues, Run
+from embgrad.backend.protocol import Change, PointValues, Reduce, Run
 from embgrad.backend.replay import CallbackMemo
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import assembled
@@ -37,23 +37,59 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["expect_examples_first", "in_sub_batches", "located_for", "objective_of", "objective_with", "run_task"]
+__all__ = [
+    *("expect_examples_first", "in_sub_batches", "located_for", "objective_with", "objectives_of", "run_located"),
+    "run_task",
+]
 
 T = TypeVar("T")
 
 
-def run_task(task: Task, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
-    """Return the results for one batch, by the points' names.
+def run_task(task: Task, batch: TokenBatch) -> list[dict[str, EmbeddingGradients]]:
+    """Return for each objective the results for one batch, by the points' names.
 
     Raises:
         EmbgradError: as `gradients` raises.
     """
     with explained_decoder(task.bound, batch):
-        run, respond, located = _run(task, batch)
-    objective = objective_values(respond, run)
+        run, responses, located = run_located(task, batch)
     task.warn(batch, run.unused, run.masked_id)
     if not task.pullback:
         run = replace(run, points={name: _without_gradient(values) for name, values in run.points.items()})
+    results = []
+    for index, respond in enumerate(responses):
+        run_of_objective = _of_objective(run, index, len(responses))
+        objective = objective_values(respond, run, index)
+        results.append(_results_of(task, batch, run_of_objective, respond, objective, located))
+    return results
+
+
+def _of_objective(run: Run, index: int, count: int) -> Run:
+    """Return the run with the gradients of one of several objectives alone, and with values of its own."""
+    if count == 1:
+        return run
+
+    def of_objective(values: PointValues) -> PointValues:
+        sets, before = len(values.gradients) // count, len(values.before) // count
+        return replace(
+            values,
+            activation=values.activation if index == 0 else values.activation.copy(),
+            gradients=values.gradients[index * sets : (index + 1) * sets],
+            before=values.before[index * before : (index + 1) * before],
+        )
+
+    return replace(run, points={name: of_objective(values) for name, values in run.points.items()})
+
+
+def _results_of(
+    task: Task,
+    batch: TokenBatch,
+    run: Run,
+    respond: Respond | NativeObjective,
+    objective: np.ndarray,
+    located: Mapping[str, Located],
+) -> dict[str, EmbeddingGradients]:
+    """Return the results of one objective, by the points' names."""
     common = provenance(task.bound, task.options, batch, run, respond)
     overridden = task.options.changes.get("override", ())
     extras = with_decoder(task.bound.model, batch).extras if batch.extras else batch.extras
@@ -112,16 +148,16 @@ def in_sub_batches(
     return done
 
 
-def objective_of(task: Task, batch: TokenBatch) -> np.ndarray:
-    """Return the objective of each example from one forward pass, for a task that reads no points.
+def objectives_of(task: Task, batch: TokenBatch) -> list[np.ndarray]:
+    """Return the values of each objective, for each example, from one forward pass, for a task that reads no points.
 
     Raises:
         EmbgradError: as `evaluate` raises.
     """
     with explained_decoder(task.bound, batch):
-        run, respond, _ = _run(task, batch)
+        run, responses, _ = run_located(task, batch)
     task.warn(batch, run.unused, run.masked_id)
-    return objective_values(respond, run)
+    return [objective_values(respond, run, index) for index, respond in enumerate(responses)]
 
 
 def _without_gradient(values: PointValues) -> PointValues:
@@ -198,16 +234,27 @@ def objective_with(
     return values, respond.size if isinstance(respond, Respond) else float(np.abs(values).sum())
 
 
-def _run(task: Task, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective, Mapping[str, Located]]:
-    """Return the run, the objective after it, and the points."""
+def run_located(
+    task: Task, batch: TokenBatch, reduce: Reduce | None = None
+) -> tuple[Run, list[Respond | NativeObjective], Mapping[str, Located]]:
+    """Return the run of a batch, the objectives after it, and the points that the task names.
+
+    Args:
+        task: the task.
+        batch: the batch to run.
+        reduce: applied to each gradient when it arrives, see `Request.reduce`.
+
+    Raises:
+        EmbgradError: as `gradients` raises.
+    """
     options, bound = task.options, task.bound
     if _is_plain(task, batch):
-        run, respond = _run_once(task, batch, None)
+        run, responses = _run_once(task, batch, None, reduce)
         lookup = run.points[WORD].lookup
         assert lookup is not None, "'word' is a lookup"
-        return run, respond, {WORD: word_of(bound, lookup, batch)}
+        return run, responses, {WORD: word_of(bound, lookup, batch)}
     if not options.named:
-        return *_run_once(task, batch, {}), {}
+        return *_run_once(task, batch, {}, reduce), {}
     memos: Memos = defaultdict(CallbackMemo)
     # In training mode the model is run once, whatever the run shows.
     sighting = None if options.training else locate_in_sub_batch(bound, options.named, batch)
@@ -215,14 +262,15 @@ def _run(task: Task, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective,
     if sighting is not None and ready is not None:
         _expect_each_once(task, ready)
         with contextlib.suppress(ProbeInconclusiveError, AmbiguousPointError, PointNotReachedError, UnsupportedError):
-            run, respond = _run_once(task, batch, ready, memos, None if options.compile else sighting.times)
+            times = None if options.compile else sighting.times
+            run, responses = _run_once(task, batch, ready, reduce, memos, times)
             for name in options.names:
                 point = sighting.located[name]
                 ready[name] = in_whole_batch(bound, name, point, run.points[point.key], batch)
-            return run, respond, ready
+            return run, responses, ready
         forget(bound)
     located = located_for(task, batch)
-    return *_run_once(task, batch, located, memos), located
+    return *_run_once(task, batch, located, reduce, memos), located
 
 
 def _is_plain(task: Task, batch: TokenBatch) -> bool:
@@ -238,10 +286,11 @@ def _run_once(
     task: Task,
     batch: TokenBatch,
     located: Mapping[str, Located] | None,
+    reduce: Reduce | None,
     memos: Memos | None = None,
     times: Mapping[str, int] | None = None,
-) -> tuple[Run, Respond | NativeObjective]:
-    """Return a run and the objective after it; without `located` the only point is "word"."""
+) -> tuple[Run, list[Respond | NativeObjective]]:
+    """Return a run and the objectives after it; without `located` the only point is "word"."""
     names, split = task.options.names, task.options.split
     shared = located is not None and any(located[name].arrangement.shared for name in names)
     if shared and task.is_scalar:
@@ -250,25 +299,30 @@ def _run_once(
             "objective has one for the whole batch: pass a function of shape (example,)"
         )
     sets = (len(batch) if split or shared else 1) if task.pullback else 0
-    respond = task.respond(batch, sets)
+    responses = task.responses(batch, sets)
     points = names if located is None else tuple(dict.fromkeys(located[name].key for name in names))
-    request = task.request(respond, points, located, several=sets > 1 or split, times=times, memos=memos)
+    several = sets > 1 or split
+    request = task.request(
+        responses[0], points, located, several=several, times=times, memos=memos, further=responses[1:]
+    )
     try:
-        return task.bound.run(batch, request), respond
+        return task.bound.run(batch, replace(request, reduce=reduce)), responses
     except (AmbiguousPointError, PointNotReachedError) as error:
         if located is not None:
             raise
-        return _run_resolved(task, batch, error)
+        return _run_resolved(task, batch, reduce, error)
 
 
-def _run_resolved(task: Task, batch: TokenBatch, error: PointError) -> tuple[Run, Respond | NativeObjective]:
+def _run_resolved(
+    task: Task, batch: TokenBatch, reduce: Reduce | None, error: PointError
+) -> tuple[Run, list[Respond | NativeObjective]]:
     """Run again after no lookup, or several, had the ids as indices: a probe shows which lookup follows them."""
     try:
         located = located_for(task, batch)
     except PointNotReachedError:
         raise error from None  # the message of the run says more about the reason
-    run, respond = _run_once(task, batch, located)
-    return replace(run, points={name: run.points[located[name].key] for name in task.options.names}), respond
+    run, responses = _run_once(task, batch, located, reduce)
+    return replace(run, points={name: run.points[located[name].key] for name in task.options.names}), responses
 
 
 def _expect_each_once(task: Task, located: Mapping[str, Located]) -> None:

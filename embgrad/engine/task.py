@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from embgrad.backend.objective_callback import Respond, respond_with
-from embgrad.backend.protocol import BoundModel, Change, Request, reads_the_whole
+from embgrad.backend.protocol import BoundModel, Change, Reads, Request, reads_the_whole
 from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.input_warnings import (
@@ -32,7 +32,7 @@ Memos = dict[tuple[str, str], CallbackMemo]
 
 @dataclass(frozen=True)
 class Task:
-    """A model, an objective and options, for all examples of a batch or for some of them.
+    """A model, an objective or several, and options, for all examples of a batch or for some of them.
 
     Attributes:
         bound: the model.
@@ -42,6 +42,7 @@ class Task:
         count: the number of examples in the whole batch; None where it is run at once.
         pullback: whether gradients are computed; otherwise the results' `values` are zeros.
         quiet: whether `warn` does nothing, as for further passes on a batch of which the user has been warned.
+        further: further objectives, which share the forward pass.
 
     Raises:
         UnsupportedError: the backend does not support the options.
@@ -54,14 +55,27 @@ class Task:
     count: int | None = None
     pullback: bool = True
     quiet: bool = False
+    further: tuple[Objective | NativeObjective, ...] = ()
 
     def __post_init__(self) -> None:
-        self.options.expect_supported(self.bound, self.objective)
+        for objective in self.objectives:
+            self.options.expect_supported(self.bound, objective)
+        if self.further and self.pullback:
+            self.bound.expect_ability("split")
+
+    @property
+    def objectives(self) -> tuple[Objective | NativeObjective, ...]:
+        """All objectives, in order."""
+        return (self.objective, *self.further)
 
     @property
     def is_scalar(self) -> bool:
-        """Return whether the objective reduces over the examples itself."""
-        return isinstance(self.objective, NativeObjective) and self.objective.scalar
+        """Return whether an objective reduces over the examples itself."""
+        return any(isinstance(objective, NativeObjective) and objective.scalar for objective in self.objectives)
+
+    def of_objective(self, objective: Objective | NativeObjective) -> Task:
+        """Return the same task for a single objective."""
+        return replace(self, objective=objective, further=())
 
     def expect_cuttable(self, size: int | None, count: int) -> None:
         """Refuse a Scalar objective where a batch of `count` examples is run in sub-batches of at most `size`."""
@@ -73,14 +87,20 @@ class Task:
 
     def for_examples(self, examples: slice, count: int) -> Task:
         """Return the task for these of the `count` examples."""
-        objective = self.objective
-        if not isinstance(objective, NativeObjective):
-            objective = objective.take(examples, count)
-        return replace(self, objective=objective, examples=examples, count=count)
+        objective, *further = (
+            objective if isinstance(objective, NativeObjective) else objective.take(examples, count)
+            for objective in self.objectives
+        )
+        return replace(self, objective=objective, further=tuple(further), examples=examples, count=count)
 
     def respond(self, batch: TokenBatch, sets: int = 1, *, sized: bool = False) -> Respond | NativeObjective:
         """Return the objective as a backend's callback, see `Respond`; it knows the positions of an encoder-decoder's decoder."""
         return respond_with(self.objective, with_decoder(self.bound.model, batch), sets, sized=sized)
+
+    def responses(self, batch: TokenBatch, sets: int = 1) -> list[Respond | NativeObjective]:
+        """Return all objectives as a backend's callbacks, see `respond`."""
+        decoded = with_decoder(self.bound.model, batch)
+        return [respond_with(objective, decoded, sets) for objective in self.objectives]
 
     def request(
         self,
@@ -91,6 +111,7 @@ class Task:
         several: bool = False,
         times: Mapping[str, int] | None = None,
         memos: Memos | None = None,
+        further: Sequence[Respond | NativeObjective] = (),
     ) -> Request:
         """Return the request to a backend.
 
@@ -101,6 +122,7 @@ class Task:
             several: whether there are several pullbacks.
             times: see `Request.times`.
             memos: the recorded results of the user's functions, so that another run does not call them again.
+            further: the further objectives.
         """
 
         def change(option: str, name: str, value: Any, point: Located) -> Change:
@@ -116,7 +138,7 @@ class Task:
         return Request(
             points,
             respond,
-            (self.objective.output,) if isinstance(self.objective, Objective) else (),
+            _outputs_of(respond),
             self.options.training,
             several,
             self.bound.call,
@@ -125,8 +147,12 @@ class Task:
             changes("edit"),
             compiled=self.options.compile or None,
             times=times,
-            reads=respond.reads if isinstance(respond, Respond) else reads_the_whole,
+            reads=_reads_of(respond),
             pullback=self.pullback,
+            further=tuple(
+                Request((), other, _outputs_of(other), several=several, reads=_reads_of(other), pullback=self.pullback)
+                for other in further
+            ),
         )
 
     def warn(self, batch: TokenBatch, unused: tuple[str, ...], masked_id: int | None = None) -> None:
@@ -141,5 +167,14 @@ class Task:
             return
         warn_of_unused(unused, batch, masked_id)
         warn_of_empty_mask(batch)
-        warn_of_labels(self.objective, self.bound.model, batch)
+        for objective in self.objectives:
+            warn_of_labels(objective, self.bound.model, batch)
         warn_of_left_padding(self.bound, batch)
+
+
+def _outputs_of(respond: Respond | NativeObjective) -> tuple[str | None, ...]:
+    return (respond.objective.output,) if isinstance(respond, Respond) else ()
+
+
+def _reads_of(respond: Respond | NativeObjective) -> Reads:
+    return respond.reads if isinstance(respond, Respond) else reads_the_whole

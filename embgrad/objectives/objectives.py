@@ -38,6 +38,7 @@ __all__ = [
     "Scalar",
     "Sum",
     "as_objective",
+    "as_objectives",
     "described",
     "rebuilt",
 ]
@@ -528,6 +529,27 @@ def as_objective(objective: Any) -> Objective | NativeObjective:
         f"the objective is {objective!r}: expected CrossEntropy, Logit, Margin, Probability, Sum, Projection, Scalar, or a "
         f"function of the model's output that gives one number for each example{_instead(objective)}"
     )
+
+
+def as_objectives(objective: Any) -> tuple[tuple[Objective | NativeObjective, ...], bool]:
+    """Return the objectives that were passed as an argument, and whether these are several, a list or a tuple.
+
+    Raises:
+        ObjectiveError: it is none, or an entry of the list is none.
+    """
+    if not isinstance(objective, (list, tuple)) or not any(map(_could_be, objective)):
+        return (as_objective(objective),), False
+    checked = []
+    for index, entry in enumerate(objective):
+        try:
+            checked.append(as_objective(entry))
+        except ObjectiveError as error:
+            raise ObjectiveError(f"at index {index} of the objectives: {error.message}") from error
+    return tuple(checked), True
+
+
+def _could_be(value: Any) -> bool:
+    return isinstance(value, (Objective, NativeObjective)) or callable(value)
 
 
 def _checked_of(of: Any) -> str:

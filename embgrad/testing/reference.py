@@ -154,20 +154,25 @@ class ReferenceBackend:
             keys = list(dict.fromkeys(chosen[name] for name in request.points))
             leaves = [observer.kept[key][0] for key in keys]
             wanted = [*leaves, *(parameters.values() if request.parameters or request.tables else ())]
-            pulled = [pull_back(cotangents, wanted) for cotangents in answer.sets]
-        below = dict(zip(parameters, (pulled or [[]])[0][len(leaves) :], strict=False))
+            activations = {key: observer.kept[key][1].value.copy() for key in keys}
+            pulled = []
+            for cotangents in answer.sets if request.pullback else ():
+                gradients = pull_back(cotangents, wanted)
+                at_points = _copies(dict(zip(keys, gradients, strict=False)))
+                pulled.append((request.reduced(at_points, activations), gradients[len(keys) :]))
+        below = dict(zip(parameters, pulled[0][1] if pulled else (), strict=False))
         values = values_at(
             {name: chosen[name] for name in request.points},
             observer.watch,
-            {key: observer.kept[key][1].value.copy() for key in keys},
-            [_copies(dict(zip(keys, gradients, strict=False))) for gradients in pulled],
+            activations,
+            [at_points for at_points, _ in pulled],
             [
                 {key: gradients[number] for key, gradients in observer.before.items() if number < len(gradients)}
                 for number in range(len(pulled))
             ],
             table_rests(observer.table_names(), below) if request.tables else None,
         )
-        read = [*leaves, *(output for heads in answer.sets for output, _ in heads)]
+        read = [*leaves, *answer.outputs]
         return Run(
             values,
             compute_dtype(_dtypes(read), _dtypes(parameters.values())),
@@ -179,6 +184,7 @@ class ReferenceBackend:
             }
             if request.parameters
             else None,
+            further=answer.further,
         )
 
     def weights(self, model: Any) -> Sequence[Weight]:
