@@ -1,0 +1,106 @@
+"""The result of `embgrad.attribute_tokens`: how much each token before an output token contributes to its log-probability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embgrad.common.arrays import as_asked
+from embgrad.common.metrics import length
+from embgrad.common.text import visible
+from embgrad.inputs.checks import Text
+
+__all__ = ["TokenAttribution"]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenAttribution:
+    """The contributions of tokens to the log-probabilities of output tokens, by one method.
+
+    Examples may have different numbers of output tokens; the entries of the missing ones are -1 in `outputs`, `output_ids` and
+    `contrast_ids`, NaN in `objective`, `baseline_objective` and `delta`, and 0 in `scores`.
+
+    Attributes:
+        scores: the contributions of the batch's tokens, float64, shape (example, output, position), in an encoder-decoder of the
+            encoder's tokens: for `saliency` the L2 norm of the gradient over dim, else a sum over dim. 0 at padding.
+        outputs: the positions of the output tokens, int64, shape (example, output): columns of `ids`, in an encoder-decoder of
+            `decoder_ids`.
+        output_ids: the ids of the output tokens, likewise.
+        objective: L of each output token, float64, shape (example, output): its log-probability, or with `contrast` the
+            difference of its log-probability and that of the other id.
+        contrast_ids: the ids that the output tokens are compared with, int64, shape (example, output); None without `contrast`.
+        baseline_objective: L of each output token at the baseline, float64, shape (example, output); None where the method has none.
+        delta: the error of completeness, likewise: the sum of an output's contributions, of both sides in an encoder-decoder,
+            minus `objective - baseline_objective`; None where the method does not promise that.
+        ids: the batch's ids, int64, shape (example, position).
+        mask: 1 at real positions, int64, likewise; None where none was given.
+        types: segment numbers, likewise.
+        tokens: the tokens' texts, one tuple for each example; None where they are not known.
+        words_of: for each position the number of its word, -1 for none; None where the tokenizer returned none.
+        output_tokens: the texts of the output tokens, one tuple for each example, as long as it has outputs; None where they are
+            not known.
+        provenance: the versions, the model, the point, the method with its arguments, and more, as JSON-compatible values.
+        decoder_scores: in an encoder-decoder the contributions of the decoder's tokens, float64, shape (example, output,
+            decoder position); else None.
+        decoder_ids: the ids of the decoder, int64, shape (example, decoder position); else None. So are `decoder_mask`, and the
+            texts `decoder_tokens`, which are None where they are not known.
+        texts: the user's text of each example, or a pair of texts; None where the batch was given as ids, or was generated.
+        offsets: see `Attribution`; so are `parts`.
+    """
+
+    scores: np.ndarray
+    outputs: np.ndarray
+    output_ids: np.ndarray
+    objective: np.ndarray
+    contrast_ids: np.ndarray | None
+    baseline_objective: np.ndarray | None
+    delta: np.ndarray | None
+    ids: np.ndarray
+    mask: np.ndarray | None
+    types: np.ndarray | None
+    tokens: tuple[tuple[str, ...], ...] | None
+    words_of: np.ndarray | None
+    output_tokens: tuple[tuple[str, ...], ...] | None
+    provenance: Mapping[str, Any]
+    decoder_scores: np.ndarray | None = None
+    decoder_ids: np.ndarray | None = None
+    decoder_mask: np.ndarray | None = None
+    decoder_tokens: tuple[tuple[str, ...], ...] | None = None
+    texts: tuple[Text, ...] | None = None
+    offsets: np.ndarray | None = None
+    parts: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The scores' shape, (examples, outputs, positions)."""
+        return tuple(self.scores.shape)
+
+    @property
+    def method(self) -> str:
+        """The name of the method's class."""
+        return str(self.provenance["method"]["class"])
+
+    @property
+    def signed(self) -> bool:
+        """Return whether a score may be below zero: by all methods but `Saliency`, which returns norms."""
+        return self.method != "Saliency"
+
+    @property
+    def real(self) -> np.ndarray:
+        """A bool array, shape (example, position): true at real positions, everywhere without a mask."""
+        return np.ones(self.ids.shape, bool) if self.mask is None else self.mask.astype(bool)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return the scores, for `np.asarray` and all NumPy functions: the array itself, unless a copy is requested."""
+        return as_asked(self.scores, dtype, copy)
+
+    def __repr__(self) -> str:
+        source = self.provenance
+        contrast = "" if self.contrast_ids is None else ", contrastive"
+        return visible(
+            f"TokenAttribution({' × '.join(map(str, self.shape))}, {self.method}{contrast} at {source.get('point')!r} of "
+            f"{source.get('model')} ({source.get('backend')}), norm {length(self.scores):.4g})"
+        )
