@@ -53,6 +53,7 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import (
     CrossEntropy,
     Logit,
+    LogProbability,
     Margin,
     Objective,
     Probability,
@@ -102,6 +103,7 @@ __all__ = [
     "Labelled",
     "Lime",
     "Listener",
+    "LogProbability",
     "Logit",
     "Margin",
     "NativeObjective",

@@ -1,4 +1,4 @@
-"""Distinguish softmax outputs from logits by the sums of their rows."""
+"""Log-probabilities of logits, and how to distinguish the output of a softmax from logits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Final
 import numpy as np
 
 from embgrad.errors import ObjectiveError
+from embgrad.objectives.selection import entries
 
-__all__ = ["are_probabilities", "refuse_probabilities"]
+__all__ = ["are_probabilities", "refuse_probabilities", "surprisals"]
 
 #: The largest deviation of a row's sum from 1 at which the row counts as probabilities; in bfloat16 a softmax misses 1 by 0.006.
 PROBABILITY_TOLERANCE: Final = 1e-2
@@ -57,3 +58,23 @@ def are_probabilities(values: np.ndarray, near: float = PROBABILITY_TOLERANCE) -
     """
     near_one = np.abs(values.sum(1) - 1) < near
     return np.asarray(near_one & (values >= 0).all(1))
+
+
+def surprisals(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the negative log-probability of the label of each row of logits, (row,), and its gradient, (row, classes).
+
+    Args:
+        values: logits, float64, (row, classes).
+        labels: the class of each row, (row,).
+    """
+    shifted = values - values.max(1, keepdims=True, initial=-np.inf)
+    of_label, each = entries(shifted, labels), np.arange(len(labels))
+    slopes = np.exp(shifted, out=shifted)  # in place: a row is as long as the vocabulary in a language model
+    label = slopes[each, labels]
+    # For a confident prediction, sum the other classes' probabilities: 1 - p would lose all their digits.
+    slopes[each, labels] = 0
+    others = slopes.sum(1)
+    totals = others + label
+    slopes /= totals[:, None]
+    slopes[each, labels] = -others / totals
+    return np.where(of_label == 0, np.log1p(others), np.log(totals) - of_label), slopes
