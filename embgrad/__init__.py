@@ -5,6 +5,7 @@ PYTEST_DONT_REWRITE: without this mark pytest would warn if this package is impo
 
 import embgrad.report.fragments  # noqa: F401  it registers how notebooks show results
 from embgrad.attribution.attribute import attribute
+from embgrad.attribution.attribute_tokens import attribute_tokens
 from embgrad.attribution.discretized import DiscretizedIntegratedGradients
 from embgrad.attribution.faithfulness import faithfulness
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
@@ -138,12 +139,14 @@ __all__ = [
     "TableGradients",
     "TableRest",
     "Tap",
+    "TokenAttribution",
     "TokenBatch",
     "UnknownPointError",
     "UnsupportedError",
     "Word",
     "__version__",
     "attribute",
+    "attribute_tokens",
     "bisect",
     "capture",
     "clipped_table",

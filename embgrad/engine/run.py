@@ -31,7 +31,7 @@ from embgrad.engine.probe import could_be_positions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.task import Memos, Task
 from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError
-from embgrad.forward.axes import Located
+from embgrad.forward.axes import Arrangement, Located
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
@@ -39,7 +39,7 @@ from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
     *("expect_examples_first", "in_sub_batches", "located_for", "objective_with", "objectives_of", "run_located"),
-    "run_task",
+    *("reduced_of", "run_task"),
 ]
 
 T = TypeVar("T")
@@ -242,7 +242,8 @@ def run_located(
     Args:
         task: the task.
         batch: the batch to run.
-        reduce: applied to each gradient when it arrives, see `Request.reduce`.
+        reduce: applied to each gradient when it arrives, see `Request.reduce`, in the axes that users see where the point is
+            known before the run; its result has one entry on the last axis. See `reduced_of`.
 
     Raises:
         EmbgradError: as `gradients` raises.
@@ -306,11 +307,43 @@ def _run_once(
         responses[0], points, located, several=several, times=times, memos=memos, further=responses[1:]
     )
     try:
-        return task.bound.run(batch, replace(request, reduce=reduce)), responses
+        return task.bound.run(batch, replace(request, reduce=_arranged(reduce, located))), responses
     except (AmbiguousPointError, PointNotReachedError) as error:
         if located is not None:
             raise
         return _run_resolved(task, batch, reduce, error)
+
+
+def _arranged(reduce: Reduce | None, located: Mapping[str, Located] | None) -> Reduce | None:
+    """Return a function that reduces gradients of known points in the axes that users see, and returns the tensor's own axes."""
+    if reduce is None or located is None:
+        return reduce
+    arrangements = {point.key: point.arrangement for point in located.values()}
+
+    def in_user_axes(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
+        arrangement = arrangements[key]
+        reduced = reduce(key, arrangement.to_user_axes(gradient), arrangement.to_user_axes(value))
+        return _without_dim(arrangement).to_native_axes(reduced)
+
+    return in_user_axes
+
+
+def reduced_of(values: PointValues, arrangement: Arrangement) -> list[np.ndarray | None]:
+    """Return the reduced gradients of a run for each set of cotangents, (example, position); None where none reaches the point.
+
+    Raises:
+        UnsupportedError: all examples share the point's tensor.
+    """
+    if arrangement.shared or len(arrangement.shape) != 3:
+        raise UnsupportedError(
+            f"the point has the shape {arrangement.native} in the model: expected one vector for each example and position"
+        )
+    without = _without_dim(arrangement)
+    return [None if array is None else without.to_user_axes(array)[..., 0] for array in values.gradients]
+
+
+def _without_dim(arrangement: Arrangement) -> Arrangement:
+    return replace(arrangement, native=(*arrangement.native[:-1], 1), shape=(*arrangement.shape[:-1], 1))
 
 
 def _run_resolved(

@@ -17,7 +17,7 @@ from embgrad.objectives.objective import Objective
 from embgrad.objectives.probabilities import refuse_probabilities, surprisals
 from embgrad.objectives.selection import Rows, chosen_entries, entries, expect_inside, one_hot, whole
 
-__all__ = ["LogProbability"]
+__all__ = ["LogProbability", "ids_of_text"]
 
 
 class LogProbability(Objective):
@@ -79,12 +79,11 @@ class LogProbability(Objective):
             ObjectiveError: the text has no tokens; or, when it is evaluated, an example does not end with the text's tokens.
         """
         texts = [text] if isinstance(text, str) else list(text)
-        special = frozenset(special_ids(tokenizer) or ())
-        rows = [_ids_of(entry, tokenizer, special) for entry in texts]
+        rows = [ids_of_text(entry, tokenizer) for entry in texts]
         longest = max(map(len, rows))
         padded = np.array([row + [IGNORED] * (longest - len(row)) for row in rows])
         made = cls(padded[0] if isinstance(text, str) else padded, output=output)
-        made.at_end, made._special = True, special
+        made.at_end, made._special = True, _special(tokenizer)
         return made
 
     def _argument_names(self) -> tuple[str, ...]:
@@ -167,10 +166,19 @@ class LogProbability(Objective):
         return chosen_entries(labels, rows, name)
 
 
-def _ids_of(text: Any, tokenizer: Any, special: frozenset[int]) -> list[int]:
-    """Return the ids of a text without the special tokens around it."""
+def _special(tokenizer: Any) -> frozenset[int]:
+    return frozenset(special_ids(tokenizer) or ())
+
+
+def ids_of_text(text: Any, tokenizer: Any) -> list[int]:
+    """Return the ids of a text without the special tokens around it.
+
+    Raises:
+        ObjectiveError: the text has no tokens.
+    """
+    special = _special(tokenizer)
     batch = encode([text], tokenizer)
-    ids = batch.ids[0][batch.real[0]].tolist()
+    ids: list[int] = batch.ids[0][batch.real[0]].tolist()
     while ids and ids[0] in special:
         ids = ids[1:]
     while ids and ids[-1] in special:

@@ -328,8 +328,9 @@ def as_objective(objective: Any) -> Objective | NativeObjective:
         expect_of_outputs(objective)
         return NativeObjective(objective, scalar=False)
     raise ObjectiveError(
-        f"the objective is {objective!r}: expected CrossEntropy, LogProbability, Logit, Margin, Probability, Sum, Projection, Scalar, or a "
-        f"function of the model's output that gives one number for each example{_instead(objective)}"
+        f"the objective is {objective!r}: expected CrossEntropy, LogProbability, Logit, Margin, Probability, "
+        "Sum, Projection, Scalar, or "
+        f"a function of the model's output that gives one number for each example{_instead(objective)}"
     )
 
 

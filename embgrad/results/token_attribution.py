@@ -32,7 +32,8 @@ class TokenAttribution:
         objective: L of each output token, float64, shape (example, output): its log-probability, or with `contrast` the
             difference of its log-probability and that of the other id.
         contrast_ids: the ids that the output tokens are compared with, int64, shape (example, output); None without `contrast`.
-        baseline_objective: L of each output token at the baseline, float64, shape (example, output); None where the method has none.
+        baseline_objective: L of each output token at the baseline, float64, shape (example, output); None where the method has
+            none.
         delta: the error of completeness, likewise: the sum of an output's contributions, of both sides in an encoder-decoder,
             minus `objective - baseline_objective`; None where the method does not promise that.
         ids: the batch's ids, int64, shape (example, position).

@@ -1,0 +1,421 @@
+"""`embgrad.attribute_tokens`: how much each token before an output token contributes to its log-probability."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.attribution.attribute import method_from
+from embgrad.attribution.baselines import absent_positions, baseline_values, id_of
+from embgrad.attribution.completeness import SHARE
+from embgrad.attribution.gradient_methods import InputXGradient, Saliency
+from embgrad.attribution.method import Method
+from embgrad.attribution.passes import Passes
+from embgrad.attribution.path_methods import IntegratedGradients
+from embgrad.attribution.perturbation_methods import Occlusion
+from embgrad.attribution.quadrature import nodes_and_weights
+from embgrad.attribution.targets import NONE, Targets, targets_of
+from embgrad.attribution.token_passes import TokenPasses, decoder_of
+from embgrad.backend.protocol import BoundModel, Call, Reduce
+from embgrad.backend.registry import bind
+from embgrad.common.keywords import explained
+from embgrad.common.metrics import lengths
+from embgrad.common.options import count_or_none
+from embgrad.engine.decoder import takes_decoder
+from embgrad.engine.embedding_table import table_of
+from embgrad.engine.generate import generated
+from embgrad.engine.options import expect_one_name
+from embgrad.engine.probe import with_shared
+from embgrad.errors import (
+    BatchError,
+    EmbgradError,
+    EmbgradWarning,
+    PointError,
+    UnsupportedError,
+    level_of_user,
+    listed,
+)
+from embgrad.forward.points import WORD
+from embgrad.inputs.alignment import Alignment, aligned
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.conventions import batch_of, tokenizer_of
+from embgrad.inputs.decoder import IDS
+from embgrad.inputs.encode import with_tokens
+from embgrad.results.token_attribution import TokenAttribution
+
+__all__ = ["attribute_tokens"]
+
+#: The largest share of an output's largest score that may be rounding.
+ROUNDING: Final = 1e-5
+
+#: The methods that attribute output tokens.
+METHODS: Final = (Saliency, InputXGradient, IntegratedGradients, Occlusion)
+
+
+@explained
+def attribute_tokens(
+    model: Any,
+    batch: Any,
+    targets: Any = None,
+    contrast: Any = None,
+    method: Any = "input_x_gradient",
+    *,
+    generate: Any = None,
+    at: str = WORD,
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    call: Call | None = None,
+    batch_size: int | None = None,
+) -> TokenAttribution:
+    """Return how much each token before an output token contributes to the output token's log-probability.
+
+    All output tokens share a forward pass; each takes a pullback of its own, which is reduced to a number for each position
+    when it arrives, so that memory does not grow with the number of output tokens. Examples that are padded on the left are moved
+    to the left for the pass, so that a causal model computes for each the same as for the example alone.
+
+    Args:
+        model: a causal language model, or an encoder-decoder, whose logits are its output; see `gradients`. So are `tokenizer`,
+            `max_length` and `call`.
+        batch: texts with their continuations, see `gradients`; with `generate` the prompts. For an encoder-decoder the further
+            input `decoder_input_ids` holds the output tokens, after the token with which its decoder starts.
+        targets: the output tokens: None for every real token after an example's first, with `generate` for the generated ones; a
+            position or positions of all examples, or a list of positions for each example, where negative ones count back from
+            the last real token; or a slice of each example's real tokens. In an encoder-decoder these are the decoder's.
+        contrast: another id, or the text of another token, for all output tokens, or one for each, (output,) or (example,
+            output): L is then how much more likely the output token is than this one, log p(output) - log p(contrast). Yin and Neubig,
+            "Interpreting language models with contrastive explanations", 2022.
+        method: `Saliency`, `InputXGradient`, `IntegratedGradients` or `Occlusion`, or a name, such as "integrated_gradients".
+            `Occlusion` changes input tokens, and still asks for the same output tokens.
+        generate: continue the prompts by the model's own method `generate` first: the number of new tokens, for greedy
+            search, or a dict of the method's own arguments, such as {"max_new_tokens": 20, "do_sample": False}.
+        at: the point whose values are the inputs, see `attribute`; in an encoder-decoder "word".
+        batch_size: how many examples or steps one pass runs at most; None for as many as have 2,048 positions.
+
+    Returns:
+        A `TokenAttribution`, whose `scores` are (example, output, position).
+
+    Raises:
+        EmbgradError: a target is not a token with a real token before it; the method is not among those above; or as `gradients`
+            raises.
+        BatchError: the model is an encoder-decoder, and there are no decoder ids.
+        UnsupportedError: the model has no method `generate`; or the backend cannot pull back several objectives.
+    """
+    chosen = _method(method)
+    expect_one_name(at, "make a call for each point")
+    size = count_or_none(batch_size, "batch_size")
+    tokens = batch_of(batch, tokenizer, max_length, model)
+    known = tokenizer_of(model, tokenizer)
+    bound = bind(model, call)
+    starts = None
+    if generate is not None:
+        tokens, starts = generated(bound, tokens, generate, known)
+    _expect_decoder(bound, tokens)
+    if tokens.extras:
+        tokens = with_shared(bound, tokens, repeated=True)
+    moved, move, decoder_move = aligned(tokens)
+    decoder = decoder_of(bound, tokens)
+    side = tokens if decoder is None else decoder
+    wanted = targets_of(targets, contrast, side, known, _default(starts, side))
+    side_move = move if decoder is None else decoder_move
+    passes = TokenPasses(bound, moved, _moved(wanted, side_move), _names(bound, moved, at), size)
+    made = _METHODS[type(chosen)](chosen, passes, known)
+    return _result(made, chosen, wanted, tokens, decoder, (move, decoder_move), known)
+
+
+def _method(method: Any) -> Method:
+    chosen = method_from(method)
+    if not isinstance(chosen, METHODS):
+        raise EmbgradError(
+            f"method is {type(chosen).__name__}: output tokens are attributed by "
+            f"{listed([cls.__name__ for cls in METHODS])}. For "
+            "another method call embgrad.attribute with embgrad.LogProbability for each output token"
+        )
+    if isinstance(chosen, IntegratedGradients) and chosen.tolerance is not None:
+        raise EmbgradError(
+            f"tolerance is {chosen.tolerance}: steps are not doubled here, where all output tokens share them. "
+            "Give more steps, and "
+            "look at the result's delta"
+        )
+    return chosen
+
+
+def _expect_decoder(bound: BoundModel, batch: TokenBatch) -> None:
+    if takes_decoder(bound.model) and decoder_of(bound, batch) is None:
+        raise BatchError(
+            f"{type(bound.model).__name__} is an encoder-decoder, and the batch has no {IDS!r}: give the ids of "
+            "the output there, "
+            "after the token with which the decoder starts, or generate=..."
+        )
+
+
+def _default(starts: np.ndarray | None, side: TokenBatch) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function that chooses an example's output positions where the user names none: those from its start."""
+    if starts is None:
+        return lambda positions: positions
+    order = iter(starts.tolist())
+
+    def generated_positions(positions: np.ndarray) -> np.ndarray:
+        return np.asarray(positions[positions >= next(order)])
+
+    return generated_positions
+
+
+def _moved(targets: Targets, move: Alignment | None) -> Targets:
+    if move is None or not move.shifts.any():
+        return targets
+    return replace(targets, positions=np.where(targets.present, targets.positions - move.shifts[:, None], NONE))
+
+
+def _names(bound: BoundModel, batch: TokenBatch, at: str) -> tuple[str, ...]:
+    """Return the names of the points whose values are the inputs, one for each side."""
+    decoder = decoder_of(bound, batch)
+    if decoder is None:
+        return (at,)
+    if at != WORD:
+        raise PointError(
+            f"at is {at!r}: expected 'word' for an encoder-decoder, whose inputs are the rows of two lookups"
+        )
+    points = bound.points(batch)
+    word = next((point.key for point in points if WORD in point.roles), None)
+    lookups = [
+        point.key
+        for point in points
+        if point.lookup is not None and point.key != word and np.array_equal(point.lookup.indices, decoder.ids)
+    ]
+    if len(lookups) != 1:
+        raise PointError(
+            f"{len(lookups)} lookups have the decoder's ids as indices ({listed(lookups)}): expected one. Call embgrad.gradients "
+            "with a list of embgrad.LogProbability, and name the decoder's lookup in at=[...]"
+        )
+    return (WORD, lookups[0])
+
+
+@dataclass
+class _Made:
+    """The contributions by a method, for the moved batch.
+
+    Attributes:
+        scores: for each point (output, example, position).
+        objectives: L, (output, example).
+        before: L at the baseline, likewise; None where the method has none.
+        provenance: that of the first pass.
+    """
+
+    scores: list[np.ndarray]
+    objectives: np.ndarray
+    before: np.ndarray | None
+    provenance: dict[str, Any]
+
+
+def _by_gradient(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
+    def norm(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
+        return np.asarray(lengths(gradient.astype(np.float64))[..., None])
+
+    def product(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
+        return np.asarray(np.einsum("...d,...d->...", gradient, value, dtype=np.float64)[..., None])
+
+    reduce: Reduce = norm if isinstance(method, Saliency) else product
+    done = [passes.scored(rows, reduce, quiet=number > 0) for number, rows in enumerate(passes.pieces(1))]
+    scores = [np.concatenate(arrays, 1) for arrays in zip(*(part.scores for part in done), strict=True)]
+    objectives = np.concatenate([part.objectives for part in done], 1)
+    return _Made(scores, objectives, None, dict(done[0].provenance))
+
+
+def _by_integration(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
+    assert isinstance(method, IntegratedGradients)
+    inputs, count = passes.values(), len(passes.batch)
+    origins = _baselines(method.baseline, passes, inputs, tokenizer, method.keep_special)
+    differences = [own - origin for own, origin in zip(inputs, origins, strict=True)]
+    nodes, weights = nodes_and_weights(method.rule, method.steps)
+    # Steps at the baseline and at the inputs, without weight, give L there.
+    nodes, weights = np.concatenate([[0.0], nodes, [1.0]]), np.concatenate([[0.0], weights, [0.0]])
+    outputs = passes.targets.positions.shape[1]
+    scores = [np.zeros((outputs, *own.shape[:2])) for own in inputs]
+    before, objectives = np.zeros((outputs, count)), np.zeros((outputs, count))
+    provenance: dict[str, Any] = {}
+    for rows in passes.pieces(len(nodes)):
+        step, example = np.divmod(rows, count)
+        values = [
+            origin[example] + nodes[step, None, None] * difference[example]
+            for origin, difference in zip(origins, differences, strict=True)
+        ]
+
+        def contribution(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
+            side = int(key == passes.names[-1] and len(passes.names) > 1)
+            products = np.einsum("rpd,rpd->rp", gradient, differences[side][example], dtype=np.float64)  # noqa: B023
+            return np.asarray(products[..., None])
+
+        part = passes.scored(rows, contribution, values, quiet=bool(provenance))
+        provenance = provenance or dict(part.provenance)
+        for total, scored in zip(scores, part.scores, strict=True):
+            for row, (at, weight) in enumerate(zip(example, weights[step], strict=True)):
+                total[:, at] += weight * scored[:, row]
+        before[:, example[step == 0]] = part.objectives[:, step == 0]
+        objectives[:, example[step == len(nodes) - 1]] = part.objectives[:, step == len(nodes) - 1]
+    return _Made(scores, objectives, before, provenance)
+
+
+def _baselines(
+    baseline: Any, passes: TokenPasses, inputs: list[np.ndarray], tokenizer: Any, keep_special: bool
+) -> list[np.ndarray]:
+    """Return the baseline's values at each point, (example, position, dim)."""
+    first = passes.targets.objectives(passes.sides[-1])[0]
+    single = Passes(passes.bound, passes.batch, first, passes.names[0], batch_size=passes.batch_size)
+    origins = [baseline_values(single, baseline, tokenizer, keep_special)]
+    if len(inputs) == 1:
+        return origins
+    if hasattr(baseline, "shape") or keep_special:
+        raise UnsupportedError(
+            "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: "
+            "expected 'zero', 'pad', "
+            "'mask' or an id, and keep_special=False"
+        )
+    row: Any = 0.0
+    if baseline != "zero":
+        id_ = id_of(baseline, single, tokenizer) if isinstance(baseline, str) else int(baseline)
+        row = table_of(passes.bound, passes.batch, passes.names[1])[id_]
+    origins.append(np.where(passes.sides[1].real[..., None], row, inputs[1]))
+    return origins
+
+
+def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
+    assert isinstance(method, Occlusion)
+    if not isinstance(method.replacement, (str, int, np.integer)) or method.replacement == "zero":
+        raise UnsupportedError(
+            f"replacement is {method.replacement!r}: input tokens are replaced by an id here. Give 'mask', 'pad' or an id"
+        )
+    first = passes.targets.objectives(passes.sides[-1])[0]
+    single = Passes(passes.bound, passes.batch, first, passes.names[0], batch_size=passes.batch_size)
+    replacement = method.replacement
+    id_ = id_of(replacement, single, tokenizer) if isinstance(replacement, str) else int(replacement)
+    done = [passes.objectives(rows, passes.batch.take(rows)) for rows in passes.pieces(1)]
+    objectives = np.concatenate(done, 1)
+    sides = passes.sides
+    scores = [np.zeros((len(objectives), *side.shape)) for side in sides]
+    for number, (side, total) in enumerate(zip(sides, scores, strict=True)):
+        absent = absent_positions(single, tokenizer, method.keep_special) if number == 0 else side.real
+        examples, positions = np.nonzero(absent)
+        for start in range(0, len(examples), passes.size):
+            rows, at = examples[start : start + passes.size], positions[start : start + passes.size]
+            ids = side.ids[rows].copy()
+            ids[np.arange(len(rows)), at] = id_
+            batch = passes.batch.take(rows)
+            batch = batch.replace(ids=ids) if number == 0 else batch.replace(extras={**batch.extras, IDS: ids})
+            total[:, rows, at] = objectives[:, rows] - passes.objectives(rows, batch)
+    source = passes.scored(np.arange(1), lambda key, gradient, value: np.zeros((*gradient.shape[:-1], 1)))
+    return _Made(scores, objectives, None, dict(source.provenance))
+
+
+_METHODS: Final[dict[type[Method], Callable[[Method, TokenPasses, Any], _Made]]] = {
+    Saliency: _by_gradient,
+    InputXGradient: _by_gradient,
+    IntegratedGradients: _by_integration,
+    Occlusion: _by_occlusion,
+}
+
+
+def _result(
+    made: _Made,
+    method: Method,
+    targets: Targets,
+    batch: TokenBatch,
+    decoder: TokenBatch | None,
+    moves: tuple[Alignment, Alignment | None],
+    tokenizer: Any,
+) -> TokenAttribution:
+    """Return the result for the batch as the user gave it."""
+    named = batch if batch.tokens is not None or tokenizer is None else with_tokens(batch, tokenizer)
+    named_decoder = decoder if decoder is None or tokenizer is None else with_tokens(decoder, tokenizer)
+    side = named if named_decoder is None else named_decoder
+    scores = [np.swapaxes(array, 0, 1) for array in made.scores]
+    absent = ~targets.present
+    sums = sum(array.sum(-1) for array in scores)
+    before = None if made.before is None else np.where(absent, np.nan, made.before.T)
+    objective = np.where(absent, np.nan, made.objectives.T)
+    delta = None if before is None else np.where(absent, np.nan, sums - (objective - before))
+    _warn_of_missed(delta, objective, before, method)
+    by_side = [move.moved_back(array) for move, array in zip(moves, scores, strict=False) if move is not None]
+    _warn_of_later(by_side[-1], targets)
+    output_tokens = None
+    if side.tokens is not None:
+        output_tokens = tuple(
+            tuple(row[position] for position in positions[positions != NONE].tolist())
+            for row, positions in zip(side.tokens, targets.positions, strict=True)
+        )
+    return TokenAttribution(
+        scores=_cleared(by_side[0], absent, batch.real),
+        outputs=targets.positions,
+        output_ids=targets.ids,
+        objective=objective,
+        contrast_ids=targets.contrast,
+        baseline_objective=before,
+        delta=delta,
+        ids=batch.ids.copy(),
+        mask=None if batch.mask is None else batch.mask.copy(),
+        types=None if batch.types is None else batch.types.copy(),
+        tokens=named.tokens,
+        words_of=None if batch.words is None else batch.words.copy(),
+        output_tokens=output_tokens,
+        provenance={
+            **copy.deepcopy(made.provenance),
+            "objective": {"class": "LogProbability", "contrast": targets.contrast is not None},
+            "method": method.describe(),
+            "truncated": batch.truncated.tolist(),
+        },
+        decoder_scores=None if decoder is None else _cleared(by_side[1], absent, decoder.real),
+        decoder_ids=None if decoder is None else decoder.ids.copy(),
+        decoder_mask=None if decoder is None or decoder.mask is None else decoder.mask.copy(),
+        decoder_tokens=None if named_decoder is None else named_decoder.tokens,
+        texts=batch.texts,
+        offsets=None if batch.offsets is None else batch.offsets.copy(),
+        parts=None if batch.parts is None else batch.parts.copy(),
+    )
+
+
+def _cleared(scores: np.ndarray, absent: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return the scores with zeros at padding and for outputs that an example does not have."""
+    return np.ascontiguousarray(np.where(absent[..., None] | ~real[:, None], 0.0, scores))
+
+
+def _warn_of_later(scores: np.ndarray, targets: Targets) -> None:
+    """Warn where an output token depends on itself or on a token after it, as in a model that is not causal.
+
+    Smaller scores than rounding leaves, as differences of L have, become zero.
+    """
+    later = (np.arange(scores.shape[-1]) >= targets.positions[..., None]) & targets.present[..., None]
+    scores[later & (np.abs(scores) <= ROUNDING * np.abs(scores).max(-1, keepdims=True))] = 0
+    dependent = np.argwhere((scores != 0) & later)
+    if len(dependent):
+        example, output, position = dependent[0].tolist()
+        warnings.warn(
+            f"the log-probability of the output token at position {targets.positions[example, output]} of "
+            f"example {example} depends "
+            f"on position {position}: the model is not causal, and its logits before a token may know the token. Use a causal "
+            "language model, or embgrad.attribute with embgrad.LogProbability(..., shift=False)",
+            EmbgradWarning,
+            stacklevel=level_of_user() + 1,
+        )
+
+
+def _warn_of_missed(delta: np.ndarray | None, objective: np.ndarray, before: np.ndarray | None, method: Method) -> None:
+    """Warn of output tokens whose contributions do not sum to the difference of L, beyond 1 % of it."""
+    if delta is None or before is None:
+        return
+    difference = np.abs(objective - before)
+    rounding = 1e-5 * (np.abs(objective) + np.abs(before))
+    missed = np.nan_to_num(np.abs(delta)) > np.nan_to_num(SHARE * difference + rounding)
+    if missed.any():
+        worst = np.unravel_index(int(np.nanargmax(np.where(missed, np.abs(delta), -1))), delta.shape)
+        warnings.warn(
+            f"the contributions to {int(missed.sum())} of {int(np.isfinite(delta).sum())} output tokens miss "
+            "the difference of L by "
+            f"more than {SHARE:.0%}, at most by {delta[worst]:.3g} of {difference[worst]:.3g} (example {worst[0]}, output "
+            f"{worst[1]}). Take more steps than {getattr(method, 'steps', '')}",
+            EmbgradWarning,
+            stacklevel=level_of_user() + 1,
+        )

@@ -1,0 +1,171 @@
+"""The passes of an attribution of output tokens: several log-probabilities through one forward pass, reduced as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from embgrad.attribution.passes import MOST_POSITIONS
+from embgrad.attribution.targets import Targets
+from embgrad.backend.objective_callback import objective_values
+from embgrad.backend.protocol import BoundModel, Reduce
+from embgrad.common.finite import not_finite
+from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.decoder import with_decoder
+from embgrad.engine.evaluate import evaluated_each
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.provenance import provenance
+from embgrad.engine.run import reduced_of, run_located, run_task
+from embgrad.engine.task import Task
+from embgrad.errors import NoGradientError
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.decoder import IDS, MASK
+from embgrad.results.gradients import EmbeddingGradients
+
+__all__ = ["Scored", "TokenPasses"]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The results of one pass.
+
+    Attributes:
+        rows: the indices of the examples that were run, in order.
+        objectives: L, float64, (output, row).
+        scores: for each point the reduced gradients, (output, row, position).
+        provenance: the provenance of the pass.
+    """
+
+    rows: np.ndarray
+    objectives: np.ndarray
+    scores: tuple[np.ndarray, ...]
+    provenance: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class TokenPasses:
+    """A model, a batch and its output tokens, and what passes through them compute.
+
+    Attributes:
+        bound: the model.
+        batch: the batch, whose padding is on the right.
+        targets: its output tokens.
+        names: the points whose values are the inputs: of the batch's ids, and in an encoder-decoder of the decoder's ids.
+        batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
+    """
+
+    bound: BoundModel
+    batch: TokenBatch
+    targets: Targets
+    names: tuple[str, ...]
+    batch_size: int | None
+
+    @property
+    def sides(self) -> list[TokenBatch]:
+        """The ids and the mask of each point's positions."""
+        decoder = decoder_of(self.bound, self.batch)
+        return [self.batch] if decoder is None else [self.batch, decoder]
+
+    @property
+    def size(self) -> int:
+        """The most rows of one pass."""
+        return self.batch_size or max(1, MOST_POSITIONS // sum(side.shape[1] for side in self.sides))
+
+    def pieces(self, times: int) -> Iterator[np.ndarray]:
+        """Yield the numbers of the rows of each pass, where the batch is run several times; row r is example r "
+        "modulo the batch."""
+        count = times * len(self.batch)
+        for start in range(0, count, self.size):
+            yield np.arange(start, min(start + self.size, count))
+
+    def values(self) -> list[np.ndarray]:
+        """Return the batch's own values at the points, float64, (example, position, dim)."""
+        pieces = []
+        for rows in self.pieces(1):
+            (results,) = self._run(self._task(rows, {}, pullback=False, quiet=True), self.batch.take(rows))
+            pieces.append([results[name].activations for name in self.names])
+        return [np.concatenate(arrays).astype(np.float64) for arrays in zip(*pieces, strict=True)]
+
+    def scored(
+        self, rows: np.ndarray, reduce: Reduce, values: Sequence[np.ndarray] | None = None, *, quiet: bool = False
+    ) -> Scored:
+        """Return the reduced gradients of some rows.
+
+        Args:
+            rows: the numbers of the rows, see `pieces`.
+            reduce: takes the number of the point, the gradient and the value there, (row, position, dim), and returns what
+            is kept,
+                (row, position, 1).
+            values: the values at the points, to put in place of the model's own; None to leave those.
+            quiet: whether warnings about the batch were given before.
+
+        Raises:
+            NoGradientError: an output does not depend on a point, or a gradient is not finite.
+        """
+        examples = rows % len(self.batch)
+        batch = self.batch.take(examples)
+        changes = {} if values is None else {"override": dict(zip(self.names, values, strict=True))}
+        task = self._task(examples, changes, pullback=True, quiet=quiet)
+        with explained_errors(self.bound, batch):
+            run, responses, located = run_located(task, batch, reduce)
+        task.warn(batch, run.unused, run.masked_id)
+        scores = []
+        for name in self.names:
+            point = located[name]
+            kept = reduced_of(run.points[point.key if point.key in run.points else name], point.arrangement)
+            scores.append(self._expect_all(name, kept))
+        return Scored(
+            rows,
+            np.stack([objective_values(respond, run, index) for index, respond in enumerate(responses)]),
+            tuple(scores),
+            {
+                **provenance(self.bound, task.options, batch, run, responses[0]),
+                "point": self.names[0],
+                "path": located[self.names[0]].key,
+            },
+        )
+
+    def objectives(self, rows: np.ndarray, batch: TokenBatch) -> np.ndarray:
+        """Return L of the outputs of some rows for a changed batch, float64, (output, row), without gradients."""
+        task = self._task(rows % len(self.batch), {}, pullback=False, quiet=True)
+        return np.stack(evaluated_each(replace(task, options=GradientOptions(())), batch))
+
+    def _expect_all(self, name: str, kept: Sequence[np.ndarray | None]) -> np.ndarray:
+        """Return the reduced gradients of all outputs at a point, float64, (output, row, position)."""
+        arrays = []
+        for output, array in enumerate(kept):
+            if array is None:
+                raise NoGradientError(
+                    f"the log-probabilities of the output tokens at index {output} do not depend on the point "
+                    f"{name!r}: no path in "
+                    "the graph leads from them to it. Check whether the model detaches the value, and whether its logits are read"
+                )
+            wrong = not_finite(array)
+            if wrong is not None:
+                raise NoGradientError(
+                    f"the gradient of the output tokens at index {output} at {name!r} is {wrong.at('example', 'position')}: "
+                    "expected finite numbers. Check the model's inputs, mask and dtype"
+                )
+            arrays.append(array)
+        return np.stack(arrays).astype(np.float64)
+
+    def _task(
+        self, examples: np.ndarray, changes: Mapping[str, Mapping[str, np.ndarray]], *, pullback: bool, quiet: bool
+    ) -> Task:
+        sides = self.sides
+        objectives = self.targets.objectives(sides[-1])
+        first, *further = (objective.take(examples, len(self.batch)) for objective in objectives)
+        options = GradientOptions(self.names, changes=changes)
+        return Task(self.bound, first, options, pullback=pullback, quiet=quiet, further=tuple(further))
+
+    def _run(self, task: Task, batch: TokenBatch) -> list[dict[str, EmbeddingGradients]]:
+        with explained_errors(self.bound, batch):
+            return run_task(task.of_objective(task.objective), batch)
+
+
+def decoder_of(bound: BoundModel, batch: TokenBatch) -> TokenBatch | None:
+    """Return the decoder's ids and mask as a batch; None where the model has no decoder of its own."""
+    extras = with_decoder(bound.model, batch).extras if batch.extras else {}
+    return None if IDS not in extras else TokenBatch(extras[IDS], extras.get(MASK))

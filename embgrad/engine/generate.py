@@ -1,0 +1,111 @@
+"""The continuation of prompts by a model's own method `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from embgrad.backend.protocol import BoundModel, Request
+from embgrad.common.arrays import to_numpy, whole_numbers
+from embgrad.engine.decoder import takes_decoder
+from embgrad.errors import EmbgradError, UnsupportedError, brief
+from embgrad.inputs.alignment import Alignment
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.decoder import IDS, MASK
+from embgrad.inputs.encode import with_tokens
+
+__all__ = ["generated"]
+
+
+def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any) -> tuple[TokenBatch, np.ndarray]:
+    """Return the batch with the tokens that the model generates, and the position of each example's first generated token.
+
+    The model runs in evaluation mode, without gradients. A causal model is given the prompts padded on the left, as its method
+    `generate` expects.
+
+    Args:
+        bound: the model.
+        batch: the prompts.
+        options: the number of new tokens, for greedy search, or the arguments of the method.
+        tokenizer: names the tokens, and knows the ids at which a continuation ends; None where there is none.
+
+    Raises:
+        EmbgradError: `options` is neither a number of tokens nor a dict.
+        UnsupportedError: the model has no method `generate`, or it returns no ids.
+    """
+    arguments = _arguments(options)
+    method = getattr(bound.model, "generate", None)
+    if not callable(method):
+        raise UnsupportedError(
+            f"{type(bound.model).__name__} has no method generate(): give the prompts with their continuations "
+            "as the batch, and the "
+            "positions of the continuations as targets"
+        )
+    encoder_decoder = bool(takes_decoder(bound.model))
+    prompts = batch if encoder_decoder else _padded_left(batch)
+    returned = _returned(bound, prompts, arguments)
+    ids = whole_numbers(to_numpy(getattr(returned, "sequences", returned)))
+    expected = 0 if encoder_decoder else prompts.shape[1]
+    if ids is None or ids.ndim != 2 or len(ids) != len(batch) or ids.shape[1] <= expected:
+        raise UnsupportedError(
+            f"generate() returned ids of shape {None if ids is None else ids.shape} for {len(batch)} prompts of "
+            f"{prompts.shape[1]} "
+            "positions: expected one sequence for each, with the prompt and new tokens. Leave out options that return several"
+        )
+    ends = _ends(bound, ids, expected + int(encoder_decoder), tokenizer)
+    if encoder_decoder:
+        mask = (np.arange(ids.shape[1]) < ends[:, None]).astype(np.int64)
+        extras = {**batch.extras, IDS: ids, MASK: mask}
+        return batch.replace(extras=extras), np.ones(len(batch), np.int64)
+    new = ids[:, expected:]
+    mask = np.concatenate([prompts.real, np.arange(expected, ids.shape[1]) < ends[:, None]], 1).astype(np.int64)
+    whole = TokenBatch(np.concatenate([prompts.ids, new], 1), mask, convention=batch.convention)
+    return (whole if tokenizer is None else with_tokens(whole, tokenizer)), np.full(len(batch), expected)
+
+
+def _arguments(options: Any) -> dict[str, Any]:
+    if isinstance(options, Mapping):
+        return dict(options)
+    if isinstance(options, bool) or not isinstance(options, (int, np.integer)) or options < 1:
+        raise EmbgradError(
+            f"generate is {brief(options)}: expected the number of new tokens, at least 1, or a dict of arguments of the model's "
+            "method generate()"
+        )
+    return {"max_new_tokens": int(options), "do_sample": False}
+
+
+def _padded_left(batch: TokenBatch) -> TokenBatch:
+    """Return prompts with their padding on the left."""
+    if not batch.padded:
+        return batch
+    ends = batch.shape[1] - batch.real[:, ::-1].argmax(1)
+    move = Alignment(ends % batch.shape[1], batch.shape[1])
+    assert batch.mask is not None
+    return TokenBatch(move.moved(batch.ids), move.moved(batch.mask), convention=batch.convention)
+
+
+def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, Any]) -> Any:
+    """Return what the model's method `generate` returns for native inputs."""
+    returned: list[Any] = []
+
+    def generate(model: Any, inputs: Any) -> Any:
+        returned.append(
+            model.generate(**inputs, **arguments) if isinstance(inputs, Mapping) else model.generate(inputs)
+        )
+        return returned[-1]
+
+    bound.run(prompts, Request((), lambda outputs: (), call=generate, pullback=False))
+    return returned[-1]
+
+
+def _ends(bound: BoundModel, ids: np.ndarray, start: int, tokenizer: Any) -> np.ndarray:
+    """Return the positions after each sequence's last token: after the first id that ends a text, which padding follows."""
+    config = getattr(bound.model, "generation_config", None) or getattr(bound.model, "config", None)
+    declared = getattr(config, "eos_token_id", None)
+    declared = getattr(tokenizer, "eos_token_id", None) if declared is None else declared
+    enders = np.atleast_1d(np.asarray([] if declared is None else declared))
+    is_end = np.isin(ids, enders)
+    is_end[:, :start] = False
+    return np.asarray(np.where(is_end.any(1), is_end.argmax(1) + 1, ids.shape[1]))
