@@ -87,8 +87,8 @@ def attribute_tokens(
             position or positions of all examples, or a list of positions for each example, where negative ones count back from
             the last real token; or a slice of each example's real tokens. In an encoder-decoder these are the decoder's.
         contrast: another id, or the text of another token, for all output tokens, or one for each, (output,) or (example,
-            output): L is then how much more likely the output token is than this one, log p(output) - log p(contrast). Yin and Neubig,
-            "Interpreting language models with contrastive explanations", 2022.
+            output): L is then how much more likely the output token is than this one, log p(output) - log p(contrast). Yin and
+            Neubig, "Interpreting language models with contrastive explanations", 2022.
         method: `Saliency`, `InputXGradient`, `IntegratedGradients` or `Occlusion`, or a name, such as "integrated_gradients".
             `Occlusion` changes input tokens, and still asks for the same output tokens.
         generate: continue the prompts by the model's own method `generate` first: the number of new tokens, for greedy
