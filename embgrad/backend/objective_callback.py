@@ -59,17 +59,19 @@ class Respond:
     def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
         """Return the sets of cotangents for the outputs, see `embgrad.backend.Respond`."""
         name = self.objective.output
-        if self._rows is None:
+        rows, self._rows = self._rows, None
+        if rows is None:
             self.shape = outputs[name].shape
-            self.values, cotangent = self.objective.evaluate(outputs[name], self._batch)
+            values, cotangent = self.objective.evaluate(outputs[name], self._batch)
         else:
-            self.values, cotangent = self.objective.evaluate_rows(outputs[name], self._rows, self._batch)
+            values, cotangent = self.objective.evaluate_rows(outputs[name], rows, self._batch)
+        self.values[...] = values  # in place: a new array for each of many objectives would fragment the memory
         if self._sized:
             counted = cotangent != 0  # where the cotangent is 0 the output may be infinite, as at masked classes
             self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
         if self._sets < 2:
             return [{name: cotangent}] * self._sets
-        owners = np.arange(len(cotangent)) if self._rows is None else self._rows[0]
+        owners = np.arange(len(cotangent)) if rows is None else rows[0]
         return [{name: _only(cotangent, owners == example)} for example in range(len(self._batch))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -307,16 +308,36 @@ def _run_once(
         responses[0], points, located, several=several, times=times, memos=memos, further=responses[1:]
     )
     try:
-        return task.bound.run(batch, replace(request, reduce=_arranged(reduce, located))), responses
+        kept = None if reduce is None else _in_one_array(_arranged(reduce, located), len(responses) * max(sets, 1))
+        return task.bound.run(batch, replace(request, reduce=kept)), responses
     except (AmbiguousPointError, PointNotReachedError) as error:
         if located is not None:
             raise
         return _run_resolved(task, batch, reduce, error)
 
 
-def _arranged(reduce: Reduce | None, located: Mapping[str, Located] | None) -> Reduce | None:
+def _in_one_array(reduce: Reduce, count: int) -> Reduce:
+    """Return a function that stores the results at a point, at most `count`, in one array, and returns this array.
+
+    Many small arrays, each made between large ones, would keep the memory of the large ones from being used again.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    stored: Counter[str] = Counter()
+
+    def storing(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
+        reduced = reduce(key, gradient, value)
+        if key not in arrays:
+            arrays[key] = np.zeros((count, *reduced.shape), reduced.dtype)
+        arrays[key][stored[key]] = reduced
+        stored[key] += 1
+        return arrays[key]
+
+    return storing
+
+
+def _arranged(reduce: Reduce, located: Mapping[str, Located] | None) -> Reduce:
     """Return a function that reduces gradients of known points in the axes that users see, and returns the tensor's own axes."""
-    if reduce is None or located is None:
+    if located is None:
         return reduce
     arrangements = {point.key: point.arrangement for point in located.values()}
 
@@ -339,7 +360,8 @@ def reduced_of(values: PointValues, arrangement: Arrangement) -> list[np.ndarray
             f"the point has the shape {arrangement.native} in the model: expected one vector for each example and position"
         )
     without = _without_dim(arrangement)
-    return [None if array is None else without.to_user_axes(array)[..., 0] for array in values.gradients]
+    number = itertools.count()  # of the sets for which a result was stored
+    return [None if array is None else without.to_user_axes(array[next(number)])[..., 0] for array in values.gradients]
 
 
 def _without_dim(arrangement: Arrangement) -> Arrangement:
