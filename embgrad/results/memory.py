@@ -49,10 +49,10 @@ class Memory:
     @property
     def activations(self) -> int:
         """The bytes that the call takes at its peak beyond `base`, the results of all examples included."""
+        run = self.fixed + self.batch_size * self.per_example
         others = self.examples - self.batch_size
-        run = self.fixed + self.batch_size * self.per_example + others * self.result
-        joined = 2 * self.examples * self.result if others else 0  # the sub-batches' results and their concatenation
-        return max(run, joined)
+        # Sub-batches' results are held, then joined into new arrays, while allocators still keep what the runs have freed.
+        return run + (others + self.examples) * self.result if others else run
 
     @property
     def peak(self) -> int:
@@ -85,10 +85,10 @@ class Memory:
                 f"limit is {brief(limit)}: expected a number of bytes above 0, such as 8 * 2**30 for 8 GiB"
             )
         free = int(limit) - self.base - self.fixed
-        size = free // self.per_example
-        if size < self.examples:
-            size = (free - self.examples * self.result) // (self.per_example - self.result)
-        return size if size > 0 and self.with_batch_size(size).peak <= limit else 0
+        whole = free // self.per_example
+        if whole >= self.examples:
+            return whole
+        return max(0, (free - 2 * self.examples * self.result) // (self.per_example - self.result))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as JSON-compatible values, `activations` and `peak` included."""
