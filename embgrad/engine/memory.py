@@ -143,6 +143,8 @@ def _measure(task: Task, batch: TokenBatch, meter: MemoryMeter) -> tuple[int, di
     base, result, measured = 0, 0, dict[int, int]()
     most, count = max(len(batch), 2), 1
     while True:
+        if task.options.compile:
+            _run(task, batch, count)  # another number of examples may be compiled
         peaks = []
         for _ in range(RUNS):
             meter.restart()
