@@ -26,6 +26,7 @@ from embgrad.engine.capture import Tap, capture
 from embgrad.engine.embedding_table import embedding_table
 from embgrad.engine.evaluate import evaluate
 from embgrad.engine.gradients import gradients, points
+from embgrad.engine.memory import memory
 from embgrad.engine.padding_report import PaddingReport, padding_report
 from embgrad.engine.parameter_gradients import ParameterGradients, parameter_gradients
 from embgrad.engine.table_gradients import TableGradients, table_gradients
@@ -67,6 +68,7 @@ from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.faithfulness import Faithfulness
 from embgrad.results.gradients import EmbeddingGradients, Word
 from embgrad.results.io import load, save
+from embgrad.results.memory import Memory
 from embgrad.results.row_sparse import RowSparse
 from embgrad.results.spans import Span
 from embgrad.results.table_norms import clipped_table, table_norms, table_products
@@ -107,6 +109,7 @@ __all__ = [
     "LogProbability",
     "Logit",
     "Margin",
+    "Memory",
     "NativeObjective",
     "NoGradientError",
     "Objective",
@@ -161,6 +164,7 @@ __all__ = [
     "list_backends",
     "load",
     "load_bert",
+    "memory",
     "open_stream",
     "padding_report",
     "parameter_gradients",

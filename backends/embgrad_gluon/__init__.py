@@ -73,6 +73,10 @@ class GluonBackend:
         """Keep other threads from running the model, or a part of it, while it is open."""
         return parameters.alone(model)
 
+    def device_meter(self, model: Any) -> None:
+        """Return None for a model on the CPU, and refuse a model on another device."""
+        parameters.device_meter(model)
+
     def paths(self, model: Any) -> Collection[str]:
         """Return the attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""
         parts = as_parts(model)

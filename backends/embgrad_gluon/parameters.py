@@ -14,6 +14,7 @@ from embgrad.backend.locks import model_lock
 from embgrad.backend.signature import as_parts
 from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
+from embgrad.errors import UnsupportedError, listed
 from embgrad_gluon import bert
 from embgrad_gluon.graphs import scope_paths
 from embgrad_gluon.importing import import_mxnet
@@ -22,6 +23,7 @@ from embgrad_gluon.walk import (
     all_parameters,
     arrays_of,
     block_names,
+    contexts_of,
     memory,
     named_blocks,
     named_parameters,
@@ -29,7 +31,16 @@ from embgrad_gluon.walk import (
     unique_names,
 )
 
-__all__ = ["TableParameters", "alone", "array_of", "record_frozen_tables", "trainable", "values_of", "weights"]
+__all__ = [
+    "TableParameters",
+    "alone",
+    "array_of",
+    "device_meter",
+    "record_frozen_tables",
+    "trainable",
+    "values_of",
+    "weights",
+]
 
 
 def trainable(parts: Sequence[Any]) -> dict[str, Any]:
@@ -132,6 +143,22 @@ def weights(model: Any) -> list[Weight]:
 def alone(model: Any) -> AbstractContextManager[None]:
     """Keep other threads from running the model, or a part of it, while it is open."""
     return model_lock(all_blocks(as_parts(model)))
+
+
+def device_meter(model: Any) -> None:
+    """Return None for a model on the CPU.
+
+    Raises:
+        UnsupportedError: the model is on another device, since MXNet does not record a peak of its memory.
+    """
+    contexts = {
+        str(context) for parameter in unique_names(as_parts(model)).values() for context in contexts_of(parameter)
+    }
+    others = sorted(context for context in contexts if not context.startswith("cpu"))
+    if others:
+        raise UnsupportedError(
+            f"the model is on {listed(others)}, and MXNet records no peak of the memory there: expected a model on the CPU"
+        )
 
 
 def _weight(name: str, parameter: Any, owner: str, canonical: str | None) -> Weight:

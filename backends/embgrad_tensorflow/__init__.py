@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from embgrad.backend import Call, Listener, Point, Request, Run, Weight
 from embgrad.checkpoints.load_bert import WeightTarget
+from embgrad.common.memory_meter import MemoryMeter
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["TensorFlowBackend"]
@@ -82,6 +83,12 @@ class TensorFlowBackend:
         from embgrad_tensorflow.parameters import alone
 
         return alone(model)
+
+    def device_meter(self, model: Any) -> MemoryMeter | None:
+        """Return the meter of the memory of the model's GPU; None for a model on the CPU."""
+        from embgrad_tensorflow.parameters import device_meter
+
+        return device_meter(model)
 
     def bert_targets(self, model: Any) -> list[WeightTarget] | None:
         """Return the places of the weights of a BERT as `bert` makes it; None for any other model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,10 +17,12 @@ from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import model_lock
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import owned
+from embgrad.common.memory_meter import MemoryMeter
+from embgrad.errors import UnsupportedError, listed
 from embgrad_tensorflow.state import expect_eager, other_tapes_paused
 from embgrad_tensorflow.walk import Node, handle_of, has_base, is_saved, native_variable, walk
 
-__all__ = ["Parameters", "alone", "checkpoint_name", "weights", "writer"]
+__all__ = ["Parameters", "alone", "checkpoint_name", "device_meter", "weights", "writer"]
 
 #: The attributes under which a saved object may list its variables for those who load it.
 LISTS: Final = ("variables", "trainable_variables", "non_trainable_variables")
@@ -162,6 +165,36 @@ def weights(model: Any) -> list[Weight]:
 def alone(model: Any) -> AbstractContextManager[None]:
     """Keep other threads from running the model while the context is open."""
     return model_lock(as_parts(model))
+
+
+def device_meter(model: Any) -> MemoryMeter | None:
+    """Return the meter of TensorFlow's allocator on the GPU that holds the model's floating variables; None for the CPU.
+
+    Raises:
+        UnsupportedError: they are on several devices, or on another kind of device.
+    """
+    variables = [native_variable(variable) for _, variable in Parameters(as_parts(model)).items()]
+    names = {variable.device for variable in variables if variable.dtype.is_floating and variable.device}
+    devices = {
+        ":".join(name.rsplit(":", 2)[-2:]) for name in names
+    }  # such as "GPU:0" of "/job:localhost/.../device:GPU:0"
+    if not devices or devices == {"CPU:0"}:
+        return None
+    device = next(iter(devices))
+    if len(devices) > 1 or not device.startswith("GPU:"):
+        raise UnsupportedError(
+            f"the model is on {listed(sorted(devices))}: expected a model on the CPU or on one GPU, whose memory can be measured"
+        )
+
+    def restart() -> None:
+        gc.collect()
+        tf.config.experimental.reset_memory_stats(device)
+
+    def read() -> tuple[int, int]:
+        figures = tf.config.experimental.get_memory_info(device)
+        return int(figures["current"]), int(figures["peak"])
+
+    return MemoryMeter(device, restart, read)
 
 
 def writer(variable: Any) -> Callable[[np.ndarray], None]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from embgrad.backend import Call, Listener, Point, Request, Run, Weight
 from embgrad.checkpoints.load_bert import WeightTarget
+from embgrad.common.memory_meter import MemoryMeter
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["TorchBackend"]
@@ -74,6 +75,12 @@ class TorchBackend:
         from embgrad_torch.parameters import alone
 
         return alone(model)
+
+    def device_meter(self, model: Any) -> MemoryMeter | None:
+        """Return the meter of the memory of the model's GPU; None for a model on the CPU."""
+        from embgrad_torch.parameters import device_meter
+
+        return device_meter(model)
 
     def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         """Return a `transformers.BertModel` of that configuration, and where each of its weights goes."""

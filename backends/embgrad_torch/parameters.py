@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +17,8 @@ from embgrad.backend.locks import held
 from embgrad.backend.signature import as_parts
 from embgrad.checkpoints.load_bert import bert_names
 from embgrad.common.arrays import owned
+from embgrad.common.memory_meter import MemoryMeter
+from embgrad.errors import UnsupportedError, listed
 from embgrad.forward.points import WORD, split_name
 from embgrad_torch.inputs import dtype_name
 from embgrad_torch.state import set_trainable
@@ -31,7 +34,7 @@ from embgrad_torch.walk import (
     walk,
 )
 
-__all__ = ["Tables", "alone", "is_bert", "parameter_values", "trainable", "weights", "writer"]
+__all__ = ["Tables", "alone", "device_meter", "is_bert", "parameter_values", "trainable", "weights", "writer"]
 
 
 def trainable(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -159,6 +162,34 @@ def weights(model: Any) -> list[Weight]:
 def alone(model: Any) -> AbstractContextManager[None]:
     """Hold the locks of the model's modules and parameters while the context is open."""
     return held(Structure(as_parts(model)).locks)
+
+
+def device_meter(model: Any) -> MemoryMeter | None:
+    """Return the meter of PyTorch's allocator on the model's CUDA GPU; None for a model on the CPU.
+
+    Raises:
+        UnsupportedError: the model is on several devices, or on another kind of device.
+    """
+    tensors = (tensor for part in as_parts(model) for tensor in (*part.parameters(), *part.buffers()))
+    devices = {tensor.device for tensor in tensors if tensor.device.type != "meta"}
+    if not devices or {device.type for device in devices} == {"cpu"}:
+        return None
+    device = next(iter(devices))
+    if len(devices) > 1 or device.type != "cuda":
+        raise UnsupportedError(
+            f"the model is on {listed(sorted(map(str, devices)))}: expected a model on the CPU or on one CUDA GPU, whose memory "
+            "can be measured"
+        )
+
+    def restart() -> None:
+        gc.collect()
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def read() -> tuple[int, int]:
+        return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+
+    return MemoryMeter(str(device), restart, read)
 
 
 def writer(tensor: Any) -> Callable[[np.ndarray], None]:

@@ -342,7 +342,9 @@ class Backend(Protocol):
         extra: the extra of embgrad that installs the framework, or None if there is none.
         supports: the abilities that it has, of `ABILITIES`; requesting another one raises UnsupportedError.
 
-    A backend may also have a mapping `instead`, from an absent ability to the end of the error's message, which says what to do.
+    A backend may also have a mapping `instead`, from an absent ability to the end of the error's message, which says what to do;
+    and a method `device_meter(model)` that returns an `embgrad.common.memory_meter.MemoryMeter` of the model's device, or None
+    for a model on the CPU, or raises UnsupportedError where that memory cannot be measured.
     """
 
     name: str

@@ -1,0 +1,218 @@
+"""`embgrad.memory`: a forecast of the memory that `gradients` takes, from runs of sub-batches."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.backend.protocol import BoundModel, Call
+from embgrad.backend.registry import bind
+from embgrad.common.keywords import explained
+from embgrad.common.memory_meter import MemoryMeter, process_meter
+from embgrad.common.options import count_or_none
+from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.gradients import results_of
+from embgrad.engine.options import checked_options
+from embgrad.engine.probe import with_shared
+from embgrad.engine.task import Task
+from embgrad.errors import EmbgradError, ObjectiveError
+from embgrad.forward.points import WORD
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.conventions import batch_of
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import Objective, as_objective
+from embgrad.results.gradient_fields import arrays_of
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.memory import Memory
+
+__all__ = ["memory"]
+
+#: From which growth, in bytes, between two sub-batches the memory of an example is computed. The peaks of equal runs differ by
+#: some MiB, since allocators reuse memory in other orders.
+ENOUGH: Final = 96 * 2**20
+
+#: From which growth one and two examples suffice, although frameworks may treat a single example differently.
+PLENTY: Final = 512 * 2**20
+
+#: How many times each sub-batch is run; the largest peak counts.
+RUNS: Final = 2
+
+
+@explained
+def memory(
+    model: Any,
+    batch: Any,
+    objective: Any,
+    *,
+    at: str | Sequence[str] = WORD,
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    call: Call | None = None,
+    training: bool = False,
+    split: bool = False,
+    override: Mapping[str, Any] | None = None,
+    add: Mapping[str, Any] | None = None,
+    edit: Mapping[str, Callable[[np.ndarray], np.ndarray | None]] | None = None,
+    check: bool = False,
+    batch_size: int | None = None,
+    compile: bool = False,
+) -> Memory:
+    """Forecast the memory that `gradients` takes with the same arguments, so that `batch_size` can be chosen.
+
+    The call is run on the first 1, 2, 4, … examples of the batch, with all of its positions, until the peak has grown enough to
+    tell what an example takes; a line through the last two peaks gives that of `batch_size` examples. The model is restored
+    afterwards.
+
+    On the CPU the peak is that of the process's resident size as Linux records it (`VmHWM`), so that other work of the process in
+    the meantime counts as well. On a CUDA GPU it is that of the bytes which PyTorch's or TensorFlow's allocator hands out;
+    the GPU's driver, and blocks that the allocator keeps for later, come on top.
+
+    The forecast is for sub-batches like the first examples. Equal runs differ by some MiB on the CPU: where `activations` is
+    below about 50 MiB, or the batch too small for `measured` to grow by as much, `per_example` is that uncertain. With
+    `compile=True` a first call takes more while it compiles.
+
+    Args:
+        model: as in `gradients`; so are all other arguments. Functions among them are called several times.
+        training: run the model in training mode. Random generators then move as by the runs.
+        batch_size: the most examples to run at once; None, or a number above that of the batch's examples, for all of them.
+            `Memory.with_batch_size` gives the forecast for other numbers without further runs.
+
+    Returns:
+        The figures in bytes: `weights`, `activations`, `peak` and others; `largest_batch(limit)` is the largest `batch_size`
+        that fits.
+
+    Raises:
+        UnsupportedError: the system does not record a peak, as macOS and Windows, or the model is on several devices or on one
+            whose memory cannot be read.
+        ObjectiveError: a function as objective does not accept some of the examples.
+        EmbgradError: as `gradients` raises.
+    """
+    options = checked_options(
+        at,
+        training=training,
+        pads="keep",
+        split=split,
+        override=override,
+        add=add,
+        edit=edit,
+        check=check,
+        compile=compile,
+    )
+    tokens = batch_of(batch, tokenizer, max_length, model)
+    bound, count = bind(model, call), len(tokens)
+    size = min(count_or_none(batch_size, "batch_size") or count, count)
+    task = Task(bound, as_objective(objective), options, quiet=True)
+    if size < count:
+        task.expect_cuttable(size, count)
+    meter = _meter_of(bound)
+    if tokens.extras:
+        tokens = with_shared(bound, tokens)
+    base, measured, result = _measure(task, tokens, meter)
+    fixed, per_example = _line(measured, 2 * result if meter.holds_results else 0)
+    return Memory(
+        device=meter.device,
+        examples=count,
+        batch_size=size,
+        weights=_size_of_weights(bound),
+        base=base,
+        fixed=fixed,
+        per_example=per_example,
+        result=result if meter.holds_results else 0,
+        measured=measured,
+    )
+
+
+def _meter_of(bound: BoundModel) -> MemoryMeter:
+    """Return the meter of the model's device: the backend's, or that of the process for models on the CPU."""
+    device_meter = getattr(bound.backend, "device_meter", None)
+    meter: MemoryMeter | None = None if device_meter is None else device_meter(bound.model)
+    return process_meter() if meter is None else meter
+
+
+def _measure(task: Task, batch: TokenBatch, meter: MemoryMeter) -> tuple[int, dict[int, int], int]:
+    """Return the bytes in use before a run, what runs took beyond that by their numbers of examples, and an example's results.
+
+    A first run does not count, since libraries allocate what they keep.
+    """
+    _run(task, batch, 1)
+    base, result, measured = 0, 0, dict[int, int]()
+    most, count = max(len(batch), 2), 1
+    while True:
+        if task.options.compile:
+            _run(task, batch, count)  # another number of examples may be compiled
+        peaks = []
+        for _ in range(RUNS):
+            meter.restart()
+            base, _ = meter.read()
+            result = math.ceil(_run(task, batch, count) / count)
+            peaks.append(meter.read()[1] - base)
+        growth = max(peaks) - max(measured.values(), default=0)
+        measured[count] = max(peaks)
+        if count >= most or (growth >= ENOUGH and count > 2) or (growth >= PLENTY and count > 1):
+            return base, measured, result
+        count = min(2 * count, most)
+
+
+def _run(task: Task, batch: TokenBatch, count: int) -> int:
+    """Run the task on the first examples, and return the size of its results in bytes; a batch of one example may be repeated.
+
+    Raises:
+        ObjectiveError: a function as objective fails on some of the examples, and the model does not.
+    """
+    part = batch[:count] if count <= len(batch) else batch.take(np.zeros(count, np.int64))
+    try:
+        with explained_errors(task.bound, batch, sub_batches=True, size=count):
+            return sum(map(_size, results_of(_for_part(task, batch, count), part).values()))
+    except EmbgradError:
+        raise
+    except Exception as failure:
+        if len(part) == len(batch) or not isinstance(task.objective, NativeObjective) or not task.bound.accepts(part):
+            raise
+        raise ObjectiveError(
+            f"the objective raised {type(failure).__name__} for {count} of the batch's {len(batch)} examples, which are run "
+            "to measure: expected a function of any number of examples, or an objective such as embgrad.CrossEntropy(labels)"
+        ) from failure
+
+
+def _for_part(task: Task, batch: TokenBatch, count: int) -> Task:
+    """Return the task for the first examples, or for the only example repeated."""
+    if count <= len(batch):
+        return task if count == len(batch) else task.for_examples(slice(0, count), len(batch))
+    if isinstance(task.objective, Objective):
+        return replace(task, objective=task.objective.take(np.zeros(count, np.int64), len(batch)))
+    return task
+
+
+def _size(result: EmbeddingGradients) -> int:
+    return sum(array.nbytes for array in arrays_of(result).values())
+
+
+def _line(measured: Mapping[int, int], least: int) -> tuple[int, int]:
+    """Return the intercept and the slope of the line through the last two points, neither below what is possible.
+
+    Args:
+        measured: bytes by numbers of examples, at least two in ascending order.
+        least: the least slope: the framework's arrays and their copies in the results.
+    """
+    (fewer, before), (more, after) = list(measured.items())[-2:]
+    slope = max((after - before) // (more - fewer), least, 1)
+    if slope * more > after:
+        return 0, max(after // more, least, 1)
+    return after - slope * more, slope
+
+
+def _size_of_weights(bound: BoundModel) -> int | None:
+    if not bound.supports("weights"):
+        return None
+    weights = bound.backend.weights(bound.model)
+    return sum(math.prod(weight.shape) * _bits(weight.dtype) for weight in weights) // 8
+
+
+def _bits(dtype: str) -> int:
+    """Return the size of a number of a floating dtype, such as 16 for "bfloat16" and 8 for "float8_e4m3fn"."""
+    return int(re.findall(r"\d+", dtype)[0])

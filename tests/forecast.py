@@ -1,0 +1,42 @@
+"""A forecast of memory beside what is measured, in a process of its own: `python -m tests.forecast torch 16 128`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import embgrad
+from embgrad.common.memory_meter import process_meter
+from tests.benchmarks.cases import Case, drawn_bert
+
+ROOT = Path(__file__).parents[1]
+
+
+def figures(framework: str, examples: int, positions: int) -> dict[str, Any]:
+    """Return the forecast for a random BERT of MiniLM's size, and `used`, what the call then takes, from another process."""
+    command = [sys.executable, "-m", "tests.forecast", framework, str(examples), str(positions)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main(framework: str, examples: int, positions: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        case = Case(drawn_bert(Path(folder) / "bert", layers=6, dim=384, vocab=30_522), examples, positions)
+        model, batch = embgrad.load_bert(case.checkpoint, framework), case.batch()
+    objective = embgrad.Sum(output="pooled")
+    forecast = embgrad.memory(model, batch, objective)
+    meter = process_meter()
+    meter.restart()
+    before, _ = meter.read()
+    embgrad.gradients(model, batch, objective)
+    print(json.dumps({**forecast.to_dict(), "used": meter.read()[1] - before, "used_peak": meter.read()[1]}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
