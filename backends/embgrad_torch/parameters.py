@@ -45,8 +45,8 @@ def trainable(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     for name, parameter in parameters.items():
         if parameter.is_meta:
             raise UnsupportedError(
-                f"the trainable parameter {name!r} is on the device 'meta', so that its gradient cannot be read: a device_map that "
-                "offloads weights loads them anew for each pass. Load the model without offloading, or freeze this parameter"
+                f"the trainable parameter {name!r} is on the device 'meta', so that its gradient cannot be read: a device_map "
+                "that offloads weights loads them anew for each pass. Load the model without offloading, or freeze this parameter"
             )
     return parameters
 
@@ -179,8 +179,8 @@ def writer(tensor: Any) -> Callable[[np.ndarray], None]:
     def put(value: np.ndarray) -> None:
         if is_quantised(tensor):
             raise UnsupportedError(
-                f"a weight of shape {tuple(tensor.shape)} is a quantised {type(tensor).__name__}, which holds no other values than "
-                "those that it was made from. Use a model that is not quantised"
+                f"a weight of shape {tuple(tensor.shape)} is a quantised {type(tensor).__name__}, which holds no other values "
+                "than those that it was made from. Use a model that is not quantised"
             )
         # Writing to `data` leaves the tensor's version, so that graphs of the user that saved the tensor stay valid.
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
