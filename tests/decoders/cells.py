@@ -81,7 +81,8 @@ def own_gradients(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return PyTorch's own gradient of the rows, or of a layer's output, and of one-hot inputs, and the table.
 
-    The lookup of the ids is replaced by a product of one-hot vectors with the table.
+    The lookup of the ids is replaced by a product of one-hot vectors with the table. The weights are frozen meanwhile, as they are
+    in embgrad's passes: PyTorch chooses other kernels of attention where a bias of it is trainable, which round otherwise.
     """
     kept: dict[str, Any] = {}
     ids = torch.tensor(inputs.batch["input_ids"])
@@ -101,7 +102,7 @@ def own_gradients(
         return rows
 
     hook = contextlib.nullcontext() if layer is None else _layer_output(model, layer, kept)
-    with mock.patch.object(functional, "embedding", embedding), hook:
+    with mock.patch.object(functional, "embedding", embedding), hook, _frozen(model):
         logits = model(**{name: torch.tensor(value) for name, value in inputs.batch.items()}).logits
     loss = functional.cross_entropy(
         logits.double().flatten(0, 1), torch.tensor(inputs.labels).flatten(), reduction="sum"
@@ -112,6 +113,18 @@ def own_gradients(
         value.detach().float().numpy() if value is not None else np.zeros(())
         for value in (of_point, of_one_hot, kept["table"])
     )
+
+
+@contextlib.contextmanager
+def _frozen(model: Any) -> Iterator[None]:
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 RECORD: Final = DOCS / "decoders.json"
+TITLES: Final = {"torch": "PyTorch", "tensorflow": "TensorFlow", "gluon": "MXNet Gluon"}
 BEGIN: Final = "<!-- decoders: table -->"
 END: Final = "<!-- decoders: end of the table -->"
 
 #: The largest relative difference that rounding explains, in float32 and where a mode computes with few digits.
 EXACT: Final = 1e-6
-ROUNDED: Final = 3e-2
+ROUNDED: Final = 6e-2
 
 
 def recorded() -> Mapping[str, Any]:
@@ -34,13 +35,13 @@ def table(record: Mapping[str, Any]) -> str:
     """Return all tables and the errors that they refer to, as Markdown."""
     errors: dict[str, int] = {}
     parts = []
-    for framework, title in {"torch": "PyTorch", "tensorflow": "TensorFlow", "gluon": "MXNet Gluon"}.items():
+    for framework, title in TITLES.items():
         if framework in record:
             versions = ", ".join(f"{name} {version}" for name, version in record[framework]["versions"].items())
             parts.append(f"**{title}** ({versions})\n\n{_modes(record[framework]['cells'], errors)}")
     if "torch" in record:
         cells = record["torch"]["cells"]
-        parts.append(f"**Padding**, in float32 in PyTorch\n\n{_padding(cells)}")
+        parts.append(f"**Padding**, in float32\n\n{_padding(record)}")
         parts.append(f"**What quantisation and bfloat16 change** in the gradient, beside float32\n\n{_changes(cells)}")
     parts.append("\n".join(f"{number}. {error}" for error, number in errors.items()))
     return "\n\n".join(parts)
@@ -62,7 +63,12 @@ def _outcome(cell: Mapping[str, Any], errors: dict[str, int]) -> str:
     return _figure(max(cell["own"], cell["right"]))
 
 
-def _padding(cells: Mapping[str, Mapping[str, Any]]) -> str:
+def _padding(record: Mapping[str, Any]) -> str:
+    cells = {
+        name if framework == "torch" else f"{name}, in {TITLES[framework]}": row
+        for framework in TITLES
+        for name, row in record.get(framework, {"cells": {}})["cells"].items()
+    }
     lines = ["| | on the right | on the left | on the left, with `position_ids` |", "|---|---|---|---|"]
     for name, row in cells.items():
         cell = row["float32"]
