@@ -81,8 +81,8 @@ def own_gradients(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return PyTorch's own gradient of the rows, or of a layer's output, and of one-hot inputs, and the table.
 
-    The lookup of the ids is replaced by a product of one-hot vectors with the table. The weights are frozen meanwhile, as they are
-    in embgrad's passes: PyTorch chooses other kernels of attention where a bias of it is trainable, which round otherwise.
+    The lookup of the ids is replaced by a product of one-hot vectors with the table. The weights are frozen meanwhile, as they
+    are in embgrad's passes: PyTorch chooses other kernels of attention where a bias of it is trainable, which round otherwise.
     """
     kept: dict[str, Any] = {}
     ids = torch.tensor(inputs.batch["input_ids"])
@@ -117,14 +117,15 @@ def own_gradients(
 
 @contextlib.contextmanager
 def _frozen(model: Any) -> Iterator[None]:
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trainable:
-        parameter.requires_grad_(False)
+    # By name: accelerate makes new parameters of those that it loads.
+    trainable = [name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad]
+    for name in trainable:
+        model.get_parameter(name).requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
+        for name in trainable:
+            model.get_parameter(name).requires_grad_(True)
 
 
 @contextlib.contextmanager

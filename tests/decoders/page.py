@@ -60,6 +60,8 @@ def _outcome(cell: Mapping[str, Any], errors: dict[str, int]) -> str:
     reason = cell["error"] or cell["inapplicable"]
     if reason:
         return f"no ({errors.setdefault(reason, len(errors) + 1)})"
+    if cell["changed"]:
+        return f"changes {cell['changed'][0]}"
     return _figure(max(cell["own"], cell["right"]))
 
 
