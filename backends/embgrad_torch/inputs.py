@@ -23,8 +23,8 @@ from embgrad.errors import OutputError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
-    *("TorchTensors", "computed_in", "device_of", "dtype_name", "has_values", "is_floating", "is_transformed"),
-    *("like", "plan", "to_numpy", "to_tensors"),
+    *("TorchTensors", "computed_in", "device_of", "dtype_name", "has_values", "is_floating", "is_quantised"),
+    *("is_transformed", "like", "plan", "to_numpy", "to_tensors"),
 ]
 
 CPU: Final = torch.device("cpu")
@@ -268,6 +268,11 @@ def has_values(tensor: Any) -> bool:
     except (NotImplementedError, RuntimeError):
         return False
     return True
+
+
+def is_quantised(tensor: Any) -> bool:
+    """Return whether a tensor stands for floating-point numbers and stores quantised ones, such as torchao's weights."""
+    return getattr(type(tensor), "dequantize", None) is not torch.Tensor.dequantize
 
 
 def is_floating(value: object) -> bool:

@@ -15,7 +15,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.forward.points import UNNAMED_TABLE, layout_of
 from embgrad.forward.recorder import PassRecorder
 from embgrad_torch.checkpoints import Recorded, repeated_key
-from embgrad_torch.inputs import Head, has_values, is_transformed
+from embgrad_torch.inputs import Head, has_values, is_quantised, is_transformed
 from embgrad_torch.state import ACCUMULATING, is_running
 from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled
 from embgrad_torch.walk import TablePaths
@@ -159,17 +159,41 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         with self:
             return (true if chosen else false)(*operands)
 
+    def on_linear(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Record the last linear map, see `Head`; refuse a quantised one through which no gradient flows to its input."""
+        result = func(*args, **kwargs)
+        weight = args[1] if len(args) > 1 else kwargs["weight"]
+        if self.at.plain or self.pulling or not torch.is_grad_enabled():
+            return result
+        features = args[0] if args else kwargs["input"]
+        if not features.requires_grad:
+            return result
+        if is_quantised(weight):
+            row = features.detach().flatten(0, -2)[:1].requires_grad_()  # the result may depend on a trainable bias
+            if not func(row, weight.detach()).requires_grad:
+                self._refuse_product(type(weight).__name__)
+        elif result.requires_grad:
+            self.head = Head(features, weight, result)
+        return result
+
+    def on_quantised_linear(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Refuse PyTorch's own product with a quantised matrix, which has no backward pass."""
+        if not self.at.plain and torch.is_grad_enabled() and args[0].requires_grad:
+            self._refuse_product(str(func))
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _refuse_product(kind: str) -> None:
+        raise UnsupportedError(
+            f"a linear layer of the model multiplies by quantised weights ({kind}) without a backward pass, so that the gradient "
+            "would silently leave the layer out. Quantise the weights alone (torchao's weight-only configurations, "
+            "bitsandbytes), or pass the model as it was before quantisation"
+        )
+
     def on_grad_mode(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Record that gradients are switched off, as reentrant checkpoints do."""
         self.suspended_grad = self.suspended_grad or not args[0]
         return func(*args, **kwargs)
-
-    def on_linear(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Record the last linear map, see `Head`."""
-        output = func(*args, **kwargs)
-        if len(args) > 1 and not self.pulling and output.requires_grad:
-            self.head = Head(args[0], args[1], output)
-        return output
 
     def on_differentiating(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Stop a model that takes gradients of weights that are frozen.
@@ -345,6 +369,9 @@ READERS: Final[Mapping[Any, Callable[..., Read | None]]] = {
     torch.ops.aten.index_select.default: _index_select,
 }
 
+#: PyTorch's products of floating activations with quantised matrices, which round the activations.
+_QUANTISED: Final = (torch.ops.quantized.linear_dynamic, torch.ops.quantized.linear_relu_dynamic)
+
 #: The functions that the mode handles. All others run unchanged.
 HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]], Any]]] = {
     **{func: functools.partial(LookupMode.on_lookup, reader=reader) for func, reader in READERS.items()},
@@ -354,8 +381,9 @@ HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]],
     torch.ops.aten.embedding_bag.default: LookupMode.on_closed_bag,
     torch.ops.aten.embedding_bag.padding_idx: LookupMode.on_closed_bag,
     torch.ops.higher_order.cond: LookupMode.on_choice,
-    torch._C._set_grad_enabled: LookupMode.on_grad_mode,
     functional.linear: LookupMode.on_linear,
+    **dict.fromkeys(_QUANTISED, LookupMode.on_quantised_linear),
+    torch._C._set_grad_enabled: LookupMode.on_grad_mode,
     **dict.fromkeys(DIFFERENTIATING, LookupMode.on_differentiating),
 }
 

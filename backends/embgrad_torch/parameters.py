@@ -20,7 +20,7 @@ from embgrad.common.arrays import owned
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.errors import UnsupportedError, listed
 from embgrad.forward.points import WORD, split_name
-from embgrad_torch.inputs import dtype_name
+from embgrad_torch.inputs import dtype_name, is_quantised
 from embgrad_torch.state import set_trainable
 from embgrad_torch.walk import (
     Structure,
@@ -38,8 +38,19 @@ __all__ = ["Tables", "alone", "device_meter", "is_bert", "parameter_values", "tr
 
 
 def trainable(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the trainable parameters by attribute path, each once, in the model's order."""
-    return {name: parameter for name, parameter in named_parameters(walked) if parameter.requires_grad}
+    """Return the trainable parameters by attribute path, each once, in the model's order.
+
+    Raises:
+        UnsupportedError: one has no values, since it is loaded during the pass, as another parameter.
+    """
+    parameters = {name: parameter for name, parameter in named_parameters(walked) if parameter.requires_grad}
+    for name, parameter in parameters.items():
+        if parameter.is_meta:
+            raise UnsupportedError(
+                f"the trainable parameter {name!r} is on the device 'meta', so that its gradient cannot be read: a device_map "
+                "that offloads weights loads them anew for each pass. Load the model without offloading, or freeze this parameter"
+            )
+    return parameters
 
 
 def parameter_values(
@@ -107,7 +118,7 @@ def _by_table_path(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     paths = by_identity(tables(walked))
     by_path: dict[str, Any] = {}
     for _, parameter in named_parameters(walked):
-        if id(parameter) in paths and parameter.is_floating_point():
+        if id(parameter) in paths and parameter.is_floating_point() and not parameter.is_meta:
             by_path.setdefault(paths[id(parameter)], parameter)
     return by_path
 
@@ -196,6 +207,11 @@ def writer(tensor: Any) -> Callable[[np.ndarray], None]:
     """Return a function that writes values into a tensor's memory."""
 
     def put(value: np.ndarray) -> None:
+        if is_quantised(tensor):
+            raise UnsupportedError(
+                f"a weight of shape {tuple(tensor.shape)} is a quantised {type(tensor).__name__}, which holds no other values "
+                "than those that it was made from. Use a model that is not quantised"
+            )
         # Writing to `data` leaves the tensor's version, so that graphs of the user that saved the tensor stay valid.
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             tensor.data.copy_(torch.tensor(np.asarray(value), device="cpu"))
@@ -207,7 +223,10 @@ def _weight(name: str, owner: str, tensor: Any, canonical: str | None) -> Weight
     def get() -> np.ndarray:
         with torch.inference_mode(False), torch.no_grad():
             wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-            return owned(tensor.detach().to("cpu", wide).numpy())
+            values = tensor.detach()
+            if is_quantised(values):
+                values = values.dequantize()
+            return owned(values.to("cpu", wide).numpy())
 
     dtype = dtype_name(tensor.dtype)
     return Weight(name, owner, tuple(tensor.shape), dtype, get, writer(tensor), canonical)

@@ -193,7 +193,7 @@ def _written(model: Structure, parameters: Sequence[Any], training: bool) -> lis
     return [
         weight
         for weight in _plain(parameters)
-        if not weight.is_inference()
+        if not (weight.is_inference() or weight.is_meta)  # a weight on 'meta' is loaded elsewhere for the pass
         and (overridden or (keras and not weight.requires_grad and weight.is_floating_point()))
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from embgrad.engine.options import GradientOptions, expect_one_name
 from embgrad.engine.probe import word_resolved
 from embgrad.engine.provenance import provenance
 from embgrad.engine.task import Task
-from embgrad.errors import EmbgradWarning, NoGradientError, PointError, level_of_user
+from embgrad.errors import EmbgradWarning, NoGradientError, PointError, UnsupportedError, level_of_user
 from embgrad.forward.names import point_of
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
@@ -142,8 +143,8 @@ def table_gradients(
     ledger = gradients_of_table(task, tokens, point.path, points)
     if ledger is None:
         raise PointError(
-            f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass. "
-            "embgrad.parameter_gradients has the gradients of the parameters from which it is computed"
+            f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass, or "
+            "loaded for it. embgrad.parameter_gradients has the gradients of the parameters from which it is computed"
         )
     task.warn(tokens, ledger.provenance["unused"], ledger.provenance.get("masked_id"))
     tolerance = sum_tolerance(ledger.provenance["compute_dtype"])
@@ -210,8 +211,9 @@ def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequenc
     _expect_finite(path, by_lookups, head)
     own = None
     if not task.options.training:
-        whole = task.bound.run(batch, replace(request, parameters=True))
-        own = _own(whole.parameters or {}, rest.names)
+        with contextlib.suppress(UnsupportedError):  # the gradients of some parameters cannot be read
+            whole = task.bound.run(batch, replace(request, parameters=True))
+            own = _own(whole.parameters or {}, rest.names)
     return TableGradients(
         lookup=by_lookups,
         head=head,
