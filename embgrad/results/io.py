@@ -53,8 +53,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     Nothing in the file is executed, and reading takes no more memory than the file's size justifies.
 
     Returns:
-        An `EmbeddingGradients`, an `Attribution` or a `TokenAttribution`; of a file of several a dict by name in the order written, or `Attributions`
-        where all are attributions.
+        An `EmbeddingGradients`, an `Attribution` or a `TokenAttribution`; of a file of several a dict by name in the order
+        written, or `Attributions` where all are of the class `Attribution`.
 
     Raises:
         FileNotFoundError: there is no such file.

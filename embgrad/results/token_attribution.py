@@ -112,7 +112,7 @@ class TokenAttribution(DisplayedTokens):
         )
 
     def of_output(self, index: int, *, decoder: bool = False) -> Attribution:
-        """Return the contributions to one output token of each example as an `Attribution`, with its `words`, `plot` and the rest.
+        """Return the contributions to one output token of each example as an `Attribution`, with its `words`, `plot` and so on.
 
         Args:
             index: the index of the output; negative ones count from each example's last. An example that has no such output has
@@ -120,8 +120,8 @@ class TokenAttribution(DisplayedTokens):
             decoder: whether to return those of the decoder's tokens, of an encoder-decoder.
 
         Returns:
-            An attribution without `values`, whose provenance has the index as `output`. In an encoder-decoder its `delta` is None,
-            since the contributions of both sides add up to one difference.
+            An attribution without `values`, whose provenance has the index as `output`. In an encoder-decoder its `delta` is
+            None, since the contributions of both sides add up to one difference.
 
         Raises:
             EmbgradError: no example has such an output; or there is no decoder.

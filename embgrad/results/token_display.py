@@ -35,8 +35,8 @@ class DisplayedTokens:
 
         Args:
             example: the index of the example.
-            by: what a row and a column stand for, "tokens", "words", "spans" or "sentences"; None for tokens. The text of a decoder
-                of an encoder-decoder is not known: its tokens are merged to words where `by` is "words", else to nothing.
+            by: the unit of rows and columns: "tokens", "words", "spans" or "sentences"; None for tokens. In an encoder-decoder
+                the decoder's text is not known: its units are words where `by` is "words", else tokens.
             special: whether special tokens are among the inputs.
 
         Raises:
@@ -47,7 +47,7 @@ class DisplayedTokens:
         return self._matrix(example, by, special, OF_MATRICES)
 
     def plot(self, example: int = 0, *, by: str | None = None, special: bool = True, ax: Any = None) -> Any:
-        """Draw the contributions of one example with Matplotlib: a heat map, with a row for each output and a column for each input.
+        """Draw one example with Matplotlib: a heat map with a row for each output and a column for each input.
 
         All cells are on one scale, for which special tokens do not count. Blue is below zero, orange above; scores without a sign
         are purple. Cells of inputs that do not stand before the output are grey. Where there are too many rows or columns for a
@@ -71,9 +71,9 @@ class DisplayedTokens:
     def to_html(self, examples: Any = None, *, by: str | None = None, special: bool = True) -> str:
         """Return a page of HTML: the output tokens to step through, the inputs coloured for the chosen one, and the matrix.
 
-        A click on an output, or an arrow key, chooses it. Each output has its own scale in the text, the matrix one for all of its
-        cells; a pointer on a cell shows its score and both tokens. The page needs nothing else, has no scripts, and escapes the
-        texts; write it to a file in UTF-8. Matrices of more than 50,000 cells are left out.
+        A click on an output, or an arrow key, chooses it. In the text each output has its own scale; the matrix has one for all
+        of its cells, and a pointer on a cell shows its score and both tokens. The page needs nothing else, has no scripts, and
+        escapes the texts; write it to a file in UTF-8. Matrices of more than 50,000 cells are left out.
 
         Args:
             examples: the index of an example, or a list or slice of indices; None for all that have outputs.

@@ -1,6 +1,7 @@
 """Matrices of output tokens as HTML without scripts: outputs to step through, inputs in their colours, a table of all scores.
 
-Radio buttons choose the output. They stand before the texts, so that the rules of a style sheet colour what follows the chosen one.
+Radio buttons choose the output. They stand before the texts, so that the rules of a style sheet colour what follows the chosen
+one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _RULES: Final = """
 #id .o,#id .i{white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.9;margin:.25em 0}
 #id .k{display:block;font-size:.75em;opacity:.75;margin-top:.6em;text-transform:uppercase;letter-spacing:.06em}
 #id label{cursor:pointer}
-#id .o label{border-radius:4px;padding:.1em .2em;margin:0 -.1em;border:1px solid rgba(128,128,128,.4)}
+#id .o label{border-radius:4px;padding:.1em .25em;border:1px solid rgba(128,128,128,.4)}
 #id .o label:hover,#id .m th label:hover{background:rgba(128,128,128,.25)}
 #id .i span{border-radius:3px;padding:.05em 0}
 #id .i .s{font-size:.8em;border:1px dashed;padding:0 .2em;opacity:.75}
@@ -74,7 +75,12 @@ def fragment(matrices: Sequence[TokenMatrix], name: str, note: str = "") -> str:
         note: a sentence at the end.
     """
     colours = "".join(f"--{scale}{level}:{tint(scale, level)};" for scale, level in _steps())
-    cells = "\n".join(f"#{name} .{scale}{level}{{background:var(--{scale}{level})}}" for scale, level in _steps())
+    # Cells of the table, which hold no text, have the full colours.
+    cells = "\n".join(
+        f"#{name} .{scale}{level}{{background:var(--{scale}{level})}}"
+        f"#{name} td.{scale}{level}{{background:{tint(scale, level, 1.0)}}}"
+        for scale, level in _steps()
+    )
     parts = [
         f'<div id="{name}">\n<style>\n#{name}{{{colours}}}\n{_RULES.replace("#id", f"#{name}")}\n{cells}\n</style>\n'
     ]
@@ -169,7 +175,7 @@ def _table(matrix: TokenMatrix, name: str) -> Iterator[str]:
     rows, columns = matrix.scores.shape
     size = f"{rows:,} outputs × {columns:,} inputs"
     if rows * columns > MOST_CELLS:
-        yield f'<div class="h">the matrix, {size}, has more than {MOST_CELLS:,} cells and is left out; matrix() returns it</div>\n'
+        yield f'<div class="h">the matrix, {size}, is left out for its size; matrix() returns it</div>\n'
         return
     ends = f", full colour is {matrix.largest:.4g}" if matrix.largest else ""
     yield f'<details class="m" open><summary>matrix: {size}{ends}</summary><div><table>\n<thead><tr><td></td>'

@@ -29,13 +29,13 @@ class TokenMatrix:
 
     Attributes:
         example: the index of the example.
-        outputs: the outputs, one for each row; their `positions` are columns of `ids`, in an encoder-decoder of `decoder_ids`, and
-            their `score` is L, of several tokens the sum.
+        outputs: the outputs, one for each row; their `positions` are columns of `ids`, in an encoder-decoder of `decoder_ids`,
+            and their `score` is L, of several tokens the sum.
         texts: the inputs as texts: of the batch, and in an encoder-decoder of its decoder after it; with the white space between
             them, which has no `positions`. The `score` of a piece is that of its whole column.
         scores: the contributions, float64, shape (output, input).
-        earlier: true where a token of the input stands before one of the output, likewise; always true for the encoder's. Elsewhere
-            nothing can contribute, and the score is 0.
+        earlier: true where a token of the input stands before one of the output, likewise; always true for the encoder's.
+            Elsewhere nothing can contribute, and the score is 0.
         signed: whether a score may be below zero.
         summary: the method, the point and the model in words.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,4 +130,4 @@ def encoder_decoder(scores: Any = None, decoder_scores: Any = None, **fields: An
         "decoder_scores": np.tril(np.arange(1.0, 13).reshape(3, 4))[None] if decoder_scores is None else decoder_scores,
         "scores": np.arange(12.0).reshape(1, 3, 4) - 5 if scores is None else scores,
     }
-    return token_attribution_of(batch, [[1, 2, 3]], 0.0, **{**made, **fields})
+    return replace(token_attribution_of(batch, [[1, 2, 3]], 0.0), **{**made, **fields})
