@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from embgrad.common.colours import shade, step
-from embgrad.results.pictures import ABSENT, as_they_are, colour_scale, cut, new_axes
+from embgrad.results.pictures import ABSENT, MOST_HIGH, MOST_WIDE, as_they_are, colour_scale, cut, new_axes
 from embgrad.results.pieces import Piece
 
 __all__ = ["matrix_picture"]
@@ -20,8 +20,8 @@ CELL, LEAST_LABEL = 0.24, 0.13
 #: The most characters of a label, and the size of its letters in points.
 MOST_BESIDE, SMALL = 20, 8
 
-#: The share of the user's axes that remains beside the scale of the colours.
-BESIDE_SCALE: Final = 0.85
+#: The share of the user's axes that remains beside the scale of the colours; of a new figure the labels take more.
+BESIDE_SCALE, BESIDE_LABELS = 0.85, 0.75
 
 
 def matrix_picture(matrix: Any, ax: Any) -> Any:
@@ -32,20 +32,13 @@ def matrix_picture(matrix: Any, ax: Any) -> Any:
         ax: the axes, or None for a new figure.
     """
     rows, columns = matrix.scores.shape
-    new = ax is None
-    ax = new_axes(ax, max(3.4, 2.4 + CELL * columns), max(2.6, 1.6 + CELL * rows))
-    from matplotlib.colors import to_rgb
-
-    colours = np.full((rows, columns, 3), ABSENT)
-    for row, column in np.argwhere(matrix.earlier).tolist():
-        score = float(matrix.scores[row, column])
-        scale, level = shade(score, matrix.largest, matrix.signed)
-        colours[row, column] = to_rgb(step("light", scale or "n", level).background)
-        if not math.isfinite(score):
-            ax.text(column, row, "?", ha="center", va="center", fontsize=SMALL, clip_on=True)
-    ax.imshow(colours, aspect="auto", interpolation="nearest")
+    cell = min(CELL, (MOST_WIDE - 2.4) / columns, (MOST_HIGH - 1.6) / rows)
+    share = BESIDE_SCALE if ax is not None else BESIDE_LABELS
+    ax = new_axes(ax, max(3.4, 2.4 + cell * columns), max(2.6, 1.6 + cell * rows))
+    ax.imshow(_colours(matrix), aspect="auto", interpolation="nearest")
+    for row, column in np.argwhere(~np.isfinite(matrix.scores) & matrix.earlier).tolist():
+        ax.text(column, row, "?", ha="center", va="center", fontsize=SMALL, clip_on=True)
     size = ax.get_window_extent()
-    share = 0.75 if new else BESIDE_SCALE
     _label(ax.set_yticks, matrix.outputs, size.height * share / ax.figure.dpi)
     _label(ax.set_xticks, matrix.inputs, size.width * share / ax.figure.dpi, rotation=90)
     as_they_are([*ax.get_yticklabels(), *ax.get_xticklabels()])
@@ -57,6 +50,20 @@ def matrix_picture(matrix: Any, ax: Any) -> Any:
     method = matrix.summary.partition(" ")[0]
     colour_scale(ax, matrix.largest, matrix.signed, f"score by {method}")
     return ax
+
+
+def _colours(matrix: Any) -> np.ndarray:
+    """Return the colours of the cells, shape (output, input, 3); grey where nothing can contribute."""
+    from matplotlib.colors import to_rgb
+
+    levels = {("", 0): np.ones(3)}
+    colours = np.full((*matrix.scores.shape, 3), ABSENT)
+    for row, column in np.argwhere(matrix.earlier).tolist():
+        shaded = shade(float(matrix.scores[row, column]), matrix.largest, matrix.signed)
+        if shaded not in levels:
+            levels[shaded] = np.array(to_rgb(step("light", *shaded).background))
+        colours[row, column] = levels[shaded]
+    return colours
 
 
 def _label(set_ticks: Any, pieces: Sequence[Piece], inches: float, **how: Any) -> None:
