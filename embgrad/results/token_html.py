@@ -123,8 +123,8 @@ def _rules(matrix: TokenMatrix, lines: Sequence[Line], name: str) -> Iterator[st
         chosen = f"#{name}-{row}:checked~"
         nth = f":nth-child({row + 1})"
         yield (
-            f"{chosen}.o label:nth-of-type({row + 1}),{chosen}.m tbody>{nth}>th{{outline:2px solid;font-weight:bold}}\n"
-            f"#{name}-{row}:focus-visible~.o label:nth-of-type({row + 1}){{outline-width:3px;outline-offset:2px}}\n"
+            f"{chosen}.o label:nth-of-type({row + 1}),{chosen}.m tbody>{nth}>th{{outline:2px solid}}\n"
+            f"#{name}-{row}:focus-visible~.o label:nth-of-type({row + 1}){{outline-width:3px}}\n"
             f"{chosen}.n>{nth}{{display:block}}\n"
         )
         groups: dict[str, list[int]] = defaultdict(list)
