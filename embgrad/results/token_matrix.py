@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -35,7 +36,7 @@ class TokenMatrix:
             them, which has no `positions`. The `score` of a piece is that of its whole column.
         scores: the contributions, float64, shape (output, input).
         earlier: true where a token of the input stands before one of the output, likewise; always true for the encoder's.
-            Elsewhere nothing can contribute, and the score is 0.
+            Elsewhere the score is 0, since nothing can contribute there; in a model that is not causal, where it is not 0, true.
         signed: whether a score may be below zero.
         summary: the method, the point and the model in words.
     """
@@ -99,14 +100,15 @@ def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fal
         fallback: some of the units.
 
     Raises:
-        EmbgradError: there is no such example or unit, the attribution does not have it, or the example has no outputs.
+        EmbgradError: there is no such example or unit, the attribution does not have it, the example has no outputs or no inputs
+            to show, or an output is there more than once and is to be merged with others.
     """
     (index,) = _one_of(example, len(attribution.ids))
     alone = restricted(attribution, index)
     if not (alone.outputs >= 0).any():
         raise EmbgradError(f"the example {index} has no output tokens: choose another example")
     sides = [alone.of_output(0), *([] if alone.decoder_ids is None else [alone.of_output(0, decoder=True)])]
-    units = [unit_of(sides[:1], by, fallback)]
+    units = [unit_of(sides[:1], by, ("tokens",) if _repeated(alone) else fallback)]
     if len(sides) > 1:
         units.append("words" if units[0] == "words" and sides[1].tokens is not None else "tokens")
     whole = [pieces_of(side, unit, True)[0] for side, unit in zip(sides, units, strict=True)]
@@ -138,21 +140,42 @@ def _one_of(example: Any, count: int) -> list[int]:
 
 def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: str) -> list[tuple[Piece, list[int]]]:
     """Return the outputs with the indices of their output tokens: the pieces of the text of which they are a part."""
-    index_at = {position: index for index, position in enumerate(alone.outputs[0].tolist()) if position >= 0}
+    indices_at: dict[int, list[int]] = defaultdict(list)
+    for index, position in enumerate(alone.outputs[0].tolist()):
+        indices_at[position].append(index)
+    if unit != "tokens" and (repeated := _repeated(alone)):
+        raise EmbgradError(f"the output at position {repeated[0]} is there more than once: expected by='tokens'")
     outputs: list[tuple[Piece, list[int]]] = []
     for piece in pieces:
-        positions = tuple(position for position in piece.positions if position in index_at)
-        if not positions:
-            continue
-        indices = [index_at[position] for position in positions]
-        text = piece.text
-        if unit == "tokens" or len(positions) < len(piece.positions):
-            located = "" if side.offsets is None or unit == "tokens" else written(side, 0, positions)
-            text = located or "".join(_token(alone, index) for index in indices)
-        gap = bool(outputs) and outputs[-1][0].positions[-1] + 1 < positions[0]
-        score = float(alone.objective[0, indices].sum())
-        outputs.append((Piece(text, positions, score, piece.special, GAP if gap else piece.before), indices))
+        positions = tuple(position for position in piece.positions if position in indices_at)
+        members = [index for position in positions for index in indices_at[position]]
+        gap = bool(outputs) and bool(positions) and outputs[-1][0].positions[-1] + 1 < positions[0]
+        before = GAP if gap else piece.before
+        for indices in [[index] for index in members] if unit == "tokens" else [members] if members else []:
+            text = _output_text(alone, side, piece, positions, indices, unit)
+            score = float(alone.objective[0, indices].sum())
+            outputs.append((Piece(text, positions, score, piece.special, before), indices))
+            before = " "
     return outputs
+
+
+def _repeated(alone: Any) -> list[int]:
+    """Return the positions of outputs that are there more than once, as with several other ids to compare with."""
+    positions, counts = np.unique(alone.outputs[alone.outputs >= 0], return_counts=True)
+    return list(positions[counts > 1].tolist())
+
+
+def _output_text(
+    alone: Any, side: Any, piece: Piece, positions: tuple[int, ...], indices: Sequence[int], unit: str
+) -> str:
+    if unit != "tokens" and positions == piece.positions:
+        return piece.text
+    if unit != "tokens" and side.offsets is not None and (located := written(side, 0, positions)):
+        return located
+    text = "".join(_token(alone, index) for index in indices)
+    if alone.contrast_ids is not None and int(alone.outputs[0, indices[0]]) in _repeated(alone):
+        text += f" (not {alone.contrast_ids[0, indices[0]]})"
+    return text
 
 
 def _token(alone: Any, index: int) -> str:
@@ -186,7 +209,7 @@ def _filled(
             tuple(piece._replace(score=next(totals) if piece.positions else 0.0) for piece in text) for text in texts
         ),
         scores=scores,
-        earlier=~causal | (first < last[:, None]),
+        earlier=~causal | (first < last[:, None]) | (scores != 0),
         signed=alone.signed,
         summary=visible(
             f"{alone.method} at {source.get('point')} of {str(source.get('model', '?')).rpartition('.')[2]}"
