@@ -80,8 +80,9 @@ def _lines(name: str, result: Result, kind: str, words: bool, terminal: Terminal
             raise UsageError(
                 f"--kind {kind} is for gradients, and {name!r} is an attribution, which has one score: remove it"
             )
-        lines = attribution_lines if isinstance(result, Attribution) else token_lines
-        return lines(result, terminal, words=words)
+        if isinstance(result, Attribution):
+            return attribution_lines(result, terminal, words=words)
+        return token_lines(result, terminal, words=words)
     if not has_sentences(result):
         raise UsageError(
             f"the gradient at {name!r} has the shape {result.shape}, which is not one vector per token: expected a point such as "

@@ -34,13 +34,16 @@ TITLE_OF_ATTRIBUTIONS: Final = "Attributions"
 
 Result = EmbeddingGradients | Attribution
 
+#: A result that a page may show, by itself if of output tokens.
+Shown = Result | TokenAttribution
+
 #: Results by point.
 Results = Mapping[str, Result]
 
 
 def write_page(
     path: str | Path,
-    results: Result | TokenAttribution | Mapping[str, Result | Results],
+    results: Shown | Mapping[str, Shown | Mapping[str, Shown]],
     comparisons: Mapping[str, Comparison | Mapping[str, Comparison]] | None = None,
     *,
     title: str | None = None,
@@ -75,7 +78,7 @@ def write_page(
 
 
 def render_page(
-    results: Result | TokenAttribution | Mapping[str, Result | Results],
+    results: Shown | Mapping[str, Shown | Mapping[str, Shown]],
     comparisons: Mapping[str, Comparison | Mapping[str, Comparison]] | None = None,
     *,
     title: str | None = None,
@@ -241,7 +244,7 @@ def _by_point(
     return {label: by_label[label] for label in others if by_label.get(label)}
 
 
-def comparable(first: Result, second: Result) -> bool:
+def comparable(first: Shown, second: Shown) -> bool:
     """Return whether two results should be equal: attributions by different methods need not be."""
     methods = [result.provenance["method"] for result in (first, second) if isinstance(result, Attribution)]
     return len(methods) < 2 or methods[0] == methods[1]

@@ -129,25 +129,25 @@ class TokenAttribution(DisplayedTokens):
         most = self.scores.shape[1]
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)) or not -most <= index < most:
             raise EmbgradError(f"index is {brief(index)}: expected that of an output, from {-most} to {most - 1}")
-        if decoder and (self.decoder_ids is None or self.decoder_scores is None):
+        if decoder and self.decoder_ids is None:
             raise EmbgradError("decoder is True, and this attribution is not of an encoder-decoder: omit it")
         counts = (self.outputs >= 0).sum(axis=1)
         columns = np.full(len(self.ids), index) if index >= 0 else counts + index
         exists = (columns >= 0) & (columns < counts)
         rows, columns = np.arange(len(self.ids)), np.where(exists, columns, 0)
 
-        def of_each(values: np.ndarray | None) -> np.ndarray | None:
-            return None if values is None else np.where(exists, values[rows, columns], np.nan)
+        def of_each(values: np.ndarray) -> np.ndarray:
+            return np.where(exists, values[rows, columns], np.nan)
 
-        scores = (self.decoder_scores if decoder else self.scores)[rows, columns]
-        scores[~exists] = 0
+        baseline, delta = self.baseline_objective, self.delta if self.decoder_scores is None else None
+        values = self.decoder_scores if decoder and self.decoder_scores is not None else self.scores
         return Attribution(
             values=None,
-            scores=scores,
+            scores=np.where(exists[:, None], values[rows, columns], 0.0),
             objective=of_each(self.objective),
-            baseline_objective=of_each(self.baseline_objective),
-            delta=None if self.decoder_scores is not None else of_each(self.delta),
-            ids=self.decoder_ids if decoder else self.ids,
+            baseline_objective=None if baseline is None else of_each(baseline),
+            delta=None if delta is None else of_each(delta),
+            ids=self.decoder_ids if decoder and self.decoder_ids is not None else self.ids,
             mask=self.decoder_mask if decoder else self.mask,
             types=None if decoder else self.types,
             tokens=self.decoder_tokens if decoder else self.tokens,
