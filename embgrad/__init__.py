@@ -70,6 +70,8 @@ from embgrad.results.io import load, save
 from embgrad.results.row_sparse import RowSparse
 from embgrad.results.spans import Span
 from embgrad.results.table_norms import clipped_table, table_norms, table_products
+from embgrad.results.token_attribution import TokenAttribution
+from embgrad.results.token_matrix import TokenMatrix
 from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
 from embgrad.version import __version__
@@ -141,6 +143,7 @@ __all__ = [
     "Tap",
     "TokenAttribution",
     "TokenBatch",
+    "TokenMatrix",
     "UnknownPointError",
     "UnsupportedError",
     "Word",

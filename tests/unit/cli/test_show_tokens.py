@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.results.token_attribution import TokenAttribution
 from tests.unit.cli.commands import refused
 from tests.unit.results.attributed import token_attribution_of
 
@@ -18,7 +19,7 @@ SCORES = [[[4, -2, 0, 0, 0], [0, 1, 1, 8, 0]]]
 
 
 @pytest.fixture
-def saved(directory: Path) -> embgrad.TokenAttribution:
+def saved(directory: Path) -> TokenAttribution:
     batch = embgrad.TokenBatch(np.arange(5)[None], tokens=[TOKENS])
     attribution = token_attribution_of(batch, [[2, 4]], SCORES)
     attribution.save(directory / "t.safetensors")
@@ -26,7 +27,7 @@ def saved(directory: Path) -> embgrad.TokenAttribution:
     return attribution
 
 
-def test_show_prints_a_line_for_each_output(command: Any, saved: embgrad.TokenAttribution) -> None:
+def test_show_prints_a_line_for_each_output(command: Any, saved: TokenAttribution) -> None:
     assert command("show", "t.safetensors").out.splitlines() == [
         "at word, Model (reference)",
         "gh  The(+9) dou(-4)",
@@ -37,7 +38,7 @@ def test_show_prints_a_line_for_each_output(command: Any, saved: embgrad.TokenAt
     assert "se  The(0) dough(+2) rose(+9)" in command("show", "t.safetensors", "--words").out
 
 
-def test_show_as_json_has_all_scores(command: Any, saved: embgrad.TokenAttribution) -> None:
+def test_show_as_json_has_all_scores(command: Any, saved: TokenAttribution) -> None:
     (example,) = json.loads(command("show", "t.safetensors", "--json").out)["results"]["word"]["examples"]
     assert [output["scores"] for output in example["outputs"]] == saved.scores[0].tolist()
     assert [output["text"] for output in example["outputs"]] == ["gh", "se"]
@@ -45,18 +46,18 @@ def test_show_as_json_has_all_scores(command: Any, saved: embgrad.TokenAttributi
     assert [entry["text"] for entry in example["inputs"]] == ["The", "dou", "gh", "ro", "se"]
 
 
-def test_show_refuses_what_there_is_not(command: Any, saved: embgrad.TokenAttribution) -> None:
+def test_show_refuses_what_there_is_not(command: Any, saved: TokenAttribution) -> None:
     assert "--kind dot is for gradients" in refused(command("show", "t.safetensors", "--kind", "dot"))
     assert "the tokens of this attribution are not known" in refused(command("show", "ids.safetensors", "--words"))
 
 
-def test_report_writes_the_page_to_step_through(command: Any, saved: embgrad.TokenAttribution) -> None:
+def test_report_writes_the_page_to_step_through(command: Any, saved: TokenAttribution) -> None:
     done = command("report", "t.safetensors", "-o", "page.html")
     assert done.code == 0, done.err
     assert Path("page.html").read_text(encoding="utf-8") == saved.to_html()
 
 
-def test_several_files_are_not_for_one_page(command: Any, saved: embgrad.TokenAttribution) -> None:
+def test_several_files_are_not_for_one_page(command: Any, saved: TokenAttribution) -> None:
     message = "results holds 2 results, and one of embgrad.attribute_tokens among them, which has a page by itself"
     assert message in refused(command("report", "t.safetensors", "ids.safetensors", "-o", "page.html"))
     assert "a is of type TokenAttribution: expected" in refused(command("compare", "t.safetensors", "ids.safetensors"))
