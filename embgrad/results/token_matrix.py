@@ -146,11 +146,13 @@ def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: str) -> list[
     if unit != "tokens" and (repeated := _repeated(alone)):
         raise EmbgradError(f"the output at position {repeated[0]} is there more than once: expected by='tokens'")
     outputs: list[tuple[Piece, list[int]]] = []
+    space = ""
     for piece in pieces:
         positions = tuple(position for position in piece.positions if position in indices_at)
         members = [index for position in positions for index in indices_at[position]]
         gap = bool(outputs) and bool(positions) and outputs[-1][0].positions[-1] + 1 < positions[0]
-        before = GAP if gap else piece.before
+        before = GAP if gap else space if space.isspace() else piece.before
+        space = "" if piece.positions else piece.text  # that between two spans
         for indices in [[index] for index in members] if unit == "tokens" else [members] if members else []:
             text = _output_text(alone, side, piece, positions, indices, unit)
             score = float(alone.objective[0, indices].sum())

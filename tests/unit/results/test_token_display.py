@@ -96,6 +96,20 @@ def test_spans_are_the_users_characters_on_both_axes() -> None:
     assert matrix.outputs[-1].text.strip() == "a"
 
 
+def test_outputs_are_as_far_apart_as_in_the_text() -> None:
+    batch = embgrad.TokenBatch(
+        [[1, 2, 3, 4]],
+        tokens=[["a", "b", "c", "d"]],
+        texts=["a  b\ncd"],
+        offsets=np.array([[(0, 1), (3, 4), (5, 6), (6, 7)]]),
+        parts=np.zeros((1, 4), int),
+    )
+    matrix = token_attribution_of(batch, [[1, 2, 3]], 1.0).matrix(by="spans")
+    assert [piece.before for piece in matrix.outputs] == ["  ", "\n", ""]
+    apart = token_attribution_of(batch, [[1, 3]], 1.0).matrix()
+    assert [piece.before for piece in apart.outputs] == [" ", " … "]
+
+
 def test_a_part_of_a_sentence_is_the_users_characters() -> None:
     text, tokens = "Knead the dough now", ["Knead", "Ġthe", "Ġdough", "Ġnow"]
     offsets = np.array([[(0, 5), (6, 9), (10, 15), (16, 19)]])
