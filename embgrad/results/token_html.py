@@ -34,7 +34,8 @@ _RULES: Final = """
 #id .o,#id .i{white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.9;margin:.25em 0}
 #id .k{display:block;font-size:.75em;opacity:.75;margin-top:.6em;text-transform:uppercase;letter-spacing:.06em}
 #id label{cursor:pointer}
-#id .o label{display:inline-block;max-width:100%;line-height:1.4;border-radius:4px;padding:.1em .25em;border:1px solid rgba(128,128,128,.4)}
+#id .o label{display:inline-block;max-width:100%;line-height:1.4}
+#id .o label{border-radius:4px;padding:.1em .25em;border:1px solid rgba(128,128,128,.4)}
 #id .o label:hover,#id .m th label:hover{background:rgba(128,128,128,.25)}
 #id .i span{border-radius:3px;padding:.05em 0}
 #id .i .s{font-size:.8em;border:1px dashed;padding:0 .2em;opacity:.75}
