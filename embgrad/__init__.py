@@ -72,6 +72,8 @@ from embgrad.results.memory import Memory
 from embgrad.results.row_sparse import RowSparse
 from embgrad.results.spans import Span
 from embgrad.results.table_norms import clipped_table, table_norms, table_products
+from embgrad.results.token_attribution import TokenAttribution
+from embgrad.results.token_matrix import TokenMatrix
 from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
 from embgrad.version import __version__
@@ -144,6 +146,7 @@ __all__ = [
     "Tap",
     "TokenAttribution",
     "TokenBatch",
+    "TokenMatrix",
     "UnknownPointError",
     "UnsupportedError",
     "Word",

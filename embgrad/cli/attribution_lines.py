@@ -10,8 +10,9 @@ from embgrad.errors import EmbgradError
 from embgrad.results.attribution import Attribution
 from embgrad.results.pieces import lines_of
 from embgrad.results.terminal import painted
+from embgrad.results.token_attribution import TokenAttribution
 
-__all__ = ["attribution_legend", "attribution_lines"]
+__all__ = ["attribution_legend", "attribution_lines", "token_lines"]
 
 
 def attribution_lines(attribution: Attribution, terminal: Terminal, *, words: bool) -> list[Any]:
@@ -22,15 +23,36 @@ def attribution_lines(attribution: Attribution, terminal: Terminal, *, words: bo
     """
     from rich.text import Text
 
-    if words and attribution.tokens is None:
-        raise EmbgradError("the tokens of this attribution are not known, only their ids: omit --words")
+    _expect_tokens(attribution, words)
     if terminal.as_json:
         return []
     lines = lines_of({"": attribution}, range(len(attribution.ids)), "words" if words else "tokens", True, ())
     return [Text.assemble(*painted(line, terminal.coloured)) for (line,) in lines]
 
 
-def attribution_legend(attribution: Attribution, coloured: bool) -> str:
+def token_lines(attribution: TokenAttribution, terminal: Terminal, *, words: bool) -> list[Any]:
+    """Return one line of text for each output: the output, and the inputs before it, coloured by score.
+
+    Raises:
+        EmbgradError: words are wanted, and the tokens are not known.
+    """
+    from rich.text import Text
+
+    _expect_tokens(attribution, words)
+    if terminal.as_json:
+        return []
+    lines = []
+    for example in range(len(attribution.outputs)):
+        if (attribution.outputs[example] >= 0).any():
+            texts = attribution.matrix(example, by="words" if words else "tokens").lines()
+            width = max(len(line.label) for line in texts)
+            lines += [
+                Text.assemble((f"{line.label:>{width}}  ", "bold"), *painted(line, terminal.coloured)) for line in texts
+            ]
+    return lines
+
+
+def attribution_legend(attribution: Attribution | TokenAttribution, coloured: bool) -> str:
     """Return the legend of the colours or digits."""
     if not attribution.signed:
         return legend("norm", coloured)
@@ -39,3 +61,8 @@ def attribution_legend(attribution: Attribution, coloured: bool) -> str:
         if coloured
         else "contribution, -9 to +9; 9 is the example's largest"
     )
+
+
+def _expect_tokens(attribution: Attribution | TokenAttribution, words: bool) -> None:
+    if words and attribution.tokens is None:
+        raise EmbgradError("the tokens of this attribution are not known, only their ids: omit --words")

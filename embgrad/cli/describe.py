@@ -14,10 +14,11 @@ from embgrad.common.token_text import token_text
 from embgrad.report.sentences import has_sentences
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["Result", "Results", "described", "model_of", "named", "print_summary"]
 
-Result = EmbeddingGradients | Attribution
+Result = EmbeddingGradients | Attribution | TokenAttribution
 
 #: One result, or several results by the names of their points, or of their methods.
 Results = Result | Mapping[str, Result]
@@ -34,6 +35,8 @@ def described(result: Result) -> dict[str, Any]:
     """Return the result without its vectors, as a dictionary for JSON."""
     if isinstance(result, Attribution):
         return _described_attribution(result)
+    if isinstance(result, TokenAttribution):
+        return _described_tokens(result)
     return {
         "shape": list(result.shape),
         "dtype": str(result.values.dtype),
@@ -69,6 +72,32 @@ def _described_attribution(attribution: Attribution) -> dict[str, Any]:
                 ],
             }
             for example, own in enumerate(words)
+        ],
+        "provenance": dict(attribution.provenance),
+    }
+
+
+def _described_tokens(attribution: TokenAttribution) -> dict[str, Any]:
+    having = [example for example, outputs in enumerate(attribution.outputs) if (outputs >= 0).any()]
+    matrices = {example: attribution.matrix(example) for example in having}
+    return {
+        "shape": list(attribution.shape),
+        "method": attribution.provenance["method"],
+        "examples": [
+            {
+                "example": example,
+                "inputs": [{"text": piece.text, "positions": piece.positions} for piece in matrix.inputs],
+                "outputs": [
+                    {
+                        "text": piece.text,
+                        "positions": piece.positions,
+                        "objective": piece.score,
+                        "scores": matrix.scores[row].tolist(),
+                    }
+                    for row, piece in enumerate(matrix.outputs)
+                ],
+            }
+            for example, matrix in matrices.items()
         ],
         "provenance": dict(attribution.provenance),
     }

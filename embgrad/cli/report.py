@@ -97,8 +97,9 @@ def _comparable(results: Mapping[str, Results]) -> dict[str, Results]:
 
     Attributions by different methods need not be equal, so the page shows them side by side only.
     """
-    from embgrad.report.page import comparable, flat
+    from embgrad.report.page import comparable, flat, of_output_tokens
 
+    of_output_tokens(results)  # raises an error where one stands beside other results
     if len(results) == 1:
         return dict(results)
     (first, reference), *others = flat(results).items()

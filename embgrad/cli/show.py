@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.attribution_lines import attribution_legend, attribution_lines
+from embgrad.cli.attribution_lines import attribution_legend, attribution_lines, token_lines
 from embgrad.cli.describe import Result, described, model_of
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import chosen, loaded_results
@@ -18,6 +18,7 @@ from embgrad.common.text import visible
 from embgrad.errors import did_you_mean
 from embgrad.report.sentences import has_sentences
 from embgrad.results.attribution import Attribution
+from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["show"]
 
@@ -65,17 +66,23 @@ def show(
 
 
 def _legend(result: Result, kind: str, coloured: bool) -> str:
-    return attribution_legend(result, coloured) if isinstance(result, Attribution) else legend(kind, coloured)
+    return (
+        attribution_legend(result, coloured)
+        if isinstance(result, Attribution | TokenAttribution)
+        else legend(kind, coloured)
+    )
 
 
 def _lines(name: str, result: Result, kind: str, words: bool, terminal: Terminal) -> list[Any]:
-    """Return one line of text for each example."""
-    if isinstance(result, Attribution):
+    """Return one line of text for each example, of attributions of output tokens one for each output."""
+    if isinstance(result, Attribution | TokenAttribution):
         if kind != "norm":
             raise UsageError(
                 f"--kind {kind} is for gradients, and {name!r} is an attribution, which has one score: remove it"
             )
-        return attribution_lines(result, terminal, words=words)
+        if isinstance(result, Attribution):
+            return attribution_lines(result, terminal, words=words)
+        return token_lines(result, terminal, words=words)
     if not has_sentences(result):
         raise UsageError(
             f"the gradient at {name!r} has the shape {result.shape}, which is not one vector per token: expected a point such as "

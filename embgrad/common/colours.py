@@ -89,10 +89,10 @@ def token_css() -> str:
     return "\n".join(lines)
 
 
-def tint(scale: str, level: int) -> str:
-    """Return a translucent colour for notebooks, such as "rgba(213,94,0,0.50)"."""
+def tint(scale: str, level: int, most: float = MOST_OPAQUE) -> str:
+    """Return a translucent colour for notebooks, such as "rgba(213,94,0,0.50)", `most` of it opaque at the highest level."""
     red, green, blue = _channels(PALETTES["light"][scale])
-    return f"rgba({red},{green},{blue},{MOST_OPAQUE * level / LEVELS:.2f})"
+    return f"rgba({red},{green},{blue},{most * level / LEVELS:.2f})"
 
 
 def _channels(colour: str) -> tuple[int, int, int]:

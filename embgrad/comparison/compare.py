@@ -292,8 +292,7 @@ def _results_of(value: Any, name: str) -> Result | dict[str, Result]:
     if isinstance(value, Result):
         return value
     if isinstance(value, (str, os.PathLike)):
-        loaded: Result | Mapping[str, Result] = load(value)
-        return loaded if isinstance(loaded, Result) else dict(loaded)
+        return _results_of(load(value), name)
     if isinstance(value, Mapping) and value:
         read = {key: _results_of(entry, f"{name}[{key!r}]") for key, entry in value.items()}
         nested = [key for key, result in read.items() if not isinstance(result, Result)]

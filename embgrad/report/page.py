@@ -22,9 +22,10 @@ from embgrad.report.sentences import sentences
 from embgrad.report.verdicts import verdict
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.token_attribution import TokenAttribution
 from embgrad.version import __version__
 
-__all__ = ["comparable", "flat", "render_page", "write_page"]
+__all__ = ["comparable", "flat", "of_output_tokens", "render_page", "write_page"]
 
 TITLE: Final = "Embedding gradients"
 
@@ -33,13 +34,16 @@ TITLE_OF_ATTRIBUTIONS: Final = "Attributions"
 
 Result = EmbeddingGradients | Attribution
 
+#: A result that a page may show, by itself if of output tokens.
+Shown = Result | TokenAttribution
+
 #: Results by point.
 Results = Mapping[str, Result]
 
 
 def write_page(
     path: str | Path,
-    results: Result | Mapping[str, Result | Results],
+    results: Shown | Mapping[str, Shown | Mapping[str, Shown]],
     comparisons: Mapping[str, Comparison | Mapping[str, Comparison]] | None = None,
     *,
     title: str | None = None,
@@ -54,7 +58,8 @@ def write_page(
         path: the path of the file.
         results: a mapping of labels to results, or to mappings of points to results; the others are shown beside the first. A
             single result is accepted too. All are gradients, or all are attributions, such as the `Attributions` of several
-            methods; colours then show the scores, on one scale for each method.
+            methods; colours then show the scores, on one scale for each method. A result of `embgrad.attribute_tokens` has a
+            page by itself, that of its `to_html`, to which the other arguments do not apply.
         comparisons: a mapping of labels to what `embgrad.compare(first, other)` returned; None to compare each result with the
             first, attributions where they are by the same method; an empty mapping for no comparison.
         title: the title of the page; None for "Embedding gradients" or "Attributions".
@@ -73,13 +78,15 @@ def write_page(
 
 
 def render_page(
-    results: Result | Mapping[str, Result | Results],
+    results: Shown | Mapping[str, Shown | Mapping[str, Shown]],
     comparisons: Mapping[str, Comparison | Mapping[str, Comparison]] | None = None,
     *,
     title: str | None = None,
     layers: Sequence[str] | None = None,
 ) -> str:
     """Return the page that `write_page` writes, as text; the arguments and errors are the same."""
+    if (alone := of_output_tokens(results)) is not None:
+        return alone.to_html()
     jinja = environment()
     by_label = _by_label(results)
     of_attributions = _are_attributions(by_label)
@@ -110,6 +117,24 @@ def render_page(
             origins=[origin(label, by_point[point], list(by_point)) for label, by_point in by_label.items()],
         )
     )
+
+
+def of_output_tokens(results: Any) -> TokenAttribution | None:
+    """Return the attribution of output tokens where that is the only result.
+
+    Raises:
+        EmbgradError: there are other results beside it.
+    """
+    entries = [results]
+    while any(isinstance(entry, Mapping) for entry in entries):
+        entries = [item for entry in entries for item in (entry.values() if isinstance(entry, Mapping) else (entry,))]
+    found = [entry for entry in entries if isinstance(entry, TokenAttribution)]
+    if found and len(entries) > 1:
+        raise EmbgradError(
+            f"results holds {len(entries)} results, and one of embgrad.attribute_tokens among them, which has a page by itself: "
+            "write each alone"
+        )
+    return found[0] if found else None
 
 
 def _style() -> str:
@@ -219,7 +244,7 @@ def _by_point(
     return {label: by_label[label] for label in others if by_label.get(label)}
 
 
-def comparable(first: Result, second: Result) -> bool:
+def comparable(first: Shown, second: Shown) -> bool:
     """Return whether two results should be equal: attributions by different methods need not be."""
     methods = [result.provenance["method"] for result in (first, second) if isinstance(result, Attribution)]
     return len(methods) < 2 or methods[0] == methods[1]

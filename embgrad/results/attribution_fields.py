@@ -20,7 +20,7 @@ from embgrad.results.field_checks import (
     expect_shape,
 )
 
-__all__ = ["arrays_of", "entry_of", "fields_of"]
+__all__ = ["arrays_of", "checked_method", "checked_texts_of", "entry_of", "fields_of"]
 
 #: The arrays that an attribution may hold: from their names in a file to its attributes.
 _ARRAYS: Final = {
@@ -62,8 +62,8 @@ def fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fie
     return {
         **{name: arrays.get(key) for key, name in _ARRAYS.items()},
         "tokens": checked_tokens(entry["tokens"], arrays["ids"].shape),
-        "texts": _checked_texts(entry["texts"], arrays),
-        "provenance": _checked_method(checked_provenance(entry["provenance"])),
+        "texts": checked_texts_of(entry["texts"], arrays),
+        "provenance": checked_method(checked_provenance(entry["provenance"])),
     }
 
 
@@ -88,7 +88,8 @@ def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
                 raise SchemaError(f"holds {name} of shape {arrays[name].shape}: expected {ids.shape[:1]}, (example,)")
 
 
-def _checked_texts(texts: Any, arrays: Mapping[str, np.ndarray]) -> tuple[Text, ...] | None:
+def checked_texts_of(texts: Any, arrays: Mapping[str, np.ndarray]) -> tuple[Text, ...] | None:
+    """Return the texts, after checking them and the offsets of the tokens in them."""
     shape = arrays["ids"].shape
     for name in ("offsets", "parts"):
         if name in arrays:
@@ -102,7 +103,8 @@ def _checked_texts(texts: Any, arrays: Mapping[str, np.ndarray]) -> tuple[Text, 
     return checked
 
 
-def _checked_method(provenance: dict[str, Any]) -> dict[str, Any]:
+def checked_method(provenance: dict[str, Any]) -> dict[str, Any]:
+    """Return the provenance, which has the name of the method's class."""
     method = provenance.get("method")
     for described in (method, method.get("of", method) if isinstance(method, dict) else None):
         if not isinstance(described, dict) or not isinstance(described.get("class"), str):

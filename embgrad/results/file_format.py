@@ -14,17 +14,25 @@ from embgrad.common.files import checked_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.common.schema import SchemaError, whole
 from embgrad.errors import EmbgradError, FileFormatError, brief, listed
-from embgrad.results import attribution_fields, gradient_fields
+from embgrad.results import attribution_fields, gradient_fields, token_fields
 from embgrad.results.field_checks import EXPECTED, Fields
 
 __all__ = ["FORMAT", "Stored", "plain", "read_results", "write_results"]
 
 #: The version of the file format; a reader refuses a later one. A single `EmbeddingGradients` is written as version 1, which
-#: every embgrad reads, and several as version 2; an `Attribution` takes version 3, in which each entry names its class.
-FORMAT: Final = 3
+#: every embgrad reads, and several as version 2; an `Attribution` takes version 3, in which each entry names its class, and a
+#: `TokenAttribution` version 4, which has the same form.
+FORMAT: Final = 4
 
 #: By the name of a result's class the module with its stored fields.
-_MODULES: Final[dict[str, ModuleType]] = {"EmbeddingGradients": gradient_fields, "Attribution": attribution_fields}
+_MODULES: Final[dict[str, ModuleType]] = {
+    "EmbeddingGradients": gradient_fields,
+    "Attribution": attribution_fields,
+    "TokenAttribution": token_fields,
+}
+
+#: The version that each class takes at least.
+_VERSIONS: Final = {"EmbeddingGradients": 1, "Attribution": 3, "TokenAttribution": 4}
 
 #: The safetensors names of the dtypes that a result's arrays may have.
 _DTYPES: Final = ("F32", "F64", "I64")
@@ -46,7 +54,7 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
     """Write results to a safetensors file, which appears whole or not at all.
 
     Args:
-        named: by name objects of the classes `EmbeddingGradients` and `Attribution`.
+        named: by name objects of the classes `EmbeddingGradients`, `Attribution` and `TokenAttribution`.
         path: the file's path; its folder must exist.
         single: whether the file is of one result, which needs no name.
         durable: return only when the file would survive a power failure.
@@ -58,7 +66,7 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
     target = checked_path(path)
     arrays: dict[str, np.ndarray] = {}
     entries = []
-    version = 3 if any(_kind(result) != "EmbeddingGradients" for result in named.values()) else 1 if single else 2
+    version = max(1 if single else 2, *(_VERSIONS[_kind(result)] for result in named.values()))
     for number, (name, result) in enumerate(named.items()):
         module = _MODULES[_kind(result)]
         result_arrays, entry = module.arrays_of(result), _as_json(module.entry_of(result), name)
@@ -69,7 +77,7 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
             raise EmbgradError(f"the result{where} cannot be saved, since it {error}") from error
         arrays.update(result_arrays if single else {f"{number}.{key}": array for key, array in result_arrays.items()})
         head = {} if single else {"name": name}
-        head |= {"class": _kind(result)} if version == 3 else {}
+        head |= {"class": _kind(result)} if version >= 3 else {}
         entries.append(f"{json.dumps(head)[:-1]}, {entry[1:]}" if head else entry)
     text = f"{entries[0][1:]}" if single else f'"results": [{", ".join(entries)}]}}'
     write_tensors(target, arrays, {"embgrad": f'{{"format": {version}, {text}'}, durable=durable)
@@ -91,7 +99,7 @@ def read_results(path: object) -> tuple[dict[str, Stored], bool]:
     described = _described(file, metadata)
     try:
         version = described.pop("format")
-        if version == 2 or (version == 3 and "results" in described):
+        if version == 2 or (version >= 3 and "results" in described):
             return _several(arrays, described, version), False
         return {"": _stored(arrays, described, version)}, True
     except SchemaError as error:
@@ -169,7 +177,7 @@ def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any], ver
 
 
 def _stored(arrays: Mapping[str, np.ndarray], entry: dict[str, Any], version: int) -> Stored:
-    kind = entry.pop("class", None) if version == 3 else "EmbeddingGradients"
+    kind = entry.pop("class", None) if version >= 3 else "EmbeddingGradients"
     if not isinstance(kind, str) or kind not in _MODULES:
         raise SchemaError(f"holds a result of the class {brief(kind)}: expected {listed(_MODULES)}")
     return Stored(kind, _MODULES[kind].fields_of(arrays, entry))

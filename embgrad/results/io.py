@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from embgrad.errors import EmbgradError, brief
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.file_format import read_results, write_results
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["Result", "expect_results", "load", "save"]
 
-#: The results that files hold and that can be compared.
+#: The classes of results by the names under which files have them.
+_CLASSES: Final[dict[str, type]] = {
+    "EmbeddingGradients": EmbeddingGradients,
+    "Attribution": Attribution,
+    "TokenAttribution": TokenAttribution,
+}
+
+#: The results that can be compared. Files hold those of output tokens as well.
 Result: TypeAlias = EmbeddingGradients | Attribution
 
 
-def save(results: Result | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False) -> None:
+def save(
+    results: Result | TokenAttribution | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False
+) -> None:
     """Write a result, or several by name, to a safetensors file, which `embgrad.load` reads back bit for bit.
 
     The file appears whole or not at all.
 
     Args:
-        results: a result of `embgrad.gradients` or `embgrad.attribute`, or a mapping of names to results; any string is a valid
-            name.
+        results: a result of `embgrad.gradients`, `embgrad.attribute` or `embgrad.attribute_tokens`, or a mapping of names to
+            results; any string is a valid name.
         path: the file's path; its folder must exist.
         durable: return only when the file would survive a power failure.
 
@@ -32,19 +42,19 @@ def save(results: Result | Mapping[str, Any], path: str | os.PathLike[str], *, d
         EmbgradError: `results` is something else, or a result holds values that the format does not support, such as float16.
         OSError: the file cannot be written.
     """
-    single = isinstance(results, Result)
-    named = {"": results} if isinstance(results, Result) else expect_results(results)
+    single = isinstance(results, Result | TokenAttribution)
+    named = {"": results} if isinstance(results, Result | TokenAttribution) else _expect_stored(results)
     write_results(named, path, single=single, durable=durable)
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Read a file of `embgrad.save`, `EmbeddingGradients.save` or `Attribution.save`.
+    """Read a file of `embgrad.save`, `EmbeddingGradients.save`, `Attribution.save` or `TokenAttribution.save`.
 
     Nothing in the file is executed, and reading takes no more memory than the file's size justifies.
 
     Returns:
-        An `EmbeddingGradients` or an `Attribution`; of a file of several a dict by name in the order written, or `Attributions`
-        where all are attributions.
+        An `EmbeddingGradients`, an `Attribution` or a `TokenAttribution`; of a file of several a dict by name in the order
+        written, or `Attributions` where all are of the class `Attribution`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -52,10 +62,7 @@ def load(path: str | os.PathLike[str]) -> Any:
         EmbgradError: `path` is not a path.
     """
     named, single = read_results(path)
-    results: dict[str, Result] = {
-        name: Attribution(**stored.fields) if stored.kind == "Attribution" else EmbeddingGradients(**stored.fields)
-        for name, stored in named.items()
-    }
+    results = {name: _CLASSES[stored.kind](**stored.fields) for name, stored in named.items()}
     if single:
         return results[""]
     attributions = {name: result for name, result in results.items() if isinstance(result, Attribution)}
@@ -63,12 +70,21 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def expect_results(results: object) -> Mapping[str, Result]:
-    """Return the mapping after checking that it maps names to results.
+    """Return the mapping after checking that it maps names to results that can be compared.
 
     Raises:
         EmbgradError: it is not such a mapping, or is empty.
     """
-    expected = "expected a result of embgrad.gradients or embgrad.attribute, or a mapping of names to results"
+    return _expected(results, Result, "expected a result of embgrad.gradients or embgrad.attribute")
+
+
+def _expect_stored(results: object) -> Mapping[str, Any]:
+    of = "expected a result of embgrad.gradients, embgrad.attribute or embgrad.attribute_tokens"
+    return _expected(results, Result | TokenAttribution, of)
+
+
+def _expected(results: object, classes: Any, of: str) -> Mapping[str, Any]:
+    expected = f"{of}, or a mapping of names to results"
     if isinstance(results, (str, os.PathLike)):
         raise EmbgradError(
             f"results is {brief(results)}: {expected}; the path comes second, embgrad.save(results, path)"
@@ -78,6 +94,6 @@ def expect_results(results: object) -> Mapping[str, Result]:
     if not results:
         raise EmbgradError(f"results is empty: {expected}, of one at least")
     for name, result in results.items():
-        if not isinstance(name, str) or not isinstance(result, Result):
+        if not isinstance(name, str) or not isinstance(result, classes):
             raise EmbgradError(f"results holds {brief(name)}: {type(result).__name__}: {expected}")
     return results

@@ -12,7 +12,7 @@ from embgrad.common.text import visible
 from embgrad.errors import EmbgradError
 from embgrad.results.pieces import Line, Piece
 
-__all__ = ["bars", "convergence", "heat_map"]
+__all__ = ["ABSENT", "as_they_are", "bars", "colour_scale", "convergence", "cut", "heat_map", "new_axes"]
 
 #: The most characters of a text beside a bar.
 MOST_BESIDE: Final = 40
@@ -37,7 +37,7 @@ def bars(line: Line, ax: Any) -> Any:
     """Return axes with a bar for each piece of a text, from top to bottom, coloured by sign; special tokens are faint."""
     pieces = [piece for piece in line.pieces if piece.positions]
     scores = np.array([piece.score for piece in pieces])
-    ax = _axes(ax, 6.4, 0.8 + 0.26 * len(pieces))
+    ax = new_axes(ax, 6.4, 0.8 + 0.26 * len(pieces))
     palette = PALETTES["light"]
     colours = [palette["n" if not line.signed else "p" if score > 0 else "m"] for score in scores]
     drawn = ax.barh(np.arange(len(pieces)), np.where(np.isfinite(scores), scores, np.nan), color=colours)
@@ -46,10 +46,10 @@ def bars(line: Line, ax: Any) -> Any:
     high = 72 * ax.get_window_extent().height / ax.figure.dpi / max(1, len(pieces))
     ax.set_yticks(
         np.arange(len(pieces)),
-        [_cut(piece.text, MOST_BESIDE) + piece.note for piece in pieces],
+        [cut(piece.text, MOST_BESIDE) + piece.note for piece in pieces],
         fontsize=min(10, 0.95 * high),
     )
-    _as_they_are(ax.get_yticklabels())
+    as_they_are(ax.get_yticklabels())
     ax.set_ylim(len(pieces) - 0.4, -0.6)
     ax.axvline(0, color="0.4", linewidth=0.8)
     ax.set_xlabel(f"score by {line.summary.partition(',')[0]}")
@@ -71,14 +71,13 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
     cell = min(CELL, MOST_WIDE / columns)
     high = min(ROW, MOST_HIGH / len(rows))
     if ax is None:
-        ax = _axes(None, 2.2 + cell * columns, max(1.8, 0.8 + high * len(rows)))
+        ax = new_axes(None, 2.2 + cell * columns, max(1.8, 0.8 + high * len(rows)))
     else:
-        size = _axes(ax, 0, 0).get_window_extent()
+        size = new_axes(ax, 0, 0).get_window_extent()
         cell = size.width * BESIDE_SCALE / ax.figure.dpi / columns
         high = size.height / ax.figure.dpi / len(rows)
     written = cell >= FEWEST * LETTER and high >= LEAST_ROW
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize, to_rgb
+    from matplotlib.colors import to_rgb
 
     colours = np.full((len(rows), columns, 3), ABSENT)
     for index, (line, row) in enumerate(zip(lines, rows, strict=True)):
@@ -90,26 +89,39 @@ def heat_map(lines: Sequence[Line], names: Sequence[str], each: bool, ax: Any) -
                 _write(ax, column, index, piece, cell, drawn.text)
     ax.imshow(colours, aspect="auto")
     ax.set_yticks(np.arange(len(rows)), names)
-    _as_they_are(ax.get_yticklabels())
+    as_they_are(ax.get_yticklabels())
     ax.set_xticks([])
     signed = [line.signed for line in lines]
-    levels = range(-LEVELS if any(signed) else 0, LEVELS + 1)
-    steps = [
-        step("light", "n" if not any(signed) else "p" if level > 0 else "m", abs(level)).background for level in levels
-    ]
-    end = 1.0 if each or not largest else largest
-    scale_of_colours = ScalarMappable(Normalize(-end if any(signed) else 0, end), ListedColormap(steps))
     label = "share of the largest" if each else "score"
-    ax.figure.colorbar(scale_of_colours, ax=ax, label=label + (",\npurple: no sign" if len({*signed}) > 1 else ""))
+    more = ",\npurple: no sign" if len({*signed}) > 1 else ""
+    colour_scale(ax, 1.0 if each else largest, any(signed), label + more)
     return ax
+
+
+def colour_scale(ax: Any, largest: float, signed: bool, label: str) -> None:
+    """Draw the scale of the colours beside axes.
+
+    Args:
+        ax: the axes.
+        largest: the score of full colour; 0 where all scores are zero.
+        signed: whether the scale goes below zero.
+        label: what stands beside the scale.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+
+    levels = range(-LEVELS if signed else 0, LEVELS + 1)
+    steps = [step("light", "n" if not signed else "p" if level > 0 else "m", abs(level)).background for level in levels]
+    end = largest or 1.0
+    ax.figure.colorbar(ScalarMappable(Normalize(-end if signed else 0, end), ListedColormap(steps)), ax=ax, label=label)
 
 
 def _write(ax: Any, column: int, row: int, piece: Piece, width: float, colour: str) -> None:
     """Write a text into its cell, of this width in inches; a special token in italics."""
     most = min(MOST_INSIDE, int(width / LETTER))
-    text = _cut(piece.text, max(1, most - len(piece.note))) + piece.note
+    text = cut(piece.text, max(1, most - len(piece.note))) + piece.note
     style = "italic" if piece.special else "normal"
-    _as_they_are(
+    as_they_are(
         [ax.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=colour, style=style, clip_on=True)]
     )
 
@@ -129,7 +141,7 @@ def convergence(attributions: Mapping[str, Any], ax: Any) -> Any:
     by_steps = sorted(attributions.values(), key=_steps)
     steps = [_steps(attribution) for attribution in by_steps]
     errors = np.abs([attribution.delta for attribution in by_steps])
-    ax = _axes(ax, 6.4, 4.0)
+    ax = new_axes(ax, 6.4, 4.0)
     for example in range(errors.shape[1]):
         ax.plot(steps, errors[:, example], marker="o", label=f"example {example}")
     ax.set_xscale("log")
@@ -143,7 +155,7 @@ def convergence(attributions: Mapping[str, Any], ax: Any) -> Any:
     return ax
 
 
-def _axes(ax: Any, width: float, height: float) -> Any:
+def new_axes(ax: Any, width: float, height: float) -> Any:
     """Return the user's axes, or those of a new figure of this size in inches.
 
     Raises:
@@ -162,14 +174,14 @@ def _axes(ax: Any, width: float, height: float) -> Any:
     return plt.subplots(figsize=(min(width, MOST_WIDE), min(height, MOST_HIGH)), layout="constrained")[1]
 
 
-def _as_they_are(texts: Any) -> None:
+def as_they_are(texts: Any) -> None:
     """Show texts of the user as they are, dollars and backslashes included."""
     for text in texts:
         text.set_parse_math(False)
         text.set_usetex(False)
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
     """Return a text in one line of at most so many characters."""
     whole = visible(" ".join(text.split()) or "␣")
     return whole if len(whole) <= most else f"{whole[: most - 1]}…"

@@ -16,7 +16,7 @@ from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 from embgrad.results.spans import Span, parts_of
 from embgrad.results.words import is_special
 
-__all__ = ["Line", "Piece", "examples_of", "lines_of"]
+__all__ = ["Line", "Piece", "examples_of", "lines_of", "pieces_of", "unit_of", "written"]
 
 #: The units of a text whose scores can be shown.
 UNITS: Final = ("tokens", "words", "spans", "sentences")
@@ -121,18 +121,8 @@ def lines_of(
     Raises:
         EmbgradError: there is no such unit, or the attributions do not have it.
     """
-    if by is not None and (not isinstance(by, str) or by not in UNITS):
-        raise EmbgradError(
-            f"by is {brief(by)}: expected one of {listed(UNITS)}, or None.{did_you_mean(str(by), UNITS)}"
-        )
-    shown = list(attributions.values())
-    has = {
-        "tokens": True,
-        "words": all(attribution.tokens is not None for attribution in shown),
-        "spans": all(attribution.offsets is not None for attribution in shown),
-    }
-    unit = by or next(unit for unit in fallback if has[unit])
-    whole = {name: _pieces(attribution, unit, special) for name, attribution in attributions.items()}
+    unit = unit_of(list(attributions.values()), by, fallback)
+    whole = {name: pieces_of(attribution, unit, special) for name, attribution in attributions.items()}
     return [
         [
             Line(
@@ -148,6 +138,24 @@ def lines_of(
     ]
 
 
+def unit_of(attributions: Sequence[Any], by: str | None, fallback: Sequence[str]) -> str:
+    """Return the unit `by`, or for None the first of `fallback` that all attributions have.
+
+    Raises:
+        EmbgradError: there is no such unit.
+    """
+    if by is not None and (not isinstance(by, str) or by not in UNITS):
+        raise EmbgradError(
+            f"by is {brief(by)}: expected one of {listed(UNITS)}, or None.{did_you_mean(str(by), UNITS)}"
+        )
+    has = {
+        "tokens": True,
+        "words": all(attribution.tokens is not None for attribution in attributions),
+        "spans": all(attribution.offsets is not None for attribution in attributions),
+    }
+    return by or next(unit for unit in fallback if has[unit])
+
+
 def _summary(attribution: Any, example: int) -> str:
     parts = [
         f"{attribution.method} at {attribution.provenance.get('point')}",
@@ -158,7 +166,7 @@ def _summary(attribution: Any, example: int) -> str:
     return visible(", ".join(parts))
 
 
-def _pieces(attribution: Any, unit: str, special: bool) -> list[list[Piece]]:
+def pieces_of(attribution: Any, unit: str, special: bool) -> list[list[Piece]]:
     """Return the pieces of all examples, with special tokens or without."""
     examples = range(len(attribution.ids))
     if unit in ("spans", "sentences"):
@@ -176,7 +184,7 @@ def _words(attribution: Any) -> list[list[Piece]]:
         texts = [shown_token(word.text) for word in words]
         if attribution.offsets is not None:
             texts = [
-                _written(attribution, example, word.positions) or text for word, text in zip(words, texts, strict=True)
+                written(attribution, example, word.positions) or text for word, text in zip(words, texts, strict=True)
             ]
         pieces.append(
             [
@@ -187,7 +195,7 @@ def _words(attribution: Any) -> list[list[Piece]]:
     return pieces
 
 
-def _written(attribution: Any, example: int, positions: Sequence[int]) -> str:
+def written(attribution: Any, example: int, positions: Sequence[int]) -> str:
     """Return the characters of the text that these tokens stand for, without white space around them; "" for none.
 
     White space alone is shown by signs, as in `token_text`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,17 @@ import numpy as np
 from embgrad.common.arrays import as_asked
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
+from embgrad.errors import EmbgradError, brief
 from embgrad.inputs.checks import Text
+from embgrad.results.attribution import Attribution
+from embgrad.results.file_format import write_results
+from embgrad.results.token_display import DisplayedTokens
 
 __all__ = ["TokenAttribution"]
 
 
 @dataclass(frozen=True, eq=False)
-class TokenAttribution:
+class TokenAttribution(DisplayedTokens):
     """The contributions of tokens to the log-probabilities of output tokens, by one method.
 
     Examples may have different numbers of output tokens; the entries of the missing ones are -1 in `outputs`, `output_ids` and
@@ -105,3 +110,62 @@ class TokenAttribution:
             f"TokenAttribution({' × '.join(map(str, self.shape))}, {self.method}{contrast} at {source.get('point')!r} of "
             f"{source.get('model')} ({source.get('backend')}), norm {length(self.scores):.4g})"
         )
+
+    def of_output(self, index: int, *, decoder: bool = False) -> Attribution:
+        """Return the contributions to one output token of each example as an `Attribution`, with its `words`, `plot` and so on.
+
+        Args:
+            index: the index of the output; negative ones count from each example's last. An example that has no such output has
+                an objective of NaN and scores of 0.
+            decoder: whether to return those of the decoder's tokens, of an encoder-decoder.
+
+        Returns:
+            An attribution without `values`, whose provenance has the index as `output`. In an encoder-decoder its `delta` is
+            None, since the contributions of both sides add up to one difference.
+
+        Raises:
+            EmbgradError: no example has such an output; or there is no decoder.
+        """
+        most = self.scores.shape[1]
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer)) or not -most <= index < most:
+            raise EmbgradError(f"index is {brief(index)}: expected that of an output, from {-most} to {most - 1}")
+        if decoder and self.decoder_ids is None:
+            raise EmbgradError("decoder is True, and this attribution is not of an encoder-decoder: omit it")
+        counts = (self.outputs >= 0).sum(axis=1)
+        columns = np.full(len(self.ids), index) if index >= 0 else counts + index
+        exists = (columns >= 0) & (columns < counts)
+        rows, columns = np.arange(len(self.ids)), np.where(exists, columns, 0)
+
+        def of_each(values: np.ndarray) -> np.ndarray:
+            return np.where(exists, values[rows, columns], np.nan)
+
+        baseline, delta = self.baseline_objective, self.delta if self.decoder_scores is None else None
+        values = self.decoder_scores if decoder and self.decoder_scores is not None else self.scores
+        return Attribution(
+            values=None,
+            scores=np.where(exists[:, None], values[rows, columns], 0.0),
+            objective=of_each(self.objective),
+            baseline_objective=None if baseline is None else of_each(baseline),
+            delta=None if delta is None else of_each(delta),
+            ids=self.decoder_ids if decoder and self.decoder_ids is not None else self.ids,
+            mask=self.decoder_mask if decoder else self.mask,
+            types=None if decoder else self.types,
+            tokens=self.decoder_tokens if decoder else self.tokens,
+            words_of=None if decoder else self.words_of,
+            provenance={**self.provenance, "output": int(index)},
+            texts=None if decoder else self.texts,
+            offsets=None if decoder else self.offsets,
+            parts=None if decoder else self.parts,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the attribution to a safetensors file, which `embgrad.load` reads back bit for bit.
+
+        Args:
+            path: the file's path; its folder must exist.
+
+        Raises:
+            EmbgradError: the provenance cannot be stored as JSON.
+            OSError: the file cannot be written.
+        """
+        write_results({"": self}, path, single=True)

@@ -37,6 +37,7 @@ ALLOWED = {
     CORE / "results" / "pictures.py": {"matplotlib"},
     CORE / "results" / "terminal.py": {"rich"},  # where it is installed
     CORE / "results" / "faithfulness.py": {"matplotlib"},
+    CORE / "results" / "token_picture.py": {"matplotlib"},
     CORE / "report": {"jinja2"},  # in one function
     CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},
     **{CORE / "testing" / f"{name}.py": {"pytest"} for name in ("conformance", "examples")},

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import embgrad
+from embgrad.results.token_attribution import TokenAttribution
 
 
 def byte_level() -> Tokenizer:
@@ -70,3 +72,62 @@ def by_words(
         parts=np.reshape(parts, ids.shape),
     )
     return attribution_of(batch, scores, method)
+
+
+def token_attribution_of(
+    batch: embgrad.TokenBatch,
+    outputs: Sequence[Sequence[int]],
+    scores: Any,
+    method: str = "InputXGradient",
+    **fields: Any,
+) -> TokenAttribution:
+    """Return an attribution of the tokens at the positions `outputs` of each example, by a causal model.
+
+    Scores at an output and after it are replaced with 0, as they are at padding. L of the outputs is -1, -2, -3, …
+    """
+    most = max(map(len, outputs))
+    padded = np.array([[*row, *[-1] * (most - len(row))] for row in outputs], np.int64)
+    exists = padded >= 0
+    real = np.ones(batch.shape, bool) if batch.mask is None else batch.mask.astype(bool)
+    earlier = np.arange(batch.shape[1]) < padded[:, :, None]
+    full = np.broadcast_to(np.asarray(scores, float), (*padded.shape, batch.shape[1]))
+    of_outputs = np.take_along_axis(batch.ids, np.maximum(padded, 0), axis=1)
+    objective = np.where(exists, -np.arange(1.0, most + 1), np.nan)
+    tokens = None if batch.tokens is None else [list(row) for row in batch.tokens]
+    made: dict[str, Any] = {
+        "scores": np.where(earlier & real[:, None], full, 0.0),
+        "outputs": padded,
+        "output_ids": np.where(exists, of_outputs, -1),
+        "objective": objective,
+        "contrast_ids": None,
+        "baseline_objective": None,
+        "delta": None,
+        "ids": batch.ids,
+        "mask": batch.mask,
+        "types": batch.types,
+        "tokens": batch.tokens,
+        "words_of": batch.words,
+        "output_tokens": None
+        if tokens is None
+        else tuple(tuple(row[position] for position in chosen) for row, chosen in zip(tokens, outputs, strict=True)),
+        "provenance": {"method": {"class": method}, "point": "word", "model": "some.Model", "backend": "reference"},
+        "texts": batch.texts,
+        "offsets": batch.offsets,
+        "parts": batch.parts,
+    }
+    return TokenAttribution(**{**made, **fields})
+
+
+def encoder_decoder(scores: Any = None, decoder_scores: Any = None, **fields: Any) -> TokenAttribution:
+    """Return an attribution of three outputs of an encoder-decoder with four tokens in the encoder and four in the decoder."""
+    batch = embgrad.TokenBatch([[5, 6, 7, 1]], tokens=[["▁trans", "late", "▁this", "</s>"]])
+    decoder_ids = np.array([[0, 21, 22, 23]])
+    made: dict[str, Any] = {
+        "output_ids": decoder_ids[:, 1:],
+        "output_tokens": (("▁über", "setze", "▁dies"),),
+        "decoder_ids": decoder_ids,
+        "decoder_tokens": (("<pad>", "▁über", "setze", "▁dies"),),
+        "decoder_scores": np.tril(np.arange(1.0, 13).reshape(3, 4))[None] if decoder_scores is None else decoder_scores,
+        "scores": np.arange(12.0).reshape(1, 3, 4) - 5 if scores is None else scores,
+    }
+    return replace(token_attribution_of(batch, [[1, 2, 3]], 0.0), **{**made, **fields})

@@ -1,0 +1,220 @@
+"""Matrices of output tokens as HTML without scripts: outputs to step through, inputs in their colours, a table of all scores.
+
+Radio buttons choose the output. They stand before the texts, so that the rules of a style sheet colour what follows the chosen
+one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any, Final
+
+from embgrad.common.colours import LEVELS, shade, tint
+from embgrad.common.text import printable
+from embgrad.results.pieces import Line, Piece
+from embgrad.results.token_matrix import TokenMatrix, piece_name
+
+__all__ = ["document", "fragment"]
+
+#: The most cells of a table; a page of one with so many takes some MB.
+MOST_CELLS: Final = 50_000
+
+#: The most letters of a token in the margin of the table, and the most inputs that are named under the text.
+MOST_LETTERS, MOST_NAMED = 24, 5
+
+#: The rules of all fragments; "#id" stands for the fragment's own id.
+_RULES: Final = """
+#id{line-height:1.5;text-align:start}
+#id .e{position:relative;margin:0 0 1.6em}
+#id .e>input{position:fixed;top:50%;left:0;opacity:0;pointer-events:none}
+#id .h{font-size:.8em;opacity:.75}
+#id .o,#id .i{white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.9;margin:.25em 0}
+#id .k{display:block;font-size:.75em;opacity:.75;margin-top:.6em;text-transform:uppercase;letter-spacing:.06em}
+#id label{cursor:pointer}
+#id .o label{display:inline-block;max-width:100%;line-height:1.4}
+#id .o label{border-radius:4px;padding:.1em .25em;border:1px solid rgba(128,128,128,.4)}
+#id .o label:hover,#id .m th label:hover{background:rgba(128,128,128,.25)}
+#id .i span{border-radius:3px;padding:.05em 0}
+#id .i .s{font-size:.8em;border:1px dashed;padding:0 .2em;opacity:.75}
+#id .n{font-size:.85em;min-height:3em;margin:.3em 0}
+#id .n>*{display:none}
+#id .n i{font-style:normal;border-radius:3px;padding:0 .3em;margin-right:.35em;white-space:pre-wrap}
+#id summary{cursor:pointer;font-size:.8em;opacity:.75}
+#id .m>div{overflow:auto;max-height:40em;margin-top:.4em}
+#id table{border-collapse:separate;border-spacing:1px;font-size:11px;line-height:1.1;width:auto;margin:0;border:0}
+#id th,#id td{padding:0;border:0;font-weight:normal;background:none}
+#id tbody th{text-align:right;padding:0 .5em;white-space:nowrap}
+#id thead th{vertical-align:bottom;text-align:left}
+#id thead span{writing-mode:vertical-rl;transform:rotate(180deg);white-space:nowrap;padding:.4em 0}
+#id td{width:16px;min-width:16px;height:16px;text-align:center;box-sizing:border-box}
+#id td[title]{border:1px solid rgba(128,128,128,.3)}
+#id td[title]:hover{outline:2px solid}
+#id .d{border-left:3px double rgba(128,128,128,.8)!important}
+""".strip()
+
+
+def document(matrices: Sequence[TokenMatrix]) -> str:
+    """Return the matrices as a page of HTML, for a file in UTF-8."""
+    title = escape(printable(" · ".join(dict.fromkeys(matrix.summary for matrix in matrices))))
+    return (
+        '<!doctype html>\n<html>\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">\n'
+        f"<title>{title}</title>\n<style>:root{{color-scheme:light dark}}body{{font:16px/1.5 system-ui,sans-serif;"
+        f"max-width:64em;margin:2em auto;padding:0 1em}}</style>\n</head>\n<body>\n{fragment(matrices, 'embgrad')}"
+        "</body>\n</html>\n"
+    )
+
+
+def fragment(matrices: Sequence[TokenMatrix], name: str, note: str = "") -> str:
+    """Return the matrices as HTML that does not affect the surrounding page.
+
+    Args:
+        matrices: the matrices.
+        name: the fragment's id, a name that nothing else on the page has.
+        note: a sentence at the end.
+    """
+    colours = "".join(f"--{scale}{level}:{tint(scale, level)};" for scale, level in _steps())
+    # Cells of the table, which hold no text, have the full colours.
+    cells = "\n".join(
+        f"#{name} .{scale}{level}{{background:var(--{scale}{level})}}"
+        f"#{name} td.{scale}{level}{{background:{tint(scale, level, 1.0)}}}"
+        for scale, level in _steps()
+    )
+    parts = [
+        f'<div id="{name}">\n<style>\n#{name}{{{colours}}}\n{_RULES.replace("#id", f"#{name}")}\n{cells}\n</style>\n'
+    ]
+    for number, matrix in enumerate(matrices):
+        parts.extend(_example(matrix, f"{name}-{number}", len(matrices) > 1))
+    if note:
+        parts.append(f'<div class="h">{escape(note)}</div>\n')
+    return "".join([*parts, "</div>\n"])
+
+
+def _steps() -> Iterator[tuple[str, int]]:
+    return ((scale, level) for scale in "npm" for level in range(1, LEVELS + 1))
+
+
+def _example(matrix: TokenMatrix, name: str, numbered: bool) -> Iterator[str]:
+    """Yield one example: its rules, buttons, outputs, inputs, figures of the chosen output, and the table."""
+    lines = matrix.lines()
+    number = f"example {matrix.example}: " if numbered else ""
+    yield f'<div class="e" id="{name}">\n<style>\n{"".join(_rules(matrix, lines, name))}</style>\n'
+    yield f'<div class="h">{escape(number + matrix.summary)}</div>\n'
+    for row in range(len(lines)):
+        yield f'<input type="radio" name="{name}" id="{name}-{row}"{" checked" if not row else ""}>\n'
+    yield '<div class="o" dir="auto"><b class="k">outputs: click one, or use the arrow keys</b>'
+    for row, output in enumerate(matrix.outputs):
+        text = escape(piece_name(output) if output.text.isspace() else printable(output.text))
+        before = escape(output.before) if row else ""
+        yield f'{before}<label for="{name}-{row}" title="{_objective(output)}">{text}</label>'
+    yield "</div>\n"
+    yield from _texts(matrix)
+    yield '<div class="n" role="status">'
+    yield from (_figures(matrix, row, line) for row, line in enumerate(lines))
+    yield "</div>\n"
+    yield from _table(matrix, name)
+    yield "</div>\n"
+
+
+def _rules(matrix: TokenMatrix, lines: Sequence[Line], name: str) -> Iterator[str]:
+    """Yield the rules that show what belongs to the chosen output; a colour of the text has one rule for all of its inputs."""
+    for row, line in enumerate(lines):
+        chosen = f"#{name}-{row}:checked~"
+        nth = f":nth-child({row + 1})"
+        yield (
+            f"{chosen}.o label:nth-of-type({row + 1}),{chosen}.m tbody>{nth}>th{{outline:2px solid}}\n"
+            f"#{name}-{row}:focus-visible~.o label:nth-of-type({row + 1}){{outline-width:3px}}\n"
+            f"{chosen}.n>{nth}{{display:block}}\n"
+        )
+        groups: dict[str, list[int]] = defaultdict(list)
+        for column, score in enumerate(matrix.scores[row].tolist()):
+            scale, level = shade(score, line.largest, matrix.signed)
+            if not matrix.earlier[row, column]:
+                groups["opacity:.35"].append(column)
+            elif level:
+                groups[f"background:var(--{scale}{level})"].append(column)
+        for style, columns in groups.items():
+            yield f"{chosen}.i :is({','.join(f'.c{column}' for column in columns)}){{{style}}}\n"
+
+
+def _texts(matrix: TokenMatrix) -> Iterator[str]:
+    column = 0
+    titles = ["inputs"] if len(matrix.texts) == 1 else ["inputs of the encoder", "inputs of the decoder"]
+    for title, pieces in zip(titles, matrix.texts, strict=True):
+        yield f'<div class="i" dir="auto"><b class="k">{title}</b>'
+        for index, piece in enumerate(pieces):
+            text = escape(printable(piece.text)).replace("\r", "&#13;")
+            yield escape(piece.before) if index else ""
+            if piece.positions:
+                yield f'<span class="c{column}{" s" if piece.special else ""}" title="{_positions(piece)}">{text}</span>'
+                column += 1
+            else:
+                yield text
+        yield "</div>\n"
+
+
+def _figures(matrix: TokenMatrix, row: int, line: Line) -> str:
+    """Return the figures of one output: L, the score of full colour, and the inputs that contribute most."""
+    output, scores = matrix.outputs[row], matrix.scores[row]
+    finite = [column for column in range(len(scores)) if matrix.earlier[row, column] and math.isfinite(scores[column])]
+    largest = sorted(finite, key=lambda column: -abs(scores[column]))[:MOST_NAMED]
+    named = []
+    for column in (column for column in largest if scores[column]):
+        scale, level = shade(float(scores[column]), line.largest, matrix.signed)
+        text = escape(_cut(piece_name(matrix.inputs[column])))
+        named.append(f'<i class="{scale}{level}">{text} {_figure(matrix, scores[column])}</i>')
+    rest = int(matrix.earlier[row].sum()) - len(finite)
+    missing = f" {rest} {'score is' if rest == 1 else 'scores are'} not finite." if rest else ""
+    most = f"Largest: {' '.join(named)}" if named else "All scores are zero or not finite."
+    full = f"; full colour is {line.largest:.4g}" if line.largest else ""
+    return f"<div><b>{escape(_cut(piece_name(output)))}</b>: {_objective(output)}{full}.{missing}<br>{most}</div>"
+
+
+def _table(matrix: TokenMatrix, name: str) -> Iterator[str]:
+    rows, columns = matrix.scores.shape
+    size = f"{rows:,} outputs × {columns:,} inputs"
+    if rows * columns > MOST_CELLS:
+        yield f'<div class="h">the matrix, {size}, is left out for its size; matrix() returns it</div>\n'
+        return
+    ends = f", full colour is {matrix.largest:.4g}" if matrix.largest else ""
+    yield f'<details class="m" open><summary>matrix: {size}{ends}</summary><div><table>\n<thead><tr><td></td>'
+    texts = [escape(_cut(piece_name(piece))) for piece in matrix.inputs]
+    divided = {matrix.split} if len(matrix.texts) > 1 else set()
+    for column, text in enumerate(texts):
+        yield f'<th scope="col"{" class=d" if column in divided else ""}><span>{text}</span></th>'
+    yield "</tr></thead>\n<tbody>\n"
+    for row, output in enumerate(matrix.outputs):
+        text = escape(_cut(piece_name(output)))
+        yield f'<tr><th scope="row"><label for="{name}-{row}">{text}</label></th>'
+        for column, score in enumerate(matrix.scores[row].tolist()):
+            divider = "d" if column in divided else ""
+            if not matrix.earlier[row, column]:
+                yield f"<td{' class=d' if divider else ''}></td>"
+                continue
+            scale, level = shade(score, matrix.largest, matrix.signed)
+            classes = " ".join(filter(None, (f"{scale}{level}" if level else "", divider)))
+            title = f"{_figure(matrix, score)}: {texts[column]} → {text}"
+            yield f'<td class="{classes}" title="{title}">' if classes else f'<td title="{title}">'
+            yield "</td>" if math.isfinite(score) else "?</td>"
+        yield "</tr>\n"
+    yield "</tbody>\n</table></div></details>\n"
+
+
+def _objective(output: Piece) -> str:
+    several = f" together, {len(output.positions)} tokens" if len(output.positions) > 1 else ""
+    return f"L = {output.score:.4g}{several}, {_positions(output)}"
+
+
+def _positions(piece: Piece) -> str:
+    first, last = piece.positions[0], piece.positions[-1]
+    return f"position {first}" if first == last else f"positions {first} to {last}"
+
+
+def _figure(matrix: TokenMatrix, score: Any) -> str:
+    return f"{score:+.4g}" if matrix.signed else f"{score:.4g}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"

@@ -1,0 +1,229 @@
+"""The contributions of one example as a matrix: a row for each output token, word or span, a column for each input."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.common.arrays import as_asked
+from embgrad.common.text import visible
+from embgrad.common.token_text import shown_token, token_text
+from embgrad.errors import EmbgradError, brief
+from embgrad.results.pieces import Line, Piece, examples_of, pieces_of, unit_of, written
+
+__all__ = ["GAP", "TokenMatrix", "matrix_of", "piece_name", "restricted"]
+
+#: What stands between outputs that are not next to each other.
+GAP: Final = " … "
+
+
+@dataclass(frozen=True, eq=False)
+class TokenMatrix:
+    """The contributions of one example's inputs to its outputs, each a token, a word, a span or a sentence.
+
+    A score of several tokens is the sum of their scores over both axes, by `Saliency` the root of the sum of squares.
+
+    Attributes:
+        example: the index of the example.
+        outputs: the outputs, one for each row; their `positions` are columns of `ids`, in an encoder-decoder of `decoder_ids`,
+            and their `score` is L, of several tokens the sum.
+        texts: the inputs as texts: of the batch, and in an encoder-decoder of its decoder after it; with the white space between
+            them, which has no `positions`. The `score` of a piece is that of its whole column.
+        scores: the contributions, float64, shape (output, input).
+        earlier: true where a token of the input stands before one of the output, likewise; always true for the encoder's.
+            Elsewhere the score is 0, since nothing can contribute there; in a model that is not causal, where it is not 0, true.
+        signed: whether a score may be below zero.
+        summary: the method, the point and the model in words.
+    """
+
+    example: int
+    outputs: tuple[Piece, ...]
+    texts: tuple[tuple[Piece, ...], ...]
+    scores: np.ndarray
+    earlier: np.ndarray
+    signed: bool
+    summary: str
+
+    @cached_property
+    def inputs(self) -> tuple[Piece, ...]:
+        """The inputs, one for each column: the pieces of `texts` that stand for tokens."""
+        return tuple(piece for pieces in self.texts for piece in pieces if piece.positions)
+
+    @property
+    def split(self) -> int:
+        """The number of columns of the first text, after which in an encoder-decoder the decoder's begin."""
+        return sum(bool(piece.positions) for piece in self.texts[0])
+
+    @cached_property
+    def largest(self) -> float:
+        """The size of the score that has full colour in the matrix: the largest of ordinary inputs, or else of special tokens."""
+        return max((line.largest for line in self.lines()), default=0.0)
+
+    def lines(self) -> list[Line]:
+        """Return for each output a text of the inputs that can contribute to it, with their scores."""
+        return [self._line(row, output) for row, output in enumerate(self.outputs)]
+
+    def _line(self, row: int, output: Piece) -> Line:
+        pieces, column = [], 0
+        for side, text in enumerate(self.texts):
+            for index, piece in enumerate(text):
+                reached = bool(self.earlier[row, column]) if piece.positions else any(self.earlier[row, column:])
+                if reached:
+                    score = float(self.scores[row, column]) if piece.positions else 0.0
+                    before = GAP if side and not index else piece.before
+                    pieces.append(piece._replace(score=score, before=before))
+                column += bool(piece.positions)
+        return Line(piece_name(output), f"L = {output.score:.4g}", self.example, tuple(pieces), self.signed)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return the scores, for `np.asarray` and all NumPy functions: the array itself, unless a copy is requested."""
+        return as_asked(self.scores, dtype, copy)
+
+    def __repr__(self) -> str:
+        return f"TokenMatrix({' × '.join(map(str, self.scores.shape))}, example {self.example}, {self.summary})"
+
+
+def matrix_of(attribution: Any, example: Any, by: str | None, special: bool, fallback: Sequence[str]) -> TokenMatrix:
+    """Return the matrix of one example of a `TokenAttribution`.
+
+    Args:
+        attribution: the attribution.
+        example: the index of the example.
+        by: the unit of both axes, see `lines_of`; None for the first of `fallback` that the attribution has. The decoder of an
+            encoder-decoder has words where those are the unit and its tokens are known, else tokens.
+        special: whether special tokens are among the inputs.
+        fallback: some of the units.
+
+    Raises:
+        EmbgradError: there is no such example or unit, the attribution does not have it, the example has no outputs or no inputs
+            to show, or an output is there more than once and is to be merged with others.
+    """
+    (index,) = _one_of(example, len(attribution.ids))
+    alone = restricted(attribution, index)
+    if not (alone.outputs >= 0).any():
+        raise EmbgradError(f"the example {index} has no output tokens: choose another example")
+    sides = [alone.of_output(0), *([] if alone.decoder_ids is None else [alone.of_output(0, decoder=True)])]
+    units = [unit_of(sides[:1], by, ("tokens",) if _repeated(alone) else fallback)]
+    if len(sides) > 1:
+        units.append("words" if units[0] == "words" and sides[1].tokens is not None else "tokens")
+    whole = [pieces_of(side, unit, True)[0] for side, unit in zip(sides, units, strict=True)]
+    texts = [[piece for piece in pieces if special or not piece.special] for pieces in whole]
+    outputs = _outputs(alone, sides[-1], whole[-1], units[-1])
+    return _filled(alone, index, outputs, texts)
+
+
+def restricted(attribution: Any, example: int) -> Any:
+    """Return an attribution of one of its examples."""
+    of_all = {field.name: getattr(attribution, field.name) for field in fields(attribution)}
+    one = {
+        name: value if value is None or name == "provenance" else value[example : example + 1]
+        for name, value in of_all.items()
+    }
+    return replace(attribution, **one)
+
+
+def piece_name(piece: Piece) -> str:
+    """Return a piece's text in one line that is never empty nor invisible."""
+    return visible(" ".join(piece.text.split())) or token_text(piece.text)
+
+
+def _one_of(example: Any, count: int) -> list[int]:
+    if isinstance(example, bool) or not isinstance(example, (int, np.integer)) or not -count <= example < count:
+        raise EmbgradError(f"example is {brief(example)}: expected the index of an example, from 0 to {count - 1}")
+    return examples_of(example, count)
+
+
+def _outputs(alone: Any, side: Any, pieces: Sequence[Piece], unit: str) -> list[tuple[Piece, list[int]]]:
+    """Return the outputs with the indices of their output tokens: the pieces of the text of which they are a part."""
+    indices_at: dict[int, list[int]] = defaultdict(list)
+    for index, position in enumerate(alone.outputs[0].tolist()):
+        indices_at[position].append(index)
+    if unit != "tokens" and (repeated := _repeated(alone)):
+        raise EmbgradError(f"the output at position {repeated[0]} is there more than once: expected by='tokens'")
+    outputs: list[tuple[Piece, list[int]]] = []
+    space = ""
+    for piece in pieces:
+        positions = tuple(position for position in piece.positions if position in indices_at)
+        members = [index for position in positions for index in indices_at[position]]
+        gap = bool(outputs) and bool(positions) and outputs[-1][0].positions[-1] + 1 < positions[0]
+        before = GAP if gap else space if space.isspace() else piece.before
+        space = "" if piece.positions else piece.text  # that between two spans
+        for indices in [[index] for index in members] if unit == "tokens" else [members] if members else []:
+            text = _output_text(alone, side, piece, positions, indices, unit)
+            score = float(alone.objective[0, indices].sum())
+            outputs.append((Piece(text, positions, score, piece.special, before), indices))
+            before = " "
+    return outputs
+
+
+def _repeated(alone: Any) -> list[int]:
+    """Return the positions of outputs that are there more than once, as with several other ids to compare with."""
+    positions, counts = np.unique(alone.outputs[alone.outputs >= 0], return_counts=True)
+    return list(positions[counts > 1].tolist())
+
+
+def _output_text(
+    alone: Any, side: Any, piece: Piece, positions: tuple[int, ...], indices: Sequence[int], unit: str
+) -> str:
+    if unit != "tokens" and positions == piece.positions:
+        return piece.text
+    if unit != "tokens" and side.offsets is not None and (located := written(side, 0, positions)):
+        return located
+    text = "".join(_token(alone, index) for index in indices)
+    if alone.contrast_ids is not None and int(alone.outputs[0, indices[0]]) in _repeated(alone):
+        text += f" (not {alone.contrast_ids[0, indices[0]]})"
+    return text
+
+
+def _token(alone: Any, index: int) -> str:
+    return (
+        str(alone.output_ids[0, index]) if alone.output_tokens is None else shown_token(alone.output_tokens[0][index])
+    )
+
+
+def _filled(
+    alone: Any, example: int, outputs: Sequence[tuple[Piece, list[int]]], texts: Sequence[Sequence[Piece]]
+) -> TokenMatrix:
+    columns = [piece for text in texts for piece in text if piece.positions]
+    if not columns:
+        raise EmbgradError(f"the example {example} has no inputs but special tokens: pass special=True")
+    sums = np.add if alone.signed else np.hypot
+    rows = [indices for _, indices in outputs]
+    split = sum(bool(piece.positions) for piece in texts[0])
+    sides = [(alone.scores[0], columns[:split])]
+    causal = np.arange(len(columns)) >= (0 if alone.decoder_scores is None else split)
+    if alone.decoder_scores is not None:
+        sides.append((alone.decoder_scores[0], columns[split:]))
+    scores = np.concatenate([_summed(sums, values, rows, pieces) for values, pieces in sides], axis=1)
+    first = np.array([piece.positions[0] for piece in columns])
+    last = np.array([piece.positions[-1] for piece, _ in outputs])
+    totals = iter(sums.reduce(scores, axis=0).tolist())
+    source = alone.provenance
+    return TokenMatrix(
+        example=example,
+        outputs=tuple(piece for piece, _ in outputs),
+        texts=tuple(
+            tuple(piece._replace(score=next(totals) if piece.positions else 0.0) for piece in text) for text in texts
+        ),
+        scores=scores,
+        earlier=~causal | (first < last[:, None]) | (scores != 0),
+        signed=alone.signed,
+        summary=visible(
+            f"{alone.method} at {source.get('point')} of {str(source.get('model', '?')).rpartition('.')[2]}"
+        ),
+    )
+
+
+def _summed(sums: np.ufunc, values: np.ndarray, rows: Sequence[Sequence[int]], columns: Sequence[Piece]) -> np.ndarray:
+    """Return the scores of groups of outputs and of positions, each group put together by a ufunc."""
+    if not columns:
+        return np.zeros((len(rows), 0))
+    for axis, groups in enumerate((rows, [piece.positions for piece in columns])):
+        starts = np.cumsum([0, *map(len, groups[:-1])])
+        values = sums.reduceat(np.take(values, np.concatenate(groups).astype(int), axis), starts, axis)
+    return values

@@ -1,0 +1,137 @@
+"""Attributions of output tokens in files: restored bit for bit, and refused where they were changed by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+import embgrad
+from embgrad.comparison.golden import Golden
+from embgrad.results.token_attribution import TokenAttribution
+from tests.unit.refusals import refused
+from tests.unit.results.attributed import attribution_of, byte_level, encoder_decoder, token_attribution_of
+
+BATCH = embgrad.TokenBatch([[5, 6, 7], [8, 9, 0]], [[1, 1, 1], [1, 1, 0]], tokens=[list("abc"), ["d", "e", "[PAD]"]])
+ATTRIBUTION = token_attribution_of(BATCH, [[1, 2], [1]], np.arange(12.0).reshape(2, 2, 3))
+OF_OUTPUTS = ("outputs", "output_ids", "contrast_ids")
+TEXT = embgrad.encode(["a 🙂 a"], byte_level())
+
+
+def everything() -> TokenAttribution:
+    """Return an attribution with every optional field."""
+    return encoder_decoder(
+        contrast_ids=np.array([[3, 4, 5]]),
+        baseline_objective=np.array([[0.5, 0.25, np.nan]]),
+        delta=np.array([[1e-9, 0.0, -1e-9]]),
+        mask=np.ones((1, 4), np.int64),
+        types=np.zeros((1, 4), np.int64),
+        words_of=np.array([[0, 0, 1, -1]]),
+        decoder_mask=np.ones((1, 4), np.int64),
+        texts=("translate this",),
+        offsets=np.array([[(0, 5), (5, 9), (10, 14), (-1, -1)]]),
+        parts=np.array([[0, 0, 0, -1]]),
+    )
+
+
+def expect_equal(first: Any, second: Any) -> None:
+    assert isinstance(second, TokenAttribution)
+    for field in fields(first):
+        value, again = getattr(first, field.name), getattr(second, field.name)
+        if isinstance(value, np.ndarray):
+            assert (again.dtype, again.shape, again.tobytes()) == (value.dtype, value.shape, value.tobytes())
+            assert again.flags.writeable
+        else:
+            assert again == value
+
+
+@pytest.mark.parametrize(
+    "attribution", [ATTRIBUTION, everything(), token_attribution_of(TEXT, [[2, 3]], 1.0), encoder_decoder(tokens=None)]
+)
+def test_an_attribution_is_restored_bit_for_bit(tmp_path: Path, attribution: TokenAttribution) -> None:
+    path = tmp_path / "t.safetensors"
+    attribution.save(path)
+    expect_equal(attribution, embgrad.load(path))
+    embgrad.save(attribution, path)
+    expect_equal(attribution, embgrad.load(path))
+    with safetensors.safe_open(str(path), "numpy") as file:
+        assert json.loads(file.metadata()["embgrad"])["format"] == 4
+
+
+def test_several_are_restored_by_name_beside_attributions(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    embgrad.save({"t": ATTRIBUTION, "a": attribution_of(BATCH)}, path)
+    loaded = embgrad.load(path)
+    assert type(loaded) is dict
+    assert [type(result).__name__ for result in loaded.values()] == ["TokenAttribution", "Attribution"]
+    expect_equal(ATTRIBUTION, loaded["t"])
+    expected = "expected a result of embgrad.gradients, embgrad.attribute or embgrad.attribute_tokens, or a mapping"
+    with refused(embgrad.EmbgradError, f"results is of type int: {expected}"):
+        embgrad.save(3, path)  # type: ignore[arg-type]
+
+
+def test_what_compares_results_refuses_them(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    ATTRIBUTION.save(path)
+    expected = "is of type TokenAttribution: expected a result of embgrad.gradients or embgrad.attribute"
+    for value in (ATTRIBUTION, path, str(path)):
+        with refused(embgrad.EmbgradError, f"a {expected}"):
+            embgrad.compare(value, value)
+    with refused(embgrad.EmbgradError, f"results {expected}"):
+        Golden(tmp_path / "golden.safetensors").check(ATTRIBUTION)
+    embgrad.save({"t": ATTRIBUTION}, path)
+    with refused(embgrad.EmbgradError, f"a['t'] {expected}"):
+        embgrad.compare(path, path)
+
+
+def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
+    half = encoder_decoder(scores=np.zeros((1, 3, 4), np.float32))
+    with refused(embgrad.EmbgradError, "the result cannot be saved, since it holds scores of dtype float32"):
+        half.save(tmp_path / "t.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays, entry: arrays.pop("outputs"), "lacks the arrays ['outputs']"),
+        (lambda arrays, entry: entry.pop("output_tokens"), "lacks the fields ['output_tokens']"),
+        (lambda arrays, entry: arrays.update(ids=np.arange(4)), "holds ids of shape (4,): expected (example, position)"),
+        (lambda arrays, entry: arrays.pop("decoder_ids"), "holds a part of a decoder alone"),
+        (lambda arrays, entry: [arrays.pop(name) for name in ("decoder_ids", "decoder_scores")], "part of a decoder alone"),
+        (lambda arrays, entry: arrays.update(decoder_ids=np.arange(4)), "holds decoder_ids of shape (4,): expected 1 examples"),
+        (lambda arrays, entry: arrays.update(decoder_ids=np.full((1, 4), -1)), "of the decoder holds -1 in ids"),
+        (lambda arrays, entry: arrays.update(decoder_mask=np.full((1, 4), 2)), "of the decoder holds 2 in mask"),
+        (lambda arrays, entry: entry.update(decoder_tokens=[["a"]]), "of the decoder holds tokens that are not one for each"),
+        (lambda arrays, entry: arrays.update(outputs=np.array([1, 2])), "holds outputs of shape (2,): expected"),
+        (lambda arrays, entry: arrays.update(outputs=np.array([[1, 2, 4]])), "holds outputs that are not positions below 4"),
+        (
+            lambda arrays, entry: arrays.update(dict.fromkeys(OF_OUTPUTS, np.array([[1, -1, 2]]))),
+            "with -1 after an example's last",
+        ),
+        (lambda arrays, entry: arrays.update(outputs=np.array([[1, 2, -2]])), "holds outputs that are not -1 where"),
+        (lambda arrays, entry: arrays.update(output_ids=np.array([[1, 2, -1]])), "holds output_ids that are not -1 where"),
+        (lambda arrays, entry: arrays.update(contrast_ids=np.array([[1]])), "holds contrast_ids of shape (1, 1): expected"),
+        (lambda arrays, entry: arrays.update(delta=np.zeros((1, 2))), "holds delta of shape (1, 2): expected (1, 3)"),
+        (lambda arrays, entry: arrays.update(scores=np.zeros((1, 3, 5))), "holds scores of shape (1, 3, 5): expected (1, 3, 4)"),
+        (lambda arrays, entry: arrays.update(decoder_scores=np.zeros((1, 2, 4))), "holds decoder_scores of shape (1, 2, 4)"),
+        (lambda arrays, entry: entry.update(output_tokens=[["a"]]), "holds output tokens that are not one for each output"),
+        (lambda arrays, entry: entry.update(output_tokens=[["a", 3, "b"]]), "holds the output token 3: expected text"),
+        (lambda arrays, entry: entry["provenance"].pop("method"), "holds None as provenance['method']"),
+    ],
+)  # fmt: skip
+def test_a_file_changed_by_hand_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    path = tmp_path / "t.safetensors"
+    everything().save(path)
+    arrays = safetensors.numpy.load_file(path)
+    with safetensors.safe_open(str(path), "numpy") as file:
+        entry = json.loads(file.metadata()["embgrad"])
+    change(arrays, entry)
+    safetensors.numpy.save_file(arrays, path, {"embgrad": json.dumps(entry)})
+    with refused(embgrad.FileFormatError, message):
+        embgrad.load(path)
