@@ -559,7 +559,7 @@ def _holds_objectives(value: Any) -> bool:
 
 @contextlib.contextmanager
 def at_index(index: int, count: int) -> Iterator[None]:
-    """Let errors that are raised while the context is open say to which of `count` objectives they belong, if there are several."""
+    """Let errors that are raised while the context is open name the objective of `count` to which they belong, by its index."""
     try:
         yield
     except EmbgradError as error:
