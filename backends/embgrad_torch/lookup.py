@@ -168,7 +168,8 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         """Record the last linear map, see `Head`."""
         output = func(*args, **kwargs)
         if len(args) > 1 and not (self.at.plain or self.pulling) and output.requires_grad:
-            self.head = Head(*args[:2], args[2] if len(args) > 2 else kwargs.get("bias"), output)
+            bias = args[2] if len(args) > 2 else kwargs.get("bias")
+            self.head = Head(args[0], args[1], bias, output)
         return output
 
     def on_differentiating(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:

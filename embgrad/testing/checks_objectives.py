@@ -86,7 +86,7 @@ class SeveralObjectiveChecks:
             (model("mean"), example_batch(), PER_EXAMPLE),
             (model("positions"), example_batch(masked=True), PER_POSITION),
         ):
-            for options in ({}, {"split": True}):
+            for options in _options({}, {"split": True}):
                 passes: list[int] = []
                 results = embgrad.gradients(built, batch, list(objectives), call=_counting(passes), **options)
                 assert (len(passes), len(results)) == (1, len(objectives))
@@ -116,7 +116,7 @@ class SeveralObjectiveChecks:
                 np.testing.assert_array_equal(result["layer.-1"].values, 3 * result["layer.-1"].before)
 
     def test_several_objectives_split_and_in_sub_batches(self, model: Any) -> None:
-        for options in ({"split": True}, {"batch_size": 2}, {"split": True, "batch_size": 2}, {"pads": "zero"}):
+        for options in _options({"split": True}, {"batch_size": 2}, {"split": True, "batch_size": 2}, {"pads": "zero"}):
             expect_those_of_single_calls(model("positions"), example_batch(masked=True), PER_POSITION, **options)
             expect_those_of_single_calls(model("layers"), example_batch(), PER_EXAMPLE, at="layer.0", **options)
         expect_those_of_single_calls(model("mixing"), example_batch(), PER_EXAMPLE, split=True)
@@ -221,7 +221,7 @@ class ObjectiveListChecks:
             (model("hidden"), example_batch(), PER_EXAMPLE),
             (model("positions"), example_batch(masked=True), PER_POSITION),
         ):
-            for options in ({}, {"batch_size": 2}):
+            for options in _options({}, {"batch_size": 2}):
                 values = embgrad.evaluate(built, batch, list(objectives), **options)
                 for value, objective in zip(values, objectives, strict=True):
                     np.testing.assert_array_equal(value, embgrad.evaluate(built, batch, objective, **options))
@@ -253,3 +253,8 @@ def _counting(passes: list[int]) -> Callable[[Any, Any], Any]:
         return model(inputs["input_ids"] if isinstance(inputs, dict) else inputs)
 
     return call
+
+
+def _options(*options: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the options of several calls, of any type."""
+    return options

@@ -179,9 +179,9 @@ def test_a_list_of_objectives_is_refused_where_one_is_taken(call: Any, several: 
 def test_results_of_a_list_of_objectives_are_compared_and_saved_one_by_one(tmp_path: Any) -> None:
     results = embgrad.gradients(model(), IDS, [SUM, embgrad.Logit(0)])
     assert embgrad.compare(results[0], results[0]).agrees
-    with pytest.raises(EmbgradError, match="a is of type list: expected a result of embgrad.gradients"):
+    with pytest.raises(EmbgradError, match=r"a is of type list: expected a result of embgrad\.gradients"):
         embgrad.compare(results, results)
-    with pytest.raises(EmbgradError, match="results is of type list: expected a result of embgrad.gradients"):
+    with pytest.raises(EmbgradError, match=r"results is of type list: expected a result of embgrad\.gradients"):
         embgrad.save(results, tmp_path / "results.safetensors")
 
 
