@@ -51,15 +51,17 @@ class Cures:
     Args:
         training: the mode of the pass, and of the pullbacks after it.
         parameters: whether gradients of parameters are asked for.
+        repeats: whether a part of the pass may be pulled back through several times.
 
     Attributes:
         extra_variables: arrays whose gradients must be computed along with those of the points, so that the latter are right.
     """
 
-    def __init__(self, training: bool, *, parameters: bool = False) -> None:
+    def __init__(self, training: bool, *, parameters: bool = False, repeats: bool = False) -> None:
         self.extra_variables: list[Any] = []
         self._training = training
         self._parameters = parameters
+        self._repeats = repeats
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers of the cured operators by name."""
@@ -67,7 +69,7 @@ class Cures:
         return {
             **(parameters if self._parameters else {}),
             "BatchNorm": self._batch_norm,
-            "Dropout": _dropout,
+            "Dropout": self._dropout,
             "LeakyReLU": _leaky_relu,
             "_contrib_BatchNormWithReLU": self._batch_norm_with_relu,
             "_contrib_SyncBatchNorm": self._batch_norm,
@@ -107,6 +109,28 @@ class Cures:
             zero.attach_grad()
         self.extra_variables.append(zero)
         return mx.nd.broadcast_add(array, zero)
+
+    def _dropout(self, operation: Operation, proceed: Proceed) -> Any:
+        """Run dropout so that each pullback drops what the forward pass dropped; return its input in evaluation mode.
+
+        MXNet pulls back through dropout rightly once: the second time it passes on the gradient as it is. Where there may be a
+        second time, the input is therefore multiplied by the dropout of ones, which draws the same numbers.
+
+        In evaluation mode the gradient is right, but MXNet copies the input and holds the copy until the pullback, as large as a
+        layer's attention. An array into which the model may write is copied all the same.
+        """
+        mx, array = import_mxnet(), operation.inputs[0]
+        if not is_recorded(array):
+            return proceed()
+        if operation.attributes.get("mode") == "always" or mx.autograd.is_training():
+            if not self._repeats:
+                return proceed()
+            plain = array.as_nd_ndarray()
+            with mx.autograd.pause(train_mode=mx.autograd.is_training()):
+                kept = invoke("Dropout", [mx.nd.ones_like(plain)], operation.attributes, as_numpy=False)[0]
+            dropped = mx.nd.elemwise_mul(plain, kept, out=operation.out)
+            return dropped.as_np_ndarray() if isinstance(array, mx.np.ndarray) else dropped
+        return array if operation.out is None else proceed()
 
     def _fully_connected(self, operation: Operation, proceed: Proceed) -> Any:
         """Run a dense layer so that the gradient of its bias is right.
@@ -193,17 +217,6 @@ def copy_input_of_max_pooling(operation: Operation) -> None:
         return
     array = operation.inputs[0]
     operation.inputs[0] = invoke("identity", [array], {}, isinstance(array, import_mxnet().np.ndarray))[0]
-
-
-def _dropout(operation: Operation, proceed: Proceed) -> Any:
-    """Return the input of dropout in evaluation mode, unless it is an array into which the model may write.
-
-    The gradient is right, but MXNet copies the input and holds the copy until the pullback, as large as a layer's attention.
-    """
-    array, always = operation.inputs[0], operation.attributes.get("mode") == "always"
-    if always or import_mxnet().autograd.is_training() or operation.out is not None or not is_recorded(array):
-        return proceed()
-    return array
 
 
 def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:

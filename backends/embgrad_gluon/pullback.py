@@ -84,6 +84,7 @@ class Pullback:
     def __call__(self, cotangents: Cotangents) -> PulledGradients:
         """Return the gradients for one set of cotangents."""
         gradients: list[Any] = [None] * self._requested
+        self._forget_other_outputs([output for output, _ in cotangents])
         self._pull([(output, native_like(cotangent, output)) for output, cotangent in cotangents], gradients)
         before = {key: self._edit(key, gradients) for key in reversed(self._edited)}
         with _explain_errors():
@@ -121,6 +122,11 @@ class Pullback:
         for index, gradient in zip(indices, pulled, strict=True):
             if index < self._requested:
                 gradients[index] = gradient if gradients[index] is None else gradients[index] + gradient
+
+    def _forget_other_outputs(self, outputs: Sequence[Any]) -> None:
+        """Release the outputs of the objectives before, which hold on to their part of the graph."""
+        known = {id(output) for output in (*outputs, *(self._kept[key].below for key in self._edited))}
+        self._sections = {key: section for key, section in self._sections.items() if key in known}
 
     def _reached(self, output: Any) -> Sequence[bool]:
         """Return for each variable whether a gradient reaches it from the output."""

@@ -171,7 +171,7 @@ def _run_forward(
     handlers: Mapping[str, Handler],
 ) -> _Forward:
     mx, functions = import_mxnet(), Functions()
-    cures = Cures(request.training, parameters=request.parameters)
+    cures = Cures(request.training, parameters=request.parameters, repeats=request.repeats or bool(request.edit))
     cured = {**cures.handlers(), **handlers}
     # Parameters' gradients pass through the lookups, too; otherwise nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)

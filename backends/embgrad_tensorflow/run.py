@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend import Call, Point, Request, Run
+from embgrad.backend import Call, Point, PointValues, Request, Run
 from embgrad.backend.cotangents import Answer, answered, answered_in_turn, values_at
 from embgrad.backend.locks import model_lock
 from embgrad.backend.objective_callback import Respond
@@ -133,8 +133,8 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         planned = _planned(model, batch, request.training, request.call)
         if request.parameters or request.tables or not request.compiled or planned.graph is not None:
             return _run(model, batch, request, planned)
-        if request.further:
-            reason = "a trace pulls back one objective, and several are requested"
+        if request.further or request.reduce is not None:
+            reason = "a trace pulls back one objective and returns whole gradients, and other is requested"
             return replace(_run(model, batch, request, planned), uncompiled=reason)
         return run_kept(model, batch, request, planned, lambda changed: _run(model, batch, changed, planned))
 
@@ -164,12 +164,17 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
     activations = {key: taken(mark.numpy()) for key, mark in zip(keys, marks, strict=True)}
     pulled: list[Mapping[str, np.ndarray | None]] = []
     below: dict[str, np.ndarray | None] = dict.fromkeys(variables)
+    sizes: dict[str, np.ndarray] = {}
     with _prepared_to_recompute(forward, model, batch, request):
         for cotangents in answer.sets if request.pullback else ():
             gradients = pull_back(forward.taps, cotangents, marks, variables)
             if not pulled:
                 below = dict(zip(variables, gradients[len(keys) :], strict=True))
-            pulled.append(request.reduced(dict(zip(keys, gradients, strict=False)), activations))
+            at_points = dict(zip(keys, gradients, strict=False))
+            for key, gradient in at_points.items() if request.reduce is not None else ():
+                if gradient is not None:
+                    sizes[key] = sizes.get(key, 0) + np.abs(gradient)
+            pulled.append(request.reduced(at_points, activations))
     point_values = values_at(
         {name: chosen[name] for name in request.points},
         forward.watcher.watch,
@@ -178,7 +183,8 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         forward.taps.before,
         rests(forward.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
     )
-    unused, masked_id = unused_inputs(planned.unused, batch, forward.watcher.watch, point_values.values())
+    read = point_values if request.reduce is None else _unreduced(point_values, chosen, sizes)
+    unused, masked_id = unused_inputs(planned.unused, batch, forward.watcher.watch, read.values())
     return Run(
         point_values,
         compute_dtype(forward.watcher, marks, answer, returned, variables),
@@ -190,6 +196,13 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         masked_id=masked_id,
         further=answer.further,
     )
+
+
+def _unreduced(
+    points: Mapping[str, PointValues], chosen: Mapping[str, str], sizes: Mapping[str, np.ndarray]
+) -> dict[str, PointValues]:
+    """Return the values at the points with the sums of the gradients' magnitudes in place of what `Request.reduce` returned."""
+    return {name: replace(values, gradients=(sizes.get(chosen[name]),)) for name, values in points.items()}
 
 
 def paths(model: Any) -> list[str]:

@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +31,9 @@ CPU: Final = torch.device("cpu")
 
 #: The kinds of parameters that can be passed by position.
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+#: The classes of PyTorch's own tensors.
+PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 #: The dtypes that cross to NumPy unchanged.
 UNCHANGED: Final = {torch.float32: np.float32, torch.float64: np.float64}
@@ -330,28 +333,58 @@ class Head:
     Args:
         input: the input, (example, position, dim).
         weight: the weight, (class, dim).
+        bias: the bias, (class,), or None.
         output: the output, (example, position, class).
     """
 
-    def __init__(self, input: Any, weight: Any, output: Any) -> None:
+    def __init__(self, input: Any, weight: Any, bias: Any, output: Any) -> None:
         self.input = input
         self.weight = weight
+        self._bias = bias
         self._output = output
-        self._state = (output.grad_fn, output._version)
+        self._states = self._now()
+
+    def _now(self) -> list[tuple[Any, int]]:
+        """Return what changes when a tensor is written to, or put on another graph."""
+        tensors = (self.input, self.weight, self._output)
+        return [(tensor.grad_fn, -1 if tensor.is_inference() else tensor._version) for tensor in tensors]
 
     def computed(self, tensor: Any) -> bool:
         """Return whether a tensor is the output, unchanged since, and its gradient flows to the input and to nothing else."""
+        parts = (self.input, self.weight, self._output)
         return (
             tensor is self._output
-            and (tensor.grad_fn, tensor._version) == self._state
-            and tensor.ndim == 3
+            and all(type(part) in PLAIN and part.layout is torch.strided for part in parts)
+            and (self.input.ndim, self.weight.ndim) == (3, 2)
+            and self.input.dtype == self.weight.dtype == tensor.dtype
+            and self.weight.grad_fn is None
+            and (self._bias is None or self._bias.grad_fn is None)
+            and self._now() == self._states
             and not tensor._backward_hooks
             and not tensor.retains_grad
-            and self.weight.grad_fn is None
-            and self.input.dtype == self.weight.dtype == tensor.dtype
-            and self.input._version == 0
-            and all(type(part) in (torch.Tensor, torch.nn.Parameter) for part in (self.input, self.weight, tensor))
+            and not any(map(_is_hooked, _nodes_between(tensor, self.input)))
         )
+
+
+def _nodes_between(output: Any, input: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph from a tensor down to another one, without the leaves."""
+    waiting = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node is not input.grad_fn and not hasattr(node, "variable"):
+            yield node
+            waiting.extend(below for below, _ in node.next_functions)
+
+
+def _is_hooked(node: Any) -> bool:
+    """Return whether a node of a graph has hooks, which may replace gradients; only another hook shows them."""
+    for register in (node.register_hook, node.register_prehook):
+        handle = register(lambda *gradients: None)
+        hooks = len(handle.hooks_dict_ref())
+        handle.remove()
+        if hooks > 1:
+            return True
+    return False
 
 
 class _RowsOfHead(torch.autograd.Function):  # type: ignore[misc]  # PyTorch need not be there where types are checked

@@ -173,7 +173,8 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             if not func(row, weight.detach()).requires_grad:
                 self._refuse_product(type(weight).__name__)
         elif result.requires_grad:
-            self.head = Head(features, weight, result)
+            bias = args[2] if len(args) > 2 else kwargs.get("bias")
+            self.head = Head(features, weight, bias, result)
         return result
 
     def on_quantised_linear(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:

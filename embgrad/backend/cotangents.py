@@ -17,6 +17,7 @@ from embgrad.forward.points import Lookup
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import at_index
 from embgrad.objectives.outputs import choose_output, name_outputs
 
 __all__ = [
@@ -88,13 +89,16 @@ def answered_in_turn(request: Request, answer_of: Callable[[Request], Answer]) -
     """
     if not request.further:
         return answer_of(request)
-    first = answer_of(replace(request, further=()))
+    count = len(request.each)
+    with at_index(0, count):
+        first = answer_of(replace(request, further=()))
     further: list[np.ndarray | None] = []
 
     def sets_in_turn() -> Iterator[Cotangents]:
         yield from first.sets
-        for part in request.further:
-            answer = answer_of(part)
+        for index, part in enumerate(request.further, 1):
+            with at_index(index, count):
+                answer = answer_of(part)
             further.append(answer.objective)
             yield from answer.sets
 
@@ -236,11 +240,12 @@ def values_at(
     values = {}
     for name, key in chosen.items():
         record = watch.recorded(key)
+        is_edited = any(key in gradients for gradients in before)  # an edit is not asked where no gradient arrives
         values[name] = PointValues(
             activations[key],
             tuple(gradients[key] for gradients in pulled),
             record if isinstance(record, Lookup) else None,
-            tuple(gradients[key] for gradients in before if key in gradients),
+            tuple(gradients.get(key) for gradients in before) if is_edited else (),
             (rests or {}).get(key),
         )
     return values

@@ -118,7 +118,8 @@ class Request:
         further: the requests of further objectives of the same forward pass, in order; only their `respond`, `outputs`, `reads`,
             `several` and `pullback` count. Their sets of cotangents follow those of this request. `respond` is called when its
             turn comes, so that the memory does not grow with the number of objectives.
-        reduce: applied to the gradient at each point after each pullback, see `reduced`; None keeps gradients as they are.
+        reduce: applied to the gradient at each point after each pullback, see `reduced`, so that only what it returns is kept;
+            None keeps gradients as they are. It is called again where a pass is repeated.
     """
 
     points: tuple[str, ...]

@@ -24,7 +24,7 @@ from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
-from embgrad.objectives.objectives import as_objectives, described
+from embgrad.objectives.objectives import as_objectives, at_index, described
 from embgrad.results.gradients import EmbeddingGradients
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def gradients(
             ids of shape (example, position), or texts, with `tokenizer`.
         objective: an `embgrad.Objective`; a function that takes the model's own return value and returns a native tensor
             of shape (example,); or `embgrad.Scalar` around a function that returns a scalar. Or a list of these, whose gradients
-            take one forward pass together, and a pullback each.
+            take one forward pass together, and a pullback each; an error names the index in the list.
         at: the point. A role: "word", the lookup whose indices are the batch's ids; "position", "type"; "embeddings", the
             output of the embedding block; "layer.N", the output of the Nth repeated block, "layer.-1" of the last. Or an
             attribute path, of a table or a module (`path:input` for the input of a module); with `#occurrence` where it is
@@ -209,10 +209,11 @@ def results_of_each(
         results = run_task(sub_task, sub_batch)
         if not options.check:
             return results
-        return [
-            certified(sub_task.of_objective(objective), sub_batch, by_name)
-            for objective, by_name in zip(sub_task.objectives, results, strict=True)
-        ]
+        checked = []
+        for index, by_name in enumerate(results):
+            with at_index(index, len(results)):
+                checked.append(certified(sub_task.of_objective(sub_task.objectives[index]), sub_batch, by_name))
+        return checked
 
     pieces = in_sub_batches(task, batch, batch_size, progress, run)
     if options.compile:

@@ -17,6 +17,7 @@ from embgrad.errors import BatchError, PointError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
+from embgrad.objectives.objectives import as_objective
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["PaddingReport", "padding_report"]
@@ -120,6 +121,7 @@ def padding_report(
     expect_one_name(at, "make one call for each lookup")
     tokens = batch_of(batch, tokenizer, max_length, model)
     pad_id = _pad_id(tokens)
+    as_objective(objective)  # refuses a list, which `gradients` takes
     result = gradients(model, tokens, objective, at=at, call=call, training=training)
     of_ids = result.vocab is not None and result.ids is not None and np.array_equal(result.ids, tokens.ids)
     if not of_ids or result.mask is None or result.values.ndim != 3:

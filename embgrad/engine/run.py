@@ -36,6 +36,7 @@ from embgrad.forward.axes import Arrangement, Located
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import at_index
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
@@ -55,13 +56,15 @@ def run_task(task: Task, batch: TokenBatch) -> list[dict[str, EmbeddingGradients
     with explained_decoder(task.bound, batch):
         run, responses, located = run_located(task, batch)
     task.warn(batch, run.unused, run.masked_id)
-    if not task.pullback:
-        run = replace(run, points={name: _without_gradient(values) for name, values in run.points.items()})
-    results = []
+    results, count = [], len(responses)
     for index, respond in enumerate(responses):
-        run_of_objective = _of_objective(run, index, len(responses))
+        run_of_objective = _of_objective(run, index, count)
+        if not task.pullback:
+            points = {name: _without_gradient(values) for name, values in run_of_objective.points.items()}
+            run_of_objective = replace(run_of_objective, points=points)
         objective = objective_values(respond, run, index)
-        results.append(_results_of(task, batch, run_of_objective, respond, objective, located))
+        with at_index(index, count):
+            results.append(_results_of(task, batch, run_of_objective, respond, objective, located))
     return results
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.common.arrays import to_numpy
-from embgrad.errors import ObjectiveError, brief, did_you_mean
+from embgrad.errors import EmbgradError, ObjectiveError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
 from embgrad.objectives.log_probability import LogProbability
@@ -38,6 +39,7 @@ __all__ = [
     "Sum",
     "as_objective",
     "as_objectives",
+    "at_index",
     "described",
     "rebuilt",
 ]
@@ -338,21 +340,35 @@ def as_objectives(objective: Any) -> tuple[tuple[Objective | NativeObjective, ..
     """Return the objectives that were passed as an argument, and whether these are several, a list or a tuple.
 
     Raises:
-        ObjectiveError: it is none, or an entry of the list is none.
+        ObjectiveError: it is none, or an entry of the list is none, or the list is empty.
     """
-    if not isinstance(objective, (list, tuple)) or not any(map(_could_be, objective)):
+    if isinstance(objective, (list, tuple)) and not objective:
+        raise ObjectiveError(f"the objective is {objective!r}: expected an objective, or a list of at least one")
+    if not _holds_objectives(objective):
         return (as_objective(objective),), False
     checked = []
     for index, entry in enumerate(objective):
-        try:
+        with at_index(index, len(objective)):
             checked.append(as_objective(entry))
-        except ObjectiveError as error:
-            raise ObjectiveError(f"at index {index} of the objectives: {error.message}") from error
     return tuple(checked), True
 
 
-def _could_be(value: Any) -> bool:
-    return isinstance(value, (Objective, NativeObjective)) or callable(value)
+def _holds_objectives(value: Any) -> bool:
+    """Return whether a value is a list or a tuple with an objective in it, and so no labels."""
+    return isinstance(value, (list, tuple)) and any(
+        isinstance(entry, (Objective, Scalar)) or callable(entry) for entry in value
+    )
+
+
+@contextlib.contextmanager
+def at_index(index: int, count: int) -> Iterator[None]:
+    """Let errors that are raised while the context is open name the objective of `count` to which they belong, by its index."""
+    try:
+        yield
+    except EmbgradError as error:
+        if count > 1:
+            error.args = (f"at index {index} of the objectives: {error.message}",)
+        raise
 
 
 def _checked_of(of: Any) -> str:
@@ -383,7 +399,7 @@ def _expect_probabilities(rows: Rows) -> None:
 
 def _instead(value: Any) -> str:
     """Return the message's advice where labels, or several objectives, were passed."""
-    if isinstance(value, (list, tuple)) and value and all(isinstance(entry, Objective) for entry in value):
+    if _holds_objectives(value):
         return "; make one call for each objective"
     is_array = hasattr(value, "shape") or isinstance(value, (list, tuple))
     return (

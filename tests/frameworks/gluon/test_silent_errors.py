@@ -286,3 +286,79 @@ def run(code: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+class Dropping(Net):
+    """A net that draws its dropout in one of several ways."""
+
+    def __init__(self, draw: Any) -> None:
+        super().__init__(None)
+        self.draw = draw
+        self.head = nn.Dense(3, in_units=DIM)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.head(self.draw(F, F.mean(F.tanh(self.embedding(x)), axis=1)))
+
+
+@pytest.mark.parametrize("hybridised", [False, True])
+@pytest.mark.parametrize(
+    ("draw", "training"),
+    [
+        (lambda F, x: F.Dropout(x, p=0.5), True),
+        (lambda F, x: F.Dropout(x, p=0.5, axes=(0,)), True),
+        (lambda F, x: F.Dropout(x, p=0.5, mode="always"), True),
+        (lambda F, x: F.Dropout(F.Dropout(x, p=0.3), p=0.3), True),
+    ],
+    ids=["dropout", "along an axis", "always", "twice"],
+)
+def test_each_pullback_drops_what_the_forward_pass_dropped(draw: Any, training: bool, hybridised: bool) -> None:
+    ids = distinct_ids(3, 4)
+    net = built(lambda: Dropping(draw), ids, "float64")
+    if hybridised:
+        net.hybridize()
+
+    def seeded(objective: Any, **options: Any) -> Any:
+        mx.random.seed(7)
+        return embgrad.gradients(net, ids, objective, training=training, **options)
+
+    whole = seeded(embgrad.Logit(1)).values
+    assert (whole == 0).all(1).any()  # something was dropped
+    np.testing.assert_array_equal(seeded(embgrad.Logit(1), split=True).values, whole)
+    for result in seeded([embgrad.Logit(1), embgrad.Logit(1)]):
+        np.testing.assert_array_equal(result.values, whole)
+
+
+def test_a_symbol_block_drops_the_same_in_each_pullback(tmp_path: Path) -> None:
+    ids = distinct_ids(3, 4)
+    net = built(lambda: Dropping(lambda F, x: F.Dropout(x, p=0.5)), ids, "float32")
+    net.hybridize()
+    net(mx.nd.array(ids))
+    net.export(str(tmp_path / "net"))
+    block = mx.gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+    results = []
+    for objective in (embgrad.Logit(1), [embgrad.Logit(1)] * 3):
+        mx.random.seed(7)
+        results.append(embgrad.gradients(block, ids, objective, training=True))
+    assert (results[0].values == 0).all(1).any()
+    for result in results[1]:
+        np.testing.assert_array_equal(result.values, results[0].values)
+
+
+def test_an_edit_on_one_of_two_ways_through_a_dropout() -> None:
+    class Branches(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(ROWS, DIM)
+            self.inner = nn.Dense(DIM, in_units=DIM, flatten=False)
+            self.head = nn.Dense(3, in_units=DIM)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            dropped = F.Dropout(self.embedding(x), p=0.5)
+            return self.head(F.mean(dropped + self.inner(dropped), axis=1))
+
+    net, values = built(Branches, distinct_ids(3, 4), "float64"), []
+    for edit in ({}, {"inner": lambda gradient: gradient}):
+        mx.random.seed(7)
+        values.append(embgrad.gradients(net, distinct_ids(3, 4), embgrad.Logit(1), training=True, edit=edit).values)
+    assert (values[0] == 0).any()
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-12, atol=1e-15)

@@ -137,13 +137,52 @@ def test_functions_may_have_optional_arguments() -> None:
         (np.array([0, 1]), r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
         ([0, 1], r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
         ({"labels": [0, 1]}, r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
-        ([SUM, SUM], "; make one call for each objective"),
         ("loss", "the objective is 'loss': expected CrossEntropy, .* gives one number for each example\n"),
     ],
 )
 def test_other_objectives_are_refused(given: Any, message: str) -> None:
     with pytest.raises(ObjectiveError, match=message):
         embgrad.gradients(model(), IDS, given)
+
+
+@pytest.mark.parametrize(
+    "several", [[SUM, SUM], (SUM, len), [embgrad.Scalar(len)]], ids=["objectives", "a function", "a Scalar"]
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        embgrad.table_gradients,
+        embgrad.parameter_gradients,
+        lambda *arguments: embgrad.attribute(*arguments, embgrad.Saliency()),
+        lambda *arguments: embgrad.infidelity(*arguments, embgrad.Saliency()),
+        lambda *arguments: embgrad.sensitivity(*arguments, embgrad.Saliency()),
+        lambda model, ids, objective: embgrad.padding_report(
+            model, embgrad.TokenBatch(ids, np.array([[1, 1], [1, 0]])), objective
+        ),
+        lambda model, ids, objective: list(embgrad.stream(model, list(ids), objective)),
+    ],
+    ids=[
+        "table_gradients",
+        "parameter_gradients",
+        "attribute",
+        "infidelity",
+        "sensitivity",
+        "padding_report",
+        "stream",
+    ],
+)
+def test_a_list_of_objectives_is_refused_where_one_is_taken(call: Any, several: Any) -> None:
+    with pytest.raises(ObjectiveError, match="; make one call for each objective\n"):
+        call(model(), IDS, several)
+
+
+def test_results_of_a_list_of_objectives_are_compared_and_saved_one_by_one(tmp_path: Any) -> None:
+    results = embgrad.gradients(model(), IDS, [SUM, embgrad.Logit(0)])
+    assert embgrad.compare(results[0], results[0]).agrees
+    with pytest.raises(EmbgradError, match=r"a is of type list: expected a result of embgrad\.gradients"):
+        embgrad.compare(results, results)
+    with pytest.raises(EmbgradError, match=r"results is of type list: expected a result of embgrad\.gradients"):
+        embgrad.save(results, tmp_path / "results.safetensors")
 
 
 @pytest.mark.parametrize("call", [lambda model: model, lambda: None, lambda model, inputs, more: None])

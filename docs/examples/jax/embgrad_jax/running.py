@@ -57,16 +57,22 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     passed = _Pass(model, batch, request)
     if request.training:
         _move_on(model, passed.drawn)
-    observer, pulled = passed.observer, [passed.pull_back(cotangents) for cotangents in passed.cotangents]
+    observer, pulled = passed.observer, []
+    for cotangents in passed.cotangents:
+        gradients, before = passed.pull_back(cotangents)
+        reduced = request.reduced(gradients, observer.activations)
+        pulled.append((gradients, before, reduced))
     keys = {name: passed.chosen[name] for name in request.points}
     variables = variables_of(model)
-    below = {path: (pulled[0][0] if pulled else {}).get(path) for path in variables}
+    below = {
+        path: (pulled[0][0] if pulled else {}).get(path) for path in variables
+    }  # `parameters` come with one objective
     found = values_at(
         keys,
         passed.watch,
         observer.activations,
-        [{key: gradients.get(key) for key in keys.values()} for gradients, _ in pulled],
-        [before for _, before in pulled],
+        [{key: reduced.get(key) for key in keys.values()} for _, _, reduced in pulled],
+        [before for _, before, _ in pulled],
         table_rests(_table_names(model, passed.watch, keys.values()), below) if request.tables else None,
     )
     read = [*(observer.dtypes[key] for key in keys.values()), *(str(output.dtype) for output in passed.outputs)]
@@ -76,7 +82,8 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         for path, one in variables.items()
         if isinstance(one, nnx.Param)
     }
-    return Run(found, dtype, passed.unused, passed.objective, parameters if request.parameters else None)
+    parameters = parameters if request.parameters else None
+    return Run(found, dtype, passed.unused, passed.objective, parameters, further=passed.further)
 
 
 class _Pass:
@@ -90,6 +97,7 @@ class _Pass:
         chosen: the keys of the points by the names that were asked for.
         unused: the parts of the batch that the model could not take.
         objective: the values of a native objective.
+        further: those of the further objectives.
         outputs: the outputs that are pulled back from.
         cotangents: for each pullback the cotangents of the outputs.
         drawn: by path how often the copy has drawn random numbers.
@@ -127,14 +135,19 @@ class _Pass:
         return self._answered(returned)
 
     def _answered(self, returned: Any) -> Sequence[jax.Array]:
-        """Answer the objective inside the forward pass, where JAX differentiates what is done to the outputs, too."""
+        """Answer the objectives inside the forward pass, where JAX differentiates what is done to the outputs, too.
+
+        JAX pulls back from all outputs at once: from those that an objective does not read, zeros.
+        """
         answer = answered(returned, self._batch, self._request, JaxTensors())
         self.objective = answer.objective
-        pairs = [[(id(tensor), tensor, cotangent) for tensor, cotangent in one] for one in answer.sets]
+        sets = list(answer.sets)  # of all objectives: what they read has to be made in here
+        self.further = answer.further
+        pairs = [[(id(tensor), tensor, cotangent) for tensor, cotangent in one] for one in sets]
         outputs = {number: tensor for one in pairs for number, tensor, _ in one}
         self.cotangents = [
             [
-                jnp.asarray(sum(own for number, _, own in one if number == key), tensor.dtype)
+                jnp.asarray(sum((own for number, _, own in one if number == key), np.zeros(tensor.shape)), tensor.dtype)
                 for key, tensor in outputs.items()
             ]
             for one in pairs

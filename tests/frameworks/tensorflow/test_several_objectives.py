@@ -1,0 +1,83 @@
+"""A list of objectives through one forward pass: Keras models, saved graphs and `compile=True`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras2
+
+import embgrad
+from embgrad.backend.registry import bind
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.run import run_located
+from embgrad.engine.task import Task
+
+IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 7]])
+OBJECTIVES = [embgrad.Logit(1, position=0), embgrad.Logit(2), embgrad.Projection([1.0, -1.0, 2.0], position=-1)]
+
+
+def sequence_model(keras: Any, *, mask_zero: bool = False) -> Any:
+    keras.utils.set_random_seed(0)
+    ids = keras.Input((None,), dtype="int32")
+    rows = keras.layers.Embedding(12, 4, mask_zero=mask_zero, dtype="float64")(ids)
+    hidden = keras.layers.Dense(4, activation="tanh", dtype="float64")(rows)
+    return keras.Model(ids, keras.layers.Dense(3, dtype="float64")(hidden))
+
+
+def expect_single_calls(model: Any, batch: Any = IDS, **options: Any) -> None:
+    results = embgrad.gradients(model, batch, OBJECTIVES, **options)
+    for result, objective in zip(results, OBJECTIVES, strict=True):
+        single = embgrad.gradients(model, batch, objective, **options)
+        assert np.abs(result.values - single.values).max() <= 1e-6 * np.abs(single.values).max()
+        np.testing.assert_allclose(result.objective, single.objective, rtol=1e-6)
+
+
+@pytest.mark.parametrize("keras", [keras2, keras3], ids=["Keras 2", "Keras 3"])
+def test_keras_models_take_several_objectives(keras: Any) -> None:
+    model = sequence_model(keras)
+    expect_single_calls(model)
+    expect_single_calls(model, split=True)
+    expect_single_calls(model, edit={"word": lambda gradient: 2 * gradient})
+
+
+def test_saved_models_take_several_objectives(tmp_path: Any) -> None:
+    model = sequence_model(keras2)
+    tf.saved_model.save(model, str(tmp_path / "saved"))
+    restored = tf.saved_model.load(str(tmp_path / "saved"))
+    expect_single_calls(restored)
+    plain = embgrad.gradients(model, IDS, OBJECTIVES)
+    for result, other in zip(embgrad.gradients(restored, IDS, OBJECTIVES), plain, strict=True):
+        np.testing.assert_allclose(result.values, other.values, rtol=1e-10, atol=1e-14)
+
+
+def test_a_list_of_objectives_runs_without_a_trace_and_says_so() -> None:
+    model = sequence_model(keras2)
+    with pytest.warns(embgrad.EmbgradWarning, match="a trace pulls back one objective"):
+        results = embgrad.gradients(model, IDS, OBJECTIVES, compile=True)
+    for result, objective in zip(results, OBJECTIVES, strict=True):
+        np.testing.assert_array_equal(result.values, embgrad.gradients(model, IDS, objective).values)
+        assert result.provenance["compiled"] is False
+
+
+@pytest.mark.parametrize("objectives", [OBJECTIVES[:1], OBJECTIVES])
+def test_gradients_are_reduced_with_compile_and_beside_a_mask_of_the_model(objectives: Any) -> None:
+    model = sequence_model(keras2, mask_zero=True)
+    ids = np.array([[5, 2, 9, 0], [3, 8, 0, 0]])
+    batch = embgrad.TokenBatch(ids, (ids != 0).astype(int))
+    runs = []
+    for compiled in (False, True):
+        first, *further = objectives
+        task = Task(bind(model, None), first, GradientOptions(("word",), compile=compiled), further=tuple(further))
+        run, _, _ = run_located(task, batch, lambda key, gradient, value: (gradient * value).sum(-1))
+        runs.append(run)
+    results = embgrad.gradients(model, batch, objectives)
+    for run in runs:
+        reduced = run.points["word"].gradients
+        for result, scores in zip(results, reduced, strict=True):
+            np.testing.assert_allclose(scores, (result.values * result.activations).sum(-1), rtol=1e-10, atol=1e-14)
+        assert run.masked_id == results[0].provenance.get("masked_id")
+        assert list(run.unused) == results[0].provenance["unused"]

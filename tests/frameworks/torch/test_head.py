@@ -1,0 +1,463 @@
+"""The rows of a linear head: read without a gradient for all positions where nothing else takes part, else by autograd."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from embgrad_torch import inputs
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import embgrad
+
+IDS = np.arange(1, 13).reshape(2, 6)
+OBJECTIVE = embgrad.Logit(3, position=2)
+
+Forward = Callable[["Decoder", Any], Any]
+
+
+class Decoder(torch.nn.Module):
+    """A causal model of sums, whose head is called by a function of the test."""
+
+    def __init__(self, forward: Forward, dtype: Any = torch.float64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(20, 6)
+        self.inner = torch.nn.Linear(6, 6)
+        self.head = torch.nn.Linear(6, 20)
+        self.side = torch.nn.Linear(6, 20)
+        self.call = forward
+        self.to(dtype)
+
+    def forward(self, input_ids: Any) -> Any:
+        hidden = torch.tanh(self.inner(self.embedding(input_ids))).cumsum(1)
+        return self.call(self, hidden)
+
+
+def plain(model: Decoder, hidden: Any) -> Any:
+    return model.head(hidden)
+
+
+def by_autograd(model: Any) -> np.ndarray:
+    """Return the gradient of the objective by autograd alone."""
+    rows: list[Any] = []
+
+    def leaf(module: Any, args: Any, output: Any) -> Any:
+        rows.append(output.detach().requires_grad_())
+        return rows[-1]
+
+    handle = model.embedding.register_forward_hook(leaf)
+    model(torch.tensor(IDS))[:, 2, 3].sum().backward()
+    handle.remove()
+    model.zero_grad()
+    return np.array(rows[0].grad.numpy())
+
+
+@pytest.fixture
+def shortcuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows with each use of the shortcut."""
+    used: list[int] = []
+    apply = inputs._RowsOfHead.apply
+
+    def counted(*arguments: Any) -> Any:
+        used.append(1)
+        return apply(*arguments)
+
+    monkeypatch.setattr(inputs._RowsOfHead, "apply", counted)
+    return used
+
+
+def rows_times(factor: float) -> Any:
+    return lambda gradients: tuple(None if gradient is None else factor * gradient for gradient in gradients)
+
+
+def after_input_hook(model: Decoder, hidden: Any) -> Any:
+    hidden.register_hook(lambda gradient: gradient * gradient)
+    return model.head(hidden)
+
+
+def written_before(model: Decoder, hidden: Any) -> Any:
+    return model.head((hidden * 1).mul_(3))
+
+
+def rechecked(model: Decoder, hidden: Any) -> Any:
+    return checkpoint(lambda value: model.head(torch.tanh(value)), hidden, use_reentrant=False)
+
+
+def values_written(model: Decoder, hidden: Any) -> Any:
+    logits = model.head(hidden)
+    logits.data.mul_(2)
+    return logits
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        plain,
+        lambda model, hidden: functional.linear(hidden, model.head.weight),
+        lambda model, hidden: model.head(hidden).contiguous(),
+        after_input_hook,
+        written_before,
+        rechecked,
+        values_written,
+    ],
+    ids=["plain", "no bias", "contiguous", "hook on the input", "input written before", "checkpoint", "values written"],
+)
+def test_rows_of_a_head_have_the_gradient_of_autograd(forward: Forward, shortcuts: list[int]) -> None:
+    model = Decoder(forward)
+    result = embgrad.gradients(model, IDS, OBJECTIVE)
+    assert shortcuts
+    np.testing.assert_allclose(result.values, by_autograd(model), rtol=1e-12, atol=1e-15)
+
+
+def in_place(model: Decoder, hidden: Any) -> Any:
+    return model.head(hidden).mul_(2)
+
+
+def masked(model: Decoder, hidden: Any) -> Any:
+    logits = model.head(hidden)
+    logits[..., :2] = -1e4
+    return logits
+
+
+def view_written(model: Decoder, hidden: Any) -> Any:
+    logits = model.head(hidden)
+    logits[:, 2].mul_(3)
+    return logits
+
+
+def hooked(model: Decoder, hidden: Any) -> Any:
+    logits = model.head(hidden)
+    logits.register_hook(lambda gradient: 2 * gradient)
+    return logits
+
+
+def node_hooked(model: Decoder, hidden: Any) -> Any:
+    logits = model.head(hidden)
+    logits.grad_fn.register_hook(lambda gradients, _: rows_times(2)(gradients))
+    return logits
+
+
+def node_prehooked(model: Decoder, hidden: Any) -> Any:
+    logits = model.head(hidden)
+    logits.grad_fn.register_prehook(rows_times(2))
+    return logits
+
+
+def inner_node_hooked(model: Decoder, hidden: Any) -> Any:
+    logits = model.head(hidden)
+    logits.grad_fn.next_functions[0][0].register_prehook(rows_times(2))
+    return logits
+
+
+def retained(model: Decoder, hidden: Any) -> Any:
+    logits = model.head(hidden)
+    logits.retain_grad()
+    return logits
+
+
+def capped(model: Decoder, hidden: Any) -> Any:
+    return 3 * torch.tanh(model.head(hidden) / 3)
+
+
+def summed_in_place(model: Decoder, hidden: Any) -> Any:
+    low = model.side(hidden)
+    logits = model.head(hidden)
+    logits += low
+    return logits
+
+
+class Doubled(torch.autograd.Function):
+    """The identity, written in place, with twice its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Any) -> Any:
+        ctx.mark_dirty(value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return 2 * gradient
+
+
+BY_AUTOGRAD: dict[str, Forward] = {
+    "logits written in place": in_place,
+    "logits masked in place": masked,
+    "a view of logits written": view_written,
+    "a hook on logits": hooked,
+    "a hook on the node": node_hooked,
+    "a prehook on the node": node_prehooked,
+    "a prehook on a node inside": inner_node_hooked,
+    "logits that retain their gradient": retained,
+    "soft-capping": capped,
+    "a sum with a low-rank map": lambda model, hidden: model.head(hidden) + model.side(hidden),
+    "a sum in place": summed_in_place,
+    "a function that marks logits dirty": lambda model, hidden: Doubled.apply(model.head(hidden)),
+    "a bias computed from the input": lambda model, hidden: functional.linear(
+        hidden, model.head.weight, hidden.sum((0, 1)) @ model.head.weight.T
+    ),
+    "a named bias computed from the input": lambda model, hidden: functional.linear(
+        hidden, model.head.weight, bias=hidden.sum((0, 1)) @ model.head.weight.T
+    ),
+    "a weight computed from the input": lambda model, hidden: functional.linear(
+        hidden, model.head.weight + hidden.mean()
+    ),
+    "a reentrant checkpoint": lambda model, hidden: checkpoint(model.head, hidden, use_reentrant=True),
+    "torch.vmap": lambda model, hidden: torch.vmap(model.head)(hidden),
+    "forward-mode differentiation": lambda model, hidden: torch.func.jvp(model.head, (hidden,), (hidden,))[1],
+    "a vector as weight": lambda model, hidden: functional.linear(
+        torch.stack([hidden] * 6, 2) * torch.arange(6.0, dtype=hidden.dtype)[:, None], model.head.weight[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BY_AUTOGRAD)
+def test_logits_that_something_else_takes_part_in_are_left_to_autograd(case: str, shortcuts: list[int]) -> None:
+    model = Decoder(BY_AUTOGRAD[case])
+    result = embgrad.gradients(model, IDS, OBJECTIVE)
+    assert not shortcuts
+    np.testing.assert_allclose(result.values, by_autograd(model), rtol=1e-12, atol=1e-15)
+
+
+def replaced(module: Any, args: Any, output: Any) -> Any:
+    return output * 2
+
+
+HOOKS: dict[str, Callable[[Decoder], Any]] = {
+    "forward": lambda model: model.head.register_forward_hook(replaced),
+    "full backward": lambda model: model.head.register_full_backward_hook(
+        lambda module, gradients, _: rows_times(2)(gradients)
+    ),
+    "full backward before": lambda model: model.head.register_full_backward_pre_hook(
+        lambda module, gradients: rows_times(2)(gradients)
+    ),
+    "backward": lambda model: model.head.register_backward_hook(lambda module, gradients, _: rows_times(2)(gradients)),
+    "full backward of all modules": lambda model: torch.nn.modules.module.register_module_full_backward_hook(
+        lambda module, gradients, _: rows_times(2)(gradients) if module is model.head else None
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch advises against some of these hooks
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_of_the_head_are_called(name: str, shortcuts: list[int]) -> None:
+    model = Decoder(plain)
+    without = embgrad.gradients(model, IDS, OBJECTIVE).values
+    assert shortcuts.pop()
+    handle = HOOKS[name](model)
+    try:
+        result = embgrad.gradients(model, IDS, OBJECTIVE)
+        expected = by_autograd(model)
+    finally:
+        handle.remove()
+    assert not shortcuts
+    np.testing.assert_allclose(result.values, expected, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(result.values, 2 * without, rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_computed_weight_is_a_part_of_the_graph_only_where_it_is_trained(shortcuts: list[int]) -> None:
+    model = Decoder(plain)
+    torch.nn.utils.parametrizations.weight_norm(model.head)
+    result = embgrad.gradients(model, IDS, OBJECTIVE)
+    np.testing.assert_allclose(result.values, by_autograd(model), rtol=1e-12)
+    del shortcuts[:]
+    trained = embgrad.gradients(model, IDS, OBJECTIVE, training=True)
+    assert not shortcuts
+    np.testing.assert_allclose(trained.values, result.values, rtol=1e-12)
+
+
+def test_tied_weights_get_their_whole_gradient(shortcuts: list[int]) -> None:
+    model = Decoder(plain)
+    model.head.weight = model.embedding.weight
+    tables = embgrad.table_gradients(model, IDS, OBJECTIVE)
+    parameters = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    assert not shortcuts
+    model(torch.tensor(IDS))[:, 2, 3].sum().backward()
+    expected = model.embedding.weight.grad.numpy()
+    np.testing.assert_allclose(parameters["embedding.weight"], expected, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(tables.total, expected, rtol=1e-12, atol=1e-15)
+    assert np.abs(tables.head).max() > 0
+    assert embgrad.gradients(model, IDS, OBJECTIVE).values.any()
+    assert shortcuts
+
+
+def test_points_at_the_head_are_left_to_autograd(shortcuts: list[int]) -> None:
+    model = Decoder(plain)
+    whole = embgrad.gradients(model, IDS, OBJECTIVE).values
+    assert shortcuts.pop()
+    edited = embgrad.gradients(model, IDS, OBJECTIVE, edit={"head": lambda gradient: 3 * gradient})
+    np.testing.assert_allclose(edited.values, 3 * whole, rtol=1e-12)
+    at_head = embgrad.gradients(model, IDS, OBJECTIVE, at="head").values
+    assert at_head[:, 2, 3].tolist() == [1, 1]
+    assert at_head.sum() == 2
+    assert not shortcuts
+    before = embgrad.gradients(model, IDS, OBJECTIVE, at="head:input").values
+    np.testing.assert_allclose(before[:, 2], np.tile(model.head.weight[3].detach().numpy(), (2, 1)), rtol=1e-12)
+    assert shortcuts
+
+
+def test_autocast_is_left_to_autograd(shortcuts: list[int]) -> None:
+    model = Decoder(plain, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = embgrad.gradients(model, IDS, OBJECTIVE)
+        expected = by_autograd(model)
+    assert not shortcuts
+    np.testing.assert_array_equal(result.values, expected)
+
+
+def test_inference_mode_and_no_grad_around_the_call(shortcuts: list[int]) -> None:
+    expected = embgrad.gradients(Decoder(plain), IDS, OBJECTIVE).values
+    for context in (torch.inference_mode, torch.no_grad):
+        with context():
+            np.testing.assert_array_equal(embgrad.gradients(Decoder(plain), IDS, OBJECTIVE).values, expected)
+    assert len(shortcuts) == 3
+
+
+def test_an_input_that_is_written_to_after_the_head_is_left_to_autograd(shortcuts: list[int]) -> None:
+    def forward(model: Decoder, hidden: Any) -> Any:
+        before = hidden * 1
+        logits = model.head(before)
+        before.mul_(5)
+        return logits
+
+    result = embgrad.gradients(Decoder(forward), IDS, OBJECTIVE)
+    assert not shortcuts
+    np.testing.assert_allclose(result.values, by_autograd(Decoder(plain)), rtol=1e-12, atol=1e-15)
+
+
+def test_a_weight_that_is_written_to_after_the_head_is_refused_by_autograd(shortcuts: list[int]) -> None:
+    def forward(model: Decoder, hidden: Any) -> Any:
+        logits = model.head(hidden)
+        with torch.no_grad():
+            model.head.weight.add_(0)
+        return logits
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        embgrad.gradients(Decoder(forward), IDS, OBJECTIVE)
+    assert not shortcuts
+
+
+def test_nothing_of_the_head_lives_on_after_a_call() -> None:
+    alive: list[Any] = []
+
+    def forward(model: Decoder, hidden: Any) -> Any:
+        logits = model.head(hidden)
+        alive.extend([weakref.ref(hidden), weakref.ref(logits)])
+        return logits
+
+    model = Decoder(forward)
+    gc.collect()
+    gc.disable()  # nothing waits for the collector
+    try:
+        embgrad.gradients(model, IDS, [OBJECTIVE, embgrad.Logit(1, position=1)])
+        assert alive
+        assert not [reference for reference in alive if reference() is not None]
+    finally:
+        gc.enable()
+    assert not model.head._forward_hooks
+    assert not model.head._backward_hooks
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_capture_keeps_no_logits() -> None:
+    model, alive = Decoder(plain), []
+    with embgrad.capture(model) as tap:
+        for _ in range(2):
+            logits = model(torch.tensor(IDS))
+            logits.sum().backward()
+            alive.append(weakref.ref(logits))
+            del logits
+            gc.collect()
+            assert not [reference for reference in alive if reference() is not None]
+    assert len(tap.steps) == 2
+
+
+def test_an_encoder_decoder_and_a_causal_model_of_transformers(shortcuts: list[int]) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)
+    causal = transformers.GPT2LMHeadModel(config).double()
+    values = embgrad.gradients(causal, IDS, OBJECTIVE).values
+    assert shortcuts
+    rows = causal.transformer.wte(torch.tensor(IDS)).detach().requires_grad_()
+    causal.eval()(inputs_embeds=rows).logits[:, 2, 3].sum().backward()
+    np.testing.assert_allclose(values, rows.grad.numpy(), rtol=1e-10, atol=1e-14)
+    config = transformers.T5Config(
+        vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    pair = transformers.T5ForConditionalGeneration(config).double().eval()
+    decoder_ids = np.array([[0, 4, 5], [0, 6, 7]])
+    values = embgrad.gradients(pair, {"input_ids": IDS, "decoder_input_ids": decoder_ids}, OBJECTIVE).values
+    rows = pair.shared(torch.tensor(IDS)).detach().requires_grad_()
+    logits = pair(inputs_embeds=rows, decoder_input_ids=torch.tensor(decoder_ids)).logits
+    logits[:, 2, 3].sum().backward()
+    np.testing.assert_allclose(values, rows.grad.numpy(), rtol=1e-10, atol=1e-14)
+
+
+#: A decoder with a vocabulary of 5000 on 300 positions, in a process of its own; prints the peak of its memory in KiB.
+PEAK = """
+import resource, sys
+import numpy as np, torch
+import embgrad
+from embgrad.backend.registry import bind
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.run import run_located
+from embgrad.engine.task import Task
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(64, 4, batch_first=True)
+        self.feed = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    def forward(self, x):
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        x = x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+        return x + self.feed(x)
+
+class Decoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(5000, 64)
+        self.layers = torch.nn.Sequential(Block(), Block())
+        self.head = torch.nn.Linear(64, 5000)
+    def forward(self, input_ids):
+        return self.head(self.layers(self.table(input_ids)))
+
+torch.set_num_threads(1)
+ids = np.random.default_rng(0).integers(0, 5000, (1, 300))
+first, *further = [embgrad.Logit(int(ids[0, i + 1]), position=i) for i in range(int(sys.argv[1]))]
+task = Task(bind(Decoder(), None), first, GradientOptions(("word",)), further=tuple(further))
+run, _, _ = run_located(task, embgrad.TokenBatch(ids), lambda key, gradient, value: (gradient * value).sum(-1))
+assert len(run.points["word"].gradients) == int(sys.argv[1])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_does_not_grow_with_the_number_of_objectives() -> None:
+    few, many = (
+        int(subprocess.run([sys.executable, "-c", PEAK, str(count)], capture_output=True, text=True, check=True).stdout)
+        for count in (32, 256)
+    )
+    assert many <= 1.1 * few
+
+
+class TwoOutputs(Decoder):
+    """A model one of whose outputs does not depend on the lookup."""
+
+    def forward(self, input_ids: Any) -> Any:
+        return {"logits": super().forward(input_ids), "constant": self.head(self.inner.weight).mean(0, keepdim=True)}
+
+
+def test_an_objective_of_a_list_that_does_not_depend_on_the_point_is_named() -> None:
+    objectives = [OBJECTIVE, embgrad.Sum(output="logits"), lambda outputs: outputs["constant"].sum().expand(2)]
+    with pytest.raises(embgrad.NoGradientError, match=r"^at index 2 of the objectives: .*does not depend on the point"):
+        embgrad.gradients(TwoOutputs(plain), IDS, objectives)
