@@ -51,11 +51,11 @@ from embgrad.forward.points import Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
 from embgrad.moved import alias as _alias
+from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import (
     CrossEntropy,
     Logit,
-    LogProbability,
     Margin,
     Objective,
     Probability,

@@ -13,16 +13,10 @@ from embgrad.cli.errors import UsageError
 from embgrad.cli.texts import read_bytes
 from embgrad.errors import did_you_mean, listed
 from embgrad.objectives import objectives
+from embgrad.objectives.classes import CLASSES
 from embgrad.objectives.objectives import Objective
 
 __all__ = ["labels_from", "parsed_objective"]
-
-#: The permitted objectives by name: all but `Scalar`, which takes a function.
-CLASSES: Final[dict[str, type[Objective]]] = {
-    name: cls
-    for name in objectives.__all__
-    if inspect.isclass(cls := getattr(objectives, name)) and issubclass(cls, Objective) and cls is not Objective
-}
 
 #: By objective, the argument that --labels sets.
 LABELS: Final = {"CrossEntropy": "labels", "Logit": "index"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from embgrad.common.arrays import to_numpy
 from embgrad.errors import EmbgradError, ObjectiveError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
-from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.native import NativeObjective, expect_of_outputs
 from embgrad.objectives.objective import Objective
 from embgrad.objectives.probabilities import are_probabilities, refuse_probabilities, surprisals
@@ -29,7 +28,6 @@ from embgrad.objectives.selection import (
 
 __all__ = [
     "CrossEntropy",
-    "LogProbability",
     "Logit",
     "Margin",
     "Objective",
@@ -41,7 +39,6 @@ __all__ = [
     "as_objectives",
     "at_index",
     "described",
-    "rebuilt",
 ]
 
 
@@ -305,12 +302,6 @@ class Scalar:
             )
 
 
-#: The objectives that can be rebuilt from a result's provenance.
-CLASSES: Final = {
-    cls.__name__: cls for cls in (CrossEntropy, Logit, LogProbability, Margin, Probability, Projection, Sum)
-}
-
-
 def as_objective(objective: Any) -> Objective | NativeObjective:
     """Return an embgrad objective unchanged; wrap a function in a `NativeObjective`.
 
@@ -414,15 +405,3 @@ def described(objective: Objective | NativeObjective) -> dict[str, Any]:
     function = objective.function
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return {"class": "Scalar" if objective.scalar else "callable", "name": name}
-
-
-def rebuilt(description: Mapping[str, Any]) -> Objective | None:
-    """Return the objective that a provenance describes; None for a function, or a class that embgrad does not know."""
-    arguments = {name: value for name, value in description.items() if name != "class"}
-    cls = CLASSES.get(str(description.get("class")))
-    if cls is None:
-        return None
-    try:
-        return cls(**arguments)
-    except (TypeError, ObjectiveError):  # a file whose description was not written by embgrad
-        return None

@@ -13,7 +13,7 @@ import numpy as np
 import embgrad
 from embgrad.testing.faults import obtain
 
-__all__ = ["CALLS", "WITHOUT_A_MODEL", "Asked", "PublicCall"]
+__all__ = ["CALLS", "OF_OTHER_MODELS", "WITHOUT_A_MODEL", "Asked", "PublicCall"]
 
 
 class _ReportingObjective(embgrad.CrossEntropy):
@@ -344,6 +344,10 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "bisect": PublicCall("bisect", _bisect, _BOTH | {"call"}, needs=("modules", "weights")),
     "golden": PublicCall("golden", _golden, _BOTH, needs=("weights",)),
 }
+
+#: The public functions that need other models than these: a causal language model, and a model that takes any number of examples.
+#: Tests of their own call them.
+OF_OTHER_MODELS: Final = frozenset({"attribute_tokens", "memory"})
 
 #: The public functions that take no model.
 WITHOUT_A_MODEL: Final = frozenset(

@@ -18,7 +18,8 @@ from embgrad.engine.weights import substituted
 from embgrad.errors import EmbgradError, EmbgradWarning, ObjectiveError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.objectives import Objective, rebuilt
+from embgrad.objectives.classes import rebuilt
+from embgrad.objectives.objectives import Objective
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["MOST_EXAMPLES", "Source", "Variant", "failures_of", "reproduction_failure", "source_of"]

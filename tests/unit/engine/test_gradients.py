@@ -157,7 +157,7 @@ def test_numpy_booleans_are_flags_and_calls_must_be_functions() -> None:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        (None, "the objective is None: expected CrossEntropy, Logit"),
+        (None, "the objective is None: expected CrossEntropy, LogProbability"),
         (3, "the objective is 3"),
         ("logits", "the objective is 'logits'"),
         (embgrad.CrossEntropy, r"the objective is the class CrossEntropy: expected an instance; write CrossEntropy\("),
