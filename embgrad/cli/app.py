@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import attribute as attributing
+from embgrad.cli import attribute_tokens as attributing_tokens
 from embgrad.cli import bisect as bisecting
 from embgrad.cli import compare as comparing
 from embgrad.cli import demo_command, doctor, gradients
@@ -31,6 +32,7 @@ HELP = """Compute, compare and show gradients with respect to a text model's emb
   embgrad gradients -m FOLDER -t "A gripping film." -o g.safetensors
   embgrad show g.safetensors
   embgrad attribute -m FOLDER -t "A gripping film." --method integrated-gradients --set baseline=mask
+  embgrad attribute-tokens -m FOLDER -t "The keys to the cabinet" --generate 5 --html page.html
   embgrad compare a.safetensors b.safetensors
   embgrad compare -m FOLDER --frameworks torch,tensorflow,gluon -f texts.txt
 
@@ -42,6 +44,7 @@ COMMANDS = {
     "doctor": (doctor.doctor, "Check what is installed and what works."),
     "gradients": (gradients.gradients, "Compute the gradients of texts in one model."),
     "attribute": (attributing.attribute, "Compute how much each word contributes to the objective."),
+    "attribute-tokens": (attributing_tokens.attribute_tokens, "Compute which tokens made each output token likely."),
     "compare": (comparing.compare, "Compare gradients and explain differences."),
     "bisect": (bisecting.bisect, "Find the first point where two models diverge."),
     "show": (showing.show, "Show saved gradients as coloured tokens."),

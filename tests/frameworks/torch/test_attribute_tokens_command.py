@@ -1,0 +1,79 @@
+"""The command `attribute-tokens` on a folder with a GPT-2: the numbers of `embgrad.attribute_tokens`, files, pages, messages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import embgrad
+from embgrad.cli.app import run
+
+WORDS = ["<end>", "the", "keys", "to", "cabinet", "are", "is", "on", "table"]
+TEXT = "the keys to the cabinet"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a GPT-2 of random weights and a tokenizer of words."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=1, n_embd=8, n_head=2, vocab_size=len(WORDS), bos_token_id=0, eos_token_id=0, pad_token_id=0
+    )
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<end>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "gpt2" / "tokenizer.json"))
+    return tmp_path / "gpt2"
+
+
+def test_generated_tokens_are_attributed_and_written(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, page = str(tmp_path / "a.safetensors"), tmp_path / "page.html"
+    words = ["attribute-tokens", "-m", str(folder), "-t", TEXT, "--generate", "2"]
+    assert run([*words, "-o", made, "--html", str(page)]) == 0
+    assert "input-x-gradient at word, GPT2LMHeadModel (torch)" in capsys.readouterr().out
+    read = embgrad.load(made)
+    assert isinstance(read, embgrad.TokenAttribution)
+    model = GPT2LMHeadModel.from_pretrained(folder).eval()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    direct = embgrad.attribute_tokens(model, [TEXT], generate=2, tokenizer=tokenizer)
+    np.testing.assert_array_equal(read.scores, direct.scores)
+    assert read.output_tokens == direct.output_tokens
+    assert '<input type="radio"' in page.read_text(encoding="utf-8") or "type=radio" in page.read_text(encoding="utf-8")
+
+
+def test_a_target_a_contrast_and_a_method_are_passed_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["attribute-tokens", "-m", str(folder), "-t", TEXT + " are", "--target", "-1", "--contrast", "is"]
+    assert run([*words, "--method", "integrated-gradients", "--set", "steps=7", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)["result"]
+    assert result["shape"] == [1, 1, 6]
+    assert result["method"]["steps"] == 7
+    assert run([*words[:-1], "6", "--json"]) == 0
+    np.testing.assert_allclose(
+        json.loads(capsys.readouterr().out)["result"]["examples"][0]["outputs"][0]["objective"],
+        result["examples"][0]["outputs"][0]["objective"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-t", TEXT], "--model is missing: expected a folder, or your own model as path/to/file.py:name"),
+        (
+            ["-m", "x", "-t", TEXT, "-o", "-"],
+            "--output is '-', but the tokens are printed on stdout: expected the name of a",
+        ),
+    ],
+)
+def test_a_missing_model_and_output_to_stdout_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["attribute-tokens", *words]) == 2
+    assert message in capsys.readouterr().err
