@@ -73,17 +73,16 @@ class Question:
         return np.asarray(made.token_attr.detach())
 
     def inseq(self) -> np.ndarray:
-        """Return the saliency, the L2 norm, (position, output) of the whole text as inseq returns it."""
+        """Return the saliency of the probability, the L2 norm, (output, position)."""
         with contextlib.redirect_stdout(io.StringIO()):
             attributing = inseq.load_model(self.model, "saliency", tokenizer=self.tokenizer)
             made = attributing.attribute(
                 " ".join(self.words[: self.prompt]),
                 " ".join(self.words),
-                attributed_fn="crossentropy",  # the negative log-probability, in place of the probability
                 show_progress=False,
                 pretty_progress=False,
             )
-        return np.asarray(made.sequence_attributions[0].target_attributions.norm(dim=-1))
+        return np.nan_to_num(made.sequence_attributions[0].target_attributions.norm(dim=-1)).T
 
 
 def timed(task: Callable[[], Any]) -> float:
@@ -99,7 +98,8 @@ def measured(rounds: int) -> dict[str, Any]:
     product, saliency = question.ours("input_x_gradient"), question.ours("saliency")
     distances = {
         "captum, input × gradient": distance(product.scores[0][:, :PROMPT], question.captum()),
-        "inseq, saliency": distance(saliency.scores[0], np.nan_to_num(question.inseq()).T),
+        # The gradient of a probability is that of its logarithm times the probability.
+        "inseq, saliency": distance(saliency.scores[0] * np.exp(saliency.objective[0])[:, None], question.inseq()),
         "a call for each token": distance(saliency.scores[0], question.calls()),
     }
     tasks = {
