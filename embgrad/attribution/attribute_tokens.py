@@ -145,7 +145,8 @@ def _method(method: Any) -> Method:
 
 
 def _expect_decoder(bound: BoundModel, batch: TokenBatch) -> None:
-    if takes_decoder(bound.model) and decoder_of(bound, batch) is None:
+    # Labels do not suffice: the model shifts them, so that they stand one position before the decoder's ids.
+    if takes_decoder(bound.model) and IDS not in batch.extras:
         raise BatchError(
             f"{type(bound.model).__name__} is an encoder-decoder, and the batch has no {IDS!r}: give the ids of "
             "the output there, "

@@ -54,14 +54,18 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
             f"{prompts.shape[1]} "
             "positions: expected one sequence for each, with the prompt and new tokens. Leave out options that return several"
         )
-    ends = _ends(bound, ids, expected + int(encoder_decoder), tokenizer)
+    if not np.array_equal(ids[:, :expected], prompts.ids[:, :expected]):
+        raise UnsupportedError(
+            "generate() returned sequences that do not begin with the prompts' ids, so that the new tokens are not known: give "
+            "the prompts with their continuations as the batch, and the positions of the continuations as targets"
+        )
+    ends = _ends(_enders(bound, arguments, tokenizer), ids, expected + int(encoder_decoder))
     if encoder_decoder:
         mask = (np.arange(ids.shape[1]) < ends[:, None]).astype(np.int64)
         extras = {**batch.extras, IDS: ids, MASK: mask}
         return batch.replace(extras=extras), np.ones(len(batch), np.int64)
-    new = ids[:, expected:]
     mask = np.concatenate([prompts.real, np.arange(expected, ids.shape[1]) < ends[:, None]], 1).astype(np.int64)
-    whole = TokenBatch(np.concatenate([prompts.ids, new], 1), mask, convention=batch.convention)
+    whole = TokenBatch(ids, mask, convention=batch.convention, mask_is_bool=batch.mask_is_bool)
     return (whole if tokenizer is None else with_tokens(whole, tokenizer)), np.full(len(batch), expected)
 
 
@@ -83,7 +87,12 @@ def _padded_left(batch: TokenBatch) -> TokenBatch:
     ends = batch.shape[1] - batch.real[:, ::-1].argmax(1)
     move = Alignment(ends % batch.shape[1], batch.shape[1])
     assert batch.mask is not None
-    return TokenBatch(move.moved(batch.ids), move.moved(batch.mask), convention=batch.convention)
+    return TokenBatch(
+        move.moved(batch.ids),
+        move.moved(batch.mask),
+        convention=batch.convention,
+        mask_is_bool=batch.mask_is_bool,
+    )
 
 
 def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, Any]) -> Any:
@@ -92,7 +101,9 @@ def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, An
 
     def generate(model: Any, inputs: Any) -> Any:
         returned.append(
-            model.generate(**inputs, **arguments) if isinstance(inputs, Mapping) else model.generate(inputs)
+            model.generate(**inputs, **arguments)
+            if isinstance(inputs, Mapping)
+            else model.generate(inputs, **arguments)
         )
         return returned[-1]
 
@@ -100,12 +111,21 @@ def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, An
     return returned[-1]
 
 
-def _ends(bound: BoundModel, ids: np.ndarray, start: int, tokenizer: Any) -> np.ndarray:
+def _enders(bound: BoundModel, arguments: Mapping[str, Any], tokenizer: Any) -> np.ndarray:
+    """Return the ids that end a text: of the arguments of `generate`, or else of the model, or else of the tokenizer."""
+    configs = [
+        arguments.get("generation_config"),
+        *(getattr(bound.model, f"{kind}config", None) for kind in ("generation_", "")),
+    ]
+    declared = [
+        arguments.get("eos_token_id"),
+        *(getattr(source, "eos_token_id", None) for source in (*configs, tokenizer)),
+    ]
+    return np.atleast_1d(np.asarray(next((to_numpy(ids) for ids in declared if ids is not None), [])))
+
+
+def _ends(enders: np.ndarray, ids: np.ndarray, start: int) -> np.ndarray:
     """Return the positions after each sequence's last token: after the first id that ends a text, which padding follows."""
-    config = getattr(bound.model, "generation_config", None) or getattr(bound.model, "config", None)
-    declared = getattr(config, "eos_token_id", None)
-    declared = getattr(tokenizer, "eos_token_id", None) if declared is None else declared
-    enders = np.atleast_1d(np.asarray([] if declared is None else declared))
     is_end = np.isin(ids, enders)
     is_end[:, :start] = False
     return np.asarray(np.where(is_end.any(1), is_end.argmax(1) + 1, ids.shape[1]))
