@@ -10,7 +10,7 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.engine.decoder import takes_decoder
-from embgrad.errors import EmbgradError, UnsupportedError, brief
+from embgrad.errors import EmbgradError, OutputError, UnsupportedError, brief
 from embgrad.inputs.alignment import Alignment
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, MASK
@@ -46,11 +46,11 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
     encoder_decoder = bool(takes_decoder(bound.model))
     prompts = batch if encoder_decoder else _padded_left(batch)
     returned = _returned(bound, prompts, arguments)
-    ids = whole_numbers(to_numpy(getattr(returned, "sequences", returned)))
+    ids = _ids(getattr(returned, "sequences", returned))
     expected = 0 if encoder_decoder else prompts.shape[1]
     if ids is None or ids.ndim != 2 or len(ids) != len(batch) or ids.shape[1] <= expected:
         raise UnsupportedError(
-            f"generate() returned ids of shape {None if ids is None else ids.shape} for {len(batch)} prompts of "
+            f"generate() returned {'no ids' if ids is None else f'ids of shape {ids.shape}'} for {len(batch)} prompts of "
             f"{prompts.shape[1]} "
             "positions: expected one sequence for each, with the prompt and new tokens. Leave out options that return several"
         )
@@ -107,8 +107,19 @@ def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, An
         )
         return returned[-1]
 
-    bound.run(prompts, Request((), lambda outputs: (), call=generate, pullback=False))
+    try:
+        bound.run(prompts, Request((), lambda outputs: (), call=generate, pullback=False))
+    except OutputError:  # what the method returned holds no tensor of the framework, and may still hold ids
+        if not returned:
+            raise
     return returned[-1]
+
+
+def _ids(returned: Any) -> np.ndarray | None:
+    try:
+        return whole_numbers(to_numpy(returned))
+    except ValueError:
+        return None
 
 
 def _enders(bound: BoundModel, arguments: Mapping[str, Any], tokenizer: Any) -> np.ndarray:

@@ -59,6 +59,14 @@ def encoder_decoder() -> ReferenceModel:
     return ReferenceModel(_encoder_decoder, weights())
 
 
+class Ids(Tensor):
+    """Ids that a model generates, which convert themselves to NumPy as a framework's tensors do."""
+
+    def numpy(self) -> np.ndarray:
+        """Return the value."""
+        return self.value
+
+
 class Config:
     """A configuration that declares the id at which a text ends."""
 
@@ -69,8 +77,8 @@ class Generating(ReferenceModel):
     """A causal language model or an encoder-decoder with the method `generate` of Hugging Face, greedy.
 
     Attributes:
-        asked: the arguments of each call of `generate`, without the ids and the mask.
-        prompts: the ids of each call.
+        decoder: whether it is an encoder-decoder.
+        config: the configuration.
     """
 
     def __init__(self, decoder: bool = False, eos: Any = None) -> None:
@@ -78,8 +86,6 @@ class Generating(ReferenceModel):
         self.decoder = decoder
         self.config = Config()
         self.config.eos_token_id = eos
-        self.asked: list[dict[str, Any]] = []
-        self.prompts: list[np.ndarray] = []
 
     def generate(
         self,
@@ -88,11 +94,13 @@ class Generating(ReferenceModel):
         max_new_tokens: int = 1,
         eos_token_id: Any = None,
         **options: Any,
-    ) -> np.ndarray:
+    ) -> Ids:
         """Return the ids, continued with the likeliest; after an end of the text with 0."""
-        self.asked.append({"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id, **options})
-        self.prompts.append(input_ids.copy())
-        eos = self.config.eos_token_id if eos_token_id is None else eos_token_id
+        eos = (
+            getattr(options.get("generation_config"), "eos_token_id", None) or self.config.eos_token_id
+            if eos_token_id is None
+            else eos_token_id
+        )
         ids = np.zeros((len(input_ids), 1), np.int64) if self.decoder else input_ids
         mask = np.ones(ids.shape, int) if self.decoder or attention_mask is None else attention_mask
         ended = np.zeros(len(ids), bool)
@@ -102,4 +110,4 @@ class Generating(ReferenceModel):
             ids = np.concatenate([ids, new[:, None]], 1)
             mask = np.concatenate([mask, ~ended[:, None]], 1).astype(int)
             ended |= np.isin(new, [] if eos is None else eos)
-        return ids
+        return Ids(ids)

@@ -151,10 +151,6 @@ def test_special_tokens_may_keep_their_values() -> None:
         assert result.scores[0, 2, 1:3].all()
 
 
-class _Target:
-    """The output tokens of a result, with the texts."""
-
-
 def test_tokens_are_named_where_a_tokenizer_is_given() -> None:
     tokenizer = words()
     result = attribute_tokens(causal(), ["the film is great", "film"], tokenizer=tokenizer, targets=slice(2, None))
@@ -167,7 +163,7 @@ def test_tokens_are_named_where_a_tokenizer_is_given() -> None:
     named = attribute_tokens(causal(), TokenBatch([[3, 4, 7]]), tokenizer=tokenizer, contrast=" bad", targets=-1)
     assert named.output_tokens == (("bad",),)
     assert named.objective.item() == 0
-    assert "contrastive at 'word' of ReferenceModel" in repr(named)
+    assert "contrastive at 'word' of embgrad.testing.tensors.ReferenceModel" in repr(named)
 
 
 def test_the_result_says_how_it_was_computed() -> None:
@@ -177,7 +173,7 @@ def test_the_result_says_how_it_was_computed() -> None:
     assert result.provenance["objective"] == {"class": "LogProbability", "contrast": False}
     assert result.provenance["method"]["steps"] == 40
     assert result.provenance["point"] == "word"
-    assert result.provenance["path"] == "E"
+    assert result.provenance["path"] == "E#0"
     np.testing.assert_array_equal(np.asarray(result), result.scores)
     assert not attribute_tokens(causal(), BATCH, method="saliency").signed
 
@@ -221,7 +217,7 @@ def test_the_model_is_left_as_it_was() -> None:
         (
             {"method": "lime"},
             EmbgradError,
-            "method is Lime: output tokens are attributed by Saliency, InputXGradient, In",
+            "method is Lime: output tokens are attributed by 'Saliency', 'InputXGr",
         ),
         ({"method": "saliencies"}, EmbgradError, "Did you mean 'saliency'"),
         (
@@ -333,7 +329,6 @@ def test_a_point_without_a_vector_for_each_position_is_refused() -> None:
 def test_prompts_of_different_lengths_are_continued(generate: Any) -> None:
     model = Generating()
     result = attribute_tokens(model, BATCH, generate=generate)
-    assert model.asked == []  # the state of the model is restored
     np.testing.assert_array_equal(result.outputs, [[5, 6, 7]] * 3)
     assert result.ids.shape == (3, 8)
     for example in range(3):
@@ -428,7 +423,9 @@ def test_targets_may_be_chosen_among_prompt_and_continuation() -> None:
         (lambda ids: np.repeat(ids, 2, 0), "generate() returned ids of shape (6, 5) for 3 prompts of 5 positions"),
         (lambda ids: ids, "generate() returned ids of shape (3, 5) for 3 prompts of 5 positions"),
         (lambda ids: ids[:, :, None], "generate() returned ids of shape (3, 5, 1)"),
-        (lambda ids: ids + 0.5, "generate() returned ids of shape None"),
+        (lambda ids: ids + 0.5, "generate() returned no ids for 3 prompts"),
+        (lambda ids: ["a great film"] * 3, "generate() returned no ids for 3 prompts"),
+        (lambda ids: [[1], [2, 3], [4]], "generate() returned no ids for 3 prompts"),
         (
             lambda ids: np.concatenate([ids[:, ::-1], ids], 1),
             "generate() returned sequences that do not begin with the prompts' ids",

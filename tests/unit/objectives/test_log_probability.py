@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def of_texts(outputs: np.ndarray, batch: TokenBatch) -> list[float]:
     sums = []
     for example in range(len(batch)):
         columns = np.flatnonzero(batch.real[example])
-        pairs = zip(columns[:-1], columns[1:], strict=True)
+        pairs = itertools.pairwise(columns)
         sums.append(sum(log_softmax(outputs[example, at])[batch.ids[example, then]] for at, then in pairs))
     return sums
 
