@@ -96,11 +96,8 @@ class Generating(ReferenceModel):
         **options: Any,
     ) -> Ids:
         """Return the ids, continued with the likeliest; after an end of the text with 0."""
-        eos = (
-            getattr(options.get("generation_config"), "eos_token_id", None) or self.config.eos_token_id
-            if eos_token_id is None
-            else eos_token_id
-        )
+        config = options.get("generation_config", self.config)
+        eos = config.eos_token_id if eos_token_id is None else eos_token_id
         ids = np.zeros((len(input_ids), 1), np.int64) if self.decoder else input_ids
         mask = np.ones(ids.shape, int) if self.decoder or attention_mask is None else attention_mask
         ended = np.zeros(len(ids), bool)
