@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.attribution.attribute import method_from
-from embgrad.attribution.baselines import absent_positions, baseline_values, id_of
+from embgrad.attribution.baselines import absent_positions, baseline_values, checked_baseline, id_of
 from embgrad.attribution.completeness import SHARE
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency
 from embgrad.attribution.method import Method
@@ -270,7 +270,8 @@ def _baselines(
     origins = [baseline_values(single, baseline, tokenizer, keep_special)]
     if len(inputs) == 1:
         return origins
-    if hasattr(baseline, "shape") or keep_special:
+    baseline = checked_baseline(baseline)
+    if isinstance(baseline, np.ndarray) or keep_special:
         raise UnsupportedError(
             "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: "
             "expected 'zero', 'pad', "
@@ -278,7 +279,7 @@ def _baselines(
         )
     row: Any = 0.0
     if baseline != "zero":
-        id_ = id_of(baseline, single, tokenizer) if isinstance(baseline, str) else int(baseline)
+        id_ = id_of(baseline, single, tokenizer) if isinstance(baseline, str) else baseline
         row = table_of(passes.bound, passes.batch, passes.names[1])[id_]
     origins.append(np.where(passes.sides[1].real[..., None], row, inputs[1]))
     return origins

@@ -29,6 +29,14 @@ class Causal(mx.gluon.HybridBlock):  # type: ignore[misc]
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return self.head(self.hidden(F.cumsum(self.words(x), axis=1)))
 
+    def generate(self, ids: Any, max_new_tokens: int, do_sample: bool) -> Any:
+        """Return the ids, continued with the likeliest."""
+        assert not do_sample
+        for _ in range(max_new_tokens):
+            new = self(ids)[:, -1].argmax(-1).expand_dims(1)
+            ids = mx.nd.concat(ids.astype("float32"), new.astype("float32"), dim=1)
+        return ids
+
 
 @pytest.mark.parametrize("hybridised", [False, True])
 @pytest.mark.parametrize(
@@ -53,3 +61,13 @@ def test_each_output_equals_a_single_call(method: Any, hybridised: bool) -> None
             expected = embgrad.attribute(net, IDS, objective, method).scores
         np.testing.assert_allclose(result.scores[:, output], expected, rtol=1e-10, atol=1e-13)
         np.testing.assert_allclose(result.objective[:, output], embgrad.evaluate(net, IDS, objective), rtol=1e-12)
+
+
+def test_prompts_are_continued_by_the_blocks_own_method() -> None:
+    net = built(Causal, IDS, "float64")
+    result = attribute_tokens(net, IDS, generate=3)
+    np.testing.assert_array_equal(result.outputs, [[5, 6, 7]] * 2)
+    ids = net.generate(mx.nd.array(IDS), 3, False).asnumpy()
+    np.testing.assert_array_equal(result.ids, ids)
+    given = attribute_tokens(net, ids.astype(int), targets=slice(5, None))
+    np.testing.assert_allclose(result.scores, given.scores, rtol=1e-12)

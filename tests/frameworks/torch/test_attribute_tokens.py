@@ -15,6 +15,7 @@ from transformers import (
     BartForConditionalGeneration,
     BertConfig,
     BertForMaskedLM,
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -241,6 +242,22 @@ def test_texts_are_continued_up_to_the_end_of_a_text() -> None:
         count = int((plain.output_ids[0] == end).argmax()) + 1
         np.testing.assert_array_equal(result.output_ids[0][result.outputs[0] >= 0], plain.output_ids[0, :count])
         np.testing.assert_allclose(result.scores[0, 0, :3], plain.scores[0, 0, :3], **EXACT)
+
+
+def test_a_configuration_of_the_generation_and_its_whole_output_are_accepted() -> None:
+    model = gpt2()
+    plain = attribute_tokens(model, BATCH, generate=5)
+    end = int(plain.output_ids[0, 2])
+    config = GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=end, pad_token_id=0)
+    result = attribute_tokens(model, BATCH, generate={"generation_config": config, "return_dict_in_generate": True})
+    count = int((plain.output_ids[0] == end).argmax()) + 1
+    np.testing.assert_array_equal(result.output_ids[0][result.outputs[0] >= 0], plain.output_ids[0, :count])
+
+
+def test_several_sequences_of_a_prompt_are_refused() -> None:
+    options = {"max_new_tokens": 2, "do_sample": True, "num_return_sequences": 2}
+    with pytest.raises(embgrad.UnsupportedError, match=r"generate\(\) returned ids of shape \(6, 10\) for 3 prompts"):
+        attribute_tokens(gpt2(), BATCH, generate=options)
 
 
 def test_the_model_is_left_as_found() -> None:

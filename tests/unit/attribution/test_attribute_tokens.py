@@ -139,8 +139,9 @@ def test_too_few_steps_are_a_warning() -> None:
     sharp.parameters["W"].value = sharp.parameters["W"].value * 30
     with pytest.warns(
         EmbgradWarning, match=r"the contributions to \d of 4 output tokens miss the difference .* than 1"
-    ):
+    ) as recorded:
         attribute_tokens(sharp, alone(0), method=embgrad.IntegratedGradients(1))
+    assert [warning.filename for warning in recorded] == [__file__]
 
 
 def test_special_tokens_may_keep_their_values() -> None:
@@ -270,8 +271,9 @@ def test_a_model_that_is_not_causal_is_a_warning() -> None:
         with pytest.warns(
             EmbgradWarning,
             match="the output token at position 1 of example 0 depends on position 1: the model is not causal",
-        ):
+        ) as recorded:
             attribute_tokens(model, alone(0), method=method)
+        assert {warning.filename for warning in recorded} == {__file__}
 
 
 def test_rounding_at_later_tokens_is_no_dependence() -> None:
@@ -508,7 +510,7 @@ def test_a_padded_batch_of_pairs_equals_each_pair_alone(method: Any, batch_size:
         np.testing.assert_allclose(result.objective[example, :count], single.objective[0], rtol=1e-12)
 
 
-@pytest.mark.parametrize("baseline", ["zero", 1, "pad"])
+@pytest.mark.parametrize("baseline", ["zero", 1, np.int64(1), "pad"], ids=repr)
 def test_the_baseline_of_an_encoder_decoder_stands_on_both_sides(baseline: Any) -> None:
     method = embgrad.IntegratedGradients(60, baseline=baseline)
     result = attribute_tokens(encoder_decoder(), PAIR, method=method)
@@ -569,6 +571,11 @@ def test_an_encoder_decoder_without_decoder_ids_is_refused() -> None:
             {"method": embgrad.IntegratedGradients(2, baseline=np.zeros(DIM))},
             embgrad.UnsupportedError,
             "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: expected 'zero'",
+        ),
+        (
+            {"method": embgrad.IntegratedGradients(2, baseline=[0.0] * DIM)},
+            embgrad.UnsupportedError,
+            "the baseline of an encoder-decoder is put in place of",
         ),
         (
             {"method": embgrad.IntegratedGradients(2, keep_special=True), "tokenizer": words()},
