@@ -324,6 +324,52 @@ def test_a_point_without_a_vector_for_each_position_is_refused() -> None:
                 attribute_tokens(ReferenceModel(forward, WEIGHTS, ["pool"]), alone(0), at=at, method=method)
 
 
+def _positions_first(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+    rows = model.module("block", lambda rows: rows.tanh(), lookup(model["E"], input_ids).swap(0, 1))
+    return means(rows.swap(0, 1), attention_mask) @ model["W"]
+
+
+@pytest.mark.parametrize("method", [*METHODS[:2], embgrad.IntegratedGradients(5)], ids=str)
+@pytest.mark.filterwarnings("ignore:.*contributions:embgrad.EmbgradWarning")
+@pytest.mark.parametrize("ids", [IDS[:, 2:], np.arange(10).reshape(2, 5)], ids=["square", "longer"])
+def test_a_point_whose_first_axis_is_the_positions_is_read_in_the_users_axes(method: Any, ids: np.ndarray) -> None:
+    model = ReferenceModel(_positions_first, WEIGHTS, ["block"])
+    result = attribute_tokens(model, ids, at="block", method=method)
+    for output in range(ids.shape[1] - 1):
+        single = embgrad.attribute(model, ids, label(ids, output + 1), method, at="block")
+        np.testing.assert_allclose(result.scores[:, output], single.scores, atol=1e-13)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_a_lookup_of_positions_that_equal_the_ids_is_no_input(batch_size: Any) -> None:
+    def positional(model: Any, input_ids: np.ndarray) -> Tensor:
+        columns = np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape)
+        rows = lookup(model["D"], columns) * 0.5 + lookup(model["E"], input_ids)
+        return means(rows, None) @ model["W"]
+
+    model = ReferenceModel(positional, WEIGHTS)
+    ids = np.array([[0, 1, 2, 3], [0, 1, 2, 3]])
+    result = attribute_tokens(model, ids, batch_size=batch_size)
+    for output in range(3):
+        single = embgrad.gradients(model, ids, label(ids, output + 1))
+        np.testing.assert_allclose(
+            result.scores[:, output], (single.values * single.activations).sum(-1), rtol=1e-12, atol=1e-15
+        )
+    expected = E[ids[0, :3]] @ (W[:, 3] - W[:, 7]) / 3
+    np.testing.assert_allclose(
+        attribute_tokens(model, ids, targets=-1, contrast=7).scores[0, 0, :3], expected, rtol=1e-12
+    )
+
+
+def test_the_inputs_of_the_model_may_be_changed_by_a_function_of_the_user() -> None:
+    def calls(model: Any, inputs: Any) -> Any:
+        return {"logits": model(inputs["input_ids"]), "other": Tensor(np.zeros((len(inputs["input_ids"]), 2)))}
+
+    ids = TokenBatch(IDS[:, 2:])
+    result = attribute_tokens(causal(), ids, call=calls)
+    np.testing.assert_array_equal(result.scores, attribute_tokens(causal(), ids).scores)
+
+
 # Generation.
 
 
