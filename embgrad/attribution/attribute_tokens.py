@@ -103,7 +103,8 @@ def attribute_tokens(
         EmbgradError: a target is not a token with a real token before it; the method is not among those above; or as `gradients`
             raises.
         BatchError: the model is an encoder-decoder, and there are no decoder ids.
-        UnsupportedError: the model has no method `generate`; or the backend cannot pull back several objectives.
+        UnsupportedError: the model has no method `generate`, or prompts for a causal model have further inputs than ids and a
+            mask; or the backend cannot pull back several objectives.
     """
     chosen = _method(method)
     expect_one_name(at, "make a call for each point")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.engine.decoder import takes_decoder
-from embgrad.errors import EmbgradError, OutputError, UnsupportedError, brief
+from embgrad.errors import EmbgradError, OutputError, UnsupportedError, brief, listed
 from embgrad.inputs.alignment import Alignment
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, MASK
 from embgrad.inputs.encode import with_tokens
 
 __all__ = ["generated"]
+
+#: The further inputs of prompts that do without their values: the model's method `generate` makes positions, and asks no labels.
+MADE_ANEW: Final = frozenset({"position_ids", "labels"})
 
 
 def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any) -> tuple[TokenBatch, np.ndarray]:
@@ -33,7 +36,8 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
 
     Raises:
         EmbgradError: `options` is neither a number of tokens nor a dict.
-        UnsupportedError: the model has no method `generate`, or it returns no ids.
+        UnsupportedError: the model has no method `generate`, or it returns no ids, or other ids than the prompts' before the
+            new tokens; or prompts for a causal model have further inputs than ids and a mask.
     """
     arguments = _arguments(options)
     method = getattr(bound.model, "generate", None)
@@ -44,7 +48,7 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
             "positions of the continuations as targets"
         )
     encoder_decoder = bool(takes_decoder(bound.model))
-    prompts = batch if encoder_decoder else _padded_left(batch)
+    prompts = batch if encoder_decoder else _prompts(batch)
     returned = _returned(bound, prompts, arguments)
     ids = _ids(getattr(returned, "sequences", returned))
     expected = 0 if encoder_decoder else prompts.shape[1]
@@ -80,16 +84,25 @@ def _arguments(options: Any) -> dict[str, Any]:
     return {"max_new_tokens": int(options), "do_sample": False}
 
 
-def _padded_left(batch: TokenBatch) -> TokenBatch:
-    """Return prompts with their padding on the left."""
-    if not batch.padded:
-        return batch
+def _prompts(batch: TokenBatch) -> TokenBatch:
+    """Return the ids and the mask of prompts, with their padding on the left.
+
+    Raises:
+        UnsupportedError: the batch has inputs that the continuation would need as well.
+    """
+    others = [name for name in batch.extras if name not in MADE_ANEW]
+    if batch.types is not None and batch.types.any():
+        others.append("types")
+    if others:
+        raise UnsupportedError(
+            f"the batch has {listed(others)} beside ids and mask, and generate=... continues ids alone: generate first, and give "
+            "all inputs of prompts and continuations as the batch, and the positions of the continuations as targets"
+        )
     ends = batch.shape[1] - batch.real[:, ::-1].argmax(1)
     move = Alignment(ends % batch.shape[1], batch.shape[1])
-    assert batch.mask is not None
     return TokenBatch(
         move.moved(batch.ids),
-        move.moved(batch.mask),
+        None if batch.mask is None else move.moved(batch.mask),
         convention=batch.convention,
         mask_is_bool=batch.mask_is_bool,
     )

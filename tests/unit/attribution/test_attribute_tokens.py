@@ -487,6 +487,27 @@ def test_what_generate_may_not_return_is_refused(returned: Any, message: str) ->
         attribute_tokens(model, BATCH, generate=2)
 
 
+def test_prompts_with_further_inputs_are_refused() -> None:
+    for inputs, names in (
+        ({"pixel_values": np.ones((3, 2))}, "'pixel_values'"),
+        ({"token_type_ids": MASK}, "'types'"),
+    ):
+        batch = {"input_ids": IDS, "attention_mask": MASK, **inputs}
+        with pytest.raises(
+            embgrad.UnsupportedError,
+            match=f"the batch has {names} beside ids and mask, and generate=... continues ids alone",
+        ):
+            attribute_tokens(Generating(), batch, generate=2)
+
+
+def test_positions_labels_and_types_of_zero_are_not_needed_to_continue_prompts() -> None:
+    others = {"labels": IDS, "position_ids": IDS, "token_type_ids": np.zeros_like(IDS)}
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    result = attribute_tokens(Generating(), {**batch, **others}, generate=2)
+    np.testing.assert_array_equal(result.scores, attribute_tokens(Generating(), batch, generate=2).scores)
+    assert result.types is None
+
+
 # Encoder-decoders.
 
 SOURCE = np.array([[2, 7, 1, 5], [0, 4, 9, 3]])
