@@ -281,7 +281,13 @@ def _baselines(
     row: Any = 0.0
     if baseline != "zero":
         id_ = id_of(baseline, single, tokenizer) if isinstance(baseline, str) else baseline
-        row = table_of(passes.bound, passes.batch, passes.names[1])[id_]
+        table = table_of(passes.bound, passes.batch, passes.names[1])
+        if id_ >= len(table):
+            raise BatchError(
+                f"the baseline's id {id_} is outside the decoder's table, which has {len(table)} rows: expected an id that both "
+                "tables have"
+            )
+        row = table[id_]
     origins.append(np.where(passes.sides[1].real[..., None], row, inputs[1]))
     return origins
 

@@ -657,6 +657,16 @@ def test_what_an_encoder_decoder_cannot_do_is_refused(options: dict[str, Any], e
         attribute_tokens(encoder_decoder(), batch, **options)
 
 
+def test_a_baseline_outside_the_decoders_table_is_refused() -> None:
+    model = encoder_decoder()
+    model.parameters["D"] = Tensor(D[:9])
+    batch = {"input_ids": [[3, 11]], "decoder_input_ids": [[1, 5, 6]]}
+    with pytest.raises(
+        embgrad.BatchError, match="the baseline's id 11 is outside the decoder's table, which has 9 rows"
+    ):
+        attribute_tokens(model, batch, method=embgrad.IntegratedGradients(2, baseline=11))
+
+
 def test_a_decoder_whose_lookup_is_not_known_is_refused() -> None:
     def twice(model: Any, input_ids: np.ndarray, attention_mask: Any = None, decoder_input_ids: Any = None) -> Tensor:
         source = lookup(model["E"], input_ids).mean(1).reshape(len(input_ids), 1, DIM)
