@@ -65,8 +65,12 @@ def parameter_values(variable: Any, gradient: np.ndarray | None) -> ParameterVal
 def compute_dtype(
     watcher: Watcher, marks: Sequence[Any], answer: Answer, returned: Any, variables: Mapping[str, Any]
 ) -> str:
-    """Return the dtype of the first point or output, or the coarsest where it is cast on its way (mixed precision)."""
+    """Return the dtype of the first point or output, or the coarsest where it is cast on its way (mixed precision).
+
+    A pass that reads nothing and returns no floats, as one that generates ids, has float32.
+    """
     floating = first(returned, is_floating)
     tensors = [*marks, *answer.outputs, *([] if floating is None else [floating])]
-    start = next(iter([*tensors, *map(native_variable, variables.values())])).dtype
-    return coarsest(dtype.name for dtype in (start, *watcher.computing))
+    read = [*tensors, *map(native_variable, variables.values())]
+    dtypes = [*(tensor.dtype for tensor in read[:1]), *watcher.computing]
+    return coarsest([dtype.name for dtype in dtypes] or ["float32"])

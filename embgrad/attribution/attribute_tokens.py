@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.attribution.attribute import method_from
-from embgrad.attribution.baselines import absent_positions, baseline_values, id_of
+from embgrad.attribution.baselines import absent_positions, baseline_values, checked_baseline, id_of
 from embgrad.attribution.completeness import SHARE
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency
 from embgrad.attribution.method import Method
@@ -103,7 +103,8 @@ def attribute_tokens(
         EmbgradError: a target is not a token with a real token before it; the method is not among those above; or as `gradients`
             raises.
         BatchError: the model is an encoder-decoder, and there are no decoder ids.
-        UnsupportedError: the model has no method `generate`; or the backend cannot pull back several objectives.
+        UnsupportedError: the model has no method `generate`, or prompts for a causal model have further inputs than ids and a
+            mask; or the backend cannot pull back several objectives.
     """
     chosen = _method(method)
     expect_one_name(at, "make a call for each point")
@@ -145,7 +146,8 @@ def _method(method: Any) -> Method:
 
 
 def _expect_decoder(bound: BoundModel, batch: TokenBatch) -> None:
-    if takes_decoder(bound.model) and decoder_of(bound, batch) is None:
+    # Labels do not suffice: the model shifts them, so that they stand one position before the decoder's ids.
+    if takes_decoder(bound.model) and IDS not in batch.extras:
         raise BatchError(
             f"{type(bound.model).__name__} is an encoder-decoder, and the batch has no {IDS!r}: give the ids of "
             "the output there, "
@@ -269,7 +271,8 @@ def _baselines(
     origins = [baseline_values(single, baseline, tokenizer, keep_special)]
     if len(inputs) == 1:
         return origins
-    if hasattr(baseline, "shape") or keep_special:
+    baseline = checked_baseline(baseline)
+    if isinstance(baseline, np.ndarray) or keep_special:
         raise UnsupportedError(
             "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: "
             "expected 'zero', 'pad', "
@@ -277,8 +280,14 @@ def _baselines(
         )
     row: Any = 0.0
     if baseline != "zero":
-        id_ = id_of(baseline, single, tokenizer) if isinstance(baseline, str) else int(baseline)
-        row = table_of(passes.bound, passes.batch, passes.names[1])[id_]
+        id_ = id_of(baseline, single, tokenizer) if isinstance(baseline, str) else baseline
+        table = table_of(passes.bound, passes.batch, passes.names[1])
+        if id_ >= len(table):
+            raise BatchError(
+                f"the baseline's id {id_} is outside the decoder's table, which has {len(table)} rows: expected an id that both "
+                "tables have"
+            )
+        row = table[id_]
     origins.append(np.where(passes.sides[1].real[..., None], row, inputs[1]))
     return origins
 

@@ -92,14 +92,15 @@ def _of_example(targets: Any, example: int, batch: TokenBatch, real: np.ndarray,
     if isinstance(targets, slice):
         return np.asarray(real[targets][np.isin(real[targets], preceded)])
     row = targets
-    if isinstance(targets, (list, tuple)) and any(isinstance(entry, (list, tuple)) for entry in targets):
+    nested = isinstance(targets, (list, tuple)) and any(isinstance(entry, (list, tuple)) for entry in targets)
+    if nested:
         _expect_rows(len(targets), batch, targets)
         row = targets[example]
     try:
         array = whole_numbers(to_numpy(row))
     except ValueError:
         array = None
-    if array is not None and array.ndim == 2:
+    if array is not None and array.ndim == 2 and not nested:
         _expect_rows(len(array), batch, targets)
         array = array[example]
     if array is None or array.ndim > 1:

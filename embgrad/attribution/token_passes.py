@@ -74,8 +74,10 @@ class TokenPasses:
         return self.batch_size or max(1, MOST_POSITIONS // sum(side.shape[1] for side in self.sides))
 
     def pieces(self, times: int) -> Iterator[np.ndarray]:
-        """Yield the numbers of the rows of each pass, where the batch is run several times; row r is example r "
-        "modulo the batch."""
+        """Yield the numbers of the rows of each pass, where the batch is run several times.
+
+        Row r is the example at index r modulo the number of examples.
+        """
         count = times * len(self.batch)
         for start in range(0, count, self.size):
             yield np.arange(start, min(start + self.size, count))
@@ -95,9 +97,8 @@ class TokenPasses:
 
         Args:
             rows: the numbers of the rows, see `pieces`.
-            reduce: takes the number of the point, the gradient and the value there, (row, position, dim), and returns what
-            is kept,
-                (row, position, 1).
+            reduce: takes the number of the point, the gradient and the value there, (row, position, dim), and returns
+                what is kept, (row, position, 1).
             values: the values at the points, to put in place of the model's own; None to leave those.
             quiet: whether warnings about the batch were given before.
 

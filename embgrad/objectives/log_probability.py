@@ -15,7 +15,15 @@ from embgrad.inputs.encode import encode
 from embgrad.inputs.special_tokens import special_ids
 from embgrad.objectives.objective import Objective
 from embgrad.objectives.probabilities import refuse_probabilities, surprisals
-from embgrad.objectives.selection import Rows, chosen_entries, entries, expect_inside, one_hot, whole
+from embgrad.objectives.selection import (
+    Rows,
+    chosen_entries,
+    entries,
+    expect_inside,
+    expect_one_per_example,
+    one_hot,
+    whole,
+)
 
 __all__ = ["LogProbability", "ids_of_text"]
 
@@ -76,9 +84,12 @@ class LogProbability(Objective):
             output: see `Objective`.
 
         Raises:
-            ObjectiveError: the text has no tokens; or, when it is evaluated, an example does not end with the text's tokens.
+            ObjectiveError: there is no text, or it has no tokens; or, when it is evaluated, an example does not end with the
+                text's tokens, or the output is not per position.
         """
-        texts = [text] if isinstance(text, str) else list(text)
+        texts = [text] if isinstance(text, str) else list(text) if isinstance(text, Sequence) else []
+        if not texts:
+            raise ObjectiveError(f"text is {brief(text)}: expected the continuation, or a list of one for each example")
         rows = [ids_of_text(entry, tokenizer) for entry in texts]
         longest = max(map(len, rows))
         padded = np.array([row + [IGNORED] * (longest - len(row)) for row in rows])
@@ -101,14 +112,14 @@ class LogProbability(Objective):
         before = int(self.shift)
         if self.at_end:
             examples, positions = self._ends(batch)
+        elif (self.position is None or self.labels.ndim > 1) and self.labels.shape != batch.shape:
+            raise ObjectiveError(
+                f"labels have shape {self.labels.shape} and the output is per position, {shape}: expected labels of shape "
+                f"{batch.shape} (-100 ignores a position), or position=... and one label for each example"
+            )
         elif self.position is not None:
             examples, positions = super()._places(shape, batch)
         else:
-            if self.labels.shape != batch.shape:
-                raise ObjectiveError(
-                    f"labels have shape {self.labels.shape} and the output is per position, {shape}: expected labels of shape "
-                    f"{batch.shape} (-100 ignores a position), or position=... for one position in each example"
-                )
             examples, positions = np.nonzero(batch.real & (self.labels != IGNORED))
         preceded = positions >= before
         preceded[preceded] = batch.real[examples[preceded], positions[preceded] - before]
@@ -122,6 +133,8 @@ class LogProbability(Objective):
 
     def _ends(self, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         """Return the examples and positions of the continuations."""
+        if self.labels.ndim == 2:
+            expect_one_per_example(self.labels, len(batch), "text")
         rows = np.broadcast_to(self.labels, (len(batch), self.labels.shape[-1]))
         examples: list[int] = []
         positions: list[int] = []
@@ -159,6 +172,11 @@ class LogProbability(Objective):
                 "single logit use Sum(), or give a callable"
             )
         if self.at_end:
+            if rows.positions is None:
+                raise ObjectiveError(
+                    "the output has one row for each example, and a continuation needs one for each position: name another "
+                    "output with output=..., or give labels"
+                )
             padded = np.broadcast_to(labels, (rows.count, labels.shape[-1]))
             return expect_inside(padded[padded != IGNORED], rows, name)
         if labels.ndim == 2 and rows.positions is not None:

@@ -1,0 +1,407 @@
+"""Attributions of output tokens in small language models of Hugging Face, and LogProbability beside PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import embgrad
+from embgrad import EmbgradWarning, LogProbability, TokenBatch, attribute_tokens
+
+VOCAB = 60
+RANDOM = np.random.default_rng(3)
+IDS = RANDOM.integers(3, VOCAB, (3, 8))
+MASK = np.array([[1] * 8, [0] * 3 + [1] * 5, [1] * 6 + [0] * 2])
+BATCH = TokenBatch(IDS, MASK)
+METHODS = ("saliency", "input_x_gradient", embgrad.IntegratedGradients(20), embgrad.Occlusion(5))
+EXACT = {"rtol": 0, "atol": 1e-12}
+Quiet = functools.partial(pytest.mark.filterwarnings, "ignore:the contributions to:embgrad.EmbgradWarning")
+
+
+def gpt2(**options: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": VOCAB, "n_positions": 32}
+    ends = {"eos_token_id": 1, "bos_token_id": 2, "pad_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(**{**sizes, **ends, "initializer_range": 0.4, **options})).double().eval()
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=VOCAB, **sizes, initializer_range=0.4, max_position_embeddings=32, pad_token_id=0)
+    return LlamaForCausalLM(config).double().eval()
+
+
+def t5() -> Any:
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+    config = T5Config(vocab_size=VOCAB, **sizes, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0)
+    return T5ForConditionalGeneration(config).double().eval()
+
+
+def bart() -> Any:
+    torch.manual_seed(0)
+    halves = {f"{half}_{what}": 2 for half in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    sizes = {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 32, "init_std": 0.3}
+    ends = {"decoder_start_token_id": 2, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2}
+    config = BartConfig(vocab_size=VOCAB, d_model=16, **halves, **sizes, **ends, forced_eos_token_id=None)
+    return BartForConditionalGeneration(config).double().eval()
+
+
+def tokenizer(side: str = "right") -> Any:
+    """Return a fast tokenizer whose tokens are words, w3 to w59."""
+    words = {"<pad>": 0, "<end>": 1, "<start>": 2, **{f"w{number}": number for number in range(3, VOCAB)}}
+    fast = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, pad_token="<pad>", eos_token="<end>", bos_token="<start>", padding_side=side
+    )
+
+
+def alone(example: int) -> np.ndarray:
+    return IDS[example : example + 1, MASK[example] == 1]
+
+
+def log_softmax(model: Any, ids: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return torch.log_softmax(model(torch.tensor(ids)).logits, -1)[0].numpy()
+
+
+# The objective.
+
+
+@pytest.mark.parametrize("against", [None, (IDS + 1) % VOCAB], ids=["alone", "against"])
+def test_the_log_probability_and_its_gradient_are_those_of_pytorch(against: Any) -> None:
+    model = gpt2()
+    labels = np.where(MASK, IDS, -100)
+    labels[0, 3] = -100
+    positions = np.maximum(MASK.cumsum(1) - 1, 0)
+    batch = {"input_ids": IDS, "attention_mask": MASK, "position_ids": positions}
+    result = embgrad.gradients(model, batch, LogProbability(labels, against=against))
+    native = {name: torch.tensor(value) for name, value in batch.items()}
+    rows = model.transformer.wte.weight.detach()[native.pop("input_ids")].requires_grad_()
+    each = torch.log_softmax(model(inputs_embeds=rows, **native).logits[:, :-1], -1)
+    counts = (labels[:, 1:] != -100) & (MASK[:, :-1] == 1)
+    chosen = torch.tensor(np.where(labels == -100, 0, labels))[:, 1:, None]
+    value = each.gather(-1, chosen)
+    if against is not None:
+        value = value - each.gather(-1, torch.tensor(against)[:, 1:, None])
+    values = (value[..., 0] * torch.tensor(counts)).sum(1)
+    np.testing.assert_allclose(result.objective, values.detach().numpy(), rtol=1e-10)
+    np.testing.assert_allclose(result.values, torch.autograd.grad(values.sum(), rows)[0].numpy(), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_continuation_of_prompts_is_counted_in_the_texts(side: str) -> None:
+    model, words = llama(), tokenizer(side)
+    texts = ["w5 w6 w7 w8 w9", "w11 w8 w9"]
+    batch = embgrad.encode(texts, words)
+    result = embgrad.gradients(model, batch, LogProbability.of(" w8 w9", words))
+    for example, text in enumerate(texts):
+        ids = np.array([[int(word[1:]) for word in text.split()]])
+        each = log_softmax(model, ids)
+        # Llama computes its rotations in float32, and padding on the left moves the positions.
+        assert result.objective[example] == pytest.approx(each[-3, 8] + each[-2, 9], rel=1e-6)
+
+
+def test_the_labels_of_training_count_in_a_masked_language_model() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForMaskedLM(BertConfig(vocab_size=VOCAB, **sizes)).double().eval()
+    labels = np.full(IDS.shape, -100)
+    labels[:, 4] = [5, 6, 7]
+    values = embgrad.evaluate(model, {"input_ids": IDS}, LogProbability(labels, shift=False))
+    loss = model(torch.tensor(IDS), labels=torch.tensor(labels)).loss
+    assert values.mean() == pytest.approx(-loss.item(), rel=1e-12)
+
+
+# Causal language models.
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@Quiet()
+def test_each_output_equals_a_single_call(method: Any) -> None:
+    model, ids = gpt2(), alone(0)
+    result = attribute_tokens(model, ids, method=method)
+    assert result.shape == (1, 7, 8)
+    for output in range(7):
+        objective = LogProbability(np.where(np.arange(8) == output + 1, ids, -100))
+        if isinstance(method, str):
+            single = embgrad.gradients(model, ids, objective)
+            expected = single.saliency("norm") if method == "saliency" else (single.values * single.activations).sum(-1)
+            np.testing.assert_allclose(result.scores[0, output], expected[0], rtol=1e-13, atol=1e-15)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", EmbgradWarning)
+                expected = embgrad.attribute(model, ids, objective, method).scores
+            np.testing.assert_allclose(result.scores[0, output], expected[0], rtol=0, atol=1e-10)
+        assert result.objective[0, output] == pytest.approx(log_softmax(model, ids)[output, ids[0, output + 1]])
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@Quiet()
+def test_a_batch_padded_on_either_side_equals_each_example_alone(build: Any, method: Any) -> None:
+    model = build()
+    result = attribute_tokens(model, BATCH, method=method)
+    for example in range(3):
+        single = attribute_tokens(model, alone(example), method=method)
+        count, real = single.shape[1], MASK[example] == 1
+        np.testing.assert_allclose(result.scores[example, :count][:, real], single.scores[0], **EXACT)
+        np.testing.assert_allclose(result.objective[example, :count], single.objective[0], **EXACT)
+        assert not result.scores[example, count:].any()
+        assert not result.scores[example][:, ~real].any()
+
+
+def test_one_forward_pass_serves_all_output_tokens() -> None:
+    model, passes = gpt2(), []
+    handle = model.register_forward_hook(lambda *_: passes.append(1))
+    for method in ("saliency", "input_x_gradient"):
+        passes.clear()
+        attribute_tokens(model, BATCH, method=method)
+        assert len(passes) == 1
+    handle.remove()
+
+
+def test_the_contrast_is_another_id_or_another_text() -> None:
+    model, words, ids = gpt2(), tokenizer(), alone(0)
+    by_id = attribute_tokens(model, ids, contrast=9)
+    by_text = attribute_tokens(model, ids, contrast=" w9", tokenizer=words)
+    np.testing.assert_array_equal(by_id.scores, by_text.scores)
+    each = log_softmax(model, ids)
+    expected = [each[output, ids[0, output + 1]] - each[output, 9] for output in range(7)]
+    np.testing.assert_allclose(by_id.objective[0], expected, rtol=1e-10)
+    plain = attribute_tokens(model, ids).scores
+    others = np.stack(
+        [attribute_tokens(model, np.where(np.arange(8) == output + 1, 9, ids)).scores[0, output] for output in range(7)]
+    )
+    np.testing.assert_allclose(by_id.scores[0], plain[0] - others, **EXACT)
+    several = attribute_tokens(model, ids, targets=[3, -1], contrast=["w9", "w4"], tokenizer=words)
+    np.testing.assert_array_equal(several.contrast_ids, [[9, 4]])
+    np.testing.assert_allclose(several.scores[0, 0], by_id.scores[0, 2], **EXACT)
+
+
+def test_targets_choose_among_all_output_tokens() -> None:
+    model = gpt2()
+    whole = attribute_tokens(model, BATCH)
+    for wanted in (-1, [-2, -1], slice(3, None), [[3], [5, 7], [2, 1, 4]]):
+        result = attribute_tokens(model, BATCH, targets=wanted)
+        for example, output in zip(*np.nonzero(result.outputs >= 0), strict=True):
+            (of_whole,) = np.flatnonzero(whole.outputs[example] == result.outputs[example, output])
+            np.testing.assert_allclose(result.scores[example, output], whole.scores[example, of_whole], **EXACT)
+
+
+@pytest.mark.parametrize("generate", [4, {"max_new_tokens": 4, "do_sample": False, "num_beams": 2}])
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_prompts_of_different_lengths_are_continued(build: Any, generate: Any) -> None:
+    model = build()
+    result = attribute_tokens(model, BATCH, generate=generate)
+    arguments = generate if isinstance(generate, dict) else {"max_new_tokens": generate, "do_sample": False}
+    assert (result.outputs[:, 0] == 8).all()
+    for example in range(3):
+        ids = model.generate(torch.tensor(alone(example)), **arguments).numpy()
+        prompt = int(MASK[example].sum())
+        real = result.real[example]
+        np.testing.assert_array_equal(result.ids[example][real], ids[0])
+        single = attribute_tokens(model, ids, targets=slice(prompt, None))
+        count = single.shape[1]
+        np.testing.assert_allclose(result.scores[example, :count][:, real], single.scores[0], **EXACT)
+
+
+def test_texts_are_continued_up_to_the_end_of_a_text() -> None:
+    model, words = gpt2(), tokenizer()
+    prompts = ["w5 w6 w7", "w9"]
+    plain = attribute_tokens(model, prompts, generate=5, tokenizer=words)
+    assert plain.output_tokens is not None
+    assert plain.output_tokens[0] == tuple(f"w{id_}" for id_ in plain.output_ids[0])
+    end = int(plain.output_ids[0, 2])
+    for options in ({"max_new_tokens": 5, "do_sample": False, "eos_token_id": end}, 5):
+        if options == 5:
+            model.generation_config.eos_token_id = [end, 1]
+        result = attribute_tokens(model, prompts, generate=options, tokenizer=words)
+        count = int((plain.output_ids[0] == end).argmax()) + 1
+        np.testing.assert_array_equal(result.output_ids[0][result.outputs[0] >= 0], plain.output_ids[0, :count])
+        np.testing.assert_allclose(result.scores[0, 0, :3], plain.scores[0, 0, :3], **EXACT)
+
+
+def test_a_configuration_of_the_generation_and_its_whole_output_are_accepted() -> None:
+    model = gpt2()
+    plain = attribute_tokens(model, BATCH, generate=5)
+    end = int(plain.output_ids[0, 2])
+    config = GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=end, pad_token_id=0)
+    result = attribute_tokens(model, BATCH, generate={"generation_config": config, "return_dict_in_generate": True})
+    count = int((plain.output_ids[0] == end).argmax()) + 1
+    np.testing.assert_array_equal(result.output_ids[0][result.outputs[0] >= 0], plain.output_ids[0, :count])
+
+
+def test_several_sequences_of_a_prompt_are_refused() -> None:
+    options = {"max_new_tokens": 2, "do_sample": True, "num_return_sequences": 2}
+    with pytest.raises(embgrad.UnsupportedError, match=r"generate\(\) returned ids of shape \(6, 10\) for 3 prompts"):
+        attribute_tokens(gpt2(), BATCH, generate=options)
+
+
+def test_the_model_is_left_as_found() -> None:
+    model = gpt2().train()
+    model.transformer.wte.weight.grad = torch.ones(VOCAB, 16, dtype=torch.float64)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    for options in ({}, {"method": embgrad.Occlusion(5)}, {"generate": 3}):
+        attribute_tokens(model, IDS[:1], **options)
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (model.transformer.wte.weight.grad == 1).all()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@Quiet()
+def test_a_causal_model_of_low_precision_gives_no_warning_about_later_tokens(method: Any, dtype: Any) -> None:
+    model = gpt2().to(dtype)
+    result = attribute_tokens(model, IDS, method=method)
+    exact = attribute_tokens(gpt2(), IDS, method=method)
+    error = np.abs(result.scores - exact.scores).max() / np.abs(exact.scores).max()
+    assert error < (1e-4 if dtype == torch.float32 else 0.3)
+    assert not np.triu(result.scores, 1).any()
+
+
+def test_a_model_that_is_not_causal_is_a_warning() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForMaskedLM(BertConfig(vocab_size=VOCAB, **sizes)).double().eval()
+    with pytest.warns(EmbgradWarning, match="the model is not causal"):
+        attribute_tokens(model, IDS[:1])
+
+
+# Encoder-decoders.
+
+SOURCE = RANDOM.integers(3, VOCAB, (2, 6))
+SOURCE_MASK = np.array([[1] * 6, [1] * 4 + [0] * 2])
+DECODER = np.array([[0, 7, 8, 9, 10], [0, 21, 22, 0, 0]])
+DECODER_MASK = np.array([[1] * 5, [1, 1, 1, 0, 0]])
+ENCODER = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK}
+PAIR = {**ENCODER, "decoder_input_ids": DECODER, "decoder_attention_mask": DECODER_MASK}
+
+
+def by_hand(model: Any, output: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """PyTorch's own log-probability of a decoder's token of the first pair, and input × gradient of both sides."""
+    table = model.get_input_embeddings()
+    scale = getattr(table, "embed_scale", 1.0)
+    sides = [table.weight.detach()[torch.tensor(ids[:1])].requires_grad_() for ids in (SOURCE, DECODER)]
+    logits = model(inputs_embeds=sides[0] * scale, decoder_inputs_embeds=sides[1] * scale).logits
+    value = torch.log_softmax(logits, -1)[0, output, DECODER[0, output + 1]]
+    gradients = torch.autograd.grad(value, sides)
+    products = [(g * rows).sum(-1).detach().numpy()[0] for g, rows in zip(gradients, sides, strict=True)]
+    return value.item(), products[0], products[1]
+
+
+@pytest.mark.parametrize("build", [t5, bart])
+def test_both_sides_of_an_encoder_decoder_get_their_gradients(build: Any) -> None:
+    model = build()
+    result = attribute_tokens(model, PAIR)
+    assert result.decoder_scores is not None
+    assert result.scores.shape == (2, 4, 6)
+    assert result.decoder_scores.shape == (2, 4, 5)
+    for output in range(4):
+        value, source, decoder = by_hand(model, output)
+        assert result.objective[0, output] == pytest.approx(value, rel=1e-10)
+        np.testing.assert_allclose(result.scores[0, output], source, rtol=0, atol=1e-11)
+        np.testing.assert_allclose(result.decoder_scores[0, output], decoder, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("build", [t5, bart])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@Quiet()
+def test_a_padded_batch_of_pairs_equals_each_pair_alone(build: Any, method: Any) -> None:
+    model = build()
+    result = attribute_tokens(model, PAIR, method=method)
+    assert result.decoder_scores is not None
+    np.testing.assert_array_equal(result.outputs, [[1, 2, 3, 4], [1, 2, -1, -1]])
+    pair = {"input_ids": SOURCE[1:, :4], "decoder_input_ids": DECODER[1:, :3]}
+    single = attribute_tokens(model, pair, method=method)
+    np.testing.assert_allclose(result.scores[1, :2, :4], single.scores[0], **EXACT)
+    np.testing.assert_allclose(result.decoder_scores[1, :2, :3], single.decoder_scores[0], **EXACT)
+    assert not result.scores[1, :, 4:].any()
+    assert not result.decoder_scores[1, :, 3:].any()
+    np.testing.assert_allclose(result.objective[1, :2], single.objective[0], **EXACT)
+
+
+@pytest.mark.parametrize(("build", "baseline"), [(t5, 5), (bart, 5), (bart, "zero")])
+def test_integrated_gradients_of_both_sides_are_complete(build: Any, baseline: Any) -> None:
+    model = build()
+    result = attribute_tokens(model, PAIR, method=embgrad.IntegratedGradients(300, baseline=baseline))
+    assert result.decoder_scores is not None
+    assert result.baseline_objective is not None
+    assert result.delta is not None
+    real = result.outputs >= 0
+    sums = (result.scores.sum(-1) + result.decoder_scores.sum(-1))[real]
+    difference = (result.objective - result.baseline_objective)[real]
+    np.testing.assert_allclose(sums, difference, rtol=0, atol=0.01 * np.abs(difference).max())
+    if baseline == 5:
+        ids = torch.full((1, 6), 5), torch.full((1, 5), 5)
+        logits = model(input_ids=ids[0], decoder_input_ids=ids[1]).logits
+        at = torch.log_softmax(logits, -1)[0, torch.arange(4), torch.tensor(DECODER[0, 1:])]
+        np.testing.assert_allclose(result.baseline_objective[0], at.detach().numpy(), rtol=1e-10)
+
+
+def test_a_path_through_the_jump_of_a_norm_at_zero_is_a_warning() -> None:
+    # T5 divides by the root mean square, so that L jumps where all embeddings are zero.
+    with pytest.warns(EmbgradWarning, match="the contributions to 6 of 6 output tokens miss the difference of L"):
+        attribute_tokens(t5(), PAIR, method=embgrad.IntegratedGradients(100))
+
+
+@pytest.mark.parametrize("build", [t5, bart])
+def test_occlusion_of_an_encoder_decoder_is_the_difference_of_two_passes(build: Any) -> None:
+    model = build()
+    result = attribute_tokens(model, PAIR, method=embgrad.Occlusion(5))
+    assert result.decoder_scores is not None
+
+    def last(source: np.ndarray, decoder: np.ndarray) -> float:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor(decoder)).logits
+        return float(torch.log_softmax(logits, -1)[0, 3, DECODER[0, 4]])
+
+    whole = last(SOURCE[:1], DECODER[:1])
+    for position in range(6):
+        changed = np.where(np.arange(6) == position, 5, SOURCE[:1])
+        assert result.scores[0, 3, position] == pytest.approx(whole - last(changed, DECODER[:1]), abs=1e-11)
+    for position in range(4):
+        changed = np.where(np.arange(5) == position, 5, DECODER[:1])
+        assert result.decoder_scores[0, 3, position] == pytest.approx(whole - last(SOURCE[:1], changed), abs=1e-11)
+
+
+@pytest.mark.parametrize("build", [t5, bart])
+def test_an_encoder_decoder_generates_its_output(build: Any) -> None:
+    model = build()
+    result = attribute_tokens(model, ENCODER, generate=4)
+    native = {name: torch.tensor(value) for name, value in ENCODER.items()}
+    ids = model.generate(**native, max_new_tokens=4, do_sample=False).numpy()
+    np.testing.assert_array_equal(result.decoder_ids, ids)
+    assert result.decoder_ids is not None
+    given = attribute_tokens(
+        model, {**ENCODER, "decoder_input_ids": ids, "decoder_attention_mask": result.decoder_mask}
+    )
+    np.testing.assert_allclose(result.scores, given.scores, **EXACT)
+    np.testing.assert_allclose(result.decoder_scores, given.decoder_scores, **EXACT)
+    np.testing.assert_array_equal(result.outputs[:, 0], [1, 1])

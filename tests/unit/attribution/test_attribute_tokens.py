@@ -1,0 +1,686 @@
+"""Attributions of output tokens: closed forms, single calls, padding, generation, and what is refused in which words."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad import EmbgradError, EmbgradWarning, LogProbability, TokenBatch, attribute_tokens
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from tests.unit.attribution.language_models import (
+    DIM,
+    VOCAB,
+    Generating,
+    causal,
+    encoder_decoder,
+    log_softmax,
+    means,
+    weights,
+)
+from tests.unit.objectives.test_log_probability import words
+
+IDS = np.array([[2, 7, 1, 5, 9], [0, 0, 4, 9, 3], [8, 6, 10, 0, 0]])
+MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
+BATCH = TokenBatch(IDS, MASK)
+METHODS = ("saliency", "input_x_gradient", embgrad.IntegratedGradients(40), embgrad.Occlusion(11))
+WEIGHTS = weights()
+E, D, W = WEIGHTS["E"], WEIGHTS["D"], WEIGHTS["W"]
+
+
+def alone(example: int) -> np.ndarray:
+    """The example's real tokens, as a batch of one."""
+    return IDS[example : example + 1, MASK[example] == 1]
+
+
+def label(ids: np.ndarray, position: int) -> LogProbability:
+    return LogProbability(np.where(np.arange(ids.shape[1]) == position, ids, -100))
+
+
+def test_with_contrast_the_contributions_are_the_closed_form_of_a_linear_model() -> None:
+    ids = alone(0)
+    row, contrast = ids[0], 3
+    expected = np.zeros((4, 5))
+    occluded = np.zeros((4, 5))
+    norms = np.zeros((4, 5))
+    for output in range(4):
+        direction = (W[:, row[output + 1]] - W[:, contrast]) / (output + 1)
+        expected[output, : output + 1] = E[row[: output + 1]] @ direction
+        occluded[output, : output + 1] = (E[row[: output + 1]] - E[11]) @ direction
+        norms[output, : output + 1] = np.linalg.norm(direction)
+    by_name = {"input_x_gradient": expected, "integrated_gradients": expected, "saliency": norms}
+    for method, scores in by_name.items():
+        result = attribute_tokens(causal(), ids, contrast=contrast, method=method)
+        np.testing.assert_allclose(result.scores[0], scores, atol=1e-13)
+        np.testing.assert_allclose(result.objective[0], expected.sum(1), rtol=1e-12)
+        np.testing.assert_array_equal(result.contrast_ids, [[3] * 4])
+    result = attribute_tokens(causal(), ids, contrast=contrast, method=embgrad.Occlusion(11))
+    np.testing.assert_allclose(result.scores[0], occluded, atol=1e-13)
+
+
+def test_the_objective_is_the_log_probability_and_the_gradient_its_closed_form() -> None:
+    ids = alone(0)
+    result = attribute_tokens(causal(), ids)
+    each = log_softmax(causal()(ids).value)[0]
+    np.testing.assert_allclose(result.objective[0], each[np.arange(4), ids[0, 1:]], rtol=1e-12)
+    for output in range(4):
+        slope = W @ (np.eye(VOCAB)[ids[0, output + 1]] - np.exp(each[output])) / (output + 1)
+        np.testing.assert_allclose(result.scores[0, output, : output + 1], E[ids[0, : output + 1]] @ slope, rtol=1e-10)
+        assert not result.scores[0, output, output + 1 :].any()
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_each_output_equals_a_single_call(method: Any) -> None:
+    ids = alone(0)
+    result = attribute_tokens(causal(), ids, method=method)
+    for output in range(4):
+        objective = label(ids, output + 1)
+        if isinstance(method, str):
+            single = embgrad.gradients(causal(), ids, objective)
+            expected = single.saliency("norm") if method == "saliency" else (single.values * single.activations).sum(-1)
+            np.testing.assert_array_equal(result.scores[0, output], expected[0])
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", EmbgradWarning)
+                expected = embgrad.attribute(causal(), ids, objective, method).scores
+            np.testing.assert_allclose(result.scores[0, output], expected[0], atol=1e-12)
+        np.testing.assert_allclose(
+            result.objective[0, output], embgrad.evaluate(causal(), ids, objective)[0], rtol=1e-13
+        )
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_padded_batch_equals_each_example_alone(method: Any, batch_size: Any) -> None:
+    result = attribute_tokens(causal(), BATCH, method=method, batch_size=batch_size)
+    assert result.shape == (3, 4, 5)
+    np.testing.assert_array_equal(result.outputs, [[1, 2, 3, 4], [3, 4, -1, -1], [1, 2, -1, -1]])
+    np.testing.assert_array_equal(result.output_ids, [[7, 1, 5, 9], [9, 3, -1, -1], [6, 10, -1, -1]])
+    np.testing.assert_array_equal(result.ids, IDS)
+    np.testing.assert_array_equal(result.mask, MASK)
+    for example in range(3):
+        single = attribute_tokens(causal(), alone(example), method=method)
+        count = single.shape[1]
+        real = MASK[example] == 1
+        np.testing.assert_allclose(result.scores[example, :count][:, real], single.scores[0], rtol=0, atol=1e-13)
+        assert not result.scores[example][:, ~real].any()
+        assert not result.scores[example, count:].any()
+        for name in ("objective", "baseline_objective", "delta"):
+            of_batch, of_one = getattr(result, name), getattr(single, name)
+            assert (of_batch is None) == (of_one is None)
+            if of_batch is not None:
+                np.testing.assert_allclose(of_batch[example, :count], of_one[0], rtol=0, atol=1e-13)
+                assert np.isnan(of_batch[example, count:]).all()
+
+
+def test_integrated_gradients_sum_to_the_difference_of_the_log_probabilities() -> None:
+    for baseline in ("zero", 11, np.ones(DIM)):
+        method = embgrad.IntegratedGradients(60, baseline=baseline)
+        result = attribute_tokens(causal(), alone(0), method=method)
+        assert result.baseline_objective is not None
+        assert result.delta is not None
+        if isinstance(baseline, int):
+            at_baseline = log_softmax(causal()(np.full((1, 5), 11)).value)[0, np.arange(4), IDS[0, 1:]]
+            np.testing.assert_allclose(result.baseline_objective[0], at_baseline, rtol=1e-12)
+        if isinstance(baseline, str):
+            np.testing.assert_allclose(result.baseline_objective, -np.log(VOCAB), rtol=1e-12)
+        np.testing.assert_allclose(
+            result.scores.sum(-1), result.objective - result.baseline_objective, rtol=0, atol=1e-10
+        )
+        np.testing.assert_allclose(result.delta, 0, atol=1e-10)
+
+
+def test_too_few_steps_are_a_warning() -> None:
+    sharp = causal()
+    sharp.parameters["W"].value = sharp.parameters["W"].value * 30
+    with pytest.warns(
+        EmbgradWarning, match=r"the contributions to \d of 4 output tokens miss the difference .* than 1"
+    ) as recorded:
+        attribute_tokens(sharp, alone(0), method=embgrad.IntegratedGradients(1))
+    assert [warning.filename for warning in recorded] == [__file__]
+
+
+def test_special_tokens_may_keep_their_values() -> None:
+    ids = np.array([[1, 3, 4, 2]])
+    for method in (embgrad.Occlusion(7, keep_special=True), embgrad.IntegratedGradients(30, keep_special=True)):
+        result = attribute_tokens(causal(), ids, method=method, tokenizer=words())
+        assert not result.scores[..., 0].any()
+        assert result.scores[0, 2, 1:3].all()
+
+
+def test_tokens_are_named_where_a_tokenizer_is_given() -> None:
+    tokenizer = words()
+    result = attribute_tokens(causal(), ["the film is great", "film"], tokenizer=tokenizer, targets=slice(2, None))
+    assert result.output_tokens == (("film", "is", "great", "[END]"), ("[END]",))
+    assert result.tokens is not None
+    assert result.tokens[0] == ("[START]", "the", "film", "is", "great", "[END]")
+    assert result.texts == ("the film is great", "film")
+    assert result.offsets is not None
+    assert attribute_tokens(causal(), IDS[:, 2:]).output_tokens is None
+    named = attribute_tokens(causal(), TokenBatch([[3, 4, 7]]), tokenizer=tokenizer, contrast=" bad", targets=-1)
+    assert named.output_tokens == (("bad",),)
+    assert named.objective.item() == 0
+    assert "contrastive at 'word' of embgrad.testing.tensors.ReferenceModel" in repr(named)
+
+
+def test_the_result_says_how_it_was_computed() -> None:
+    result = attribute_tokens(causal(), BATCH, targets=-1, method=embgrad.IntegratedGradients(40))
+    assert result.method == "IntegratedGradients"
+    assert result.signed
+    assert result.provenance["objective"] == {"class": "LogProbability", "contrast": False}
+    assert result.provenance["method"]["steps"] == 40
+    assert result.provenance["point"] == "word"
+    assert result.provenance["path"] == "E#0"
+    np.testing.assert_array_equal(np.asarray(result), result.scores)
+    assert not attribute_tokens(causal(), BATCH, method="saliency").signed
+
+
+def test_the_inputs_may_be_the_values_at_another_point() -> None:
+    def hidden(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+        rows = model.module("block", lambda rows: rows.tanh(), lookup(model["E"], input_ids))
+        return means(rows, attention_mask) @ model["W"]
+
+    model = ReferenceModel(hidden, WEIGHTS, ["block"])
+    result = attribute_tokens(model, BATCH, at="block", contrast=3)
+    row = IDS[0]
+    direction = (W[:, row[4]] - W[:, 3]) / 4
+    np.testing.assert_allclose(result.scores[0, 3, :4], np.tanh(E[row[:4]]) @ direction, rtol=1e-12)
+    single = attribute_tokens(model, alone(1), at="block", contrast=3)
+    np.testing.assert_allclose(result.scores[1, :2, 2:], single.scores[0], atol=1e-14)
+
+
+def test_one_forward_pass_serves_all_output_tokens() -> None:
+    model, passes = causal(), []
+    forward = model.forward
+    model.forward = lambda *args, **kwargs: (passes.append(1), forward(*args, **kwargs))[1]
+    attribute_tokens(model, TokenBatch(np.array([[9, 3, 7, 1]])), call=lambda model, inputs: model(**inputs))
+    assert len(passes) == 1
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = causal()
+    model.training = True
+    before = {name: tensor.value.copy() for name, tensor in model.parameters.items()}
+    for method in METHODS:
+        attribute_tokens(model, BATCH, method=method)
+    assert model.training
+    for name, value in before.items():
+        np.testing.assert_array_equal(model.parameters[name].value, value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"method": "lime"},
+            EmbgradError,
+            "method is Lime: output tokens are attributed by 'Saliency', 'InputXGr",
+        ),
+        ({"method": "saliencies"}, EmbgradError, "Did you mean 'saliency'"),
+        (
+            {"method": embgrad.IntegratedGradients(5, tolerance=0.1)},
+            EmbgradError,
+            "tolerance is 0.1: steps are not doubled here, where all output tokens share them",
+        ),
+        ({"at": ["word"]}, EmbgradError, "make a call for each point"),
+        ({"at": "wrod"}, embgrad.PointError, "wrod"),
+        ({"batch_size": 0}, EmbgradError, "batch_size is 0"),
+        ({"generate": 3}, embgrad.UnsupportedError, "ReferenceModel has no method generate(): give the prompts with"),
+        ({"generate": 0}, EmbgradError, "generate is 0: expected the number of new tokens, at least 1, or a dict"),
+        ({"generate": True}, EmbgradError, "generate is True: expected the number of new tokens"),
+        ({"generate": "greedy"}, EmbgradError, "generate is 'greedy': expected the number of new tokens"),
+        (
+            {"method": embgrad.Occlusion("zero")},
+            embgrad.UnsupportedError,
+            "replacement is 'zero': input tokens are replaced by an id here. Give 'mask', 'pad' or an id",
+        ),
+        (
+            {"method": embgrad.Occlusion(np.zeros(DIM))},
+            embgrad.UnsupportedError,
+            "input tokens are replaced by an id here",
+        ),
+        ({"method": embgrad.Occlusion("mask")}, embgrad.BatchError, "the id of the mask is not known"),
+        ({"method": embgrad.Occlusion(99)}, embgrad.BatchError, "id 99"),
+        ({"method": embgrad.IntegratedGradients(2, baseline=99)}, embgrad.BatchError, "id 99"),
+        ({"targets": 0}, EmbgradError, "the target 0 of example 0 is not a token"),
+        ({"contrast": 99}, embgrad.ObjectiveError, "against 99 at example 0, position 0 is out of range"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        attribute_tokens(causal(), BATCH, **options)
+
+
+def test_a_misspelt_argument_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="contrast"):
+        attribute_tokens(causal(), BATCH, contrasts=3)  # type: ignore[call-arg]
+
+
+def test_a_model_that_is_not_causal_is_a_warning() -> None:
+    def whole(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        return (rows + rows.mean(1).reshape(len(input_ids), 1, DIM)) @ model["W"]
+
+    model = ReferenceModel(whole, WEIGHTS)
+    for method in METHODS:
+        with pytest.warns(
+            EmbgradWarning,
+            match="the output token at position 1 of example 0 depends on position 1: the model is not causal",
+        ) as recorded:
+            attribute_tokens(model, alone(0), method=method)
+        assert {warning.filename for warning in recorded} == {__file__}
+
+
+def test_rounding_at_later_tokens_is_no_dependence() -> None:
+    def noisy(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        return (means(rows, None) + rows.mean(1).reshape(len(input_ids), 1, DIM) * 1e-9) @ model["W"]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = attribute_tokens(ReferenceModel(noisy, WEIGHTS), alone(0))
+    assert not np.triu(result.scores[0], 1).any()
+
+
+def test_outputs_that_do_not_depend_on_the_inputs_are_refused() -> None:
+    def detached(model: Any, input_ids: np.ndarray) -> Tensor:
+        return lookup(model["E"], input_ids).detach() @ model["W"]
+
+    def infinite(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        wrong = Tensor(rows.value, [(rows, lambda g: g * np.nan)])
+        return wrong @ model["W"]
+
+    with pytest.raises(
+        embgrad.NoGradientError, match=r"the output tokens at index 0 do not depend on the point\s+'word'"
+    ):
+        attribute_tokens(ReferenceModel(detached, WEIGHTS), alone(0))
+    with pytest.raises(
+        embgrad.NoGradientError, match="the gradient of the output tokens at index 0 at 'word' is nan at example 0"
+    ):
+        attribute_tokens(ReferenceModel(infinite, WEIGHTS), alone(0))
+
+
+def test_a_point_without_a_vector_for_each_position_is_refused() -> None:
+    def pooling(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        pooled = model.module("pool", lambda rows: rows.mean(1), rows)
+        return (rows + pooled.reshape(len(input_ids), 1, DIM)) @ model["W"]
+
+    def shared(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        return (rows + lookup(model["D"], np.arange(input_ids.shape[1]))) @ model["W"]
+
+    for forward, at in ((pooling, "pool"), (shared, "D")):
+        for method in ("saliency", "input_x_gradient"):
+            with pytest.raises(
+                embgrad.UnsupportedError, match=r"the point has the shape \(.*expected one vector for each example and"
+            ):
+                attribute_tokens(ReferenceModel(forward, WEIGHTS, ["pool"]), alone(0), at=at, method=method)
+
+
+def _positions_first(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+    rows = model.module("block", lambda rows: rows.tanh(), lookup(model["E"], input_ids).swap(0, 1))
+    return means(rows.swap(0, 1), attention_mask) @ model["W"]
+
+
+@pytest.mark.parametrize("method", [*METHODS[:2], embgrad.IntegratedGradients(5)], ids=str)
+@pytest.mark.filterwarnings("ignore:.*contributions:embgrad.EmbgradWarning")
+@pytest.mark.parametrize("ids", [IDS[:, 2:], np.arange(10).reshape(2, 5)], ids=["square", "longer"])
+def test_a_point_whose_first_axis_is_the_positions_is_read_in_the_users_axes(method: Any, ids: np.ndarray) -> None:
+    model = ReferenceModel(_positions_first, WEIGHTS, ["block"])
+    result = attribute_tokens(model, ids, at="block", method=method)
+    for output in range(ids.shape[1] - 1):
+        single = embgrad.attribute(model, ids, label(ids, output + 1), method, at="block")
+        np.testing.assert_allclose(result.scores[:, output], single.scores, atol=1e-13)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_a_lookup_of_positions_that_equal_the_ids_is_no_input(batch_size: Any) -> None:
+    def positional(model: Any, input_ids: np.ndarray) -> Tensor:
+        columns = np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape)
+        rows = lookup(model["D"], columns) * 0.5 + lookup(model["E"], input_ids)
+        return means(rows, None) @ model["W"]
+
+    model = ReferenceModel(positional, WEIGHTS)
+    ids = np.array([[0, 1, 2, 3], [0, 1, 2, 3]])
+    result = attribute_tokens(model, ids, batch_size=batch_size)
+    for output in range(3):
+        single = embgrad.gradients(model, ids, label(ids, output + 1))
+        np.testing.assert_allclose(
+            result.scores[:, output], (single.values * single.activations).sum(-1), rtol=1e-12, atol=1e-15
+        )
+    expected = E[ids[0, :3]] @ (W[:, 3] - W[:, 7]) / 3
+    np.testing.assert_allclose(
+        attribute_tokens(model, ids, targets=-1, contrast=7).scores[0, 0, :3], expected, rtol=1e-12
+    )
+
+
+def test_the_inputs_of_the_model_may_be_changed_by_a_function_of_the_user() -> None:
+    def calls(model: Any, inputs: Any) -> Any:
+        return {"logits": model(inputs["input_ids"]), "other": Tensor(np.zeros((len(inputs["input_ids"]), 2)))}
+
+    ids = TokenBatch(IDS[:, 2:])
+    result = attribute_tokens(causal(), ids, call=calls)
+    np.testing.assert_array_equal(result.scores, attribute_tokens(causal(), ids).scores)
+
+
+# Generation.
+
+
+@pytest.mark.parametrize("generate", [3, {"max_new_tokens": 3, "top_k": 5}])
+def test_prompts_of_different_lengths_are_continued(generate: Any) -> None:
+    model = Generating()
+    result = attribute_tokens(model, BATCH, generate=generate)
+    np.testing.assert_array_equal(result.outputs, [[5, 6, 7]] * 3)
+    assert result.ids.shape == (3, 8)
+    for example in range(3):
+        prompt = alone(example)[0]
+        ids = prompt[None]
+        for _ in range(3):
+            ids = np.append(ids, causal()(ids).value[:, -1].argmax(-1)[:, None], 1)
+        real = result.real[example]
+        np.testing.assert_array_equal(result.ids[example][real], ids[0])
+        single = attribute_tokens(causal(), ids, targets=slice(len(prompt), None))
+        np.testing.assert_allclose(result.scores[example][:, real], single.scores[0], atol=1e-13)
+        np.testing.assert_allclose(result.objective[example], single.objective[0], rtol=1e-12)
+
+
+def _recorded(model: Generating) -> list[dict[str, Any]]:
+    asked: list[dict[str, Any]] = []
+    method = model.generate
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        asked.append(kwargs)
+        return method(*args, **kwargs)
+
+    model.generate = generate  # type: ignore[method-assign]
+    return asked
+
+
+def test_a_number_asks_for_a_greedy_search_and_a_dict_for_its_arguments() -> None:
+    model = Generating()
+    asked = _recorded(model)
+    for batch in (IDS[:1], {"input_ids": IDS[:1]}):
+        attribute_tokens(model, batch, generate=2)
+        attribute_tokens(model, batch, generate={"max_new_tokens": 4, "temperature": 0.5})
+    arguments = [{name: value for name, value in call.items() if name != "input_ids"} for call in asked]
+    assert (
+        arguments
+        == [
+            {"max_new_tokens": 2, "do_sample": False},
+            {"max_new_tokens": 4, "temperature": 0.5},
+        ]
+        * 2
+    )
+
+
+@pytest.mark.parametrize("source", ["config", "generation_config", "arguments", "arguments' config", "tokenizer"])
+def test_tokens_after_the_end_of_a_text_are_padding(source: str) -> None:
+    plain = attribute_tokens(Generating(), BATCH, generate=4)
+    ends = [int(plain.output_ids[0, 1]), 99]
+    model, options, tokenizer = Generating(), {"max_new_tokens": 4}, None
+    if source == "config":
+        model.config.eos_token_id = ends
+    elif source == "generation_config":
+        model.generation_config = type(model.config)()  # type: ignore[attr-defined]
+        model.generation_config.eos_token_id = ends  # type: ignore[attr-defined]
+    elif source == "arguments":
+        options["eos_token_id"] = ends  # type: ignore[assignment]
+    elif source == "arguments' config":
+        config = type(model.config)()
+        config.eos_token_id = ends
+        options["generation_config"] = config  # type: ignore[assignment]
+    else:
+        tokenizer = _Named(ends[0])
+    result = attribute_tokens(model, BATCH, generate=options, tokenizer=tokenizer)
+    for example in range(3):
+        row = plain.output_ids[example]
+        count = int(np.isin(row, ends).argmax()) + 1 if np.isin(row, ends).any() else 4
+        np.testing.assert_array_equal(result.output_ids[example][: result.shape[1]][:count], row[:count])
+        assert (result.outputs[example, count:] == -1).all()
+        assert result.real[example, 5:].sum() == count
+        np.testing.assert_allclose(result.scores[example, :count], plain.scores[example, :count, : result.shape[2]])
+
+
+class _Named:
+    """A tokenizer that names every id, and knows the id at the end of a text."""
+
+    all_special_ids = ()
+
+    def __init__(self, eos: int) -> None:
+        self.eos_token_id = eos
+
+    def convert_ids_to_tokens(self, number: int) -> str:
+        return f"t{number}"
+
+
+def test_targets_may_be_chosen_among_prompt_and_continuation() -> None:
+    result = attribute_tokens(Generating(), BATCH, generate=2, targets=[-1, -3])
+    np.testing.assert_array_equal(result.outputs, [[6, 4]] * 3)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda ids: np.repeat(ids, 2, 0), "generate() returned ids of shape (6, 5) for 3 prompts of 5 positions"),
+        (lambda ids: ids, "generate() returned ids of shape (3, 5) for 3 prompts of 5 positions"),
+        (lambda ids: ids[:, :, None], "generate() returned ids of shape (3, 5, 1)"),
+        (lambda ids: ids + 0.5, "generate() returned no ids for 3 prompts"),
+        (lambda ids: ["a great film"] * 3, "generate() returned no ids for 3 prompts"),
+        (lambda ids: [[1], [2, 3], [4]], "generate() returned no ids for 3 prompts"),
+        (
+            lambda ids: np.concatenate([ids[:, ::-1], ids], 1),
+            "generate() returned sequences that do not begin with the prompts' ids",
+        ),
+    ],
+)
+def test_what_generate_may_not_return_is_refused(returned: Any, message: str) -> None:
+    model = Generating()
+    model.generate = lambda input_ids, attention_mask, **options: returned(input_ids)  # type: ignore[method-assign]
+    with pytest.raises(embgrad.UnsupportedError, match=re.escape(message)):
+        attribute_tokens(model, BATCH, generate=2)
+
+
+def test_prompts_with_further_inputs_are_refused() -> None:
+    for inputs, names in (
+        ({"pixel_values": np.ones((3, 2))}, "'pixel_values'"),
+        ({"token_type_ids": MASK}, "'types'"),
+    ):
+        batch = {"input_ids": IDS, "attention_mask": MASK, **inputs}
+        with pytest.raises(
+            embgrad.UnsupportedError,
+            match=f"the batch has {names} beside ids and mask, and generate=... continues ids alone",
+        ):
+            attribute_tokens(Generating(), batch, generate=2)
+
+
+def test_positions_labels_and_types_of_zero_are_not_needed_to_continue_prompts() -> None:
+    others = {"labels": IDS, "position_ids": IDS, "token_type_ids": np.zeros_like(IDS)}
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    result = attribute_tokens(Generating(), {**batch, **others}, generate=2)
+    np.testing.assert_array_equal(result.scores, attribute_tokens(Generating(), batch, generate=2).scores)
+    assert result.types is None
+
+
+# Encoder-decoders.
+
+SOURCE = np.array([[2, 7, 1, 5], [0, 4, 9, 3]])
+SOURCE_MASK = np.array([[1, 1, 1, 1], [0, 1, 1, 1]])
+DECODER = np.array([[11, 8, 6, 10, 2], [0, 0, 11, 6, 7]])
+DECODER_MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+PAIR = {
+    "input_ids": SOURCE,
+    "attention_mask": SOURCE_MASK,
+    "decoder_input_ids": DECODER,
+    "decoder_attention_mask": DECODER_MASK,
+}
+
+
+def pair(example: int) -> dict[str, np.ndarray]:
+    """One example of the pairs, without padding."""
+    return {
+        "input_ids": SOURCE[example : example + 1, SOURCE_MASK[example] == 1],
+        "decoder_input_ids": DECODER[example : example + 1, DECODER_MASK[example] == 1],
+    }
+
+
+def test_both_sides_of_an_encoder_decoder_have_their_closed_forms() -> None:
+    contrast = 3
+    for method in ("saliency", "input_x_gradient", "integrated_gradients", embgrad.Occlusion(1)):
+        result = attribute_tokens(encoder_decoder(), pair(0), contrast=contrast, method=method)
+        assert result.decoder_scores is not None
+        assert result.scores.shape == (1, 4, 4)
+        assert result.decoder_scores.shape == (1, 4, 5)
+        for output in range(4):
+            direction = W[:, DECODER[0, output + 1]] - W[:, contrast]
+            before = DECODER[0, : output + 1]
+            if method == "saliency":
+                sides = [np.full(4, np.linalg.norm(direction / 4)), np.linalg.norm(direction / (output + 1))]
+            else:
+                away = [E[1], D[1]] if isinstance(method, embgrad.Occlusion) else [0, 0]
+                sides = [(E[SOURCE[0]] - away[0]) @ direction / 4, (D[before] - away[1]) @ direction / (output + 1)]
+            np.testing.assert_allclose(result.scores[0, output], sides[0], atol=1e-13)
+            np.testing.assert_allclose(result.decoder_scores[0, output, : output + 1], sides[1], atol=1e-13)
+            assert not result.decoder_scores[0, output, output + 1 :].any()
+        if method in ("input_x_gradient", "integrated_gradients"):
+            sums = result.scores.sum(-1) + result.decoder_scores.sum(-1)
+            np.testing.assert_allclose(sums, result.objective, rtol=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_padded_batch_of_pairs_equals_each_pair_alone(method: Any, batch_size: Any) -> None:
+    result = attribute_tokens(encoder_decoder(), PAIR, method=method, batch_size=batch_size)
+    assert result.decoder_scores is not None
+    np.testing.assert_array_equal(result.outputs, [[1, 2, 3, 4], [3, 4, -1, -1]])
+    np.testing.assert_array_equal(result.decoder_ids, DECODER)
+    np.testing.assert_array_equal(result.decoder_mask, DECODER_MASK)
+    for example, count in ((0, 4), (1, 2)):
+        single = attribute_tokens(encoder_decoder(), pair(example), method=method)
+        assert single.decoder_scores is not None
+        assert single.decoder_mask is None
+        sides = (
+            (result.scores, single.scores, SOURCE_MASK),
+            (result.decoder_scores, single.decoder_scores, DECODER_MASK),
+        )
+        for of_batch, of_one, mask in sides:
+            real = mask[example] == 1
+            np.testing.assert_allclose(of_batch[example, :count][:, real], of_one[0], atol=1e-13)
+            assert not of_batch[example][:, ~real].any()
+            assert not of_batch[example, count:].any()
+        np.testing.assert_allclose(result.objective[example, :count], single.objective[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("baseline", ["zero", 1, np.int64(1), "pad"], ids=repr)
+def test_the_baseline_of_an_encoder_decoder_stands_on_both_sides(baseline: Any) -> None:
+    method = embgrad.IntegratedGradients(60, baseline=baseline)
+    result = attribute_tokens(encoder_decoder(), PAIR, method=method)
+    model = encoder_decoder()
+    ids = np.ones((1, 5), int) if baseline == 1 else np.zeros((1, 5), int)
+    at = np.zeros((1, 5, VOCAB)) if baseline == "zero" else model(ids, None, ids).value
+    expected = log_softmax(at)[0, np.arange(4), DECODER[0, 1:]]
+    assert result.baseline_objective is not None
+    assert result.delta is not None
+    np.testing.assert_allclose(result.baseline_objective[0], expected, rtol=1e-12)
+    np.testing.assert_allclose(result.delta[0], 0, atol=1e-9)
+
+
+def test_an_encoder_decoder_continues_from_its_start() -> None:
+    model = Generating(decoder=True)
+    batch = {"input_ids": SOURCE, "attention_mask": SOURCE_MASK}
+    plain = attribute_tokens(model, batch, generate=4)
+    assert plain.decoder_ids is not None
+    np.testing.assert_array_equal(plain.outputs, [[1, 2, 3, 4]] * 2)
+    np.testing.assert_array_equal(plain.decoder_ids[:, 0], 0)
+    given = attribute_tokens(encoder_decoder(), {**batch, "decoder_input_ids": plain.decoder_ids})
+    np.testing.assert_allclose(plain.scores, given.scores, atol=1e-14)
+    np.testing.assert_allclose(plain.decoder_scores, given.decoder_scores, atol=1e-14)
+    end = int(plain.output_ids[0, 0])
+    ended = attribute_tokens(Generating(decoder=True, eos=end), batch, generate=4)
+    assert ended.decoder_mask is not None
+    assert ended.decoder_mask[0].tolist() == [1, 1, *[0] * (ended.decoder_mask.shape[1] - 2)]
+    np.testing.assert_array_equal(ended.outputs[0], [1, *[-1] * (ended.shape[1] - 1)])
+    np.testing.assert_allclose(ended.objective[0, 0], plain.objective[0, 0], rtol=1e-12)
+
+
+def test_the_decoders_tokens_are_named() -> None:
+    batch = {"input_ids": [[3, 4]], "decoder_input_ids": [[1, 5, 6]]}
+    result = attribute_tokens(encoder_decoder(), batch, tokenizer=words())
+    assert result.tokens == (("the", "film"),)
+    assert result.decoder_tokens == (("[START]", "is", "great"),)
+    assert result.output_tokens == (("is", "great"),)
+
+
+def test_an_encoder_decoder_without_decoder_ids_is_refused() -> None:
+    message = (
+        "ReferenceModel is an encoder-decoder, and the batch has no 'decoder_input_ids': give the ids of the output"
+    )
+    for extras in ({}, {"labels": DECODER[:, :4]}):
+        with pytest.raises(embgrad.BatchError, match=re.escape(message)):
+            attribute_tokens(encoder_decoder(), {"input_ids": SOURCE, **extras})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"at": "D"},
+            embgrad.PointError,
+            "at is 'D': expected 'word' for an encoder-decoder, whose inputs are the rows",
+        ),
+        (
+            {"method": embgrad.IntegratedGradients(2, baseline=np.zeros(DIM))},
+            embgrad.UnsupportedError,
+            "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: expected 'zero'",
+        ),
+        (
+            {"method": embgrad.IntegratedGradients(2, baseline=[0.0] * DIM)},
+            embgrad.UnsupportedError,
+            "the baseline of an encoder-decoder is put in place of",
+        ),
+        (
+            {"method": embgrad.IntegratedGradients(2, keep_special=True), "tokenizer": words()},
+            embgrad.UnsupportedError,
+            "and keep_special=False",
+        ),
+    ],
+)
+def test_what_an_encoder_decoder_cannot_do_is_refused(options: dict[str, Any], error: Any, message: str) -> None:
+    batch = {"input_ids": [[3, 4]], "decoder_input_ids": [[1, 5, 6]]}
+    with pytest.raises(error, match=re.escape(message)):
+        attribute_tokens(encoder_decoder(), batch, **options)
+
+
+def test_a_baseline_outside_the_decoders_table_is_refused() -> None:
+    model = encoder_decoder()
+    model.parameters["D"] = Tensor(D[:9])
+    batch = {"input_ids": [[3, 11]], "decoder_input_ids": [[1, 5, 6]]}
+    with pytest.raises(
+        embgrad.BatchError, match="the baseline's id 11 is outside the decoder's table, which has 9 rows"
+    ):
+        attribute_tokens(model, batch, method=embgrad.IntegratedGradients(2, baseline=11))
+
+
+def test_a_decoder_whose_lookup_is_not_known_is_refused() -> None:
+    def twice(model: Any, input_ids: np.ndarray, attention_mask: Any = None, decoder_input_ids: Any = None) -> Tensor:
+        source = lookup(model["E"], input_ids).mean(1).reshape(len(input_ids), 1, DIM)
+        rows = lookup(model["D"], decoder_input_ids) + lookup(model["F"], decoder_input_ids)
+        return (means(rows, None) + source) @ model["W"]
+
+    def shifted(model: Any, input_ids: np.ndarray, attention_mask: Any = None, decoder_input_ids: Any = None) -> Tensor:
+        source = lookup(model["E"], input_ids).mean(1).reshape(len(input_ids), 1, DIM)
+        return (means(lookup(model["D"], decoder_input_ids - 1), None) + source) @ model["W"]
+
+    for forward, message in (
+        (twice, "2 lookups have the decoder's ids as indices ("),
+        (shifted, "0 lookups have the decoder's ids as indices ("),
+    ):
+        model = ReferenceModel(forward, {**WEIGHTS, "F": WEIGHTS["D"] + 1})
+        with pytest.raises(embgrad.PointError, match=re.escape(message)):
+            attribute_tokens(model, pair(0))

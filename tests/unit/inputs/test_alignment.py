@@ -1,0 +1,68 @@
+"""Padding that is moved from the left of the examples to the right, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embgrad import TokenBatch
+from embgrad.inputs.alignment import aligned
+
+IDS = np.array([[0, 0, 3, 4, 5], [1, 2, 3, 4, 5], [0, 7, 8, 9, 0]])
+MASK = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 1, 1, 0]])
+MOVED = [[3, 4, 5, 0, 0], [1, 2, 3, 4, 5], [7, 8, 9, 0, 0]]
+
+
+def test_each_example_begins_with_its_first_real_token() -> None:
+    positions = np.arange(15).reshape(3, 5)
+    other = np.arange(3)
+    batch = TokenBatch(IDS, MASK, IDS % 2, extras={"position_ids": positions, "language": other})
+    moved, move, decoder = aligned(batch)
+    assert decoder is None
+    np.testing.assert_array_equal(move.shifts, [2, 0, 1])
+    np.testing.assert_array_equal(moved.ids, MOVED)
+    np.testing.assert_array_equal(moved.mask, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(moved.types, np.array(MOVED) % 2)
+    np.testing.assert_array_equal(
+        moved.extras["position_ids"], [[2, 3, 4, 0, 1], [5, 6, 7, 8, 9], [11, 12, 13, 14, 10]]
+    )
+    np.testing.assert_array_equal(moved.extras["language"], other)
+
+
+def test_a_batch_that_is_not_padded_on_the_left_stays() -> None:
+    for batch in (TokenBatch(IDS), TokenBatch(MOVED, np.array(MOVED) > 0), TokenBatch(IDS, np.zeros((3, 5)))):
+        moved, move, _ = aligned(batch)
+        assert moved is batch
+        assert not move.shifts.any()
+
+
+def test_inputs_that_all_examples_share_are_not_moved() -> None:
+    shared = np.arange(15).reshape(3, 5)
+    moved, _, _ = aligned(TokenBatch(IDS, MASK, extras={"bias": shared}, shared=["bias"]))
+    np.testing.assert_array_equal(moved.extras["bias"], shared)
+
+
+def test_the_decoders_ids_are_moved_by_their_own_mask() -> None:
+    extras = {"decoder_input_ids": IDS[:, ::-1], "decoder_attention_mask": MASK[:, ::-1]}
+    moved, move, decoder = aligned(TokenBatch(IDS, MASK, extras=extras))
+    assert decoder is not None
+    np.testing.assert_array_equal(decoder.shifts, [0, 0, 1])
+    np.testing.assert_array_equal(move.shifts, [2, 0, 1])
+    np.testing.assert_array_equal(moved.ids, MOVED)
+    np.testing.assert_array_equal(
+        moved.extras["decoder_input_ids"], [[5, 4, 3, 0, 0], [5, 4, 3, 2, 1], [9, 8, 7, 0, 0]]
+    )
+    np.testing.assert_array_equal(
+        moved.extras["decoder_attention_mask"], [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    )
+    unmasked, _, decoder = aligned(TokenBatch(IDS, extras={"decoder_input_ids": IDS}))
+    assert decoder is not None
+    assert not decoder.shifts.any()
+    assert "decoder_attention_mask" not in unmasked.extras
+
+
+def test_moving_back_undoes_a_move() -> None:
+    _, move, _ = aligned(TokenBatch(IDS, MASK))
+    array = np.random.default_rng(0).normal(size=(3, 4, 5))
+    moved = np.stack([move.moved(array[:, middle]) for middle in range(4)], 1)
+    np.testing.assert_array_equal(move.moved_back(moved), array)
+    np.testing.assert_array_equal(move.moved_back(move.moved(IDS)), IDS)
