@@ -9,8 +9,8 @@ import numpy as np
 
 from embgrad.attribution.passes import MOST_POSITIONS
 from embgrad.attribution.targets import Targets
-from embgrad.backend.objective_callback import objective_values
-from embgrad.backend.protocol import BoundModel, Reduce
+from embgrad.backend.objective_callback import Respond, objective_values
+from embgrad.backend.protocol import BoundModel, NativeObjective, PointValues, Reduce
 from embgrad.common.finite import not_finite
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.decoder import with_decoder
@@ -19,7 +19,7 @@ from embgrad.engine.options import GradientOptions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.run import reduced_of, run_located, run_task
 from embgrad.engine.task import Task
-from embgrad.errors import NoGradientError
+from embgrad.errors import NoGradientError, ObjectiveError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, MASK
 from embgrad.results.gradients import EmbeddingGradients
@@ -115,8 +115,9 @@ class TokenPasses:
         scores = []
         for name in self.names:
             point = located[name]
-            kept = reduced_of(run.points[point.key if point.key in run.points else name], point.arrangement)
-            scores.append(self._expect_all(name, kept))
+            read = run.points[point.key if point.key in run.points else name]
+            _expect_logits(responses[0], read)
+            scores.append(self._expect_all(name, reduced_of(read, point.arrangement)))
         return Scored(
             rows,
             np.stack([objective_values(respond, run, index) for index, respond in enumerate(responses)]),
@@ -164,6 +165,22 @@ class TokenPasses:
     def _run(self, task: Task, batch: TokenBatch) -> list[dict[str, EmbeddingGradients]]:
         with explained_errors(self.bound, batch):
             return run_task(task.of_objective(task.objective), batch)
+
+
+def _expect_logits(respond: Respond | NativeObjective, read: PointValues) -> None:
+    """Refuse an output that is a hidden state: as wide as the table's rows, and not as long as the table.
+
+    Raises:
+        ObjectiveError: the output is no logits.
+    """
+    if not isinstance(respond, Respond) or read.lookup is None:
+        return
+    width = respond.shape[-1]
+    if width == read.lookup.dim != read.lookup.rows:
+        raise ObjectiveError(
+            f"the model's output has the shape {respond.shape}, as wide as the rows of its table, which has {read.lookup.rows}: "
+            "expected logits, one for each id. Load the model with its language-model head, such as GPT2LMHeadModel for GPT2Model"
+        )
 
 
 def decoder_of(bound: BoundModel, batch: TokenBatch) -> TokenBatch | None:

@@ -40,6 +40,13 @@ def causal() -> ReferenceModel:
     return ReferenceModel(_causal, weights())
 
 
+def headless() -> ReferenceModel:
+    """Return a causal model without a language-model head: its output is hidden states."""
+    return ReferenceModel(
+        lambda model, input_ids, attention_mask=None: means(lookup(model["E"], input_ids), attention_mask), weights()
+    )
+
+
 def _encoder_decoder(
     model: Any,
     input_ids: np.ndarray,

@@ -18,6 +18,7 @@ from tests.unit.attribution.language_models import (
     Generating,
     causal,
     encoder_decoder,
+    headless,
     log_softmax,
     means,
     weights,
@@ -684,3 +685,11 @@ def test_a_decoder_whose_lookup_is_not_known_is_refused() -> None:
         model = ReferenceModel(forward, {**WEIGHTS, "F": WEIGHTS["D"] + 1})
         with pytest.raises(embgrad.PointError, match=re.escape(message)):
             attribute_tokens(model, pair(0))
+
+
+def test_hidden_states_are_not_taken_for_logits() -> None:
+    expected = (
+        r"has the shape \(1, 3, 3\), as wide as the rows of its table, which has 12: expected logits, one for each id"
+    )
+    with pytest.raises(embgrad.ObjectiveError, match=expected):
+        embgrad.attribute_tokens(headless(), [[1, 2, 0]])
