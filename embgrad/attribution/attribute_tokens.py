@@ -124,7 +124,7 @@ def attribute_tokens(
     wanted = targets_of(targets, contrast, side, known, _default(starts, side))
     side_move = move if decoder is None else decoder_move
     passes = TokenPasses(bound, moved, _moved(wanted, side_move), _names(bound, moved, at), size)
-    made = _METHODS[type(chosen)](chosen, passes, known)
+    made = _METHODS[type(chosen)](_with_moved_baseline(chosen, move), passes, known)
     return _result(made, chosen, wanted, tokens, decoder, (move, decoder_move), known)
 
 
@@ -171,6 +171,17 @@ def _moved(targets: Targets, move: Alignment | None) -> Targets:
     if move is None or not move.shifts.any():
         return targets
     return replace(targets, positions=np.where(targets.present, targets.positions - move.shifts[:, None], NONE))
+
+
+def _with_moved_baseline(method: Method, move: Alignment) -> Method:
+    """Return the method with an array as baseline moved as the batch is."""
+    if not isinstance(method, IntegratedGradients) or not move.shifts.any():
+        return method
+    baseline = checked_baseline(method.baseline)
+    if not isinstance(baseline, np.ndarray) or baseline.ndim < 2 or baseline.shape[-2] != move.length:
+        return method  # it is the same at each position, or does not fit, which the method says
+    whole = np.broadcast_to(baseline, (len(move.shifts), move.length, baseline.shape[-1]))
+    return replace(method, baseline=move.moved_rows(whole))
 
 
 def _names(bound: BoundModel, batch: TokenBatch, at: str) -> tuple[str, ...]:
@@ -298,6 +309,11 @@ def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
         raise UnsupportedError(
             f"replacement is {method.replacement!r}: input tokens are replaced by an id here. Give 'mask', 'pad' or an id"
         )
+    if method.keep_special and len(passes.names) > 1:
+        raise UnsupportedError(
+            "keep_special=True leaves special tokens, and those of a decoder are not known: give keep_special=False for an "
+            "encoder-decoder"
+        )
     first = passes.targets.objectives(passes.sides[-1])[0]
     single = Passes(passes.bound, passes.batch, first, passes.names[0], batch_size=passes.batch_size)
     replacement = method.replacement
@@ -338,8 +354,8 @@ def _result(
     tokenizer: Any,
 ) -> TokenAttribution:
     """Return the result for the batch as the user gave it."""
-    named = batch if batch.tokens is not None or tokenizer is None else with_tokens(batch, tokenizer)
-    named_decoder = decoder if decoder is None or tokenizer is None else with_tokens(decoder, tokenizer)
+    named = _named(batch, tokenizer)
+    named_decoder = None if decoder is None else _named(decoder, tokenizer)
     side = named if named_decoder is None else named_decoder
     scores = [np.swapaxes(array, 0, 1) for array in made.scores]
     absent = ~targets.present
@@ -384,6 +400,16 @@ def _result(
         offsets=None if batch.offsets is None else batch.offsets.copy(),
         parts=None if batch.parts is None else batch.parts.copy(),
     )
+
+
+def _named(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
+    """Return the batch with the tokens' texts, where the tokenizer has one for each id; models may have more ids."""
+    if batch.tokens is not None or tokenizer is None:
+        return batch
+    try:
+        return with_tokens(batch, tokenizer)
+    except BatchError:
+        return batch
 
 
 def _cleared(scores: np.ndarray, absent: np.ndarray, real: np.ndarray) -> np.ndarray:

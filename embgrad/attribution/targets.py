@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.arrays import to_numpy, whole_numbers
-from embgrad.errors import EmbgradError, brief
+from embgrad.errors import EmbgradError, ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.log_probability import LogProbability, ids_of_text
 
@@ -90,7 +90,13 @@ def targets_of(
 def _of_example(targets: Any, example: int, batch: TokenBatch, real: np.ndarray, preceded: np.ndarray) -> np.ndarray:
     """Return the output positions of one example, of which each is one of the positions that have a real token before them."""
     if isinstance(targets, slice):
-        return np.asarray(real[targets][np.isin(real[targets], preceded)])
+        try:
+            chosen = real[targets]
+        except (TypeError, ValueError) as error:
+            raise EmbgradError(
+                f"targets is {targets}: expected a slice of whole numbers, with a step that is not 0, of an example's real tokens"
+            ) from error
+        return np.asarray(chosen[np.isin(chosen, preceded)])
     row = targets
     nested = isinstance(targets, (list, tuple)) and any(isinstance(entry, (list, tuple)) for entry in targets)
     if nested:
@@ -153,7 +159,12 @@ def _ids_of_texts(contrast: Any, tokenizer: Any) -> list[int] | int:
     texts = [contrast] if isinstance(contrast, str) else list(contrast)
     if tokenizer is None:
         raise EmbgradError(f"contrast is {brief(contrast)}, and there is no tokenizer: give tokenizer=..., or ids")
-    ids = [ids_of_text(text, tokenizer) for text in texts]
+    try:
+        ids = [ids_of_text(text, tokenizer) for text in texts]
+    except ObjectiveError as error:
+        raise EmbgradError(
+            f"contrast is {brief(contrast)}, which has no tokens but special ones: expected the text of one token, or its id"
+        ) from error
     for text, row in zip(texts, ids, strict=True):
         if len(row) != 1:
             raise EmbgradError(

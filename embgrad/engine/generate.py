@@ -8,18 +8,21 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Request
+from embgrad.backend.signature import parameters_of
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.engine.decoder import takes_decoder
 from embgrad.errors import EmbgradError, OutputError, UnsupportedError, brief, listed
 from embgrad.inputs.alignment import Alignment
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, MASK
-from embgrad.inputs.encode import with_tokens
 
 __all__ = ["generated"]
 
-#: The further inputs of prompts that do without their values: the model's method `generate` makes positions, and asks no labels.
-MADE_ANEW: Final = frozenset({"position_ids", "labels"})
+#: The inputs that a continuation does not need.
+UNNEEDED: Final = frozenset({"labels"})
+
+#: The arguments of the method that the batch gives.
+OF_BATCH: Final = ("input_ids", "attention_mask", "token_type_ids", "inputs", IDS)
 
 
 def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any) -> tuple[TokenBatch, np.ndarray]:
@@ -32,12 +35,12 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
         bound: the model.
         batch: the prompts.
         options: the number of new tokens, for greedy search, or the arguments of the method.
-        tokenizer: names the tokens, and knows the ids at which a continuation ends; None where there is none.
+        tokenizer: knows the ids at which a continuation ends; None where there is none.
 
     Raises:
         EmbgradError: `options` is neither a number of tokens nor a dict.
         UnsupportedError: the model has no method `generate`, or it returns no ids, or other ids than the prompts' before the
-            new tokens; or prompts for a causal model have further inputs than ids and a mask.
+            new tokens; or the prompts have further inputs than ids, mask and types.
     """
     arguments = _arguments(options)
     method = getattr(bound.model, "generate", None)
@@ -48,7 +51,8 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
             "positions of the continuations as targets"
         )
     encoder_decoder = bool(takes_decoder(bound.model))
-    prompts = batch if encoder_decoder else _prompts(batch)
+    _expect_plain(batch, encoder_decoder)
+    prompts = _prompts(bound, batch, padded_left=not encoder_decoder)
     returned = _returned(bound, prompts, arguments)
     ids = _ids(getattr(returned, "sequences", returned))
     expected = 0 if encoder_decoder else prompts.shape[1]
@@ -69,12 +73,21 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
         extras = {**batch.extras, IDS: ids, MASK: mask}
         return batch.replace(extras=extras), np.ones(len(batch), np.int64)
     mask = np.concatenate([prompts.real, np.arange(expected, ids.shape[1]) < ends[:, None]], 1).astype(np.int64)
-    whole = TokenBatch(ids, mask, convention=batch.convention, mask_is_bool=batch.mask_is_bool)
-    return (whole if tokenizer is None else with_tokens(whole, tokenizer)), np.full(len(batch), expected)
+    types = prompts.types
+    if types is not None:  # new tokens have the type of the prompt's last
+        types = np.concatenate([types, np.repeat(types[:, -1:], ids.shape[1] - expected, 1)], 1)
+    whole = TokenBatch(ids, mask, types, convention=prompts.convention, mask_is_bool=batch.mask_is_bool)
+    return whole, np.full(len(batch), expected)
 
 
 def _arguments(options: Any) -> dict[str, Any]:
     if isinstance(options, Mapping):
+        wrong = [name for name in options if not isinstance(name, str) or name in OF_BATCH]
+        if wrong:
+            raise EmbgradError(
+                f"generate has the argument {wrong[0]!r}: expected names of other arguments of the model's method generate() "
+                "than the prompts, which are the batch"
+            )
         return dict(options)
     if isinstance(options, bool) or not isinstance(options, (int, np.integer)) or options < 1:
         raise EmbgradError(
@@ -84,28 +97,43 @@ def _arguments(options: Any) -> dict[str, Any]:
     return {"max_new_tokens": int(options), "do_sample": False}
 
 
-def _prompts(batch: TokenBatch) -> TokenBatch:
-    """Return the ids and the mask of prompts, with their padding on the left.
+def _expect_plain(batch: TokenBatch, encoder_decoder: bool) -> None:
+    """Refuse prompts with inputs that the continuation would need as well.
 
     Raises:
-        UnsupportedError: the batch has inputs that the continuation would need as well.
+        UnsupportedError: the batch has such inputs.
     """
-    others = [name for name in batch.extras if name not in MADE_ANEW]
-    if batch.types is not None and batch.types.any():
-        others.append("types")
+    others = [name for name in batch.extras if name not in UNNEEDED and (not encoder_decoder or name in (IDS, MASK))]
     if others:
         raise UnsupportedError(
-            f"the batch has {listed(others)} beside ids and mask, and generate=... continues ids alone: generate first, and give "
+            f"the batch has {listed(others)} beside the prompts, and generate=... continues these alone: leave it out, or give "
             "all inputs of prompts and continuations as the batch, and the positions of the continuations as targets"
         )
-    ends = batch.shape[1] - batch.real[:, ::-1].argmax(1)
+
+
+def _prompts(bound: BoundModel, batch: TokenBatch, *, padded_left: bool) -> TokenBatch:
+    """Return the prompts with all that the model takes of them: types, and a mask, which a method may otherwise guess."""
+    ends = batch.shape[1] - batch.real[:, ::-1].argmax(1) if padded_left else np.zeros(len(batch), np.int64)
     move = Alignment(ends % batch.shape[1], batch.shape[1])
+    takes_mask = batch.mask is not None or _takes(bound.model, "attention_mask")
+    takes_types = batch.types is not None and _takes(bound.model, "token_type_ids")
     return TokenBatch(
         move.moved(batch.ids),
-        None if batch.mask is None else move.moved(batch.mask),
-        convention=batch.convention,
+        move.moved(batch.real.astype(np.int64)) if takes_mask else None,
+        move.moved(batch.types) if takes_types and batch.types is not None else None,
+        extras={} if padded_left else {name: value for name, value in batch.extras.items() if name not in UNNEEDED},
+        convention="huggingface" if takes_mask and batch.convention == "ids" else batch.convention,
         mask_is_bool=batch.mask_is_bool,
     )
+
+
+def _takes(model: Any, name: str) -> bool:
+    """Return whether the model's own call has a parameter of this name."""
+    function = getattr(model, "forward", None) or getattr(model, "call", None)
+    try:
+        return any(parameter.name == name for parameter in parameters_of(function))
+    except (TypeError, ValueError):  # the function has no signature
+        return False
 
 
 def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, Any]) -> Any:
@@ -113,11 +141,14 @@ def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, An
     returned: list[Any] = []
 
     def generate(model: Any, inputs: Any) -> Any:
-        returned.append(
-            model.generate(**inputs, **arguments)
-            if isinstance(inputs, Mapping)
-            else model.generate(inputs, **arguments)
-        )
+        try:
+            named = isinstance(inputs, Mapping)
+            returned.append(model.generate(**inputs, **arguments) if named else model.generate(inputs, **arguments))
+        except (TypeError, ValueError) as error:
+            raise EmbgradError(
+                f"the model's method generate() refuses {brief(dict(arguments))}: {error}. Correct generate=..., "
+                "or give the continuations in the batch"
+            ) from error
         return returned[-1]
 
     try:
@@ -137,6 +168,8 @@ def _ids(returned: Any) -> np.ndarray | None:
 
 def _enders(bound: BoundModel, arguments: Mapping[str, Any], tokenizer: Any) -> np.ndarray:
     """Return the ids that end a text: of the arguments of `generate`, or else of the model, or else of the tokenizer."""
+    if "eos_token_id" in arguments and arguments["eos_token_id"] is None:
+        return np.zeros(0, np.int64)
     configs = [
         arguments.get("generation_config"),
         *(getattr(bound.model, f"{kind}config", None) for kind in ("generation_", "")),

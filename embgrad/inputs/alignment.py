@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from embgrad.common.arrays import to_numpy
+from embgrad.common.pytree import every
+from embgrad.errors import BatchError, listed
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, MASK
 
@@ -35,6 +37,10 @@ class Alignment:
         """Return an array of shape (example, position) after the move."""
         return np.take_along_axis(array, self.columns, 1)
 
+    def moved_rows(self, array: np.ndarray) -> np.ndarray:
+        """Return an array of shape (example, position, …) after the move."""
+        return np.take_along_axis(array, self.columns.reshape(*self.columns.shape, *[1] * (array.ndim - 2)), 1)
+
     def moved_back(self, array: np.ndarray) -> np.ndarray:
         """Return an array whose first axis is the examples and whose last is the positions as before the move."""
         columns = (np.arange(self.length) - self.shifts[:, None]) % self.length
@@ -45,32 +51,61 @@ def aligned(batch: TokenBatch) -> tuple[TokenBatch, Alignment, Alignment | None]
     """Return the batch with the padding before each example moved behind it, and the moves of its ids and its decoder's ids.
 
     A causal model computes the same at real positions then as for the example alone, whether or not it counts positions by the
-    mask. Further inputs of the ids' shape are moved as well.
+    mask. Further inputs with an entry for each example and position are moved as well, those of the decoder as its ids.
+
+    Raises:
+        BatchError: another further input has an axis as long as the positions, and may belong to them.
     """
-    move = _move(batch.real)
+    move, decoder = _move(batch.real), None
     extras = dict(batch.extras)
-    decoder = None
     if IDS in extras:
         ids = to_numpy(extras[IDS])
         real = np.ones(ids.shape, bool) if extras.get(MASK) is None else to_numpy(extras[MASK]).astype(bool)
         decoder = _move(real)
         if decoder.shifts.any():
             extras[IDS], extras[MASK] = decoder.moved(ids), decoder.moved(real).astype(np.int64)
+    for name, value in batch.extras.items():
+        if name not in (IDS, MASK):
+            of_decoder = decoder is not None and (name.startswith("decoder") or name == "labels")
+            own = decoder if of_decoder and decoder is not None else move
+            extras[name] = _moved(name, value, own, 0 if name in batch.shared else len(batch))
     if not move.shifts.any():
         return (batch.replace(extras=extras) if decoder is not None else batch), move, decoder
-    for name in batch.of_each:
-        if name not in (IDS, MASK) and _shape(extras[name]) == batch.shape:
-            extras[name] = move.moved(to_numpy(extras[name]))
+    arrays = ("ids", "mask", "types", "words", "parts")
     changes: dict[str, Any] = {
-        name: None if getattr(batch, name) is None else move.moved(getattr(batch, name))
-        for name in ("ids", "mask", "types")
+        name: None if getattr(batch, name) is None else move.moved(getattr(batch, name)) for name in arrays
     }
-    return batch.replace(**changes, extras=extras), move, decoder
+    if batch.tokens is not None:
+        rows = zip(batch.tokens, move.columns.tolist(), strict=True)
+        changes["tokens"] = [[row[column] for column in columns] for row, columns in rows]
+    if batch.offsets is not None:
+        changes["offsets"] = move.moved_rows(batch.offsets)
+    return batch.replace(**changes, texts=batch.texts, extras=extras), move, decoder
+
+
+def _moved(name: str, value: Any, move: Alignment, examples: int) -> Any:
+    """Return a further input after the move of the positions that it may belong to.
+
+    Args:
+        name: its name.
+        value: the input.
+        move: the move.
+        examples: the number of examples that it has entries for; 0 where all examples share it.
+
+    Raises:
+        BatchError: it has an axis as long as the positions that may belong to them.
+    """
+    shapes = [tuple(map(int, array.shape)) for array in every(value, lambda entry: hasattr(entry, "shape"))]
+    others = [shape[1:] if examples and shape[:1] == (examples,) else shape for shape in shapes]
+    if not move.shifts.any() or not any(move.length in shape for shape in others):
+        return value
+    if hasattr(value, "shape") and shapes[0][:2] == (examples, move.length) and move.length not in shapes[0][2:]:
+        return move.moved_rows(to_numpy(value))
+    raise BatchError(
+        f"the further input {name!r} has the shape {listed(shapes)}, and the batch is padded on the left: which axis belongs to "
+        f"the {move.length} positions is not known. Pad on the right (padding_side='right')"
+    )
 
 
 def _move(real: np.ndarray) -> Alignment:
     return Alignment(np.where(real.any(1), real.argmax(1), 0), real.shape[1])
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(map(int, getattr(value, "shape", ())))

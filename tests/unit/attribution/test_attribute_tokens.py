@@ -410,7 +410,11 @@ def test_a_number_asks_for_a_greedy_search_and_a_dict_for_its_arguments() -> Non
     for batch in (IDS[:1], {"input_ids": IDS[:1]}):
         attribute_tokens(model, batch, generate=2)
         attribute_tokens(model, batch, generate={"max_new_tokens": 4, "temperature": 0.5})
-    arguments = [{name: value for name, value in call.items() if name != "input_ids"} for call in asked]
+    of_batch = ("input_ids", "attention_mask")
+    arguments = [{name: value for name, value in call.items() if name not in of_batch} for call in asked]
+    assert all(
+        (call["attention_mask"] == 1).all() for call in asked
+    )  # else a method may guess it by the id of the padding
     assert (
         arguments
         == [
@@ -488,25 +492,59 @@ def test_what_generate_may_not_return_is_refused(returned: Any, message: str) ->
         attribute_tokens(model, BATCH, generate=2)
 
 
-def test_prompts_with_further_inputs_are_refused() -> None:
-    for inputs, names in (
-        ({"pixel_values": np.ones((3, 2))}, "'pixel_values'"),
-        ({"token_type_ids": MASK}, "'types'"),
-    ):
-        batch = {"input_ids": IDS, "attention_mask": MASK, **inputs}
-        with pytest.raises(
-            embgrad.UnsupportedError,
-            match=f"the batch has {names} beside ids and mask, and generate=... continues ids alone",
-        ):
-            attribute_tokens(Generating(), batch, generate=2)
+@pytest.mark.parametrize("name", ["pixel_values", "position_ids"])
+def test_prompts_with_further_inputs_are_refused(name: str) -> None:
+    batch = {"input_ids": IDS, "attention_mask": MASK, name: np.ones(IDS.shape, int)}
+    message = (
+        f"the batch has '{name}' beside the prompts, and generate=... continues these alone: leave it out, or give all"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=re.escape(message)):
+        attribute_tokens(Generating(), batch, generate=2)
 
 
-def test_positions_labels_and_types_of_zero_are_not_needed_to_continue_prompts() -> None:
-    others = {"labels": IDS, "position_ids": IDS, "token_type_ids": np.zeros_like(IDS)}
+def test_labels_and_types_that_the_model_does_not_take_are_not_needed_to_continue_prompts() -> None:
+    others = {"labels": IDS, "token_type_ids": np.zeros_like(IDS)}
     batch = {"input_ids": IDS, "attention_mask": MASK}
     result = attribute_tokens(Generating(), {**batch, **others}, generate=2)
     np.testing.assert_array_equal(result.scores, attribute_tokens(Generating(), batch, generate=2).scores)
     assert result.types is None
+
+
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask", 3])
+def test_arguments_of_generate_do_not_replace_the_prompts(name: Any) -> None:
+    with pytest.raises(EmbgradError, match=f"generate has the argument {name!r}: expected names of other arguments"):
+        attribute_tokens(Generating(), BATCH, generate={name: 1})
+
+
+def test_arguments_that_the_method_refuses_are_named() -> None:
+    model = Generating()
+
+    def generate(input_ids: Any, attention_mask: Any = None, max_new_tokens: int = 1) -> Any:
+        raise AssertionError
+
+    model.generate = generate  # type: ignore[method-assign, assignment]
+    with pytest.raises(EmbgradError, match=r"method generate\(\) refuses {'bogus': 1}: .*unexpected keyword.*Correct"):
+        attribute_tokens(model, BATCH, generate={"bogus": 1})
+
+
+def test_no_id_ends_a_text_where_the_arguments_say_so() -> None:
+    model = Generating()
+    plain = attribute_tokens(model, BATCH, generate={"max_new_tokens": 4, "eos_token_id": None})
+    model.config.eos_token_id = int(plain.output_ids[0, 1])
+    # The model of these tests stops at its configuration's id all the same; that its tokens count is what matters here.
+    result = attribute_tokens(model, BATCH, generate={"max_new_tokens": 4, "eos_token_id": None})
+    assert (result.outputs >= 0).all()
+
+
+def test_an_array_as_baseline_moves_with_a_batch_padded_on_the_left() -> None:
+    ids, mask = np.array([[0, 0, 5, 6], [7, 8, 9, 10]]), np.array([[0, 0, 1, 1], [1, 1, 1, 1]])
+    baseline = np.random.default_rng(0).normal(size=(2, 4, DIM))
+    whole = attribute_tokens(causal(), embgrad.TokenBatch(ids, mask), method=embgrad.IntegratedGradients(50, baseline))
+    alone = attribute_tokens(causal(), [[5, 6]], method=embgrad.IntegratedGradients(50, baseline[:1, 2:]))
+    assert whole.baseline_objective is not None
+    assert alone.baseline_objective is not None
+    np.testing.assert_allclose(whole.baseline_objective[0, 0], alone.baseline_objective[0, 0], atol=1e-12)
+    np.testing.assert_allclose(whole.scores[0, 0, 2:], alone.scores[0, 0], atol=1e-12)
 
 
 # Encoder-decoders.
@@ -693,3 +731,9 @@ def test_hidden_states_are_not_taken_for_logits() -> None:
     )
     with pytest.raises(embgrad.ObjectiveError, match=expected):
         embgrad.attribute_tokens(headless(), [[1, 2, 0]])
+
+
+def test_special_tokens_of_a_decoder_are_not_known() -> None:
+    message = "keep_special=True leaves special tokens, and those of a decoder are not known: give keep_special=False"
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        embgrad.attribute_tokens(encoder_decoder(), PAIR, method=embgrad.Occlusion(3, keep_special=True))

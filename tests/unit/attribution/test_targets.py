@@ -11,6 +11,7 @@ import pytest
 import embgrad
 from embgrad import EmbgradError, TokenBatch
 from embgrad.attribution.targets import Targets, targets_of
+from tests.unit.attribution.language_models import causal
 from tests.unit.objectives.test_log_probability import words
 
 IDS = np.array([[3, 4, 5, 6, 7], [0, 0, 4, 5, 6], [7, 6, 0, 0, 0]])
@@ -125,7 +126,11 @@ def test_ids_and_texts_are_compared_with(contrast: Any, expected: list[list[int]
         ("bad", None, "contrast is 'bad', and there is no tokenizer: give tokenizer=..., or ids"),
         (["bad", "film"], None, "contrast is ['bad', 'film'], and there is no tokenizer"),
         ("a bad film", words(), "contrast 'a bad film' has 3 tokens, [0, 7, 4]: expected a text of a single token"),
-        ("", words(), "the continuation '' has no tokens"),
+        (
+            "",
+            words(),
+            "contrast is '', which has no tokens but special ones: expected the text of one token, or its id",
+        ),
     ],
 )
 def test_what_cannot_be_compared_with_is_refused(contrast: Any, tokenizer: Any, message: str) -> None:
@@ -145,3 +150,11 @@ def test_each_column_of_outputs_has_an_objective() -> None:
         np.testing.assert_array_equal(objective.against, against)
         assert objective.shift
     assert isinstance(first, embgrad.LogProbability)
+
+
+@pytest.mark.parametrize("targets", [slice("a"), slice(None, None, 0)])
+def test_slices_of_something_else_than_whole_numbers_are_refused(targets: slice) -> None:
+    with pytest.raises(
+        EmbgradError, match="expected a slice of whole numbers, with a step that is not 0, of an example's real"
+    ):
+        embgrad.attribute_tokens(causal(), [[1, 2, 3]], targets)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from embgrad import TokenBatch
+from embgrad.errors import BatchError
 from embgrad.inputs.alignment import aligned
 
 IDS = np.array([[0, 0, 3, 4, 5], [1, 2, 3, 4, 5], [0, 7, 8, 9, 0]])
@@ -35,10 +37,32 @@ def test_a_batch_that_is_not_padded_on_the_left_stays() -> None:
         assert not move.shifts.any()
 
 
-def test_inputs_that_all_examples_share_are_not_moved() -> None:
-    shared = np.arange(15).reshape(3, 5)
-    moved, _, _ = aligned(TokenBatch(IDS, MASK, extras={"bias": shared}, shared=["bias"]))
-    np.testing.assert_array_equal(moved.extras["bias"], shared)
+def test_inputs_that_all_examples_share_are_refused_where_they_may_belong_to_positions() -> None:
+    with pytest.raises(
+        BatchError, match=r"'bias' has the shape \(3, 5\), and the batch is padded on the left: which axis"
+    ):
+        aligned(TokenBatch(IDS, MASK, extras={"bias": np.zeros((3, 5))}, shared=["bias"]))
+    moved, _, _ = aligned(TokenBatch(IDS, MASK, extras={"bias": np.arange(4)}, shared=["bias"]))
+    np.testing.assert_array_equal(moved.extras["bias"], np.arange(4))
+
+
+def test_further_axes_of_an_input_move_with_its_positions_and_masks_of_pairs_are_refused() -> None:
+    features = np.arange(30).reshape(3, 5, 2)
+    moved, move, _ = aligned(TokenBatch(IDS, MASK, extras={"features": features}))
+    np.testing.assert_array_equal(moved.extras["features"][..., 1], move.moved(features[..., 1]))
+    with pytest.raises(BatchError, match=r"'pairs' has the shape \(3, 1, 5, 5\)"):
+        aligned(TokenBatch(IDS, MASK, extras={"pairs": np.zeros((3, 1, 5, 5))}))
+
+
+def test_tokens_texts_and_offsets_move_with_the_ids() -> None:
+    tokens = [[f"{example}.{position}" for position in range(5)] for example in range(3)]
+    offsets = np.stack([np.zeros((3, 5), int), np.ones((3, 5), int)], -1)
+    batch = TokenBatch(IDS, MASK, tokens=tokens, texts=["ab"] * 3, offsets=offsets)
+    moved, move, _ = aligned(batch)
+    assert moved.tokens is not None
+    assert moved.tokens[0] == tuple(tokens[0][column] for column in move.columns[0])
+    assert moved.texts == batch.texts
+    assert moved.offsets is not None
 
 
 def test_the_decoders_ids_are_moved_by_their_own_mask() -> None:
