@@ -1,4 +1,4 @@
-"""The command `attribute-tokens` on a folder with a GPT-2: the numbers of `embgrad.attribute_tokens`, files, pages, messages."""
+"""The command `attribute-tokens` on a folder with a GPT-2: the numbers of `embgrad.attribute_tokens`, files and pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_generated_tokens_are_attributed_and_written(
     direct = embgrad.attribute_tokens(model, [TEXT], generate=2, tokenizer=tokenizer)
     np.testing.assert_array_equal(read.scores, direct.scores)
     assert read.output_tokens == direct.output_tokens
-    assert '<input type="radio"' in page.read_text(encoding="utf-8") or "type=radio" in page.read_text(encoding="utf-8")
+    assert "radio" in page.read_text(encoding="utf-8")
 
 
 def test_a_target_a_contrast_and_a_method_are_passed_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,20 +60,3 @@ def test_a_target_a_contrast_and_a_method_are_passed_on(folder: Path, capsys: py
         json.loads(capsys.readouterr().out)["result"]["examples"][0]["outputs"][0]["objective"],
         result["examples"][0]["outputs"][0]["objective"],
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["-t", TEXT], "--model is missing: expected a folder, or your own model as path/to/file.py:name"),
-        (
-            ["-m", "x", "-t", TEXT, "-o", "-"],
-            "--output is '-', but the tokens are printed on stdout: expected the name of a",
-        ),
-    ],
-)
-def test_a_missing_model_and_output_to_stdout_are_refused(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["attribute-tokens", *words]) == 2
-    assert message in capsys.readouterr().err

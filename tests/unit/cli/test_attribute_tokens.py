@@ -1,0 +1,41 @@
+"""The command `attribute-tokens`: the numbers of `embgrad.attribute_tokens`, and messages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from tests.unit.attribution.language_models import causal
+from tests.unit.cli.commands import refused
+
+#: A file with a causal language model.
+MODEL = "from tests.unit.attribution.language_models import causal as build\n"
+
+
+def test_the_file_holds_the_attribution(command: Any, directory: Path) -> None:
+    (directory / "language.py").write_text(MODEL, encoding="utf-8")
+    (directory / "three.json").write_text("[[5, 7, 3]]", encoding="utf-8")
+    done = command(
+        "attribute-tokens", "-m", "language.py:build", "--ids", "three.json", "-o", "a.safetensors", "--json"
+    )
+    assert done.code == 0, done.err
+    read = embgrad.load("a.safetensors")
+    assert isinstance(read, embgrad.TokenAttribution)
+    np.testing.assert_array_equal(read.scores, embgrad.attribute_tokens(causal(), [[5, 7, 3]]).scores)
+    assert json.loads(done.out)["result"]["shape"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--model is missing: expected a folder, or your own model as path/to/file.py:name"),
+        (("-m", "x", "-o", "-"), "--output is '-', but the tokens are printed on stdout: expected the name of a file"),
+    ],
+)
+def test_a_missing_model_and_output_to_stdout_are_refused(command: Any, words: tuple[str, ...], message: str) -> None:
+    assert message in refused(command("attribute-tokens", "--ids", "ids.json", *words))
