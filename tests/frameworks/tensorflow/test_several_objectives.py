@@ -13,7 +13,7 @@ import tf_keras as keras2
 import embgrad
 from embgrad.backend.registry import bind
 from embgrad.engine.options import GradientOptions
-from embgrad.engine.run import run_located
+from embgrad.engine.run import reduced_of, run_located
 from embgrad.engine.task import Task
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 7]])
@@ -72,12 +72,13 @@ def test_gradients_are_reduced_with_compile_and_beside_a_mask_of_the_model(objec
     for compiled in (False, True):
         first, *further = objectives
         task = Task(bind(model, None), first, GradientOptions(("word",), compile=compiled), further=tuple(further))
-        run, _, _ = run_located(task, batch, lambda key, gradient, value: (gradient * value).sum(-1))
-        runs.append(run)
+        run, _, located = run_located(
+            task, batch, lambda key, gradient, value: (gradient * value).sum(-1, keepdims=True)
+        )
+        runs.append((run, located["word"].arrangement))
     results = embgrad.gradients(model, batch, objectives)
-    for run in runs:
-        reduced = run.points["word"].gradients
-        for result, scores in zip(results, reduced, strict=True):
+    for run, arrangement in runs:
+        for result, scores in zip(results, reduced_of(run.points["word"], arrangement), strict=True):
             np.testing.assert_allclose(scores, (result.values * result.activations).sum(-1), rtol=1e-10, atol=1e-14)
         assert run.masked_id == results[0].provenance.get("masked_id")
         assert list(run.unused) == results[0].provenance["unused"]
