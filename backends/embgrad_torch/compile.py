@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from embgrad.backend import Request
+from embgrad_torch.inputs import is_quantised
 from embgrad_torch.lookup import HANDLERS, READERS, LookupMode
 from embgrad_torch.state import DEVICES, Shared
 from embgrad_torch.walk import EMBEDDINGS, Structure, is_compiled_wrapper, scripted_name
@@ -71,6 +72,8 @@ def reason_against(request: Request, structure: Structure, *, frozen: bool) -> s
         parameter.is_cpu for parameter in structure.parameters()
     ):  # on others threads run it
         return "a compiled backward pass runs only once on this device, and several are requested"
+    if any(map(is_quantised, structure.parameters())):
+        return "the model has quantised weights"  # and compiled code hides a product without a backward pass
     if parametrize._cache_enabled:  # its cached weights would become constants
         return "torch.nn.utils.parametrize.cached is in force"
     if any(map(torch.is_autocast_enabled, DEVICES)):
@@ -281,7 +284,7 @@ def _is_handled(node: Any) -> bool:
         function = torch.Tensor.__getitem__ if node.target is operator.getitem else node.target
     else:
         return False
-    if function is torch._C._set_grad_enabled or function not in HANDLERS:
+    if function in (torch._C._set_grad_enabled, torch.nn.functional.linear) or function not in HANDLERS:
         return False
     args, kwargs = pytree.tree_map_only(
         torch.fx.Node, lambda argument: argument.meta.get("example_value"), (node.args, node.kwargs)

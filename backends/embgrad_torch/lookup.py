@@ -168,20 +168,24 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         features = args[0] if args else kwargs["input"]
         if not features.requires_grad:
             return result
-        if is_quantised(weight):
+        if is_quantised(weight) and self._is_behind_a_point():
             row = features.detach().flatten(0, -2)[:1].requires_grad_()  # the result may depend on a trainable bias
             if not func(row, weight.detach()).requires_grad:
                 self._refuse_product(type(weight).__name__)
-        elif result.requires_grad:
+        elif result.requires_grad and not is_quantised(weight):
             bias = args[2] if len(args) > 2 else kwargs.get("bias")
             self.head = Head(features, weight, bias, result)
         return result
 
     def on_quantised_linear(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Refuse PyTorch's own product with a quantised matrix, which has no backward pass."""
-        if not self.at.plain and torch.is_grad_enabled() and args[0].requires_grad:
+        if not self.at.plain and torch.is_grad_enabled() and args[0].requires_grad and self._is_behind_a_point():
             self._refuse_product(str(func))
         return func(*args, **kwargs)
+
+    def _is_behind_a_point(self) -> bool:
+        """Return whether a gradient may have to flow back from here: to a point before, or to weights."""
+        return not self.frozen or bool(getattr(self.at, "marks", ()))
 
     @staticmethod
     def _refuse_product(kind: str) -> None:

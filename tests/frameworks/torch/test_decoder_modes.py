@@ -9,6 +9,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+import transformers
 
 import embgrad
 from tests.decoders.architectures import DECODERS, MODES
@@ -23,6 +24,10 @@ ELSEWHERE = ("float32", "bfloat16")
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in ELSEWHERE])
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_cell_of_the_table(name: str, mode: str, tmp_path: Path) -> None:
+    if name == "Mamba" and "bit" in mode and int(transformers.__version__.partition(".")[0]) >= 5:
+        with pytest.raises((RuntimeError, NotImplementedError)):  # of the model itself, whose code reads the weights
+            measure(name, mode, tmp_path)
+        return
     before = recorded()["torch"]["cells"][name][mode]
     cell = measure(name, mode, tmp_path)
     assert (cell.error, cell.inapplicable) == (before["error"], before["inapplicable"])
