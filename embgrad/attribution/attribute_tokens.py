@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ from embgrad.attribution.baselines import absent_positions, baseline_values, che
 from embgrad.attribution.completeness import SHARE
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency
 from embgrad.attribution.method import Method
-from embgrad.attribution.passes import Passes
 from embgrad.attribution.path_methods import IntegratedGradients
 from embgrad.attribution.perturbation_methods import Occlusion
 from embgrad.attribution.quadrature import nodes_and_weights
@@ -52,9 +51,6 @@ __all__ = ["attribute_tokens"]
 
 #: The largest share of an output's largest score that may be rounding.
 ROUNDING: Final = 1e-5
-
-#: The methods that attribute output tokens.
-METHODS: Final = (Saliency, InputXGradient, IntegratedGradients, Occlusion)
 
 
 @explained
@@ -103,8 +99,8 @@ def attribute_tokens(
         EmbgradError: a target is not a token with a real token before it; the method is not among those above; or as `gradients`
             raises.
         BatchError: the model is an encoder-decoder, and there are no decoder ids.
-        UnsupportedError: the model has no method `generate`, or prompts for a causal model have further inputs than ids and a
-            mask; or the backend cannot pull back several objectives.
+        UnsupportedError: the model has no method `generate`, or prompts have further inputs than ids, mask and types; or the
+            backend cannot pull back several objectives.
     """
     chosen = _method(method)
     expect_one_name(at, "make a call for each point")
@@ -112,35 +108,34 @@ def attribute_tokens(
     tokens = batch_of(batch, tokenizer, max_length, model)
     known = tokenizer_of(model, tokenizer)
     bound = bind(model, call)
-    starts = None
+    start = 0
     if generate is not None:
-        tokens, starts = generated(bound, tokens, generate, known)
+        tokens, start = generated(bound, tokens, generate, known)
     _expect_decoder(bound, tokens)
     if tokens.extras:
         tokens = with_shared(bound, tokens, repeated=True)
     moved, move, decoder_move = aligned(tokens)
     decoder = decoder_of(bound, tokens)
     side = tokens if decoder is None else decoder
-    wanted = targets_of(targets, contrast, side, known, _default(starts, side))
+    wanted = targets_of(targets, contrast, side, known, start)
     side_move = move if decoder is None else decoder_move
     passes = TokenPasses(bound, moved, _moved(wanted, side_move), _names(bound, moved, at), size)
-    made = _METHODS[type(chosen)](_with_moved_baseline(chosen, move), passes, known)
+    contributions = next(function for cls, function in _METHODS.items() if isinstance(chosen, cls))
+    made = contributions(_with_moved_baseline(chosen, move), passes, known)
     return _result(made, chosen, wanted, tokens, decoder, (move, decoder_move), known)
 
 
 def _method(method: Any) -> Method:
     chosen = method_from(method)
-    if not isinstance(chosen, METHODS):
+    if not isinstance(chosen, tuple(_METHODS)):
         raise EmbgradError(
-            f"method is {type(chosen).__name__}: output tokens are attributed by "
-            f"{listed([cls.__name__ for cls in METHODS])}. For "
-            "another method call embgrad.attribute with embgrad.LogProbability for each output token"
+            f"method is {type(chosen).__name__}: output tokens are attributed by {listed([cls.__name__ for cls in _METHODS])}. "
+            "For another method call embgrad.attribute with embgrad.LogProbability for each output token"
         )
     if isinstance(chosen, IntegratedGradients) and chosen.tolerance is not None:
         raise EmbgradError(
-            f"tolerance is {chosen.tolerance}: steps are not doubled here, where all output tokens share them. "
-            "Give more steps, and "
-            "look at the result's delta"
+            f"tolerance is {chosen.tolerance}: steps are not doubled here, where all output tokens share them. Give more "
+            "steps, and look at the result's delta"
         )
     return chosen
 
@@ -149,22 +144,9 @@ def _expect_decoder(bound: BoundModel, batch: TokenBatch) -> None:
     # Labels do not suffice: the model shifts them, so that they stand one position before the decoder's ids.
     if takes_decoder(bound.model) and IDS not in batch.extras:
         raise BatchError(
-            f"{type(bound.model).__name__} is an encoder-decoder, and the batch has no {IDS!r}: give the ids of "
-            "the output there, "
-            "after the token with which the decoder starts, or generate=..."
+            f"{type(bound.model).__name__} is an encoder-decoder, and the batch has no {IDS!r}: give the ids of the output "
+            "there, after the token with which the decoder starts, or generate=..."
         )
-
-
-def _default(starts: np.ndarray | None, side: TokenBatch) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function that chooses an example's output positions where the user names none: those from its start."""
-    if starts is None:
-        return lambda positions: positions
-    order = iter(starts.tolist())
-
-    def generated_positions(positions: np.ndarray) -> np.ndarray:
-        return np.asarray(positions[positions >= next(order)])
-
-    return generated_positions
 
 
 def _moved(targets: Targets, move: Alignment | None) -> Targets:
@@ -257,13 +239,8 @@ def _by_integration(method: Method, passes: TokenPasses, tokenizer: Any) -> _Mad
             origin[example] + nodes[step, None, None] * difference[example]
             for origin, difference in zip(origins, differences, strict=True)
         ]
-
-        def contribution(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
-            side = int(key == passes.names[-1] and len(passes.names) > 1)
-            products = np.einsum("rpd,rpd->rp", gradient, differences[side][example], dtype=np.float64)  # noqa: B023
-            return np.asarray(products[..., None])
-
-        part = passes.scored(rows, contribution, values, quiet=bool(provenance))
+        reduce = _product_with([difference[example] for difference in differences], passes.names)
+        part = passes.scored(rows, reduce, values, quiet=bool(provenance))
         provenance = provenance or dict(part.provenance)
         for total, scored in zip(scores, part.scores, strict=True):
             for row, (at, weight) in enumerate(zip(example, weights[step], strict=True)):
@@ -273,25 +250,32 @@ def _by_integration(method: Method, passes: TokenPasses, tokenizer: Any) -> _Mad
     return _Made(scores, objectives, before, provenance)
 
 
+def _product_with(differences: Sequence[np.ndarray], names: Sequence[str]) -> Reduce:
+    """Return a function that multiplies the gradient at a point by the difference there, and sums over dim."""
+
+    def product(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
+        side = int(key == names[-1] and len(names) > 1)  # the decoder's point is named by its key
+        return np.asarray(np.einsum("rpd,rpd->rp", gradient, differences[side], dtype=np.float64)[..., None])
+
+    return product
+
+
 def _baselines(
     baseline: Any, passes: TokenPasses, inputs: list[np.ndarray], tokenizer: Any, keep_special: bool
 ) -> list[np.ndarray]:
     """Return the baseline's values at each point, (example, position, dim)."""
-    first = passes.targets.objectives(passes.sides[-1])[0]
-    single = Passes(passes.bound, passes.batch, first, passes.names[0], batch_size=passes.batch_size)
-    origins = [baseline_values(single, baseline, tokenizer, keep_special)]
+    origins = [baseline_values(passes.first, baseline, tokenizer, keep_special)]
     if len(inputs) == 1:
         return origins
     baseline = checked_baseline(baseline)
     if isinstance(baseline, np.ndarray) or keep_special:
         raise UnsupportedError(
-            "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: "
-            "expected 'zero', 'pad', "
-            "'mask' or an id, and keep_special=False"
+            "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: expected 'zero', "
+            "'pad', 'mask' or an id, and keep_special=False"
         )
     row: Any = 0.0
     if baseline != "zero":
-        id_ = id_of(baseline, single, tokenizer) if isinstance(baseline, str) else baseline
+        id_ = id_of(baseline, passes.first, tokenizer) if isinstance(baseline, str) else baseline
         table = table_of(passes.bound, passes.batch, passes.names[1])
         if id_ >= len(table):
             raise BatchError(
@@ -314,16 +298,14 @@ def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
             "keep_special=True leaves special tokens, and those of a decoder are not known: give keep_special=False for an "
             "encoder-decoder"
         )
-    first = passes.targets.objectives(passes.sides[-1])[0]
-    single = Passes(passes.bound, passes.batch, first, passes.names[0], batch_size=passes.batch_size)
     replacement = method.replacement
-    id_ = id_of(replacement, single, tokenizer) if isinstance(replacement, str) else int(replacement)
-    done = [passes.objectives(rows, passes.batch.take(rows)) for rows in passes.pieces(1)]
+    id_ = id_of(replacement, passes.first, tokenizer) if isinstance(replacement, str) else int(replacement)
+    provenance = dict(passes.described())
+    done = [passes.evaluated(rows, passes.batch.take(rows)) for rows in passes.pieces(1)]
     objectives = np.concatenate(done, 1)
-    sides = passes.sides
-    scores = [np.zeros((len(objectives), *side.shape)) for side in sides]
-    for number, (side, total) in enumerate(zip(sides, scores, strict=True)):
-        absent = absent_positions(single, tokenizer, method.keep_special) if number == 0 else side.real
+    scores = [np.zeros((len(objectives), *side.shape)) for side in passes.sides]
+    for number, (side, total) in enumerate(zip(passes.sides, scores, strict=True)):
+        absent = absent_positions(passes.first, tokenizer, method.keep_special) if number == 0 else side.real
         examples, positions = np.nonzero(absent)
         for start in range(0, len(examples), passes.size):
             rows, at = examples[start : start + passes.size], positions[start : start + passes.size]
@@ -331,11 +313,11 @@ def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
             ids[np.arange(len(rows)), at] = id_
             batch = passes.batch.take(rows)
             batch = batch.replace(ids=ids) if number == 0 else batch.replace(extras={**batch.extras, IDS: ids})
-            total[:, rows, at] = objectives[:, rows] - passes.objectives(rows, batch)
-    source = passes.scored(np.arange(1), lambda key, gradient, value: np.zeros((*gradient.shape[:-1], 1)))
-    return _Made(scores, objectives, None, dict(source.provenance))
+            total[:, rows, at] = objectives[:, rows] - passes.evaluated(rows, batch)
+    return _Made(scores, objectives, None, provenance)
 
 
+#: The methods that attribute output tokens, each with the function that computes its contributions.
 _METHODS: Final[dict[type[Method], Callable[[Method, TokenPasses, Any], _Made]]] = {
     Saliency: _by_gradient,
     InputXGradient: _by_gradient,
@@ -428,10 +410,9 @@ def _warn_of_later(scores: np.ndarray, targets: Targets) -> None:
     if len(dependent):
         example, output, position = dependent[0].tolist()
         warnings.warn(
-            f"the log-probability of the output token at position {targets.positions[example, output]} of "
-            f"example {example} depends "
-            f"on position {position}: the model is not causal, and its logits before a token may know the token. Use a causal "
-            "language model, or embgrad.attribute with embgrad.LogProbability(..., shift=False)",
+            f"the log-probability of the output token at position {targets.positions[example, output]} of example {example} "
+            f"depends on position {position}: the model is not causal, and its logits before a token may know the token. Use a "
+            "causal language model, or embgrad.attribute with embgrad.LogProbability(..., shift=False)",
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )
@@ -447,9 +428,8 @@ def _warn_of_missed(delta: np.ndarray | None, objective: np.ndarray, before: np.
     if missed.any():
         worst = np.unravel_index(int(np.nanargmax(np.where(missed, np.abs(delta), -1))), delta.shape)
         warnings.warn(
-            f"the contributions to {int(missed.sum())} of {int(np.isfinite(delta).sum())} output tokens miss "
-            "the difference of L by "
-            f"more than {SHARE:.0%}, at most by {delta[worst]:.3g} of {difference[worst]:.3g} (example {worst[0]}, output "
+            f"the contributions to {int(missed.sum())} of {int(np.isfinite(delta).sum())} output tokens miss the difference of "
+            f"L by more than {SHARE:.0%}, at most by {delta[worst]:.3g} of {difference[worst]:.3g} (example {worst[0]}, output "
             f"{worst[1]}). Take more steps than {getattr(method, 'steps', '')}",
             EmbgradWarning,
             stacklevel=level_of_user() + 1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,16 +58,14 @@ class Targets:
         return tuple(made)
 
 
-def targets_of(
-    targets: Any, contrast: Any, batch: TokenBatch, tokenizer: Any, default: Callable[[np.ndarray], np.ndarray]
-) -> Targets:
+def targets_of(targets: Any, contrast: Any, batch: TokenBatch, tokenizer: Any, start: int = 0) -> Targets:
     """Return the output tokens that the arguments of `attribute_tokens` name.
 
     Args:
         targets: see `attribute_tokens`; so is `contrast`.
         batch: the ids in which the positions count, those of the decoder in an encoder-decoder.
         tokenizer: makes ids of texts; None where there is none.
-        default: returns the output positions of an example from its real positions that have a token before them.
+        start: the first position that is an output where the user names none.
 
     Raises:
         EmbgradError: a position is outside the batch, is padding, or has no real token before it; or there is none at all.
@@ -76,7 +74,9 @@ def targets_of(
     for example in range(len(batch)):
         real = np.flatnonzero(batch.real[example])
         preceded = real[1:][np.diff(real) == 1]
-        rows.append(default(preceded) if targets is None else _of_example(targets, example, batch, real, preceded))
+        rows.append(
+            preceded[preceded >= start] if targets is None else _of_example(targets, example, batch, real, preceded)
+        )
     most = max(map(len, rows))
     if not most:
         raise EmbgradError("no example has an output token: expected at least one real token after an example's first")

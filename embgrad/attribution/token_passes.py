@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from embgrad.attribution.passes import MOST_POSITIONS
+from embgrad.attribution.passes import MOST_POSITIONS, Passes
 from embgrad.attribution.targets import Targets
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import BoundModel, NativeObjective, PointValues, Reduce
@@ -22,7 +24,7 @@ from embgrad.engine.task import Task
 from embgrad.errors import NoGradientError, ObjectiveError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, MASK
-from embgrad.results.gradients import EmbeddingGradients
+from embgrad.objectives.log_probability import LogProbability
 
 __all__ = ["Scored", "TokenPasses"]
 
@@ -32,16 +34,14 @@ class Scored:
     """The results of one pass.
 
     Attributes:
-        rows: the indices of the examples that were run, in order.
         objectives: L, float64, (output, row).
         scores: for each point the reduced gradients, (output, row, position).
         provenance: the provenance of the pass.
     """
 
-    rows: np.ndarray
     objectives: np.ndarray
     scores: tuple[np.ndarray, ...]
-    provenance: Mapping[str, object]
+    provenance: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,21 @@ class TokenPasses:
     names: tuple[str, ...]
     batch_size: int | None
 
-    @property
+    @cached_property
     def sides(self) -> list[TokenBatch]:
         """The ids and the mask of each point's positions."""
         decoder = decoder_of(self.bound, self.batch)
         return [self.batch] if decoder is None else [self.batch, decoder]
+
+    @cached_property
+    def objectives(self) -> tuple[LogProbability, ...]:
+        """The log-probabilities of the output tokens of the whole batch."""
+        return self.targets.objectives(self.sides[-1])
+
+    @cached_property
+    def first(self) -> Passes:
+        """The passes of the first objective alone, for what does not depend on the output tokens."""
+        return Passes(self.bound, self.batch, self.objectives[0], self.names[0], batch_size=self.batch_size)
 
     @property
     def size(self) -> int:
@@ -86,7 +96,9 @@ class TokenPasses:
         """Return the batch's own values at the points, float64, (example, position, dim)."""
         pieces = []
         for rows in self.pieces(1):
-            (results,) = self._run(self._task(rows, {}, pullback=False, quiet=True), self.batch.take(rows))
+            task, batch = self._task(rows, {}, pullback=False, quiet=True), self.batch.take(rows)
+            with explained_errors(self.bound, batch):
+                (results,) = run_task(task.of_objective(task.objective), batch)
             pieces.append([results[name].activations for name in self.names])
         return [np.concatenate(arrays).astype(np.float64) for arrays in zip(*pieces, strict=True)]
 
@@ -97,18 +109,24 @@ class TokenPasses:
 
         Args:
             rows: the numbers of the rows, see `pieces`.
-            reduce: takes the number of the point, the gradient and the value there, (row, position, dim), and returns
-                what is kept, (row, position, 1).
+            reduce: takes the key of the point, the gradient and the value there, (row, position, dim), and returns what is
+                kept, (row, position, 1).
             values: the values at the points, to put in place of the model's own; None to leave those.
             quiet: whether warnings about the batch were given before.
 
         Raises:
             NoGradientError: an output does not depend on a point, or a gradient is not finite.
         """
-        examples = rows % len(self.batch)
-        batch = self.batch.take(examples)
         changes = {} if values is None else {"override": dict(zip(self.names, values, strict=True))}
-        task = self._task(examples, changes, pullback=True, quiet=quiet)
+        return self._passed(self._task(rows % len(self.batch), changes, pullback=True, quiet=quiet), rows, reduce)
+
+    def described(self) -> Mapping[str, Any]:
+        """Return the provenance of a pass on the first example, without gradients, and warn of the batch as `scored` does."""
+        return self._passed(self._task(np.arange(1), {}, pullback=False, quiet=False), np.arange(1)).provenance
+
+    def _passed(self, task: Task, rows: np.ndarray, reduce: Reduce | None = None) -> Scored:
+        """Return the results of a pass; there are scores if the task has a pullback."""
+        batch = self.batch.take(rows % len(self.batch))
         with explained_errors(self.bound, batch):
             run, responses, located = run_located(task, batch, reduce)
         task.warn(batch, run.unused, run.masked_id)
@@ -117,9 +135,9 @@ class TokenPasses:
             point = located[name]
             read = run.points[point.key if point.key in run.points else name]
             _expect_logits(responses[0], read)
-            scores.append(self._expect_all(name, reduced_of(read, point.arrangement)))
+            if task.pullback:
+                scores.append(self._expect_all(name, reduced_of(read, point.arrangement)))
         return Scored(
-            rows,
             np.stack([objective_values(respond, run, index) for index, respond in enumerate(responses)]),
             tuple(scores),
             {
@@ -129,7 +147,7 @@ class TokenPasses:
             },
         )
 
-    def objectives(self, rows: np.ndarray, batch: TokenBatch) -> np.ndarray:
+    def evaluated(self, rows: np.ndarray, batch: TokenBatch) -> np.ndarray:
         """Return L of the outputs of some rows for a changed batch, float64, (output, row), without gradients."""
         task = self._task(rows % len(self.batch), {}, pullback=False, quiet=True)
         return np.stack(evaluated_each(replace(task, options=GradientOptions(())), batch))
@@ -140,9 +158,9 @@ class TokenPasses:
         for output, array in enumerate(kept):
             if array is None:
                 raise NoGradientError(
-                    f"the log-probabilities of the output tokens at index {output} do not depend on the point "
-                    f"{name!r}: no path in "
-                    "the graph leads from them to it. Check whether the model detaches the value, and whether its logits are read"
+                    f"the log-probabilities of the output tokens at index {output} do not depend on the point {name!r}: "
+                    "no path in the graph leads from them to it. Check whether the model detaches the value, and whether its "
+                    "logits are read"
                 )
             wrong = not_finite(array)
             if wrong is not None:
@@ -156,15 +174,9 @@ class TokenPasses:
     def _task(
         self, examples: np.ndarray, changes: Mapping[str, Mapping[str, np.ndarray]], *, pullback: bool, quiet: bool
     ) -> Task:
-        sides = self.sides
-        objectives = self.targets.objectives(sides[-1])
-        first, *further = (objective.take(examples, len(self.batch)) for objective in objectives)
+        first, *further = (objective.take(examples, len(self.batch)) for objective in self.objectives)
         options = GradientOptions(self.names, changes=changes)
         return Task(self.bound, first, options, pullback=pullback, quiet=quiet, further=tuple(further))
-
-    def _run(self, task: Task, batch: TokenBatch) -> list[dict[str, EmbeddingGradients]]:
-        with explained_errors(self.bound, batch):
-            return run_task(task.of_objective(task.objective), batch)
 
 
 def _expect_logits(respond: Respond | NativeObjective, read: PointValues) -> None:

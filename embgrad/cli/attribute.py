@@ -12,10 +12,9 @@ from embgrad.attribution.method import Method
 from embgrad.cli import options as o
 from embgrad.cli.attribution_lines import attribution_legend, attribution_lines
 from embgrad.cli.describe import described, model_of
-from embgrad.cli.errors import UsageError
-from embgrad.cli.files import expect_writable
+from embgrad.cli.files import expect_files
 from embgrad.cli.methods import methods_from
-from embgrad.cli.models import expect_models, load_model
+from embgrad.cli.models import expect_model, expect_models, load_model
 from embgrad.cli.request import (
     GradientRequest,
     Inputs,
@@ -98,7 +97,8 @@ def attribute(
 
     def work(terminal: Terminal) -> int:
         methods = methods_from(method or DEFAULT, argument or ())
-        _expect(model, output, html)
+        expect_model(model)
+        expect_files({"--output": output, "--html": html}, printed="words")
         inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
         request = GradientRequest(objective, labels, (at,), batch_size, pads=pads, call=call)
         expect_models([(str(model), framework)], ignore or (), own_process=own_process())
@@ -119,16 +119,6 @@ def attribute(
         return OK
 
     execute(work, as_json=as_json, debug=debug)
-
-
-def _expect(model: str | None, output: str | None, html: str | None) -> None:
-    if model is None:
-        raise UsageError("--model is missing: expected a folder, or your own model as path/to/file.py:name")
-    for option, path in {"--output": output, "--html": html}.items():
-        if path == "-":
-            raise UsageError(f"{option} is '-', but the words are printed on stdout: expected the name of a file")
-        if path is not None:
-            expect_writable(path, option)
 
 
 def _computed(

@@ -10,10 +10,9 @@ from embgrad.attribution.attribute_tokens import attribute_tokens as attributed
 from embgrad.cli import options as o
 from embgrad.cli.attribution_lines import attribution_legend, token_lines
 from embgrad.cli.describe import described, model_of
-from embgrad.cli.errors import UsageError
-from embgrad.cli.files import expect_writable
+from embgrad.cli.files import expect_files
 from embgrad.cli.methods import methods_from
-from embgrad.cli.models import expect_models, load_model
+from embgrad.cli.models import expect_model, expect_models, load_model
 from embgrad.cli.request import GradientRequest, Inputs, batch_from, call_from, tokenizer_for
 from embgrad.cli.run import OK, execute, own_process
 from embgrad.cli.terminal import Terminal
@@ -91,8 +90,11 @@ def attribute_tokens(
     """
 
     def work(terminal: Terminal) -> int:
+        from embgrad.report.page import write_page
+
         methods = methods_from([method], argument or ())
-        _expect(model, output, html)
+        expect_model(model)
+        expect_files({"--output": output, "--html": html}, printed="tokens")
         inputs = Inputs(text or (), file=file, ids=ids, tokenizer=tokenizer, max_length=max_length)
         request = GradientRequest(batch_size=batch_size, call=call)
         expect_models([(str(model), framework)], ignore or (), own_process=own_process())
@@ -115,8 +117,7 @@ def attribute_tokens(
         if output is not None:
             result.save(output)
         if html is not None:
-            with open(html, "w", encoding="utf-8") as page:
-                page.write(result.to_html())
+            write_page(html, result)
         terminal.say(f"{method} at {visible(str(result.provenance['point']))}, {model_of(result)}", style="bold")
         for line in token_lines(result, terminal, words=False):
             terminal.say(line)
@@ -128,13 +129,3 @@ def attribute_tokens(
         return OK
 
     execute(work, as_json=as_json, debug=debug)
-
-
-def _expect(model: str | None, output: str | None, html: str | None) -> None:
-    if model is None:
-        raise UsageError("--model is missing: expected a folder, or your own model as path/to/file.py:name")
-    for option, path in {"--output": output, "--html": html}.items():
-        if path == "-":
-            raise UsageError(f"{option} is '-', but the tokens are printed on stdout: expected the name of a file")
-        if path is not None:
-            expect_writable(path, option)

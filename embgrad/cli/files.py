@@ -13,7 +13,7 @@ from embgrad.cli.errors import UsageError
 from embgrad.cli.texts import read_bytes
 from embgrad.errors import FileFormatError, did_you_mean, listed
 
-__all__ = ["chosen", "expect_writable", "loaded_results", "restricted"]
+__all__ = ["chosen", "expect_files", "expect_writable", "loaded_results", "restricted"]
 
 STDIN = "<stdin>"
 
@@ -71,6 +71,23 @@ def expect_writable(output: str, option: str = "--output") -> None:
         raise UsageError(f"{option} {output!r} is {'a folder' if output else 'empty'}: expected the name of a file")
     if not path.parent.is_dir():
         raise UsageError(f"{option} {output!r}: there is no folder {str(path.parent)!r}; make it, or name another")
+
+
+def expect_files(paths: Mapping[str, str | None], printed: str) -> None:
+    """Check that files can be written to the values of options, beside the output on stdout.
+
+    Args:
+        paths: by option its value; None where it is not given.
+        printed: what is printed on stdout.
+
+    Raises:
+        UsageError: a value is "-", or see `expect_writable`.
+    """
+    for option, path in paths.items():
+        if path == "-":
+            raise UsageError(f"{option} is '-', but the {printed} are printed on stdout: expected the name of a file")
+        if path is not None:
+            expect_writable(path, option)
 
 
 def _load(file: str) -> Results:

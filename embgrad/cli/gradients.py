@@ -12,7 +12,7 @@ from embgrad.cli import options as o
 from embgrad.cli.describe import Results, described, named, print_summary
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_writable
-from embgrad.cli.models import expect_models, load_model
+from embgrad.cli.models import expect_model, expect_models, load_model
 from embgrad.cli.ray_run import OnRay, write_on_ray
 from embgrad.cli.request import GradientRequest, Inputs, batch_from, compute, note_default
 from embgrad.cli.run import OK, execute, own_process
@@ -117,8 +117,7 @@ def _expect_no_ray(workers: int | None, column: str | None, give: str | None, pr
 
 
 def _expect(model: str | None, output: str | None, terminal: Terminal, ray: bool = False) -> None:
-    if model is None:
-        raise UsageError("--model is missing: expected a folder, or your own model as path/to/file.py:name")
+    expect_model(model)
     if output == "-" and terminal.as_json:
         raise UsageError("-o - writes the file to stdout, which --json uses as well: pass only one")
     if output == "-" and terminal.stream.isatty():

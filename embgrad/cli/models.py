@@ -20,7 +20,16 @@ from embgrad.cli.terminal import Terminal
 from embgrad.cli.user_objects import expect_function, imported, is_reference
 from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, listed
 
-__all__ = ["FRAMEWORKS", "Loaded", "Models", "expect_models", "frameworks_from", "load_model", "prepare_tensorflow"]
+__all__ = [
+    "FRAMEWORKS",
+    "Loaded",
+    "Models",
+    "expect_model",
+    "expect_models",
+    "frameworks_from",
+    "load_model",
+    "prepare_tensorflow",
+]
 
 #: The frameworks that a checkpoint folder can be loaded in, the first of them by default.
 FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
@@ -132,6 +141,12 @@ def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str]
     _expect_model(spelled, framework, ignore)
     path = Path(spelled)
     return _of_folder(path, framework, ignore) if path.is_dir() else _of_code(spelled, framework)
+
+
+def expect_model(model: str | None) -> None:
+    """Raise a UsageError where a command that runs one model is given none."""
+    if model is None:
+        raise UsageError("--model is missing: expected a folder, or your own model as path/to/file.py:name")
 
 
 def expect_models(

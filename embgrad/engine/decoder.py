@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from embgrad.backend.signature import parameters_of
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK, decoder_by_labels
 
-__all__ = ["takes_decoder", "with_decoder"]
+__all__ = ["parameters_of_call", "takes_decoder", "with_decoder"]
 
 
 def with_decoder(model: Any, batch: TokenBatch) -> TokenBatch:
@@ -30,12 +31,8 @@ def with_decoder(model: Any, batch: TokenBatch) -> TokenBatch:
 
 def takes_decoder(model: Any) -> bool | None:
     """Return whether the model accepts decoder ids; None where its signature does not show it."""
-    function = next(
-        (method for name in ("forward", "call") if (method := getattr(model, name, None)) is not None), None
-    )
-    try:
-        parameters = parameters_of(function)
-    except (TypeError, ValueError):  # the function has no signature
+    parameters = parameters_of_call(model)
+    if parameters is None:
         return None
     if any(p.name == IDS for p in parameters):
         return True
@@ -43,6 +40,17 @@ def takes_decoder(model: Any) -> bool | None:
         return False
     declared = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
     return declared if isinstance(declared, bool) else None
+
+
+def parameters_of_call(model: Any) -> Sequence[inspect.Parameter] | None:
+    """Return the parameters of the model's own call; None where its signature does not show them."""
+    function = next(
+        (method for name in ("forward", "call") if (method := getattr(model, name, None)) is not None), None
+    )
+    try:
+        return parameters_of(function)
+    except (TypeError, ValueError):  # the function has no signature
+        return None
 
 
 def _without(batch: TokenBatch, *names: str) -> dict[str, Any]:

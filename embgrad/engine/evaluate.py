@@ -91,17 +91,7 @@ def evaluate(
     Raises:
         EmbgradError: as `gradients` raises, but for errors of gradients.
     """
-    options = checked_options(
-        WORD,
-        training=training,
-        pads="keep",
-        split=False,
-        override=override,
-        add=add,
-        edit=None,
-        check=False,
-        compile=False,
-    )
+    options = checked_options(WORD, training=training, override=override, add=add)
     tokens = batch_of(batch, tokenizer, max_length, model)
     size = count_or_none(batch_size, "batch_size")
     (first, *further), is_list = as_objectives(objective)

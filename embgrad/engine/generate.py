@@ -8,9 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Request
-from embgrad.backend.signature import parameters_of
 from embgrad.common.arrays import to_numpy, whole_numbers
-from embgrad.engine.decoder import takes_decoder
+from embgrad.engine.decoder import parameters_of_call, takes_decoder
 from embgrad.errors import EmbgradError, OutputError, UnsupportedError, brief, listed
 from embgrad.inputs.alignment import Alignment
 from embgrad.inputs.batch import TokenBatch
@@ -25,8 +24,8 @@ UNNEEDED: Final = frozenset({"labels"})
 OF_BATCH: Final = ("input_ids", "attention_mask", "token_type_ids", "inputs", IDS)
 
 
-def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any) -> tuple[TokenBatch, np.ndarray]:
-    """Return the batch with the tokens that the model generates, and the position of each example's first generated token.
+def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any) -> tuple[TokenBatch, int]:
+    """Return the batch with the tokens that the model generates, and the position of the first of these.
 
     The model runs in evaluation mode, without gradients. A causal model is given the prompts padded on the left, as its method
     `generate` expects.
@@ -46,9 +45,8 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
     method = getattr(bound.model, "generate", None)
     if not callable(method):
         raise UnsupportedError(
-            f"{type(bound.model).__name__} has no method generate(): give the prompts with their continuations "
-            "as the batch, and the "
-            "positions of the continuations as targets"
+            f"{type(bound.model).__name__} has no method generate(): give the prompts with their continuations as the batch, "
+            "and the positions of the continuations as targets"
         )
     encoder_decoder = bool(takes_decoder(bound.model))
     _expect_plain(batch, encoder_decoder)
@@ -59,8 +57,8 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
     if ids is None or ids.ndim != 2 or len(ids) != len(batch) or ids.shape[1] <= expected:
         raise UnsupportedError(
             f"generate() returned {'no ids' if ids is None else f'ids of shape {ids.shape}'} for {len(batch)} prompts of "
-            f"{prompts.shape[1]} "
-            "positions: expected one sequence for each, with the prompt and new tokens. Leave out options that return several"
+            f"{prompts.shape[1]} positions: expected one sequence for each, with the prompt and new tokens. Leave out options "
+            "that return several"
         )
     if not np.array_equal(ids[:, :expected], prompts.ids[:, :expected]):
         raise UnsupportedError(
@@ -71,13 +69,13 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
     if encoder_decoder:
         mask = (np.arange(ids.shape[1]) < ends[:, None]).astype(np.int64)
         extras = {**batch.extras, IDS: ids, MASK: mask}
-        return batch.replace(extras=extras), np.ones(len(batch), np.int64)
+        return batch.replace(extras=extras), 1
     mask = np.concatenate([prompts.real, np.arange(expected, ids.shape[1]) < ends[:, None]], 1).astype(np.int64)
     types = prompts.types
     if types is not None:  # new tokens have the type of the prompt's last
         types = np.concatenate([types, np.repeat(types[:, -1:], ids.shape[1] - expected, 1)], 1)
     whole = TokenBatch(ids, mask, types, convention=prompts.convention, mask_is_bool=batch.mask_is_bool)
-    return whole, np.full(len(batch), expected)
+    return whole, expected
 
 
 def _arguments(options: Any) -> dict[str, Any]:
@@ -115,8 +113,9 @@ def _prompts(bound: BoundModel, batch: TokenBatch, *, padded_left: bool) -> Toke
     """Return the prompts with all that the model takes of them: types, and a mask, which a method may otherwise guess."""
     ends = batch.shape[1] - batch.real[:, ::-1].argmax(1) if padded_left else np.zeros(len(batch), np.int64)
     move = Alignment(ends % batch.shape[1], batch.shape[1])
-    takes_mask = batch.mask is not None or _takes(bound.model, "attention_mask")
-    takes_types = batch.types is not None and _takes(bound.model, "token_type_ids")
+    names = {parameter.name for parameter in parameters_of_call(bound.model) or ()}
+    takes_mask = batch.mask is not None or "attention_mask" in names
+    takes_types = batch.types is not None and "token_type_ids" in names
     return TokenBatch(
         move.moved(batch.ids),
         move.moved(batch.real.astype(np.int64)) if takes_mask else None,
@@ -125,15 +124,6 @@ def _prompts(bound: BoundModel, batch: TokenBatch, *, padded_left: bool) -> Toke
         convention="huggingface" if takes_mask and batch.convention == "ids" else batch.convention,
         mask_is_bool=batch.mask_is_bool,
     )
-
-
-def _takes(model: Any, name: str) -> bool:
-    """Return whether the model's own call has a parameter of this name."""
-    function = getattr(model, "forward", None) or getattr(model, "call", None)
-    try:
-        return any(parameter.name == name for parameter in parameters_of(function))
-    except (TypeError, ValueError):  # the function has no signature
-        return False
 
 
 def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, Any]) -> Any:

@@ -95,7 +95,6 @@ def memory(
     options = checked_options(
         at,
         training=training,
-        pads="keep",
         split=split,
         override=override,
         add=add,

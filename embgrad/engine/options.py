@@ -17,7 +17,13 @@ from embgrad.forward.points import WORD
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
 
-__all__ = ["GradientOptions", "Keywords", "checked_options", "expect_one_name", "expect_pads"]
+__all__ = [
+    "GradientOptions",
+    "Keywords",
+    "checked_options",
+    "expect_one_name",
+    "expect_pads",
+]
 
 
 class Keywords(TypedDict, total=False):
@@ -99,15 +105,15 @@ def checked_options(
     at: str | Sequence[str],
     *,
     training: bool,
-    pads: str,
-    split: bool,
-    override: Any,
-    add: Any,
-    edit: Any,
-    check: bool,
-    compile: bool,
+    pads: str = "keep",
+    split: bool = False,
+    override: Any = None,
+    add: Any = None,
+    edit: Any = None,
+    check: bool = False,
+    compile: bool = False,
 ) -> GradientOptions:
-    """Return the options of `gradients`, checked.
+    """Return the options of `gradients`, checked; the defaults are those of `gradients`.
 
     Raises:
         BatchError: a flag is neither True nor False, or `pads` is neither "keep" nor "zero".

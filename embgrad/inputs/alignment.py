@@ -18,7 +18,7 @@ __all__ = ["Alignment", "aligned"]
 
 @dataclass(frozen=True)
 class Alignment:
-    """How far the examples of a batch were moved to the left.
+    """The move of the examples of a batch to the left, around the end.
 
     Attributes:
         shifts: the number of positions for each example, (example,).

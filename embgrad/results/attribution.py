@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.common.arrays import as_asked
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, brief, did_you_mean
@@ -17,6 +16,7 @@ from embgrad.inputs.checks import Text
 from embgrad.results.display import Displayed
 from embgrad.results.file_format import write_results
 from embgrad.results.pictures import convergence
+from embgrad.results.scores import Scores
 from embgrad.results.spans import Merge, Span, sentences_of, spans_of
 from embgrad.results.words import Word, words_of_examples
 
@@ -24,7 +24,7 @@ __all__ = ["Attribution", "Attributions"]
 
 
 @dataclass(frozen=True, eq=False)
-class Attribution(Displayed):
+class Attribution(Scores, Displayed):
     """The contributions of positions to each example's objective L, by one method.
 
     Attributes:
@@ -70,16 +70,6 @@ class Attribution(Displayed):
         """The scores' shape, (examples, positions)."""
         return tuple(self.scores.shape)
 
-    @property
-    def method(self) -> str:
-        """The name of the method's class."""
-        return str(self.provenance["method"]["class"])
-
-    @property
-    def real(self) -> np.ndarray:
-        """A bool array, shape (example, position): true at real positions, everywhere without a mask."""
-        return np.ones(self.ids.shape, bool) if self.mask is None else self.mask.astype(bool)
-
     def __repr__(self) -> str:
         source = self.provenance
         delta = "" if self.delta is None else f", |delta| ≤ {np.abs(self.delta).max():.2g}"
@@ -87,10 +77,6 @@ class Attribution(Displayed):
             f"Attribution({' × '.join(map(str, self.shape))}, {self.method} at {source.get('point')!r} of "
             f"{source.get('model')} ({source.get('backend')}), norm {length(self.scores):.4g}{delta})"
         )
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return the scores, for `np.asarray` and all NumPy functions: the array itself, unless a copy is requested."""
-        return as_asked(self.scores, dtype, copy)
 
     def words(self) -> list[list[Word]]:
         """Return the words of each example with their scores; sub-word tokens are merged, padding is skipped.

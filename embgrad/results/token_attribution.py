@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.common.arrays import as_asked
 from embgrad.common.metrics import length
 from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, brief
 from embgrad.inputs.checks import Text
 from embgrad.results.attribution import Attribution
 from embgrad.results.file_format import write_results
+from embgrad.results.scores import Scores
 from embgrad.results.token_display import DisplayedTokens
 
 __all__ = ["TokenAttribution"]
 
 
 @dataclass(frozen=True, eq=False)
-class TokenAttribution(DisplayedTokens):
+class TokenAttribution(Scores, DisplayedTokens):
     """The contributions of tokens to the log-probabilities of output tokens, by one method.
 
     Examples may have different numbers of output tokens; the entries of the missing ones are -1 in `outputs`, `output_ids` and
@@ -85,23 +85,9 @@ class TokenAttribution(DisplayedTokens):
         return tuple(self.scores.shape)
 
     @property
-    def method(self) -> str:
-        """The name of the method's class."""
-        return str(self.provenance["method"]["class"])
-
-    @property
     def signed(self) -> bool:
         """Return whether a score may be below zero: by all methods but `Saliency`, which returns norms."""
         return self.method != "Saliency"
-
-    @property
-    def real(self) -> np.ndarray:
-        """A bool array, shape (example, position): true at real positions, everywhere without a mask."""
-        return np.ones(self.ids.shape, bool) if self.mask is None else self.mask.astype(bool)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return the scores, for `np.asarray` and all NumPy functions: the array itself, unless a copy is requested."""
-        return as_asked(self.scores, dtype, copy)
 
     def __repr__(self) -> str:
         source = self.provenance

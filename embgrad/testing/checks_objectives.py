@@ -17,7 +17,12 @@ from embgrad.engine.task import Task
 from embgrad.testing.examples import EXAMPLES, POSITIONS, close, example_batch, needs
 from embgrad.testing.harness import Harness
 
-__all__ = ["ObjectiveListChecks", "SeveralObjectiveChecks"]
+__all__ = [
+    "ObjectiveListChecks",
+    "SeveralFunctionsChecks",
+    "SeveralInTrainingChecks",
+    "SeveralObjectiveChecks",
+]
 
 #: Objectives of the logits of each example, (example, class).
 PER_EXAMPLE: Final = (
@@ -132,39 +137,6 @@ class SeveralObjectiveChecks:
             embgrad.gradients(model("broken"), example_batch(), [embgrad.Logit(0), embgrad.Logit(1)], check=True)
         assert raised.value.certificate is not None
 
-    def test_several_objectives_in_training_mode(self, harness: Harness, model: Any) -> None:
-        if "training" not in backend_named(harness.backend).supports:
-            pytest.skip("the backend has no training mode")
-
-        def seeded(objective: Any, **options: Any) -> Any:
-            harness.seed(5)
-            random.seed(5)  # from which Keras seeds its layers
-            np.random.seed(5)
-            return embgrad.gradients(model("dropout"), example_batch(), objective, training=True, **options)
-
-        results = seeded([embgrad.Logit(1), embgrad.Logit(1), embgrad.Logit(0)])
-        np.testing.assert_array_equal(results[0].values, results[1].values)  # of one pass with one dropout
-        expect_equal(results[0], seeded(embgrad.Logit(1)))
-        expect_equal(results[2], seeded(embgrad.Logit(0)))
-        np.testing.assert_array_equal(seeded(embgrad.Logit(0), split=True).values, results[2].values)
-
-    def test_functions_of_the_user_among_several_objectives(self, harness: Harness, model: Any) -> None:
-        if "native" not in backend_named(harness.backend).supports:
-            pytest.skip("the backend takes no functions")
-        built, batch = model("hidden"), example_batch()
-        mixed = [embgrad.Logit(0), harness.logit(1), embgrad.Scalar(harness.summed_logit(2)), harness.logit(1)]
-        for order in (mixed, mixed[::-1]):
-            expect_those_of_single_calls(built, batch, order)
-            values = embgrad.evaluate(built, batch, order)
-            assert [value.shape for value in values] == [
-                () if isinstance(each, embgrad.Scalar) else (EXAMPLES,) for each in order
-            ]
-        expect_those_of_single_calls(built, batch, [harness.logit(1), embgrad.Logit(0), harness.logit(2)], split=True)
-        only_scalars = [embgrad.Scalar(harness.summed_logit(index)) for index in (1, 2)]
-        expect_those_of_single_calls(built, batch, only_scalars)
-        with pytest.raises(embgrad.EmbgradError, match="Scalar"):
-            embgrad.gradients(built, batch, mixed, batch_size=2)
-
     def test_gradients_are_reduced_as_they_arrive(self, model: Any) -> None:
         built, batch = model("layers"), example_batch()
         for at in ("word", "layer.0", ["word", "layer.0"]):
@@ -210,6 +182,45 @@ class SeveralObjectiveChecks:
                     embgrad.evaluate(model(architecture), batch, objectives)
         with pytest.raises(embgrad.ObjectiveError, match=r"^(?!at index)"):
             embgrad.gradients(model("mean"), batch, [embgrad.Logit(7)])
+
+
+@needs("split", "training")
+class SeveralInTrainingChecks:
+    """The check that a backend with the abilities "split" and "training" must pass."""
+
+    def test_several_objectives_in_training_mode(self, harness: Harness, model: Any) -> None:
+
+        def seeded(objective: Any, **options: Any) -> Any:
+            harness.seed(5)
+            random.seed(5)  # from which Keras seeds its layers
+            np.random.seed(5)
+            return embgrad.gradients(model("dropout"), example_batch(), objective, training=True, **options)
+
+        results = seeded([embgrad.Logit(1), embgrad.Logit(1), embgrad.Logit(0)])
+        np.testing.assert_array_equal(results[0].values, results[1].values)  # of one pass with one dropout
+        expect_equal(results[0], seeded(embgrad.Logit(1)))
+        expect_equal(results[2], seeded(embgrad.Logit(0)))
+        np.testing.assert_array_equal(seeded(embgrad.Logit(0), split=True).values, results[2].values)
+
+
+@needs("split", "native")
+class SeveralFunctionsChecks:
+    """The check that a backend with the abilities "split" and "native" must pass."""
+
+    def test_functions_of_the_user_among_several_objectives(self, harness: Harness, model: Any) -> None:
+        built, batch = model("hidden"), example_batch()
+        mixed = [embgrad.Logit(0), harness.logit(1), embgrad.Scalar(harness.summed_logit(2)), harness.logit(1)]
+        for order in (mixed, mixed[::-1]):
+            expect_those_of_single_calls(built, batch, order)
+            values = embgrad.evaluate(built, batch, order)
+            assert [value.shape for value in values] == [
+                () if isinstance(each, embgrad.Scalar) else (EXAMPLES,) for each in order
+            ]
+        expect_those_of_single_calls(built, batch, [harness.logit(1), embgrad.Logit(0), harness.logit(2)], split=True)
+        only_scalars = [embgrad.Scalar(harness.summed_logit(index)) for index in (1, 2)]
+        expect_those_of_single_calls(built, batch, only_scalars)
+        with pytest.raises(embgrad.EmbgradError, match="Scalar"):
+            embgrad.gradients(built, batch, mixed, batch_size=2)
 
 
 class ObjectiveListChecks:

@@ -25,7 +25,12 @@ from embgrad.testing.checks_changes import ChangeChecks
 from embgrad.testing.checks_compile import CompileChecks
 from embgrad.testing.checks_errors import ErrorChecks
 from embgrad.testing.checks_no_trace import NoTraceChecks
-from embgrad.testing.checks_objectives import ObjectiveListChecks, SeveralObjectiveChecks
+from embgrad.testing.checks_objectives import (
+    ObjectiveListChecks,
+    SeveralFunctionsChecks,
+    SeveralInTrainingChecks,
+    SeveralObjectiveChecks,
+)
 from embgrad.testing.checks_outputs import OutputChecks
 from embgrad.testing.checks_points import PointChecks
 from embgrad.testing.checks_tables import TableChecks
@@ -57,6 +62,8 @@ class ConformanceSuite(
     NoTraceChecks,
     OutputChecks,
     SeveralObjectiveChecks,
+    SeveralInTrainingChecks,
+    SeveralFunctionsChecks,
     ObjectiveListChecks,
     ErrorChecks,
     PointChecks,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from embgrad_torch import inputs
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -382,7 +383,6 @@ def test_a_capture_keeps_no_logits() -> None:
 
 
 def test_an_encoder_decoder_and_a_causal_model_of_transformers(shortcuts: list[int]) -> None:
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)
     causal = transformers.GPT2LMHeadModel(config).double()

@@ -20,7 +20,7 @@ BATCH = TokenBatch(IDS, MASK)
 
 
 def targets(wanted: Any = None, contrast: Any = None, batch: TokenBatch = BATCH, tokenizer: Any = None) -> Targets:
-    return targets_of(wanted, contrast, batch, tokenizer, lambda positions: positions)
+    return targets_of(wanted, contrast, batch, tokenizer)
 
 
 @pytest.mark.parametrize(
