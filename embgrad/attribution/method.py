@@ -15,7 +15,7 @@ from embgrad.common.arrays import to_numpy
 from embgrad.common.metrics import lengths
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 
-__all__ = ["Contributions", "GradientMethod", "Method", "expect_choice", "expect_count", "expect_number"]
+__all__ = ["Contributions", "GradientMethod", "Method", "expect_choice", "expect_count", "expect_number", "plain"]
 
 #: The most numbers of an array that the description of a method lists; of a longer one it has the shape and the digest.
 MOST_NUMBERS: Final = 64
@@ -54,7 +54,7 @@ class Method(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return the class name and the arguments as JSON-compatible values."""
-        arguments = {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self)}  # type: ignore[arg-type]
+        arguments = {entry.name: plain(getattr(self, entry.name)) for entry in fields(self)}  # type: ignore[arg-type]
         return {"class": type(self).__name__, **arguments}
 
 
@@ -86,7 +86,8 @@ class GradientMethod(Method):
         return lengths(wide) if self.by_length else np.asarray(wide.sum(-1))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return an argument of a method as a JSON-compatible value."""
     if isinstance(value, Method):
         return value.describe()
     if hasattr(value, "shape"):
@@ -95,7 +96,7 @@ def _plain(value: Any) -> Any:
             return array.tolist()
         digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
         return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": digest}
-    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    return [plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def expect_count(value: Any, name: str, least: int = 1) -> None:

@@ -18,11 +18,12 @@ Progress = Callable[[int, Any], None]
 
 
 @contextlib.contextmanager
-def reporter(progress: Any) -> Iterator[Progress]:
+def reporter(progress: Any, unit: str = "examples") -> Iterator[Progress]:
     """Yield the function to which a call reports its progress.
 
     Args:
         progress: a function of (done, total); True for a line on stderr, if that is a terminal; False or None for no report.
+        unit: what is counted.
 
     Raises:
         EmbgradError: it is none of these.
@@ -31,7 +32,7 @@ def reporter(progress: Any) -> Iterator[Progress]:
     if progress is None or (is_flag and not progress):
         yield _ignore
     elif is_flag:
-        with bar("examples") as report:
+        with bar(unit) as report:
             yield report
     elif callable(progress):
         yield progress

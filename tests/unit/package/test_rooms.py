@@ -32,6 +32,7 @@ ROOMS = (
     {"engine"},
     {"attribution", "comparison"},
     {"streaming"},
+    {"search"},
     {"ray", "report"},
     {"cli", "testing", "pytest_plugin"},
     {"demo"},

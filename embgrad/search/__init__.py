@@ -1,0 +1,10 @@
+"""Search over tokens: texts near a batch's at which an objective is high or low, in NumPy from gradients and forward passes."""
+
+from embgrad.results.search import History, Search
+from embgrad.search.gcg import GCG
+from embgrad.search.hotflip import HotFlip
+from embgrad.search.method import SearchMethod, State
+from embgrad.search.problem import Problem
+from embgrad.search.texts import Texts
+
+__all__ = ["GCG", "History", "HotFlip", "Problem", "Search", "SearchMethod", "State", "Texts"]

@@ -1,0 +1,178 @@
+"""HotFlip: a beam search over replacements, insertions and deletions of tokens, which gradients propose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from embgrad.attribution.method import expect_count
+from embgrad.common.options import expect_flag
+from embgrad.search.method import SearchMethod, State
+from embgrad.search.problem import Problem
+from embgrad.search.texts import Texts, joined
+
+__all__ = ["HotFlip"]
+
+#: How many texts of an example are evaluated before the stopping rule is asked for the first time; then twice as many, and so on.
+FIRST: Final = 8
+
+
+@dataclass(frozen=True)
+class HotFlip(SearchMethod):
+    """A beam search over flips of tokens, which first-order estimates propose and forward passes decide.
+
+    Each step evaluates for each example the `candidates` texts with the best estimates that differ by a single edit from a text
+    of its beam, and keeps the best `beam` of them. An example's step ends early when a text meets the stopping rule. Ebrahimi et
+    al., "HotFlip: white-box adversarial examples for text classification", 2018.
+
+    The estimate of an insertion is made where the token at its place is repeated, which takes a gradient for each place;
+    deletions are evaluated, all of them.
+
+    Args:
+        steps: the most edits of a text.
+        beam: how many texts of an example are kept after each step.
+        candidates: how many texts a step evaluates, for each example, deletions not counted.
+        insert: whether tokens may be inserted before a position whose token may be replaced.
+        delete: whether such tokens may be deleted.
+    """
+
+    steps: int = 5
+    beam: int = 4
+    candidates: int = 256
+    insert: bool = False
+    delete: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "beam", "candidates"):
+            expect_count(getattr(self, name), name)
+        expect_flag(self.insert, "insert")
+        expect_flag(self.delete, "delete")
+
+    @property
+    def resizes(self) -> bool:  # type: ignore[override]
+        """Return whether texts may become longer or shorter."""
+        return self.insert or self.delete
+
+    def step(self, problem: Problem, state: State, active: np.ndarray, number: int) -> State:
+        """Return the state after a step."""
+        moving = state.current.take(active[state.current.examples])
+        evaluated: list[Texts] = []
+        values: list[np.ndarray] = []
+        met = np.zeros(len(problem.batch), bool)
+        for texts in self._candidates(problem, moving):
+            remaining = texts.take(~met[texts.examples])
+            if not len(remaining):
+                continue
+            evaluated.append(remaining)
+            values.append(problem.objectives(remaining))
+            met[remaining.examples[problem.rule.met(values[-1])]] = True
+        if not evaluated:
+            return state
+        found, found_values = joined(evaluated), np.concatenate(values)
+        kept = self._best(problem.sign, found, found_values)
+        stays = ~np.isin(state.current.examples, found.examples[kept])
+        improved = state.improved(problem.sign, found, found_values)
+        return State(
+            improved.best,
+            improved.objective,
+            joined([state.current.take(stays), found.take(kept)]),
+            np.concatenate([state.values[stays], found_values[kept]]),
+        )
+
+    def _best(self, sign: int, texts: Texts, values: np.ndarray) -> np.ndarray:
+        """Return the indices of the best texts of each example."""
+        kept = []
+        for example in np.unique(texts.examples).tolist():
+            own = texts.rows_of(example)
+            kept.append(own[np.argsort(-sign * values[own], kind="stable")[: self.beam]])
+        return np.concatenate(kept)
+
+    def _candidates(self, problem: Problem, texts: Texts) -> Iterator[Texts]:
+        """Yield the texts to evaluate, the most promising first: deletions, then all others in ever larger pieces."""
+        seen = {texts.key(row) for row in range(len(texts))}
+        if self.delete:
+            rows, positions = np.nonzero(texts.free & (texts.free.sum(1) > 1)[:, None])
+            yield _new(problem, texts.deleted(rows, positions), seen)
+        edits = _flips(problem, texts, self.candidates)
+        if self.insert:
+            edits = edits.with_others(_insertions(problem, texts, self.candidates))
+        ranked = [edits.best(problem, example, self.candidates, seen) for example in np.unique(texts.examples).tolist()]
+        start, size = 0, FIRST
+        while any(len(own) > start for own in ranked):
+            yield joined(
+                [own.take(np.arange(start, min(start + size, len(own)))) for own in ranked if len(own) > start]
+            )
+            start, size = start + size, 2 * size
+
+
+@dataclass(frozen=True)
+class _Edits:
+    """Single replacements in texts.
+
+    Attributes:
+        texts: the texts.
+        rows: the index of the text of each replacement, shape (edit,).
+        positions: where it is, likewise.
+        ids: the new id, likewise.
+        estimates: the first-order estimates of L, float64, likewise.
+    """
+
+    texts: Texts
+    rows: np.ndarray
+    positions: np.ndarray
+    ids: np.ndarray
+    estimates: np.ndarray
+
+    def with_others(self, others: _Edits) -> _Edits:
+        """Return these replacements and others."""
+        pairs = [(getattr(self, name), getattr(others, name)) for name in ("positions", "ids", "estimates")]
+        rows = np.concatenate([self.rows, len(self.texts) + others.rows])
+        return _Edits(joined([self.texts, others.texts]), rows, *map(np.concatenate, pairs))
+
+    def best(self, problem: Problem, example: int, most: int, seen: set[bytes]) -> Texts:
+        """Return at most so many texts of an example with the best estimates, none of which was seen."""
+        own = np.flatnonzero(self.texts.examples[self.rows] == example)
+        own = own[np.argsort(-problem.sign * self.estimates[own], kind="stable")]
+        kept = [self.texts.take(np.zeros(0, np.int64))]
+        count = 0
+        for start in range(0, len(own), most):
+            some = own[start : start + most]
+            made = _new(problem, self.texts.substituted(self.rows[some], self.positions[some], self.ids[some]), seen)
+            kept.append(made.take(np.arange(min(len(made), most - count))))
+            count += len(kept[-1])
+            if count == most:
+                break
+        return joined(kept)
+
+
+def _flips(problem: Problem, texts: Texts, top: int) -> _Edits:
+    """Return for each free position the replacements with the best estimates."""
+    objective, ids, scores = problem.estimates(texts, top)
+    rows, positions, ranks = np.nonzero(ids >= 0)
+    estimates = objective[rows] + scores[rows, positions, ranks]
+    return _Edits(texts, rows, positions, ids[rows, positions, ranks], estimates)
+
+
+def _insertions(problem: Problem, texts: Texts, top: int) -> _Edits:
+    """Return replacements of the first of the two equal tokens where the token at a free position is repeated."""
+    rows, positions = np.nonzero(texts.free)
+    longer = texts.repeated(rows, positions)
+    only = np.zeros(longer.free.shape, bool)
+    only[np.arange(len(rows)), positions] = True
+    edits = _flips(problem, replace(longer, free=only), top)
+    return replace(edits, texts=longer)
+
+
+def _new(problem: Problem, texts: Texts, seen: set[bytes]) -> Texts:
+    """Return the stable ones of texts that were not seen, and note that they are seen now."""
+    fresh = []
+    for row in range(len(texts)):
+        key = texts.key(row)
+        if key not in seen:
+            seen.add(key)
+            fresh.append(row)
+    made = texts.take(np.array(fresh, np.int64))
+    return made.take(problem.stable(made))

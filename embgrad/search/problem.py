@@ -1,0 +1,221 @@
+"""What a search searches: a model, a batch, an objective, and the tokens that may stand in the place of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from embgrad.attribution.passes import MOST_POSITIONS
+from embgrad.backend.protocol import BoundModel
+from embgrad.engine.embedding_table import TableReader
+from embgrad.engine.evaluate import evaluated
+from embgrad.engine.gradients import results_of
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.task import Task
+from embgrad.errors import UnsupportedError
+from embgrad.forward.points import WORD
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import Objective
+from embgrad.search.estimates import top_substitutions
+from embgrad.search.rule import Rule
+from embgrad.search.stability import Stability
+from embgrad.search.texts import Texts
+
+__all__ = ["Problem", "Queries"]
+
+
+@dataclass
+class Queries:
+    """How often the model was asked, int64, shape (example,), which grow while a search runs.
+
+    Attributes:
+        evaluations: the forward passes of each example.
+        gradients: the passes of each example with a pullback, which are not among the evaluations.
+    """
+
+    evaluations: np.ndarray
+    gradients: np.ndarray
+
+    @classmethod
+    def none(cls, examples: int) -> Queries:
+        """Return no queries of so many examples."""
+        return cls(np.zeros(examples, np.int64), np.zeros(examples, np.int64))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, a batch, an objective, and the tokens that may stand in the place of others.
+
+    Attributes:
+        bound: the model.
+        batch: the user's batch, whose shared extras are named.
+        objective: its objective.
+        rule: what the search is for, and when that of an example stops.
+        allowed: the ids that may replace others, bool, shape (vocab,).
+        free: the positions whose tokens may be replaced, bool, shape (example, position).
+        table: reads the rows of the table behind the lookup of the ids.
+        stability: tells which texts tokenise to their own ids; None where any ids will do.
+        batch_size: how many texts one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
+        queries: how often the model was asked.
+    """
+
+    bound: BoundModel
+    batch: TokenBatch
+    objective: Objective | NativeObjective
+    rule: Rule
+    allowed: np.ndarray
+    free: np.ndarray
+    table: TableReader
+    stability: Stability | None
+    batch_size: int | None
+    queries: Queries = field(repr=False)
+
+    @property
+    def sign(self) -> int:
+        """1 where the objective is maximised, -1 where it is minimised."""
+        return self.rule.sign
+
+    @cached_property
+    def original(self) -> Texts:
+        """The texts of the batch itself, one of each example."""
+        batch = self.batch
+        return Texts(np.arange(len(batch)), batch.ids, batch.real, batch.types, self.free)
+
+    @cached_property
+    def allowed_ids(self) -> np.ndarray:
+        """The ids that may replace others, int64, ascending."""
+        return np.flatnonzero(self.allowed)
+
+    def batch_of(self, texts: Texts) -> TokenBatch:
+        """Return the batch of texts as the model takes it, with the further inputs of their examples."""
+        changes: dict[str, Any] = {"ids": texts.ids}
+        if self.batch.mask is not None:
+            changes["mask"] = texts.real.astype(np.int64)
+        if texts.types is not None:
+            changes["types"] = texts.types
+        return self.batch.take(texts.examples).replace(**changes)
+
+    def objectives(self, texts: Texts) -> np.ndarray:
+        """Return the objective of each text, float64, shape (text,), from forward passes.
+
+        Raises:
+            EmbgradError: as `evaluate` raises.
+        """
+        values = np.empty(len(texts))
+        for piece in self._pieces(texts):
+            task = Task(self.bound, self._objective_of(piece.texts), GradientOptions(()), pullback=False, quiet=True)
+            values[piece.rows] = evaluated(task, self.batch_of(piece.texts))[piece.places]
+        np.add.at(self.queries.evaluations, texts.examples, 1)
+        return values
+
+    def each_gradient(self, texts: Texts) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield for pieces of the texts their indices, objectives, gradients at "word", and the values there.
+
+        The gradients and the values are (text, position, dim). Texts of a piece are equally long, and may be shorter than the
+        widest.
+
+        Raises:
+            EmbgradError: as `gradients` raises.
+        """
+        np.add.at(self.queries.gradients, texts.examples, 1)
+        for piece in self._pieces(texts):
+            task = Task(self.bound, self._objective_of(piece.texts), GradientOptions((WORD,)), quiet=True)
+            result, places = results_of(task, self.batch_of(piece.texts))[WORD], piece.places
+            yield piece.rows, np.asarray(result.objective)[places], result.values[places], result.activations[places]
+
+    def estimates(self, texts: Texts, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the objective of each text, and for its free positions the best ids with the estimated changes of L.
+
+        Returns:
+            The objectives, float64, shape (text,); ids, int64, shape (text, position, top), best first, -1 where a position is
+            not free or fewer are allowed; and the first-order estimates, float64, likewise, 0 there.
+        """
+        objective = np.empty(len(texts))
+        ids = np.full((*texts.ids.shape, top), -1, np.int64)
+        scores = np.zeros(ids.shape)
+        for rows, values, gradients, inputs in self.each_gradient(texts):
+            objective[rows] = values
+            text, position = np.nonzero(texts.free[rows][:, : gradients.shape[1]])
+            if not len(text):
+                continue
+            found = top_substitutions(
+                gradients[text, position],
+                inputs[text, position],
+                texts.ids[rows[text], position],
+                self.table,
+                self.allowed,
+                top,
+                self.sign,
+            )
+            ids[rows[text], position], scores[rows[text], position] = found
+        return objective, ids, scores
+
+    def stable(self, texts: Texts) -> np.ndarray:
+        """Return whether each text tokenises to its own ids, bool, shape (text,); true where that is not asked for."""
+        if self.stability is None or not len(texts):
+            return np.ones(len(texts), bool)
+        return self.stability.of([row[real] for row, real in zip(texts.ids, texts.real, strict=True)])
+
+    def _objective_of(self, texts: Texts) -> Objective | NativeObjective:
+        if isinstance(self.objective, NativeObjective):
+            return self.objective
+        return self.objective.take(texts.examples, len(self.batch))
+
+    @property
+    def _size(self) -> int:
+        return self.batch_size or max(1, MOST_POSITIONS // self.batch.shape[1])
+
+    def _pieces(self, texts: Texts) -> Iterator[_Piece]:
+        """Yield pieces of the texts.
+
+        Texts in which a token was inserted or deleted are run without padding, those of a length together, so that no model needs
+        a mask for them. A function as objective, which may know the labels of the whole batch in order, gets the whole batch.
+        """
+        if isinstance(self.objective, NativeObjective):
+            yield from self._whole_batches(texts)
+            return
+        lengths = np.where(self._is_resized(texts), texts.real.sum(1), 0)
+        for length in np.unique(lengths).tolist():
+            of_length = np.flatnonzero(lengths == length)
+            for start in range(0, len(of_length), self._size):
+                rows = of_length[start : start + self._size]
+                yield _Piece(rows, np.arange(len(rows)), texts.take(rows).cut(length or self.batch.shape[1]))
+
+    def _is_resized(self, texts: Texts) -> np.ndarray:
+        """Return whether each text's real positions are others than its example's in the batch."""
+        width = self.batch.shape[1]
+        others = texts.real[:, :width] != self.original.real[texts.examples][:, : texts.real.shape[1]]
+        return np.asarray(others.any(1) | texts.real[:, width:].any(1))
+
+    def _whole_batches(self, texts: Texts) -> Iterator[_Piece]:
+        """Yield the whole batch again and again, each time with another version of each example that has one left."""
+        if self._is_resized(texts).any():
+            raise UnsupportedError(
+                "the objective is a function, which gets the whole batch, and texts of several lengths make no batch: give an "
+                "objective of embgrad, or a method that does not insert or delete tokens"
+            )
+        order = [texts.rows_of(example) for example in range(len(self.batch))]
+        for turn in range(max(map(len, order))):
+            places = np.array([example for example, rows in enumerate(order) if turn < len(rows)])
+            rows = np.array([order[example][turn] for example in places.tolist()])
+            yield _Piece(rows, places, self.original.put(places, texts.take(rows)))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Texts that are run together.
+
+    Attributes:
+        rows: the indices of those texts that are asked for.
+        places: where they stand in what is run.
+        texts: what is run.
+    """
+
+    rows: np.ndarray
+    places: np.ndarray
+    texts: Texts

@@ -1,0 +1,255 @@
+"""`embgrad.search`: search for texts near those of a batch at which the objective is as high, or as low, as possible."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.backend.protocol import BoundModel, Call
+from embgrad.backend.registry import bind
+from embgrad.common.keywords import explained
+from embgrad.common.options import count_or_none, expect_flag
+from embgrad.common.progress import Progress, reporter
+from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.embedding_table import table_reader
+from embgrad.engine.evaluate import evaluated
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.probe import with_shared
+from embgrad.engine.provenance import origins
+from embgrad.engine.task import Task
+from embgrad.errors import EmbgradError, UnsupportedError, brief, did_you_mean, listed
+from embgrad.forward.points import WORD
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.conventions import batch_of, tokenizer_of
+from embgrad.inputs.encode import with_tokens
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import Objective, as_objective, described
+from embgrad.results.search import History, Search
+from embgrad.search.gcg import GCG
+from embgrad.search.hotflip import HotFlip
+from embgrad.search.method import SearchMethod, State
+from embgrad.search.positions import searched_positions
+from embgrad.search.problem import Problem, Queries
+from embgrad.search.rule import Rule, Until
+from embgrad.search.stability import decoded, stability_of
+from embgrad.search.vocabulary import allowed_ids
+
+__all__ = ["METHODS", "search"]
+
+#: The methods by name.
+METHODS: Final[dict[str, type[SearchMethod]]] = {"hotflip": HotFlip, "gcg": GCG}
+
+
+@explained
+def search(
+    model: Any,
+    batch: Any,
+    objective: Any,
+    method: SearchMethod | str,
+    *,
+    goal: str = "maximize",
+    until: Until | None = None,
+    allowed: Any = None,
+    positions: Any = None,
+    stable: bool = True,
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    call: Call | None = None,
+    batch_size: int | None = None,
+    progress: Progress | bool | None = None,
+) -> Search:
+    """Return texts near those of a batch at which the objective of each is as high, or as low, as a method finds.
+
+    Gradients propose which tokens to replace, and forward passes decide. Each example is searched by itself: what is found for it
+    does not depend on the others, up to rounding, and the same seed finds the same in each framework.
+
+    Args:
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length` and `call`.
+        method: a method, such as `embgrad.HotFlip(steps=3)`, or its name, which takes its defaults.
+        goal: "maximize" or "minimize" the objective.
+        until: when to stop the search of an example: as soon as its L is at least this number, or at most it where the goal is to
+            minimise; or a function that takes L, (example,), and returns which examples may stop. None runs all steps.
+        allowed: the tokens that may be put in, see `substitutions`.
+        positions: the positions whose tokens may be replaced, see `substitutions`.
+        stable: with a tokenizer, keep only texts that tokenise to the same ids, so that what is found can be typed.
+        batch_size: how many texts one pass runs at most; None for as many as have 2,048 positions.
+        progress: a function that takes (steps done, number of steps); or True for a line on stderr, where that is a terminal.
+
+    Returns:
+        A `Search`.
+
+    Raises:
+        EmbgradError: there is no such method or goal; or as `gradients` raises.
+        BatchError: a batch's own text does not tokenise to its ids; or as `substitutions` raises.
+        UnsupportedError: the objective is a `Scalar`, or the tokenizer cannot decode ids.
+    """
+    chosen = method_from(method)
+    rule = Rule.of(goal, until)
+    problem, tokenizer = problem_of(
+        model,
+        batch,
+        objective,
+        rule,
+        allowed=allowed,
+        positions=positions,
+        stable=stable,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        call=call,
+        batch_size=batch_size,
+    )
+    with explained_errors(problem.bound, problem.batch), reporter(progress, "steps") as report:
+        record = _Record(problem.queries)
+        state = chosen.start(problem)
+        before = state.objective
+        record.add(state)
+        report(0, chosen.steps)
+        for number in range(chosen.steps):
+            active = ~rule.met(state.objective)
+            if not active.any():
+                break
+            state = chosen.step(problem, state, active, number)
+            record.add(state)
+            report(number + 1, chosen.steps)
+    return _result(problem, chosen, state, before, record, tokenizer)
+
+
+def problem_of(
+    model: Any,
+    batch: Any,
+    objective: Any,
+    rule: Rule,
+    *,
+    allowed: Any,
+    positions: Any,
+    stable: bool,
+    tokenizer: Any,
+    max_length: int | None,
+    call: Call | None,
+    batch_size: int | None,
+) -> tuple[Problem, Any]:
+    """Return the problem for the arguments of `search`, and the tokenizer, None where none is known.
+
+    Raises:
+        EmbgradError: see `search`.
+    """
+    expect_flag(stable, "stable")
+    size = count_or_none(batch_size, "batch_size")
+    tokens = batch_of(batch, tokenizer, max_length, model)
+    made = as_objective(objective)
+    if isinstance(made, NativeObjective) and made.scalar:
+        raise UnsupportedError(
+            "a Scalar objective reduces over the batch, and each example is searched by itself: give a function of shape "
+            "(example,)"
+        )
+    bound, tokenizer = bind(model, call), tokenizer_of(model, tokenizer)
+    _expect_pass(bound, made, tokens, size)
+    if tokens.extras:
+        tokens = with_shared(bound, tokens, repeated=True)
+    with explained_errors(bound, tokens):
+        table = table_reader(bound, tokens, WORD)
+        problem = Problem(
+            bound,
+            tokens,
+            made,
+            rule,
+            allowed_ids(allowed, tokenizer, table.count),
+            searched_positions(positions, tokens, tokenizer),
+            table,
+            stability_of(tokens, tokenizer) if stable and tokenizer is not None else None,
+            size,
+            Queries.none(len(tokens)),
+        )
+    return problem, tokenizer
+
+
+def _expect_pass(
+    bound: BoundModel, objective: Objective | NativeObjective, batch: TokenBatch, size: int | None
+) -> None:
+    """Run the batch once, so that what does not fit is refused, and the user is warned, before anything else is computed."""
+    whole = isinstance(objective, NativeObjective)
+    evaluated(Task(bound, objective, GradientOptions(()), pullback=False), batch, None if whole else size)
+
+
+class _Record:
+    """What a `History` is made of, step by step."""
+
+    def __init__(self, queries: Queries) -> None:
+        self._queries = queries
+        self._began = time.perf_counter()
+        self._entries: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, float]] = []
+
+    def add(self, state: State) -> None:
+        """Add a state."""
+        queries, seconds = self._queries, time.perf_counter() - self._began
+        ids = np.where(state.best.real, state.best.ids, state.best.ids)
+        self._entries.append(
+            (state.objective.copy(), ids, queries.evaluations.copy(), queries.gradients.copy(), seconds)
+        )
+
+    def history(self) -> History:
+        """Return the history."""
+        objective, ids, evaluations, gradients, seconds = zip(*self._entries, strict=True)
+        width = max(array.shape[1] for array in ids)
+        filled = [np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=-1) for array in ids]
+        return History(*map(np.stack, (objective, filled, evaluations, gradients)), np.array(seconds))
+
+
+def _result(
+    problem: Problem,
+    method: SearchMethod,
+    state: State,
+    before: np.ndarray,
+    record: _Record,
+    tokenizer: Any,
+) -> Search:
+    found = problem.batch_of(state.best)
+    batch = problem.batch
+    texts: dict[str, Any] = {"texts_before": None, "texts": None}
+    if tokenizer is not None:
+        found, batch = with_tokens(found, tokenizer), with_tokens(batch, tokenizer)
+        if hasattr(tokenizer, "decode"):
+            for name, side in (("texts_before", batch), ("texts", found)):
+                rows = [row[real] for row, real in zip(side.ids, side.real, strict=True)]
+                texts[name] = tuple(decoded(rows, tokenizer))
+    return Search(
+        before=batch,
+        batch=found,
+        objective_before=before,
+        objective=state.objective,
+        success=None if problem.rule.until is None else problem.rule.met(state.objective),
+        history=record.history(),
+        **texts,
+        trigger=state.arrays.get("trigger"),
+        provenance={
+            **origins(problem.bound),
+            "objective": described(problem.objective),
+            "method": method.describe(),
+            **problem.rule.describe(),
+            "stable": problem.stability is not None,
+            "allowed": int(problem.allowed.sum()),
+            "batch_size": problem.batch_size,
+        },
+    )
+
+
+def method_from(method: Any) -> SearchMethod:
+    """Return a method, or the method of a name with its defaults.
+
+    Raises:
+        EmbgradError: it is neither.
+    """
+    if isinstance(method, SearchMethod):
+        return method
+    if isinstance(method, str) and method in METHODS:
+        return METHODS[method]()
+    if isinstance(method, type) and issubclass(method, SearchMethod):
+        raise EmbgradError(
+            f"the method is the class {method.__name__}: expected an instance; write {method.__name__}(...)"
+        )
+    raise EmbgradError(
+        f"method is {brief(method)}: expected a method, such as embgrad.HotFlip(), or one of {listed(METHODS)}."
+        f"{did_you_mean(str(method), list(METHODS))}"
+    )

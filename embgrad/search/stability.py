@@ -1,0 +1,116 @@
+"""Whether texts tokenise to their own ids, so that what a search finds can be typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.errors import BatchError, UnsupportedError
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.special_tokens import special_ids
+
+__all__ = ["Stability", "decoded", "stability_of"]
+
+#: Takes ids, and returns for each text the ids to which it tokenises after it was decoded.
+RoundTrip = Callable[[Sequence[Sequence[int]]], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Tells which ids are those to which their own text tokenises.
+
+    Attributes:
+        round_trip: decodes ids, and encodes the text.
+    """
+
+    round_trip: RoundTrip
+
+    def of(self, ids: Sequence[np.ndarray]) -> np.ndarray:
+        """Return whether each sequence of ids, those at real positions, comes back, bool, shape (text,)."""
+        rows = [row.tolist() for row in ids]
+        return np.array([row == other for row, other in zip(rows, self.round_trip(rows), strict=True)], bool)
+
+
+def stability_of(batch: TokenBatch, tokenizer: Any) -> Stability:
+    """Return the round trip under which the texts of a batch themselves come back.
+
+    Special tokens are part of the text that is encoded, as in a chat, or else are added again by the tokenizer, as some
+    tokenizers treat white space after them in another way.
+
+    Raises:
+        UnsupportedError: the tokenizer does not decode ids.
+        BatchError: an example's own ids do not come back, so that no text close to it would.
+    """
+    if not hasattr(tokenizer, "decode"):
+        raise UnsupportedError(
+            f"the tokenizer is a {type(tokenizer).__name__} without decode, so that it cannot be checked which ids a text "
+            "tokenises to: pass stable=False, or a tokenizer of Hugging Face"
+        )
+    rows = [row[real] for row, real in zip(batch.ids, batch.real, strict=True)]
+    best, unstable = None, np.ones(len(rows), bool)
+    for make in (_with_special_tokens_in_text, _with_special_tokens_added):
+        found = Stability(make(tokenizer))
+        wrong = ~found.of(rows)
+        if not wrong.any():
+            return found
+        if wrong.sum() < unstable.sum() or best is None:
+            best, unstable = found, wrong
+    assert best is not None
+    example = int(np.flatnonzero(unstable)[0])
+    returned = best.round_trip([rows[example].tolist()])[0]
+    raise BatchError(
+        f"example {example} holds the ids {_shown(rows[example].tolist())}, and its text tokenises to {_shown(returned)}, so that "
+        "no text near it could be kept: pass stable=False to search over any ids, or a batch encoded by the same tokenizer"
+    )
+
+
+def decoded(batch_ids: Sequence[np.ndarray], tokenizer: Any) -> list[str]:
+    """Return the text of each sequence of ids without special tokens."""
+    return [_decode(tokenizer, row.tolist(), skip_special_tokens=True) for row in batch_ids]
+
+
+#: The most ids that a message shows.
+MOST_SHOWN: Final = 12
+
+
+def _shown(ids: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, ids[:MOST_SHOWN]))}{', …' if len(ids) > MOST_SHOWN else ''}]"
+
+
+def _with_special_tokens_in_text(tokenizer: Any) -> RoundTrip:
+    def round_trip(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        return _encode(tokenizer, [_decode(tokenizer, row, skip_special_tokens=False) for row in rows], added=False)
+
+    return round_trip
+
+
+def _with_special_tokens_added(tokenizer: Any) -> RoundTrip:
+    special = set(special_ids(tokenizer) or ())
+
+    def round_trip(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        texts = [
+            _decode(tokenizer, [id_ for id_ in row if id_ not in special], skip_special_tokens=False) for row in rows
+        ]
+        return _encode(tokenizer, texts, added=True)
+
+    return round_trip
+
+
+def _decode(tokenizer: Any, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    options: dict[str, Any] = {"skip_special_tokens": skip_special_tokens}
+    if hasattr(tokenizer, "convert_ids_to_tokens"):  # Hugging Face's, which would move spaces before punctuation
+        options["clean_up_tokenization_spaces"] = False
+    return str(tokenizer.decode(list(ids), **options))
+
+
+def _encode(tokenizer: Any, texts: Sequence[str], *, added: bool) -> list[list[int]]:
+    if hasattr(tokenizer, "encode_batch"):
+        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=added)
+        return [
+            list(np.array(encoding.ids, np.int64)[np.array(encoding.attention_mask, bool)]) for encoding in encodings
+        ]
+    encoded = tokenizer(list(texts), add_special_tokens=added, padding=False, truncation=False)
+    return [list(ids) for ids in encoded["input_ids"]]
