@@ -219,6 +219,7 @@ def _result(
         batch=found,
         objective_before=before,
         objective=state.objective,
+        success_before=None if problem.rule.until is None else problem.rule.met(before),
         success=None if problem.rule.until is None else problem.rule.met(state.objective),
         history=record.history(),
         **texts,
