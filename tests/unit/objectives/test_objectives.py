@@ -132,7 +132,9 @@ def test_margin_over_the_largest_other_is_negative_where_another_class_is_predic
     output = drawn(seed, EXAMPLES, CLASSES)
     labels = np.array([0, 1, 2])
     values, cotangent = Margin(labels).evaluate(output, BATCH)
-    others = [max((value, k) for k, value in enumerate(row) if k != label) for row, label in zip(output, labels, strict=True)]
+    others = [
+        max((value, k) for k, value in enumerate(row) if k != label) for row, label in zip(output, labels, strict=True)
+    ]
     np.testing.assert_array_equal(values, output[np.arange(3), labels] - [value for value, _ in others])
     np.testing.assert_array_equal(cotangent, np.eye(CLASSES)[labels] - np.eye(CLASSES)[[k for _, k in others]])
     np.testing.assert_array_equal(values > 0, output.argmax(1) == labels)
