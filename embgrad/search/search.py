@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from os import PathLike
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +28,7 @@ from embgrad.inputs.encode import with_tokens
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective, described
 from embgrad.results.search import History, Search
+from embgrad.search.checkpoint import Checkpoint, expect_target
 from embgrad.search.gcg import GCG
 from embgrad.search.hotflip import HotFlip
 from embgrad.search.method import SearchMethod, State
@@ -59,6 +61,7 @@ def search(
     call: Call | None = None,
     batch_size: int | None = None,
     progress: Progress | bool | None = None,
+    to: str | PathLike[str] | None = None,
 ) -> Search:
     """Return texts near those of a batch at which the objective of each is as high, or as low, as a method finds.
 
@@ -76,16 +79,20 @@ def search(
         stable: with a tokenizer, keep only texts that tokenise to the same ids, so that what is found can be typed.
         batch_size: how many texts one pass runs at most; None for as many as have 2,048 positions.
         progress: a function that takes (steps done, number of steps); or True for a line on stderr, where that is a terminal.
+        to: a file for the state of the search, which is written after steps, about once a second. The same call goes on from it,
+            and returns what an uninterrupted one returns, bit for bit but for the seconds; with more `steps` a finished search
+            goes on. The file is no result: `Search.save` writes one.
 
     Returns:
         A `Search`.
 
     Raises:
         EmbgradError: there is no such method or goal; or as `gradients` raises.
+        FileFormatError: the file `to` holds another search, or something else.
         BatchError: a batch's own text does not tokenise to its ids; or as `substitutions` raises.
         UnsupportedError: the objective is a `Scalar`, or the tokenizer cannot decode ids.
     """
-    chosen = method_from(method)
+    chosen, target = method_from(method), expect_target(to)
     rule = Rule.of(goal, until)
     problem, tokenizer = problem_of(
         model,
@@ -100,20 +107,27 @@ def search(
         call=call,
         batch_size=batch_size,
     )
-    with explained_errors(problem.bound, problem.batch), reporter(progress, "steps") as report:
-        record = _Record(problem.queries)
-        state = chosen.start(problem)
-        before = state.objective
-        record.add(state)
-        report(0, chosen.steps)
-        for number in range(chosen.steps):
+    with (
+        explained_errors(problem.bound, problem.batch),
+        reporter(progress, "steps") as report,
+        Checkpoint(target, chosen, problem, tokenizer) as checkpoint,
+    ):
+        record = _Record(problem.queries, checkpoint.history)
+        state = checkpoint.state
+        if state is None:
+            state = chosen.start(problem)
+            record.add(state)
+            checkpoint.put(0, state, record.history)
+        report(checkpoint.steps, chosen.steps)
+        for number in range(checkpoint.steps, chosen.steps):
             active = ~rule.met(state.objective)
             if not active.any():
                 break
             state = chosen.step(problem, state, active, number)
             record.add(state)
+            checkpoint.put(number + 1, state, record.history)
             report(number + 1, chosen.steps)
-    return _result(problem, chosen, state, before, record, tokenizer)
+    return _result(problem, chosen, state, record, tokenizer)
 
 
 def problem_of(
@@ -174,17 +188,21 @@ def _expect_pass(
 
 
 class _Record:
-    """What a `History` is made of, step by step."""
+    """What a `History` is made of, step by step, after what is known of an interrupted search."""
 
-    def __init__(self, queries: Queries) -> None:
+    def __init__(self, queries: Queries, former: History | None) -> None:
         self._queries = queries
-        self._began = time.perf_counter()
         self._entries: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, float]] = []
+        if former is not None:
+            self._entries.extend(
+                zip(former.objective, former.ids, former.evaluations, former.gradients, former.seconds, strict=True)
+            )
+        self._began = time.perf_counter() - (0.0 if former is None else former.seconds[-1])
 
     def add(self, state: State) -> None:
         """Add a state."""
         queries, seconds = self._queries, time.perf_counter() - self._began
-        ids = np.where(state.best.real, state.best.ids, state.best.ids)
+        ids = np.where(state.best.real, state.best.ids, -1)
         self._entries.append(
             (state.objective.copy(), ids, queries.evaluations.copy(), queries.gradients.copy(), seconds)
         )
@@ -194,17 +212,19 @@ class _Record:
         objective, ids, evaluations, gradients, seconds = zip(*self._entries, strict=True)
         width = max(array.shape[1] for array in ids)
         filled = [np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=-1) for array in ids]
-        return History(*map(np.stack, (objective, filled, evaluations, gradients)), np.array(seconds))
+        arrays = [np.stack(rows) for rows in (objective, filled, evaluations, gradients)]
+        return History(arrays[0], arrays[1], arrays[2], arrays[3], np.array(seconds))
 
 
 def _result(
     problem: Problem,
     method: SearchMethod,
     state: State,
-    before: np.ndarray,
     record: _Record,
     tokenizer: Any,
 ) -> Search:
+    history = record.history()
+    before = history.objective[0]
     found = problem.batch_of(state.best)
     batch = problem.batch
     texts: dict[str, Any] = {"texts_before": None, "texts": None}
@@ -221,7 +241,7 @@ def _result(
         objective=state.objective,
         success_before=None if problem.rule.until is None else problem.rule.met(before),
         success=None if problem.rule.until is None else problem.rule.met(state.objective),
-        history=record.history(),
+        history=history,
         **texts,
         trigger=state.arrays.get("trigger"),
         provenance={
