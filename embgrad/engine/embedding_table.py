@@ -82,8 +82,8 @@ class TableReader:
     Attributes:
         count: the number of rows.
         dim: the length of a row.
-        rows: takes indices, whole numbers of shape (n,) with n of at least 1, and returns a copy of those rows, (n, dim), float32, or float64 where the
-            model computes in it.
+        rows: takes indices, whole numbers of shape (n,) with n of at least 1, and returns a copy of those rows, shape (n, dim),
+            float32, or float64 where the model computes in it.
     """
 
     count: int
