@@ -139,6 +139,10 @@ def plain(value: Any) -> Any:
 def _described(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return the file's own description of its content, after checking that its version can be read."""
     foreign = f"{path} is a safetensors file, but not one of embgrad's: {EXPECTED}"
+    if "embgrad_search" in metadata:
+        raise FileFormatError(
+            f"{path} holds the state of a search: repeat its call with to=... to get its result, whose method save writes a file"
+        )
     try:
         described = json.loads(metadata["embgrad"], object_pairs_hook=once)
     except (KeyError, ValueError, RecursionError) as error:

@@ -55,39 +55,22 @@ def changes_of(before: TokenBatch, batch: TokenBatch, resized: bool) -> list[lis
         resized: whether tokens may have been inserted and deleted.
     """
     names = names_of(before, batch)
-    found = []
-    for example in range(len(before)):
-        old, new = np.flatnonzero(before.real[example]), np.flatnonzero(batch.real[example])
-        ids = before.ids[example, old], batch.ids[example, new]
-        pairs = (
-            _aligned(*ids) if resized or len(old) != len(new) else zip(range(len(old)), range(len(new)), strict=True)
-        )
-        found.append(
-            [
-                _change(
-                    *(None if place is None else int(own[place]) for own, place in ((old, first), (new, second))),
-                    before.ids[example],
-                    batch.ids[example],
-                    names,
-                )
-                for first, second in pairs
-                if first is None or second is None or ids[0][first] != ids[1][second]
-            ]
-        )
-    return found
+    return [list(_changes(before, batch, example, resized, names)) for example in range(len(before))]
 
 
-def _change(
-    position_before: int | None,
-    position: int | None,
-    ids_before: np.ndarray,
-    ids: np.ndarray,
-    names: Mapping[int, str],
-) -> Change:
-    def name(place: int | None, own: np.ndarray) -> str | None:
-        return None if place is None else names.get(int(own[place]), str(own[place]))
-
-    return Change(position_before, position, name(position_before, ids_before), name(position, ids))
+def _changes(
+    before: TokenBatch, batch: TokenBatch, example: int, resized: bool, names: Mapping[int, str]
+) -> Iterator[Change]:
+    """Yield the differences of one example."""
+    positions = tuple(np.flatnonzero(side.real[example]).tolist() for side in (before, batch))
+    ids = tuple(side.ids[example, own] for side, own in zip((before, batch), positions, strict=True))
+    by_position = not resized and len(ids[0]) == len(ids[1])
+    for pair in ((place, place) for place in range(len(ids[0]))) if by_position else _aligned(*ids):
+        held = [None if place is None else int(own[place]) for place, own in zip(pair, ids, strict=True)]
+        if held[0] != held[1]:
+            at = [None if place is None else own[place] for place, own in zip(pair, positions, strict=True)]
+            tokens = [None if number is None else names.get(number, str(number)) for number in held]
+            yield Change(at[0], at[1], tokens[0], tokens[1])
 
 
 def _aligned(before: np.ndarray, after: np.ndarray) -> Iterator[tuple[int | None, int | None]]:

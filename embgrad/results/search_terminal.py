@@ -7,7 +7,7 @@ from typing import Final
 
 from embgrad.common.text import visible_lines
 from embgrad.results.search_lines import Marked, SearchLine
-from embgrad.results.terminal import style
+from embgrad.results.terminal import print_parts, style
 
 __all__ = ["fragments", "legend", "print_search"]
 
@@ -17,18 +17,14 @@ BRACKETS: Final = (("[-", "-]"), ("{+", "+}"))
 
 def print_search(title: str, lines: Sequence[SearchLine]) -> None:
     """Print the title and the examples, coloured where the terminal and `NO_COLOR` allow it and Rich is installed."""
-    try:
-        from rich.console import Console
-        from rich.text import Text
-    except ImportError:
-        print(title)
-        print("".join(text for line in lines for text, _ in fragments(line, coloured=False)), end="")
-        print(legend(coloured=False))
-        return
-    console = Console(highlight=False, soft_wrap=True)
-    coloured = not console.no_color and console.color_system in ("256", "truecolor")
-    parts = [part for line in lines for part in fragments(line, coloured)]
-    console.print(Text.assemble((f"{title}\n", "bold"), *parts, (legend(coloured), "dim")))
+    print_parts(lambda coloured: _parts(title, lines, coloured))
+
+
+def _parts(title: str, lines: Sequence[SearchLine], coloured: bool) -> Iterator[tuple[str, str]]:
+    yield f"{title}\n", "bold"
+    for line in lines:
+        yield from fragments(line, coloured)
+    yield f"{legend(coloured)}\n", "dim"
 
 
 def legend(coloured: bool) -> str:

@@ -38,6 +38,7 @@ FORMAT, ENTRY = 1, "embgrad_search"
 EVERY, SHARE = 1.0, 20.0
 
 _TEXTS: Final = ("examples", "ids", "real", "types", "free")
+_FLAGS: Final = ("real", "free")
 _HISTORY: Final = ("objective", "ids", "evaluations", "gradients", "seconds")
 
 
@@ -197,7 +198,8 @@ def _arrays(state: State, history: History) -> Iterator[tuple[str, np.ndarray]]:
     for side in ("best", "current"):
         for name in _TEXTS:
             if (array := getattr(getattr(state, side), name)) is not None:
-                yield f"{side}.{name}", array
+                # A reader of results, which have no truth values, can so say what the file is.
+                yield f"{side}.{name}", array.astype(np.int64) if name in _FLAGS else array
     yield "objective", state.objective
     yield "values", state.values
     for name, array in state.arrays.items():
@@ -210,6 +212,10 @@ def _read_back(arrays: Mapping[str, np.ndarray]) -> tuple[State, History]:
     def under(name: str) -> dict[str, np.ndarray]:
         return {key.partition(".")[2]: array for key, array in arrays.items() if key.startswith(f"{name}.")}
 
-    best, current = (Texts(**{"types": None, **under(side)}) for side in ("best", "current"))
+    def texts(side: str) -> Texts:
+        own: dict[str, Any] = {"types": None, **under(side)}
+        return Texts(**own | {name: own[name].astype(bool) for name in _FLAGS})
+
+    best, current = texts("best"), texts("current")
     state = State(best, arrays["objective"], current, arrays["values"], under("arrays"))
     return state, History(**under("history"))
