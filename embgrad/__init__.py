@@ -71,9 +71,11 @@ from embgrad.results.io import load, save
 from embgrad.results.memory import Memory
 from embgrad.results.row_sparse import RowSparse
 from embgrad.results.spans import Span
+from embgrad.results.substitutions import Substitution, Substitutions
 from embgrad.results.table_norms import clipped_table, table_norms, table_products
 from embgrad.results.token_attribution import TokenAttribution
 from embgrad.results.token_matrix import TokenMatrix
+from embgrad.search.substitutions import substitutions
 from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
 from embgrad.version import __version__
@@ -140,6 +142,8 @@ __all__ = [
     "Span",
     "Stream",
     "StreamFolder",
+    "Substitution",
+    "Substitutions",
     "Sum",
     "TableGradients",
     "TableRest",
@@ -176,6 +180,7 @@ __all__ = [
     "save",
     "sensitivity",
     "stream",
+    "substitutions",
     "table_gradients",
     "table_norms",
     "table_products",

@@ -11,6 +11,7 @@ from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.file_format import read_results, write_results
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.search import Search
+from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["Result", "expect_results", "load", "save"]
@@ -20,22 +21,25 @@ _CLASSES: Final[dict[str, type]] = {
     "EmbeddingGradients": EmbeddingGradients,
     "Attribution": Attribution,
     "TokenAttribution": TokenAttribution,
+    "Substitutions": Substitutions,
     "Search": Search,
 }
 
-#: The results that can be compared, and those that files hold.
+#: The results that can be compared.
 Result: TypeAlias = EmbeddingGradients | Attribution
-Saved: TypeAlias = Result | TokenAttribution | Search
+
+#: The results that files hold.
+Stored: TypeAlias = Result | TokenAttribution | Substitutions | Search
 
 
-def save(results: Saved | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False) -> None:
+def save(results: Stored | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False) -> None:
     """Write a result, or several by name, to a safetensors file, which `embgrad.load` reads back bit for bit.
 
     The file appears whole or not at all.
 
     Args:
-        results: a result of `embgrad.gradients`, `embgrad.attribute`, `embgrad.attribute_tokens` or `embgrad.search`, or a
-            mapping of names to results; any string is a valid name.
+        results: a result of `embgrad.gradients`, `embgrad.attribute`, `embgrad.attribute_tokens`, `embgrad.substitutions` or
+            `embgrad.search`, or a mapping of names to results; any string is a valid name.
         path: the file's path; its folder must exist.
         durable: return only when the file would survive a power failure.
 
@@ -43,8 +47,8 @@ def save(results: Saved | Mapping[str, Any], path: str | os.PathLike[str], *, du
         EmbgradError: `results` is something else, or a result holds values that the format does not support, such as float16.
         OSError: the file cannot be written.
     """
-    single = isinstance(results, Saved)
-    named = {"": results} if isinstance(results, Saved) else _expect_stored(results)
+    single = isinstance(results, Stored)
+    named = {"": results} if isinstance(results, Stored) else _expect_stored(results)
     write_results(named, path, single=single, durable=durable)
 
 
@@ -54,8 +58,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     Nothing in the file is executed, and reading takes no more memory than the file's size justifies.
 
     Returns:
-        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution` or a `Search`; of a file of several a dict by name in the
-        order written, or `Attributions` where all are of the class `Attribution`.
+        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution`, `Substitutions` or a `Search`; of a file of several a
+        dict by name in the order written, or `Attributions` where all are of the class `Attribution`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -80,8 +84,8 @@ def expect_results(results: object) -> Mapping[str, Result]:
 
 
 def _expect_stored(results: object) -> Mapping[str, Any]:
-    of = "expected a result of embgrad.gradients, embgrad.attribute, embgrad.attribute_tokens or embgrad.search"
-    return _expected(results, Saved, of)
+    others = "embgrad.attribute_tokens, embgrad.substitutions or embgrad.search"
+    return _expected(results, Stored, f"expected a result of embgrad.gradients, embgrad.attribute, {others}")
 
 
 def _expected(results: object, classes: Any, of: str) -> Mapping[str, Any]:

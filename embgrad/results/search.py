@@ -31,9 +31,7 @@ class Search(DisplayedSearch):
         batch: the best texts that were found, as a batch that the model takes.
         objective_before: L of each example of `before`, float64, shape (example,).
         objective: L of each example of `batch`, likewise.
-        success_before: whether each example met the stopping rule before the search, bool, shape (example,); None where there
-            is none.
-        success: whether each example meets the stopping rule at the end, likewise.
+        success: whether each example met the stopping rule, bool, shape (example,); None where there is none.
         history: the course of the search.
         texts_before: the text of each example of `before`, without special tokens, decoded by the tokenizer; None without one.
         texts: the text of each example of `batch`, likewise.
@@ -46,7 +44,6 @@ class Search(DisplayedSearch):
     batch: TokenBatch
     objective_before: np.ndarray
     objective: np.ndarray
-    success_before: np.ndarray | None
     success: np.ndarray | None
     history: History
     texts_before: tuple[str, ...] | None
@@ -62,6 +59,15 @@ class Search(DisplayedSearch):
             f"{np.mean(self.objective_before):.4g} → {np.mean(self.objective):.4g}, "
             f"{count_of(int(self.changed.sum()), 'token')} changed: {source.get('model')} ({source.get('backend')}))"
         )
+
+    @cached_property
+    def success_before(self) -> np.ndarray | None:
+        """Whether each example met the stopping rule before the search, bool, shape (example,); None where there is none."""
+        goal, until = (self.provenance.get(name) for name in ("goal", "until"))
+        if until is None:
+            return None
+        sign = -1 if goal == "minimize" else 1
+        return np.asarray(sign * self.objective_before >= sign * np.asarray(until, np.float64))
 
     def changes(self) -> list[list[Change]]:
         """Return for each example the tokens that were substituted, inserted and deleted, in the order of the text.

@@ -31,7 +31,6 @@ _OTHERS: Final = ("tokens", "texts", "convention", "mask_is_bool")
 _SIDES: Final = {"before_": "before", "after_": "batch"}
 
 _HISTORY: Final = ("objective", "ids", "evaluations", "gradients", "seconds")
-_FLAGS: Final = ("success_before", "success")
 _TEXTS: Final = ("texts_before", "texts")
 _FLOATS: Final = ("objective_before", "objective")
 
@@ -39,9 +38,9 @@ _FLOATS: Final = ("objective_before", "objective")
 def arrays_of(search: Any) -> dict[str, np.ndarray]:
     """Return the arrays of a search by their names in a file; truth values are 0 and 1."""
     arrays = {name: np.asarray(getattr(search, name)) for name in _FLOATS}
-    for name in (*_FLAGS, "trigger"):
+    for name in ("success", "trigger"):
         if (value := getattr(search, name)) is not None:
-            arrays[name] = np.asarray(value).astype(np.int64) if name in _FLAGS else np.asarray(value)
+            arrays[name] = np.asarray(value).astype(np.int64) if name == "success" else np.asarray(value)
     for prefix, side in _SIDES.items():
         batch = getattr(search, side)
         arrays |= {f"{prefix}{name}": value for name in _OF_BATCH if (value := getattr(batch, name)) is not None}
@@ -62,7 +61,7 @@ def fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fie
     expect_names("fields", entry, (*_SIDES.values(), *_TEXTS, "provenance"))
     known = {f"{prefix}{name}" for prefix in _SIDES for name in _OF_BATCH} | {f"history_{name}" for name in _HISTORY}
     required = {*_FLOATS, *(f"{prefix}{name}" for prefix in _SIDES for name in ("ids", "truncated"))}
-    known |= {*_FLOATS, *_FLAGS, "trigger"}
+    known |= {*_FLOATS, "success", "trigger"}
     expect_names("arrays", arrays, sorted(known), known - required - {f"history_{name}" for name in _HISTORY})
     sides = {side: _batch(side, prefix, arrays, entry[side]) for prefix, side in _SIDES.items()}
     count = len(sides["before"])
@@ -74,11 +73,13 @@ def fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fie
     return {
         **sides,
         **{name: arrays[name] for name in _FLOATS},
-        **{name: arrays[name].astype(bool) if name in arrays else None for name in _FLAGS},
+        "success": arrays["success"].astype(bool) if "success" in arrays else None,
         "history": History(**history),
         **{name: _texts(name, entry[name], count) for name in _TEXTS},
         "trigger": arrays.get("trigger"),
-        "provenance": _checked_goal(checked_method(checked_provenance(entry["provenance"]))),
+        "provenance": _checked_rule(
+            checked_method(checked_provenance(entry["provenance"])), count, "success" in arrays
+        ),
     }
 
 
@@ -109,15 +110,13 @@ def _batch(side: str, prefix: str, arrays: Mapping[str, np.ndarray], entry: Any)
 
 
 def _check_values(arrays: Mapping[str, np.ndarray], count: int) -> None:
-    if ("success" in arrays) != ("success_before" in arrays):
-        raise SchemaError(f"holds one of success and success_before without the other: {EXPECTED}")
-    for name in (*_FLOATS, *_FLAGS):
+    for name in (*_FLOATS, "success"):
         if name in arrays:
             expect_dtype(name, arrays[name], ("float64",) if name in _FLOATS else ("int64",))
             if arrays[name].shape != (count,):
                 raise SchemaError(f"holds {name} of shape {arrays[name].shape}: expected {(count,)}, (example,)")
-            if name in _FLAGS and not np.isin(arrays[name], (0, 1)).all():
-                raise SchemaError(f"holds {name} other than 0 and 1: {EXPECTED}")
+    if "success" in arrays and not np.isin(arrays["success"], (0, 1)).all():
+        raise SchemaError(f"holds success other than 0 and 1: {EXPECTED}")
     if "trigger" in arrays:
         trigger = arrays["trigger"]
         expect_dtype("trigger", trigger, ("int64",))
@@ -149,11 +148,16 @@ def _texts(name: str, texts: Any, count: int) -> tuple[str, ...] | None:
     return tuple(texts)
 
 
-def _checked_goal(provenance: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance, whose goal is text, and whose stopping rule is a number, the name of a function, or none."""
+def _checked_rule(provenance: dict[str, Any], count: int, has_success: bool) -> dict[str, Any]:
+    """Return the provenance, whose goal is text, and whose stopping rule is a number, one for each example, or none."""
     goal, until = provenance.get("goal"), provenance.get("until")
-    if not isinstance(goal, str):
-        raise SchemaError(f"holds {brief(goal)} as provenance['goal']: expected text")
-    if isinstance(until, bool) or not isinstance(until, (int, float, str, type(None))):
-        raise SchemaError(f"holds {brief(until)} as provenance['until']: expected a number, a name, or null")
+    if goal not in ("maximize", "minimize"):
+        raise SchemaError(f"holds {brief(goal)} as provenance['goal']: expected 'maximize' or 'minimize'")
+    numbers = until if isinstance(until, list) else [until] * (until is not None)
+    finite = all(type(number) in (int, float) and abs(number) < 2.0**1023 for number in numbers)
+    if not finite or (isinstance(until, list) and len(until) != count) or has_success != (until is not None):
+        raise SchemaError(
+            f"holds {brief(until)} as provenance['until']: expected a number, or one for each of {count} examples, where "
+            "there is success, and none elsewhere"
+        )
     return provenance

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -42,7 +41,7 @@ class SearchLine:
         before: the tokens before.
         after: the tokens that were found.
         objective: L of the best text by step, float64, shape (step + 1,).
-        until: L at which the search of the example stops; None where that is a function, or there is no rule.
+        until: L at which the search of the example stops; None where there is no rule.
         outcome: whether the stopping rule is met, in words; "" where there is none.
         summary: L before and after, and what it took, in words.
         text: the text that was found, to be copied; None where it is not known.
@@ -80,7 +79,7 @@ def lines_of(search: Any, examples: Sequence[int]) -> list[SearchLine]:
                 before=before,
                 after=after,
                 objective=search.history.objective[:, example],
-                until=float(until) if isinstance(until, (int, float)) and math.isfinite(until) else None,
+                until=None if until is None else float(np.broadcast_to(until, len(search.before))[example]),
                 outcome=_outcome(search, example),
                 summary=_summary(search, example),
                 text=None if search.texts is None else search.texts[example],
@@ -98,7 +97,10 @@ def task_of(provenance: Mapping[str, Any], *, whole: bool) -> str:
     arguments = ", ".join(f"{key}={value!r}" for key, value in objective.items() if value is not None)
     cut = arguments if len(arguments) <= MOST_LETTERS else f"{arguments[: MOST_LETTERS - 1]}…"
     until = provenance.get("until")
-    return f"{method.get('class', '?')}, {name}({cut}){'' if until is None else f' until {until}'}"
+    stops = (
+        "" if until is None else f" until {until:.4g}" if np.ndim(until) == 0 else " until a number for each example"
+    )
+    return f"{method.get('class', '?')}, {name}({cut}){stops}"
 
 
 def count_of(number: int, what: str) -> str:

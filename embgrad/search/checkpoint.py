@@ -167,7 +167,7 @@ def _entry(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 def _identity(method: SearchMethod, problem: Problem, tokenizer: Any) -> dict[str, Any]:
     """Return what identifies a search, by argument, as JSON-compatible values. The number of steps is not a part of it."""
-    bound, objective, until = problem.bound, problem.objective, problem.rule.until
+    bound, objective = problem.bound, problem.objective
     parts = as_parts(bound.model)  # the weights identify these
     arguments = method.describe()
     arguments.pop("steps", None)
@@ -182,7 +182,6 @@ def _identity(method: SearchMethod, problem: Problem, tokenizer: Any) -> dict[st
             ),
             "method": arguments,
             **problem.rule.describe(),
-            **({"until": function_digest(until, parts)} if callable(until) else {}),
             "positions": digest_of(problem.free),
             "allowed": digest_of(problem.allowed),
             "stable": None if problem.stability is None else tokenizer_digest(tokenizer),

@@ -50,8 +50,7 @@ def search_of(
         "batch": new,
         "objective_before": first,
         "objective": last,
-        "success_before": None if until is None else first >= until,
-        "success": None if until is None else last >= until,
+        "success": None if until is None else last >= np.asarray(until),
         "history": History(
             objective=np.stack([first, (first + last) / 2, last]),
             ids=np.stack([shown[0], shown[0], shown[1]]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_successes_are_counted_apart_from_failures() -> None:
     assert figures.accuracy_under_attack == pytest.approx(1 / 3)
     assert figures.changed == (pytest.approx(4 / 3), 1.0, 1.5, 1.5)
     assert str(figures).splitlines()[:6] == [
-        "GCG, maximize Logit(index=1) until 2.0",
+        "GCG, maximize Logit(index=1) until 2",
         "examples                 3",
         "met the rule before      0",
         "attack success rate      66.7 % (2 of 3)",
@@ -106,6 +107,17 @@ def test_successes_are_counted_apart_from_failures() -> None:
         "seconds                  1.5",
     ]
     assert str(figures).splitlines()[-2].split() == ["changed", "tokens", "1.3", "1", "1.5", "1.5"]
+
+
+def test_each_example_may_have_a_rule_and_the_goal_may_be_to_minimise() -> None:
+    search = search_of(BEFORE, AFTER, until=[1.0, 9.0, 0.5, 3.0])  # L before is -1, 0, 1, 2, and at the end 1, 2, 1, 2
+    assert search.success_before is not None
+    assert search.success_before.tolist() == [False, False, True, False]
+    assert (search.figures().met_before, search.figures().successes) == (1, 1)
+    assert "until a number for each example" in search.figures().title
+    down = replace(search, provenance={**search.provenance, "goal": "minimize", "until": 0.0})
+    assert down.success_before is not None
+    assert down.success_before.tolist() == [True, True, False, False]
 
 
 def test_figures_without_a_rule_or_without_examples_that_do_not_meet_it() -> None:
@@ -126,5 +138,5 @@ def test_figures_as_values_and_as_html() -> None:
     values = figures.to_dict()
     assert values["attack_success_rate"] == 1.0
     assert values["changed"] == {"mean": 1.5, "median": 1.5, "mean_of_successes": 1.5, "median_of_successes": 1.5}
-    assert "<b>GCG, maximize Logit(index=1) until 1.0</b>" in figures._repr_html_()
+    assert "<b>GCG, maximize Logit(index=1) until 1</b>" in figures._repr_html_()
     assert "100.0 % (2 of 2)" in figures.to_html()

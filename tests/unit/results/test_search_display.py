@@ -96,7 +96,7 @@ def test_the_table_has_a_row_for_each_example() -> None:
 def test_the_terminal_without_colours_has_the_brackets_of_wdiff(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     expected = [
-        "GCG, maximize Logit(index=1) until 0.0",
+        "GCG, maximize Logit(index=1) until 0",
         "example 0: L = -1 → 1, 2 tokens changed, 21 evaluations, 2 gradients; met",
         "before  [CLS] a [-grip-][-ping-] film .",
         "after   [CLS] a {+bor+}{+ing+} film .",
@@ -185,7 +185,9 @@ def test_notebooks_show_the_first_examples() -> None:
 def test_texts_of_any_origin_stay_text(name: str, capsys: Any, monkeypatch: Any) -> None:
     text = TEXTS[name]
     search = search_of([["a", "b"]], [[text, "b"]], until=0.0)
-    search = replace(search, provenance={**search.provenance, "model": text, "until": text, "goal": text})
+    search = replace(
+        search, provenance={**search.provenance, "model": text, "goal": text, "objective": {"class": text, text: text}}
+    )
     html = search.to_html()
     html.encode("utf-8")
     assert "script" not in Marks(html).tags

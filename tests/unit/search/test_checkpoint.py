@@ -131,14 +131,6 @@ class Sub(ReferenceModel):
     """A model of another class."""
 
 
-def threshold(objective: np.ndarray) -> np.ndarray:
-    return objective > 3.0
-
-
-def other_threshold(objective: np.ndarray) -> np.ndarray:
-    return objective > 2.0
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -148,8 +140,9 @@ def other_threshold(objective: np.ndarray) -> np.ndarray:
         ({"objective": embgrad.Logit(0)}, "objective was "),
         ({"objective": lambda outputs: outputs.sum(1)}, "objective was "),
         ({"goal": "minimize"}, "goal was 'maximize' and is 'minimize'"),
-        ({"until": 3.0}, "until was 'tests"),
-        ({"until": other_threshold}, "until was 'tests"),
+        ({"until": 4.0}, "until was 3.0 and is 4.0"),
+        ({"until": [3.0, 3.0]}, "until was 3.0 and is [3.0, 3.0]"),
+        ({"until": None}, "until was 3.0 and is None"),
         ({"positions": [1]}, "positions was "),
         ({"allowed": [1, 2, 3]}, "allowed was "),
         ({"model": unlike(curved())}, "weights was "),
@@ -160,12 +153,12 @@ def other_threshold(objective: np.ndarray) -> np.ndarray:
 )  # fmt: skip
 def test_another_search_is_refused_and_its_file_stays(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = tmp_path / "run.safetensors"
-    found(path, until=threshold)
+    found(path, until=3.0)
     before = path.read_bytes()
     with refused(embgrad.FileFormatError, "run.safetensors holds another search: ", message, "Repeat the call"):
-        found(path, **{"until": threshold, **changes})
+        found(path, **{"until": 3.0, **changes})
     assert path.read_bytes() == before
-    found(path, until=threshold)
+    found(path, until=3.0)
 
 
 def test_what_is_no_file_of_a_search_is_refused(tmp_path: Path) -> None:
