@@ -72,12 +72,14 @@ from embgrad.results.memory import Memory
 from embgrad.results.row_sparse import RowSparse
 from embgrad.results.search import Search
 from embgrad.results.spans import Span
+from embgrad.results.substitutions import Substitution, Substitutions
 from embgrad.results.table_norms import clipped_table, table_norms, table_products
 from embgrad.results.token_attribution import TokenAttribution
 from embgrad.results.token_matrix import TokenMatrix
 from embgrad.search.gcg import GCG
 from embgrad.search.hotflip import HotFlip
 from embgrad.search.search import search
+from embgrad.search.substitutions import substitutions
 from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
 from embgrad.version import __version__
@@ -147,6 +149,8 @@ __all__ = [
     "Span",
     "Stream",
     "StreamFolder",
+    "Substitution",
+    "Substitutions",
     "Sum",
     "TableGradients",
     "TableRest",
@@ -184,6 +188,7 @@ __all__ = [
     "search",
     "sensitivity",
     "stream",
+    "substitutions",
     "table_gradients",
     "table_norms",
     "table_products",

@@ -273,6 +273,12 @@ CALLS: Final[Mapping[str, PublicCall]] = {
         frozenset({"forward", "call"}),
         frozenset({"batch"}),
     ),
+    "substitutions": PublicCall(
+        "substitutions",
+        lambda arguments: embgrad.substitutions(arguments.model, **arguments.given(call=arguments.call, top=3)),
+        _OBJECTIVE | {"call"},
+        _ARGUMENTS,
+    ),
     "attribute": PublicCall(
         "attribute",
         lambda arguments: embgrad.attribute(
