@@ -316,6 +316,19 @@ CALLS: Final[Mapping[str, PublicCall]] = {
         _ARGUMENTS | {"at"},
         ("override",),
     ),
+    "search": PublicCall(
+        "search",
+        lambda arguments: embgrad.search(
+            arguments.model,
+            **arguments.given(
+                call=arguments.call,
+                method=embgrad.HotFlip(steps=1, candidates=1),  # some of the models take no other number of examples
+                batch_size=len(arguments.batch),
+            ),
+        ),
+        _OBJECTIVE | {"call"},
+        _ARGUMENTS,
+    ),
     "table_gradients": PublicCall(
         "table_gradients",
         lambda arguments: embgrad.table_gradients(arguments.model, **arguments.given(call=arguments.call)),
