@@ -15,7 +15,7 @@ class History:
 
     Attributes:
         objective: L of each example's best text so far, float64, shape (step + 1, example).
-        ids: the best texts so far, int64, shape (step + 1, example, position), -1 after the end of a shorter text.
+        ids: the best texts so far with their padding, int64, shape (step + 1, example, position), -1 beyond the width of a step.
         evaluations: how many texts of each example were evaluated so far, int64, shape (step + 1, example).
         gradients: how many gradients were taken of each example so far, likewise.
         seconds: the time since the beginning, float64, shape (step + 1,).

@@ -206,9 +206,8 @@ class _Record:
     def add(self, state: State) -> None:
         """Add a state."""
         queries, seconds = self._queries, time.perf_counter() - self._began
-        ids = np.where(state.best.real, state.best.ids, -1)
         self._entries.append(
-            (state.objective.copy(), ids, queries.evaluations.copy(), queries.gradients.copy(), seconds)
+            (state.objective.copy(), state.best.ids, queries.evaluations.copy(), queries.gradients.copy(), seconds)
         )
 
     def history(self) -> History:
