@@ -25,7 +25,7 @@ def report(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE", help="Files of saved gradients or attributions; one may be '-', which is stdin."
+            metavar="FILE", help="Files of saved gradients, attributions or a search; one may be '-', which is stdin."
         ),
     ] = None,
     output: Annotated[
@@ -97,9 +97,9 @@ def _comparable(results: Mapping[str, Results]) -> dict[str, Results]:
 
     Attributions by different methods need not be equal, so the page shows them side by side only.
     """
-    from embgrad.report.page import comparable, flat, of_output_tokens
+    from embgrad.report.page import comparable, flat, of_own_page
 
-    of_output_tokens(results)  # raises an error where one stands beside other results
+    of_own_page(results)  # raises an error where one stands beside other results
     if len(results) == 1:
         return dict(results)
     (first, reference), *others = flat(results).items()

@@ -153,7 +153,7 @@ def _checked_rule(provenance: dict[str, Any], count: int, has_success: bool) -> 
     goal, until = provenance.get("goal"), provenance.get("until")
     if goal not in ("maximize", "minimize"):
         raise SchemaError(f"holds {brief(goal)} as provenance['goal']: expected 'maximize' or 'minimize'")
-    numbers = until if isinstance(until, list) else [until] * (until is not None)
+    numbers: list[Any] = until if isinstance(until, list) else [] if until is None else [until]
     finite = all(type(number) in (int, float) and abs(number) < 2.0**1023 for number in numbers)
     if not finite or (isinstance(until, list) and len(until) != count) or has_success != (until is not None):
         raise SchemaError(

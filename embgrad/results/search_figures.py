@@ -68,12 +68,16 @@ class SearchFigures:
     seconds: float
 
     def __str__(self) -> str:
+        return f"{visible(self.title)}\n{self.table()}"
+
+    def table(self) -> str:
+        """Return the figures as aligned lines of text, without the title."""
         rows, amounts = list(self._rates()), list(self._amounts())
         wide = max(len(row[0]) for row in (*rows, *amounts))
         widths = [max(map(len, column)) for column in zip(*(row[1:] for row in amounts), strict=True)]
         lines = [f"{name:{wide}}  {value}" for name, value in rows]
         lines += ["  ".join([f"{name:{wide}}", *map(str.rjust, values, widths)]) for name, *values in amounts]
-        return "\n".join([visible(self.title), *(line.rstrip() for line in lines)])
+        return "\n".join(line.rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
         """Return the table that notebooks show."""
