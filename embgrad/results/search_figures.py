@@ -148,7 +148,8 @@ def figures_of(search: Any, title: str) -> SearchFigures:
 def _row(name: str, values: Sequence[str], attribute: str = "", align: str = "right") -> str:
     """Return a row of the table."""
     cells = "".join(
-        f'<td{attribute} style="text-align:{align};padding:.1em .8em .1em 0">{value}</td>' for value in values
+        f'<td{attribute} style="text-align:{align};white-space:nowrap;padding:.1em .8em .1em 0">{value}</td>'
+        for value in values
     )
     head = (
         f'<th scope="row" style="text-align:left;font-weight:normal;opacity:.75;padding:.1em 1.2em .1em 0">{name}</th>'

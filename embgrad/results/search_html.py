@@ -64,7 +64,8 @@ def _example(line: SearchLine) -> Iterator[str]:
     outcome = f"; <b>{escape(line.outcome)}</b>" if line.outcome else ""
     yield (
         f'<div style="margin:1em 0">\n<div style="font-size:.8em;display:flex;flex-wrap:wrap;gap:0 1em;align-items:center">'
-        f'<span style="opacity:.75">example {line.example}: {escape(line.summary)}{outcome}</span>{_course(line)}</div>\n'
+        f'<span style="opacity:.75;flex:1 1 16em;min-width:0">example {line.example}: {escape(line.summary)}{outcome}</span>'
+        f"{_course(line)}</div>\n"
     )
     for side, (name, tokens) in enumerate((("before", line.before), ("after", line.after))):
         yield (

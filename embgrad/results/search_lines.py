@@ -16,8 +16,8 @@ from embgrad.results.search_changes import Change, names_of
 
 __all__ = ["Marked", "SearchLine", "count_of", "lines_of", "task_of"]
 
-#: The most letters of the objective's arguments in a title, such as the labels of a whole dataset.
-MOST_LETTERS: Final = 60
+#: The most letters of an argument of the objective in a title; the labels of a dataset, or a vector, have more.
+MOST_LETTERS: Final = 24
 
 
 class Marked(NamedTuple):
@@ -94,13 +94,13 @@ def task_of(provenance: Mapping[str, Any], *, whole: bool) -> str:
     name = f"{provenance.get('goal', 'search')} {objective.pop('class', '?')}"
     if not whole:
         return f"{method.get('class', '?')}, {name}"
-    arguments = ", ".join(f"{key}={value!r}" for key, value in objective.items() if value is not None)
-    cut = arguments if len(arguments) <= MOST_LETTERS else f"{arguments[: MOST_LETTERS - 1]}…"
+    shown = {key: repr(value) for key, value in objective.items() if value is not None}
+    arguments = ", ".join(f"{key}={text if len(text) <= MOST_LETTERS else '…'}" for key, text in shown.items())
     until = provenance.get("until")
     stops = (
         "" if until is None else f" until {until:.4g}" if np.ndim(until) == 0 else " until a number for each example"
     )
-    return f"{method.get('class', '?')}, {name}({cut}){stops}"
+    return f"{method.get('class', '?')}, {name}({arguments}){stops}"
 
 
 def count_of(number: int, what: str) -> str:
