@@ -8,6 +8,7 @@ from typing import Any, Final
 from embgrad.common.text import visible
 from embgrad.results.pictures import course
 from embgrad.results.pieces import examples_of
+from embgrad.results.search_changes import names_of
 from embgrad.results.search_html import document, fragment
 from embgrad.results.search_lines import SearchLine, lines_of, task_of
 from embgrad.results.search_terminal import print_search
@@ -31,7 +32,12 @@ class DisplayedSearch:
 
     @property
     def _title(self) -> str:
-        return visible(task_of(self.provenance, whole=True))
+        search: Any = self
+        title = task_of(self.provenance, whole=True)
+        if search.trigger is not None:
+            names = names_of(search.batch)
+            title += f"; trigger: {' '.join(names.get(number, str(number)) for number in search.trigger.tolist())}"
+        return visible(title)
 
     def _lines(self, examples: Any) -> list[SearchLine]:
         return lines_of(self, examples_of(examples, len(self.before)))

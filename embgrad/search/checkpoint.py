@@ -38,7 +38,6 @@ FORMAT, ENTRY = 1, "embgrad_search"
 EVERY, SHARE = 1.0, 20.0
 
 _TEXTS: Final = ("examples", "ids", "real", "types", "free")
-_FLAGS: Final = ("real", "free")
 _HISTORY: Final = ("objective", "ids", "evaluations", "gradients", "seconds")
 
 
@@ -127,7 +126,16 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
     def _write(self, steps: int, state: State, history: History) -> None:
         assert self._path is not None
         arrays = dict(_arrays(state, History(*(getattr(history, name)[: steps + 1] for name in _HISTORY))))
-        entry = {"format": FORMAT, "steps": steps, "run": self._run, "sha256": digest_of(arrays)}
+        # Files of results have no truth values; where this one has none either, their reader can say what it is.
+        flags = [name for name, array in arrays.items() if array.dtype == bool]
+        arrays |= {name: arrays[name].astype(np.int64) for name in flags}
+        entry = {
+            "format": FORMAT,
+            "steps": steps,
+            "run": self._run,
+            "flags": flags,
+            "sha256": digest_of([steps, flags, arrays]),
+        }
         write_tensors(self._path, arrays, {ENTRY: json.dumps(entry)})
 
     def _read(self, path: Path, most: int) -> None:
@@ -143,12 +151,13 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
                 f"{path} holds another search: {'; '.join(changes)}. Repeat the call that wrote it to go on, name another file, "
                 "or remove this one"
             )
-        if entry["sha256"] != digest_of(arrays):
+        if entry["sha256"] != digest_of([entry["steps"], entry["flags"], arrays]):
             raise FileFormatError(f"{path} was changed after it was written: remove it, or name another file")
         if entry["steps"] > most:
             raise FileFormatError(
                 f"{path} holds {entry['steps']} steps, and the method takes {most}: raise steps to go on, or name another file"
             )
+        arrays |= {name: arrays[name].astype(bool) for name in entry["flags"]}
         self.steps, (self.state, self.history) = entry["steps"], _read_back(arrays)
 
 
@@ -157,7 +166,7 @@ def _entry(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         entry = json.loads(metadata[ENTRY], object_pairs_hook=once)
     except (KeyError, ValueError, RecursionError):
         entry = None
-    fields = {"format": int, "steps": int, "run": dict, "sha256": str}
+    fields = {"format": int, "steps": int, "run": dict, "flags": list, "sha256": str}
     if not isinstance(entry, dict) or any(type(entry.get(name)) is not kind for name, kind in fields.items()):
         raise FileFormatError(
             f"{path} is not the file of a search: expected what embgrad.search(..., to=...) wrote, or the name of a new file"
@@ -197,8 +206,7 @@ def _arrays(state: State, history: History) -> Iterator[tuple[str, np.ndarray]]:
     for side in ("best", "current"):
         for name in _TEXTS:
             if (array := getattr(getattr(state, side), name)) is not None:
-                # A reader of results, which have no truth values, can so say what the file is.
-                yield f"{side}.{name}", array.astype(np.int64) if name in _FLAGS else array
+                yield f"{side}.{name}", array
     yield "objective", state.objective
     yield "values", state.values
     for name, array in state.arrays.items():
@@ -211,10 +219,6 @@ def _read_back(arrays: Mapping[str, np.ndarray]) -> tuple[State, History]:
     def under(name: str) -> dict[str, np.ndarray]:
         return {key.partition(".")[2]: array for key, array in arrays.items() if key.startswith(f"{name}.")}
 
-    def texts(side: str) -> Texts:
-        own: dict[str, Any] = {"types": None, **under(side)}
-        return Texts(**own | {name: own[name].astype(bool) for name in _FLAGS})
-
-    best, current = texts("best"), texts("current")
+    best, current = (Texts(**{"types": None, **under(side)}) for side in ("best", "current"))
     state = State(best, arrays["objective"], current, arrays["values"], under("arrays"))
     return state, History(**under("history"))

@@ -79,6 +79,12 @@ def test_the_repr_is_one_line() -> None:
     assert repr(SEARCH.history) == "History(2 steps, 2 examples, 1.5 seconds)"
 
 
+def test_the_trigger_is_in_the_title() -> None:
+    search = search_of([["a", "b"]], [["zoning", "tapping", "a", "b"]], trigger=np.array([3, 4, 99]))
+    assert search.figures().title.endswith("; trigger: zoning tapping 99")
+    assert "trigger: zoning tapping 99" in search.to_html()
+
+
 def test_the_table_has_a_row_for_each_example() -> None:
     assert SEARCH.table().splitlines() == [
         "example  L before  L  changed  evaluations  gradients     met",

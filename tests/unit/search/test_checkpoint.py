@@ -20,15 +20,22 @@ from embgrad.common.safetensors import write_tensors
 from embgrad.results.search import Search
 from embgrad.search import GCG, HotFlip
 from embgrad.search import checkpoint as checkpoints
+from embgrad.search.search import METHODS as BY_NAME
 from embgrad.search.search import search
 from embgrad.testing.reference import ReferenceModel
 from tests.unit.attribution.models import BATCH, curved
 from tests.unit.refusals import refused
 
+#: By name the arguments of a small search by each method.
+SMALL: dict[str, dict[str, Any]] = {
+    "gcg": {"steps": 4, "candidates": 5, "top": 4},
+    "hotflip": {"steps": 3, "beam": 2, "candidates": 4},
+    "pez": {"steps": 4, "learning_rate": 0.5},
+    "universal_trigger": {"length": 2, "steps": 3, "candidates": 3, "examples": 1},
+}
 METHODS = {
-    "GCG": GCG(steps=4, candidates=5, top=4),
-    "HotFlip": HotFlip(steps=3, beam=2, candidates=4),
-    "HotFlip that resizes": HotFlip(steps=3, beam=2, candidates=4, insert=True, delete=True),
+    **{name: method(**SMALL[name]) for name, method in BY_NAME.items()},
+    "hotflip that resizes": HotFlip(steps=3, beam=2, candidates=4, insert=True, delete=True),
 }
 OBJECTIVE = embgrad.Logit(1)
 
@@ -37,7 +44,7 @@ class Interrupted(KeyboardInterrupt):
     """The user's Ctrl-C."""
 
 
-def found(to: Path | None = None, method: Any = METHODS["GCG"], **changes: Any) -> Search:
+def found(to: Path | None = None, method: Any = METHODS["gcg"], **changes: Any) -> Search:
     arguments = {"model": curved(), "batch": BATCH, "objective": OBJECTIVE, "method": method, **changes}
     return search(**arguments, to=to)
 
@@ -170,7 +177,7 @@ def test_what_is_no_file_of_a_search_is_refused(tmp_path: Path) -> None:
         with refused(embgrad.FileFormatError, "run.safetensors is not "):
             found(path)
         assert path.read_bytes() == before
-    for entry in ("[]", "{", "{}", '{"format": 1, "steps": true, "run": {}, "sha256": ""}', "[" * 100_000):
+    for entry in ("[]", "{", "{}", '{"format": 1, "steps": true, "run": {}, "flags": [], "sha256": ""}', "[" * 100_000):
         write_tensors(path, {"x": np.zeros(1)}, {"embgrad_search": entry})
         with refused(embgrad.FileFormatError, "is not the file of a search: expected what embgrad.search(..., to=...)"):
             found(path)
@@ -182,10 +189,11 @@ def test_a_changed_file_and_another_format_are_refused(tmp_path: Path) -> None:
     arrays = safetensors.numpy.load_file(path)
     with safetensors.safe_open(str(path), "numpy") as file:
         entry = json.loads(file.metadata()["embgrad_search"])
-    arrays["objective"][0] += 1
-    write_tensors(path, arrays, {"embgrad_search": json.dumps(entry)})
-    with refused(embgrad.FileFormatError, "run.safetensors was changed after it was written: remove it"):
-        found(path)
+    other = {**arrays, "objective": arrays["objective"] + 1}
+    for held, changes in ((other, {}), (arrays, {"steps": 3}), (arrays, {"flags": ["x"]})):
+        write_tensors(path, held, {"embgrad_search": json.dumps({**entry, **changes})})
+        with refused(embgrad.FileFormatError, "run.safetensors was changed after it was written: remove it"):
+            found(path)
     write_tensors(path, arrays, {"embgrad_search": json.dumps({**entry, "format": 2})})
     with refused(embgrad.FileFormatError, "holds a search in format 2, and this embgrad reads 1"):
         found(path)
