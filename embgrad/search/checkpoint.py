@@ -219,6 +219,9 @@ def _read_back(arrays: Mapping[str, np.ndarray]) -> tuple[State, History]:
     def under(name: str) -> dict[str, np.ndarray]:
         return {key.partition(".")[2]: array for key, array in arrays.items() if key.startswith(f"{name}.")}
 
-    best, current = (Texts(**{"types": None, **under(side)}) for side in ("best", "current"))
-    state = State(best, arrays["objective"], current, arrays["values"], under("arrays"))
+    def texts(side: str) -> Texts:
+        own: dict[str, Any] = {"types": None, **under(side)}
+        return Texts(**own)
+
+    state = State(texts("best"), arrays["objective"], texts("current"), arrays["values"], under("arrays"))
     return state, History(**under("history"))
