@@ -88,12 +88,10 @@ def _checked_names(names: Any) -> dict[int, str] | None:
 
 
 def _checked_goal(provenance: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance, which has a goal and the class of the objective."""
-    objective = provenance.get("objective")
-    if provenance.get("goal") not in ("maximize", "minimize") or not isinstance(objective, dict):
-        raise SchemaError(
-            f"holds the goal {brief(provenance.get('goal'))}: expected 'maximize' or 'minimize', and an objective"
-        )
-    if not isinstance(objective.get("class"), str):
-        raise SchemaError(f"holds an objective of the class {brief(objective.get('class'))}: {EXPECTED}")
+    """Return the provenance, which has the goal and the class of the objective."""
+    for key, value in (("goal", provenance.get("goal")), ("objective", provenance.get("objective", {}).get("class"))):
+        if not isinstance(value, str) or (key == "goal" and value not in ("maximize", "minimize")):
+            raise SchemaError(
+                f"holds the {key} {brief(value)}: expected 'maximize' or 'minimize', and the class of the objective"
+            )
     return provenance
