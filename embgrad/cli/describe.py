@@ -15,11 +15,12 @@ from embgrad.report.sentences import has_sentences
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.search import Search
+from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["Result", "Results", "described", "model_of", "named", "print_summary"]
 
-Result = EmbeddingGradients | Attribution | TokenAttribution | Search
+Result = EmbeddingGradients | Attribution | TokenAttribution | Search | Substitutions
 
 #: One result, or several results by the names of their points, or of their methods.
 Results = Result | Mapping[str, Result]
@@ -28,7 +29,8 @@ Results = Result | Mapping[str, Result]
 def named(results: Results) -> dict[str, Result]:
     """Return the results by the names of their points, or of their methods."""
     if isinstance(results, Result):
-        return {str(results.provenance.get("point", "search" if isinstance(results, Search) else "result")): results}
+        kind = type(results).__name__.lower() if isinstance(results, Search | Substitutions) else "result"
+        return {str(results.provenance.get("point", kind)): results}
     return dict(results)
 
 
@@ -40,6 +42,8 @@ def described(result: Result) -> dict[str, Any]:
         return _described_tokens(result)
     if isinstance(result, Search):
         return _described_search(result)
+    if isinstance(result, Substitutions):
+        return _described_substitutions(result)
     return {
         "shape": list(result.shape),
         "dtype": str(result.values.dtype),
@@ -130,6 +134,32 @@ def _described_search(search: Search) -> dict[str, Any]:
         ],
         "trigger": search.trigger,
         "provenance": dict(search.provenance),
+    }
+
+
+def _described_substitutions(substitutions: Substitutions) -> dict[str, Any]:
+    top = substitutions.ids.shape[2]
+    return {
+        "shape": list(substitutions.shape),
+        "goal": substitutions.goal,
+        "examples": [
+            {
+                "objective": float(objective),
+                "positions": [
+                    {
+                        "position": position,
+                        "id": int(substitutions.original[example, position]),
+                        "substitutions": [
+                            {"id": one.id, "token": one.after, "score": one.score}
+                            for one in substitutions.of_position(example, position, top)
+                        ],
+                    }
+                    for position in np.flatnonzero(substitutions.searched[example]).tolist()
+                ],
+            }
+            for example, objective in enumerate(substitutions.objective)
+        ],
+        "provenance": dict(substitutions.provenance),
     }
 
 

@@ -142,10 +142,29 @@ def test_a_saved_search_is_shown_and_reported(command: Any, words: Path) -> None
     message = "results holds 2 results, and one of embgrad.search among them, which has a page by itself"
     assert message in refused(command("report", "s.safetensors", "s.safetensors", "-o", "page.html"))
     assert "a is of type Search: expected" in refused(command("compare", "s.safetensors", "s.safetensors"))
-    assert "--words is for gradients and attributions, and 'search' is a search" in refused(
+    assert "--words is for gradients and attributions, and 'search' is of the class Search" in refused(
         command("show", "s.safetensors", "--words")
     )
     assert "--kind is for gradients and attributions" in refused(command("show", "s.safetensors", "--kind", "dot"))
+
+
+def test_saved_substitutions_are_shown(command: Any, directory: Path) -> None:
+    batch = embgrad.TokenBatch([[4, 5, 6]], tokens=[["a", "grip", "##ping"]])
+    saved = embgrad.substitutions(built(directory), batch, embgrad.Logit(1), top=2, positions=[0, 2])
+    saved.save("s.safetensors")
+    done = command("show", "s.safetensors")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].endswith(", ReferenceModel (reference)")
+    assert lines[1].startswith("example 0: Logit = ")
+    assert lines[2].startswith(f"  0  a       →  id {saved.ids[0, 0, 0]} +")
+    assert len(lines) == 5
+    (result,) = json.loads(command("show", "s.safetensors", "--json").out)["results"].values()
+    (example,) = result["examples"]
+    assert [own["position"] for own in example["positions"]] == [0, 2]
+    for own in example["positions"]:
+        assert [one["id"] for one in own["substitutions"]] == saved.ids[0, own["position"]].tolist()
+        assert [one["score"] for one in own["substitutions"]] == saved.scores[0, own["position"]].tolist()
 
 
 def test_the_default_objective_is_said(command: Any) -> None:
