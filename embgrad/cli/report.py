@@ -92,7 +92,7 @@ def _expect(files: list[str] | None, model: str | None, output: str | None, term
     expect_writable(output)
 
 
-def _comparable(results: Mapping[str, Results]) -> dict[str, Results]:
+def _comparable(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first result, and those that should be equal to it, by their labels on the page.
 
     Attributions by different methods need not be equal, so the page shows them side by side only.
@@ -113,7 +113,7 @@ def _comparable(results: Mapping[str, Results]) -> dict[str, Results]:
 
 
 def _write(
-    results: Mapping[str, Results], comparisons: Mapping[str, Any], output: str, title: str | None, terminal: Terminal
+    results: Mapping[str, Any], comparisons: Mapping[str, Any], output: str, title: str | None, terminal: Terminal
 ) -> None:
     from embgrad.report.page import render_page, write_page
 

@@ -246,7 +246,7 @@ def _by_point(
     return {label: by_label[label] for label in others if by_label.get(label)}
 
 
-def comparable(first: Shown, second: Shown) -> bool:
+def comparable(first: Any, second: Any) -> bool:
     """Return whether two results should be equal: attributions by different methods need not be."""
     methods = [result.provenance["method"] for result in (first, second) if isinstance(result, Attribution)]
     return len(methods) < 2 or methods[0] == methods[1]
