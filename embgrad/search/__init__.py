@@ -4,8 +4,20 @@ from embgrad.results.search import History, Search
 from embgrad.search.gcg import GCG
 from embgrad.search.hotflip import HotFlip
 from embgrad.search.method import SearchMethod, State
+from embgrad.search.pez import PEZ
 from embgrad.search.problem import Problem
 from embgrad.search.texts import Texts
-from embgrad.search.vocabulary import is_ascii, is_word
+from embgrad.search.universal_trigger import UniversalTrigger
 
-__all__ = ["GCG", "History", "HotFlip", "Problem", "Search", "SearchMethod", "State", "Texts", "is_ascii", "is_word"]
+__all__ = [
+    "GCG",
+    "PEZ",
+    "History",
+    "HotFlip",
+    "Problem",
+    "Search",
+    "SearchMethod",
+    "State",
+    "Texts",
+    "UniversalTrigger",
+]
