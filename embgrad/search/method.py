@@ -60,12 +60,10 @@ class SearchMethod(ABC):
 
     Attributes:
         steps: the most steps.
-        resizes: whether texts may become longer or shorter.
         joint: whether something is searched that all examples share, so that no example needs to succeed by itself.
     """
 
     steps: int
-    resizes: ClassVar[bool] = False
     joint: ClassVar[bool] = False
 
     def start(self, problem: Problem) -> State:

@@ -6,14 +6,14 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from embgrad.engine.decoder import with_decoder
+from embgrad.attribution.passes import Passes, passes_through
+from embgrad.attribution.removal import POSITION_IDS, columns_read, expect_deletable
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad.inputs.decoder import IDS, LABELS
-from embgrad.objectives.native import NativeObjective
+from embgrad.forward.points import WORD
 from embgrad.search.problem import Problem
 from embgrad.search.texts import Texts
 
@@ -136,7 +136,8 @@ def trigger_texts(problem: Problem, length: int, place: str, stable: np.ndarray 
         BatchError: an example has no position whose token may be replaced.
         UnsupportedError: the objective or a further input has an entry for each position, of which a trigger has none.
     """
-    _expect_insertable(problem)
+    passes = passes_through(problem.bound, problem.batch, problem.objective, WORD, "keep", None)
+    _expect_insertable(problem, passes)
     original = problem.original
     empty = np.flatnonzero(~original.free.any(1))
     if empty.size:
@@ -167,60 +168,31 @@ def trigger_texts(problem: Problem, length: int, place: str, stable: np.ndarray 
     rank = np.argsort(order, axis=1)
     shifted = rank + np.where(rank >= at[:, None], length, 0)
     stable = problem.stable(original) if stable is None else stable
-    return TriggerTexts(_reading(problem, shifted), template, at, length, stable)
+    return TriggerTexts(_reading(problem, passes, shifted), template, at, length, stable)
 
 
-def _reading(problem: Problem, moved: np.ndarray) -> Problem:
+def _reading(problem: Problem, passes: Passes, moved: np.ndarray) -> Problem:
     """Return the problem whose objective reads the columns to which those that it reads move, (example, position).
 
     Columns that count back from the end of a text stay as they are.
     """
-    position = getattr(problem.objective, "position", None)
-    if position is None or not _reads_text(problem):
+    columns = columns_read(passes)
+    if columns is None:
         return problem
-    columns = np.broadcast_to(position, (len(moved),))
     objective = copy.copy(problem.objective)
     objective.position = np.where(columns < 0, columns, moved[np.arange(len(moved)), columns])  # type: ignore[union-attr]
     return replace(problem, objective=objective)
 
 
-def _reads_text(problem: Problem) -> bool:
-    """Return whether positions of the objective are those of the text, not of an encoder-decoder's decoder."""
-    output = getattr(problem.objective, "output", None)
-    return not _has_decoder(problem) or (output is not None and output.startswith("encoder"))
-
-
-def _has_decoder(problem: Problem) -> bool:
-    return IDS in with_decoder(problem.bound.model, problem.batch).extras
-
-
-def _expect_insertable(problem: Problem) -> None:
+def _expect_insertable(problem: Problem, passes: Passes) -> None:
     """Refuse to insert tokens where something has an entry for each position.
 
     Raises:
         UnsupportedError: the objective is a function, has a label for each position, or a further input has entries for them.
     """
-    objective, batch = problem.objective, problem.batch
-    if isinstance(objective, NativeObjective):
+    expect_deletable(passes, "search each text by itself, by HotFlip or GCG, which keep its length")
+    if POSITION_IDS in problem.batch.extras:
         raise UnsupportedError(
-            "the objective is a function, which gets the whole batch, and the texts with a trigger are run in parts: give an "
-            "objective of embgrad, such as embgrad.Probability(label)"
+            f"the batch numbers its positions, {POSITION_IDS}, and not those of a trigger: omit them, as texts with a trigger run "
+            "without padding"
         )
-    labels = getattr(objective, "labels", None)
-    if isinstance(labels, np.ndarray) and labels.ndim == 2 and _reads_text(problem):
-        raise UnsupportedError(
-            f"the objective has a label for each position, {labels.shape}, and none for the tokens of a trigger: give an "
-            "objective of one position, or of the whole text"
-        )
-    for name, value in batch.extras.items():
-        if not name.startswith("decoder") and not (name == LABELS and _has_decoder(problem)):
-            shape = _shape(value)
-            if batch.shape[1] in shape[0 if name in batch.shared else 1 :]:
-                raise UnsupportedError(
-                    f"the further input {name!r} has the shape {shape}, with as many entries as the text has positions, and "
-                    "none for the tokens of a trigger: omit it"
-                )
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(getattr(value, "shape", ()))

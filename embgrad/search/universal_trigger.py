@@ -44,8 +44,9 @@ class UniversalTrigger(SearchMethod):
     tokens are special. The types of the trigger are those of the token next to it, and an
     objective reads each text where it does without a trigger.
 
-    `until` of `search` is compared with the mean of L. With a tokenizer only triggers are returned with which each text tokenises
-    to its own ids that does so without a trigger. `objective_before` is L without a trigger, and so is entry 0 of the history.
+    The search stops when the mean of L meets `until` of `search`, or its mean where there is one for each example. With a
+    tokenizer only triggers are returned with which each text tokenises to its own ids that does so without a trigger.
+    `objective_before` is L without a trigger, and so is entry 0 of the history.
 
     Args:
         length: the number of tokens of the trigger.
@@ -92,8 +93,9 @@ class UniversalTrigger(SearchMethod):
 
     def active(self, problem: Problem, state: State) -> np.ndarray:
         """Return true for all examples until their mean meets the stopping rule."""
-        met = problem.rule.met(state.objective.mean(keepdims=True))
-        return np.full(len(state.objective), not met.any())
+        until = problem.rule.until
+        met = until is not None and problem.sign * state.objective.mean() >= problem.sign * until.mean()
+        return np.full(len(state.objective), not met)
 
     def step(self, problem: Problem, state: State, active: np.ndarray, number: int) -> State:
         """Return the state after a step."""

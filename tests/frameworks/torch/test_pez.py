@@ -9,7 +9,6 @@ import torch
 
 import embgrad
 from embgrad.search import PEZ
-from embgrad.search.rule import Rule
 from embgrad.search.search import problem_of
 
 STEPS, CLASS = 20, 1
@@ -54,11 +53,9 @@ def test_twenty_steps_equal_those_of_pytorchs_adamw() -> None:
     for goal, sign in (("maximize", 1), ("minimize", -1)):
         visited, embeddings = by_hand(model, ids, sign)
         arguments: dict[str, Any] = dict.fromkeys(
-            ("allowed", "positions", "tokenizer", "max_length", "call", "batch_size")
+            ("until", "allowed", "positions", "tokenizer", "max_length", "call", "batch_size")
         )
-        problem, _ = problem_of(
-            model, ids.numpy(), embgrad.Logit(CLASS), Rule.of(goal, None), stable=False, **arguments
-        )
+        problem, _ = problem_of(model, ids.numpy(), embgrad.Logit(CLASS), goal=goal, stable=False, **arguments)
         method = PEZ(steps=STEPS)
         state = method.start(problem)
         for number in range(STEPS):

@@ -12,7 +12,6 @@ import embgrad
 from embgrad.engine.embedding_table import TableReader
 from embgrad.search import PEZ, projection
 from embgrad.search.projection import nearest_ids
-from embgrad.search.rule import Rule
 from embgrad.search.search import problem_of, search
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.search.trigger_models import VOCAB, Tokenizer, batch
@@ -32,9 +31,11 @@ def curved(dim: int = 4) -> ReferenceModel:
 
 
 def problem(model: Any, goal: str, **options: Any) -> Any:
-    arguments: dict[str, Any] = dict.fromkeys(("allowed", "positions", "tokenizer", "max_length", "call", "batch_size"))
+    arguments: dict[str, Any] = dict.fromkeys(
+        ("until", "allowed", "positions", "tokenizer", "max_length", "call", "batch_size")
+    )
     arguments.update(stable=False, **options)
-    return problem_of(model, batch(), LOGIT, Rule.of(goal, None), **arguments)[0]
+    return problem_of(model, batch(), LOGIT, goal=goal, **arguments)[0]
 
 
 @pytest.mark.parametrize("goal", ["maximize", "minimize"])

@@ -136,7 +136,8 @@ def test_it_stops_when_the_mean_meets_the_rule() -> None:
     assert found.success is not None
     assert found.success.tolist() == (found.objective >= mean - 1e-9).tolist()
     assert 0 < found.success.sum() < len(TEXTS)
-    at_once = search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), until=before - 1)
+    of_each = before - 1 + np.array([3.0, -3, 1, -1, 0, 0])
+    at_once = search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), until=of_each)
     assert at_once.trigger is None
     assert at_once.batch.ids.tolist() == batch().ids.tolist()
 
@@ -231,9 +232,11 @@ def test_what_does_not_fit_a_trigger_is_refused_before_the_search() -> None:
         LOGIT,
         method=UniversalTrigger(3),
     )
-    refuses("the objective is a function, which gets the whole batch", batch(), lambda output: output.column(0))
-    extra = batch().replace(extras={"position_ids": np.zeros(batch().shape, np.int64)})
-    refuses("the further input 'position_ids' has the shape (6, 7)", extra, LOGIT)
+    refuses(
+        "the objective is a function, which may know the whole batch in order", batch(), lambda output: output.column(0)
+    )
+    extra = batch().replace(extras={"position_ids": np.tile(np.arange(7), (6, 1))})
+    refuses("the batch numbers its positions, position_ids", extra, LOGIT)
 
 
 def test_labels_of_positions_are_refused() -> None:
