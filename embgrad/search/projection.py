@@ -26,25 +26,21 @@ def nearest_ids(embeddings: np.ndarray, table: TableReader, allowed: np.ndarray)
     Returns:
         int64, shape (n,).
     """
-    directions = _directions(embeddings)
-    best = np.full(len(embeddings), -np.inf)
-    ids = np.full(len(embeddings), allowed[0])
+    # Of one embedding all similarities are divided by its length alike, which therefore does not matter.
+    wide = embeddings.astype(np.float64)
+    best = np.full(len(wide), -np.inf)
+    ids = np.full(len(wide), allowed[0])
     for start in range(0, len(allowed), ROWS):
         block = allowed[start : start + ROWS]
-        rows = _directions(table.rows(block))
-        for first in range(0, len(directions), EMBEDDINGS):
+        rows = table.rows(block).astype(np.float64)
+        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+        lengths[lengths == 0] = 1
+        for first in range(0, len(wide), EMBEDDINGS):
             part = slice(first, first + EMBEDDINGS)
-            similarity = directions[part] @ rows.T
+            similarity = wide[part] @ rows.T / lengths
             place = similarity.argmax(1)
             largest = similarity[np.arange(len(place)), place]
             nearer = largest > best[part]
             best[part] = np.where(nearer, largest, best[part])
             ids[part] = np.where(nearer, block[place], ids[part])
     return ids
-
-
-def _directions(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors of length 1 in float64; those of length 0 stay."""
-    wide = vectors.astype(np.float64)
-    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
-    return np.asarray(wide / np.where(lengths == 0, 1, lengths))
