@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -99,6 +99,25 @@ class Problem:
         if texts.types is not None:
             changes["types"] = texts.types
         return self.batch.take(texts.examples).replace(**changes)
+
+    def whole_batch_of(self, texts: Texts, pad: int | None) -> TokenBatch:
+        """Return the batch of texts of any lengths, padded on the right; where the batch has no mask, with one that they need.
+
+        Args:
+            texts: one text of each example, in order.
+            pad: the id of padding; None for the one that the batch is padded with, or else 0.
+        """
+        if not self._is_resized(texts).any():
+            return self.batch_of(texts.cut(self.batch.shape[1]))
+        cut = texts.cut(int(texts.real.sum(1).max()))
+        padding = self.batch.ids[~self.batch.real]
+        fill = pad if pad is not None else int(padding[0]) if len(padding) else 0
+        filled = replace(cut, ids=np.where(cut.real, cut.ids, fill))
+        batch = self.batch_of(filled)
+        if cut.real.all():
+            return batch
+        convention = "huggingface" if batch.convention == "ids" else batch.convention  # bare ids have no mask
+        return batch.replace(mask=cut.real.astype(np.int64), convention=convention)
 
     def objectives(self, texts: Texts) -> np.ndarray:
         """Return the objective of each text, float64, shape (text,), from forward passes.

@@ -193,6 +193,6 @@ def _expect_insertable(problem: Problem, passes: Passes) -> None:
     expect_deletable(passes, "search each text by itself, by HotFlip or GCG, which keep its length")
     if POSITION_IDS in problem.batch.extras:
         raise UnsupportedError(
-            f"the batch numbers its positions, {POSITION_IDS}, and not those of a trigger: omit them, as texts with a trigger run "
-            "without padding"
+            f"the batch numbers its positions, {POSITION_IDS}, and not those of a trigger: omit them, as texts with a trigger "
+            "run without padding"
         )

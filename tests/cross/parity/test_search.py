@@ -12,9 +12,7 @@ from transformers import AutoTokenizer
 import embgrad
 from embgrad.cli.demo import minilm_folder
 from embgrad.results.search import Search
-from embgrad.search import PEZ, SearchMethod, UniversalTrigger
-from embgrad.search.search import search
-from embgrad.search.vocabulary import is_word
+from embgrad.search import PEZ, SearchMethod, UniversalTrigger, is_word
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon")
 TEXTS = [
@@ -36,7 +34,7 @@ def run(framework: str, method: SearchMethod) -> Search:
     folder = minilm_folder()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     vector = np.random.default_rng(0).normal(size=384)
-    return search(
+    return embgrad.search(
         embgrad.load_bert(folder, framework),
         TEXTS,
         embgrad.Projection(vector, output="sequence", position=0),

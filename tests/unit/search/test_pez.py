@@ -12,7 +12,7 @@ import embgrad
 from embgrad.engine.embedding_table import TableReader
 from embgrad.search import PEZ, projection
 from embgrad.search.projection import nearest_ids
-from embgrad.search.search import problem_of, search
+from embgrad.search.search import problem_of
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.search.trigger_models import VOCAB, Tokenizer, batch
 
@@ -76,7 +76,9 @@ def test_the_best_text_is_found_where_it_lies_in_the_direction_of_the_steps() ->
         return (lookup(own["E"], input_ids) * Tensor(attention_mask[..., None].astype(float))).sum(1) @ own["W"]
 
     model = ReferenceModel(forward, {"E": table, "W": weights})
-    found = search(model, batch(), embgrad.Sum(), PEZ(steps=80, weight_decay=0.01), tokenizer=Tokenizer(), stable=False)
+    found = embgrad.search(
+        model, batch(), embgrad.Sum(), PEZ(steps=80, weight_decay=0.01), tokenizer=Tokenizer(), stable=False
+    )
     best = 3 + int((table @ weights)[3:, 0].argmax())
     special = np.isin(batch().ids, Tokenizer.all_special_ids)
     np.testing.assert_array_equal(found.batch.ids, np.where(special, batch().ids, best))
@@ -86,8 +88,8 @@ def test_the_best_text_is_found_where_it_lies_in_the_direction_of_the_steps() ->
 
 def test_only_texts_that_come_back_become_the_best() -> None:
     model, method, tokenizer = curved(), PEZ(steps=40, learning_rate=0.5), Tokenizer()
-    kept = search(model, batch(), LOGIT, method, tokenizer=tokenizer, allowed=[3, 4, 7, 9])
-    free = search(model, batch(), LOGIT, method, tokenizer=tokenizer, allowed=[3, 4, 7, 9], stable=False)
+    kept = embgrad.search(model, batch(), LOGIT, method, tokenizer=tokenizer, allowed=[3, 4, 7, 9])
+    free = embgrad.search(model, batch(), LOGIT, method, tokenizer=tokenizer, allowed=[3, 4, 7, 9], stable=False)
     rows = [row[real].tolist() for row, real in zip(kept.batch.ids, kept.batch.real, strict=True)]
     assert [tokenizer(tokenizer.decode(row), False)["input_ids"] for row in rows] == rows
     others = [row[real].tolist() for row, real in zip(free.batch.ids, free.batch.real, strict=True)]
@@ -98,9 +100,9 @@ def test_only_texts_that_come_back_become_the_best() -> None:
 
 def test_an_example_that_met_the_rule_is_left_alone() -> None:
     model, method = curved(), PEZ(steps=12, learning_rate=0.5)
-    whole = search(model, batch(), LOGIT, method, tokenizer=Tokenizer(), stable=False)
+    whole = embgrad.search(model, batch(), LOGIT, method, tokenizer=Tokenizer(), stable=False)
     until = float(np.median(whole.objective_before))
-    some = search(model, batch(), LOGIT, method, tokenizer=Tokenizer(), stable=False, until=until)
+    some = embgrad.search(model, batch(), LOGIT, method, tokenizer=Tokenizer(), stable=False, until=until)
     done = whole.objective_before >= until
     assert (some.history.gradients[-1][done] == 0).all()
     np.testing.assert_array_equal(some.batch.ids[done], batch().ids[done])

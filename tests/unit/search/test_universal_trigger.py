@@ -11,7 +11,6 @@ import pytest
 
 import embgrad
 from embgrad.search import UniversalTrigger
-from embgrad.search.search import search
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.search.trigger_models import (
     CLS,
@@ -38,7 +37,7 @@ def test_the_best_of_all_triggers_is_found_and_inserted_between_the_special_toke
 ) -> None:
     expected, mean = best_trigger(2, place, sign)
     method = UniversalTrigger(2, place, steps=3, candidates=2)
-    found = search(model(), batch(side=side), LOGIT, method, goal=goal, tokenizer=Tokenizer(), stable=False)
+    found = embgrad.search(model(), batch(side=side), LOGIT, method, goal=goal, tokenizer=Tokenizer(), stable=False)
     assert found.trigger is not None
     assert found.trigger.tolist() == expected
     rows = [inserted(text, expected, place) for text in TEXTS]
@@ -60,7 +59,7 @@ def test_a_batch_without_a_mask_and_with_types_gets_the_types_of_the_neighbours(
     pairs = embgrad.TokenBatch(ids, types=types)
 
     def run(place: str, **options: Any) -> Any:
-        return search(
+        return embgrad.search(
             model(), pairs, LOGIT, UniversalTrigger(1, place, steps=1), tokenizer=Tokenizer(), **options
         ).batch
 
@@ -87,7 +86,7 @@ def test_only_triggers_with_which_all_texts_come_back_are_returned() -> None:
                 expected, _ = best_trigger(length, place, sign, stable=True, ids=ids)
                 refused += expected != best_trigger(length, place, sign, ids=ids)[0]
                 method = UniversalTrigger(length, place, steps=4, candidates=VOCAB, beam=VOCAB)
-                found = search(model(), batch(), LOGIT, method, goal=goal, tokenizer=Tokenizer(), allowed=ids)
+                found = embgrad.search(model(), batch(), LOGIT, method, goal=goal, tokenizer=Tokenizer(), allowed=ids)
                 assert found.trigger is not None
                 assert found.trigger.tolist() == expected
                 assert found.provenance["stable"]
@@ -98,16 +97,16 @@ def test_texts_that_do_not_come_back_themselves_do_not_count() -> None:
     ids = np.array([[CLS, 5, 6, SEP, 0], [CLS, 3, 4, 7, SEP], [CLS, 8, 9, SEP, 0]])
     split = embgrad.TokenBatch(ids, ids != 0)  # "a" and "b" are two tokens in example 1, and would come back as one
     method = UniversalTrigger(2, steps=2, candidates=VOCAB)
-    found = search(model(), split, LOGIT, method, tokenizer=Tokenizer(), allowed=[3, 4])
+    found = embgrad.search(model(), split, LOGIT, method, tokenizer=Tokenizer(), allowed=[3, 4])
     assert np.asarray(found.trigger).tolist() in ([3, 3], [4, 4], [4, 3])
     with pytest.raises(embgrad.BatchError, match="example 0 holds the ids"):
-        search(model(), split.take([1]), LOGIT, method, tokenizer=Tokenizer())
+        embgrad.search(model(), split.take([1]), LOGIT, method, tokenizer=Tokenizer())
 
 
 def test_texts_are_drawn_in_rounds_and_the_best_trigger_of_all_texts_is_returned() -> None:
     method = UniversalTrigger(2, steps=6, candidates=3, examples=2, seed=4)
-    found = search(model(), batch(), LOGIT, method, tokenizer=Tokenizer())
-    again = search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), batch_size=1)
+    found = embgrad.search(model(), batch(), LOGIT, method, tokenizer=Tokenizer())
+    again = embgrad.search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), batch_size=1)
     assert found.history.gradients[-1].tolist() == [2] * len(TEXTS), "two rounds of three steps of two texts"
     assert found.history.gradients[1].sum() == 2
     np.testing.assert_array_equal(found.history.ids, again.history.ids)
@@ -120,7 +119,7 @@ def test_texts_are_drawn_in_rounds_and_the_best_trigger_of_all_texts_is_returned
 
 def test_a_search_ends_when_a_step_on_all_texts_changes_nothing() -> None:
     few, many = (
-        search(model(), batch(), LOGIT, UniversalTrigger(2, steps=steps, candidates=5), tokenizer=Tokenizer())
+        embgrad.search(model(), batch(), LOGIT, UniversalTrigger(2, steps=steps, candidates=5), tokenizer=Tokenizer())
         for steps in (4, 30)
     )
     assert many.history.evaluations[-1].tolist() == few.history.evaluations[-1].tolist()
@@ -131,25 +130,25 @@ def test_it_stops_when_the_mean_meets_the_rule() -> None:
     _, mean = best_trigger(2, "start")
     method = UniversalTrigger(2, steps=9, candidates=5)
     before = np.mean([logit(inserted(text, [], "start")) for text in TEXTS])
-    found = search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), stable=False, until=mean - 1e-9)
+    found = embgrad.search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), stable=False, until=mean - 1e-9)
     assert len(found.history.seconds) == 2
     assert found.success is not None
     assert found.success.tolist() == (found.objective >= mean - 1e-9).tolist()
     assert 0 < found.success.sum() < len(TEXTS)
     of_each = before - 1 + np.array([3.0, -3, 1, -1, 0, 0])
-    at_once = search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), until=of_each)
+    at_once = embgrad.search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), until=of_each)
     assert at_once.trigger is None
     assert at_once.batch.ids.tolist() == batch().ids.tolist()
 
 
 def test_the_initial_trigger_is_the_most_frequent_allowed_token_or_the_users() -> None:
     method = UniversalTrigger(2, steps=1, candidates=1)
-    alone = search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), allowed=[7])
+    alone = embgrad.search(model(), batch(), LOGIT, method, tokenizer=Tokenizer(), allowed=[7])
     assert alone.trigger is not None
     assert alone.trigger.tolist() == [7, 7], "the only allowed token"
     letters = [3 + LETTERS.index(letter) for letter in "eg"]
     given = UniversalTrigger(2, steps=1, candidates=1, initial=letters)
-    kept = search(model(), batch(), LOGIT, given, tokenizer=Tokenizer(), allowed=letters)
+    kept = embgrad.search(model(), batch(), LOGIT, given, tokenizer=Tokenizer(), allowed=letters)
     assert set(np.asarray(kept.trigger).tolist()) <= set(letters)
     described = kept.provenance["method"]
     assert described["class"] == "UniversalTrigger"
@@ -159,7 +158,7 @@ def test_the_initial_trigger_is_the_most_frequent_allowed_token_or_the_users() -
 def test_objectives_with_an_entry_for_each_example_and_columns_follow_the_texts() -> None:
     labels = [0, 1, 0, 1, 0, 1]
     method = UniversalTrigger(2, steps=2, candidates=4, examples=4)
-    found = search(model(), batch(), embgrad.CrossEntropy(labels), method, tokenizer=Tokenizer(), batch_size=2)
+    found = embgrad.search(model(), batch(), embgrad.CrossEntropy(labels), method, tokenizer=Tokenizer(), batch_size=2)
     expected = embgrad.evaluate(model(), found.batch, embgrad.CrossEntropy(labels))
     np.testing.assert_allclose(found.objective, expected, rtol=1e-12)
 
@@ -170,7 +169,7 @@ def test_objectives_with_an_entry_for_each_example_and_columns_follow_the_texts(
     per_position = ReferenceModel(forward, {"E": np.random.default_rng(2).normal(size=(VOCAB, 3))})
     columns = np.array([2, 1, 3, 0, 2, 3])
     at = embgrad.Logit(1, position=columns)
-    found = search(per_position, batch(), at, UniversalTrigger(2, steps=1), tokenizer=Tokenizer(), stable=False)
+    found = embgrad.search(per_position, batch(), at, UniversalTrigger(2, steps=1), tokenizer=Tokenizer(), stable=False)
     moved = embgrad.Logit(1, position=np.where(columns > 0, columns + 2, 0))
     np.testing.assert_allclose(found.objective, embgrad.evaluate(per_position, found.batch, moved), rtol=1e-12)
 
@@ -186,7 +185,7 @@ def test_memory_does_not_grow_with_the_gradients_of_all_texts() -> None:
     def peak(count: int) -> int:
         many = embgrad.TokenBatch(random.integers(3, 50, (count, length)))
         tracemalloc.start()
-        search(wide, many, LOGIT, UniversalTrigger(2, steps=1, candidates=2, examples=None), batch_size=16)
+        embgrad.search(wide, many, LOGIT, UniversalTrigger(2, steps=1, candidates=2, examples=None), batch_size=16)
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return used
@@ -219,7 +218,7 @@ def test_what_does_not_fit_a_trigger_is_refused_before_the_search() -> None:
     def refuses(message: str, *args: Any, **options: Any) -> None:
         method = options.pop("method", UniversalTrigger(2, steps=1))
         with pytest.raises(embgrad.EmbgradError, match=re.escape(message)):
-            search(model(), *args, method, **{"tokenizer": Tokenizer(), **options})
+            embgrad.search(model(), *args, method, **{"tokenizer": Tokenizer(), **options})
 
     refuses("initial holds the id 40: expected ids below 14", batch(), LOGIT, method=UniversalTrigger(1, initial=[40]))
     unstable = UniversalTrigger(2, initial=[3, 4])
@@ -246,4 +245,4 @@ def test_labels_of_positions_are_refused() -> None:
     )
     labels = embgrad.CrossEntropy(np.zeros(batch().shape, int))
     with pytest.raises(embgrad.UnsupportedError, match="the objective has a label for each position, \\(6, 7\\)"):
-        search(per_position, batch(), labels, UniversalTrigger(2), tokenizer=Tokenizer())
+        embgrad.search(per_position, batch(), labels, UniversalTrigger(2), tokenizer=Tokenizer())
