@@ -41,8 +41,8 @@ class UniversalTrigger(SearchMethod):
     The trigger stands before the first, or after the last, of the positions whose tokens may be replaced, see `positions` of
     `search`: after the special tokens at the start, or before those at the end. Of a pair that is the start of the first text,
     and the end of the second; `positions` may choose a text, and is needed where neither the batch nor a tokenizer shows which
-    tokens are special. The types of the trigger are those of the token next to it, and an
-    objective reads each text where it does without a trigger.
+    tokens are special. The types of the trigger are those of the token next to it. A position at which an objective reads moves
+    along with its token; one that counts back from the end of a text still does.
 
     The search stops when the mean of L meets `until` of `search`, or its mean where there is one for each example. With a
     tokenizer only triggers are returned with which each text tokenises to its own ids that does so without a trigger.
@@ -56,8 +56,8 @@ class UniversalTrigger(SearchMethod):
         steps: the number of steps; they end early when a step on all texts changes nothing.
         candidates: how many ids a step evaluates for each position and trigger of the beam.
         beam: how many triggers are kept from position to position.
-        examples: how many texts a step uses, each text as often as any other; None for all.
-        seed: which texts they are; the same in each framework.
+        examples: how many texts a step uses, in rounds through all texts in random order; None for all.
+        seed: determines that order, the same in each framework.
     """
 
     length: int = 3
@@ -148,7 +148,7 @@ class UniversalTrigger(SearchMethod):
                 f"the texts do not tokenise to their own ids with any of their {len(triggers)} most frequent tokens, repeated "
                 f"{self.length} times, at their {self.place}: give the ids to begin with in initial=..., or stable=False"
             )
-        return triggers[stable[0]]
+        return np.asarray(triggers[stable[0]])
 
     def _drawn(self, count: int, number: int) -> np.ndarray:
         """Return the indices of the texts that a step uses: the next ones of a random order, which is another in each round."""
@@ -176,7 +176,7 @@ class UniversalTrigger(SearchMethod):
             beam, means = np.concatenate([beam, new]), np.concatenate([means, texts.means(examples, new)])
             best = np.argsort(-problem.sign * means, kind="stable")[: self.beam]
             beam, means = beam[best], means[best]
-        return beam[0]
+        return np.asarray(beam[0])
 
     def _replaced(
         self, texts: TriggerTexts, examples: np.ndarray, trigger: np.ndarray, position: int, ids: np.ndarray
@@ -185,7 +185,7 @@ class UniversalTrigger(SearchMethod):
         others = ids[(ids >= 0) & (ids != trigger[position])]
         triggers = np.repeat(trigger[None], len(others), 0)
         triggers[:, position] = others
-        return triggers[texts.first_stable(examples, triggers, self.candidates)]
+        return np.asarray(triggers[texts.first_stable(examples, triggers, self.candidates)])
 
 
 def _whole(initial: Sequence[int] | np.ndarray, length: int) -> np.ndarray | None:

@@ -213,6 +213,14 @@ def test_arguments_are_checked_when_the_method_is_made(message: str) -> None:
         ERRORS[message]()
 
 
+def test_the_methods_may_be_named() -> None:
+    found = embgrad.search(model(), batch(), LOGIT, "universal_trigger", tokenizer=Tokenizer())
+    assert found.trigger is not None
+    assert found.trigger.shape == (3,)
+    at_once = embgrad.search(model(), batch(), LOGIT, "pez", tokenizer=Tokenizer(), until=-1e9)
+    assert at_once.provenance["method"] == {"class": "PEZ", "steps": 3000, "learning_rate": 0.1, "weight_decay": 0.1}
+
+
 @pytest.mark.filterwarnings("ignore:the model cannot take the input 'position_ids':embgrad.EmbgradWarning")
 def test_what_does_not_fit_a_trigger_is_refused_before_the_search() -> None:
     def refuses(message: str, *args: Any, **options: Any) -> None:
