@@ -241,7 +241,7 @@ def _has_decoder(passes: Passes) -> bool:
 
 
 def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:
-    """Refuse to delete tokens where something has an entry for each position and would have to be cut as well.
+    """Refuse to delete or insert tokens where something has an entry for each position and would have to follow.
 
     Raises:
         UnsupportedError: the objective is a function, has a label for each position, or a further input has entries for them.
@@ -254,7 +254,7 @@ def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:
     labels = getattr(passes.objective, "labels", None)
     if isinstance(labels, np.ndarray) and labels.ndim == 2 and _reads_text(passes):
         raise UnsupportedError(
-            f"the objective has a label for each position, {labels.shape}, which would be deleted with the tokens: {instead}"
+            f"the objective has a label for each position, {labels.shape}, which would have to follow the tokens: {instead}"
         )
     batch = passes.batch
     for name, value in batch.extras.items():
@@ -266,7 +266,7 @@ def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:
             if wrong:
                 raise UnsupportedError(
                     f"the further input {name!r} has the shape {wrong[0]}, with as many entries as the text has positions, and "
-                    f"cannot be cut with it: {instead}"
+                    f"cannot follow it: {instead}"
                 )
 
 

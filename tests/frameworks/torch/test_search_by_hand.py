@@ -69,7 +69,7 @@ def test_twenty_steps_equal_those_of_pytorchs_adamw() -> None:
 def triggered(
     model: Classifier, texts: list[list[int]], labels: list[int], trigger: list[int], beam: int, candidates: int
 ) -> list[int]:
-    """Return the trigger after a step, as the authors' `get_average_grad`, `hotflip_attack` and `get_best_candidates` compute it."""
+    """Return the trigger after a step, as the authors' `hotflip_attack` and `get_best_candidates` compute it."""
     table = model.table.weight.detach()
 
     def loss(of: list[int]) -> float:
