@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.task import Task
-from embgrad.errors import UnsupportedError
+from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
@@ -128,7 +129,8 @@ class Problem:
         values = np.empty(len(texts))
         for piece in self._pieces(texts):
             task = Task(self.bound, self._objective_of(piece.texts), GradientOptions(()), pullback=False, quiet=True)
-            values[piece.rows] = evaluated(task, self.batch_of(piece.texts))[piece.places]
+            with _explained(piece):
+                values[piece.rows] = evaluated(task, self.batch_of(piece.texts))[piece.places]
         np.add.at(self.queries.evaluations, texts.examples, 1)
         return values
 
@@ -144,7 +146,8 @@ class Problem:
         np.add.at(self.queries.gradients, texts.examples, 1)
         for piece in self._pieces(texts):
             task = Task(self.bound, self._objective_of(piece.texts), GradientOptions((WORD,)), quiet=True)
-            result, places = results_of(task, self.batch_of(piece.texts))[WORD], piece.places
+            with _explained(piece):
+                result, places = results_of(task, self.batch_of(piece.texts))[WORD], piece.places
             yield piece.rows, np.asarray(result.objective)[places], result.values[places], result.activations[places]
 
     def estimates(self, texts: Texts, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -238,3 +241,18 @@ class _Piece:
     rows: np.ndarray
     places: np.ndarray
     texts: Texts
+
+
+@contextlib.contextmanager
+def _explained(piece: _Piece) -> Iterator[None]:
+    """Say of numbers that are not finite that they are those of a text that the search tried."""
+    try:
+        yield
+    except (NoGradientError, ObjectiveError) as error:
+        examples = sorted(set(piece.texts.examples.tolist()))
+        named = (
+            f"example {examples[0]}" if len(examples) == 1 else f"one of the examples {examples[0]} to {examples[-1]}"
+        )
+        raise type(error)(
+            f"at a text that the search tried in place of {named}, numbered in the pass: {error.message}"
+        ) from error

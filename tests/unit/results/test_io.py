@@ -138,7 +138,8 @@ def test_a_mapping_of_one_comes_back_as_a_mapping() -> None:
     [
         (
             {},
-            "results is empty: expected a result of embgrad.gradients, embgrad.attribute, .* or embgrad.substitutions, .*, of one",
+            "results is empty: expected a result of embgrad.gradients, embgrad.attribute, .* or embgrad.substitutions, .*, of "
+            "one",
         ),
         (
             3,

@@ -10,7 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.search.stability import stability_of
-from tests.unit.search.models import BATCH, IDS, Letters, curved
+from tests.unit.search.models import BATCH, IDS, Letters, curved, linear
 
 LOGIT = embgrad.Logit(1)
 
@@ -59,6 +59,19 @@ def test_what_does_not_fit_the_model_is_refused_before_the_search() -> None:
     refused("index 7", embgrad.ObjectiveError, objective=embgrad.Logit(7))
     with pytest.raises(embgrad.BatchError, match="outside"):
         embgrad.search(curved(), [[1, 99]], LOGIT, "hotflip")
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_text_that_the_search_tried_is_named_as_such() -> None:
+    model = linear()
+    model["W"].value[0, 1] = 4.0
+    model["E"].value[6] = [1.7e308, 0.0, 0.0]  # its logit is infinite, its estimate as well
+    with pytest.raises(
+        embgrad.ObjectiveError, match="at a text that the search tried in place of one of the examples 0 to 1"
+    ):
+        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=1, candidates=99))
+    with pytest.raises(embgrad.ObjectiveError, match="at a text that the search tried in place of example 0"):
+        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=1, candidates=99), batch_size=1)
 
 
 def test_the_record_of_a_search_begins_before_the_first_step() -> None:
