@@ -30,7 +30,8 @@ class PEZ(SearchMethod):
     last step are not projected. Wen et al., "Hard prompts made easy: gradient-based discrete optimization for prompt tuning and
     discovery", 2023, whose numbers are the defaults, except that they begin from random tokens.
 
-    With a tokenizer any text is gone on from, but only one that tokenises to its own ids can be the best one.
+    With a tokenizer any text is gone on from, but only one that tokenises to its own ids can be the best one. AdamW divides a
+    gradient by its size: where one is almost 0, the rounding of another framework or machine can lead to other texts.
 
     Args:
         steps: the number of steps.
