@@ -78,14 +78,17 @@ from embgrad.results.token_attribution import TokenAttribution
 from embgrad.results.token_matrix import TokenMatrix
 from embgrad.search.gcg import GCG
 from embgrad.search.hotflip import HotFlip
+from embgrad.search.pez import PEZ
 from embgrad.search.search import search
 from embgrad.search.substitutions import substitutions
+from embgrad.search.universal_trigger import UniversalTrigger
 from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
 from embgrad.version import __version__
 
 __all__ = [
     "GCG",
+    "PEZ",
     "AmbiguousPointError",
     "Attribution",
     "Attributions",
@@ -158,6 +161,7 @@ __all__ = [
     "TokenAttribution",
     "TokenBatch",
     "TokenMatrix",
+    "UniversalTrigger",
     "UnknownPointError",
     "UnsupportedError",
     "Word",

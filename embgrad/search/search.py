@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.attribution.passes import MOST_POSITIONS
 from embgrad.backend.protocol import BoundModel, Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
@@ -33,16 +34,23 @@ from embgrad.search.checkpoint import Checkpoint, expect_target
 from embgrad.search.gcg import GCG
 from embgrad.search.hotflip import HotFlip
 from embgrad.search.method import SearchMethod, State
+from embgrad.search.pez import PEZ
 from embgrad.search.positions import searched_positions
 from embgrad.search.problem import Problem, Queries
 from embgrad.search.rule import Rule, expect_goal
 from embgrad.search.stability import decoded, stability_of
+from embgrad.search.universal_trigger import UniversalTrigger
 from embgrad.search.vocabulary import allowed_ids
 
 __all__ = ["METHODS", "search"]
 
 #: The methods by name.
-METHODS: Final[dict[str, type[SearchMethod]]] = {"hotflip": HotFlip, "gcg": GCG}
+METHODS: Final[dict[str, type[SearchMethod]]] = {
+    "hotflip": HotFlip,
+    "gcg": GCG,
+    "universal_trigger": UniversalTrigger,
+    "pez": PEZ,
+}
 
 
 @explained
@@ -107,6 +115,7 @@ def search(
         max_length=max_length,
         call=call,
         batch_size=batch_size,
+        joint=chosen.joint,
     )
     with (
         explained_errors(problem.bound, problem.batch),
@@ -121,7 +130,7 @@ def search(
             checkpoint.put(0, state, record.history)
         report(checkpoint.steps, chosen.steps)
         for number in range(checkpoint.steps, chosen.steps):
-            active = ~problem.rule.met(state.objective)
+            active = chosen.active(problem, state)
             if not active.any():
                 break
             state = chosen.step(problem, state, active, number)
@@ -145,8 +154,9 @@ def problem_of(
     max_length: int | None,
     call: Call | None,
     batch_size: int | None,
+    joint: bool = False,
 ) -> tuple[Problem, Any]:
-    """Return the problem for the arguments of `search`, and the tokenizer, None where none is known.
+    """Return the problem for the arguments of `search`, and the tokenizer, None where none is known; `joint` is the method's.
 
     Raises:
         EmbgradError: see `search`.
@@ -163,11 +173,12 @@ def problem_of(
             "(example,)"
         )
     bound, tokenizer = bind(model, call), tokenizer_of(model, tokenizer)
-    _expect_pass(bound, made, tokens, size)
+    size_of_pass = size or max(1, MOST_POSITIONS // tokens.shape[1])
+    _expect_pass(bound, made, tokens, size_of_pass)
     if tokens.extras:
         tokens = with_shared(bound, tokens, repeated=True)
     with explained_errors(bound, tokens):
-        table = table_reader(bound, tokens, WORD)
+        table = table_reader(bound, tokens[:size_of_pass], WORD)
         problem = Problem(
             bound,
             tokens,
@@ -176,16 +187,14 @@ def problem_of(
             allowed_ids(allowed, tokenizer, table.count),
             searched_positions(positions, tokens, tokenizer),
             table,
-            stability_of(tokens, tokenizer) if stable and tokenizer is not None else None,
+            stability_of(tokens, tokenizer, some=joint) if stable and tokenizer is not None else None,
             size,
             Queries.none(len(tokens)),
         )
     return problem, tokenizer
 
 
-def _expect_pass(
-    bound: BoundModel, objective: Objective | NativeObjective, batch: TokenBatch, size: int | None
-) -> None:
+def _expect_pass(bound: BoundModel, objective: Objective | NativeObjective, batch: TokenBatch, size: int) -> None:
     """Run the batch once, so that what does not fit is refused, and the user is warned, before anything else is computed."""
     whole = isinstance(objective, NativeObjective)
     evaluated(Task(bound, objective, GradientOptions(()), pullback=False), batch, None if whole else size)
