@@ -29,7 +29,7 @@ from embgrad.testing.harness import Harness
 
 __all__ = ["PerturbedChecks"]
 
-RATE: Final = 0.1
+RATE: Final = 0.125  # exact in float32, as some optimisers keep it
 IDS: Final = np.array([[3, 5, 3, 8], [2, 9, 3, 2], [7, 7, 7, 7]])  # the same id, with another array each time it occurs
 DELTA: Final = np.random.default_rng(7).normal(size=(len(IDS), POSITIONS, DIM))
 
