@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
-from embgrad.engine.interventions import checked_changes, prepared
+from embgrad.engine.interventions import checked_option, prepared
 from embgrad.engine.user_passes import (
     PassAxes,
     UserPasses,
@@ -163,7 +163,7 @@ def perturbed(model: Any, add: Mapping[str, Any]) -> AbstractContextManager[Pert
             checkpoint.
     """
     expect_one_model(model, "perturbed; open one perturbation")
-    checked = checked_changes(add=add)["add"]
+    checked = checked_option(add, "add")
     for name, value in add.items():
         _expect_constant(name, value)
     bound = bind(model)
