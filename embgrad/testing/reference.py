@@ -274,13 +274,15 @@ class ReferenceBackend:
         thread = threading.get_ident()
 
         def around(part: ReferenceModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-            call = part.forward if before is None else lambda part, *args, **kwargs: before(part, args, kwargs)
+            def proceed() -> Any:
+                return part.forward(part, *args, **kwargs) if before is None else before(part, args, kwargs)
+
             outer = observing.get()
             # The pass is embgrad's, or the model calls itself.
             if isinstance(outer, _Observer) and (not outer.listening or inside):
                 return part.forward(part, *args, **kwargs)
             if threading.get_ident() != thread:
-                return call(part, *args, **kwargs)
+                return proceed()
             arguments = named_arguments(parameters_of(part.forward)[1:], args, kwargs)
             integers = integer_arguments(arguments or {}, _whole_numbers)
 
@@ -293,7 +295,7 @@ class ReferenceBackend:
             inside.append(part)
             try:
                 with _observed(observer):
-                    returned = call(part, *args, **kwargs)
+                    returned = proceed()
             finally:
                 inside.pop()
             values = {key: tensor.value.copy() for key, (_, tensor) in observer.kept.items()}
