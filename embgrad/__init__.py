@@ -29,6 +29,7 @@ from embgrad.engine.gradients import gradients, points
 from embgrad.engine.memory import memory
 from embgrad.engine.padding_report import PaddingReport, padding_report
 from embgrad.engine.parameter_gradients import ParameterGradients, parameter_gradients
+from embgrad.engine.perturbed import perturbed
 from embgrad.engine.table_gradients import TableGradients, table_gradients
 from embgrad.errors import (
     AmbiguousPointError,
@@ -186,6 +187,7 @@ __all__ = [
     "open_stream",
     "padding_report",
     "parameter_gradients",
+    "perturbed",
     "points",
     "refresh_backends",
     "save",
