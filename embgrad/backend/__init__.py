@@ -6,6 +6,7 @@ from embgrad.backend.locks import model_lock
 from embgrad.backend.module_calls import ModuleCalls
 from embgrad.backend.object_state import ObjectState
 from embgrad.backend.point_changes import PointChanges
+from embgrad.backend.prefix import Prefix
 from embgrad.backend.protocol import (
     ABILITIES,
     Backend,
@@ -47,6 +48,7 @@ __all__ = [
     "PointChanges",
     "PointValues",
     "PointWatch",
+    "Prefix",
     "Reads",
     "Request",
     "Respond",

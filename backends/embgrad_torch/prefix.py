@@ -1,0 +1,67 @@
+"""What a causal language model of transformers keeps of a text: a cache of keys and values, which its `forward` takes."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any, Final
+
+import torch
+
+from embgrad.backend import Call
+from embgrad_torch.inputs import parameters, unparallel
+
+__all__ = ["CachedText", "prefix"]
+
+#: The parameters of a `forward` that takes such a cache.
+TAKEN: Final = frozenset({"input_ids", "past_key_values", "use_cache"})
+
+#: The parameter that limits the logits to the last positions; those of all take a third of GPT-2's time.
+LAST: Final = "logits_to_keep"
+
+
+def prefix(model: Any) -> CachedText | None:
+    """Return an empty cache for a model; None where its `forward` takes none, or it has a decoder beside an encoder."""
+    library = sys.modules.get("transformers")
+    names = {parameter.name for parameter in parameters(model)}
+    if library is None or not names >= TAKEN or "decoder_input_ids" in names:
+        return None
+    return CachedText(library.DynamicCache(), LAST in names)
+
+
+class CachedText:
+    """The keys and values of a text, see `embgrad.backend.prefix.Prefix`.
+
+    Args:
+        cache: an empty cache, in which layers with a sliding window keep all positions too.
+        limits: whether the model can limit its logits to the last positions.
+    """
+
+    def __init__(self, cache: Any, limits: bool) -> None:
+        self._cache = cache
+        self._limits = limits
+
+    @property
+    def length(self) -> int:
+        """The number of positions that are kept."""
+        return int(self._cache.get_seq_length())
+
+    def fill(self, model: Any, inputs: Any, last: int) -> Any:
+        """Run a text, and keep its keys and values."""
+        return self._run(model, inputs, self._cache, last)
+
+    def after(self, length: int, last: int) -> Call:
+        """Return a call that runs texts after the first positions of the text that is kept."""
+
+        def call(model: Any, inputs: Any) -> Any:
+            past = copy.deepcopy(self._cache)  # the model adds to it
+            past.crop(length)
+            past.batch_repeat_interleave(len(inputs["input_ids"]))
+            return self._run(model, inputs, past, last)
+
+        return call
+
+    def _run(self, model: Any, inputs: Any, cache: Any, last: int) -> Any:
+        # As indices: a number would make a view of the hidden states, by which a product takes three times as long.
+        limit = {LAST: torch.arange(-last, 0, device=inputs["input_ids"].device)} if self._limits else {}
+        return unparallel(model)(**inputs, past_key_values=cache, use_cache=True, **limit)
