@@ -166,10 +166,21 @@ def _weight(name: str, parameter: Any, owner: str, canonical: str | None) -> Wei
 
     def get() -> np.ndarray:
         with import_mxnet().autograd.pause():
-            held = array_of(parameter)
-            return owned((held.astype("float32") if _dtype(held) == "bfloat16" else held).asnumpy())
+            return _values(array_of(parameter))
 
-    return Weight(name, owner, tuple(map(int, array.shape)), _dtype(array), get, bert.setter_of(parameter), canonical)
+    def rows(indices: np.ndarray) -> np.ndarray:
+        mx = import_mxnet()
+        with mx.autograd.pause():
+            held = array_of(parameter)
+            plain = held.as_nd_ndarray() if isinstance(held, mx.np.ndarray) else held
+            return _values(mx.nd.take(plain, mx.nd.array(indices, ctx=plain.context, dtype="int64")))
+
+    shape, put = tuple(map(int, array.shape)), bert.setter_of(parameter)
+    return Weight(name, owner, shape, _dtype(array), get, rows, put, canonical)
+
+
+def _values(array: Any) -> np.ndarray:
+    return owned((array.astype("float32") if _dtype(array) == "bfloat16" else array).asnumpy())
 
 
 def _dtype(array: Any) -> str:

@@ -225,10 +225,15 @@ def _weight(name: str, node: Node | None, native: Any, canonical: tuple[str, boo
         with other_tapes_paused():
             return owned(native.numpy())
 
+    def rows(indices: np.ndarray) -> np.ndarray:
+        expect_eager()
+        with other_tapes_paused():
+            return owned(tf.gather(native, tf.constant(indices)).numpy())
+
     shape = tuple(map(int, native.shape))
     source, transposed = canonical or (None, False)
     owner = "" if node is None else _owner(node, native)
-    return Weight(name, owner, shape, str(native.dtype.name), get, writer(native), source, transposed)
+    return Weight(name, owner, shape, str(native.dtype.name), get, rows, writer(native), source, transposed)
 
 
 def _owner(node: Node, native: Any) -> str:

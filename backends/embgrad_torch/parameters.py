@@ -220,16 +220,22 @@ def writer(tensor: Any) -> Callable[[np.ndarray], None]:
 
 
 def _weight(name: str, owner: str, tensor: Any, canonical: str | None) -> Weight:
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+    def values() -> Any:
+        return tensor.detach().dequantize() if is_quantised(tensor) else tensor.detach()
+
     def get() -> np.ndarray:
         with torch.inference_mode(False), torch.no_grad():
-            wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-            values = tensor.detach()
-            if is_quantised(values):
-                values = values.dequantize()
-            return owned(values.to("cpu", wide).numpy())
+            return owned(values().to("cpu", wide).numpy())
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        with torch.inference_mode(False), torch.no_grad():
+            selected = values()[torch.tensor(indices, device=tensor.device)]
+            return np.asarray(selected.to("cpu", wide).contiguous().numpy())  # the selection is a copy of its own
 
     dtype = dtype_name(tensor.dtype)
-    return Weight(name, owner, tuple(tensor.shape), dtype, get, writer(tensor), canonical)
+    return Weight(name, owner, tuple(tensor.shape), dtype, get, rows, writer(tensor), canonical)
 
 
 def _has_values(tensor: Any) -> bool:

@@ -12,8 +12,8 @@ from embgrad.common.arrays import to_numpy
 from embgrad.engine.locate import locate
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.special_tokens import id_of_special, special_ids
-from embgrad.results.words import is_special
+from embgrad.inputs.special_tokens import id_of_special
+from embgrad.results.special_positions import special_positions
 
 __all__ = ["NAMES", "absent_positions", "baseline_values", "checked_baseline", "id_of"]
 
@@ -97,21 +97,13 @@ def absent_positions(passes: Passes, tokenizer: Any, keep_special: bool) -> np.n
     real = passes.batch.real
     if not keep_special:
         return np.asarray(real)
-    if passes.batch.parts is not None:
-        return np.asarray(real & (passes.batch.parts >= 0))
-    ids = special_ids(tokenizer)
-    if ids is not None:
-        return np.asarray(real & ~np.isin(passes.batch.ids, ids))
-    if passes.batch.tokens is None:
+    special = special_positions(passes.batch, tokenizer)
+    if special is None:
         raise BatchError(
             "keep_special=True, and neither the batch's tokens nor a tokenizer show which tokens are special: build the batch "
             "with embgrad.encode(texts, tokenizer), or give tokenizer=..."
         )
-    examples, positions = real.shape
-    special = [
-        [is_special(passes.batch, example, position) for position in range(positions)] for example in range(examples)
-    ]
-    return np.asarray(real & ~np.array(special))
+    return np.asarray(real & ~special)
 
 
 def _values_with(passes: Passes, ids: np.ndarray) -> np.ndarray:

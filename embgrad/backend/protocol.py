@@ -210,6 +210,8 @@ class Weight:
         shape: its shape.
         dtype: its dtype, such as "float32" or "bfloat16".
         get: returns a copy of its values as float32, or as float64 if its dtype is float64.
+        rows: takes indices along its first axis, whole numbers of shape (n,) with n of at least 1, and returns a copy of those
+            entries, in the dtype of `get`; no others are converted to NumPy.
         put: writes values of that shape into it, cast to its dtype; the parameter stays the same object, on its device, with its
             gradient buffer.
         canonical: in a BERT's encoder the name of the corresponding checkpoint weight, as `load_bert` reads it; else None.
@@ -221,6 +223,7 @@ class Weight:
     shape: tuple[int, ...]
     dtype: str
     get: Callable[[], np.ndarray] = field(repr=False)
+    rows: Callable[[np.ndarray], np.ndarray] = field(repr=False)
     put: Callable[[np.ndarray], None] = field(repr=False)
     canonical: str | None = None
     transposed: bool = False

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.protocol import BoundModel, Call, PointValues, Request
+from embgrad.backend.protocol import BoundModel, Call, PointValues, Request, Weight
 from embgrad.backend.registry import bind
 from embgrad.common.arrays import owned
 from embgrad.common.keywords import explained
@@ -20,10 +21,13 @@ from embgrad.forward.points import WORD, Lookup
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
 
-__all__ = ["embedding_table", "table_of"]
+__all__ = ["TableReader", "embedding_table", "table_of", "table_reader"]
 
 #: How many positions one pass runs that reads rows of a table.
 POSITIONS: Final = 4096
+
+#: How many rows are read at a time where the whole table is copied.
+ROWS: Final = 16384
 
 
 @explained
@@ -68,21 +72,60 @@ def table_of(bound: BoundModel, tokens: TokenBatch, at: str) -> np.ndarray:
         PointError: the point is not a lookup.
         UnsupportedError: no weight holds the rows of a lookup whose indices are not the batch's ids.
     """
+    return table_reader(bound, tokens, at).whole()
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """A table whose rows are read as they are needed.
+
+    Attributes:
+        count: the number of rows.
+        dim: the length of a row.
+        rows: takes indices, whole numbers of shape (n,) with n of at least 1, and returns a copy of those rows, shape (n, dim),
+            float32, or float64 where the model computes in it.
+    """
+
+    count: int
+    dim: int
+    rows: Callable[[np.ndarray], np.ndarray]
+
+    def whole(self) -> np.ndarray:
+        """Return a copy of all rows, (count, dim), in order."""
+        first = self.rows(np.arange(min(ROWS, self.count)))
+        table = np.empty((self.count, self.dim), first.dtype)
+        table[: len(first)] = first
+        for start in range(len(first), self.count, ROWS):
+            block = np.arange(start, min(start + ROWS, self.count))
+            table[start : start + len(block)] = self.rows(block)
+        return table
+
+
+def table_reader(bound: BoundModel, tokens: TokenBatch, at: str = WORD) -> TableReader:
+    """Return a reader of the table behind the lookup at a point, see `embedding_table`. It takes one forward pass on the batch.
+
+    Where a weight holds the table, only the rows that are asked for leave the framework; else each reading takes forward passes.
+
+    Raises:
+        PointError: the point is not a lookup.
+        UnsupportedError: no weight holds the rows of a lookup whose indices are not the batch's ids.
+    """
     point = locate(bound, (at,), tokens)[at]
     values = _read(bound, tokens, point.key)
-    if values.lookup is None:
+    lookup = values.lookup
+    if lookup is None:
         raise PointError(f"the point {at!r} is {point.key!r}, a module's value: expected a lookup, such as at='word'")
-    table = _weight(bound, values.lookup, values.activation)
-    if table is not None:
-        return table
+    weight = _weight(bound, lookup, values.activation)
+    if weight is not None:
+        return TableReader(lookup.rows, lookup.dim, weight.rows)
     if point.lookup is None or point.lookup.layout is None:
         raise UnsupportedError(
-            f"no weight of the model holds the {values.lookup.rows} rows of the lookup {values.lookup.path!r}: expected a "
+            f"no weight of the model holds the {lookup.rows} rows of the lookup {lookup.path!r}: expected a "
             "table that is a parameter or a buffer; only the rows of 'word' can be read by forward passes instead"
         )
     repeated = tokens.take(np.arange(max(1, POSITIONS // tokens.shape[1])) % len(tokens))
-    batch_of_rows = repeated if bound.accepts(repeated) else tokens
-    return np.concatenate(list(_rows(bound, batch_of_rows, values.lookup.rows, point.key)))
+    batch = repeated if bound.accepts(repeated) else tokens
+    return TableReader(lookup.rows, lookup.dim, lambda indices: _passed(bound, batch, np.asarray(indices), point.key))
 
 
 def _read(bound: BoundModel, batch: TokenBatch, key: str) -> PointValues:
@@ -90,24 +133,28 @@ def _read(bound: BoundModel, batch: TokenBatch, key: str) -> PointValues:
     return bound.run(batch, Request((key,), lambda outputs: (), call=bound.call, pullback=False)).points[key]
 
 
-def _weight(bound: BoundModel, lookup: Lookup, output: np.ndarray) -> np.ndarray | None:
+def _weight(bound: BoundModel, lookup: Lookup, output: np.ndarray) -> Weight | None:
     """Return the weight whose rows the lookup returned, or None; weights of the lookup's own module are tried first."""
     if not bound.supports("weights"):
         return None
     shape = (lookup.rows, lookup.dim)
     candidates = [weight for weight in weights_of(bound.model) if tuple(weight.shape) == shape]
+    expected = owned(output).reshape(-1, lookup.dim)
     for weight in sorted(candidates, key=lambda weight: weight.module != lookup.path):
-        table = owned(weight.get())
-        if np.array_equal(table[lookup.indices].reshape(output.shape), owned(output), equal_nan=True):
-            return table
+        if np.array_equal(weight.rows(lookup.indices.ravel()), expected, equal_nan=True):
+            return weight
     return None
 
 
-def _rows(bound: BoundModel, batch: TokenBatch, rows: int, key: str) -> Iterator[np.ndarray]:
-    """Yield the outputs of the lookup of the ids for all ids in order, from passes on batches of the same shape."""
-    for start in range(0, rows, batch.ids.size):
-        ids = np.minimum(np.arange(start, start + batch.ids.size), rows - 1).reshape(batch.shape)
-        values = _read(bound, batch.replace(ids=ids, tokens=None), key)
+def _passed(bound: BoundModel, batch: TokenBatch, indices: np.ndarray, key: str) -> np.ndarray:
+    """Return the outputs of the lookup of the ids for these ids, from passes on batches of the same shape."""
+    pieces = []
+    for start in range(0, len(indices), batch.ids.size):
+        wanted = indices[start : start + batch.ids.size]
+        values = _read(bound, batch.replace(ids=np.resize(wanted, batch.shape), tokens=None), key)
         assert values.lookup is not None
-        order = np.argsort(values.lookup.indices.ravel(), kind="stable")
-        yield owned(values.activation.reshape(-1, values.lookup.dim)[order][: rows - start])
+        read = values.lookup.indices.ravel()
+        order = np.argsort(read, kind="stable")
+        places = order[np.searchsorted(read, wanted, sorter=order)]
+        pieces.append(owned(values.activation.reshape(-1, values.lookup.dim)[places]))
+    return np.concatenate(pieces)

@@ -36,11 +36,14 @@ def weights_of(model: Any) -> list[Weight]:
     backend = backend_for(model)
     BoundModel(backend, model).expect_ability("weights")
 
-    def alone(get: Callable[[], np.ndarray]) -> np.ndarray:
+    def alone(read: Callable[..., np.ndarray], *args: Any) -> np.ndarray:
         with backend.alone(model):  # so that another thread's substituted values are not read
-            return get()
+            return read(*args)
 
-    return [replace(weight, get=partial(alone, weight.get)) for weight in backend.weights(model)]
+    return [
+        replace(weight, get=partial(alone, weight.get), rows=partial(alone, weight.rows))
+        for weight in backend.weights(model)
+    ]
 
 
 def weights_sums(model: Any) -> dict[str, str]:

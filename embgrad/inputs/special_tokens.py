@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["id_of_special", "special_ids"]
+__all__ = ["id_of_special", "special_ids", "unknown_ids"]
 
 #: The texts of the padding and of the mask in the vocabularies of BERT, RoBERTa and similar models.
 TEXTS: Final = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
@@ -44,3 +44,11 @@ def special_ids(tokenizer: Any) -> list[int] | None:
         return None
     added = tokenizer.get_added_tokens_decoder().items()
     return [id_ for id_, token in added if token.special and token.content.lower() not in UNKNOWN]
+
+
+def unknown_ids(tokenizer: Any) -> list[int]:
+    """Return the id of unknown words as a list, which is empty where the tokenizer has none or does not know it."""
+    known = getattr(tokenizer, "unk_token_id", None)
+    lookup = getattr(tokenizer, "token_to_id", lambda text: None)
+    ids = [known] if known is not None else [lookup(text) for text in ("[UNK]", "<unk>")]
+    return [int(id_) for id_ in ids if id_ is not None]

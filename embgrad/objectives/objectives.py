@@ -133,9 +133,13 @@ class Logit(Objective):
 class Margin(Objective):
     """The difference of two entries of the output.
 
+    `Margin(labels)` is above 0 where a classifier's label is the most likely class by itself, and at most 0 where another class
+    is at least as likely.
+
     Args:
         index: the index of the entry that is added, from 0, for all examples, or one for each example, shape (example,).
-        against: the index of the entry that is subtracted, likewise.
+        against: the index of the entry that is subtracted, likewise; None for the largest of the others, whichever it is. Of
+            equal ones the first is differentiated.
         output: see `Objective`.
         position: see `Objective`.
 
@@ -143,10 +147,12 @@ class Margin(Objective):
         ObjectiveError: see `Objective`; or both indices are the same.
     """
 
-    def __init__(self, index: Any, against: Any, *, output: str | None = None, position: Any = None) -> None:
+    def __init__(self, index: Any, against: Any = None, *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
         self.index = whole(index, "index")
-        self.against = whole(against, "against")
+        self.against = None if against is None else whole(against, "against")
+        if self.against is None:
+            return
         alike = self.index.shape == self.against.shape or 0 in (self.index.ndim, self.against.ndim)
         if alike and (self.index == self.against).any():
             raise ObjectiveError(
@@ -158,9 +164,22 @@ class Margin(Objective):
         return ("index", "against", *super()._argument_names())
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        plus, minus = chosen_entries(self.index, rows, "index"), chosen_entries(self.against, rows, "against")
+        plus = chosen_entries(self.index, rows, "index")
+        minus = _largest_other(rows, plus) if self.against is None else chosen_entries(self.against, rows, "against")
         values = entries(rows.values, plus) - entries(rows.values, minus)
         return values, one_hot(rows.values, plus) - one_hot(rows.values, minus)
+
+
+def _largest_other(rows: Rows, chosen: np.ndarray) -> np.ndarray:
+    """Return the index of the largest entry of each row but the chosen one."""
+    if rows.values.shape[1] < 2:
+        raise ObjectiveError(
+            "the output has a single class, so that there is no other to compare it with: expected two classes or more; use "
+            "embgrad.Logit"
+        )
+    others = rows.values.copy()
+    others[np.arange(len(chosen)), chosen] = -np.inf
+    return np.asarray(others.argmax(1))
 
 
 class CrossEntropy(Objective):

@@ -6,5 +6,6 @@ from embgrad.search.hotflip import HotFlip
 from embgrad.search.method import SearchMethod, State
 from embgrad.search.problem import Problem
 from embgrad.search.texts import Texts
+from embgrad.search.vocabulary import is_ascii, is_word
 
-__all__ = ["GCG", "History", "HotFlip", "Problem", "Search", "SearchMethod", "State", "Texts"]
+__all__ = ["GCG", "History", "HotFlip", "Problem", "Search", "SearchMethod", "State", "Texts", "is_ascii", "is_word"]

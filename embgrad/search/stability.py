@@ -62,8 +62,8 @@ def stability_of(batch: TokenBatch, tokenizer: Any) -> Stability:
     example = int(np.flatnonzero(unstable)[0])
     returned = best.round_trip([rows[example].tolist()])[0]
     raise BatchError(
-        f"example {example} holds the ids {_shown(rows[example].tolist())}, and its text tokenises to {_shown(returned)}, so that "
-        "no text near it could be kept: pass stable=False to search over any ids, or a batch encoded by the same tokenizer"
+        f"example {example} holds the ids {_shown(rows[example].tolist())}, and its text tokenises to {_shown(returned)}, so "
+        "that no text near it could be kept: pass stable=False to search over any ids, or a batch encoded by the same tokenizer"
     )
 
 

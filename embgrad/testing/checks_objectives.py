@@ -29,6 +29,7 @@ PER_EXAMPLE: Final = (
     embgrad.CrossEntropy([2, 0, 1]),
     embgrad.Logit(1),
     embgrad.Margin(0, against=2),
+    embgrad.Margin(1),
     embgrad.Projection([0.5, -2.0, 3.0]),
     embgrad.Logit(1),
 )

@@ -65,6 +65,22 @@ class WeightChecks:
             value[...] = 0
         expect_same(harness.state(built), before)
 
+    def test_rows_of_a_weight_are_copies_of_those_rows(self, harness: Harness) -> None:
+        indices = np.array([7, 0, 39, 7])
+        for precision in harness.precisions:
+            built = harness.build("hidden", example_weights(), dtype=precision)
+            harness.disturb(built)
+            before = harness.state(built)
+            name, _ = _name_of(harness, built, "E")
+            (weight,) = (weight for weight in weights_of(built) if weight.name == name)
+            rows = weight.rows(indices)
+            assert rows.flags.c_contiguous
+            assert rows.dtype == weight.get().dtype
+            np.testing.assert_array_equal(rows, weight.get()[indices])
+            rows[...] = 0
+            weight.rows(np.arange(3))[...] = 0  # neighbours in memory, which a framework may return as a view
+            expect_same(harness.state(built), before)
+
     def test_a_written_weight_changes_the_gradient(self, harness: Harness, model: Any) -> None:
         """Check that after a `put` the gradient is that of a model which was built with these values."""
         batch, random = example_batch(), np.random.default_rng(9)

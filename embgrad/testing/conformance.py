@@ -136,6 +136,7 @@ class ConformanceSuite(
             embgrad.Logit(1),
             embgrad.Logit([0, 2, 1]),
             embgrad.Margin(0, against=2),
+            embgrad.Margin([0, 1, 2]),
             embgrad.Margin([0, 1, 2], against=[1, 2, 0]),
             embgrad.Sum(),
             embgrad.Projection([0.5, -2.0, 3.0]),

@@ -276,7 +276,15 @@ def _weight(prefix: str, part: ReferenceModel, name: str, parameter: Tensor) -> 
     owner = max((path for path in part.modules if name.startswith(f"{path}.")), key=len, default="")
     path = (prefix + owner).removesuffix(".")
     dtype = str(parameter.value.dtype)
-    return Weight(prefix + name, path, parameter.shape, dtype, lambda: owned(parameter.value), put)
+    return Weight(
+        prefix + name,
+        path,
+        parameter.shape,
+        dtype,
+        lambda: owned(parameter.value),
+        lambda indices: owned(parameter.value[indices]),
+        put,
+    )
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> list[str]:

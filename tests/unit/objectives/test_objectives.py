@@ -101,6 +101,7 @@ def test_classes_masked_with_minus_infinity() -> None:
     assert np.isfinite(cotangent).all()
     assert Logit(2).evaluate(logits, batch)[0].tolist() == [3.0]
     assert Margin(0, against=2).evaluate(logits, batch)[0].tolist() == [-2.0]
+    assert Margin(0).evaluate(logits, batch)[0].tolist() == [-2.0]
     for objective in (CrossEntropy([1]), Logit(1), Margin(0, 1)):
         with pytest.raises(embgrad.ObjectiveError, match="inf at example 0"):
             objective.evaluate(logits, batch)
@@ -124,6 +125,26 @@ def test_logit_margin_sum_and_projection(seed: int, index: int) -> None:
         values, cotangent = objective.evaluate(output, BATCH)
         np.testing.assert_array_equal(cotangent, slopes)
         np.testing.assert_allclose(values, (output * slopes).sum(1), rtol=1e-12, atol=1e-12)
+
+
+@given(seeds)
+def test_margin_over_the_largest_other_is_negative_where_another_class_is_predicted(seed: int) -> None:
+    output = drawn(seed, EXAMPLES, CLASSES)
+    labels = np.array([0, 1, 2])
+    values, cotangent = Margin(labels).evaluate(output, BATCH)
+    others = [
+        max((value, k) for k, value in enumerate(row) if k != label) for row, label in zip(output, labels, strict=True)
+    ]
+    np.testing.assert_array_equal(values, output[np.arange(3), labels] - [value for value, _ in others])
+    np.testing.assert_array_equal(cotangent, np.eye(CLASSES)[labels] - np.eye(CLASSES)[[k for _, k in others]])
+    np.testing.assert_array_equal(values > 0, output.argmax(1) == labels)
+    assert Margin(labels).describe() == {"class": "Margin", "index": [0, 1, 2]}
+    np.testing.assert_array_equal(Margin(labels).take(slice(1, 2), 3).evaluate(output[1:2], BATCH[1:2])[0], values[1:2])
+
+
+def test_a_margin_over_the_largest_other_needs_another_class() -> None:
+    with pytest.raises(embgrad.ObjectiveError, match="single class.*use embgrad.Logit"):
+        Margin(0).evaluate(np.ones((1, 1)), TokenBatch([[1]]))
 
 
 def test_the_callers_output_is_left_alone() -> None:

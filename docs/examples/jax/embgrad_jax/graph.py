@@ -54,4 +54,7 @@ def _weight(path: str, variable: nnx.Variable[Any]) -> Weight:
     def get() -> np.ndarray:
         return to_numpy(variable.get_value())
 
-    return Weight(path, path.rpartition(".")[0], variable.shape, str(variable.dtype), get, put)
+    def rows(indices: np.ndarray) -> np.ndarray:
+        return to_numpy(variable.get_value()[indices])
+
+    return Weight(path, path.rpartition(".")[0], variable.shape, str(variable.dtype), get, rows, put)
