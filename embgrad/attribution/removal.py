@@ -25,7 +25,7 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
 from embgrad.objectives.selection import resolve_positions
 
-__all__ = ["DELETE", "Removal", "removal_of"]
+__all__ = ["DELETE", "POSITION_IDS", "Removal", "expect_deletable", "removal_of"]
 
 #: The way to remove tokens that makes texts shorter.
 DELETE: Final = "delete"
@@ -101,7 +101,7 @@ class Removal:
         removable = absent_positions(self.passes, self.tokenizer, self.keep_special)
         if self.remove != DELETE:
             return removable
-        _expect_deletable(self.passes)
+        expect_deletable(self.passes)
         columns = _columns_read(self.passes)
         if columns is not None:
             removable[np.flatnonzero(columns >= 0), columns[columns >= 0]] = False
@@ -240,7 +240,7 @@ def _has_decoder(passes: Passes) -> bool:
     return IDS in with_decoder(passes.bound.model, passes.batch).extras
 
 
-def _expect_deletable(passes: Passes) -> None:
+def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:
     """Refuse to delete tokens where something has an entry for each position and would have to be cut as well.
 
     Raises:
@@ -249,12 +249,12 @@ def _expect_deletable(passes: Passes) -> None:
     if isinstance(passes.objective, NativeObjective):
         raise UnsupportedError(
             "the objective is a function, which may know the whole batch in order, and texts of different lengths are run apart: "
-            f"{INSTEAD}, or give an embgrad objective, such as embgrad.Probability(label)"
+            f"{instead}, or give an embgrad objective, such as embgrad.Probability(label)"
         )
     labels = getattr(passes.objective, "labels", None)
     if isinstance(labels, np.ndarray) and labels.ndim == 2 and _reads_text(passes):
         raise UnsupportedError(
-            f"the objective has a label for each position, {labels.shape}, which would be deleted with the tokens: {INSTEAD}"
+            f"the objective has a label for each position, {labels.shape}, which would be deleted with the tokens: {instead}"
         )
     batch = passes.batch
     for name, value in batch.extras.items():
@@ -266,7 +266,7 @@ def _expect_deletable(passes: Passes) -> None:
             if wrong:
                 raise UnsupportedError(
                     f"the further input {name!r} has the shape {wrong[0]}, with as many entries as the text has positions, and "
-                    f"cannot be cut with it: {INSTEAD}"
+                    f"cannot be cut with it: {instead}"
                 )
 
 

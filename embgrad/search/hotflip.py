@@ -9,7 +9,11 @@ from typing import Final
 import numpy as np
 
 from embgrad.attribution.method import expect_count
+from embgrad.attribution.passes import passes_through
+from embgrad.attribution.removal import POSITION_IDS, expect_deletable
 from embgrad.common.options import expect_flag
+from embgrad.errors import UnsupportedError
+from embgrad.forward.points import WORD
 from embgrad.search.method import SearchMethod, State
 from embgrad.search.problem import Problem
 from embgrad.search.texts import Texts, joined
@@ -18,6 +22,9 @@ __all__ = ["HotFlip"]
 
 #: How many texts of an example are evaluated before the stopping rule is asked for the first time; then twice as many, and so on.
 FIRST: Final = 8
+
+#: How many texts are searched side by side; more would take more memory, and no less time.
+MOST_TEXTS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,16 @@ class HotFlip(SearchMethod):
         expect_flag(self.insert, "insert")
         expect_flag(self.delete, "delete")
 
-    @property
-    def resizes(self) -> bool:  # type: ignore[override]
-        """Return whether texts may become longer or shorter."""
-        return self.insert or self.delete
+    def start(self, problem: Problem) -> State:
+        """Return the state before the first step.
+
+        Raises:
+            BatchError: tokens are inserted or deleted, and the batch is padded on the left.
+            UnsupportedError: likewise, and the objective or a further input is bound to the positions.
+        """
+        if self.insert or self.delete:
+            expect_resizable(problem)
+        return super().start(problem)
 
     def step(self, problem: Problem, state: State, active: np.ndarray, number: int) -> State:
         """Return the state after a step."""
@@ -62,13 +75,13 @@ class HotFlip(SearchMethod):
         evaluated: list[Texts] = []
         values: list[np.ndarray] = []
         met = np.zeros(len(problem.batch), bool)
-        for texts in self._candidates(problem, moving):
-            remaining = texts.take(~met[texts.examples])
-            if not len(remaining):
-                continue
-            evaluated.append(remaining)
-            values.append(problem.objectives(remaining))
-            met[remaining.examples[problem.rule.met(values[-1])]] = True
+        for group in moving.groups(MOST_TEXTS):
+            for texts in self._candidates(problem, group):
+                remaining = texts.take(~met[texts.examples])
+                if len(remaining):
+                    evaluated.append(remaining)
+                    values.append(problem.objectives(remaining))
+                    met[remaining.examples[problem.rule.met(values[-1], remaining.examples)]] = True
         if not evaluated:
             return state
         found, found_values = joined(evaluated), np.concatenate(values)
@@ -146,6 +159,20 @@ class _Edits:
             if count == most:
                 break
         return joined(kept)
+
+
+def expect_resizable(problem: Problem) -> None:
+    """Refuse to insert and delete tokens where something has an entry for each position and would have to follow.
+
+    Raises:
+        BatchError: the batch is padded on the left.
+        UnsupportedError: the objective or a further input is bound to the positions.
+    """
+    instead = "give insert=False and delete=False, which keep the text's length"
+    problem.batch.lengths()
+    if POSITION_IDS in problem.batch.extras:
+        raise UnsupportedError(f"the batch numbers its positions, {POSITION_IDS}, and tokens would move: {instead}")
+    expect_deletable(passes_through(problem.bound, problem.batch, problem.objective, WORD, "keep", None), instead)
 
 
 def _flips(problem: Problem, texts: Texts, top: int) -> _Edits:

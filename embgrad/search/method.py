@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -60,11 +60,9 @@ class SearchMethod(ABC):
 
     Attributes:
         steps: the most steps.
-        resizes: whether texts may become longer or shorter.
     """
 
     steps: int
-    resizes: ClassVar[bool] = False
 
     def start(self, problem: Problem) -> State:
         """Return the state before the first step."""

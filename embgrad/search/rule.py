@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
+from embgrad.common.arrays import to_numpy
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 
-__all__ = ["GOALS", "Rule", "Until", "expect_goal"]
+__all__ = ["GOALS", "Rule", "expect_goal"]
 
 #: The goals by name, with the sign of the objective that makes them a maximum.
 GOALS: Final = {"maximize": 1, "minimize": -1}
-
-#: L at which an example's search stops, or a function of L, (example,), that returns which examples may stop.
-Until: TypeAlias = float | Callable[[np.ndarray], Any]
 
 
 @dataclass(frozen=True)
@@ -25,58 +22,58 @@ class Rule:
 
     Attributes:
         goal: "maximize" or "minimize".
-        until: see `search`.
+        until: the L at which the search of an example stops, float64, shape () or (example,); None where it does not.
     """
 
     goal: str
-    until: Until | None = None
+    until: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, goal: Any, until: Any, examples: int) -> Rule:
+        """Return the rule for the arguments of `search`.
+
+        Raises:
+            EmbgradError: there is no such goal, or `until` is neither a number nor a number for each example.
+        """
+        expect_goal(goal)
+        return cls(goal, None if until is None else _checked(until, examples))
 
     @property
     def sign(self) -> int:
         """1 where the objective is maximised, -1 where it is minimised."""
         return GOALS[self.goal]
 
-    @classmethod
-    def of(cls, goal: Any, until: Any) -> Rule:
-        """Return the rule for the arguments of `search`.
+    def met(self, objective: np.ndarray, examples: np.ndarray | None = None) -> np.ndarray:
+        """Return whether texts with these L meet the stopping rule, bool, shape (text,).
 
-        Raises:
-            EmbgradError: `until` is neither a number nor a function, or there is no such goal.
-        """
-        expect_goal(goal)
-        is_number = isinstance(until, (int, float, np.number)) and not isinstance(until, bool) and np.isfinite(until)
-        if until is not None and not is_number and not callable(until):
-            raise EmbgradError(
-                f"until is {brief(until)}: expected the L at which the search of an example stops, or a function that takes L of "
-                "shape (example,) and returns which examples may stop"
-            )
-        return cls(goal, until)
-
-    def met(self, objective: np.ndarray) -> np.ndarray:
-        """Return whether each example may stop, bool, shape (example,).
-
-        Raises:
-            EmbgradError: the user's function returned another shape.
+        Args:
+            objective: L of each text, shape (text,).
+            examples: the example of each; None where the texts are the examples in order.
         """
         if self.until is None:
             return np.zeros(len(objective), bool)
-        if not callable(self.until):
-            return np.asarray(self.sign * objective >= self.sign * self.until)
-        returned = np.asarray(self.until(objective.copy()))
-        if returned.shape != objective.shape:
-            raise EmbgradError(
-                f"until returned {brief(returned)}: expected a truth value for each of {len(objective)} examples"
-            )
-        return returned.astype(bool)
+        until = self.until if self.until.ndim == 0 or examples is None else self.until[examples]
+        return np.asarray(self.sign * objective >= self.sign * until)
 
     def describe(self) -> dict[str, Any]:
         """Return the rule as JSON-compatible values."""
-        until = self.until
-        named = getattr(until, "__qualname__", type(until).__qualname__) if callable(until) else until
-        return {"goal": self.goal, "until": float(named) if isinstance(named, np.number) else named}
+        return {"goal": self.goal, "until": None if self.until is None else self.until.tolist()}
 
 
 def expect_goal(goal: Any) -> None:
     """Raise an error for a goal that is neither "maximize" nor "minimize"."""
     if not isinstance(goal, str) or goal not in GOALS:
         raise EmbgradError(f"goal is {brief(goal)}: expected {listed(GOALS)}.{did_you_mean(str(goal), list(GOALS))}")
+
+
+def _checked(until: Any, examples: int) -> np.ndarray:
+    try:
+        array = to_numpy(until)
+    except ValueError:
+        array = np.array(None)
+    if array.dtype.kind not in "iuf" or array.shape not in ((), (examples,)) or not np.isfinite(array).all():
+        raise EmbgradError(
+            f"until is {brief(until)}: expected the L at which the search of an example stops, a finite number, or one for each "
+            f"of the {examples} examples"
+        )
+    return array.astype(np.float64)

@@ -32,7 +32,7 @@ from embgrad.search.hotflip import HotFlip
 from embgrad.search.method import SearchMethod, State
 from embgrad.search.positions import searched_positions
 from embgrad.search.problem import Problem, Queries
-from embgrad.search.rule import Rule, Until
+from embgrad.search.rule import Rule, expect_goal
 from embgrad.search.stability import decoded, stability_of
 from embgrad.search.vocabulary import allowed_ids
 
@@ -50,7 +50,7 @@ def search(
     method: SearchMethod | str,
     *,
     goal: str = "maximize",
-    until: Until | None = None,
+    until: Any = None,
     allowed: Any = None,
     positions: Any = None,
     stable: bool = True,
@@ -69,8 +69,8 @@ def search(
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length` and `call`.
         method: a method, such as `embgrad.HotFlip(steps=3)`, or its name, which takes its defaults.
         goal: "maximize" or "minimize" the objective.
-        until: when to stop the search of an example: as soon as its L is at least this number, or at most it where the goal is to
-            minimise; or a function that takes L, (example,), and returns which examples may stop. None runs all steps.
+        until: a number, or one for each example: the search of an example stops as soon as its L is at least this, or at most
+            this where the goal is to minimise. None runs all steps.
         allowed: the tokens that may be put in, see `substitutions`.
         positions: the positions whose tokens may be replaced, see `substitutions`.
         stable: with a tokenizer, keep only texts that tokenise to the same ids, so that what is found can be typed.
@@ -86,12 +86,12 @@ def search(
         UnsupportedError: the objective is a `Scalar`, or the tokenizer cannot decode ids.
     """
     chosen = method_from(method)
-    rule = Rule.of(goal, until)
     problem, tokenizer = problem_of(
         model,
         batch,
         objective,
-        rule,
+        goal=goal,
+        until=until,
         allowed=allowed,
         positions=positions,
         stable=stable,
@@ -107,7 +107,7 @@ def search(
         record.add(state)
         report(0, chosen.steps)
         for number in range(chosen.steps):
-            active = ~rule.met(state.objective)
+            active = ~problem.rule.met(state.objective)
             if not active.any():
                 break
             state = chosen.step(problem, state, active, number)
@@ -120,8 +120,9 @@ def problem_of(
     model: Any,
     batch: Any,
     objective: Any,
-    rule: Rule,
     *,
+    goal: str,
+    until: Any,
     allowed: Any,
     positions: Any,
     stable: bool,
@@ -136,8 +137,10 @@ def problem_of(
         EmbgradError: see `search`.
     """
     expect_flag(stable, "stable")
+    expect_goal(goal)
     size = count_or_none(batch_size, "batch_size")
     tokens = batch_of(batch, tokenizer, max_length, model)
+    rule = Rule.of(goal, until, len(tokens))
     made = as_objective(objective)
     if isinstance(made, NativeObjective) and made.scalar:
         raise UnsupportedError(
@@ -184,9 +187,8 @@ class _Record:
     def add(self, state: State) -> None:
         """Add a state."""
         queries, seconds = self._queries, time.perf_counter() - self._began
-        ids = np.where(state.best.real, state.best.ids, state.best.ids)
         self._entries.append(
-            (state.objective.copy(), ids, queries.evaluations.copy(), queries.gradients.copy(), seconds)
+            (state.objective.copy(), state.best.ids, queries.evaluations.copy(), queries.gradients.copy(), seconds)
         )
 
     def history(self) -> History:
@@ -194,7 +196,9 @@ class _Record:
         objective, ids, evaluations, gradients, seconds = zip(*self._entries, strict=True)
         width = max(array.shape[1] for array in ids)
         filled = [np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=-1) for array in ids]
-        return History(*map(np.stack, (objective, filled, evaluations, gradients)), np.array(seconds))
+        return History(
+            np.stack(objective), np.stack(filled), np.stack(evaluations), np.stack(gradients), np.array(seconds)
+        )
 
 
 def _result(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -37,16 +38,11 @@ class Texts:
 
     def take(self, indices: np.ndarray) -> Texts:
         """Return the texts with these indices, or where a bool array is true, in order."""
-        return replace(
-            self,
-            examples=self.examples[indices],
-            **{name: None if (array := getattr(self, name)) is None else array[indices] for name in FILLED},
-        )
+        return replace(self, examples=self.examples[indices], **self._each(lambda array: array[indices]))
 
     def cut(self, width: int) -> Texts:
         """Return the texts up to a position."""
-        arrays = {name: None if (array := getattr(self, name)) is None else array[:, :width] for name in FILLED}
-        return replace(self, **arrays)
+        return replace(self, **self._each(lambda array: array[:, :width]))
 
     def key(self, row: int) -> bytes:
         """Return bytes that two texts share if they are equal versions of one example."""
@@ -57,6 +53,17 @@ class Texts:
     def rows_of(self, example: int) -> np.ndarray:
         """Return the indices of the versions of an example."""
         return np.flatnonzero(self.examples == example)
+
+    def groups(self, most: int) -> Iterator[Texts]:
+        """Yield the texts in groups of at most `most`, in order, or more where a single example has more."""
+        numbers, counts = np.unique(self.examples, return_counts=True)
+        ends = np.cumsum(counts)
+        start = 0
+        while start < len(numbers):
+            before = ends[start] - counts[start]
+            end = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))
+            yield self.take(np.isin(self.examples, numbers[start:end]))
+            start = end
 
     def substituted(self, rows: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> Texts:
         """Return for each index of a text that text with new ids.
@@ -92,12 +99,17 @@ class Texts:
     def _moved(self, rows: np.ndarray, source: np.ndarray) -> Texts:
         """Return texts whose positions hold what stands at others, (n, position); a position after the last one is filled."""
         texts = rows[:, None]
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, filled in FILLED.items():
             array = getattr(self, name)
             wide = None if array is None else np.pad(array, ((0, 0), (0, 1)), constant_values=filled)
             arrays[name] = None if wide is None else wide[texts, source]
         return replace(self, examples=self.examples[rows], **arrays)
+
+    def _each(self, function: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+        """Return by name what a function makes of each array with an entry for each position; None where there is none."""
+        arrays = {name: getattr(self, name) for name in FILLED}
+        return {name: None if array is None else function(array) for name, array in arrays.items()}
 
     def put(self, indices: np.ndarray, others: Texts) -> Texts:
         """Return the texts with those at the indices replaced by others, in order."""
@@ -118,5 +130,5 @@ def joined(texts: Sequence[Texts]) -> Texts:
             [np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=FILLED[name]) for array in arrays]
         )
 
-    arrays = {name: stacked(name) for name in FILLED}
-    return Texts(np.concatenate([part.examples for part in texts]), **arrays)  # type: ignore[arg-type]
+    arrays: dict[str, Any] = {name: stacked(name) for name in FILLED}
+    return Texts(np.concatenate([part.examples for part in texts]), **arrays)

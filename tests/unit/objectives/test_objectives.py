@@ -143,7 +143,7 @@ def test_margin_over_the_largest_other_is_negative_where_another_class_is_predic
 
 
 def test_a_margin_over_the_largest_other_needs_another_class() -> None:
-    with pytest.raises(embgrad.ObjectiveError, match="single class.*use embgrad.Logit"):
+    with pytest.raises(embgrad.ObjectiveError, match=r"single class.*use embgrad.Logit"):
         Margin(0).evaluate(np.ones((1, 1)), TokenBatch([[1]]))
 
 
