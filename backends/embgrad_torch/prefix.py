@@ -13,8 +13,8 @@ from embgrad_torch.inputs import parameters, unparallel
 
 __all__ = ["CachedText", "prefix"]
 
-#: The parameters of a `forward` that takes such a cache.
-TAKEN: Final = frozenset({"input_ids", "past_key_values", "use_cache"})
+#: The parameter that takes such a cache, under its newer name and its older.
+CACHES: Final = ("cache", "past_key_values")
 
 #: The parameter that limits the logits to the last positions; those of all take a third of GPT-2's time.
 LAST: Final = "logits_to_keep"
@@ -24,9 +24,10 @@ def prefix(model: Any) -> CachedText | None:
     """Return an empty cache for a model; None where its `forward` takes none, or it has a decoder beside an encoder."""
     library = sys.modules.get("transformers")
     names = {parameter.name for parameter in parameters(model)}
-    if library is None or not names >= TAKEN or "decoder_input_ids" in names:
+    name = next((name for name in CACHES if name in names), None)
+    if library is None or name is None or not names >= {"input_ids", "use_cache"} or "decoder_input_ids" in names:
         return None
-    return CachedText(library.DynamicCache(), LAST in names)
+    return CachedText(library.DynamicCache(), name, LAST in names)
 
 
 class CachedText:
@@ -34,11 +35,13 @@ class CachedText:
 
     Args:
         cache: an empty cache, in which layers with a sliding window keep all positions too.
+        name: the name of the parameter that takes it.
         limits: whether the model can limit its logits to the last positions.
     """
 
-    def __init__(self, cache: Any, limits: bool) -> None:
+    def __init__(self, cache: Any, name: str, limits: bool) -> None:
         self._cache = cache
+        self._name = name
         self._limits = limits
 
     @property
@@ -55,7 +58,7 @@ class CachedText:
 
         def call(model: Any, inputs: Any) -> Any:
             past = copy.deepcopy(self._cache)  # the model adds to it
-            past.crop(length)
+            past.crop(length - self.length)  # a negative number removes as many
             past.batch_repeat_interleave(len(inputs["input_ids"]))
             return self._run(model, inputs, past, last)
 
@@ -64,4 +67,4 @@ class CachedText:
     def _run(self, model: Any, inputs: Any, cache: Any, last: int) -> Any:
         # As indices: a number would make a view of the hidden states, by which a product takes three times as long.
         limit = {LAST: torch.arange(-last, 0, device=inputs["input_ids"].device)} if self._limits else {}
-        return unparallel(model)(**inputs, past_key_values=cache, use_cache=True, **limit)
+        return unparallel(model)(**inputs, use_cache=True, **{self._name: cache}, **limit)
