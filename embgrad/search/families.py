@@ -36,7 +36,7 @@ class Family:
 
 
 def families(batch: TokenBatch, examples: np.ndarray, places: tuple[np.ndarray, np.ndarray]) -> Iterator[Family]:
-    """Yield the families of texts whose evaluation from where they differ on saves at least a pass over a text.
+    """Yield the families of texts whose evaluation from where they differ on saves more than it costs.
 
     Texts with padding before or between their real positions are in none.
 
@@ -59,7 +59,7 @@ def families(batch: TokenBatch, examples: np.ndarray, places: tuple[np.ndarray, 
         differs = batch.ids[texts] != ids
         differs[:, kind[1] :] = True
         family = Family(texts, ids, differs.argmax(1), int(kind[1]), int(kind[2]))
-        if family.shared.sum() > family.end:
+        if family.shared.sum() > 2 * family.end:  # the shared text is run, and continued
             yield family
 
 

@@ -77,10 +77,9 @@ class SharedPrefixes:
                 values[family.texts] = self._of_family(family, batch, objective)
         except _UnsuitableError as error:
             self.reason = str(error)
-        except (
-            Exception
-        ) as error:  # the framework's own; what is wrong with the user's arguments, whole texts show as well
-            self.reason = f"a pass over part of a text raised {type(error).__name__}: {error}"
+        except Exception as error:  # where the user's own arguments are wrong, whole texts raise it again
+            first_line = str(error).partition("\n")[0]
+            self.reason = f"a pass over part of a text raised {type(error).__name__}: {first_line}"
         if self.reason is not None:
             return np.full(len(batch), np.nan)
         return values
@@ -114,26 +113,26 @@ class SharedPrefixes:
         if not self._tried:
             _try(passes, filled, dtype, tolerance)
             self._tried = True
-        values = np.full(len(family.texts), np.nan)
-        first, *others = self._pieces(family)
-        # The shared text itself is continued as well, since other ids may lead to other computations, as those of padding do.
-        ids = np.concatenate([batch.ids[family.texts[first]], family.ids[None]])
-        answer = passes.after(int(family.shared[first[0]]), family.texts[[*first, first[0]]], ids)
-        _expect_same(answer.rows_of(len(first)), filled.rows_of(0), tolerance)
-        values[first] = answer.values[:-1]
-        for piece in others:
-            texts = family.texts[piece]
-            values[piece] = passes.after(int(family.shared[piece[0]]), texts, batch.ids[texts]).values
+        # The shared text is continued as well: other ids may lead to other computations, as those of padding do.
+        texts = np.append(family.texts, family.texts[0])
+        ids = np.append(batch.ids[family.texts], family.ids[None], 0)
+        shared = np.append(family.shared, family.shared[family.shared > 0].min())
+        values = np.full(len(texts), np.nan)
+        for piece in self._pieces(shared, family.end):
+            answer = passes.after(int(shared[piece[0]]), texts[piece], ids[piece])
+            values[piece] = answer.values
+            if len(family.texts) in piece:
+                own = int(np.flatnonzero(piece == len(family.texts))[0])
+                _expect_same(answer.rows_of(own), filled.rows_of(0), tolerance)
         self.used = True
-        return values
+        return values[:-1]
 
-    def _pieces(self, family: Family) -> Iterator[np.ndarray]:
-        """Yield indices of the family's texts that share something, by how much they share, for one pass each."""
-        shared = family.shared
+    def _pieces(self, shared: np.ndarray, end: int) -> Iterator[np.ndarray]:
+        """Yield the indices of texts that share something, by how much they share, for one pass each."""
         order = np.argsort(shared, kind="stable")
         order = order[shared[order] > 0]
         while len(order):
-            positions = family.end - int(shared[order[0]])
+            positions = end - int(shared[order[0]])
             most = self.batch_size or max(1, MOST_POSITIONS // positions)
             enough = -(-ENOUGH_POSITIONS // positions)
             longer = np.flatnonzero(np.diff(shared[order]) > 0) + 1

@@ -1,4 +1,4 @@
-"""Texts that begin alike, run from where they differ: causal language models with a cache of keys and values, and models without."""
+"""Texts that begin alike, run from where they differ: causal language models with a cache of keys and values, and others."""
 
 from __future__ import annotations
 
