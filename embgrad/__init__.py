@@ -70,15 +70,22 @@ from embgrad.results.gradients import EmbeddingGradients, Word
 from embgrad.results.io import load, save
 from embgrad.results.memory import Memory
 from embgrad.results.row_sparse import RowSparse
+from embgrad.results.search import Search
 from embgrad.results.spans import Span
+from embgrad.results.substitutions import Substitution, Substitutions
 from embgrad.results.table_norms import clipped_table, table_norms, table_products
 from embgrad.results.token_attribution import TokenAttribution
 from embgrad.results.token_matrix import TokenMatrix
+from embgrad.search.gcg import GCG
+from embgrad.search.hotflip import HotFlip
+from embgrad.search.search import search
+from embgrad.search.substitutions import substitutions
 from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
 from embgrad.version import __version__
 
 __all__ = [
+    "GCG",
     "AmbiguousPointError",
     "Attribution",
     "Attributions",
@@ -102,6 +109,7 @@ __all__ = [
     "Golden",
     "GoldenError",
     "GradientShap",
+    "HotFlip",
     "InputXGradient",
     "IntegratedGradients",
     "KernelShap",
@@ -134,12 +142,15 @@ __all__ = [
     "Saliencies",
     "Saliency",
     "Scalar",
+    "Search",
     "SequentialIntegratedGradients",
     "Slope",
     "SmoothGrad",
     "Span",
     "Stream",
     "StreamFolder",
+    "Substitution",
+    "Substitutions",
     "Sum",
     "TableGradients",
     "TableRest",
@@ -174,8 +185,10 @@ __all__ = [
     "points",
     "refresh_backends",
     "save",
+    "search",
     "sensitivity",
     "stream",
+    "substitutions",
     "table_gradients",
     "table_norms",
     "table_products",

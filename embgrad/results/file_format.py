@@ -14,25 +14,26 @@ from embgrad.common.files import checked_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.common.schema import SchemaError, whole
 from embgrad.errors import EmbgradError, FileFormatError, brief, listed
-from embgrad.results import attribution_fields, gradient_fields, token_fields
+from embgrad.results import attribution_fields, gradient_fields, substitution_fields, token_fields
 from embgrad.results.field_checks import EXPECTED, Fields
 
 __all__ = ["FORMAT", "Stored", "plain", "read_results", "write_results"]
 
 #: The version of the file format; a reader refuses a later one. A single `EmbeddingGradients` is written as version 1, which
-#: every embgrad reads, and several as version 2; an `Attribution` takes version 3, in which each entry names its class, and a
-#: `TokenAttribution` version 4, which has the same form.
-FORMAT: Final = 4
+#: every embgrad reads, and several as version 2; an `Attribution` takes version 3, in which each entry names its class, a
+#: `TokenAttribution` version 4 and `Substitutions` version 5, which have the same form.
+FORMAT: Final = 5
 
 #: By the name of a result's class the module with its stored fields.
 _MODULES: Final[dict[str, ModuleType]] = {
     "EmbeddingGradients": gradient_fields,
     "Attribution": attribution_fields,
     "TokenAttribution": token_fields,
+    "Substitutions": substitution_fields,
 }
 
 #: The version that each class takes at least.
-_VERSIONS: Final = {"EmbeddingGradients": 1, "Attribution": 3, "TokenAttribution": 4}
+_VERSIONS: Final = {"EmbeddingGradients": 1, "Attribution": 3, "TokenAttribution": 4, "Substitutions": 5}
 
 #: The safetensors names of the dtypes that a result's arrays may have.
 _DTYPES: Final = ("F32", "F64", "I64")
@@ -54,7 +55,7 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
     """Write results to a safetensors file, which appears whole or not at all.
 
     Args:
-        named: by name objects of the classes `EmbeddingGradients`, `Attribution` and `TokenAttribution`.
+        named: by name objects of the classes `EmbeddingGradients`, `Attribution`, `TokenAttribution` and `Substitutions`.
         path: the file's path; its folder must exist.
         single: whether the file is of one result, which needs no name.
         durable: return only when the file would survive a power failure.

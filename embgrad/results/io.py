@@ -10,6 +10,7 @@ from embgrad.errors import EmbgradError, brief
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.file_format import read_results, write_results
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["Result", "expect_results", "load", "save"]
@@ -19,22 +20,24 @@ _CLASSES: Final[dict[str, type]] = {
     "EmbeddingGradients": EmbeddingGradients,
     "Attribution": Attribution,
     "TokenAttribution": TokenAttribution,
+    "Substitutions": Substitutions,
 }
 
-#: The results that can be compared. Files hold those of output tokens as well.
+#: The results that can be compared.
 Result: TypeAlias = EmbeddingGradients | Attribution
 
+#: The results that files hold.
+Stored: TypeAlias = Result | TokenAttribution | Substitutions
 
-def save(
-    results: Result | TokenAttribution | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False
-) -> None:
+
+def save(results: Stored | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False) -> None:
     """Write a result, or several by name, to a safetensors file, which `embgrad.load` reads back bit for bit.
 
     The file appears whole or not at all.
 
     Args:
-        results: a result of `embgrad.gradients`, `embgrad.attribute` or `embgrad.attribute_tokens`, or a mapping of names to
-            results; any string is a valid name.
+        results: a result of `embgrad.gradients`, `embgrad.attribute`, `embgrad.attribute_tokens` or `embgrad.substitutions`, or a
+            mapping of names to results; any string is a valid name.
         path: the file's path; its folder must exist.
         durable: return only when the file would survive a power failure.
 
@@ -42,19 +45,19 @@ def save(
         EmbgradError: `results` is something else, or a result holds values that the format does not support, such as float16.
         OSError: the file cannot be written.
     """
-    single = isinstance(results, Result | TokenAttribution)
-    named = {"": results} if isinstance(results, Result | TokenAttribution) else _expect_stored(results)
+    single = isinstance(results, Stored)
+    named = {"": results} if isinstance(results, Stored) else _expect_stored(results)
     write_results(named, path, single=single, durable=durable)
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Read a file of `embgrad.save`, `EmbeddingGradients.save`, `Attribution.save` or `TokenAttribution.save`.
+    """Read a file of `embgrad.save`, or of the method `save` of a result.
 
     Nothing in the file is executed, and reading takes no more memory than the file's size justifies.
 
     Returns:
-        An `EmbeddingGradients`, an `Attribution` or a `TokenAttribution`; of a file of several a dict by name in the order
-        written, or `Attributions` where all are of the class `Attribution`.
+        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution` or `Substitutions`; of a file of several a dict by name in
+        the order written, or `Attributions` where all are of the class `Attribution`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -79,8 +82,8 @@ def expect_results(results: object) -> Mapping[str, Result]:
 
 
 def _expect_stored(results: object) -> Mapping[str, Any]:
-    of = "expected a result of embgrad.gradients, embgrad.attribute or embgrad.attribute_tokens"
-    return _expected(results, Result | TokenAttribution, of)
+    of = "expected a result of embgrad.gradients, embgrad.attribute, embgrad.attribute_tokens or embgrad.substitutions"
+    return _expected(results, Stored, of)
 
 
 def _expected(results: object, classes: Any, of: str) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,9 @@ NONE: Final = -1
 
 #: The most numbers that are held at once beside the gradients and the result: those of rows of the table and of their scores.
 MOST_NUMBERS: Final = 2**22
+
+#: The most positions for which the table is read together.
+MOST_POSITIONS: Final = 1024
 
 
 def top_substitutions(
@@ -47,12 +49,30 @@ def top_substitutions(
         ids, int64, shape (n, top), best first; and their scores, the estimated changes of L, float64, likewise. Where fewer ids
         are allowed, the rest is -1, with the worst score, -inf times `sign`.
     """
+    pieces = [
+        _top(gradients[rows], values[rows], ids[rows], table, np.flatnonzero(allowed), top, sign, block)
+        for rows in _slices(len(ids), MOST_POSITIONS)
+    ]
+    return np.concatenate([found for found, _ in pieces]), np.concatenate([scores for _, scores in pieces])
+
+
+def _top(
+    gradients: np.ndarray,
+    values: np.ndarray,
+    ids: np.ndarray,
+    table: TableReader,
+    allowed: np.ndarray,
+    top: int,
+    sign: int,
+    block: int | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `top_substitutions` does; `allowed` are ids in ascending order."""
     gradients = np.asarray(gradients, np.float64)
     count, dim = gradients.shape
     in_place = np.einsum("ij,ij->i", np.asarray(values, np.float64), gradients)
     best = _Best(count, top)
-    size = block or max(1, MOST_NUMBERS // (2 * dim + 2 * count))
-    for some in _blocks(np.flatnonzero(allowed), size):
+    for piece in _slices(len(allowed), block or max(1, MOST_NUMBERS // (2 * dim + 2 * count))):
+        some = allowed[piece]
         scores = gradients @ np.asarray(table.rows(some), np.float64).T
         scores -= in_place[:, None]
         scores *= sign
@@ -61,9 +81,8 @@ def top_substitutions(
     return best.ids, best.scores * sign
 
 
-def _blocks(ids: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
+def _slices(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _exclude(scores: np.ndarray, some: np.ndarray, ids: np.ndarray) -> None:

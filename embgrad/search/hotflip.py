@@ -31,9 +31,9 @@ MOST_TEXTS: Final = 64
 class HotFlip(SearchMethod):
     """A beam search over flips of tokens, which first-order estimates propose and forward passes decide.
 
-    Each step evaluates for each example the `candidates` texts with the best estimates that differ by a single edit from a text
-    of its beam, and keeps the best `beam` of them. An example's step ends early when a text meets the stopping rule. Ebrahimi et
-    al., "HotFlip: white-box adversarial examples for text classification", 2018.
+    Each step evaluates for each example `candidates` texts that differ by a single edit from a text of its beam, those with the
+    best estimates at each position, and keeps the best `beam` of them. An example's step ends early when a text meets the
+    stopping rule. Ebrahimi et al., "HotFlip: white-box adversarial examples for text classification", 2018.
 
     The estimate of an insertion is made where the token at its place is repeated, which takes a gradient for each place;
     deletions are evaluated, all of them.
@@ -131,6 +131,7 @@ class _Edits:
         positions: where it is, likewise.
         ids: the new id, likewise.
         estimates: the first-order estimates of L, float64, likewise.
+        ranks: 0 for the best replacement at its position, 1 for the next, and so on, likewise.
     """
 
     texts: Texts
@@ -138,17 +139,22 @@ class _Edits:
     positions: np.ndarray
     ids: np.ndarray
     estimates: np.ndarray
+    ranks: np.ndarray
 
     def with_others(self, others: _Edits) -> _Edits:
         """Return these replacements and others."""
-        pairs = [(getattr(self, name), getattr(others, name)) for name in ("positions", "ids", "estimates")]
+        pairs = [(getattr(self, name), getattr(others, name)) for name in ("positions", "ids", "estimates", "ranks")]
         rows = np.concatenate([self.rows, len(self.texts) + others.rows])
         return _Edits(joined([self.texts, others.texts]), rows, *map(np.concatenate, pairs))
 
     def best(self, problem: Problem, example: int, most: int, seen: set[bytes]) -> Texts:
-        """Return at most so many texts of an example with the best estimates, none of which was seen."""
+        """Return at most so many texts of an example that were not seen: the best at each position, then the next, and so on.
+
+        Estimates of different positions are less comparable than those of one, since a larger gradient also means a larger error:
+        in their order nearly all texts would differ at the same position.
+        """
         own = np.flatnonzero(self.texts.examples[self.rows] == example)
-        own = own[np.argsort(-problem.sign * self.estimates[own], kind="stable")]
+        own = own[np.lexsort((-problem.sign * self.estimates[own], self.ranks[own]))]
         kept = [self.texts.take(np.zeros(0, np.int64))]
         count = 0
         for start in range(0, len(own), most):
@@ -180,7 +186,7 @@ def _flips(problem: Problem, texts: Texts, top: int) -> _Edits:
     objective, ids, scores = problem.estimates(texts, top)
     rows, positions, ranks = np.nonzero(ids >= 0)
     estimates = objective[rows] + scores[rows, positions, ranks]
-    return _Edits(texts, rows, positions, ids[rows, positions, ranks], estimates)
+    return _Edits(texts, rows, positions, ids[rows, positions, ranks], estimates, ranks)
 
 
 def _insertions(problem: Problem, texts: Texts, top: int) -> _Edits:

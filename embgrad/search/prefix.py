@@ -182,11 +182,11 @@ class _Answer(Respond):
     def rows_of(self, text: int) -> np.ndarray:
         """Return the rows that were read of a text, shape (row, classes)."""
         assert self._read is not None, "the pass was run"
-        return self._read[self._places[0] == text]
+        return np.asarray(self._read[self._places[0] == text])
 
     def positions_of(self, text: int) -> np.ndarray:
         """Return the positions of these rows in the text, shape (row,)."""
-        return self._places[1][self._places[0] == text]
+        return np.asarray(self._places[1][self._places[0] == text])
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.task import Task
-from embgrad.errors import UnsupportedError
+from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
@@ -106,6 +107,25 @@ class Problem:
             changes["types"] = texts.types
         return self.batch.take(texts.examples).replace(**changes)
 
+    def whole_batch_of(self, texts: Texts, pad: int | None) -> TokenBatch:
+        """Return the batch of texts of any lengths, padded on the right; where the batch has no mask, with one that they need.
+
+        Args:
+            texts: one text of each example, in order.
+            pad: the id of padding; None for the one that the batch is padded with, or else 0.
+        """
+        if not self._is_resized(texts).any():
+            return self.batch_of(texts.cut(self.batch.shape[1]))
+        cut = texts.cut(int(texts.real.sum(1).max()))
+        padding = self.batch.ids[~self.batch.real]
+        fill = pad if pad is not None else int(padding[0]) if len(padding) else 0
+        filled = replace(cut, ids=np.where(cut.real, cut.ids, fill))
+        batch = self.batch_of(filled)
+        if cut.real.all():
+            return batch
+        convention = "huggingface" if batch.convention == "ids" else batch.convention  # bare ids have no mask
+        return batch.replace(mask=cut.real.astype(np.int64), convention=convention)
+
     def objectives(self, texts: Texts) -> np.ndarray:
         """Return the objective of each text, float64, shape (text,), from forward passes.
 
@@ -118,7 +138,8 @@ class Problem:
         left = np.flatnonzero(np.isnan(values))
         for piece in self._pieces(texts.take(left)) if len(left) else ():
             task = Task(self.bound, self._objective_of(piece.texts), GradientOptions(()), pullback=False, quiet=True)
-            values[left[piece.rows]] = evaluated(task, self.batch_of(piece.texts))[piece.places]
+            with _explained(piece):
+                values[left[piece.rows]] = evaluated(task, self.batch_of(piece.texts))[piece.places]
         np.add.at(self.queries.evaluations, texts.examples, 1)
         return values
 
@@ -134,7 +155,8 @@ class Problem:
         np.add.at(self.queries.gradients, texts.examples, 1)
         for piece in self._pieces(texts):
             task = Task(self.bound, self._objective_of(piece.texts), GradientOptions((WORD,)), quiet=True)
-            result, places = results_of(task, self.batch_of(piece.texts))[WORD], piece.places
+            with _explained(piece):
+                result, places = results_of(task, self.batch_of(piece.texts))[WORD], piece.places
             yield piece.rows, np.asarray(result.objective)[places], result.values[places], result.activations[places]
 
     def estimates(self, texts: Texts, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -233,3 +255,18 @@ class _Piece:
     rows: np.ndarray
     places: np.ndarray
     texts: Texts
+
+
+@contextlib.contextmanager
+def _explained(piece: _Piece) -> Iterator[None]:
+    """Say of numbers that are not finite that they are those of a text that the search tried."""
+    try:
+        yield
+    except (NoGradientError, ObjectiveError) as error:
+        examples = sorted(set(piece.texts.examples.tolist()))
+        named = (
+            f"example {examples[0]}" if len(examples) == 1 else f"one of the examples {examples[0]} to {examples[-1]}"
+        )
+        raise type(error)(
+            f"at a text that the search tried in place of {named}, numbered in the pass: {error.message}"
+        ) from error

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.arrays import to_numpy
-from embgrad.errors import EmbgradError, brief, did_you_mean, listed
+from embgrad.errors import EmbgradError, brief, did_you_mean
 
 __all__ = ["GOALS", "Rule", "expect_goal"]
 
@@ -63,7 +63,9 @@ class Rule:
 def expect_goal(goal: Any) -> None:
     """Raise an error for a goal that is neither "maximize" nor "minimize"."""
     if not isinstance(goal, str) or goal not in GOALS:
-        raise EmbgradError(f"goal is {brief(goal)}: expected {listed(GOALS)}.{did_you_mean(str(goal), list(GOALS))}")
+        raise EmbgradError(
+            f"goal is {brief(goal)}: expected 'maximize' or 'minimize'.{did_you_mean(str(goal), list(GOALS))}"
+        )
 
 
 def _checked(until: Any, examples: int) -> np.ndarray:

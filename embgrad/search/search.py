@@ -24,6 +24,7 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
 from embgrad.inputs.encode import with_tokens
+from embgrad.inputs.special_tokens import id_of_special
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective, described
 from embgrad.results.search import History, Search
@@ -209,7 +210,7 @@ def _result(
     record: _Record,
     tokenizer: Any,
 ) -> Search:
-    found = problem.batch_of(state.best)
+    found = problem.whole_batch_of(state.best, None if tokenizer is None else id_of_special(tokenizer, "pad"))
     batch = problem.batch
     texts: dict[str, Any] = {"texts_before": None, "texts": None}
     if tokenizer is not None:

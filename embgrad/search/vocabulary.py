@@ -16,7 +16,7 @@ from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
 from embgrad.inputs.special_tokens import special_ids, unknown_ids
 from embgrad.results.words import SPECIAL
 
-__all__ = ["allowed_ids", "is_ascii", "is_word", "text_of_token"]
+__all__ = ["allowed_ids", "is_ascii", "is_word", "names_of", "text_of_token"]
 
 #: A token that stands for one byte, in SentencePiece vocabularies.
 BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -93,6 +93,20 @@ def allowed_ids(allowed: Any, tokenizer: Any, vocab: int) -> np.ndarray:
             "never among those that a function is asked about"
         )
     return result
+
+
+def names_of(ids: np.ndarray, tokenizer: Any, vocab: int) -> dict[int, str] | None:
+    """Return the tokens of ids by id, in order, as the tokenizer writes them; None where no tokenizer lists its tokens.
+
+    Args:
+        ids: ids of any shape; -1 for none.
+        tokenizer: names the ids; None where there is none.
+        vocab: the number of rows of the table.
+    """
+    tokens = _Vocabulary(tokenizer, vocab).tokens
+    if tokens is None:
+        return None
+    return {id_: token for id_ in np.unique(ids).tolist() if id_ >= 0 and (token := tokens[id_]) is not None}
 
 
 @dataclass(frozen=True)

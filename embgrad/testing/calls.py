@@ -273,6 +273,12 @@ CALLS: Final[Mapping[str, PublicCall]] = {
         frozenset({"forward", "call"}),
         frozenset({"batch"}),
     ),
+    "substitutions": PublicCall(
+        "substitutions",
+        lambda arguments: embgrad.substitutions(arguments.model, **arguments.given(call=arguments.call, top=3)),
+        _OBJECTIVE | {"call"},
+        _ARGUMENTS,
+    ),
     "attribute": PublicCall(
         "attribute",
         lambda arguments: embgrad.attribute(
@@ -309,6 +315,19 @@ CALLS: Final[Mapping[str, PublicCall]] = {
         _OBJECTIVE | {"call"},
         _ARGUMENTS | {"at"},
         ("override",),
+    ),
+    "search": PublicCall(
+        "search",
+        lambda arguments: embgrad.search(
+            arguments.model,
+            **arguments.given(
+                call=arguments.call,
+                method=embgrad.HotFlip(steps=1, candidates=1),  # some of the models take no other number of examples
+                batch_size=len(arguments.batch),
+            ),
+        ),
+        _OBJECTIVE | {"call"},
+        _ARGUMENTS,
     ),
     "table_gradients": PublicCall(
         "table_gradients",

@@ -71,7 +71,8 @@ def test_several_are_restored_by_name_beside_attributions(tmp_path: Path) -> Non
     assert type(loaded) is dict
     assert [type(result).__name__ for result in loaded.values()] == ["TokenAttribution", "Attribution"]
     expect_equal(ATTRIBUTION, loaded["t"])
-    expected = "expected a result of embgrad.gradients, embgrad.attribute or embgrad.attribute_tokens, or a mapping"
+    of = "embgrad.gradients, embgrad.attribute, embgrad.attribute_tokens or embgrad.substitutions"
+    expected = f"expected a result of {of}, or a mapping"
     with refused(embgrad.EmbgradError, f"results is of type int: {expected}"):
         embgrad.save(3, path)  # type: ignore[arg-type]
 

@@ -1,0 +1,210 @@
+"""Substitutions in PyTorch: the same ids as PyTorch's own gradient and the whole table give, by architecture and precision."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import embgrad
+from embgrad.cli.demo import minilm_folder
+from embgrad.search import is_ascii, is_word
+
+VOCAB, TOP = 500, 256
+IDS = np.random.default_rng(0).integers(3, VOCAB, (2, 7))
+MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
+LARGE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+TEXTS = ["a gripping film with a dull ending", "dreadful"]
+
+
+def built(name: str) -> Any:
+    """Return a small model with random weights."""
+    torch.manual_seed(0)
+    config: Any
+    if name == "gpt2":
+        config = transformers.GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3)
+        return transformers.GPT2LMHeadModel(config).eval()
+    if name == "bert":
+        config = transformers.BertConfig(**LARGE, initializer_range=0.3)
+        return transformers.BertForSequenceClassification(config).eval()
+    if name == "albert":
+        config = transformers.AlbertConfig(**LARGE, embedding_size=8, initializer_range=0.3)
+        return transformers.AlbertForSequenceClassification(config).eval()
+    if name == "gemma3":
+        config = transformers.Gemma3TextConfig(
+            **LARGE, head_dim=8, num_key_value_heads=1, initializer_range=0.3, layer_types=["full_attention"] * 2
+        )
+        return transformers.Gemma3ForCausalLM(config).eval()
+    config = transformers.T5Config(vocab_size=VOCAB, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def by_hand(
+    model: Any, table: Any, inputs: dict[str, Any], value: Any, sign: int = 1, scale: float = 1.0, top: int = TOP
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ids and scores, (example, position, top), and L, by PyTorch's gradient at the table's module.
+
+    Args:
+        model: the model.
+        table: the module that looks rows up.
+        inputs: the model's inputs.
+        value: takes the outputs and returns L of each example.
+        sign: the goal.
+        scale: the factor by which the module multiplies rows.
+        top: how many.
+    """
+    seen: list[Any] = []
+
+    def hook(module: Any, args: Any, output: Any) -> Any:
+        seen.append((args[0], output.detach().requires_grad_()))
+        return seen[-1][1]
+
+    handle = table.register_forward_hook(hook)
+    tensors = {name: torch.tensor(array) for name, array in inputs.items()}
+    try:
+        objective = value(model(**tensors))
+        ids, leaf = next((ids, leaf) for ids, leaf in seen if torch.equal(ids, tensors["input_ids"]))
+        (gradient,) = torch.autograd.grad(objective.sum(), leaf)
+    finally:
+        handle.remove()
+    rows = table.weight.detach().double().numpy()
+    slopes = gradient.double().numpy() * scale
+    scores = np.einsum("vd,epd->epv", rows, slopes) - np.einsum("epd,epd->ep", rows[ids.numpy()], slopes)[..., None]
+    np.put_along_axis(scores, ids.numpy()[..., None], -np.inf * sign, 2)
+    order = np.argsort(-sign * scores, axis=-1, kind="stable")[..., :top]
+    return order, np.take_along_axis(scores, order, -1), objective.detach().numpy()
+
+
+def expect_same(made: Any, ids: np.ndarray, scores: np.ndarray) -> None:
+    searched = made.searched
+    np.testing.assert_array_equal(made.ids[searched], ids[searched])
+    np.testing.assert_allclose(made.scores[searched], scores[searched], rtol=1e-5, atol=1e-5)
+    assert (made.ids[~searched] == -1).all()
+
+
+@pytest.mark.parametrize(("goal", "sign"), [("maximize", 1), ("minimize", -1)])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "albert", "gemma3"])
+def test_the_best_ids_are_those_of_a_dense_computation_by_hand(name: str, goal: str, sign: int) -> None:
+    model = built(name)
+    table = model.get_input_embeddings()
+    inputs = {"input_ids": IDS, "attention_mask": MASK}
+    scale = 4.0 if name == "gemma3" else 1.0  # the root of the width, by which Gemma multiplies inside the module
+    last = MASK.sum(1) - 1
+    if name in ("gpt2", "gemma3"):
+        objective = embgrad.Logit(7, position=-1)
+        ids, scores, value = by_hand(
+            model, table, inputs, lambda outputs: outputs.logits[range(2), last, 7], sign, scale
+        )
+    else:
+        objective = embgrad.Logit(1)
+        ids, scores, value = by_hand(model, table, inputs, lambda outputs: outputs.logits[:, 1], sign)
+    made = embgrad.substitutions(model, inputs, objective, top=TOP, goal=goal)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    np.testing.assert_array_equal(made.searched, MASK)
+    assert made.provenance["vocab"] == VOCAB
+    np.testing.assert_allclose(made.objective, value, rtol=1e-5)
+    expect_same(made, ids, scores)
+
+
+def test_a_scaled_table_without_its_factor_would_have_other_scores() -> None:
+    """The test of Gemma 3 notices a missing factor: that of one-hot vectors times the table, as others compute it."""
+    model = built("gemma3")
+    inputs = {"input_ids": IDS, "attention_mask": MASK}
+    ids, scores, _ = by_hand(
+        model, model.get_input_embeddings(), inputs, lambda outputs: outputs.logits[range(2), MASK.sum(1) - 1, 7]
+    )
+    made = embgrad.substitutions(model, inputs, embgrad.Logit(7, position=-1))
+    with pytest.raises(AssertionError):
+        expect_same(made, ids, scores)
+
+
+def test_of_an_encoder_decoder_the_tokens_of_the_encoder() -> None:
+    model = built("t5")
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS[:, :3] // 2}
+    ids, scores, _ = by_hand(model, model.encoder.embed_tokens, inputs, lambda outputs: outputs.logits[:, 2, 7])
+    made = embgrad.substitutions(model, inputs, embgrad.Logit(7, position=2))
+    expect_same(made, ids, scores)
+
+
+def test_in_float64_the_ids_are_the_same_without_exception() -> None:
+    model = built("bert").double()
+    inputs = {"input_ids": IDS, "attention_mask": MASK}
+    ids, scores, _ = by_hand(model, model.get_input_embeddings(), inputs, lambda outputs: outputs.logits[:, 1])
+    made = embgrad.substitutions(model, inputs, embgrad.Logit(1))
+    np.testing.assert_array_equal(made.ids[made.searched], ids[made.searched])
+    np.testing.assert_allclose(made.scores[made.searched], scores[made.searched], rtol=1e-9, atol=1e-12)
+
+
+def test_in_half_precision_the_scores_are_of_the_stored_numbers() -> None:
+    model = built("bert").bfloat16()
+    inputs = {"input_ids": IDS, "attention_mask": MASK}
+    ids, scores, _ = by_hand(model, model.get_input_embeddings(), inputs, lambda outputs: outputs.logits[:, 1].float())
+    made = embgrad.substitutions(model, inputs, lambda outputs: outputs.logits[:, 1].float())
+    assert made.provenance["compute_dtype"] == "bfloat16"
+    np.testing.assert_array_equal(made.ids[made.searched], ids[made.searched])
+    np.testing.assert_allclose(made.scores[made.searched], scores[made.searched], rtol=1e-9, atol=1e-12)
+
+
+def test_a_frozen_tied_table_on_which_a_hook_is_and_inside_no_grad() -> None:
+    model = built("gpt2")
+    expected = embgrad.substitutions(model, IDS, embgrad.Logit(7, position=-1), top=9)
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    assert frozen.lm_head.weight is frozen.transformer.wte.weight
+    with torch.no_grad():
+        made = embgrad.substitutions(frozen, IDS, embgrad.Logit(7, position=-1), top=9)
+    np.testing.assert_array_equal(made.ids, expected.ids)
+    np.testing.assert_array_equal(made.scores, expected.scores)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> tuple[Any, Any]:
+    folder = minilm_folder()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return transformers.AutoModel.from_pretrained(folder).eval(), tokenizer
+
+
+def test_minilm_with_a_table_of_30522_rows(minilm: tuple[Any, Any]) -> None:
+    model, tokenizer = minilm
+    batch = embgrad.encode(TEXTS, tokenizer)
+    vector = np.random.default_rng(0).normal(size=384).astype(np.float32)
+    direction = torch.tensor(vector)
+    ids, scores, _ = by_hand(
+        model,
+        model.get_input_embeddings(),
+        batch.to_huggingface(),
+        lambda outputs: outputs.last_hidden_state[:, 0] @ direction,
+    )
+    made = embgrad.substitutions(
+        model, batch, embgrad.Projection(vector, output="sequence", position=0), positions=batch.real
+    )
+    expect_same(made, ids, scores)
+
+
+def test_texts_and_functions_of_tokens_with_a_real_tokenizer(minilm: tuple[Any, Any]) -> None:
+    model, tokenizer = minilm
+    made = embgrad.substitutions(
+        model, TEXTS, embgrad.Sum(output="pooled"), tokenizer=tokenizer, allowed=[is_word, is_ascii], top=20
+    )
+    assert made.tokens is not None
+    assert made.names is not None
+    shown = [
+        [token for token, is_in in zip(*row, strict=True) if is_in]
+        for row in zip(made.tokens, made.searched, strict=True)
+    ]
+    assert shown == [["a", "gripping", "film", "with", "a", "dull", "ending"], ["dreadful"]]
+    assert len(made.names) > 50
+    assert all(token.isascii() and token.isalpha() for token in made.names.values())
+    ordinary = embgrad.substitutions(model, TEXTS, embgrad.Sum(output="pooled"), tokenizer=tokenizer, top=30_000)
+    missing = {*range(30_522)} - {*ordinary.ids[0, 1].tolist()}
+    assert {*tokenizer.all_special_ids} <= missing
+    assert ordinary.provenance["allowed"] == 30_522 - len(tokenizer.all_special_ids)

@@ -1,0 +1,172 @@
+"""HotFlip on models so small that every edit can be tried."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from tests.unit.search.models import BATCH, CLASSES, IDS, MASK, VOCAB, Letters, all_swaps, best_of, curved, linear
+
+
+@pytest.mark.parametrize("goal", ["maximize", "minimize"])
+def test_one_step_finds_the_best_of_all_single_replacements(goal: str) -> None:
+    model, sign = curved(), 1 if goal == "maximize" else -1
+    found = embgrad.search(model, BATCH, embgrad.Logit(1), embgrad.HotFlip(steps=1), goal=goal)
+    for example in range(2):
+        texts = all_swaps(IDS[example], np.flatnonzero(MASK[example]))
+        best = best_of(model, texts, MASK[example], embgrad.Logit(1), sign)
+        assert found.objective[example] == pytest.approx(best, abs=1e-12)
+    assert (found.batch.ids != IDS).sum() == 2
+    np.testing.assert_allclose(embgrad.evaluate(model, found.batch, embgrad.Logit(1)), found.objective, atol=1e-12)
+    np.testing.assert_allclose(embgrad.evaluate(model, BATCH, embgrad.Logit(1)), found.objective_before, atol=1e-12)
+
+
+def test_of_a_linear_model_as_many_steps_as_positions_find_the_best_text_of_all() -> None:
+    model, logit = linear(), embgrad.Logit(0)
+    found = embgrad.search(model, BATCH, logit, embgrad.HotFlip(steps=4, beam=1, candidates=1))
+    scores = embgrad.embedding_table(model, BATCH) @ model["W"].value[:, 0]
+    np.testing.assert_array_equal(found.batch.ids[MASK == 1], scores.argmax())
+    np.testing.assert_array_equal(found.batch.ids[MASK == 0], IDS[MASK == 0])
+    np.testing.assert_allclose(found.objective, MASK.sum(1) * scores.max(), atol=1e-12)
+
+
+def test_only_allowed_tokens_stand_at_searched_positions_alone() -> None:
+    found = embgrad.search(
+        curved(), BATCH, embgrad.Logit(1), embgrad.HotFlip(steps=3), allowed=[3, 8], positions=[0, -1]
+    )
+    changed = found.batch.ids != IDS
+    assert np.isin(found.batch.ids[changed], [3, 8]).all()
+    assert not changed[0, [1, 3]].any()
+    assert not changed[1, 1:3].any()
+
+
+def test_the_search_of_an_example_stops_where_the_rule_is_met() -> None:
+    margin = embgrad.Margin([0, 1])
+    found = embgrad.search(curved(), BATCH, margin, embgrad.HotFlip(steps=6), goal="minimize", until=0.0)
+    assert found.success is not None
+    assert found.success.all()
+    assert (found.objective <= 0).all()
+    history = found.history
+    for example in range(2):
+        met = np.flatnonzero(history.objective[:, example] <= 0)[0]
+        assert len(np.unique(history.evaluations[met:, example])) == 1
+        assert len(np.unique(history.gradients[met:, example])) == 1
+    sooner = embgrad.search(curved(), BATCH, margin, embgrad.HotFlip(steps=6), goal="minimize", until=[0.5, 100.0])
+    assert sooner.history.evaluations[-1, 1] == 1
+    assert 0 < sooner.objective[0] <= 0.5 or sooner.objective[0] <= 0
+
+
+def test_a_step_evaluates_no_more_texts_than_candidates() -> None:
+    found = embgrad.search(curved(), BATCH, embgrad.Logit(1), embgrad.HotFlip(steps=3, beam=2, candidates=13))
+    assert (np.diff(found.history.evaluations, axis=0) <= 13).all()
+    np.testing.assert_array_equal(np.diff(found.history.gradients, axis=0), [[1, 1], [2, 2], [2, 2]])
+
+
+def test_a_wider_beam_finds_no_worse_text() -> None:
+    narrow, wide = (
+        embgrad.search(curved(), BATCH, embgrad.Logit(0), embgrad.HotFlip(steps=2, beam=beam)) for beam in (1, 8)
+    )
+    assert (wide.objective >= narrow.objective - 1e-12).all()
+
+
+def _edits(ids: list[int], *, insert: bool, delete: bool) -> list[list[int]]:
+    texts = [[*ids[:p], v, *ids[p + 1 :]] for p, v in itertools.product(range(len(ids)), range(VOCAB)) if v != ids[p]]
+    if insert:
+        texts += [[*ids[:p], v, *ids[p:]] for p, v in itertools.product(range(len(ids)), range(VOCAB))]
+    if delete:
+        texts += [[*ids[:p], *ids[p + 1 :]] for p in range(len(ids))]
+    return texts
+
+
+@pytest.mark.parametrize(("insert", "delete"), [(True, False), (False, True), (True, True)])
+def test_insertions_and_deletions_are_among_the_edits(insert: bool, delete: bool) -> None:
+    model, logit = curved(), embgrad.Logit(1)
+    method = embgrad.HotFlip(steps=1, insert=insert, delete=delete)
+    for goal, sign in (("maximize", 1), ("minimize", -1)):
+        found = embgrad.search(model, BATCH, logit, method, goal=goal)
+        for example in range(2):
+            texts = _edits(IDS[example][MASK[example] == 1].tolist(), insert=insert, delete=delete)
+            values = [embgrad.evaluate(model, [text], logit)[0] for text in texts]
+            assert found.objective[example] == pytest.approx(sign * max(sign * value for value in values), abs=1e-12)
+
+
+def test_texts_of_several_lengths_are_a_batch_that_the_model_takes() -> None:
+    model, logit = curved(), embgrad.Logit(1)
+    found = embgrad.search(model, BATCH, logit, embgrad.HotFlip(steps=3, insert=True, delete=True))
+    assert found.batch.shape[1] >= found.batch.real.sum(1).max()
+    np.testing.assert_allclose(embgrad.evaluate(model, found.batch, logit), found.objective, atol=1e-12)
+
+
+def test_a_batch_without_a_mask_gets_one_only_where_texts_differ_in_length() -> None:
+    model, logit = curved(), embgrad.Logit(1)
+    plain = embgrad.TokenBatch(np.array([[2, 7, 7, 5], [1, 4, 9, 3]]))
+    assert embgrad.search(model, plain, logit, embgrad.HotFlip(steps=1)).batch.mask is None
+    found = embgrad.search(model, plain, logit, embgrad.HotFlip(steps=2, insert=True, delete=True), until=[0.0, 100.0])
+    np.testing.assert_allclose(embgrad.evaluate(model, found.batch, logit), found.objective, atol=1e-12)
+
+
+def test_with_a_tokenizer_only_texts_that_come_back_are_found() -> None:
+    model, logit = linear(), embgrad.Logit(0)
+    tokenizer = Letters()
+    scores = embgrad.embedding_table(model, BATCH) @ model["W"].value[:, 0]
+    a, b = 0, 1
+    table = model["E"].value.copy()
+    table[a], table[b] = table[scores.argmax()] * 3, table[scores.argmax()] * 2.9
+    model["E"].value[...] = table
+    ids = np.array([[2, 3]])
+    free = embgrad.search(model, ids, logit, embgrad.HotFlip(steps=4, beam=1), allowed=[a, b], positions=None)
+    assert free.batch.ids.tolist() == [[a, a]]
+    apart = embgrad.search(model, [[2, b]], logit, embgrad.HotFlip(steps=1), allowed=[a], positions=[0], stable=False)
+    assert apart.batch.ids.tolist() == [[a, b]]
+    kept = embgrad.search(
+        model, [[2, b]], logit, embgrad.HotFlip(steps=1), allowed=[a], positions=[0], tokenizer=tokenizer
+    )
+    assert kept.batch.ids.tolist() == [[2, b]]
+    assert kept.texts == ("cb",)
+    assert kept.provenance["stable"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": 0}, "steps is 0: expected a whole number of at least 1"),
+        ({"beam": 1.5}, "beam is 1.5: expected a whole number of at least 1"),
+        ({"candidates": "many"}, "candidates is 'many': expected a whole number"),
+        ({"insert": 1}, "insert is 1: expected True or False"),
+        ({"delete": None}, "delete is None: expected True or False"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(embgrad.EmbgradError) as raised:
+        embgrad.HotFlip(**arguments)
+    assert message in str(raised.value)
+
+
+def test_what_is_bound_to_positions_is_refused_where_tokens_move() -> None:
+    method = embgrad.HotFlip(steps=1, insert=True)
+    left = embgrad.TokenBatch([[0, 2, 3]], [[0, 1, 1]])
+    with pytest.raises(embgrad.BatchError, match="not padded on the right"):
+        embgrad.search(curved(), left, embgrad.Logit(0), method)
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"the objective is a function.*give insert=False and delete=False"
+    ):
+        embgrad.search(curved(), BATCH, lambda outputs: outputs.sum(1), method)
+
+
+@pytest.mark.parametrize("classes", [CLASSES])
+def test_a_function_as_objective_gets_the_whole_batch(classes: int) -> None:
+    model, seen = curved(), []
+
+    def function(outputs: Any) -> Any:
+        seen.append(outputs.value.shape)
+        return outputs.sum(1)
+
+    found = embgrad.search(model, BATCH, function, embgrad.HotFlip(steps=2, candidates=20))
+    assert set(seen) == {(2, classes)}
+    same = embgrad.search(model, BATCH, embgrad.Sum(), embgrad.HotFlip(steps=2, candidates=20))
+    np.testing.assert_array_equal(found.batch.ids, same.batch.ids)
+    np.testing.assert_allclose(found.objective, same.objective, atol=1e-12)

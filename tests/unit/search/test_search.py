@@ -1,0 +1,146 @@
+"""What all searches have in common: their arguments, their record, and the model, which they leave as it was."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.search.stability import stability_of
+from tests.unit.search.models import BATCH, IDS, Letters, curved, linear
+
+LOGIT = embgrad.Logit(1)
+
+
+def refused(message: str, error: type[Exception] = embgrad.EmbgradError, **options: Any) -> None:
+    """Assert that a search with these options is refused with this message."""
+    arguments = {"method": embgrad.HotFlip(steps=1), "batch": BATCH, "objective": LOGIT, **options}
+    with pytest.raises(error) as raised:
+        embgrad.search(curved(), **arguments)
+    assert message in str(raised.value)
+
+
+def test_the_function_and_the_package_of_its_name_are_both_at_hand() -> None:
+    from embgrad.search import GCG
+
+    assert GCG is embgrad.GCG
+    assert callable(embgrad.search)
+    assert sys.modules["embgrad.search"].HotFlip is embgrad.HotFlip
+
+
+def test_a_method_may_be_named() -> None:
+    found = embgrad.search(curved(), BATCH, LOGIT, "hotflip")
+    assert found.provenance["method"] == {
+        "class": "HotFlip",
+        "steps": 5,
+        "beam": 4,
+        "candidates": 256,
+        "insert": False,
+        "delete": False,
+    }
+
+
+def test_wrong_arguments_are_named() -> None:
+    refused("method is 'hot_flip': expected a method, such as embgrad.HotFlip()", method="hot_flip")
+    refused("Did you mean 'hotflip'?", method="hotflop")
+    refused("the method is the class GCG: expected an instance; write GCG(...)", method=embgrad.GCG)
+    refused("goal is 'minimise': expected 'maximize' or 'minimize'", goal="minimise")
+    refused("until is 'soon': expected the L at which", until="soon")
+    refused("one for each of the 2 examples", until=[0.0, 1.0, 2.0])
+    refused("until is nan", until=float("nan"))
+    refused("stable is 1: expected True or False", stable=1)
+    refused("a Scalar objective reduces over the batch", embgrad.UnsupportedError, objective=embgrad.Scalar(np.sum))
+
+
+def test_what_does_not_fit_the_model_is_refused_before_the_search() -> None:
+    refused("index 7", embgrad.ObjectiveError, objective=embgrad.Logit(7))
+    with pytest.raises(embgrad.BatchError, match="outside"):
+        embgrad.search(curved(), [[1, 99]], LOGIT, "hotflip")
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_text_that_the_search_tried_is_named_as_such() -> None:
+    model = linear()
+    model["W"].value[0, 1] = 4.0
+    model["E"].value[6] = [1.7e308, 0.0, 0.0]  # its logit is infinite, its estimate as well
+    with pytest.raises(
+        embgrad.ObjectiveError, match="at a text that the search tried in place of one of the examples 0 to 1"
+    ):
+        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=1, candidates=99))
+    with pytest.raises(embgrad.ObjectiveError, match="at a text that the search tried in place of example 0"):
+        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=1, candidates=99), batch_size=1)
+
+
+def test_the_record_of_a_search_begins_before_the_first_step() -> None:
+    steps: list[tuple[int, Any]] = []
+    found = embgrad.search(
+        curved(), BATCH, LOGIT, embgrad.GCG(steps=3, candidates=4), progress=lambda *done: steps.append(done)
+    )
+    assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    history = found.history
+    np.testing.assert_array_equal(history.ids[0], IDS)
+    np.testing.assert_array_equal(history.ids[-1], found.batch.ids)
+    np.testing.assert_array_equal(history.objective[[0, -1]], [found.objective_before, found.objective])
+    np.testing.assert_array_equal(history.evaluations, [[1, 1], [5, 5], [9, 9], [13, 13]])
+    np.testing.assert_array_equal(history.gradients, [[0, 0], [1, 1], [2, 2], [3, 3]])
+    assert (np.diff(history.seconds) >= 0).all()
+    assert history.seconds[0] >= 0
+
+
+def test_without_a_rule_there_is_no_success() -> None:
+    found = embgrad.search(curved(), BATCH, LOGIT, embgrad.GCG(steps=1, candidates=2))
+    assert found.success is None
+    assert found.provenance["until"] is None
+    assert embgrad.search(curved(), BATCH, LOGIT, "gcg", until=-100).success is not None
+
+
+def test_pieces_of_any_size_find_the_same() -> None:
+    runs = [
+        embgrad.search(curved(), BATCH, LOGIT, embgrad.HotFlip(steps=2), batch_size=size) for size in (None, 1, 3, 50)
+    ]
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run.batch.ids, runs[0].batch.ids)
+        np.testing.assert_allclose(run.objective, runs[0].objective, atol=1e-12)
+
+
+def test_labels_for_each_example_follow_their_texts() -> None:
+    objective = embgrad.CrossEntropy([1, 0])
+    found = embgrad.search(curved(), BATCH, objective, embgrad.HotFlip(steps=2), batch_size=3)
+    np.testing.assert_allclose(embgrad.evaluate(curved(), found.batch, objective), found.objective, atol=1e-12)
+    alone = embgrad.search(curved(), BATCH[1:], embgrad.CrossEntropy([0]), embgrad.HotFlip(steps=2))
+    np.testing.assert_array_equal(alone.batch.ids[0], found.batch.ids[1])
+
+
+class TestStability:
+    """Which texts come back from a tokenizer."""
+
+    def test_ids_that_the_tokenizer_would_merge_do_not_come_back(self) -> None:
+        stability = stability_of(embgrad.TokenBatch([[2, 3]]), Letters())
+        texts = [np.array(row) for row in ([0, 2, 1], [0, 1, 2], [11], [1, 0], [0, 11])]
+        assert stability.of(texts).tolist() == [True, False, True, True, True]
+
+    def test_a_batch_whose_own_ids_do_not_come_back_is_refused(self) -> None:
+        refused(
+            "example 1 holds the ids [0, 1], and its text tokenises to [11]",
+            embgrad.BatchError,
+            batch=[[2, 3], [0, 1]],
+            tokenizer=Letters(),
+        )
+        found = embgrad.search(curved(), [[2, 3], [0, 1]], LOGIT, "hotflip", tokenizer=Letters(), stable=False)
+        assert found.texts_before == ("cd", "ab")
+
+    def test_a_tokenizer_that_decodes_nothing_is_refused(self) -> None:
+        class Names:
+            all_special_ids = ()
+
+            def convert_ids_to_tokens(self, number: int) -> str:
+                return f"t{number}"
+
+            def get_vocab(self) -> dict[str, int]:
+                return {f"t{number}": number for number in range(12)}
+
+        refused("a Names without decode", embgrad.UnsupportedError, tokenizer=Names())
+        assert embgrad.search(curved(), BATCH, LOGIT, "hotflip", tokenizer=Names(), stable=False).texts is None
