@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ LENGTH = 8
 IDS = np.tile([2, 7, 5, 9, 4, 3, 8, 6], (6, 1))
 IDS[np.arange(6), [2, 2, 3, 3, 4, 4]] = [10, 11, 10, 11, 10, 11]
 OBJECTIVE = embgrad.LogProbability(np.where(np.arange(LENGTH) >= 6, IDS, -100))
+
+PREFIX = sys.modules[SharedPrefixes.__module__]  # `embgrad.search` is a function
 
 #: The shapes of the ids of each pass, in order.
 PASSES: list[tuple[int, ...]] = []
@@ -96,14 +99,14 @@ def test_no_pass_runs_more_texts_than_allowed() -> None:
 
 
 def test_large_passes_are_divided_where_more_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embgrad.search.prefix.ENOUGH_POSITIONS", 8)
+    monkeypatch.setattr(PREFIX, "ENOUGH_POSITIONS", 8)
     values, _ = shared()
     assert PASSES == [(1, 7), (3, 5), (2, 4), (2, 3)]
     np.testing.assert_allclose(values, embgrad.evaluate(causal(), IDS, OBJECTIVE), rtol=1e-14)
 
 
 def test_rows_are_widened_for_few_texts_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embgrad.search.prefix.MOST_WIDENED", 50)  # two texts with two rows of twelve entries
+    monkeypatch.setattr(PREFIX, "MOST_WIDENED", 50)  # two texts with two rows of twelve entries
     values, _ = shared()
     np.testing.assert_allclose(values, embgrad.evaluate(causal(), IDS, OBJECTIVE), rtol=1e-14)
 
