@@ -22,12 +22,12 @@ LAST: Final = "logits_to_keep"
 
 def prefix(model: Any) -> CachedText | None:
     """Return an empty cache for a model; None where its `forward` takes none, or it has a decoder beside an encoder."""
-    library = sys.modules.get("transformers")
+    cache = getattr(sys.modules.get("transformers"), "DynamicCache", None)
     names = {parameter.name for parameter in parameters(model)}
     name = next((name for name in CACHES if name in names), None)
-    if library is None or name is None or not names >= {"input_ids", "use_cache"} or "decoder_input_ids" in names:
+    if cache is None or name is None or not names >= {"input_ids", "use_cache"} or "decoder_input_ids" in names:
         return None
-    return CachedText(library.DynamicCache(), name, LAST in names)
+    return CachedText(cache(), name, LAST in names)
 
 
 class CachedText:
