@@ -29,6 +29,7 @@ from embgrad.engine.gradients import gradients, points
 from embgrad.engine.memory import memory
 from embgrad.engine.padding_report import PaddingReport, padding_report
 from embgrad.engine.parameter_gradients import ParameterGradients, parameter_gradients
+from embgrad.engine.perturbed import perturbed
 from embgrad.engine.table_gradients import TableGradients, table_gradients
 from embgrad.errors import (
     AmbiguousPointError,
@@ -78,14 +79,17 @@ from embgrad.results.token_attribution import TokenAttribution
 from embgrad.results.token_matrix import TokenMatrix
 from embgrad.search.gcg import GCG
 from embgrad.search.hotflip import HotFlip
+from embgrad.search.pez import PEZ
 from embgrad.search.search import search
 from embgrad.search.substitutions import substitutions
+from embgrad.search.universal_trigger import UniversalTrigger
 from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
 from embgrad.version import __version__
 
 __all__ = [
     "GCG",
+    "PEZ",
     "AmbiguousPointError",
     "Attribution",
     "Attributions",
@@ -158,6 +162,7 @@ __all__ = [
     "TokenAttribution",
     "TokenBatch",
     "TokenMatrix",
+    "UniversalTrigger",
     "UnknownPointError",
     "UnsupportedError",
     "Word",
@@ -182,6 +187,7 @@ __all__ = [
     "open_stream",
     "padding_report",
     "parameter_gradients",
+    "perturbed",
     "points",
     "refresh_backends",
     "save",

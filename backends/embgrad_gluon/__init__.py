@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Listener, Point, Request, Run, Weight
+from embgrad.backend import Call, Listener, Perturber, Point, Request, Run, Weight
 from embgrad.backend.signature import as_parts
 from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.inputs.batch import TokenBatch
@@ -28,7 +28,7 @@ class GluonBackend:
     extra: Final = "mxnet"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "perturb", "weights"}
     )
     instead: Final = {
         "compile": "omit it: a hybridised net runs operator by operator, which takes about a tenth longer than its graph"
@@ -64,6 +64,10 @@ class GluonBackend:
     def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
         """Report the user's own recorded passes through the model in this thread to the listener while it is open."""
         return capture.capture(model, listener)
+
+    def perturb(self, model: Any, perturber: Perturber) -> AbstractContextManager[None]:
+        """Add to values in the user's own passes through the model in this thread while the context is open."""
+        return capture.perturb(model, perturber)
 
     def weights(self, model: Any) -> Sequence[Weight]:
         """Return the floating parameters, trainable or not."""

@@ -1,4 +1,4 @@
-"""Reports the user's own passes through a model under `autograd.record`, and the gradients at its points, to a listener."""
+"""Reports the user's own passes through a model, and the gradients at its points, to a listener, or adds to values there."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Listener, Point
+from embgrad.backend import Listener, PassListener, Perturber, Point, additions, call_recorded
 from embgrad.backend.patching import Interception
 from embgrad.backend.rng import preserve_generators
 from embgrad.common.arrays import owned
 from embgrad.errors import NoGradientError, UnsupportedError
 from embgrad.forward.points import split_name
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_gluon import run
 from embgrad_gluon.cures import GUARDED, Guards, copy_input_of_max_pooling
@@ -37,7 +39,7 @@ from embgrad_gluon.state import RANDOM_OPERATORS, RandomDraws, without_random_nu
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import all_blocks, arrays_of, contexts_of, named_blocks
 
-__all__ = ["capture"]
+__all__ = ["capture", "perturb"]
 
 
 @contextlib.contextmanager
@@ -48,24 +50,36 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         NoGradientError: on leaving, where the model was called, but never under `autograd.record`.
     """
     capturing = _Capture(model, listener)
-    captures = _state.captures
+    with _opened(capturing):
+        yield
+    if capturing.unrecorded and not capturing.recorded:
+        raise NoGradientError(
+            f"the model was called {capturing.unrecorded} time(s) while the capture was open, and never under "
+            "autograd.record(), without which MXNet computes no gradient. Run the training loop inside the capture"
+        )
+
+
+def perturb(model: Any, perturber: Perturber) -> AbstractContextManager[None]:
+    """Add what the perturber returns to values in the user's own passes in this thread while it is open."""
+    return _opened(_Perturbation(model, perturber))
+
+
+@contextlib.contextmanager
+def _opened(observer: _Observer) -> Iterator[None]:
+    observers = _state.observers
     with (
         intercept_calls(_on_call),
         intercept_operators({name: functools.partial(_on_operator, name) for name in _WATCHED}),
         intercept_cached_graphs(_on_cached_graph),
         _intercept_backward_passes(),
     ):
-        captures.append(capturing)
+        # What a perturbation changes is seen by those after it.
+        observers.insert(0 if observer.perturbs else len(observers), observer)
         try:
             yield
         finally:
-            captures.remove(capturing)
+            observers.remove(observer)
             _reset_guards()
-    if capturing.unrecorded and not capturing.recorded:
-        raise NoGradientError(
-            f"the model was called {capturing.unrecorded} time(s) while the capture was open, and never under "
-            "autograd.record(), without which MXNet computes no gradient. Run the training loop inside the capture"
-        )
 
 
 @dataclass(frozen=True)
@@ -83,8 +97,8 @@ class _Pass:
     handlers: dict[str, Handler]
 
 
-class _Capture:
-    """An open capture.
+class _Observer:
+    """An observer of the passes through one model.
 
     Attributes:
         model: the model.
@@ -92,15 +106,19 @@ class _Capture:
         recorded: the number of recorded passes.
         unrecorded: the number of other passes.
         marks: the marks of the passes whose backward pass may still follow.
+        perturbs: whether it changes values, in passes that are not recorded, too.
     """
 
-    def __init__(self, model: Any, listener: Listener) -> None:
+    perturbs = False
+
+    def __init__(self, model: Any, listener: PassListener, taps_of: Callable[[PassRecorder], Taps]) -> None:
         self.model = model
         self.current: _Pass | None = None
         self.recorded = 0
         self.unrecorded = 0
         self.marks: list[_Marks] = []
         self._listener = listener
+        self._taps_of = taps_of
         self._tables = Tables([model])
         self._children = {id(block): path for path, block in reversed([*named_blocks([model])]) if block is not model}
 
@@ -122,9 +140,21 @@ class _Capture:
             with preserve_generators():
                 return run.points(self.model, batch, call, without_random_numbers())
 
-        taps = Taps(self._listener.begin(arguments_of(self.model, args), discover), run.NOTHING)
+        taps = self._taps_of(self._listener.begin(arguments_of(self.model, args), discover))
         handlers = Lookups(self._tables, taps, cut=False).handlers()
         self.current = _Pass(taps, Modules([self.model], taps), handlers)
+
+    def end(self, ended: _Pass) -> None:
+        """End a pass."""
+        self._listener.end(ended.taps.watch, {}, "float32")
+
+
+class _Capture(_Observer):
+    """An open capture."""
+
+    def __init__(self, model: Any, listener: Listener) -> None:
+        super().__init__(model, listener, lambda watch: Taps(watch, run.NOTHING))
+        self._capturing = listener
 
     def end(self, ended: _Pass) -> None:
         """End a pass. Only its marks are held: the values that the model went on with would keep the graph."""
@@ -135,26 +165,49 @@ class _Capture:
         dtype = next((GluonArrays().dtype(entry.forwarded) for entry in kept.values()), "float32")
         pass_record = self._listener.end(ended.taps.watch, values, dtype)
         marks = {key: entry.mark for key, entry in kept.items()}
-        self.marks.append(_Marks(self._listener, pass_record, marks, self.marks))
+        self.marks.append(_Marks(self._capturing, pass_record, marks, self.marks))
+
+
+class _Perturbation(_Observer):
+    """An open perturbation."""
+
+    perturbs = True
+
+    def __init__(self, model: Any, perturber: Perturber) -> None:
+        def taps_of(watch: PassRecorder) -> Taps:
+            return Taps(watch, additions(perturber, watch), keeps=False, aside=_unobserved)
+
+        super().__init__(model, perturber, taps_of)
+
+
+@contextlib.contextmanager
+def _unobserved() -> Iterator[None]:
+    """Let a function of the user's run unobserved while it is open; it may call the model."""
+    observers, _state.observers = _state.observers, []
+    try:
+        with ignore_operators(), ignore_calls(), import_mxnet().autograd.pause(train_mode=False):
+            yield
+    finally:
+        _state.observers = observers
 
 
 @dataclass
 class _ThreadState(threading.local):
-    """A thread's captures.
+    """A thread's observers.
 
     Attributes:
-        captures: those that are open.
+        observers: those that are open, those first whose changes the others see.
         guards: the operators with a wrong gradient that were recorded since.
         draws: while a hybridised block runs operator by operator, the random numbers that it draws; else None.
     """
 
-    captures: list[_Capture] = field(default_factory=list)
+    observers: list[_Observer] = field(default_factory=list)
     guards: Guards = field(default_factory=Guards)
     draws: RandomDraws | None = None
 
     def active(self) -> list[_Pass]:
         """Return the passes in progress."""
-        return [capturing.current for capturing in self.captures if capturing.current is not None]
+        return [observer.current for observer in self.observers if observer.current is not None]
 
 
 _state = _ThreadState()
@@ -162,7 +215,7 @@ _state = _ThreadState()
 
 def _open_marks() -> list[_Marks]:
     """Return the marks that a backward pass may reach."""
-    return [marks for capturing in _state.captures for marks in capturing.marks]
+    return [marks for observer in _state.observers for marks in observer.marks]
 
 
 def _reset_guards() -> None:
@@ -177,35 +230,29 @@ _WATCHED: Final = tuple(dict.fromkeys((*LOOKUPS, *GUARDED, *RANDOM_OPERATORS)))
 
 
 def _on_call(block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
-    starting = [capturing for capturing in _state.captures if capturing.model is block and capturing.current is None]
+    starting = [observer for observer in _state.observers if observer.model is block and observer.current is None]
     if import_mxnet().autograd.is_recording():
-        for capturing in _state.captures:
-            if capturing.model is not block:
-                capturing.report_outside(block)
+        for observer in _state.observers:
+            if observer.model is not block:
+                observer.report_outside(block)
     else:
-        for capturing in starting:
-            capturing.unrecorded += 1
-        starting = []
+        for observer in starting:
+            observer.unrecorded += 1
+        starting = [observer for observer in starting if observer.perturbs]
     if not starting and not _state.active():
         return proceed(*args)
     try:
-        for capturing in starting:
-            capturing.begin(args)
-        begun = [(capturing, capturing.current) for capturing in starting if capturing.current is not None]
-        call = proceed
-        for current in _state.active():
-            call = functools.partial(_through_modules, current.modules, block, call)
-        returned = call(*args)
+        for observer in starting:
+            observer.begin(args)
+        begun = [(observer, observer.current) for observer in starting if observer.current is not None]
+        records = [current.modules.record_of(block) for current in _state.active()]
+        returned = call_recorded(records, proceed, type(block).__name__, args, {})
     finally:
-        for capturing in starting:
-            capturing.current = None
-    for capturing, ended in begun:
-        capturing.end(ended)
+        for observer in starting:
+            observer.current = None
+    for observer, ended in begun:
+        observer.end(ended)
     return returned
-
-
-def _through_modules(modules: Modules, block: Any, proceed: Callable[..., Any], *args: Any) -> Any:
-    return modules(block, args, proceed)
 
 
 def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) -> Any:
@@ -226,7 +273,8 @@ def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) ->
 
 def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> Any:
     """Run a block that holds the model, is inside it or runs after it operator by operator, so that all are intercepted."""
-    if not import_mxnet().autograd.is_recording() or not _is_watched(block):
+    recording = import_mxnet().autograd.is_recording()
+    if not _is_watched(block, recording=recording):
         return original(block, *args)
     if _state.draws is not None:
         return run_imperatively(block, args, _observe_values)
@@ -237,7 +285,7 @@ def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> An
         returned = run_imperatively(block, args, _observe_values)
     finally:
         _state.draws = None
-    if not isinstance(
+    if recording and not isinstance(
         block, import_mxnet().gluon.SymbolBlock
     ):  # a SymbolBlock's operators run in the order of its graph
         draws.expect_graph_order(block, returned)
@@ -259,10 +307,11 @@ def _observe_values(block: Any, args: Sequence[Any]) -> Iterator[ValueCallback |
         yield on_value if callbacks else None
 
 
-def _is_watched(block: Any) -> bool:
-    if _state.draws is not None or _state.active() or _open_marks():
+def _is_watched(block: Any, *, recording: bool) -> bool:
+    """Return whether a block holds a model whose pass is observed, is inside it, or is on the way to its gradients."""
+    if _state.draws is not None or _state.active() or (recording and _open_marks()):
         return True
-    models = [capture.model for capture in _state.captures]
+    models = [observer.model for observer in _state.observers if recording or observer.perturbs]
     return any(inner is model for inner in all_blocks([block]) for model in models)
 
 

@@ -441,6 +441,13 @@ def observe_scopes(taps: Taps, block: Any, args: Sequence[Any]) -> Iterator[Valu
     crossings = Crossings(taps.watch, taps.at, scopes(graph_of(block), _inputs_with_gradient(block, args)))
 
     def on_value(node: int, output: int, array: Any) -> Any:
+        if isinstance(array, PerUserValue):  # of another capture or perturbation
+            if (node, output) not in crossings.entries:
+                return array
+            raise UnsupportedError(
+                f"several captures or perturbations name points at one value of SymbolBlock {block.name!r}, and the points "
+                f"{listed(taps.watch.modules)} would see different ones. Name points at different layers, or 'word'"
+            )
         versions = crossings.versions((node, output), array)
         if all(version is array for version in versions):
             return array

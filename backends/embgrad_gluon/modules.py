@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from embgrad.backend.module_calls import ModuleCalls
+from embgrad.backend.module_calls import ModuleCalls, RecordedCall, call_recorded
 from embgrad.backend.patching import Interception
 from embgrad.common.pytree import first
 from embgrad_gluon.importing import import_mxnet
@@ -62,8 +62,11 @@ class Modules:
 
     def __call__(self, block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
         """Record the call of a block, and return what goes on in place of its output."""
-        path, other_names = self._names.get(id(block), (block.name, ()))  # a block in a list is no child
-        return self._calls.around(proceed, path, type(block).__name__, args, {}, other_names)
+        return call_recorded([self.record_of(block)], proceed, type(block).__name__, args, {})
+
+    def record_of(self, block: Any) -> RecordedCall:
+        """Return a call of a block for `call_recorded`."""
+        return RecordedCall(self._calls, *self._names.get(id(block), (block.name, ())))  # a block in a list is no child
 
 
 def _is_symbol(value: object) -> bool:

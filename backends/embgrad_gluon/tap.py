@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +48,8 @@ class Taps:
     Args:
         watch: records the pass.
         request: defines the changes at the points.
+        keeps: whether gradients are taken at the points; otherwise they are only changed.
+        aside: returns a context manager that is entered while a user's function runs.
 
     Attributes:
         watch: as given.
@@ -52,10 +57,18 @@ class Taps:
         changes: the changes at the points.
     """
 
-    def __init__(self, watch: PassRecorder, request: Request) -> None:
+    def __init__(
+        self,
+        watch: PassRecorder,
+        request: Request,
+        *,
+        keeps: bool = True,
+        aside: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
         self.watch = watch
         self.kept: dict[str, KeptPoint] = {}
-        self.changes = PointChanges[Any](request, lambda array: widened(array.asnumpy()), native_like)
+        self.changes = PointChanges[Any](request, lambda array: widened(array.asnumpy()), native_like, aside)
+        self._keeps = keeps
 
     def at(self, key: str, array: Any, *, cut: bool = False) -> Any:
         """Return the array that replaces the computed one.
@@ -66,6 +79,8 @@ class Taps:
             cut: cut the graph there, so that nothing below is differentiated.
         """
         value = self.changes.value(key, array)
+        if not self._keeps:
+            return value
         if cut or self.changes.overrides(key):
             return self._keep_leaf(key, value, None, value.asnumpy())
         if self.changes.edits(key):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Listener, Point, Prefix, Request, Run, Weight
+from embgrad.backend import Call, Listener, Perturber, Point, Prefix, Request, Run, Weight
 from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.inputs.batch import TokenBatch
@@ -35,7 +35,7 @@ class TensorFlowBackend:
     extra = "tensorflow"
     supports = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights", "compile"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "perturb", "weights", "compile"}
     )
 
     def owns(self, part: object) -> bool:
@@ -71,6 +71,12 @@ class TensorFlowBackend:
         from embgrad_tensorflow.capture import capture
 
         return capture(model, listener)
+
+    def perturb(self, model: Any, perturber: Perturber) -> AbstractContextManager[None]:
+        """Add to values in the user's own passes through the model in this thread while the context is open."""
+        from embgrad_tensorflow.capture import perturb
+
+        return perturb(model, perturber)
 
     def weights(self, model: Any) -> Sequence[Weight]:
         """Return the floating variables, trainable or not."""

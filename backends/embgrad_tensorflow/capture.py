@@ -1,10 +1,11 @@
-"""Capture a user's passes through a model: the user's tape computes the gradients at the points too."""
+"""Capture or perturb a user's passes through a model: the user's tape computes the gradients at the points too."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,22 +13,23 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import tensorflow as tf
 
-from embgrad.backend import Listener, Point
+from embgrad.backend import Listener, PassListener, Perturber, Point, additions
 from embgrad.backend.patching import Interception
 from embgrad.common.arrays import owned
 from embgrad.common.tolerance import coarsest
 from embgrad.errors import PointNotReachedError, UnsupportedError
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.graphs import function_calls
 from embgrad_tensorflow.inputs import integers, is_symbolic, like_evaluation
-from embgrad_tensorflow.lookup import Watcher
-from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
+from embgrad_tensorflow.lookup import Replacing, Watcher
+from embgrad_tensorflow.modules import Calls, Modules, around, intercept_calls
 from embgrad_tensorflow.run import closed_graphs, points
 from embgrad_tensorflow.state import depth, expect_eager, tape_pushes, tapes_of_this_thread
-from embgrad_tensorflow.tap import dense, with_mask
+from embgrad_tensorflow.tap import Additions, PointWork, dense, with_mask
 from embgrad_tensorflow.walk import Tables, handle_of, walk
 
-__all__ = ["capture"]
+__all__ = ["capture", "perturb"]
 
 _gradient_calls: Final = Interception(lambda: tf.GradientTape, "gradient")
 
@@ -36,21 +38,29 @@ _observers: ContextVar[tuple[_Observer, ...]] = ContextVar("observers", default=
 #: The advice for a compiled pass.
 RUN_EAGERLY: Final = (
     "Run the step eagerly: remove the tf.function or call tf.config.run_functions_eagerly(True), compile a Keras model with "
-    "run_eagerly=True for Model.fit, or close the capture before steps that are not to be captured"
+    "run_eagerly=True for Model.fit, or make compiled steps outside of the `with` block"
 )
 
 #: The advice for a pass through a saved model, which cannot be cut in the user's loop.
-SAVED: Final = (
-    "a SavedModel always runs compiled, so capture a Keras layer around or behind it, or call embgrad.gradients"
-)
+SAVED: Final = "a SavedModel always runs compiled, so name a Keras layer around or behind it, or call embgrad.gradients"
+
+
+def capture(model: Any, listener: Listener) -> AbstractContextManager[None]:
+    """Report the user's passes through the model in this thread to the listener while the context is open."""
+    return _observing(lambda: _Capture(model, listener))
+
+
+def perturb(model: Any, perturber: Perturber) -> AbstractContextManager[None]:
+    """Add what the perturber returns to values in the user's passes in this thread while the context is open."""
+    return _observing(lambda: _Perturbation(model, perturber), first=True)
 
 
 @contextlib.contextmanager
-def capture(model: Any, listener: Listener) -> Iterator[None]:
-    """Report the user's passes through the model in this thread to the listener while the context is open."""
+def _observing(make: Callable[[], _Observer], *, first: bool = False) -> Iterator[None]:
+    """Let an observer see this thread's passes; one that comes first has its changes seen by the others."""
     expect_eager()
-    observer = _Observer(model, listener)
-    token = _observers.set((*_observers.get(), observer))
+    observer = make()
+    _observers.set((observer, *_observers.get()) if first else (*_observers.get(), observer))
     try:
         with (
             intercept_calls(_module_called, observer.modules.classes),
@@ -60,10 +70,10 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         ):
             yield
     finally:
-        _observers.reset(token)
+        _observers.set(tuple(other for other in _observers.get() if other is not observer))
 
 
-class _Recorder:
+class _Recorder(PointWork):
     """The points of one of the user's forward passes.
 
     A lookup's rows are kept as they are. At a module an identity stands in for its tensor, since what a module passes on
@@ -73,11 +83,10 @@ class _Recorder:
         tensors: by the point's key.
     """
 
-    working = False
-    failure: BaseException | None = None
     replaces = False
 
     def __init__(self) -> None:
+        super().__init__()
         self.tensors: dict[str, Any] = {}
 
     def record_rows(self, key: str, rows: Any) -> bool:
@@ -117,28 +126,31 @@ class _Point:
 
 
 class _Observer:
-    """Reports the passes of one model to one listener.
+    """Reports the forward passes of one model to one listener.
 
     Attributes:
         modules: the model's.
+        calls: the module calls of the pass that runs; None between passes.
+        tensors: the tensors at the points of the pass that runs, by key.
+        replacing: replaces lookups' rows in the pass that runs, also for other observers; None between passes.
     """
 
-    def __init__(self, model: Any, listener: Listener) -> None:
+    def __init__(self, model: Any, listener: PassListener) -> None:
         self.modules = Modules([model])
+        self.calls: Calls | None = None
+        self.tensors: dict[str, Any] = {}
+        self.replacing: Replacing | None = None
         self._model = model
         self._listener = listener
-        self._calls: Calls | None = None
         self._pulling = False
         self._traced: WeakSet[Any] = WeakSet()
         self._refused: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-        self._tapes: WeakSet[Any] = WeakSet(tapes_of_this_thread())
+        self._tapes: WeakSet[Any] = WeakSet()
         # an entry lives as long as its tape
         self._kept: WeakKeyDictionary[Any, list[_Point]] = WeakKeyDictionary()
 
     def around(self, function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a call of a module, in place of its `__call__`."""
-        if self._calls is not None:
-            return self._calls.around(function, module, *args, **kwargs)
+        """Run a call of a module outside of the model's passes, in place of its `__call__`."""
         if is_symbolic(args, kwargs):
             return function(module, *args, **kwargs)
         if module is not self._model:
@@ -153,7 +165,7 @@ class _Observer:
         """Note that a tape begins to record."""
         self._tapes.add(tape)
 
-    def points(self, tape: Any) -> list[_Point]:
+    def known_to(self, tape: Any) -> list[_Point]:
         """Return the points of which the tape knows."""
         return self._kept.get(tape, [])
 
@@ -169,14 +181,13 @@ class _Observer:
                 self._kept.pop(tape, None)
 
     def step(self, points: Sequence[_Point], gradients: Sequence[Any]) -> None:
-        """Report the tape's gradients at these points as a step."""
-        reached = [
-            (point.passed, point.key, owned(dense(gradient).numpy()))
-            for point, gradient in zip(points, gradients, strict=True)
-            if gradient is not None
-        ]
-        if reached:
-            self._listener.step(reached)
+        """Take the tape's gradients at these points."""
+
+    def follow(self, rows: Any, changed: Any) -> None:
+        """Note that other rows went on in place of a lookup's."""
+        for key, tensor in self.tensors.items():
+            if tensor is rows:
+                self.tensors[key] = changed
 
     def expect_open(self, function: Any) -> None:
         """Refuse a compiled function that holds a pass through the model.
@@ -184,14 +195,14 @@ class _Observer:
         Raises:
             UnsupportedError: it does.
         """
-        if self._calls is not None or self._pulling:
+        if self.calls is not None or self._pulling:
             return
         if function not in self._refused:
             self._refused[function] = function.graph in self._traced or _runs_model(function, self._model)
         if self._refused[function]:
             raise UnsupportedError(
                 f"the model runs inside the compiled function {function.name!r} (tf.function, Model.fit, Model.predict), where "
-                f"embgrad.capture sees no values. {RUN_EAGERLY}"
+                f"embgrad sees no values and changes none. {RUN_EAGERLY}"
             )
 
     def _report_outside(self, module: Any) -> None:
@@ -212,20 +223,26 @@ class _Observer:
             return points(self._model, batch, lambda model, _: model(*positional, **by_name))
 
         watch = self._listener.begin(integers(self._model, args, kwargs), discover)
-        recorder = _Recorder()
-        watcher = Watcher(watch, Tables([self._model]), recorder)
-        self._calls = Calls(watch, self.modules, recorder.replace)
+        at = self._points_of(watch)
+        tensors = self.tensors = at.tensors
+        others = (other.replacing for other in _observers.get())
+        self.replacing = next((replacing for replacing in others if replacing is not None), Replacing())
+        watcher = Watcher(watch, Tables([self._model]), at, self.replacing)
+        self.calls = Calls(watch, self.modules, at.replace)
         try:
             with watcher.watching():
-                returned = self._calls.around(function, self._model, *args, **kwargs)
+                returned = self.calls.around(function, self._model, *args, **kwargs)
         finally:
-            self._calls = None
-        passed = self._end(watcher, recorder.tensors)
+            self.calls, self.replacing, self.tensors = None, None, {}
+        passed = self._end(watcher, tensors)
         for tape in [open_tape for open_tape in self._tapes if open_tape._recording]:
             self._kept.setdefault(tape, []).extend(
-                _Point(tensor, passed, key, watcher.handles.get(key)) for key, tensor in recorder.tensors.items()
+                _Point(tensor, passed, key, watcher.handles.get(key)) for key, tensor in tensors.items()
             )
         return returned
+
+    def _points_of(self, watch: PassRecorder) -> _Recorder | Additions:
+        return _Recorder()
 
     def _end(self, watcher: Watcher, tensors: Mapping[str, Any]) -> Any:
         values = {key: owned(tensor.numpy()) for key, tensor in tensors.items()}
@@ -239,11 +256,48 @@ class _Observer:
             raise UnsupportedError(f"{error.message}. {hint}. {RUN_EAGERLY}; {SAVED}") from error
 
 
+class _Capture(_Observer):
+    """An observer that reports gradients, too."""
+
+    def __init__(self, model: Any, listener: Listener) -> None:
+        super().__init__(model, listener)
+        self._capturing = listener
+        self._tapes.update(tapes_of_this_thread())
+
+    def step(self, points: Sequence[_Point], gradients: Sequence[Any]) -> None:
+        """Report the tape's gradients at these points as a step."""
+        reached = [
+            (point.passed, point.key, owned(dense(gradient).numpy()))
+            for point, gradient in zip(points, gradients, strict=True)
+            if gradient is not None
+        ]
+        if reached:
+            self._capturing.step(reached)
+
+
+class _Perturbation(_Observer):
+    """An observer that adds to values."""
+
+    def __init__(self, model: Any, perturber: Perturber) -> None:
+        super().__init__(model, perturber)
+        self._perturber = perturber
+
+    def _points_of(self, watch: PassRecorder) -> _Recorder | Additions:
+        def announce(rows: Any, changed: Any) -> None:
+            for observer in _observers.get():
+                observer.follow(rows, changed)
+
+        return Additions(additions(self._perturber, watch), announce)
+
+
 def _module_called(function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-    if depth() == 0:
-        for observer in _observers.get():
-            function = functools.partial(observer.around, function)
-    return function(module, *args, **kwargs)
+    observers = _observers.get() if depth() == 0 else ()
+    passes = [observer.calls for observer in observers if observer.calls is not None]
+    call = functools.partial(around, passes, function) if passes else function
+    for observer in observers:
+        if observer.calls is None:
+            call = functools.partial(observer.around, call)
+    return call(module, *args, **kwargs)
 
 
 def _function_called(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -273,7 +327,7 @@ def _gradient(
     if depth() == 0 and tf.executing_eagerly():
         handles = {id(handle_of(source)) for source in tf.nest.flatten(sources)}
         reached = [
-            (observer, [point for point in observer.points(tape) if point.leads_to(handles)])
+            (observer, [point for point in observer.known_to(tape) if point.leads_to(handles)])
             for observer in _observers.get()
         ]
     tensors = [[point.tensor for point in known] for _, known in reached]

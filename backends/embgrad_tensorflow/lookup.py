@@ -110,7 +110,9 @@ class Watcher:
         unusable: what the batch's ids were looked up in that has no rows with a gradient, in words.
     """
 
-    def __init__(self, watch: PassRecorder, tables: Tables, points: Any = None) -> None:
+    def __init__(
+        self, watch: PassRecorder, tables: Tables, points: Any = None, replacing: Replacing | None = None
+    ) -> None:
         self.watch = watch
         self.points = points
         self.handles: dict[str, Any] = {}
@@ -123,7 +125,7 @@ class Watcher:
         self._failure: BaseException | None = None
         self._failed: list[tuple[str, Sequence[Any]]] = []
         self.tables = tables
-        self._replacing = Replacing()
+        self._replacing = Replacing() if replacing is None else replacing
         self._depth = depth()  # a nested pass is not a part of this one
         self._reads: ByTensor[Any] = ByTensor()
         self._handlers: dict[str, Callable[..., None]] = dict.fromkeys(LOOKUPS, self._looked_up)
@@ -196,7 +198,7 @@ class Watcher:
         if not (self.recomputed or name == "StopGradient" or runs_graph):
             self.recomputed = pywrap_tfe.TFE_Py_TapeSetIsStopped()
         try:
-            self._replacing.expect_done()
+            self._replacing.expect_done(outputs)
             handler = self._handlers.get(name)
             if handler is not None:
                 handler(name, inputs, attrs, outputs)
@@ -399,8 +401,12 @@ class Replacing:
         self._due: tuple[Any, Callable[[Any], Any]] | None = None
 
     def promise(self, tensor: Any, make: Callable[[Any], Any]) -> None:
-        """Have the result of `make` go on in place of a tensor that an operation has just given."""
-        self._due = (tensor, make)
+        """Have the result of `make` go on in place of a tensor that an operation has just given, or of an earlier result."""
+        earlier = self._due
+        if earlier is None or earlier[0] is not tensor:
+            self._due = (tensor, make)
+        else:
+            self._due = (tensor, lambda given: make(earlier[1](given)))
 
     def going_on(self, result: Any) -> Any:
         """Return the tensor that goes on in place of an operation's result."""
@@ -409,13 +415,16 @@ class Replacing:
         (tensor, make), self._due = self._due, None
         return make(tensor)
 
-    def expect_done(self) -> None:
+    def expect_done(self, outputs: Sequence[Any] = ()) -> None:
         """Refuse to go on where a tensor went on that another was to take the place of.
+
+        Args:
+            outputs: what the operation has given that another callback may have seen already.
 
         Raises:
             UnsupportedError: the operation was run in an unknown way.
         """
-        if self._due is not None:
+        if self._due is not None and not any(output is self._due[0] for output in outputs):
             self._due = None
             raise UnsupportedError(
                 "the model makes a lookup in a way in which its rows cannot be replaced. Look up with tf.gather, "

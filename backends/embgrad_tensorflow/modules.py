@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import process_lock
-from embgrad.backend.module_calls import CallRecorder, ModuleCalls
+from embgrad.backend.module_calls import CallRecorder, ModuleCalls, RecordedCall, call_recorded
 from embgrad.backend.patching import Interception
 from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Node
 
-__all__ = ["Calls", "Modules", "intercept_calls", "is_floating"]
+__all__ = ["Calls", "Modules", "around", "intercept_calls", "is_floating"]
 
 #: Where each Keras has the class of all layers.
 LAYERS: Final = {"tf_keras": "tf_keras.src.engine.base_layer", "keras": "keras.src.layers.layer"}
@@ -102,6 +102,9 @@ class Calls:
         replace: returns what goes on in place of a tensor at a point.
         idle: returns whether the current computation is not the model's.
         traced: whether the pass is traced into a graph, and not run.
+
+    Attributes:
+        opened: the modules whose calls are open, the outermost first.
     """
 
     def __init__(
@@ -118,27 +121,46 @@ class Calls:
         self._idle = idle
         self._traced = traced
         self._depth = depth()
-        self._open: list[Any] = []
+        self.opened: list[Any] = []
 
     def around(self, function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run and record a call of a module, in place of `__call__`; a call of `super().__call__` is the same call."""
-        nested = bool(self._open) and self._open[-1] is module
+        """Run and record a call of a module, in place of `__call__`."""
+        return around([self], function, module, *args, **kwargs)
+
+    def record_of(self, module: Any) -> RecordedCall | None:
+        """Return a call of a module for `call_recorded`; None where it is not the pass's, or `super().__call__` of another."""
+        nested = bool(self.opened) and self.opened[-1] is module
         named = None if nested or not self._is_active() else self._modules.name(module)
-        if named is None:
-            return function(module, *args, **kwargs)
-
-        def proceed(*args: Any, **kwargs: Any) -> Any:
-            self._open.append(module)
-            try:
-                return function(module, *args, **kwargs)
-            finally:
-                self._open.pop()
-
-        path, also = named
-        return self._calls.around(proceed, path, type(module).__name__, args, kwargs, also)
+        return None if named is None else RecordedCall(self._calls, *named)
 
     def _is_active(self) -> bool:
         return depth() == self._depth and not self._idle() and tf.executing_eagerly() != self._traced
+
+
+def around(passes: Sequence[Calls], function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a call of a module, in place of `__call__`, and record it in several passes.
+
+    Args:
+        passes: the calls of the passes, those first whose replacements the others see.
+        function: the function in whose place it is called.
+        module: the module.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+    """
+    recording = [(calls, record) for calls in passes if (record := calls.record_of(module)) is not None]
+    if not recording:
+        return function(module, *args, **kwargs)
+
+    def proceed(*args: Any, **kwargs: Any) -> Any:
+        for calls, _ in recording:
+            calls.opened.append(module)
+        try:
+            return function(module, *args, **kwargs)
+        finally:
+            for calls, _ in recording:
+                calls.opened.pop()
+
+    return call_recorded([record for _, record in recording], proceed, type(module).__name__, args, kwargs)
 
 
 @contextlib.contextmanager

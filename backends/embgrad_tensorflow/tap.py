@@ -19,12 +19,46 @@ from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import owned
 from embgrad.errors import UnsupportedError
 from embgrad_tensorflow.lookup import writes_of
-from embgrad_tensorflow.state import Snapshot, as_user_code, in_mode
+from embgrad_tensorflow.state import Snapshot, as_user_code, in_mode, nested
 
-__all__ = ["Taps", "dense", "for_user_code", "snapshot_of", "tapes_are_stopped", "with_mask"]
+__all__ = ["Additions", "PointWork", "Taps", "dense", "for_user_code", "snapshot_of", "tapes_are_stopped", "with_mask"]
 
 
-class Taps:
+class PointWork:
+    """The state of a handler of points while it computes what goes on at one.
+
+    Attributes:
+        working: whether values are being replaced just now, so that the computation is not the model's.
+        failure: the exception that was raised meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.working = False
+        self.failure: BaseException | None = None
+
+    @contextlib.contextmanager
+    def at_work(self, key: str) -> Iterator[None]:
+        """Compute what goes on at a point while the context is open.
+
+        Raises:
+            UnsupportedError: the point is in a part of the model that is computed again in the pullback.
+        """
+        if tapes_are_stopped():
+            raise UnsupportedError(
+                f"the point {key!r} lies in a part of the model that is recomputed in the pullback (tf.recompute_grad), where "
+                "values read or changed would be lost. Remove the recomputation, or choose a point outside of it"
+            )
+        self.working = True
+        try:
+            yield
+        except BaseException as error:
+            self.failure = error
+            raise
+        finally:
+            self.working = False
+
+
+class Taps(PointWork):
     """The points of one forward pass that is recorded on a tape.
 
     At a lookup of which only the gradient is asked for, the tensor itself is watched and nothing is replaced. At a module, an
@@ -39,17 +73,14 @@ class Taps:
         tape: records the forward pass.
         kept: by the point's key the tensor at which its gradient is taken.
         before: for each pullback, by key the gradients that were edited, as they came.
-        working: whether values are being replaced just now, so that the computation is not the model's.
-        failure: the exception that was raised meanwhile.
         replaces: whether any lookup's rows may be replaced.
     """
 
     def __init__(self, tape: Any, request: Request, *, symbolic: bool = False) -> None:
+        super().__init__()
         self.tape = tape
         self.kept: dict[str, Any] = {}
         self.before: list[dict[str, np.ndarray]] = []
-        self.working = False
-        self.failure: BaseException | None = None
         self._request = request
         self._changed = {*request.override, *request.add, *request.edit}
         self.replaces = request.tables or any(":" not in key for key in self._changed)
@@ -71,34 +102,18 @@ class Taps:
 
     def replace_rows(self, key: str, rows: Any) -> Any:
         """Return what goes on in place of a lookup's rows: off the table, so that nothing below is differentiated."""
-        with self._at_work(key):
+        with self.at_work(key):
             return self._put(key, tf.stop_gradient(rows))
 
     def replace(self, key: str, tensor: Any) -> Any:
         """Return what goes on in place of a module's tensor, with the Keras mask that hangs on it."""
-        with self._at_work(key):
+        with self.at_work(key):
             return with_mask(self._put(key, tf.identity(tensor)), tensor)
 
     def pulling(self) -> None:
         """Begin another pullback."""
         self._changes.before = {}
         self.before.append(self._changes.before)
-
-    @contextlib.contextmanager
-    def _at_work(self, key: str) -> Iterator[None]:
-        if tapes_are_stopped():
-            raise UnsupportedError(
-                f"the point {key!r} lies in a part of the model that is recomputed in the pullback (tf.recompute_grad), where "
-                "values read or changed would be lost. Remove the recomputation, or choose a point outside of it"
-            )
-        self.working = True
-        try:
-            yield
-        except BaseException as error:
-            self.failure = error
-            raise
-        finally:
-            self.working = False
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -124,6 +139,43 @@ class Taps:
             out = tf.identity(mark)
         record.record_operation("EditedGradient", [out], [mark], backward)
         return out
+
+
+class Additions(PointWork):
+    """The points of a pass of the user's at which arrays are added.
+
+    Args:
+        request: the additions.
+        announce: called with the rows of a lookup and what goes on in their place.
+
+    Attributes:
+        tensors: none, since no gradients are taken.
+        replaces: whether any lookup's rows may be replaced.
+    """
+
+    replaces = True
+
+    def __init__(self, request: Request, announce: Callable[[Any, Any], None]) -> None:
+        super().__init__()
+        self.tensors: dict[str, Any] = {}
+        self._announce = announce
+        self._changes = PointChanges[Any](request, lambda tensor: owned(tensor.numpy()), _like, nested)
+
+    def record_rows(self, key: str, rows: Any) -> bool:
+        """Return that others go on in place of the rows of a lookup."""
+        return True
+
+    def replace_rows(self, key: str, rows: Any) -> Any:
+        """Return the rows with the addition."""
+        with self.at_work(key):
+            changed = self._changes.value(key, rows)
+        self._announce(rows, changed)
+        return changed
+
+    def replace(self, key: str, tensor: Any) -> Any:
+        """Return a module's tensor with the addition, and with the Keras mask that hangs on it."""
+        with self.at_work(key):
+            return with_mask(self._changes.value(key, tensor), tensor)
 
 
 def tapes_are_stopped() -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Listener, Point, Prefix, Request, Run, Weight
+from embgrad.backend import Call, Listener, Perturber, Point, Prefix, Request, Run, Weight
 from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.inputs.batch import TokenBatch
@@ -26,7 +26,7 @@ class TorchBackend:
     extra: Final = "torch"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights", "compile"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "perturb", "weights", "compile"}
     )
 
     def owns(self, part: object) -> bool:
@@ -63,6 +63,12 @@ class TorchBackend:
         from embgrad_torch.capture import capture
 
         return capture(model, listener)
+
+    def perturb(self, model: Any, perturber: Perturber) -> AbstractContextManager[None]:
+        """Add to values in the user's own passes through the model in this thread while the context is open."""
+        from embgrad_torch.capture import perturb
+
+        return perturb(model, perturber)
 
     def weights(self, model: Any) -> Sequence[Weight]:
         """Return the parameters and floating buffers, trainable or not."""

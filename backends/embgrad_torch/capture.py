@@ -1,4 +1,4 @@
-"""Capture gradients in the user's training loop: forward passes by hooks on modules, backward passes by hooks on tensors."""
+"""Capture or perturb the user's passes: forward passes by hooks on modules, backward passes by hooks on tensors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from embgrad.backend import Listener, Point
+from embgrad.backend import Listener, PassListener, Perturber, Point, additions
 from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.patching import Interception
 from embgrad.backend.signature import NAMES
@@ -29,25 +30,38 @@ from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch, hooked
 from embgrad_torch.run import points
 from embgrad_torch.state import is_running
-from embgrad_torch.tap import CapturedPoints, expect_uncompiled
+from embgrad_torch.tap import CapturedPoints, PerturbedPoints, expect_uncompiled
 from embgrad_torch.walk import TablePaths, is_compiled_wrapper, spelled, walk
 
-__all__ = ["capture"]
+__all__ = ["capture", "perturb"]
 
 #: The function that every call of a compiled function runs first.
 _compiled = Interception(lambda: sys.modules["torch._dynamo.eval_frame"], "_callback_from_stance")
 
 
-@contextlib.contextmanager
-def capture(model: Any, listener: Listener) -> Iterator[None]:
+def capture(model: Any, listener: Listener) -> AbstractContextManager[None]:
     """Report the user's own passes through the model in this thread to the listener while the context is open.
 
     Raises:
         UnsupportedError: the model's calls cannot be captured.
     """
+    return _listening(model, lambda stack: _Capture(model, listener, stack, listener.step))
+
+
+def perturb(model: Any, perturber: Perturber) -> AbstractContextManager[None]:
+    """Add what the perturber returns to values in the user's own passes in this thread while the context is open.
+
+    Raises:
+        UnsupportedError: the model's calls cannot be perturbed.
+    """
+    return _listening(model, lambda stack: _Perturbation(model, perturber, stack))
+
+
+@contextlib.contextmanager
+def _listening(model: Any, make: Callable[[contextlib.ExitStack], _Capture]) -> Iterator[None]:
     _expect_hookable(model)
     with contextlib.ExitStack() as stack:
-        current = _Capture(model, listener, stack)
+        current = make(stack)
         stack.callback(current.close)
         stack.enter_context(hooked(model, current.begin, current.end))
         stack.enter_context(current.child_hooks)
@@ -56,9 +70,9 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         yield
         if compiled.ran and not current.calls and not current.child_called:
             raise UnsupportedError(
-                f"{type(model).__name__} was not called while the capture was open, but code that torch.compile compiled before "
-                "was, which runs no hooks. Call the uncompiled function while you capture, or use embgrad.gradients, which takes "
-                "compiled models"
+                f"{type(model).__name__} was not called inside the `with` block, but code that torch.compile compiled before "
+                "was, which runs no hooks. Call the uncompiled function there, or use embgrad.gradients, which takes compiled "
+                "models"
             )
 
 
@@ -94,6 +108,10 @@ class _Open(NamedTuple):
     handled: BaseException | None
 
 
+#: Takes the gradients of a backward pass, see `Listener.step`.
+Step = Callable[[Sequence[tuple[Any, str, np.ndarray]]], None]
+
+
 class _Capture:
     """One open capture.
 
@@ -101,14 +119,20 @@ class _Capture:
         calls: the number of calls of the model.
         child_hooks: holds hooks on the model's children until the model itself is called.
         child_called: whether a child was called, with gradients.
+        first: whether values are replaced before others see them.
     """
 
-    def __init__(self, model: Any, listener: Listener, stack: contextlib.ExitStack) -> None:
+    first = False
+
+    def __init__(
+        self, model: Any, listener: PassListener, stack: contextlib.ExitStack, step: Step = lambda gradients: None
+    ) -> None:
         self.calls = 0
         self.child_hooks = contextlib.ExitStack()
         self.child_called = False
         self._model = model
         self._listener = listener
+        self._report_step = step
         self._stack = stack
         self._thread = threading.get_ident()
         self._closed = False
@@ -151,12 +175,12 @@ class _Capture:
         watch = self._listener.begin(
             integer_arguments(bound, _whole_numbers), lambda batch: _discover(model, args, kwargs, batch)
         )
-        captured = _CapturedPass(watch, CapturedPoints(self.receive))
+        captured = _CapturedPass(watch, self._points_of(watch))
         walked = walk([model])
         self._hook(captured.modules.select(walked, {}))
         self._open = _Open(captured, LookupMode(watch, captured.at, TablePaths(walked)), sys.exc_info()[1])
-        if not watch.modules:  # else no lookup is requested
-            self._open.mode.__enter__()
+        if watch.needs_lookups:
+            self._enter(self._open.mode)
 
     def end(self, model: Any, returned: Any) -> None:
         """End the pass, at the end of a call of the model."""
@@ -166,12 +190,16 @@ class _Capture:
         if current is None:
             self._expect_failed(model)
             return
-        self._close_open()
-        if sys.exc_info()[1] is not current.handled:  # it raised
-            return
         captured, points = current.captured, current.captured.at
+        raised = sys.exc_info()[1] is not current.handled
+        try:
+            if not raised:
+                points.expect_unwritten()
+        finally:
+            self._close_open()
+        if raised:
+            return
         points.over = True
-        points.expect_unwritten()
         captured.token = self._listener.end(captured.watch, points.values, points.dtype)
         points.values = {}
         self._alive.add(captured)
@@ -182,9 +210,15 @@ class _Capture:
         """Refuse a call that ends after another one has begun and ended inside it, unless it raised."""
         if not self._unbound and sys.exc_info()[1] is None:
             raise UnsupportedError(
-                f"{type(model).__name__} calls itself while you capture, so that a step cannot be distinguished from a part of "
-                "one. Move what it calls into another module, or capture that module"
+                f"{type(model).__name__} calls itself while you capture or perturb it, so that a pass cannot be told from a part "
+                "of one. Move what it calls into another module, and name that module instead"
             )
+
+    def _points_of(self, watch: PassRecorder) -> CapturedPoints:
+        return CapturedPoints(self.receive)
+
+    def _enter(self, mode: TorchFunctionMode) -> None:
+        mode.__enter__()
 
     def _is_captured(self) -> bool:
         return threading.get_ident() == self._thread and not is_running()
@@ -193,6 +227,7 @@ class _Capture:
         """Close the open pass: it ended, or an exception ended it without calling hooks, such as KeyboardInterrupt."""
         if self._open is not None:
             _exit_mode(self._open.mode)
+            self._open.captured.at.forget()
             self._open = None
 
     def _hold(self, captured: _CapturedPass, returned: Any) -> None:
@@ -213,7 +248,7 @@ class _Capture:
         for module in modules:
             if id(module) not in self._hooked:
                 self._hooked.add(id(module))
-                self._stack.enter_context(hooked(module, self._before, self._after))
+                self._stack.enter_context(hooked(module, self._before, self._after, first=self.first))
 
     def _before(self, module: Any, args: Any, kwargs: Any) -> Any:
         if self._open is not None and self._is_captured():
@@ -267,7 +302,7 @@ class _Capture:
     def _step(self) -> None:
         gradients, self._gradients, self._task = self._gradients, [], None
         if gradients and not self._closed:
-            self._listener.step(gradients)
+            self._report_step(gradients)
 
     def close(self) -> None:
         """End the capture; hooks that remain on graphs do nothing from now on."""
@@ -275,13 +310,34 @@ class _Capture:
         self._close_open()
 
 
+class _Perturbation(_Capture):
+    """One open perturbation: what captures see at a point is what goes on, so that its modes and hooks come before theirs."""
+
+    first = True
+
+    def __init__(self, model: Any, perturber: Perturber, stack: contextlib.ExitStack) -> None:
+        super().__init__(model, perturber, stack)
+        self._perturber = perturber
+
+    def _points_of(self, watch: PassRecorder) -> CapturedPoints:
+        return PerturbedPoints(additions(self._perturber, watch))
+
+    def _enter(self, mode: TorchFunctionMode) -> None:
+        above = []
+        while any(isinstance(active, LookupMode) for active in _get_current_function_mode_stack()):
+            above.append(_pop_mode())
+        _push_mode(mode)
+        for other in reversed(above):
+            _push_mode(other)
+
+
 def expect_untransformed() -> None:
     """Refuse to capture inside a transform of torch.func, whose tensors have no values."""
     if is_transformed():
         raise UnsupportedError(
             "the model is called inside torch.func.grad, torch.vmap or another transform of torch.func, where the values of "
-            "tensors cannot be read. Use loss.backward() or torch.autograd.grad in the loop that you capture, or the transform "
-            "outside of it"
+            "tensors cannot be read. Use loss.backward() or torch.autograd.grad in the loop that you capture or perturb, or the "
+            "transform outside of it"
         )
 
 
@@ -336,19 +392,19 @@ def _expect_hookable(model: Any) -> None:
     for path, module in walk([model]):
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedError(
-                f"{spelled(path) or type(module).__name__!r} is a TorchScript module, whose calls cannot be captured. Use the "
-                "torch.nn.Module that it was made from"
+                f"{spelled(path) or type(module).__name__!r} is a TorchScript module, whose calls cannot be captured or "
+                "perturbed. Use the torch.nn.Module that it was made from"
             )
         if is_compiled_wrapper(module) or getattr(module, "_compiled_call_impl", None) or _is_compiled(module):
             raise UnsupportedError(
-                f"{spelled(path) or type(module).__name__!r} is compiled by torch.compile, and compiled code cannot be captured. "
-                "Train the model that you gave to torch.compile (model._orig_mod) while you capture, or use embgrad.gradients, "
-                "which takes compiled models"
+                f"{spelled(path) or type(module).__name__!r} is compiled by torch.compile, and compiled code cannot be captured "
+                "or perturbed. Train the model that you gave to torch.compile (model._orig_mod) meanwhile, or use "
+                "embgrad.gradients, which takes compiled models"
             )
         if isinstance(module, torch.nn.DataParallel) and len(module.device_ids) > 1:
             raise UnsupportedError(
                 f"the model is replicated on {len(module.device_ids)} devices by DataParallel, and its replicas run in other "
-                "threads. Use one device, or capture model.module"
+                "threads. Use one device, or name model.module instead"
             )
 
 

@@ -220,15 +220,27 @@ class _After(_Hook):
 
 
 @contextlib.contextmanager
-def hooked(module: Any, before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
+def hooked(
+    module: Any, before: Callable[..., Any], after: Callable[..., Any], *, first: bool = False
+) -> Iterator[None]:
     """Call `before(module, args, kwargs)` and `after(module, returned)` at each call, behind the user's hooks.
 
     They are called in every thread, and `after` also for a call that raises.
+
+    Args:
+        module: the module.
+        before: returns the arguments that replace a call's own; None to keep them.
+        after: returns the value that replaces a call's result; None to keep it.
+        first: call them before other hooks of embgrad's, which then see what these return.
     """
     handles = (
         module.register_forward_pre_hook(_Before(before), with_kwargs=True),
         module.register_forward_hook(_After(after), always_call=True),
     )
+    if first:
+        for hooks, handle in zip((module._forward_pre_hooks, module._forward_hooks), handles, strict=True):
+            for key in [key for key, hook in hooks.items() if isinstance(hook, _Hook) and key != handle.id]:
+                hooks.move_to_end(key)
     try:
         yield
     finally:

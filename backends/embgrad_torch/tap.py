@@ -1,12 +1,11 @@
 """Points of a pass: values are overridden, added to and copied, and gradients are received by hooks and edited.
 
-`Taps` are the points of embgrad's own passes, `CapturedPoints` those of the user's passes.
+`Taps` are the points of embgrad's own passes, `CapturedPoints` and `PerturbedPoints` those of the user's passes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -23,10 +22,11 @@ from embgrad.common.tolerance import coarsest
 from embgrad.errors import UnsupportedError
 from embgrad_torch.checkpoints import in_reentrant_segment, in_segment
 from embgrad_torch.inputs import computed_in, is_floating, like, to_numpy
-from embgrad_torch.state import drawn_by_the_user
+from embgrad_torch.state import drawn_by_the_user, running
 
 __all__ = [
-    *("CapturedPoints", "PointHandler", "Taps", "Unwatched", "compute_dtype", "expect_uncompiled", "expect_unwritten"),
+    *("CapturedPoints", "PerturbedPoints", "PointHandler", "Taps", "Unwatched"),
+    *("compute_dtype", "expect_uncompiled", "expect_unwritten"),
 ]
 
 #: Returns the compiler of the Python functions that this thread calls; None outside compiled functions.
@@ -261,7 +261,7 @@ class CapturedPoints:
         if not again or key in self.awaited:
             self._hook(key, hooked, again)
         if aliased and not again:
-            self._aliased.append((key, weakref.ref(hooked)))
+            self._aliased.append((key, hooked))
         return hooked
 
     def _record(self, key: str, tensor: Any) -> None:
@@ -275,7 +275,48 @@ class CapturedPoints:
 
     def expect_unwritten(self) -> None:
         """Refuse a pass whose result the clones have changed, see the function `expect_unwritten`."""
-        expect_unwritten((key, reference()) for key, reference in self._aliased)
+        expect_unwritten(self._aliased)
+
+    def forget(self) -> None:
+        """Release the clones at the end of the pass: they and their hooks, which lead here, would keep each other alive."""
+        self._aliased.clear()
+
+
+class PerturbedPoints(CapturedPoints):
+    """The points of one forward pass of the user's at which arrays are added.
+
+    Args:
+        request: the additions.
+    """
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(lambda *_: None)
+        self._changes = PointChanges[Any](request, to_numpy, like, _aside)
+
+    def lookup(
+        self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
+    ) -> Any:
+        """Return the rows that the model computes, with the addition at a requested point."""
+        expect_uncompiled()
+        rows = compute()
+        return rows if key is None else self.tensor(key, rows)
+
+    def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
+        """Return the sum of the tensor and the addition.
+
+        Raises:
+            UnsupportedError: the backward pass runs the model's code again there, where nothing would be added.
+        """
+        if self._traced and (in_segment() or in_reentrant_segment()):
+            raise UnsupportedError(
+                f"the point {key!r} lies inside a gradient checkpoint, which runs again in the backward pass, possibly after the "
+                "perturbation is closed. Name a point outside of it, such as 'word', or switch gradient checkpointing off "
+                "(model.gradient_checkpointing_disable() in transformers)"
+            )
+        changed = self._changes.value(key, tensor)
+        if aliased:
+            self._aliased.append((key, changed))
+        return changed
 
 
 def _differentiable(tensor: Any) -> Any:
@@ -290,8 +331,8 @@ def expect_uncompiled() -> None:
     """Raise inside a function that a compiler traces, or that it runs as Python because it could not trace embgrad."""
     if torch.compiler.is_compiling() or _compiler_callback():
         raise UnsupportedError(
-            "the model is called inside a function that torch.compile compiles, and compiled code cannot be captured. Call the "
-            "uncompiled function while you capture, or use embgrad.gradients, which takes compiled models"
+            "the model is called inside a function that torch.compile compiles, and compiled code cannot be captured or "
+            "perturbed. Call the uncompiled function meanwhile, or use embgrad.gradients, which takes compiled models"
         )
 
 
@@ -314,7 +355,7 @@ def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
         UnsupportedError: the model wrote into one.
     """
     for key, clone in clones:
-        if clone is not None and not clone.is_inference() and clone._version:
+        if not clone.is_inference() and clone._version:
             raise UnsupportedError(
                 f"the tensor at the point {key!r} shares its memory with another, and the model writes into it in place. "
                 "Write x = x * 2 instead of x *= 2 there, or name another point, such as the output of the module before"
@@ -329,6 +370,13 @@ def _is_view_of_leaf(table: Any) -> bool:
 def unwatched() -> Iterator[None]:
     """Let a function of the user's run unrecorded while the context is open; it may call embgrad, on this model too."""
     with torch._C._EnableTorchFunction(), Unwatched(), drawn_by_the_user():
+        yield
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """Let a function of the user's run inside a pass of the user's; its calls of the model are no passes."""
+    with unwatched(), running():
         yield
 
 

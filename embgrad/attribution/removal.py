@@ -25,7 +25,7 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
 from embgrad.objectives.selection import resolve_positions
 
-__all__ = ["DELETE", "POSITION_IDS", "Removal", "expect_deletable", "removal_of"]
+__all__ = ["DELETE", "POSITION_IDS", "Removal", "columns_read", "expect_deletable", "removal_of"]
 
 #: The way to remove tokens that makes texts shorter.
 DELETE: Final = "delete"
@@ -102,7 +102,7 @@ class Removal:
         if self.remove != DELETE:
             return removable
         expect_deletable(self.passes)
-        columns = _columns_read(self.passes)
+        columns = columns_read(self.passes)
         if columns is not None:
             removable[np.flatnonzero(columns >= 0), columns[columns >= 0]] = False
         return removable
@@ -116,7 +116,7 @@ class Removal:
         """
         if self.remove != DELETE:
             return stays.tobytes()
-        batch, columns = self.passes.batch, _columns_read(self.passes)
+        batch, columns = self.passes.batch, columns_read(self.passes)
         parts = [batch.ids[example, stays], *(() if batch.types is None else [batch.types[example, stays]])]
         if columns is not None:
             parts.append(np.array([stays[: max(0, int(columns[example]))].sum()]))
@@ -177,7 +177,7 @@ class Removal:
         passes = self.passes
         assert isinstance(passes.objective, Objective), "a function as objective is refused before"
         objective = passes.objective.take(examples, len(passes.batch))
-        columns = _columns_read(passes)
+        columns = columns_read(passes)
         if columns is not None:
             before = np.arange(kept.shape[1]) < columns[examples, None]
             moved = np.where(columns[examples] < 0, columns[examples], (kept & before).sum(1))
@@ -218,7 +218,7 @@ def _shorter(batch: TokenBatch, examples: np.ndarray, kept: np.ndarray) -> Token
     )
 
 
-def _columns_read(passes: Passes) -> np.ndarray | None:
+def columns_read(passes: Passes) -> np.ndarray | None:
     """Return the column at which the objective reads each example, (example,); None where it reads no columns of the text.
 
     Negative ones count back from the last position that stays.
@@ -241,7 +241,7 @@ def _has_decoder(passes: Passes) -> bool:
 
 
 def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:
-    """Refuse to delete tokens where something has an entry for each position and would have to be cut as well.
+    """Refuse to delete or insert tokens where something has an entry for each position and would have to follow.
 
     Raises:
         UnsupportedError: the objective is a function, has a label for each position, or a further input has entries for them.
@@ -254,7 +254,7 @@ def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:
     labels = getattr(passes.objective, "labels", None)
     if isinstance(labels, np.ndarray) and labels.ndim == 2 and _reads_text(passes):
         raise UnsupportedError(
-            f"the objective has a label for each position, {labels.shape}, which would be deleted with the tokens: {instead}"
+            f"the objective has a label for each position, {labels.shape}, which would have to follow the tokens: {instead}"
         )
     batch = passes.batch
     for name, value in batch.extras.items():
@@ -266,7 +266,7 @@ def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:
             if wrong:
                 raise UnsupportedError(
                     f"the further input {name!r} has the shape {wrong[0]}, with as many entries as the text has positions, and "
-                    f"cannot be cut with it: {instead}"
+                    f"cannot follow it: {instead}"
                 )
 
 

@@ -3,9 +3,9 @@
 from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.cotangents import answered, compute_dtype, values_at
 from embgrad.backend.locks import model_lock
-from embgrad.backend.module_calls import ModuleCalls
+from embgrad.backend.module_calls import ModuleCalls, RecordedCall, call_recorded
 from embgrad.backend.object_state import ObjectState
-from embgrad.backend.point_changes import PointChanges
+from embgrad.backend.point_changes import PointChanges, additions
 from embgrad.backend.prefix import Prefix
 from embgrad.backend.protocol import (
     ABILITIES,
@@ -15,6 +15,8 @@ from embgrad.backend.protocol import (
     Listener,
     NativeObjective,
     ParameterValues,
+    PassListener,
+    Perturber,
     Point,
     PointValues,
     Reads,
@@ -43,21 +45,26 @@ __all__ = [
     "NativeObjective",
     "ObjectState",
     "ParameterValues",
+    "PassListener",
     "PassRecorder",
+    "Perturber",
     "Point",
     "PointChanges",
     "PointValues",
     "PointWatch",
     "Prefix",
     "Reads",
+    "RecordedCall",
     "Request",
     "Respond",
     "Run",
     "TableRest",
     "TokenBatch",
     "Weight",
+    "additions",
     "answered",
     "as_parts",
+    "call_recorded",
     "compute_dtype",
     "expect_single",
     "integer_arguments",

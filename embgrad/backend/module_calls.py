@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from embgrad.common.pytree import first, with_first
 
-__all__ = ["CallRecorder", "ModuleCalls"]
+__all__ = ["CallRecorder", "ModuleCalls", "RecordedCall", "call_recorded"]
 
 
 class CallRecorder(Protocol):
@@ -74,15 +74,7 @@ class ModuleCalls:
             kwargs: the keyword arguments.
             also: further paths of the module.
         """
-        if not self.is_recorded(path):
-            return proceed(*args, **kwargs)
-        args, kwargs = self.enter(path, kind, args, kwargs, also)
-        try:
-            returned = proceed(*args, **kwargs)
-        except BaseException:
-            self.fail()
-            raise
-        return self.leave(returned)
+        return call_recorded([RecordedCall(self, path, also)], proceed, kind, args, kwargs)
 
     def enter(self, path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()) -> tuple[Any, Any]:
         """Record that a call begins, and return the arguments with which it continues."""
@@ -106,3 +98,47 @@ class ModuleCalls:
     def fail(self) -> None:
         """Record that the innermost call raised."""
         self.watch.exit_on_error()
+
+
+class RecordedCall(NamedTuple):
+    """A call of a module as one pass records it.
+
+    Attributes:
+        calls: the module calls of the pass.
+        path: the module's attribute path in the model of the pass.
+        also: further paths of the module.
+    """
+
+    calls: ModuleCalls
+    path: str
+    also: Sequence[str] = ()
+
+
+def call_recorded(
+    records: Sequence[RecordedCall], proceed: Callable[..., Any], kind: str, args: Any, kwargs: Any
+) -> Any:
+    """Call a module that several passes record, and return the result with which they continue.
+
+    Before and after the call each pass sees, and may replace, the tensor with which the one before it continues.
+
+    Args:
+        records: the call as each pass records it, those first whose replacements the others see.
+        proceed: calls the module.
+        kind: the name of its class.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+    """
+    entered: list[ModuleCalls] = []
+    try:
+        for calls, path, also in records:
+            if calls.is_recorded(path):
+                args, kwargs = calls.enter(path, kind, args, kwargs, also)
+                entered.append(calls)
+        returned = proceed(*args, **kwargs)
+        while entered:
+            returned = entered.pop(0).leave(returned)
+    except BaseException:
+        for calls in entered:
+            calls.fail()
+        raise
+    return returned

@@ -1,17 +1,22 @@
-"""The changes that a request makes at points: `override` and `add` in the forward pass, `edit` in the backward pass."""
+"""The changes that a request makes at points: `override` and `add` in the forward pass, `edit` in the backward pass.
+
+`additions` is a request for a pass of the user's, with what `perturbed` adds there.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from embgrad.backend.protocol import Request
+from embgrad.backend.protocol import Change, Perturber, Request
+from embgrad.forward.recorder import PassRecorder
 
-__all__ = ["PointChanges"]
+__all__ = ["PointChanges", "additions"]
 
 Tensor = TypeVar("Tensor")
 
@@ -82,3 +87,22 @@ class PointChanges(Generic[Tensor]):
         with self._aside():
             array = function(self._to_numpy(tensor))
         return self._like(array, like)
+
+
+class _AtEachPoint(dict[str, Change]):
+    """A change for every key: which points a pass reaches shows only while it runs."""
+
+    def __init__(self, change: Callable[[str, np.ndarray], np.ndarray]) -> None:
+        super().__init__()
+        self._change = change
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: str) -> Change:
+        return functools.partial(self._change, key)
+
+
+def additions(perturber: Perturber, watch: PassRecorder) -> Request:
+    """Return the changes of a pass of the user's, for `PointChanges`: what the perturber adds at each point of the watch."""
+    return Request((), lambda outputs: [], add=_AtEachPoint(functools.partial(perturber.addition, watch)))

@@ -26,6 +26,8 @@ __all__ = [
     "Listener",
     "NativeObjective",
     "ParameterValues",
+    "PassListener",
+    "Perturber",
     "Point",
     "PointValues",
     "Reads",
@@ -73,6 +75,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "parameters": "returns the gradient of every trainable parameter, `Request.parameters`",
     "tables": "returns the gradient that reaches a lookup's table by other ways, `Request.tables`",
     "capture": "has `capture`, for the user's training loop",
+    "perturb": "has `perturb`, which adds to values in the user's training loop",
     "weights": "has `weights` and `alone`, so that weights can be read and temporarily replaced",
     "compile": "keeps a trace of the model, `Request.compiled`",
 }
@@ -294,8 +297,8 @@ class Run:
     further: Sequence[np.ndarray | None] = ()
 
 
-class Listener(Protocol):
-    """A listener to the user's own forward and backward passes, see `Backend.capture`."""
+class PassListener(Protocol):
+    """A listener to the user's own forward passes: a `Listener` or a `Perturber`."""
 
     def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PassRecorder:
         """Begin a forward pass of the model, and return the watch that records it.
@@ -320,6 +323,14 @@ class Listener(Protocol):
         """
         ...
 
+    def outside(self, path: str) -> None:
+        """Note that a module was called with gradients outside any call of the model, such as by code that bypasses a wrapper."""
+        ...
+
+
+class Listener(PassListener, Protocol):
+    """A listener to the user's own forward and backward passes, see `Backend.capture`."""
+
     def step(self, gradients: Sequence[tuple[Any, str, np.ndarray]]) -> None:
         """Take the gradients of a backward pass.
 
@@ -329,8 +340,21 @@ class Listener(Protocol):
         """
         ...
 
-    def outside(self, path: str) -> None:
-        """Note that a module was called with gradients outside any call of the model, such as by code that bypasses a wrapper."""
+
+class Perturber(PassListener, Protocol):
+    """A listener to the user's own forward passes that adds to values at points, see `Backend.perturb`."""
+
+    def addition(self, watch: PassRecorder, key: str, value: np.ndarray) -> np.ndarray:
+        """Return the array to add at a point, of the value's shape; called at each point that the watch requests.
+
+        Args:
+            watch: the watch that records the pass.
+            key: the point's key.
+            value: a copy of the values there, with the axes as the framework has them.
+
+        Raises:
+            PointError: the user's array does not fit.
+        """
         ...
 
 
@@ -389,6 +413,15 @@ class Backend(Protocol):
 
         The passes compute the same numbers as without it, bit for bit. A backend without the ability "capture" need not have this
         method.
+        """
+        ...
+
+    def perturb(self, model: Any, perturber: Perturber) -> AbstractContextManager[None]:
+        """Add to values in the user's passes through the model in this thread while the context is open.
+
+        The additions are constants, cast to the dtype of the values; everything else is computed as without them, and gradients
+        flow on. What `capture` reports at a point is what goes on, whichever context was opened first. The values given to `end`
+        may be missing. A backend without the ability "perturb" need not have this method.
         """
         ...
 

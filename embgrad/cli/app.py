@@ -17,6 +17,7 @@ from embgrad.cli import compare as comparing
 from embgrad.cli import demo_command, doctor, gradients
 from embgrad.cli import explain as explaining
 from embgrad.cli import report as reporting
+from embgrad.cli import search as searching
 from embgrad.cli import show as showing
 from embgrad.cli.errors import UsageError
 from embgrad.cli.options import Command
@@ -33,6 +34,7 @@ HELP = """Compute, compare and show gradients with respect to a text model's emb
   embgrad show g.safetensors
   embgrad attribute -m FOLDER -t "A gripping film." --method integrated-gradients --set baseline=mask
   embgrad attribute-tokens -m FOLDER -t "The keys to the cabinet" --generate 5 --html page.html
+  embgrad search -m FOLDER -t "A gripping film." --labels 1 --until 0.7 --allowed words
   embgrad compare a.safetensors b.safetensors
   embgrad compare -m FOLDER --frameworks torch,tensorflow,gluon -f texts.txt
 
@@ -45,6 +47,7 @@ COMMANDS = {
     "gradients": (gradients.gradients, "Compute the gradients of texts in one model."),
     "attribute": (attributing.attribute, "Compute how much each word contributes to the objective."),
     "attribute-tokens": (attributing_tokens.attribute_tokens, "Compute which tokens made each output token likely."),
+    "search": (searching.search, "Search for texts near given ones that make the objective high or low."),
     "compare": (comparing.compare, "Compare gradients and explain differences."),
     "bisect": (bisecting.bisect, "Find the first point where two models diverge."),
     "show": (showing.show, "Show saved gradients as coloured tokens."),

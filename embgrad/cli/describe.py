@@ -14,11 +14,13 @@ from embgrad.common.token_text import token_text
 from embgrad.report.sentences import has_sentences
 from embgrad.results.attribution import Attribution
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.search import Search
+from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["Result", "Results", "described", "model_of", "named", "print_summary"]
 
-Result = EmbeddingGradients | Attribution | TokenAttribution
+Result = EmbeddingGradients | Attribution | TokenAttribution | Search | Substitutions
 
 #: One result, or several results by the names of their points, or of their methods.
 Results = Result | Mapping[str, Result]
@@ -27,7 +29,8 @@ Results = Result | Mapping[str, Result]
 def named(results: Results) -> dict[str, Result]:
     """Return the results by the names of their points, or of their methods."""
     if isinstance(results, Result):
-        return {str(results.provenance.get("point", "result")): results}
+        kind = type(results).__name__.lower() if isinstance(results, Search | Substitutions) else "result"
+        return {str(results.provenance.get("point", kind)): results}
     return dict(results)
 
 
@@ -37,6 +40,10 @@ def described(result: Result) -> dict[str, Any]:
         return _described_attribution(result)
     if isinstance(result, TokenAttribution):
         return _described_tokens(result)
+    if isinstance(result, Search):
+        return _described_search(result)
+    if isinstance(result, Substitutions):
+        return _described_substitutions(result)
     return {
         "shape": list(result.shape),
         "dtype": str(result.values.dtype),
@@ -100,6 +107,59 @@ def _described_tokens(attribution: TokenAttribution) -> dict[str, Any]:
             for example, matrix in matrices.items()
         ],
         "provenance": dict(attribution.provenance),
+    }
+
+
+def _described_search(search: Search) -> dict[str, Any]:
+    met = {"met_before": search.success_before, "met": search.success}
+    texts = {"text_before": search.texts_before, "text": search.texts}
+    return {
+        "shape": list(search.before.shape),
+        "method": search.provenance["method"],
+        "goal": search.provenance["goal"],
+        "until": search.provenance["until"],
+        "figures": search.figures().to_dict(),
+        "examples": [
+            {
+                "objective_before": float(search.objective_before[example]),
+                "objective": float(search.objective[example]),
+                **{name: None if values is None else bool(values[example]) for name, values in met.items()},
+                **{name: None if values is None else values[example] for name, values in texts.items()},
+                "changes": [{"kind": change.kind, **change._asdict()} for change in changes],
+                "evaluations": int(search.history.evaluations[-1, example]),
+                "gradients": int(search.history.gradients[-1, example]),
+                "objective_by_step": search.history.objective[:, example].tolist(),
+            }
+            for example, changes in enumerate(search.changes())
+        ],
+        "trigger": search.trigger,
+        "provenance": dict(search.provenance),
+    }
+
+
+def _described_substitutions(substitutions: Substitutions) -> dict[str, Any]:
+    top = substitutions.ids.shape[2]
+    return {
+        "shape": list(substitutions.shape),
+        "goal": substitutions.goal,
+        "examples": [
+            {
+                "objective": float(objective),
+                "positions": [
+                    {
+                        "position": position,
+                        "id": int(substitutions.original[example, position]),
+                        "substitutions": [
+                            {"id": one.id, "token": one.after, "score": one.score}
+                            for one in substitutions.of_position(example, position, top)
+                        ],
+                    }
+                    for position in np.flatnonzero(substitutions.searched[example]).tolist()
+                ],
+            }
+            for example, objective in enumerate(substitutions.objective)
+        ],
+        "provenance": dict(substitutions.provenance),
     }
 
 

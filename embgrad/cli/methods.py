@@ -1,37 +1,49 @@
-"""Attribution methods on the command line: names with hyphens, and arguments as NAME=VALUE."""
+"""Methods of attribution and of search on the command line: names with hyphens, and arguments as NAME=VALUE."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from embgrad.attribution.attribute import METHODS
 from embgrad.attribution.method import Method
 from embgrad.cli.errors import UsageError
 from embgrad.errors import did_you_mean, listed
 
-__all__ = ["methods_from"]
+__all__ = ["instances_of", "methods_from"]
 
-#: The methods by their names on the command line.
+#: The attribution methods by their names on the command line.
 NAMES: Final = {name.replace("_", "-"): cls for name, cls in METHODS.items()}
 
 #: The methods that the argument `of` of SmoothGrad may name.
 OF_GRADIENTS: Final = ("saliency", "input-x-gradient", "integrated-gradients")
+
+M = TypeVar("M")
 
 #: Values of arguments that Python spells in another way.
 WORDS: Final = {"true": True, "false": False, "none": None}
 
 
 def methods_from(names: Sequence[str], arguments: Sequence[str]) -> dict[str, Method]:
+    """Return the attribution methods of --method by name, with the arguments of --set, see `instances_of`."""
+    return instances_of(names, arguments, NAMES)
+
+
+def instances_of(names: Sequence[str], arguments: Sequence[str], known_methods: Mapping[str, type[M]]) -> dict[str, M]:
     """Return the methods of --method by name, with the arguments of --set; each argument is for all methods that have it.
+
+    Args:
+        names: the values of --method.
+        arguments: the values of --set.
+        known_methods: the methods by their names on the command line.
 
     Raises:
         UsageError: there is no such method, or none of the methods has an argument.
         EmbgradError: a method does not accept the value of an argument.
     """
-    classes = {_name(spelled): NAMES[_name(spelled)] for spelled in names}
+    classes = {name: known_methods[name] for name in (_name(spelled, names=known_methods) for spelled in names)}
     if len(classes) < len(names):
         raise UsageError(f"--method names {listed(names)}: expected each method once")
     values = _values(arguments)

@@ -25,7 +25,7 @@ def report(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE", help="Files of saved gradients or attributions; one may be '-', which is stdin."
+            metavar="FILE", help="Files of saved gradients, attributions or a search; one may be '-', which is stdin."
         ),
     ] = None,
     output: Annotated[
@@ -92,14 +92,14 @@ def _expect(files: list[str] | None, model: str | None, output: str | None, term
     expect_writable(output)
 
 
-def _comparable(results: Mapping[str, Results]) -> dict[str, Results]:
+def _comparable(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first result, and those that should be equal to it, by their labels on the page.
 
     Attributions by different methods need not be equal, so the page shows them side by side only.
     """
-    from embgrad.report.page import comparable, flat, of_output_tokens
+    from embgrad.report.page import comparable, flat, of_own_page
 
-    of_output_tokens(results)  # raises an error where one stands beside other results
+    of_own_page(results)  # raises an error where one stands beside other results
     if len(results) == 1:
         return dict(results)
     (first, reference), *others = flat(results).items()
@@ -113,7 +113,7 @@ def _comparable(results: Mapping[str, Results]) -> dict[str, Results]:
 
 
 def _write(
-    results: Mapping[str, Results], comparisons: Mapping[str, Any], output: str, title: str | None, terminal: Terminal
+    results: Mapping[str, Any], comparisons: Mapping[str, Any], output: str, title: str | None, terminal: Terminal
 ) -> None:
     from embgrad.report.page import render_page, write_page
 

@@ -12,12 +12,15 @@ from embgrad.cli.describe import Result, described, model_of
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import chosen, loaded_results
 from embgrad.cli.run import OK, execute
+from embgrad.cli.search_lines import search_lines, substitution_lines
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.token_colours import legend, painted, pieces
 from embgrad.common.text import visible
 from embgrad.errors import did_you_mean
 from embgrad.report.sentences import has_sentences
 from embgrad.results.attribution import Attribution
+from embgrad.results.search import Search
+from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["show"]
@@ -27,7 +30,10 @@ KINDS = ("norm", "dot")
 
 def show(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A file of saved gradients or attributions; '-' is stdin.")
+        str,
+        typer.Argument(
+            metavar="FILE", help="A file of saved gradients, attributions, searches or substitutions; '-' is stdin."
+        ),
     ] = "-",
     kind: Annotated[
         str,
@@ -42,6 +48,8 @@ def show(
 ) -> None:
     """Print the tokens of saved gradients or attributions, coloured by saliency or score; without colours, with digits.
 
+    Of a saved search the texts before and after are printed, with changed tokens marked; of substitutions the best ones.
+
     \b
     embgrad show g.safetensors
     embgrad show g.safetensors --kind dot --words
@@ -54,10 +62,12 @@ def show(
         results = chosen(next(iter(loaded_results([file]).values())), at or (), file)
         texts = {name: _lines(name, result, kind, words, terminal) for name, result in results.items()}
         for name, lines in texts.items():
-            terminal.say(f"at {visible(name)}, {model_of(results[name])}", style="bold")
+            prefix = "" if isinstance(results[name], Search | Substitutions) else "at "
+            terminal.say(f"{prefix}{visible(name)}, {model_of(results[name])}", style="bold")
             for line in (*lines, ""):
                 terminal.say(line)
-        for meaning in dict.fromkeys(_legend(result, kind, terminal.coloured) for result in results.values()):
+        of_tokens = [result for result in results.values() if not isinstance(result, Search | Substitutions)]
+        for meaning in dict.fromkeys(_legend(result, kind, terminal.coloured) for result in of_tokens):
             terminal.say(meaning, style="dim")
         terminal.give({"results": {name: described(result) for name, result in results.items()}})
         return OK
@@ -74,7 +84,14 @@ def _legend(result: Result, kind: str, coloured: bool) -> str:
 
 
 def _lines(name: str, result: Result, kind: str, words: bool, terminal: Terminal) -> list[Any]:
-    """Return one line of text for each example, of attributions of output tokens one for each output."""
+    """Return one line of text for each example, of attributions of output tokens one for each output, of searches several."""
+    if isinstance(result, Search | Substitutions):
+        for option in [*(["--kind"] * (kind != "norm")), *(["--words"] * words)]:
+            of = type(result).__name__
+            raise UsageError(
+                f"{option} is for gradients and attributions, and {name!r} is of the class {of}: remove it"
+            )
+        return search_lines(result, terminal) if isinstance(result, Search) else substitution_lines(result, terminal)
     if isinstance(result, Attribution | TokenAttribution):
         if kind != "norm":
             raise UsageError(

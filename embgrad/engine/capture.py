@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -12,29 +11,30 @@ import numpy as np
 
 from embgrad.backend.protocol import BoundModel
 from embgrad.backend.registry import bind
-from embgrad.backend.signature import NAMES
 from embgrad.common.arrays import owned
 from embgrad.common.keywords import explained
 from embgrad.common.tolerance import coarsest
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.provenance import origins
+from embgrad.engine.user_passes import (
+    PassAxes,
+    UserPasses,
+    batch_of,
+    expect_known,
+    expect_one_model,
+    only_children_called,
+)
 from embgrad.errors import (
     AmbiguousPointError,
     EmbgradError,
-    EmbgradWarning,
     NoGradientError,
     PointError,
-    PointNotReachedError,
-    UnknownPointError,
-    UnsupportedError,
     did_you_mean,
-    listed,
 )
-from embgrad.forward.axes import Arrangement, of_lookup, of_module
-from embgrad.forward.names import LAYER_ROLE, point_of
-from embgrad.forward.points import UNNAMED_TABLE, WORD, Lookup, Point, layout_is_open, split_name
+from embgrad.forward.axes import Arrangement
+from embgrad.forward.names import point_of
+from embgrad.forward.points import WORD, Lookup, Point
 from embgrad.forward.recorder import PassRecorder
-from embgrad.forward.roles import EMBEDDINGS, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import RowSparse, added
@@ -86,7 +86,7 @@ class Tap:
         self._keep = keep
         self._key: str | None = None
         self._by_role = False
-        self._is_transposed: bool | None = None
+        self._axes = PassAxes(at, "Sums and means are right either way")
         self._total: RowSparse | np.ndarray | None = None
         self._unequal: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._provenance = {
@@ -137,11 +137,8 @@ class Tap:
         why = f": {self._why_nothing()}" if self._ended and not self.count else ""
         return f"Tap(at={self.at!r}, {self.count} steps, {self.passes} forward passes{why})"
 
-    def end_of_capture(self, *, raised: bool) -> None:
-        """End the capture.
-
-        Args:
-            raised: whether the loop ended by an exception, which the user then gets.
+    def close(self, *, raised: bool) -> None:
+        """See `UserPassListener`.
 
         Raises:
             NoGradientError: the model, or a child of it, was called, and no gradient reached the point.
@@ -158,16 +155,9 @@ class Tap:
                 "through the point while the capture is open. Check that gradients are enabled and that the loss depends on the "
                 "point"
             )
-        children = _outermost(self._outside)
-        if len(children) == 1:
-            return (
-                f"the forward of {self._model} was never called while the capture was open, and that of its child "
-                f"{children[0]!r} was: capture that child, as in embgrad.capture(model.{children[0]})"
-            )
-        if children:
-            return (
-                f"the forward of {self._model} was never called while the capture was open, and those of its children "
-                f"{listed(children)} were: capture the child that takes the ids, as in embgrad.capture(model.{children[0]})"
+        if self._outside:
+            return only_children_called(
+                self._model, self._outside, "the capture was open", "capture", "embgrad.capture(model.{})"
             )
         return (
             f"nothing was captured at {self.at!r}, as {self._model} was not called while the capture was open: expected forward "
@@ -178,16 +168,10 @@ class Tap:
 
     def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PassRecorder:
         """See `embgrad.Listener`."""
-        batch = _batch(arguments)
         self.passes += 1
+        batch = batch_of(arguments, word=self.at == WORD)
         if self.at == WORD:
-            if batch is None:
-                raise PointNotReachedError(
-                    f"the model was called without token ids: its integer arguments are {listed(arguments)}; expected token "
-                    "ids among them; or name another point in at=..."
-                )
             return PassRecorder(batch, (WORD,))
-        batch = TokenBatch([[0]]) if batch is None else batch
         if self._key is None:
             reached = list(discover(batch))
             words = [point for point in reached if WORD in point.roles]
@@ -199,13 +183,9 @@ class Tap:
         """See `embgrad.Listener`."""
         key = self._resolved(watch)
         record, batch = watch.recorded(key), watch.batch
-        if isinstance(record, Lookup):
-            lookup = self._with_layout(record, batch)
-            arrangement = of_lookup(self.at, lookup, batch, by_role=lookup.layout is not None)
-            return _Pass(key, arrangement, lookup, values[key], batch, compute_dtype)
-        shape = values[key].shape
-        arrangement = of_module(self.at, shape, batch, self._example_axis(shape, batch), by_role=self._by_role)
-        return _Pass(key, arrangement, None, values[key], batch, compute_dtype)
+        arrangement = self._axes.arrangement(record, values[key].shape, batch, by_role=self._by_role)
+        lookup = record if isinstance(record, Lookup) else None
+        return _Pass(key, arrangement, lookup, values[key], batch, compute_dtype)
 
     def step(self, gradients: Sequence[tuple[_Pass, str, np.ndarray]]) -> None:
         """See `embgrad.Listener`."""
@@ -232,41 +212,6 @@ class Tap:
             return self._key
         self._key = self._key or key
         return key
-
-    def _with_layout(self, lookup: Lookup, batch: TokenBatch) -> Lookup:
-        """Return the lookup with the layout of earlier passes, where the ids do not determine it."""
-        if lookup.layout is None:
-            return lookup
-        if not layout_is_open(lookup.indices, batch.ids):
-            self._is_transposed = lookup.layout.transposed
-            return lookup
-        return replace(
-            lookup, layout=replace(lookup.layout, transposed=self._positions_first("ids", lookup.layout.transposed))
-        )
-
-    def _example_axis(self, shape: Sequence[int], batch: TokenBatch) -> int | None:
-        """Return which of the first two axes holds the examples, from earlier passes, where both axes are equally long."""
-        examples, positions = batch.shape
-        pair = tuple(shape[:2])
-        if examples != positions:
-            if pair in ((examples, positions), (positions, examples)):
-                self._is_transposed = pair != (examples, positions)
-            return None
-        if examples == 1 or pair != (examples, positions):
-            return None
-        return int(self._positions_first(f"shape {tuple(shape)}", otherwise=False))
-
-    def _positions_first(self, what: str, otherwise: bool) -> bool:
-        """Return whether positions come before examples; warn where no earlier pass has shown it."""
-        if self._is_transposed is None:
-            warnings.warn(
-                f"the {what} of a batch at {self.at!r} is the same by example and by position, and no earlier batch showed which "
-                "axis holds the examples: the first axis is assumed to. Sums and means are right either way",
-                EmbgradWarning,
-                stacklevel=6,
-            )
-            return otherwise
-        return self._is_transposed
 
     def _piece(self, passed: _Pass, gradient: np.ndarray) -> EmbeddingGradients:
         arrangement, batch = passed.arrangement, passed.batch
@@ -326,17 +271,13 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
             model was called, which is then named.
         UnsupportedError: the backend cannot do this for this model, or a pass is compiled.
     """
-    if isinstance(model, (list, tuple)):
-        raise UnsupportedError(
-            f"the model is a sequence of {len(model)} parts: expected one model, whose calls are captured; open one capture "
-            "for each part"
-        )
+    expect_one_model(model, "captured; open one capture")
     expect_one_name(at, "open one capture for each point")
     if not isinstance(keep, str) or keep not in KEEP:
         raise EmbgradError(f"keep is {keep!r}: expected 'all' or 'mean'.{did_you_mean(str(keep), KEEP)}")
     bound = bind(model)
     bound.expect_ability("capture")
-    _expect_known(at, bound.backend.paths(bound.model))
+    expect_known(at, bound.backend.paths(bound.model))
     return _Capture(bound, Tap(bound, at, keep))
 
 
@@ -344,13 +285,13 @@ class _NotOpenedError(EmbgradError, AttributeError):
     """An attribute of the tap was read from a capture that is not open."""
 
 
-class _Capture(AbstractContextManager[Tap]):
+class _Capture(UserPasses[Tap]):
     """A capture, open from its entry to its exit, or until nothing refers to it any more."""
 
+    opened_as = "with embgrad.capture(model) as tap:"
+
     def __init__(self, bound: BoundModel, tap: Tap) -> None:
-        self._state = "new"
-        self._tap = tap
-        self._listening = bound.backend.capture(bound.model, tap)
+        super().__init__(f"capture at {tap.at!r}", tap, bound.backend.capture(bound.model, tap))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(Tap, name):
@@ -359,63 +300,6 @@ class _Capture(AbstractContextManager[Tap]):
             f"embgrad.capture(...) was not opened, so that it has no {name!r}: expected `with embgrad.capture(model) as tap:` "
             f"around the training loop, and tap.{name}"
         )
-
-    def __enter__(self) -> Tap:
-        if self._state != "new":
-            raise EmbgradError(
-                f"this capture at {self._tap.at!r} is already {self._state}, and can be opened once: call embgrad.capture again"
-            )
-        self._listening.__enter__()
-        self._state = "open"
-        return self._tap
-
-    def __exit__(self, cls: Any, error: Any, traceback: Any) -> None:
-        self._state = "closed"
-        self._listening.__exit__(cls, error, traceback)
-        self._tap.end_of_capture(raised=cls is not None)
-
-    def __del__(self) -> None:
-        if self._state == "open":
-            self._state = "closed"
-            self._listening.__exit__(None, None, None)
-            warnings.warn(
-                f"a capture at {self._tap.at!r} was left open, and nobody holds it any more: it is closed now, after "
-                f"{self._tap.count} step(s). Open it as `with embgrad.capture(model) as tap:`",
-                EmbgradWarning,
-                stacklevel=2,
-            )
-
-
-def _outermost(paths: Collection[str]) -> list[str]:
-    """Return the paths that do not lie below another of them."""
-    return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
-
-
-def _expect_known(at: str, paths: Collection[str]) -> None:
-    """Raise UnknownPointError before the loop begins for a name that cannot mean any point."""
-    path = split_name(at).path
-    roles = (WORD, POSITION, TYPE, EMBEDDINGS)
-    if path not in (*roles, UNNAMED_TABLE) and not LAYER_ROLE.fullmatch(path) and path not in paths:
-        raise UnknownPointError(
-            f"there is no point {at!r}: expected a role, of {listed((*roles, 'layer.0'))}, or the path of a module or table, of "
-            f"{listed(paths)}.{did_you_mean(path, [*roles, 'layer.0', 'layer.-1', *paths])}"
-        )
-
-
-def _batch(arguments: Mapping[str, Any]) -> TokenBatch | None:
-    """Return the batch with which the model was called: the argument with a name of ids, or else the first argument."""
-    arrays = {name: np.asarray(value) for name, value in arguments.items()}
-    many = {name: value for name, value in arrays.items() if value.ndim >= 1 and value.size and value.min() >= 0}
-    name = next((name for name in NAMES["ids"] if name in many), next(iter(many), None))
-    if name is None:
-        return None
-    ids = many[name].reshape(-1, many[name].shape[-1])
-    others: dict[str, Any] = {}
-    for field in ("mask", "types"):
-        value = next((many[other] for other in NAMES[field] if other in many and other != name), None)
-        if value is not None and value.shape == many[name].shape and (field == "types" or np.isin(value, (0, 1)).all()):
-            others[field] = value.reshape(ids.shape)
-    return TokenBatch(ids, **others)
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:

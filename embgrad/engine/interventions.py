@@ -11,7 +11,7 @@ from embgrad.common.arrays import to_numpy
 from embgrad.errors import PointError, PointNotReachedError, UnsupportedError, brief
 from embgrad.forward.axes import Arrangement
 
-__all__ = ["BroadcastArray", "checked_changes", "prepared"]
+__all__ = ["BroadcastArray", "checked_changes", "checked_option", "prepared"]
 
 #: The kinds of dtypes that hold real numbers.
 REAL: Final = "biuf"
@@ -32,10 +32,11 @@ def checked_changes(**options: Any) -> dict[str, dict[str, Any]]:
     Raises:
         PointError: an option is not a dict of names, or a value is neither a function nor an array.
     """
-    return {option: {} if value is None else _checked(value, option) for option, value in options.items()}
+    return {option: {} if value is None else checked_option(value, option) for option, value in options.items()}
 
 
-def _checked(changes: Any, option: str) -> dict[str, Any]:
+def checked_option(changes: Any, option: str) -> dict[str, Any]:
+    """Return one of the options, as `checked_changes` does."""
     example = "lambda grad: grad * 0" if option == "edit" else "array"
     if not isinstance(changes, Mapping) or not all(isinstance(name, str) and name for name in changes):
         raise PointError(

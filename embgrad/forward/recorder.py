@@ -64,6 +64,11 @@ class PassRecorder:
         """True where the backend must report or count the calls of some modules."""
         return self.everything or bool(self.modules) or bool(self.counted)
 
+    @property
+    def needs_lookups(self) -> bool:
+        """True where a lookup is a requested point."""
+        return self.everything or any(split_name(name).side is None for name in self._names)
+
     def see(
         self, path: str, indices: np.ndarray, rows: int, dim: int, padding: int | None = None, *, inside: bool = False
     ) -> str | None:

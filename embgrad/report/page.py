@@ -22,10 +22,11 @@ from embgrad.report.sentences import sentences
 from embgrad.report.verdicts import verdict
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.search import Search
 from embgrad.results.token_attribution import TokenAttribution
 from embgrad.version import __version__
 
-__all__ = ["comparable", "flat", "of_output_tokens", "render_page", "write_page"]
+__all__ = ["comparable", "flat", "of_own_page", "render_page", "write_page"]
 
 TITLE: Final = "Embedding gradients"
 
@@ -34,8 +35,8 @@ TITLE_OF_ATTRIBUTIONS: Final = "Attributions"
 
 Result = EmbeddingGradients | Attribution
 
-#: A result that a page may show, by itself if of output tokens.
-Shown = Result | TokenAttribution
+#: A result that a page may show, by itself if of output tokens or a search.
+Shown = Result | TokenAttribution | Search
 
 #: Results by point.
 Results = Mapping[str, Result]
@@ -58,8 +59,8 @@ def write_page(
         path: the path of the file.
         results: a mapping of labels to results, or to mappings of points to results; the others are shown beside the first. A
             single result is accepted too. All are gradients, or all are attributions, such as the `Attributions` of several
-            methods; colours then show the scores, on one scale for each method. A result of `embgrad.attribute_tokens` has a
-            page by itself, that of its `to_html`, to which the other arguments do not apply.
+            methods; colours then show the scores, on one scale for each method. A result of `embgrad.attribute_tokens` or
+            `embgrad.search` has a page by itself, that of its `to_html`, to which the other arguments do not apply.
         comparisons: a mapping of labels to what `embgrad.compare(first, other)` returned; None to compare each result with the
             first, attributions where they are by the same method; an empty mapping for no comparison.
         title: the title of the page; None for "Embedding gradients" or "Attributions".
@@ -85,7 +86,7 @@ def render_page(
     layers: Sequence[str] | None = None,
 ) -> str:
     """Return the page that `write_page` writes, as text; the arguments and errors are the same."""
-    if (alone := of_output_tokens(results)) is not None:
+    if (alone := of_own_page(results)) is not None:
         return alone.to_html()
     jinja = environment()
     by_label = _by_label(results)
@@ -119,8 +120,8 @@ def render_page(
     )
 
 
-def of_output_tokens(results: Any) -> TokenAttribution | None:
-    """Return the attribution of output tokens where that is the only result.
+def of_own_page(results: Any) -> TokenAttribution | Search | None:
+    """Return the attribution of output tokens, or the search, where that is the only result.
 
     Raises:
         EmbgradError: there are other results beside it.
@@ -128,10 +129,11 @@ def of_output_tokens(results: Any) -> TokenAttribution | None:
     entries = [results]
     while any(isinstance(entry, Mapping) for entry in entries):
         entries = [item for entry in entries for item in (entry.values() if isinstance(entry, Mapping) else (entry,))]
-    found = [entry for entry in entries if isinstance(entry, TokenAttribution)]
+    found = [entry for entry in entries if isinstance(entry, TokenAttribution | Search)]
     if found and len(entries) > 1:
+        source = "attribute_tokens" if isinstance(found[0], TokenAttribution) else "search"
         raise EmbgradError(
-            f"results holds {len(entries)} results, and one of embgrad.attribute_tokens among them, which has a page by itself: "
+            f"results holds {len(entries)} results, and one of embgrad.{source} among them, which has a page by itself: "
             "write each alone"
         )
     return found[0] if found else None
@@ -244,7 +246,7 @@ def _by_point(
     return {label: by_label[label] for label in others if by_label.get(label)}
 
 
-def comparable(first: Shown, second: Shown) -> bool:
+def comparable(first: Any, second: Any) -> bool:
     """Return whether two results should be equal: attributions by different methods need not be."""
     methods = [result.provenance["method"] for result in (first, second) if isinstance(result, Attribution)]
     return len(methods) < 2 or methods[0] == methods[1]

@@ -14,14 +14,14 @@ from embgrad.common.files import checked_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.common.schema import SchemaError, whole
 from embgrad.errors import EmbgradError, FileFormatError, brief, listed
-from embgrad.results import attribution_fields, gradient_fields, substitution_fields, token_fields
+from embgrad.results import attribution_fields, gradient_fields, search_fields, substitution_fields, token_fields
 from embgrad.results.field_checks import EXPECTED, Fields
 
 __all__ = ["FORMAT", "Stored", "plain", "read_results", "write_results"]
 
 #: The version of the file format; a reader refuses a later one. A single `EmbeddingGradients` is written as version 1, which
 #: every embgrad reads, and several as version 2; an `Attribution` takes version 3, in which each entry names its class, a
-#: `TokenAttribution` version 4 and `Substitutions` version 5, which have the same form.
+#: `TokenAttribution` version 4, and `Substitutions` and a `Search` version 5, which have the same form.
 FORMAT: Final = 5
 
 #: By the name of a result's class the module with its stored fields.
@@ -30,10 +30,11 @@ _MODULES: Final[dict[str, ModuleType]] = {
     "Attribution": attribution_fields,
     "TokenAttribution": token_fields,
     "Substitutions": substitution_fields,
+    "Search": search_fields,
 }
 
 #: The version that each class takes at least.
-_VERSIONS: Final = {"EmbeddingGradients": 1, "Attribution": 3, "TokenAttribution": 4, "Substitutions": 5}
+_VERSIONS: Final = {"EmbeddingGradients": 1, "Attribution": 3, "TokenAttribution": 4, "Substitutions": 5, "Search": 5}
 
 #: The safetensors names of the dtypes that a result's arrays may have.
 _DTYPES: Final = ("F32", "F64", "I64")
@@ -55,7 +56,7 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
     """Write results to a safetensors file, which appears whole or not at all.
 
     Args:
-        named: by name objects of the classes `EmbeddingGradients`, `Attribution`, `TokenAttribution` and `Substitutions`.
+        named: the results by name, objects of the classes that `_MODULES` names.
         path: the file's path; its folder must exist.
         single: whether the file is of one result, which needs no name.
         durable: return only when the file would survive a power failure.
@@ -139,6 +140,10 @@ def plain(value: Any) -> Any:
 def _described(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return the file's own description of its content, after checking that its version can be read."""
     foreign = f"{path} is a safetensors file, but not one of embgrad's: {EXPECTED}"
+    if "embgrad_search" in metadata:
+        raise FileFormatError(
+            f"{path} holds the state of a search: repeat its call with to=... to get its result, whose method save writes a file"
+        )
     try:
         described = json.loads(metadata["embgrad"], object_pairs_hook=once)
     except (KeyError, ValueError, RecursionError) as error:

@@ -10,6 +10,7 @@ from embgrad.errors import EmbgradError, brief
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.file_format import read_results, write_results
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.search import Search
 from embgrad.results.substitutions import Substitutions
 from embgrad.results.token_attribution import TokenAttribution
 
@@ -21,13 +22,14 @@ _CLASSES: Final[dict[str, type]] = {
     "Attribution": Attribution,
     "TokenAttribution": TokenAttribution,
     "Substitutions": Substitutions,
+    "Search": Search,
 }
 
 #: The results that can be compared.
 Result: TypeAlias = EmbeddingGradients | Attribution
 
 #: The results that files hold.
-Stored: TypeAlias = Result | TokenAttribution | Substitutions
+Stored: TypeAlias = Result | TokenAttribution | Substitutions | Search
 
 
 def save(results: Stored | Mapping[str, Any], path: str | os.PathLike[str], *, durable: bool = False) -> None:
@@ -36,8 +38,8 @@ def save(results: Stored | Mapping[str, Any], path: str | os.PathLike[str], *, d
     The file appears whole or not at all.
 
     Args:
-        results: a result of `embgrad.gradients`, `embgrad.attribute`, `embgrad.attribute_tokens` or `embgrad.substitutions`, or a
-            mapping of names to results; any string is a valid name.
+        results: a result of `embgrad.gradients`, `embgrad.attribute`, `embgrad.attribute_tokens`, `embgrad.substitutions` or
+            `embgrad.search`, or a mapping of names to results; any string is a valid name.
         path: the file's path; its folder must exist.
         durable: return only when the file would survive a power failure.
 
@@ -56,8 +58,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     Nothing in the file is executed, and reading takes no more memory than the file's size justifies.
 
     Returns:
-        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution` or `Substitutions`; of a file of several a dict by name in
-        the order written, or `Attributions` where all are of the class `Attribution`.
+        An `EmbeddingGradients`, an `Attribution`, a `TokenAttribution`, `Substitutions` or a `Search`; of a file of several a
+        dict by name in the order written, or `Attributions` where all are of the class `Attribution`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -82,8 +84,8 @@ def expect_results(results: object) -> Mapping[str, Result]:
 
 
 def _expect_stored(results: object) -> Mapping[str, Any]:
-    of = "expected a result of embgrad.gradients, embgrad.attribute, embgrad.attribute_tokens or embgrad.substitutions"
-    return _expected(results, Stored, of)
+    others = "embgrad.attribute_tokens, embgrad.substitutions or embgrad.search"
+    return _expected(results, Stored, f"expected a result of embgrad.gradients, embgrad.attribute, {others}")
 
 
 def _expected(results: object, classes: Any, of: str) -> Mapping[str, Any]:

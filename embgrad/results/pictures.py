@@ -1,4 +1,4 @@
-"""Scores as pictures of Matplotlib: bars for one text, a heat map for several texts or methods, errors by steps."""
+"""Results as pictures of Matplotlib: bars for one text, a heat map for several texts or methods, errors and L by steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embgrad.common.text import visible
 from embgrad.errors import EmbgradError
 from embgrad.results.pieces import Line, Piece
 
-__all__ = ["ABSENT", "as_they_are", "bars", "colour_scale", "convergence", "cut", "heat_map", "new_axes"]
+__all__ = ["ABSENT", "as_they_are", "bars", "colour_scale", "convergence", "course", "cut", "heat_map", "new_axes"]
 
 #: The most characters of a text beside a bar.
 MOST_BESIDE: Final = 40
@@ -151,6 +151,22 @@ def convergence(attributions: Mapping[str, Any], ax: Any) -> Any:
     ax.set_xlabel("steps")
     ax.set_ylabel("|delta|")
     if 1 < errors.shape[1] <= 10:
+        ax.legend()
+    return ax
+
+
+def course(lines: Sequence[Any], ax: Any) -> Any:
+    """Return axes with L by the step of a search, a line for each example, and the L of the stopping rule as a dashed line."""
+    ax = new_axes(ax, 6.4, 4.0)
+    for line in lines:
+        marker = "o" if len(line.objective) == 1 else None  # a line through a single point is invisible
+        ax.plot(np.arange(len(line.objective)), line.objective, marker=marker, label=f"example {line.example}")
+    for until in {line.until for line in lines} - {None}:
+        ax.axhline(until, color="0.4", linewidth=0.8, linestyle="--")
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_xlabel("step")
+    ax.set_ylabel("L")
+    if 1 < len(lines) <= 10:
         ax.legend()
     return ax
 

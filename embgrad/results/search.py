@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from embgrad.common.text import visible
 from embgrad.inputs.batch import TokenBatch
+from embgrad.results.file_format import write_results
+from embgrad.results.history import History
+from embgrad.results.search_changes import Change, changes_of
+from embgrad.results.search_display import DisplayedSearch
+from embgrad.results.search_figures import SearchFigures, figures_of
+from embgrad.results.search_lines import count_of
 
 __all__ = ["History", "Search"]
 
 
 @dataclass(frozen=True, eq=False)
-class History:
-    """The course of a search: entry 0 is before the first step, entry k after step k.
-
-    Attributes:
-        objective: L of each example's best text so far, float64, shape (step + 1, example).
-        ids: the best texts so far, int64, shape (step + 1, example, position), -1 after the end of a shorter text.
-        evaluations: how many texts of each example were evaluated so far, int64, shape (step + 1, example).
-        gradients: how many gradients were taken of each example so far, likewise.
-        seconds: the time since the beginning, float64, shape (step + 1,).
-    """
-
-    objective: np.ndarray
-    ids: np.ndarray
-    evaluations: np.ndarray
-    gradients: np.ndarray
-    seconds: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class Search:
+class Search(DisplayedSearch):
     """The texts that a search found.
 
     Attributes:
@@ -60,3 +50,53 @@ class Search:
     texts: tuple[str, ...] | None
     trigger: np.ndarray | None
     provenance: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        source = self.provenance
+        met = "" if self.success is None else f", {int(self.success.sum())} of {len(self.before)} met"
+        return visible(
+            f"Search({' × '.join(map(str, self.before.shape))}, {self._task}{met}, mean L "
+            f"{np.mean(self.objective_before):.4g} → {np.mean(self.objective):.4g}, "
+            f"{count_of(int(self.changed.sum()), 'token')} changed: {source.get('model')} ({source.get('backend')}))"
+        )
+
+    @cached_property
+    def success_before(self) -> np.ndarray | None:
+        """Whether each example met the stopping rule before the search, bool, shape (example,); None where there is none."""
+        goal, until = (self.provenance.get(name) for name in ("goal", "until"))
+        if until is None:
+            return None
+        sign = -1 if goal == "minimize" else 1
+        return np.asarray(sign * self.objective_before >= sign * np.asarray(until, np.float64))
+
+    def changes(self) -> list[list[Change]]:
+        """Return for each example the tokens that were substituted, inserted and deleted, in the order of the text.
+
+        Texts of one length are compared position by position, unless the method inserts and deletes tokens; others are aligned
+        so that they differ in as few tokens as possible.
+        """
+        method = self.provenance.get("method") or {}
+        return changes_of(self.before, self.batch, bool(method.get("insert") or method.get("delete")))
+
+    @cached_property
+    def changed(self) -> np.ndarray:
+        """How many tokens of each example were substituted, inserted or deleted, int64, shape (example,)."""
+        return np.array([len(own) for own in self.changes()], np.int64)
+
+    def figures(self) -> SearchFigures:
+        """Return the robustness figures on the examples: attack success rate, accuracy under attack, queries, changed tokens."""
+        return figures_of(self, self._title)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the search to a safetensors file, which `embgrad.load` reads back bit for bit.
+
+        Further inputs of the batch, such as `position_ids`, are not written: both batches are read back without them.
+
+        Args:
+            path: the file's path; its folder must exist.
+
+        Raises:
+            EmbgradError: the provenance cannot be stored as JSON.
+            OSError: the file cannot be written.
+        """
+        write_results({"": self}, path, single=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from embgrad.common.colours import shade, step
 from embgrad.common.text import visible_lines
 from embgrad.results.pieces import Line
 
-__all__ = ["digit", "painted", "print_lines", "style"]
+__all__ = ["digit", "painted", "print_lines", "print_parts", "style"]
 
 #: The largest digit, that of the largest score.
 MOST: Final = 9
@@ -38,16 +38,25 @@ def digit(share: float, signed: bool) -> str:
 
 def print_lines(examples: Sequence[Sequence[Line]]) -> None:
     """Print the examples, coloured where the terminal and `NO_COLOR` allow it and Rich is installed, else with digits."""
+    print_parts(lambda coloured: _fragments(examples, coloured))
+
+
+def print_parts(parts_of: Callable[[bool], Iterable[tuple[str, str]]]) -> None:
+    """Print texts with their styles, without a line end after the last.
+
+    Args:
+        parts_of: returns the texts with their styles, in Rich's words; its argument is whether they are coloured.
+    """
     try:
         from rich.console import Console
         from rich.text import Text
     except ImportError:
-        for text, _ in _fragments(examples, coloured=False):
+        for text, _ in parts_of(False):
             print(text, end="")
         return
     console = Console(highlight=False, soft_wrap=True)
     coloured = not console.no_color and console.color_system in ("256", "truecolor")
-    console.print(Text.assemble(*_fragments(examples, coloured)), end="")
+    console.print(Text.assemble(*parts_of(coloured)), end="")
 
 
 def _fragments(examples: Sequence[Sequence[Line]], coloured: bool) -> Iterator[tuple[str, str]]:

@@ -5,13 +5,16 @@ from embgrad.results.substitutions import Substitution, Substitutions
 from embgrad.search.gcg import GCG
 from embgrad.search.hotflip import HotFlip
 from embgrad.search.method import SearchMethod, State
+from embgrad.search.pez import PEZ
 from embgrad.search.problem import Problem
 from embgrad.search.substitutions import substitutions
 from embgrad.search.texts import Texts
+from embgrad.search.universal_trigger import UniversalTrigger
 from embgrad.search.vocabulary import is_ascii, is_word
 
 __all__ = [
     "GCG",
+    "PEZ",
     "History",
     "HotFlip",
     "Problem",
@@ -21,6 +24,7 @@ __all__ = [
     "Substitution",
     "Substitutions",
     "Texts",
+    "UniversalTrigger",
     "is_ascii",
     "is_word",
     "substitutions",

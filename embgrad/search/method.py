@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -60,13 +60,19 @@ class SearchMethod(ABC):
 
     Attributes:
         steps: the most steps.
+        joint: whether something is searched that all examples share, so that no example needs to succeed by itself.
     """
 
     steps: int
+    joint: ClassVar[bool] = False
 
     def start(self, problem: Problem) -> State:
         """Return the state before the first step."""
         return State.at(problem.original, problem.objectives(problem.original))
+
+    def active(self, problem: Problem, state: State) -> np.ndarray:
+        """Return the examples whose search goes on, bool, shape (example,): those that do not meet the stopping rule."""
+        return ~problem.rule.met(state.objective)
 
     @abstractmethod
     def step(self, problem: Problem, state: State, active: np.ndarray, number: int) -> State:

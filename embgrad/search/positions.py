@@ -72,7 +72,7 @@ def _in_slice(positions: slice, batch: TokenBatch) -> np.ndarray:
             raise BatchError(
                 f"positions is {positions}: expected a slice of whole numbers, with a step that is not 0"
             ) from error
-    return result & batch.real
+    return np.asarray(result & batch.real)
 
 
 def _marked(marked: np.ndarray, batch: TokenBatch) -> np.ndarray:

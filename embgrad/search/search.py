@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from os import PathLike
 from typing import Any, Final
 
 import numpy as np
 
+from embgrad.attribution.passes import MOST_POSITIONS
 from embgrad.backend.protocol import BoundModel, Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
@@ -28,19 +30,27 @@ from embgrad.inputs.special_tokens import id_of_special
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective, described
 from embgrad.results.search import History, Search
+from embgrad.search.checkpoint import Checkpoint, expect_target
 from embgrad.search.gcg import GCG
 from embgrad.search.hotflip import HotFlip
 from embgrad.search.method import SearchMethod, State
+from embgrad.search.pez import PEZ
 from embgrad.search.positions import searched_positions
 from embgrad.search.problem import Problem, Queries
 from embgrad.search.rule import Rule, expect_goal
 from embgrad.search.stability import decoded, stability_of
+from embgrad.search.universal_trigger import UniversalTrigger
 from embgrad.search.vocabulary import allowed_ids
 
 __all__ = ["METHODS", "search"]
 
 #: The methods by name.
-METHODS: Final[dict[str, type[SearchMethod]]] = {"hotflip": HotFlip, "gcg": GCG}
+METHODS: Final[dict[str, type[SearchMethod]]] = {
+    "hotflip": HotFlip,
+    "gcg": GCG,
+    "universal_trigger": UniversalTrigger,
+    "pez": PEZ,
+}
 
 
 @explained
@@ -60,6 +70,7 @@ def search(
     call: Call | None = None,
     batch_size: int | None = None,
     progress: Progress | bool | None = None,
+    to: str | PathLike[str] | None = None,
 ) -> Search:
     """Return texts near those of a batch at which the objective of each is as high, or as low, as a method finds.
 
@@ -77,16 +88,20 @@ def search(
         stable: with a tokenizer, keep only texts that tokenise to the same ids, so that what is found can be typed.
         batch_size: how many texts one pass runs at most; None for as many as have 2,048 positions.
         progress: a function that takes (steps done, number of steps); or True for a line on stderr, where that is a terminal.
+        to: a file for the state of the search, which is written after steps, about once a second. The same call goes on from it,
+            and returns what an uninterrupted one returns, bit for bit but for the seconds; with more `steps` a finished search
+            goes on. The file is no result: `Search.save` writes one.
 
     Returns:
         A `Search`.
 
     Raises:
         EmbgradError: there is no such method or goal; or as `gradients` raises.
+        FileFormatError: the file `to` holds another search, or something else.
         BatchError: a batch's own text does not tokenise to its ids; or as `substitutions` raises.
         UnsupportedError: the objective is a `Scalar`, or the tokenizer cannot decode ids.
     """
-    chosen = method_from(method)
+    chosen, target = method_from(method), expect_target(to)
     problem, tokenizer = problem_of(
         model,
         batch,
@@ -100,21 +115,29 @@ def search(
         max_length=max_length,
         call=call,
         batch_size=batch_size,
+        joint=chosen.joint,
     )
-    with explained_errors(problem.bound, problem.batch), reporter(progress, "steps") as report:
-        record = _Record(problem.queries)
-        state = chosen.start(problem)
-        before = state.objective
-        record.add(state)
-        report(0, chosen.steps)
-        for number in range(chosen.steps):
-            active = ~problem.rule.met(state.objective)
+    with (
+        explained_errors(problem.bound, problem.batch),
+        reporter(progress, "steps") as report,
+        Checkpoint(target, chosen, problem, tokenizer) as checkpoint,
+    ):
+        record = _Record(problem.queries, checkpoint.history)
+        state = checkpoint.state
+        if state is None:
+            state = chosen.start(problem)
+            record.add(state)
+            checkpoint.put(0, state, record.history)
+        report(checkpoint.steps, chosen.steps)
+        for number in range(checkpoint.steps, chosen.steps):
+            active = chosen.active(problem, state)
             if not active.any():
                 break
             state = chosen.step(problem, state, active, number)
             record.add(state)
+            checkpoint.put(number + 1, state, record.history)
             report(number + 1, chosen.steps)
-    return _result(problem, chosen, state, before, record, tokenizer)
+    return _result(problem, chosen, state, record, tokenizer)
 
 
 def problem_of(
@@ -131,8 +154,9 @@ def problem_of(
     max_length: int | None,
     call: Call | None,
     batch_size: int | None,
+    joint: bool = False,
 ) -> tuple[Problem, Any]:
-    """Return the problem for the arguments of `search`, and the tokenizer, None where none is known.
+    """Return the problem for the arguments of `search`, and the tokenizer, None where none is known; `joint` is the method's.
 
     Raises:
         EmbgradError: see `search`.
@@ -149,11 +173,12 @@ def problem_of(
             "(example,)"
         )
     bound, tokenizer = bind(model, call), tokenizer_of(model, tokenizer)
-    _expect_pass(bound, made, tokens, size)
+    size_of_pass = size or max(1, MOST_POSITIONS // tokens.shape[1])
+    _expect_pass(bound, made, tokens, size_of_pass)
     if tokens.extras:
         tokens = with_shared(bound, tokens, repeated=True)
     with explained_errors(bound, tokens):
-        table = table_reader(bound, tokens, WORD)
+        table = table_reader(bound, tokens[:size_of_pass], WORD)
         problem = Problem(
             bound,
             tokens,
@@ -162,28 +187,30 @@ def problem_of(
             allowed_ids(allowed, tokenizer, table.count),
             searched_positions(positions, tokens, tokenizer),
             table,
-            stability_of(tokens, tokenizer) if stable and tokenizer is not None else None,
+            stability_of(tokens, tokenizer, some=joint) if stable and tokenizer is not None else None,
             size,
             Queries.none(len(tokens)),
         )
     return problem, tokenizer
 
 
-def _expect_pass(
-    bound: BoundModel, objective: Objective | NativeObjective, batch: TokenBatch, size: int | None
-) -> None:
+def _expect_pass(bound: BoundModel, objective: Objective | NativeObjective, batch: TokenBatch, size: int) -> None:
     """Run the batch once, so that what does not fit is refused, and the user is warned, before anything else is computed."""
     whole = isinstance(objective, NativeObjective)
     evaluated(Task(bound, objective, GradientOptions(()), pullback=False), batch, None if whole else size)
 
 
 class _Record:
-    """What a `History` is made of, step by step."""
+    """What a `History` is made of, step by step, after what is known of an interrupted search."""
 
-    def __init__(self, queries: Queries) -> None:
+    def __init__(self, queries: Queries, former: History | None) -> None:
         self._queries = queries
-        self._began = time.perf_counter()
         self._entries: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, float]] = []
+        if former is not None:
+            self._entries.extend(
+                zip(former.objective, former.ids, former.evaluations, former.gradients, former.seconds, strict=True)
+            )
+        self._began = time.perf_counter() - (0.0 if former is None else former.seconds[-1])
 
     def add(self, state: State) -> None:
         """Add a state."""
@@ -206,10 +233,11 @@ def _result(
     problem: Problem,
     method: SearchMethod,
     state: State,
-    before: np.ndarray,
     record: _Record,
     tokenizer: Any,
 ) -> Search:
+    history = record.history()
+    before = history.objective[0]
     found = problem.whole_batch_of(state.best, None if tokenizer is None else id_of_special(tokenizer, "pad"))
     batch = problem.batch
     texts: dict[str, Any] = {"texts_before": None, "texts": None}
@@ -225,7 +253,7 @@ def _result(
         objective_before=before,
         objective=state.objective,
         success=None if problem.rule.until is None else problem.rule.met(state.objective),
-        history=record.history(),
+        history=history,
         **texts,
         trigger=state.arrays.get("trigger"),
         provenance={

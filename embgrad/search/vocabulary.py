@@ -159,7 +159,7 @@ class _Vocabulary:
                 f"{'no tokenizer is known' if self.tokenizer is None else 'the tokenizer does not list its tokens'}: pass "
                 "tokenizer=... that has get_vocab, or ids in place of the function"
             )
-        result = self.ordinary.copy()
+        result = np.array(self.ordinary)
         for id_ in np.flatnonzero(result).tolist():
             result[id_] = bool(function(self.tokens[id_] or ""))
         return result
@@ -167,7 +167,7 @@ class _Vocabulary:
 
 def _allowed(allowed: Any, vocabulary: _Vocabulary) -> np.ndarray:
     if allowed is None:
-        return vocabulary.ordinary.copy()
+        return np.array(vocabulary.ordinary)
     if callable(allowed):
         return vocabulary.admitted(allowed)
     entries = list(allowed) if isinstance(allowed, (list, tuple, set, frozenset)) else None
@@ -179,7 +179,7 @@ def _allowed(allowed: Any, vocabulary: _Vocabulary) -> np.ndarray:
         array = np.array(None)
     vocab = vocabulary.count
     if array.dtype == bool and array.shape == (vocab,):
-        return array.copy()
+        return np.array(array)
     ids = whole_numbers(array) if array.size else None
     if ids is None or ids.ndim > 1:
         raise EmbgradError(_unusable(allowed, array, vocab))

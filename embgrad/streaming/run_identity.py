@@ -17,7 +17,7 @@ from embgrad.streaming.digest import digest_of, function_digest, object_digest, 
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
 from embgrad.streaming.source import Source
 
-__all__ = ["identity", "weights_digest"]
+__all__ = ["identity", "objective_identity", "weights_digest"]
 
 #: The longest description of an objective that a manifest holds in full; of a longer one it holds the beginning and a digest.
 LONGEST = 200
@@ -88,6 +88,16 @@ def _objective_identity(objectives: Objectives, known: Sequence[Any]) -> str:
     if isinstance(objective, (Labelled, PerBatch)):
         batch = ", with the batch" if isinstance(objective, Labelled) and objective.with_batch else ""
         return f"{type(objective).__name__} {function_digest(objective.make, known)}{batch}"
+    return objective_identity(objective, known)
+
+
+def objective_identity(objective: Any, known: Sequence[Any]) -> str:
+    """Return the description of an objective with a digest of it: of a function, of its code.
+
+    Args:
+        objective: an objective of embgrad, or a function.
+        known: the parts of the model, which other digests identify.
+    """
     if isinstance(objective, Objective):
         description = repr(objective.describe())
         shown = description if len(description) <= LONGEST else f"{objective!r}"[:LONGEST]

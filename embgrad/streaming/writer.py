@@ -20,7 +20,7 @@ from embgrad.streaming.manifest import NAME, Manifest, Shard, file_digest, read_
 from embgrad.streaming.saliencies import Saliencies, save_saliencies
 from embgrad.streaming.totals import Total, save_tables
 
-__all__ = ["Writer", "stored_part"]
+__all__ = ["Writer", "changes_between", "stored_part"]
 
 #: A shard is written when it holds this many results, bytes of arrays, or bytes of token texts, which are in its header.
 MOST_RESULTS: Final = 64
@@ -258,7 +258,7 @@ def _expect_same(folder: Path, existing: Manifest, requested: Manifest) -> None:
     current: dict[str, Any] = {"keep": requested.keep, "at": list(requested.names), **requested.run}
     if existing.single != requested.single:
         former["at"], current["at"] = f"single: {existing.single}", f"single: {requested.single}"
-    changes = list(_changes(former, current))
+    changes = list(changes_between(former, current))
     if changes:
         raise FileFormatError(
             f"{folder} holds the results of another run: {'; '.join(changes)}. Pass the same model, objective and options to "
@@ -266,12 +266,12 @@ def _expect_same(folder: Path, existing: Manifest, requested: Manifest) -> None:
         )
 
 
-def _changes(former: Mapping[str, Any], current: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def changes_between(former: Mapping[str, Any], current: Mapping[str, Any], above: str = "") -> Iterator[str]:
     """Yield the entries that differ, those of mappings of one class by their own names."""
     for name in dict.fromkeys([*former, *current]):
         was, now = former.get(name), current.get(name)
         if isinstance(was, Mapping) and isinstance(now, Mapping) and was.get("class") == now.get("class"):
-            yield from _changes(was, now, f"{above}{name}.")
+            yield from changes_between(was, now, f"{above}{name}.")
         elif was != now:
             yield f"{above}{name} was {brief(was)} and is {brief(now)}"
 

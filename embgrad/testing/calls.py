@@ -138,6 +138,13 @@ def _capture(at: str) -> Callable[[Asked], Any]:
     return make
 
 
+def _perturbed(arguments: Asked) -> Any:
+    add = {"word": np.zeros(()), "layer.1": lambda value: 0 * value}
+    with embgrad.perturbed(arguments.model, **{"add": add, **arguments.instead}) as perturbation:
+        arguments.train()
+    return perturbation.passes
+
+
 def _stream(arguments: Asked, **options: Any) -> Any:
     kwargs = arguments.given(objective=embgrad.PerBatch(lambda batch: _ReportingObjective(arguments.labels)), **options)
     return list(embgrad.stream(arguments.model, [kwargs.pop("batch")] * 2, kwargs.pop("objective"), **kwargs))
@@ -355,6 +362,9 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "capture": PublicCall("capture", _capture("word"), _BOTH, frozenset({"at"}), ("capture",), own=Asked.train),
     "capture of a layer": PublicCall(
         "capture", _capture("layer.1"), _BOTH, needs=("modules", "capture"), own=Asked.train
+    ),
+    "perturbed": PublicCall(
+        "perturbed", _perturbed, _BOTH, frozenset({"add"}), ("modules", "perturb"), own=Asked.train
     ),
     "stream": PublicCall("stream", _stream, _OBJECTIVE, _ARGUMENTS | {"at", "edit"}),
     "stream, left before its end": PublicCall("stream", _stream_left, _OBJECTIVE),

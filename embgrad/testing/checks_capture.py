@@ -103,7 +103,9 @@ class CaptureChecks:
         tap = capturing.__enter__()
         for _ in range(steps):
             harness.step(built, *batch)
-        with pytest.warns(embgrad.EmbgradWarning, match=f"left open, and nobody holds it any more.*after {steps} step"):
+        with pytest.warns(
+            embgrad.EmbgradWarning, match=f"left open, and nobody holds it any more.*after {steps} forward"
+        ):
             del capturing  # without reference counting the warning would come at some later time
         if not steps:
             expect_same(harness.state(built), before)

@@ -32,6 +32,7 @@ from embgrad.testing.checks_objectives import (
     SeveralObjectiveChecks,
 )
 from embgrad.testing.checks_outputs import OutputChecks
+from embgrad.testing.checks_perturbed import PerturbedChecks
 from embgrad.testing.checks_points import PointChecks
 from embgrad.testing.checks_tables import TableChecks
 from embgrad.testing.checks_trace import TraceChecks
@@ -70,6 +71,7 @@ class ConformanceSuite(
     ChangeChecks,
     TableChecks,
     CaptureChecks,
+    PerturbedChecks,
     WeightChecks,
     CompileChecks,
     EvaluationChecks,
@@ -96,6 +98,7 @@ class ConformanceSuite(
         backend = backend_named(harness.backend)
         by_ability = {
             "capture": "capture",
+            "perturb": "perturb",
             "weights": "weights",
             "alone": "weights",
         }  # members that not every backend needs, by ability

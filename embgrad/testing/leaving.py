@@ -36,6 +36,8 @@ MISTAKES: Final[Mapping[str, tuple[type[Exception], Mapping[str, Any]]]] = {
         {"override": {"layer.1": lambda value: value * NAN}, "at": "layer.2"},
     ),
     "an override behind the point": (embgrad.NoGradientError, {"override": {"layer.1": lambda value: value}}),
+    "an addition of a wrong shape": (embgrad.PointError, {"add": {"layer.1": np.zeros((3, 9, 9))}}),
+    "an addition at an unknown point": (embgrad.UnknownPointError, {"add": {"nothing": np.zeros(())}}),
     "an edit of a wrong shape": (embgrad.PointError, {"edit": {"layer.1": lambda gradient: gradient[:1, :2]}}),
     "an edit that is not finite": (embgrad.EmbgradError, {"edit": {"layer.1": lambda gradient: gradient * NAN}}),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -13,10 +14,19 @@ import numpy as np
 from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.cotangents import answered, compute_dtype, values_at
 from embgrad.backend.locks import model_lock
-from embgrad.backend.module_calls import ModuleCalls
+from embgrad.backend.module_calls import ModuleCalls, RecordedCall, call_recorded
 from embgrad.backend.object_state import ObjectState
-from embgrad.backend.point_changes import PointChanges
-from embgrad.backend.protocol import Call, Listener, ParameterValues, Request, Run, Weight
+from embgrad.backend.point_changes import PointChanges, additions
+from embgrad.backend.protocol import (
+    Call,
+    Listener,
+    ParameterValues,
+    PassListener,
+    Perturber,
+    Request,
+    Run,
+    Weight,
+)
 from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
 from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
@@ -41,6 +51,7 @@ class _Observer:
         before: the gradients before an `edit`, one for each pullback, by key.
         tables: the tables of the lookups by key.
         listening: whether it is a user's pass, in which no table may be detached.
+        perturbing: whether it is a user's pass that is changed, so that observers of the same pass come after it.
     """
 
     def __init__(
@@ -50,6 +61,7 @@ class _Observer:
         request: Request,
         *,
         listening: bool = False,
+        perturbing: bool = False,
         outer: _Observer | None = None,
     ) -> None:
         self.watch = watch
@@ -57,18 +69,29 @@ class _Observer:
         self.before: dict[str, list[np.ndarray]] = {}
         self.tables: dict[str, Tensor] = {}
         self._changes = PointChanges(
-            request, _to_numpy, lambda array, like: Tensor(np.asarray(array, like.value.dtype))
+            request, _to_numpy, lambda array, like: Tensor(np.asarray(array, like.value.dtype)), _unobserved
         )
         self._calls = ModuleCalls(watch, _is_tensor, self._tap)
         self.listening = listening
+        self.perturbing = perturbing
         self._outer = outer
         self._prefixes = {id(part): prefix for prefix, part in _numbered(parts)}
         self._paths = {id(table): name for name, table in _parameters(parts).items()}
 
     def at_lookup(self, table: Tensor, indices: np.ndarray, compute: Callable[[], Tensor]) -> Tensor:
         """Return the rows with which the pass continues, detached from the table if they are a requested point."""
-        key = self.watch.see(self._paths.get(id(table), UNNAMED_TABLE), indices, *table.value.shape)
-        rows = compute() if self._outer is None else self._outer.at_lookup(table, indices, compute)
+        keys = [observer.see(table, indices) for observer in self._of_this_pass()]
+        rows = compute()
+        for observer, key in zip(self._of_this_pass(), keys, strict=True):
+            rows = observer.continued(key, table, rows)
+        return rows
+
+    def see(self, table: Tensor, indices: np.ndarray) -> str | None:
+        """Record a lookup, and return its key if it may be a requested point."""
+        return self.watch.see(self._paths.get(id(table), UNNAMED_TABLE), indices, *table.value.shape)
+
+    def continued(self, key: str | None, table: Tensor, rows: Tensor) -> Tensor:
+        """Return the rows of the last lookup with which the pass continues."""
         self.watch.record_output(rows)
         if key is None:
             return rows
@@ -82,13 +105,18 @@ class _Observer:
 
     def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call a module, and return the output with which the pass continues."""
-        return self.at_call(model, path, function, *args)
+        records = [
+            RecordedCall(observer._calls, observer._prefixes.get(id(model), "") + path)
+            for observer in self._of_this_pass()
+        ]
+        return call_recorded(records, function, function.__name__, args, {})
 
-    def at_call(self, model: ReferenceModel, path: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a module as `at_module` does, with the arguments passed separately."""
-        path = self._prefixes.get(id(model), "") + path
-        proceed = function if self._outer is None else partial(self._outer.at_call, model, path, function)
-        return self._calls.around(proceed, path, function.__name__, args, {})
+    def _of_this_pass(self) -> list[_Observer]:
+        """Return the observers of the same pass: those that change it, then the others, in the order in which they began."""
+        chain = [self]
+        while chain[0]._outer is not None:
+            chain.insert(0, chain[0]._outer)
+        return sorted(chain, key=lambda observer: not observer.perturbing)
 
     def _tap(self, key: str, tensor: Tensor) -> Tensor:
         """Return the tensor with which the pass continues, with all changes at its point applied."""
@@ -126,6 +154,7 @@ class ReferenceBackend:
             "parameters",
             "tables",
             "capture",
+            "perturb",
             "weights",
         }
     )
@@ -208,18 +237,52 @@ class ReferenceBackend:
     def capture(self, model: Any, listener: Listener) -> Iterator[None]:
         """Report calls of the model and pullbacks in this thread to the listener while the context is open."""
         marks: WeakKeyDictionary[Tensor, tuple[Any, str]] = WeakKeyDictionary()
-        inside: list[ReferenceModel] = []
 
         def hear(gradients: Mapping[int, np.ndarray]) -> None:
             reached = [(*passed, gradients[id(mark)].copy()) for mark, passed in marks.items() if id(mark) in gradients]
             if reached:
                 listener.step(reached)
 
+        def ended(observer: _Observer, passed: Any) -> None:
+            marks.update({mark: (passed, key) for key, (mark, _) in observer.kept.items()})
+
+        token = hearing.set((*hearing.get(), hear))
+        try:
+            with self._user_passes(model, listener, partial(_Observer, [model], request=_NOTHING), ended):
+                yield
+        finally:
+            hearing.reset(token)
+
+    def perturb(self, model: Any, perturber: Perturber) -> contextlib.AbstractContextManager[None]:
+        """Add what the perturber returns to values in this thread's calls of the model while the context is open."""
+
+        def observer(watch: PassRecorder, **options: Any) -> _Observer:
+            return _Observer([model], watch, additions(perturber, watch), perturbing=True, **options)
+
+        return self._user_passes(model, perturber, observer, lambda observer, passed: None)
+
+    @contextlib.contextmanager
+    def _user_passes(
+        self,
+        model: Any,
+        listener: PassListener,
+        observer_of: Callable[..., _Observer],
+        ended: Callable[[_Observer, Any], None],
+    ) -> Iterator[None]:
+        """Observe this thread's calls of the model while the context is open, and call `ended` after each."""
+        inside: list[ReferenceModel] = []
+        thread = threading.get_ident()
+
         def around(part: ReferenceModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            def proceed() -> Any:
+                return part.forward(part, *args, **kwargs) if before is None else before(part, args, kwargs)
+
             outer = observing.get()
             # The pass is embgrad's, or the model calls itself.
             if isinstance(outer, _Observer) and (not outer.listening or inside):
                 return part.forward(part, *args, **kwargs)
+            if threading.get_ident() != thread:
+                return proceed()
             arguments = named_arguments(parameters_of(part.forward)[1:], args, kwargs)
             integers = integer_arguments(arguments or {}, _whole_numbers)
 
@@ -228,25 +291,27 @@ class ReferenceBackend:
 
             watch = listener.begin(integers, discover)
             others = outer if isinstance(outer, _Observer) else None
-            observer = _Observer([part], watch, _NOTHING, listening=True, outer=others)
+            observer = observer_of(watch=watch, listening=True, outer=others)
             inside.append(part)
             try:
                 with _observed(observer):
-                    returned = part.forward(part, *args, **kwargs) if before is None else before(part, args, kwargs)
+                    returned = proceed()
             finally:
                 inside.pop()
             values = {key: tensor.value.copy() for key, (_, tensor) in observer.kept.items()}
-            passed = listener.end(watch, values, next((str(tensor.dtype) for tensor in values.values()), "float64"))
-            marks.update({mark: (passed, key) for key, (mark, _) in observer.kept.items()})
+            dtype = next((str(tensor.dtype) for tensor in values.values()), "float64")
+            ended(observer, listener.end(watch, values, dtype))
             return returned
 
+        def report_outside(path: str) -> None:
+            if threading.get_ident() == thread:
+                listener.outside(path)
+
         before, model.around = model.around, around
-        outside, model.outside = model.outside, listener.outside
-        token = hearing.set((*hearing.get(), hear))
+        outside, model.outside = model.outside, report_outside
         try:
             yield
         finally:
-            hearing.reset(token)
             model.around, model.outside = before, outside
 
 
@@ -309,6 +374,11 @@ def _running(model: Any, training: bool) -> Iterator[None]:
             yield
         finally:
             state.restore()
+
+
+def _unobserved() -> contextlib.AbstractContextManager[None]:
+    """Let a function of the user's run unobserved while the context is open; it may call the model."""
+    return _observed(_Observer([], PassRecorder(TokenBatch([[0]]), ()), _NOTHING))
 
 
 @contextlib.contextmanager

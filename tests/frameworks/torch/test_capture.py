@@ -360,7 +360,7 @@ def test_models_of_torchscript_are_refused(whole: bool) -> None:
         scripted, model[1] = model, torch.jit.script(model[1])
     named = "'TopLevelTracedModule'" if whole else "'1'"
     message = (
-        rf"^{named} is a TorchScript module, whose calls cannot be captured\. Use the torch\.nn\.Module that it was"
+        rf"^{named} is a TorchScript module, whose calls cannot be captured or perturbed\. Use the torch\.nn\.Module"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(scripted):
         raise AssertionError("it is not opened")
@@ -372,7 +372,7 @@ def test_replicas_on_several_devices_are_refused() -> None:
     replicated.device_ids = [0, 1]
     message = (
         "the model is replicated on 2 devices by DataParallel, and its replicas run in other threads. Use one device, or "
-        r"capture model\.module"
+        r"name model\.module"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(replicated):
         raise AssertionError("it is not opened")
@@ -453,6 +453,25 @@ def test_compiled_functions_inside_a_model_stay_compiled_or_are_refused() -> Non
     with pytest.raises(embgrad.UnsupportedError, match=r"inside a function that torch.compile compiles"):  # noqa: SIM117
         with embgrad.capture(model):
             step(model, BATCHES[0])
+
+
+def test_a_view_that_is_written_to_and_dropped_is_refused() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.same, self.head = nn.Embedding(VOCAB, 4), nn.Identity(), nn.Linear(4, 3)
+
+        def forward(self, input_ids: Any) -> Any:
+            rows = self.table(input_ids) * 1
+            self.same(rows).mul_(2)  # nobody holds the result, and the rows are doubled
+            return self.head(rows.mean(1))
+
+    model = net(Writing)
+    with (
+        pytest.raises(embgrad.UnsupportedError, match=r"'same:output#0' shares its memory with another"),
+        embgrad.capture(model, at="same"),
+    ):
+        model(BATCHES[0])
 
 
 def test_bags_and_views_that_are_written_to_are_refused() -> None:

@@ -146,7 +146,7 @@ def test_a_capture_around_compiled_code_is_refused(backend: str) -> None:
     with (
         pytest.raises(
             embgrad.UnsupportedError,
-            match=r"not called while the capture was open, but code that torch\.compile compiled before was",
+            match=r"not called inside the `with` block, but code that torch\.compile compiled before was",
         ),
         embgrad.capture(net),
     ):

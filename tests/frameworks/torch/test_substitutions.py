@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -208,3 +210,29 @@ def test_texts_and_functions_of_tokens_with_a_real_tokenizer(minilm: tuple[Any, 
     missing = {*range(30_522)} - {*ordinary.ids[0, 1].tolist()}
     assert {*tokenizer.all_special_ids} <= missing
     assert ordinary.provenance["allowed"] == 30_522 - len(tokenizer.all_special_ids)
+
+
+#: Prints the memory in MiB that a call takes beyond a model with a table of 732 MiB.
+LARGE_TABLE = """
+import numpy as np, torch, transformers
+import embgrad
+from embgrad.common.memory_meter import process_meter
+config = transformers.BertConfig(vocab_size=250_000, num_hidden_layers=2, max_position_embeddings=128)
+model = transformers.BertForSequenceClassification(config).eval()
+ids = np.random.default_rng(0).integers(0, 250_000, (4, 128))
+embgrad.substitutions(model, ids[:1, :8], embgrad.Logit(1), top=4)
+meter = process_meter()
+meter.restart()
+before, _ = meter.read()
+made = embgrad.substitutions(model, ids, embgrad.Logit(1))
+assert made.shape == (4, 128, 256) and made.searched.all()
+print((meter.read()[1] - before) / 2**20)
+"""
+
+
+@pytest.mark.slow
+def test_a_table_of_250000_rows_takes_no_more_than_300_mib() -> None:
+    """The scores of all 512 positions at once would be 977 MiB, a copy of the table 732 MiB."""
+    done = subprocess.run([sys.executable, "-c", LARGE_TABLE], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) < 300

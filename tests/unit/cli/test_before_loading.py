@@ -25,7 +25,7 @@ HEAVY = (
     "jinja2",
     "matplotlib",
 )
-COMMANDS = ("gradients", "attribute", "compare", "bisect", "report", "show", "doctor", "explain", "demo")
+COMMANDS = ("gradients", "attribute", "search", "compare", "bisect", "report", "show", "doctor", "explain", "demo")
 
 #: A model's module that leaves a file behind where it is run.
 LOADED = """

@@ -71,7 +71,7 @@ def test_several_are_restored_by_name_beside_attributions(tmp_path: Path) -> Non
     assert type(loaded) is dict
     assert [type(result).__name__ for result in loaded.values()] == ["TokenAttribution", "Attribution"]
     expect_equal(ATTRIBUTION, loaded["t"])
-    of = "embgrad.gradients, embgrad.attribute, embgrad.attribute_tokens or embgrad.substitutions"
+    of = "embgrad.gradients, embgrad.attribute, embgrad.attribute_tokens, embgrad.substitutions or embgrad.search"
     expected = f"expected a result of {of}, or a mapping"
     with refused(embgrad.EmbgradError, f"results is of type int: {expected}"):
         embgrad.save(3, path)  # type: ignore[arg-type]

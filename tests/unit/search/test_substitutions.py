@@ -156,12 +156,12 @@ def test_what_was_made_is_not_of_the_callers_arrays() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"goal": "maximise"}, embgrad.EmbgradError, "'maximise': expected 'maximize', 'minimize'. Did you mean 'maximize'?"),
+        ({"goal": "maximise"}, embgrad.EmbgradError, "'maximise': expected 'maximize' or 'minimize'. Did you mean 'maximize'?"),
         ({"top": 0}, embgrad.BatchError, "top is 0: expected a whole number of at least 1"),
         ({"top": None}, embgrad.BatchError, "top is None: expected a whole number of at least 1"),
         ({"positions": 7}, embgrad.BatchError, "the position 7 of example 0 is outside its 4 positions"),
         ({"allowed": [99]}, embgrad.EmbgradError, "allowed names the id 99"),
-        ({"objective": embgrad.Scalar(lambda outputs: outputs.sum())}, embgrad.UnsupportedError, "Scalar objective has one value"),
+        ({"objective": embgrad.Scalar(lambda outputs: outputs)}, embgrad.UnsupportedError, "Scalar objective has one value"),
         ({"split": True}, embgrad.EmbgradError, "substitutions takes no 'split'"),
         ({"batch": ["a text"]}, embgrad.BatchError, "the batch is raw text"),
     ],

@@ -18,8 +18,8 @@ __all__ = ["JaxBackend"]
 class JaxBackend:
     """The backend for Flax NNX.
 
-    Of `embgrad.backend.ABILITIES` it lacks "capture" (JAX keeps no tape of the user's own passes),
-    "compile" and "load_bert".
+    Of `embgrad.backend.ABILITIES` it lacks "capture" and "perturb" (JAX keeps no tape of the user's own
+    passes), "compile" and "load_bert".
     """
 
     name: Final = "jax"

@@ -1,0 +1,98 @@
+"""PEZ: continuous embeddings are optimised by gradients at the nearest text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from embgrad.attribution.method import expect_count, expect_number
+from embgrad.errors import EmbgradError, brief
+from embgrad.search.method import SearchMethod, State
+from embgrad.search.problem import Problem
+from embgrad.search.projection import nearest_ids
+
+__all__ = ["PEZ"]
+
+#: The decay rates of AdamW's averages of the gradient and of its square, and the number that is added to the latter's root.
+BETAS: Final = (0.9, 0.999)
+EPSILON: Final = 1e-8
+
+
+@dataclass(frozen=True)
+class PEZ(SearchMethod):
+    """Gradient descent on continuous embeddings, with the gradient at the text that is nearest to them.
+
+    Each example has an embedding for each position whose token may be replaced, at first the row of its own token. A step
+    projects them to the rows of allowed ids with the largest cosine similarity, evaluates the text of these ids and its gradient,
+    and updates the embeddings by AdamW with that gradient. The best text of all steps is returned; the embeddings after the
+    last step are not projected. Wen et al., "Hard prompts made easy: gradient-based discrete optimization for prompt tuning and
+    discovery", 2023, whose numbers are the defaults, except that they begin from random tokens.
+
+    With a tokenizer any text is gone on from, but only one that tokenises to its own ids can be the best one. AdamW divides a
+    gradient by its size: where one is almost 0, the rounding of another framework or machine can lead to other texts.
+
+    Args:
+        steps: the number of steps.
+        learning_rate: AdamW's learning rate, in the units of the table's rows.
+        weight_decay: AdamW's weight decay: each step first multiplies the embeddings by 1 - learning_rate * weight_decay.
+    """
+
+    steps: int = 3000
+    learning_rate: float = 0.1
+    weight_decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        expect_count(self.steps, "steps")
+        expect_number(self.learning_rate, "learning_rate")
+        expect_number(self.weight_decay, "weight_decay")
+        if not self.learning_rate:
+            raise EmbgradError(f"learning_rate is {brief(self.learning_rate)}: expected a number above 0")
+
+    def start(self, problem: Problem) -> State:
+        """Return the state before the first step, with the embeddings and AdamW's averages, float64, (example, position, dim)."""
+        state = super().start(problem)
+        free = problem.free
+        embeddings = np.zeros((*free.shape, problem.table.dim))
+        own, places = np.unique(problem.batch.ids[free], return_inverse=True)
+        if own.size:
+            embeddings[free] = problem.table.rows(own)[places]
+        zeros = np.zeros(embeddings.shape)
+        return replace(state, arrays={"embeddings": embeddings, "mean": zeros, "square": zeros})
+
+    def step(self, problem: Problem, state: State, active: np.ndarray, number: int) -> State:
+        """Return the state after a step."""
+        examples = np.flatnonzero(active)
+        texts = problem.original.take(examples)
+        rows, positions = np.nonzero(texts.free)
+        embeddings = state.arrays["embeddings"]
+        if len(rows):
+            ids = nearest_ids(embeddings[examples[rows], positions], problem.table, problem.allowed_ids)
+            changed = texts.ids.copy()
+            changed[rows, positions] = ids
+            texts = replace(texts, ids=changed)
+        values, gradients = np.empty(len(texts)), np.zeros((*texts.free.shape, problem.table.dim))
+        for places, objectives, at_word, _ in problem.each_gradient(texts):
+            values[places] = objectives
+            gradients[places] = at_word
+        gradients[~texts.free] = 0
+        arrays = {name: array.copy() for name, array in state.arrays.items()}
+        self._update(arrays, examples, -problem.sign * gradients, number + 1)
+        stable = problem.stable(texts)
+        improved = state.improved(problem.sign, texts.take(stable), values[stable])
+        current_values = state.values.copy()
+        current_values[examples] = values
+        return State(improved.best, improved.objective, state.current.put(examples, texts), current_values, arrays)
+
+    def _update(self, arrays: dict[str, np.ndarray], examples: np.ndarray, gradients: np.ndarray, time: int) -> None:
+        """Make a step of AdamW downhill, in place, as PyTorch makes it; `time` counts from 1."""
+        embeddings, mean, square = (arrays[name][examples] for name in ("embeddings", "mean", "square"))
+        embeddings *= 1 - self.learning_rate * self.weight_decay
+        mean += (1 - BETAS[0]) * (gradients - mean)
+        square *= BETAS[1]
+        square += (1 - BETAS[1]) * gradients**2
+        root = np.sqrt(square) / np.sqrt(1 - BETAS[1] ** time) + EPSILON
+        embeddings -= self.learning_rate / (1 - BETAS[0] ** time) * mean / root
+        for name, array in (("embeddings", embeddings), ("mean", mean), ("square", square)):
+            arrays[name][examples] = array

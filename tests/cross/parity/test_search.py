@@ -1,0 +1,63 @@
+"""Each search makes the same run from one checkpoint in three frameworks: the same texts at each step, and the same figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+import embgrad
+from embgrad.cli.demo import minilm_folder
+from embgrad.results.search import Search
+from embgrad.search import PEZ, SearchMethod, UniversalTrigger, is_word
+
+FRAMEWORKS = ("torch", "tensorflow", "gluon")
+TEXTS = [
+    "a gripping film, told with warmth",
+    "the plot collapses halfway through",
+    "nobody in the audience seemed to care",
+    "the best film of the year, by far",
+    "a tired script",
+    "an honest and funny portrait of a family",
+]
+METHODS: dict[str, SearchMethod] = {
+    "universal_trigger": UniversalTrigger(2, steps=3, candidates=4, beam=2, examples=3),
+    "universal_trigger_at_the_end": UniversalTrigger(1, "end", steps=1, candidates=6, examples=None),
+    "pez": PEZ(steps=10),
+}
+
+
+def run(framework: str, method: SearchMethod) -> Search:
+    folder = minilm_folder()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    vector = np.random.default_rng(0).normal(size=384)
+    return embgrad.search(
+        embgrad.load_bert(folder, framework),
+        TEXTS,
+        embgrad.Projection(vector, output="sequence", position=0),
+        dataclasses.replace(method),
+        goal="minimize",
+        tokenizer=tokenizer,
+        allowed=is_word,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_search_makes_the_same_run_in_each_framework(method: str) -> None:
+    results = {framework: run(framework, METHODS[method]) for framework in FRAMEWORKS}
+    expected = results.pop("torch")
+    assert (expected.objective <= expected.objective_before + 1e-6).sum() >= 4
+    assert expected.texts != expected.texts_before
+    for framework, found in results.items():
+        np.testing.assert_array_equal(found.history.ids, expected.history.ids, err_msg=framework)
+        np.testing.assert_array_equal(found.history.evaluations, expected.history.evaluations)
+        np.testing.assert_array_equal(found.history.gradients, expected.history.gradients)
+        np.testing.assert_allclose(found.history.objective, expected.history.objective, rtol=2e-5, atol=2e-5)
+        assert found.texts == expected.texts
+        assert found.batch.ids.tolist() == expected.batch.ids.tolist()
+        if expected.trigger is not None:
+            assert found.trigger is not None
+            assert found.trigger.tolist() == expected.trigger.tolist()

@@ -1,0 +1,305 @@
+"""Perturbed passes in Gluon loops, against loops in which the net itself adds, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from tests.frameworks.gluon.exporting import exported
+from tests.frameworks.gluon.helpers import DIM, ROWS, distinct_ids, mx, randomise, small_bert
+from tests.frameworks.gluon.test_capture import Net, bits, cross_entropy, make
+from tests.unit.refusals import refused
+
+nn, nd, autograd, gluon = mx.gluon.nn, mx.nd, mx.autograd, mx.gluon
+
+RANDOM = np.random.default_rng(0)
+LABELS = np.array([2, 0])
+LOOP = [distinct_ids(2, length, seed) for seed, length in enumerate((5, 3, 5, 4))] * 5
+EPSILON = 0.5
+
+
+class Adding(gluon.Block):  # type: ignore[misc]
+    """An embedding that adds `delta` itself, if there is any, and keeps its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(ROWS, DIM)
+        self.delta: Any = None
+        self.mark: Any = None
+
+    def forward(self, ids: Any) -> Any:
+        rows = self.words(ids)
+        if self.mark is not None:
+            self.mark = -nd.zeros_like(rows)  # its gradient is that of the rows
+            self.mark.attach_grad()
+            rows = rows + self.mark
+        return rows if self.delta is None else rows + self.delta
+
+
+class AddingNet(gluon.Block):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = Adding()
+        self.bend = nn.Dense(DIM, in_units=DIM, flatten=False, activation="tanh")
+        self.drop = nn.Dropout(0.3)
+        self.top = nn.Dense(3, in_units=DIM)
+
+    def forward(self, ids: Any) -> Any:
+        return self.top(self.drop(self.bend(self.words(ids))).mean(axis=1))
+
+
+def adding() -> Any:
+    net = AddingNet()
+    net.initialize()
+    randomise(net)
+    return net
+
+
+def fast_gradient(gradient: np.ndarray) -> np.ndarray:
+    """Return ε g/‖g‖ with the norm over all positions of an example, as in Miyato et al. (2017)."""
+    norm = np.sqrt((gradient**2).sum((1, 2), keepdims=True))
+    return EPSILON * np.divide(gradient, norm, out=np.zeros_like(gradient), where=norm > 0)
+
+
+def backward(net: Any, ids: np.ndarray) -> None:
+    with autograd.record():
+        loss = cross_entropy(net(nd.array(ids)), nd.array(LABELS))
+    loss.backward()
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_fgm_is_bit_for_bit_a_loop_by_hand(kind: str) -> None:
+    def trained(step: Callable[[Any, np.ndarray], None]) -> list[bytes]:
+        net = adding()
+        net.collect_params().setattr("grad_req", "add")
+        trainer = gluon.Trainer(net.collect_params(), kind, {"learning_rate": 0.05}, kvstore=None)
+        mx.random.seed(7)
+        for ids in LOOP:
+            net.collect_params().zero_grad()
+            step(net, ids)
+            trainer.step(len(ids))
+        return bits(net)
+
+    def by_hand(net: Any, ids: np.ndarray) -> None:
+        net.words.mark = True
+        backward(net, ids)
+        gradient = net.words.mark.grad.asnumpy()
+        net.words.mark, net.words.delta = None, nd.array(fast_gradient(gradient))
+        backward(net, ids)
+        net.words.delta = None
+
+    def perturbed(net: Any, ids: np.ndarray) -> None:
+        with embgrad.capture(net) as tap:
+            backward(net, ids)
+        with embgrad.perturbed(net, {"word": fast_gradient(tap.steps[0].values)}):
+            backward(net, ids)
+
+    assert len(LOOP) == 20
+    assert trained(perturbed) == trained(by_hand)
+
+
+@pytest.mark.parametrize("captured_first", [False, True])
+@pytest.mark.parametrize("at", ["word", "layer.1", "layers.1:input", "layers.0.norm", "drop:input"])
+@pytest.mark.parametrize("hybrid", [None, {}])
+def test_what_is_captured_is_what_goes_on(hybrid: dict[str, Any] | None, at: str, captured_first: bool) -> None:
+    net, ids = make(0.0, dtype="float64", hybrid=hybrid), LOOP[0]
+    add = {name: RANDOM.normal(size=(*ids.shape, DIM)) for name in (at, "word")}
+    expected = embgrad.gradients(net, ids, embgrad.CrossEntropy(LABELS), at=at, add=add)
+    with contextlib.ExitStack() as stack:
+        if captured_first:
+            tap = stack.enter_context(embgrad.capture(net, at))
+        stack.enter_context(embgrad.perturbed(net, add))
+        if not captured_first:
+            tap = stack.enter_context(embgrad.capture(net, at))
+        _step(net, ids)
+    np.testing.assert_allclose(tap.steps[0].activations, expected.activations, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=1e-9, atol=1e-12)
+    _expect_state(net, hybrid)
+
+
+def _step(net: Any, ids: np.ndarray) -> None:
+    with autograd.record(train_mode=False):
+        loss = cross_entropy(net(nd.array(ids, dtype="float64")), nd.array(LABELS, dtype="float64"))
+    loss.backward(train_mode=False)
+
+
+def _expect_state(net: Any, hybrid: dict[str, Any] | None) -> None:
+    assert net._active is (hybrid is not None)
+    assert not autograd.is_recording()
+
+
+@pytest.mark.parametrize("hybrid", [None, {}, {"static_alloc": True, "static_shape": True}])
+def test_passes_that_are_not_recorded_are_perturbed_too(hybrid: dict[str, Any] | None) -> None:
+    net, ids = make(hybrid=hybrid), LOOP[0]
+    delta = RANDOM.normal(size=(*ids.shape, DIM))
+    plain = net(nd.array(ids)).asnumpy()
+    expected = embgrad.evaluate(net, ids, embgrad.Logit(1), add={"word": delta})
+    with embgrad.perturbed(net, {"word": delta}) as perturbation:
+        logits = net(nd.array(ids)).asnumpy()
+    assert perturbation.passes == 1
+    np.testing.assert_allclose(logits[:, 1], expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(logits - plain).max() > 1e-3
+    np.testing.assert_allclose(net(nd.array(ids)).asnumpy(), plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("hybrid", [None, {}, {"static_alloc": True, "static_shape": True}])
+def test_dropout_draws_the_same_numbers(hybrid: dict[str, Any] | None) -> None:
+    perturbed, alone = make(hybrid=hybrid), make(hybrid=hybrid)
+    for net, context in ((perturbed, embgrad.perturbed(perturbed, {"word": 0.0})), (alone, contextlib.nullcontext())):
+        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05}, kvstore=None)
+        mx.random.seed(7)
+        with context:
+            for ids in LOOP[:4]:
+                backward(net, ids)
+                trainer.step(len(ids))
+    assert bits(perturbed) == bits(alone)
+
+
+def test_a_block_inside_a_hybridised_net() -> None:
+    class Around(gluon.HybridBlock):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.top = Net(0.0), nn.Dense(3, in_units=3)
+
+        def hybrid_forward(self, F: Any, ids: Any) -> Any:
+            return self.top(self.net(ids))
+
+    around, ids = Around(), LOOP[0]
+    around.initialize()
+    randomise(around)
+    around.hybridize()
+    around(nd.array(ids))
+    for captured_first in (False, True):
+        perturbing, capturing = embgrad.perturbed(around.net, {"word": 1.0}), embgrad.capture(around)
+        with capturing if captured_first else perturbing as one, perturbing if captured_first else capturing as two:
+            backward(around, ids)
+        tap = one if captured_first else two
+        rows = around.net.words.weight.data().asnumpy()[ids]
+        np.testing.assert_array_equal(tap.steps[0].activations, rows + np.float32(1))
+
+
+def test_half_precision() -> None:
+    net, ids = nn.Embedding(ROWS, DIM, dtype="float16"), LOOP[0]
+    net.initialize()
+    net.weight.set_data(nd.array(RANDOM.normal(size=(ROWS, DIM)), dtype="float16"))
+    delta = RANDOM.normal(size=(*ids.shape, DIM))
+    with embgrad.perturbed(net, {"word": delta}), embgrad.capture(net) as tap:
+        with autograd.record():
+            total = net(nd.array(ids, dtype="float16")).sum()
+        total.backward()
+    rows = net.weight.data().asnumpy()[ids] + delta.astype(np.float16)
+    np.testing.assert_array_equal(tap.steps[0].activations, rows.astype(np.float32))
+    assert tap.steps[0].provenance["compute_dtype"] == "float16"
+
+
+def test_gluonnlps_bert() -> None:
+    net = small_bert()
+    ids = distinct_ids(2, 5, 1)
+    batch = (ids, np.zeros_like(ids), np.array([5, 4]))
+    add = {"word": RANDOM.normal(size=(*ids.shape, 1)), "layer.0": 0.25}
+    expected = embgrad.gradients(net, batch, embgrad.Sum(output="pooled"), add=add)
+    with embgrad.perturbed(net, add), embgrad.capture(net) as tap:
+        with autograd.record(train_mode=False):
+            pooled = net(*(nd.array(value) for value in batch))[1].sum()
+        pooled.backward(train_mode=False)
+    np.testing.assert_array_equal(tap.steps[0].activations, expected.activations)
+    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_net_of_mx_np(hybrid: bool) -> None:
+    mx.npx.set_np()
+    try:
+        net = nn.HybridSequential()
+        net.add(nn.Embedding(ROWS, DIM), nn.Dense(3, in_units=DIM, flatten=False))
+        net.initialize(mx.init.Normal(1.0))
+        if hybrid:
+            net.hybridize()
+        ids = LOOP[0]
+        with embgrad.perturbed(net, {"word": 1.0, "1": 2.0}), embgrad.capture(net) as tap, autograd.record():
+            logits = net(mx.np.array(ids))
+            total = logits.sum()
+            total.backward()
+        weights = [net[0].weight.data().asnumpy(), net[1].weight.data().asnumpy(), net[1].bias.data().asnumpy()]
+        np.testing.assert_array_equal(tap.steps[0].activations, weights[0][ids] + 1)
+        np.testing.assert_allclose(logits.asnumpy(), (weights[0][ids] + 1) @ weights[1].T + weights[2] + 2, rtol=1e-5)
+    finally:
+        mx.npx.reset_np()
+
+
+def test_a_symbol_block(tmp_path: Any) -> None:
+    whole, ids = make(0.0, hybrid={}), LOOP[0]
+    block = exported(whole, [nd.array(ids)], tmp_path)
+    delta = RANDOM.normal(size=(*ids.shape, DIM))
+    query, norm = whole.layers[0].query.name, whole.layers[0].norm.name
+    add = {"word": delta, query: 1.0}
+    with embgrad.perturbed(block, add), embgrad.capture(block, norm) as tap:
+        backward(block, ids)
+    with (
+        embgrad.perturbed(whole, {"word": delta, "layers.0.query": 1.0}),
+        embgrad.capture(whole, "layers.0.norm") as by,
+    ):
+        backward(whole, ids)
+    np.testing.assert_allclose(tap.steps[0].activations, by.steps[0].activations, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(tap.steps[0].values, by.steps[0].values, rtol=1e-4, atol=1e-6)
+    with (
+        refused(embgrad.UnsupportedError, "name points at one value of SymbolBlock", "Name points at different layers"),
+        embgrad.perturbed(block, {query: 1.0}),
+        embgrad.capture(block, query),
+    ):
+        backward(block, ids)
+
+
+def test_an_array_with_a_gradient_is_refused_and_another_is_taken() -> None:
+    net, ids = make(0.0), LOOP[0]
+    delta = nd.ones((DIM,))
+    with embgrad.perturbed(net, {"word": delta}), embgrad.capture(net) as tap:
+        backward(net, ids)
+    np.testing.assert_array_equal(tap.steps[0].activations, net.words.weight.data().asnumpy()[ids] + 1)
+    delta.attach_grad()
+    with refused(embgrad.PointError, "add['word'] is", "which requires a gradient"):
+        embgrad.perturbed(net, {"word": delta})
+
+
+def test_a_function_of_the_user_may_call_the_net() -> None:
+    net, ids = make(0.0), LOOP[0]
+    plain = net(nd.array(ids)).asnumpy()
+    calls = []
+
+    def addition(value: np.ndarray) -> np.ndarray:
+        calls.append(np.array_equal(net(nd.array(ids)).asnumpy(), plain))
+        return embgrad.gradients(net, ids, embgrad.Sum()).values
+
+    for at in ("word", "layers.0.norm"):
+        with embgrad.capture(net) as tap, embgrad.perturbed(net, {at: addition}) as perturbation:
+            backward(net, ids)
+        assert (tap.passes, perturbation.passes) == (1, 1)
+    assert calls == [True, True]
+
+
+@pytest.mark.parametrize("hybrid", [None, {}])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", ["word", "layers.1:input"])
+def test_nothing_is_left_after_an_error_in_the_pass(
+    at: str, error: type[BaseException], hybrid: dict[str, Any] | None
+) -> None:
+    net, ids = make(hybrid=hybrid), LOOP[0]
+    net(nd.array(ids))
+
+    def fail(value: np.ndarray) -> np.ndarray:
+        raise error("on purpose")
+
+    before, call = bits(net), gluon.Block.__call__
+    with pytest.raises(error, match="on purpose"), embgrad.capture(net), embgrad.perturbed(net, {at: fail}):
+        backward(net, ids)
+    assert gluon.Block.__call__ is call
+    assert bits(net) == before
+    _expect_state(net, hybrid)
+    with embgrad.perturbed(net, {at: 1.0}) as perturbation:
+        backward(net, ids)
+    assert perturbation.passes == 1

@@ -1,0 +1,322 @@
+"""Perturbed passes in TensorFlow and Keras loops, against loops in which the model itself adds, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import embgrad
+from tests.frameworks.tensorflow.helpers import policy, small_bert
+from tests.frameworks.tensorflow.transformers_by_hand import IDS, build
+from tests.unit.refusals import refused
+
+RANDOM = np.random.default_rng(0)
+VOCAB, DIM = 12, 4
+BATCHES = [tf.constant(RANDOM.integers(1, VOCAB, (3, length)), tf.int32) for length in (4, 2, 4, 5)] * 5
+LABELS = tf.constant([0, 2, 1])
+EPSILON = 0.5
+
+
+def net(keras: Any) -> Any:
+    """Return a model with dropout, whose lookup adds `delta` itself if there is any, and keeps its rows."""
+
+    class Words(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = self.add_weight(shape=(VOCAB, DIM), initializer="random_normal", name="table")
+            self.delta: Any = None
+            self.rows: Any = None
+
+        def call(self, ids: Any) -> Any:
+            rows = tf.gather(tf.convert_to_tensor(self.table), ids)
+            self.rows = rows if self.delta is None else rows + self.delta
+            return self.rows
+
+    class Net(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = Words()
+            self.bend = keras.layers.Dense(DIM, activation="tanh")
+            self.drop = keras.layers.Dropout(0.3)
+            self.head = keras.layers.Dense(3)
+
+        def call(self, ids: Any, training: bool = False) -> Any:
+            hidden = self.drop(self.bend(self.words(ids)), training=training)
+            return self.head(tf.reduce_mean(hidden, 1))
+
+    keras.utils.set_random_seed(7)
+    model = Net()
+    model(BATCHES[0])
+    return model
+
+
+def loss_of(model: Any, ids: Any, training: bool = True) -> Any:
+    logits = model(ids, training=training)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(LABELS[: len(logits)], logits))
+
+
+def fast_gradient(gradient: np.ndarray) -> np.ndarray:
+    """Return ε g/‖g‖ with the norm over all positions of an example, as in Miyato et al. (2017)."""
+    norm = np.sqrt((gradient**2).sum((1, 2), keepdims=True))
+    return EPSILON * np.divide(gradient, norm, out=np.zeros_like(gradient), where=norm > 0)
+
+
+def gradients_of(model: Any, ids: Any, sources: Any = None) -> Any:
+    with tf.GradientTape() as tape:
+        loss = loss_of(model, ids)
+    return tape.gradient(loss, model.trainable_variables if sources is None else sources())
+
+
+def arrays(model: Any) -> list[bytes]:
+    return [np.asarray(tf.convert_to_tensor(variable)).tobytes() for variable in model.variables]
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_fgm_is_bit_for_bit_a_loop_by_hand(keras: Any, kind: str) -> None:
+    def trained(steps: Callable[[Any, Any], Any]) -> list[bytes]:
+        model, optimiser = net(keras), getattr(keras.optimizers, kind)(0.05)
+        keras.utils.set_random_seed(3)
+        for ids in BATCHES:
+            gradients = steps(model, ids)
+            optimiser.apply_gradients(
+                [(tf.add(*map(tf.convert_to_tensor, pair)), variable) for pair, variable in gradients]
+            )
+        return arrays(model)
+
+    def by_hand(model: Any, ids: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, ids)
+        rows, clean = tape.gradient(loss, (model.words.rows, model.trainable_variables))
+        model.words.delta = tf.constant(fast_gradient(rows.numpy()))
+        adversarial = gradients_of(model, ids)
+        model.words.delta = None
+        return zip(zip(clean, adversarial, strict=True), model.trainable_variables, strict=True)
+
+    def perturbed(model: Any, ids: Any) -> Any:
+        with embgrad.capture(model) as tap:
+            clean = gradients_of(model, ids)
+        with embgrad.perturbed(model, {"word": fast_gradient(tap.steps[0].values)}):
+            adversarial = gradients_of(model, ids)
+        return zip(zip(clean, adversarial, strict=True), model.trainable_variables, strict=True)
+
+    assert len(BATCHES) == 20
+    assert trained(perturbed) == trained(by_hand)
+
+
+@pytest.mark.parametrize("captured_first", [False, True])
+@pytest.mark.parametrize("at", ["word", "blocks.1:input", "blocks.1.drop", "embed.words:output", "layer.1"])
+def test_what_is_captured_is_what_goes_on(keras: Any, at: str, captured_first: bool) -> None:
+    model = build(keras)
+    add = {name: RANDOM.normal(size=(*IDS.shape, DIM)) for name in (at, "word")}
+    expected = embgrad.gradients(model, IDS, embgrad.Sum(), at=at, add=add)
+    with contextlib.ExitStack() as stack:
+        if captured_first:
+            tap = stack.enter_context(embgrad.capture(model, at))
+        stack.enter_context(embgrad.perturbed(model, add))
+        if not captured_first:
+            tap = stack.enter_context(embgrad.capture(model, at))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(tf.constant(IDS, tf.int32)))
+        tape.gradient(loss, model.trainable_variables)
+    np.testing.assert_allclose(tap.steps[0].activations, expected.activations, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("perturbed_inside", [False, True])
+@pytest.mark.parametrize("captured_first", [False, True])
+def test_a_model_inside_another(keras: Any, captured_first: bool, perturbed_inside: bool) -> None:
+    model = build(keras)
+    delta = RANDOM.normal(size=(*IDS.shape, DIM))
+    models = (model.embed, model) if perturbed_inside else (model, model.embed)
+    perturbing, capturing = embgrad.perturbed(models[0], {"word": delta}), embgrad.capture(models[1])
+    first, second = (capturing, perturbing) if captured_first else (perturbing, capturing)
+    with first as one, second as other, tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(tf.constant(IDS, tf.int32)))
+        tape.gradient(loss, model.trainable_variables)
+    tap = one if captured_first else other
+    rows = np.asarray(tf.convert_to_tensor(model.embed.words.embeddings))[IDS]
+    np.testing.assert_array_equal(tap.steps[0].activations, rows + delta)
+
+
+def test_evaluation_passes_are_perturbed_too(keras: Any) -> None:
+    model = net(keras)
+    delta = RANDOM.normal(size=(3, 4, DIM)).astype(np.float32)
+    model.words.delta = tf.constant(delta)
+    expected = model(BATCHES[0])
+    model.words.delta = None
+    with embgrad.perturbed(model, {"word": delta}):
+        actual = model(BATCHES[0])
+    np.testing.assert_array_equal(actual, expected)
+    assert np.abs(model(BATCHES[0]) - expected).max() > 1e-3
+
+
+def test_two_perturbations_of_one_lookup(keras: Any) -> None:
+    model = net(keras)
+    with (
+        embgrad.perturbed(model, {"word": 1.0}),
+        embgrad.capture(model) as tap,
+        embgrad.perturbed(model, {"word": 2.0, "bend:input": 4.0}) as perturbation,
+    ):
+        gradients_of(model, BATCHES[0])
+    rows = np.asarray(tf.convert_to_tensor(model.words.table))[BATCHES[0].numpy()]
+    np.testing.assert_allclose(tap.steps[0].activations, rows + 3, rtol=1e-6)
+    assert perturbation.passes == 1
+
+
+@pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(keras: Any, name: str) -> None:
+    with policy(keras, name):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.Dense(4, activation="tanh")])
+        model(tf.constant(IDS, tf.int32))
+    delta = RANDOM.normal(size=(*IDS.shape, 4))
+    expected = embgrad.gradients(model, IDS, embgrad.Sum(), add={"word": delta})
+    with embgrad.perturbed(model, {"word": delta}), embgrad.capture(model) as tap, tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.cast(model(tf.constant(IDS, tf.int32)), tf.float32))
+        tape.gradient(loss, model.trainable_variables)
+    np.testing.assert_array_equal(tap.steps[0].activations, expected.activations)
+    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=5e-2, atol=1e-3)
+    assert tap.steps[0].provenance["compute_dtype"] == expected.provenance["compute_dtype"]
+
+
+def test_hugging_face() -> None:
+    model = small_bert("TFBertForSequenceClassification")
+    batch = {"input_ids": IDS.astype(np.int32), "attention_mask": (IDS != 0).astype(np.int32)}
+    add = {"word": RANDOM.normal(size=(*IDS.shape, 1)), "layer.-1": 0.5}
+    expected = embgrad.gradients(model, batch, embgrad.CrossEntropy([0, 1]), add=add)
+    with embgrad.perturbed(model, add), embgrad.capture(model) as tap:
+        with tf.GradientTape() as tape:
+            loss = model({key: tf.constant(value) for key, value in batch.items()}, labels=tf.constant([0, 1])).loss
+        tape.gradient(loss, model.trainable_variables)
+    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=1e-5, atol=1e-8)
+    np.testing.assert_array_equal(tap.steps[0].activations, expected.activations)
+
+
+def test_the_keras_loop_run_eagerly(keras: Any) -> None:
+    by_hand, model = net(keras), net(keras)
+    by_hand.words.delta = tf.constant(np.full(DIM, 0.5, np.float32))
+    for trained, context in (
+        (by_hand, contextlib.nullcontext()),
+        (model, embgrad.perturbed(model, {"word": np.full(DIM, 0.5)})),
+    ):
+        trained.compile(
+            keras.optimizers.SGD(0.1),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            run_eagerly=True,
+        )
+        keras.utils.set_random_seed(3)
+        with context:
+            trained.fit(BATCHES[0].numpy(), LABELS.numpy(), batch_size=1, epochs=2, verbose=0, shuffle=False)
+    assert arrays(model) == arrays(by_hand)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("name", ["tf.function", "fit"])
+def test_compiled_steps_are_refused(keras: Any, name: str, traced: bool) -> None:
+    """An array would be a constant of a trace that is made inside, and a trace that was made before would not have it."""
+    model = net(keras)
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    compiled = tf.function(lambda: loss_of(model, BATCHES[0], training=False))
+
+    def run() -> Any:
+        if name == "tf.function":
+            return compiled().numpy()
+        return model.fit(BATCHES[0].numpy(), LABELS.numpy(), verbose=0)
+
+    plain = loss_of(model, BATCHES[0], training=False).numpy()
+    if traced:
+        run()
+    before = arrays(model)
+    with (
+        refused(embgrad.UnsupportedError, "inside the compiled function", "changes none", "run_eagerly=True"),
+        embgrad.perturbed(model, {"word": 1.0}),
+    ):
+        run()
+    assert arrays(model) == before
+    if name == "tf.function":
+        np.testing.assert_allclose(run(), plain, rtol=1e-6)  # nothing was added to the trace
+
+
+def test_a_part_that_is_recomputed_is_refused(keras: Any) -> None:
+    model = net(keras)
+    bend = model.bend
+    call = tf.recompute_grad(lambda rows: bend(rows) * 1.0)
+    model.call = lambda ids, training=False: model.head(tf.reduce_mean(call(model.words(ids)), 1))
+    with (
+        refused(embgrad.UnsupportedError, "recomputed in the pullback", "choose a point outside of it"),
+        embgrad.perturbed(model, {"bend": 1.0}),
+    ):
+        gradients_of(model, BATCHES[0])
+    with embgrad.perturbed(model, {"word": 1.0}) as perturbation:
+        gradients_of(model, BATCHES[0])
+    assert perturbation.passes == 1
+
+
+def test_a_variable_is_refused_and_a_constant_is_taken(keras: Any) -> None:
+    model = net(keras)
+    with refused(embgrad.PointError, "add['word'] is", "which requires a gradient"):
+        embgrad.perturbed(model, {"word": tf.Variable(tf.zeros(DIM))})
+    with embgrad.perturbed(model, {"word": tf.ones(DIM, tf.bfloat16)}), embgrad.capture(model) as tap:
+        gradients_of(model, BATCHES[0])
+    rows = np.asarray(tf.convert_to_tensor(model.words.table))[BATCHES[0].numpy()]
+    np.testing.assert_array_equal(tap.steps[0].activations, rows + np.float32(1))
+
+
+def test_a_function_of_the_user_may_call_the_model(keras: Any) -> None:
+    model = net(keras)
+    plain = model(BATCHES[0]).numpy()
+    calls = []
+
+    def addition(value: np.ndarray) -> np.ndarray:
+        calls.append(np.array_equal(model(BATCHES[0], training=False), plain))
+        return embgrad.gradients(model, BATCHES[0].numpy(), embgrad.Sum()).values
+
+    for at in ("word", "bend:output"):
+        with embgrad.capture(model) as tap, embgrad.perturbed(model, {at: addition}) as perturbation:
+            gradients_of(model, BATCHES[0])
+        assert (tap.passes, perturbation.passes) == (1, 1)
+    assert calls == [True, True]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", ["word", "bend:input"])
+def test_nothing_is_left_after_an_error_in_the_pass(keras: Any, at: str, error: type[BaseException]) -> None:
+    model = net(keras)
+    methods = [vars(cls).get("__call__") for cls in type(model).__mro__]
+
+    def fail(value: np.ndarray) -> np.ndarray:
+        raise error("on purpose")
+
+    before = arrays(model)
+    with pytest.raises(error, match="on purpose"), embgrad.capture(model), embgrad.perturbed(model, {at: fail}):
+        gradients_of(model, BATCHES[0])
+    assert [vars(cls).get("__call__") for cls in type(model).__mro__] == methods
+    assert arrays(model) == before
+    with embgrad.perturbed(model, {at: 1.0}) as perturbation:
+        gradients_of(model, BATCHES[0])
+    assert perturbation.passes == 1
+
+
+def test_a_plain_module() -> None:
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(RANDOM.normal(size=(VOCAB, DIM)))
+
+        def __call__(self, text: Any) -> Any:
+            return tf.tanh(tf.gather(self.table, text))
+
+    model = Net()
+    delta = RANDOM.normal(size=(3, 4, DIM))
+    with embgrad.perturbed(model, {"word": delta}), tf.GradientTape() as tape:
+        value = tf.reduce_sum(model(BATCHES[0]))
+    gradient = tf.convert_to_tensor(tape.gradient(value, model.table)).numpy()
+    rows = model.table.numpy()[BATCHES[0].numpy()] + delta
+    expected = np.zeros((VOCAB, DIM))
+    np.add.at(expected, BATCHES[0].numpy(), 1 - np.tanh(rows) ** 2)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12, atol=1e-14)

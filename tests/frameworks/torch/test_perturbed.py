@@ -1,0 +1,355 @@
+"""Perturbed passes in PyTorch training loops, against loops with hooks that are written by hand, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import embgrad
+from tests.frameworks.torch.checks import VOCAB, Layers
+from tests.unit.refusals import refused
+
+RANDOM = np.random.default_rng(0)
+BATCHES = [torch.tensor(RANDOM.integers(1, VOCAB, (3, length))) for length in (4, 2, 4, 5)] * 5
+LABELS = torch.tensor([0, 2, 1])
+EPSILON = 0.5
+
+
+class Net(Layers):
+    """Layers that draw random numbers, in training mode."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__(reentrant, dropout=0.3)
+
+
+def net(kind: Callable[..., Any] = Net, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(**options).train()
+
+
+def loss_of(model: Any, ids: Any) -> Any:
+    return nn.functional.cross_entropy(model(input_ids=ids), LABELS)
+
+
+def fast_gradient(gradient: np.ndarray) -> np.ndarray:
+    """Return ε g/‖g‖ with the norm over all positions of an example, as in Miyato et al. (2017); zero where g is."""
+    norm = np.sqrt((gradient**2).sum((1, 2), keepdims=True))
+    return EPSILON * np.divide(gradient, norm, out=np.zeros_like(gradient), where=norm > 0)
+
+
+def expect_same_weights(model: Any, other: Any) -> None:
+    mine, its = model.state_dict(), other.state_dict()
+    for name, value in mine.items():
+        assert torch.equal(value, its[name]), name
+
+
+def expect_clean(model: Any) -> None:
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+@contextlib.contextmanager
+def hooks_by_hand(model: Any, add: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Add tensors to the outputs of modules by hooks, and yield the outputs with their gradients kept."""
+    outputs: dict[str, Any] = {}
+
+    def hook(name: str) -> Any:
+        def changed(module: Any, given: Any, output: Any) -> Any:
+            first = output if isinstance(output, torch.Tensor) else output[0]
+            new = first + add[name] if name in add else first
+            new.retain_grad()
+            outputs[name] = new
+            return new if first is output else (new, *output[1:])
+
+        return changed
+
+    places = {"word": model.table, "layer.1": model.layers[1]}
+    handles = [module.register_forward_hook(hook(name)) for name, module in places.items()]
+    yield outputs
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_fgm_is_bit_for_bit_a_loop_with_a_hook(kind: str) -> None:
+    by_hand, perturbed = net(), net()
+
+    def optimiser(model: Any) -> Any:
+        return (
+            torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+            if kind == "sgd"
+            else torch.optim.Adam(model.parameters(), 0.01)
+        )
+
+    updates = optimiser(by_hand)
+    torch.manual_seed(5)
+    for ids in BATCHES:
+        updates.zero_grad()
+        with hooks_by_hand(by_hand, {}) as outputs:
+            loss_of(by_hand, ids).backward()
+        delta = torch.tensor(fast_gradient(outputs["word"].grad.numpy()))
+        with hooks_by_hand(by_hand, {"word": delta}):
+            loss_of(by_hand, ids).backward()
+        updates.step()
+    random = torch.get_rng_state()
+    updates = optimiser(perturbed)
+    torch.manual_seed(5)
+    for ids in BATCHES:
+        updates.zero_grad()
+        with embgrad.capture(perturbed) as tap:
+            loss_of(perturbed, ids).backward()
+        with embgrad.perturbed(perturbed, {"word": fast_gradient(tap.steps[0].values)}):
+            loss_of(perturbed, ids).backward()
+        updates.step()
+    assert len(BATCHES) == 20
+    assert torch.equal(torch.get_rng_state(), random)
+    expect_same_weights(perturbed, by_hand)
+    expect_clean(perturbed)
+
+
+@pytest.mark.parametrize("captured_first", [False, True])
+@pytest.mark.parametrize("at", ["word", "layer.1", "layers.1:input"])
+def test_what_is_captured_is_what_goes_on(at: str, captured_first: bool) -> None:
+    by_hand, model = net(), net()
+    add = {"word": torch.randn(3, 4, 4), "layer.1": torch.randn(4)}
+    both = {**add, "layers.1:input": torch.randn(3, 1, 4)}
+    torch.manual_seed(5)
+    with hooks_by_hand(by_hand, add) as outputs:
+        handle = by_hand.layers[1].register_forward_pre_hook(lambda _, given: (given[0] + both["layers.1:input"],))
+        received = []
+        reading = by_hand.layers[1].register_forward_pre_hook(
+            lambda _, given: received.append(given[0]) or given[0].retain_grad()
+        )
+        loss_of(by_hand, BATCHES[0]).backward()
+        handle.remove()
+        reading.remove()
+    torch.manual_seed(5)
+    with contextlib.ExitStack() as stack:
+        if captured_first:
+            tap = stack.enter_context(embgrad.capture(model, at))
+        stack.enter_context(embgrad.perturbed(model, both))
+        if not captured_first:
+            tap = stack.enter_context(embgrad.capture(model, at))
+        loss_of(model, BATCHES[0]).backward()
+    expected = received[0] if at == "layers.1:input" else outputs[at]
+    np.testing.assert_array_equal(tap.steps[0].activations, expected.detach().numpy())
+    np.testing.assert_array_equal(tap.steps[0].values, expected.grad.numpy())
+    for mine, its in zip(model.parameters(), by_hand.parameters(), strict=True):
+        assert torch.equal(mine.grad, its.grad)
+    expect_clean(model)
+
+
+def test_a_child_inside_of_what_is_captured() -> None:
+    model = nn.Sequential(net(), nn.Linear(3, 3))
+    delta = np.ones((3, 4, 4))
+    for captured_first in (False, True):
+        inner, outer = embgrad.perturbed(model[0], {"word": delta}), embgrad.capture(model)
+        with outer if captured_first else inner as first, inner if captured_first else outer as second:
+            model(BATCHES[0]).sum().backward()
+        tap = first if captured_first else second
+        rows = model[0].table.weight[BATCHES[0]] + 1
+        np.testing.assert_array_equal(tap.steps[0].activations, rows.detach().numpy())
+
+
+def test_hooks_of_the_user_come_first() -> None:
+    model = net().eval()
+    seen: list[Any] = []
+    model.table.register_forward_hook(lambda module, given, output: seen.append(output) or 2 * output)
+    with (
+        embgrad.perturbed(model, {"layers.0:input": 1.0, "table:output": 1.0}),
+        embgrad.capture(model, "table:output") as tap,
+    ):
+        loss_of(model, BATCHES[0]).backward()
+    np.testing.assert_array_equal(tap.steps[0].activations, 2 * seen[0].detach().numpy() + 1)
+
+
+def test_evaluation_passes_are_perturbed_too() -> None:
+    model = net().eval()
+    delta = torch.randn(3, 4, 4)
+    with hooks_by_hand(model, {"word": delta}):
+        expected = model(BATCHES[0]).detach()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), embgrad.perturbed(model, {"word": delta}):
+            actual = model(BATCHES[0])
+        assert torch.equal(actual, expected)
+        assert not actual.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_arrays_are_cast_to_half_precision(dtype: Any) -> None:
+    by_hand, model = net().to(dtype).eval(), net().to(dtype).eval()
+    delta = RANDOM.normal(size=(3, 4, 4))
+    with hooks_by_hand(by_hand, {"word": torch.tensor(delta).to(dtype)}):
+        by_hand(BATCHES[0]).float().sum().backward()
+    with embgrad.perturbed(model, {"word": delta}):
+        model(BATCHES[0]).float().sum().backward()
+    assert model.table.weight.grad.dtype is dtype
+    for mine, its in zip(model.parameters(), by_hand.parameters(), strict=True):
+        assert torch.equal(mine.grad, its.grad)
+
+
+def test_autocast_and_a_frozen_table() -> None:
+    by_hand, model = net().eval(), net().eval()
+    by_hand.table.requires_grad_(False)
+    model.table.requires_grad_(False)
+    delta = torch.randn(3, 4, 4)
+    for trained, context in (
+        (by_hand, contextlib.nullcontext()),
+        (model, embgrad.perturbed(model, {"word": delta})),
+    ):
+        handle = trained.table.register_forward_hook(lambda *given: given[2] + delta) if trained is by_hand else None
+        with context, torch.autocast("cpu", torch.bfloat16):
+            loss_of(trained, BATCHES[0]).backward()
+        if handle is not None:
+            handle.remove()
+    assert model.table.weight.grad is None
+    for mine, its in zip(model.parameters(), by_hand.parameters(), strict=True):
+        assert its.grad is None or torch.equal(mine.grad, its.grad)
+
+
+@pytest.mark.parametrize("delta", [torch.ones(4), torch.ones(4, dtype=torch.float16), [1.0, 1.0, 1.0, 1.0], 1.0])
+def test_tensors_and_numbers_are_taken(delta: Any) -> None:
+    model = net().eval()
+    with embgrad.perturbed(model, {"word": delta}), embgrad.capture(model) as tap:
+        loss_of(model, BATCHES[0]).backward()
+    np.testing.assert_array_equal(tap.steps[0].activations, model.table.weight[BATCHES[0]].detach().numpy() + 1)
+
+
+def test_a_tensor_that_requires_a_gradient_is_refused() -> None:
+    delta = torch.zeros(3, 4, 4, requires_grad=True)
+    with refused(embgrad.PointError, "add['word'] is", "which requires a gradient", "Detach it or pass a NumPy array"):
+        embgrad.perturbed(net(), {"word": delta})
+    embgrad.perturbed(net(), {"word": delta.detach()})
+
+
+def test_a_function_of_the_user_may_call_the_model() -> None:
+    model = net().eval()
+    plain = model(BATCHES[0]).detach()
+    calls = []
+
+    def addition(value: np.ndarray) -> np.ndarray:
+        calls.append(torch.equal(model(BATCHES[0]), plain))
+        return embgrad.gradients(model, BATCHES[0], embgrad.Sum()).values
+
+    with embgrad.capture(model) as tap, embgrad.perturbed(model, {"word": addition}) as perturbation:
+        loss_of(model, BATCHES[0]).backward()
+    assert calls == [True]
+    assert (tap.passes, perturbation.passes) == (1, 1)
+    expected = model.table.weight[BATCHES[0]].detach().numpy() + addition(plain.numpy())
+    np.testing.assert_array_equal(tap.steps[0].activations, expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpoints(reentrant: bool) -> None:
+    by_hand, model = net(reentrant=reentrant), net(reentrant=reentrant)
+    delta = torch.randn(3, 4, 4)
+    torch.manual_seed(5)
+    with hooks_by_hand(by_hand, {"word": delta}) if not reentrant else contextlib.nullcontext():
+        handle = by_hand.table.register_forward_hook(lambda *given: given[2] + delta) if reentrant else None
+        loss_of(by_hand, BATCHES[0]).backward()
+    if handle is not None:
+        handle.remove()
+    torch.manual_seed(5)
+    with embgrad.perturbed(model, {"word": delta}):
+        loss = loss_of(model, BATCHES[0])
+    loss.backward()  # the segments run again after the perturbation is closed
+    for mine, its in zip(model.parameters(), by_hand.parameters(), strict=True):
+        assert torch.equal(mine.grad, its.grad)
+    with (
+        refused(
+            embgrad.UnsupportedError, "lies inside a gradient checkpoint", "Name a point outside of it, such as 'word'"
+        ),
+        embgrad.perturbed(model, {"layers.1": 1.0}),
+    ):
+        loss_of(model, BATCHES[0])
+    with torch.no_grad(), embgrad.perturbed(model.eval(), {"layers.1": 1.0}):  # nothing runs again
+        model(BATCHES[0])
+    expect_clean(model)
+
+
+class Writing(nn.Module):
+    """A module whose output shares its memory with its input, and is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.same, self.head = nn.Embedding(VOCAB, 4), nn.Identity(), nn.Linear(4, 3)
+
+    def forward(self, input_ids: Any) -> Any:
+        rows = self.table(input_ids) * 1
+        self.same(rows).mul_(2)
+        return self.head(rows.mean(1))
+
+
+def test_a_model_that_writes_into_a_perturbed_tensor_is_refused() -> None:
+    with (
+        refused(embgrad.UnsupportedError, "'same:output#0' shares its memory"),
+        embgrad.perturbed(net(Writing), {"same": 1.0}),
+    ):
+        loss_of(net(Writing), BATCHES[0])
+        model = net(Writing)
+        with embgrad.perturbed(model, {"same": 1.0}):
+            loss_of(model, BATCHES[0])
+
+
+def test_compiled_passes_are_refused() -> None:
+    model = net()
+    with refused(embgrad.UnsupportedError, "is compiled by torch.compile", "cannot be captured or perturbed"):
+        embgrad.perturbed(torch.compile(model, backend="eager"), {"word": 1.0}).__enter__()
+    step = torch.compile(lambda ids: model(ids).sum(), backend="eager")
+    with (
+        refused(embgrad.UnsupportedError, "inside a function that torch.compile compiles"),
+        embgrad.perturbed(model, {"word": 1.0}),
+    ):
+        step(BATCHES[0])
+    with torch.no_grad():
+        step(BATCHES[0])
+    expect_clean(model)
+
+
+def test_only_a_child_is_called() -> None:
+    model = nn.Sequential(net(), nn.Linear(3, 3))
+    message = "the forward of Sequential was never called while the perturbation was open, and that of its child '0' was: perturb"
+    with pytest.raises(embgrad.PointNotReachedError, match=message), embgrad.perturbed(model, {"word": 1.0}):
+        model[0](BATCHES[0])
+    with torch.no_grad(), embgrad.perturbed(model, {"word": 1.0}) as perturbation:
+        pass
+    assert perturbation.passes == 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_nothing_is_left_after_an_error_in_the_pass(error: type[BaseException]) -> None:
+    model = net()
+
+    def fail(*_: Any) -> None:
+        raise error("on purpose")
+
+    handle = model.layers[2].register_forward_hook(fail)
+    with pytest.raises(error), embgrad.capture(model), embgrad.perturbed(model, {"word": 1.0, "layers.1": 1.0}):
+        loss_of(model, BATCHES[0])
+    handle.remove()
+    expect_clean(model)
+    assert model.training
+    with embgrad.perturbed(model, {"word": 1.0}) as perturbation:
+        loss_of(model, BATCHES[0]).backward()
+    assert perturbation.passes == 1
+
+
+def test_a_model_that_sums_rows_in_a_bag_is_refused() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(VOCAB, 3)
+
+        def forward(self, input_ids: Any) -> Any:
+            return self.bag(input_ids)
+
+    torch.manual_seed(0)
+    model = Bag()
+    with refused(embgrad.UnsupportedError, "by nn.EmbeddingBag"), embgrad.perturbed(model, {"word": 1.0}):
+        model(BATCHES[0])
