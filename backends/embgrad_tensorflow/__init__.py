@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Listener, Perturber, Point, Request, Run, Weight
+from embgrad.backend import Call, Listener, Perturber, Point, Prefix, Request, Run, Weight
 from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.inputs.batch import TokenBatch
@@ -101,6 +101,12 @@ class TensorFlowBackend:
         from embgrad_tensorflow.bert import bert_targets
 
         return bert_targets(model)
+
+    def prefix(self, model: Any) -> Prefix | None:
+        """Return an empty cache of a text's keys and values; None for a model that takes none."""
+        from embgrad_tensorflow.prefix import prefix
+
+        return prefix(model)
 
     def bert(self, config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
         """Return a `transformers.TFBertModel` of that configuration, and its weights' places."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Listener, Perturber, Point, Request, Run, Weight
+from embgrad.backend import Call, Listener, Perturber, Point, Prefix, Request, Run, Weight
 from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.inputs.batch import TokenBatch
@@ -87,6 +87,12 @@ class TorchBackend:
         from embgrad_torch.parameters import device_meter
 
         return device_meter(model)
+
+    def prefix(self, model: Any) -> Prefix | None:
+        """Return an empty cache of a text's keys and values; None for a model that takes none."""
+        from embgrad_torch.prefix import prefix
+
+        return prefix(model)
 
     def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         """Return a `transformers.BertModel` of that configuration, and where each of its weights goes."""

@@ -24,7 +24,7 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
     *("TorchTensors", "computed_in", "device_of", "dtype_name", "has_values", "is_floating", "is_quantised"),
-    *("is_transformed", "like", "plan", "to_numpy", "to_tensors"),
+    *("is_transformed", "like", "parameters", "plan", "to_numpy", "to_tensors", "unparallel"),
 ]
 
 CPU: Final = torch.device("cpu")
@@ -65,7 +65,7 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple
     planned = plan_call(parameters(model), batch)
     args = [to_tensors(argument, device, len(batch)) for argument in planned.args]
     kwargs = to_tensors(dict(planned.kwargs), device, len(batch))
-    runner = _unparallel(model)
+    runner = unparallel(model)
     return lambda: runner(*args, **kwargs), planned.unused
 
 
@@ -101,10 +101,10 @@ def _plan_keras_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch)
     return CallPlan((inputs,), {}, tuple(unused))
 
 
-def _unparallel(model: Any) -> Any:
+def unparallel(model: Any) -> Any:
     """Return the module inside a parallel wrapper: its replicas would run in other threads, where lookups are not recorded."""
     parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
-    return _unparallel(model.module) if isinstance(model, parallel) else model
+    return unparallel(model.module) if isinstance(model, parallel) else model
 
 
 def parameters(module: Any) -> Sequence[inspect.Parameter]:

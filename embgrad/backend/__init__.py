@@ -6,6 +6,7 @@ from embgrad.backend.locks import model_lock
 from embgrad.backend.module_calls import ModuleCalls, RecordedCall, call_recorded
 from embgrad.backend.object_state import ObjectState
 from embgrad.backend.point_changes import PointChanges, additions
+from embgrad.backend.prefix import Prefix
 from embgrad.backend.protocol import (
     ABILITIES,
     Backend,
@@ -51,6 +52,7 @@ __all__ = [
     "PointChanges",
     "PointValues",
     "PointWatch",
+    "Prefix",
     "Reads",
     "RecordedCall",
     "Request",

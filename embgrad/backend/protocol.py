@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from embgrad.backend.prefix import Prefix
 from embgrad.errors import UnsupportedError, listed
 from embgrad.forward.points import Lookup, Point
 from embgrad.forward.recorder import PassRecorder
@@ -371,8 +372,9 @@ class Backend(Protocol):
         supports: the abilities that it has, of `ABILITIES`; requesting another one raises UnsupportedError.
 
     A backend may also have a mapping `instead`, from an absent ability to the end of the error's message, which says what to do;
-    and a method `device_meter(model)` that returns an `embgrad.common.memory_meter.MemoryMeter` of the model's device, or None
-    for a model on the CPU, or raises UnsupportedError where that memory cannot be measured.
+    a method `device_meter(model)` that returns an `embgrad.common.memory_meter.MemoryMeter` of the model's device, or None
+    for a model on the CPU, or raises UnsupportedError where that memory cannot be measured; and a method `prefix(model)` that
+    returns an empty `embgrad.backend.prefix.Prefix`, or None for a model that keeps nothing of a text.
     """
 
     name: str
@@ -466,6 +468,14 @@ class BoundModel:
             return None if isinstance(self.model, (list, tuple)) else memory.setdefault(self.model, {})
         except TypeError:
             return None
+
+    def prefix(self) -> Prefix | None:
+        """Return what is to keep a text's keys and values; None where the model takes none, or the user calls it."""
+        of_backend = getattr(self.backend, "prefix", None)
+        if of_backend is None or self.call is not None or isinstance(self.model, (list, tuple)):
+            return None
+        kept: Prefix | None = of_backend(self.model)
+        return kept
 
     def accepts(self, batch: TokenBatch) -> bool:
         """Return whether a forward pass on the batch raises no exception."""

@@ -23,6 +23,7 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
 from embgrad.search.estimates import top_substitutions
+from embgrad.search.prefix import SharedPrefixes
 from embgrad.search.rule import Rule
 from embgrad.search.stability import Stability
 from embgrad.search.texts import Texts
@@ -92,6 +93,11 @@ class Problem:
         """The ids that may replace others, int64, ascending."""
         return np.flatnonzero(self.allowed)
 
+    @cached_property
+    def prefixes(self) -> SharedPrefixes:
+        """Evaluates texts that begin alike."""
+        return SharedPrefixes(self.bound, self.batch_size)
+
     def batch_of(self, texts: Texts) -> TokenBatch:
         """Return the batch of texts as the model takes it, with the further inputs of their examples."""
         changes: dict[str, Any] = {"ids": texts.ids}
@@ -127,10 +133,13 @@ class Problem:
             EmbgradError: as `evaluate` raises.
         """
         values = np.empty(len(texts))
-        for piece in self._pieces(texts):
+        for rows, alike in self._by_length(texts):
+            values[rows] = self.prefixes.evaluate(self.batch_of(alike), alike.examples, self._objective_of(alike))
+        left = np.flatnonzero(np.isnan(values))
+        for piece in self._pieces(texts.take(left)) if len(left) else ():
             task = Task(self.bound, self._objective_of(piece.texts), GradientOptions(()), pullback=False, quiet=True)
             with _explained(piece):
-                values[piece.rows] = evaluated(task, self.batch_of(piece.texts))[piece.places]
+                values[left[piece.rows]] = evaluated(task, self.batch_of(piece.texts))[piece.places]
         np.add.at(self.queries.evaluations, texts.examples, 1)
         return values
 
@@ -201,12 +210,17 @@ class Problem:
         if isinstance(self.objective, NativeObjective):
             yield from self._whole_batches(texts)
             return
+        for rows, alike in self._by_length(texts):
+            for start in range(0, len(rows), self._size):
+                some = np.arange(start, min(start + self._size, len(rows)))
+                yield _Piece(rows[some], np.arange(len(some)), alike.take(some))
+
+    def _by_length(self, texts: Texts) -> Iterator[tuple[np.ndarray, Texts]]:
+        """Yield the indices of texts that can be run together, and these texts."""
         lengths = np.where(self._is_resized(texts), texts.real.sum(1), 0)
         for length in np.unique(lengths).tolist():
-            of_length = np.flatnonzero(lengths == length)
-            for start in range(0, len(of_length), self._size):
-                rows = of_length[start : start + self._size]
-                yield _Piece(rows, np.arange(len(rows)), texts.take(rows).cut(length or self.batch.shape[1]))
+            rows = np.flatnonzero(lengths == length)
+            yield rows, texts.take(rows).cut(length or self.batch.shape[1])
 
     def _is_resized(self, texts: Texts) -> np.ndarray:
         """Return whether each text's real positions are others than its example's in the batch."""

@@ -264,6 +264,7 @@ def _result(
             "stable": problem.stability is not None,
             "allowed": int(problem.allowed.sum()),
             "batch_size": problem.batch_size,
+            **problem.prefixes.describe(),
         },
     )
 
