@@ -65,13 +65,13 @@ def test_what_does_not_fit_the_model_is_refused_before_the_search() -> None:
 def test_a_text_that_the_search_tried_is_named_as_such() -> None:
     model = linear()
     model["W"].value[0, 1] = 4.0
-    model["E"].value[6] = [1.7e308, 0.0, 0.0]  # its logit is infinite, its estimate as well
+    model["E"].value[6] = [4e307, 0.0, 0.0]  # the logit of a text that holds it twice is infinite
     with pytest.raises(
         embgrad.ObjectiveError, match="at a text that the search tried in place of one of the examples 0 to 1"
     ):
-        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=1, candidates=99))
+        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=2, candidates=99))
     with pytest.raises(embgrad.ObjectiveError, match="at a text that the search tried in place of example 0"):
-        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=1, candidates=99), batch_size=1)
+        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=2, candidates=99), batch_size=1)
 
 
 def test_the_record_of_a_search_begins_before_the_first_step() -> None:
