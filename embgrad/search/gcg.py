@@ -65,7 +65,8 @@ class GCG(SearchMethod):
         """Return the texts that are evaluated in place of one: stable ones, in the order of their draws."""
         positions, ranks = np.nonzero(ids >= 0)
         replacements = ids[positions, ranks]
-        order = np.argsort(priorities(key, positions, replacements), kind="stable")
+        numbers = np.cumsum(texts.real[row])[positions] - 1  # padding on the left must not change the draws
+        order = np.argsort(priorities(key, numbers, replacements), kind="stable")
         kept: list[Texts] = []
         count = 0
         for start in range(0, len(order), self.candidates):
