@@ -38,6 +38,7 @@ def nearest_ids(embeddings: np.ndarray, table: TableReader, allowed: np.ndarray)
         for first in range(0, len(wide), EMBEDDINGS):
             part = slice(first, first + EMBEDDINGS)
             similarity = wide[part] @ rows.T / lengths
+            similarity[np.isnan(similarity)] = -np.inf  # as of rows of unused ids that hold NaN
             place = similarity.argmax(1)
             largest = similarity[np.arange(len(place)), place]
             nearer = largest > best[part]

@@ -129,6 +129,14 @@ def test_the_nearest_rows_are_those_of_a_dense_computation(monkeypatch: pytest.M
     assert np.allclose(wide[parallel] / lengths[parallel, None], wide[[11]] / lengths[[11], None])
 
 
+def test_rows_of_nan_are_nearest_to_nothing_and_hide_no_others() -> None:
+    table = np.random.default_rng(3).normal(size=(50, 6))
+    embeddings = table[[10, 20]].copy()
+    table[[3, 7]] = np.nan
+    nearest = nearest_ids(embeddings, TableReader(50, 6, lambda indices: table[indices]), np.arange(50))
+    np.testing.assert_array_equal(nearest, [10, 20])
+
+
 ERRORS = {
     "steps is 0: expected a whole number of at least 1": lambda: PEZ(0),
     "learning_rate is 0: expected a number above 0": lambda: PEZ(learning_rate=0),
