@@ -252,7 +252,8 @@ def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:
             f"{instead}, or give an embgrad objective, such as embgrad.Probability(label)"
         )
     labels = getattr(passes.objective, "labels", None)
-    if isinstance(labels, np.ndarray) and labels.ndim == 2 and _reads_text(passes):
+    follows = getattr(passes.objective, "at_end", False)  # labels of a continuation, wherever it is
+    if isinstance(labels, np.ndarray) and labels.ndim == 2 and not follows and _reads_text(passes):
         raise UnsupportedError(
             f"the objective has a label for each position, {labels.shape}, which would have to follow the tokens: {instead}"
         )

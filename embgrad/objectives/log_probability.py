@@ -131,6 +131,19 @@ class LogProbability(Objective):
             )
         return examples[preceded], positions[preceded] - before
 
+    def targets(self, batch: TokenBatch) -> np.ndarray:
+        """Return the positions whose tokens have a label, bool, shape (example, position); none where labels have no positions.
+
+        Raises:
+            ObjectiveError: an example does not end with the tokens of the text.
+        """
+        result = np.zeros(batch.shape, bool)
+        if self.at_end:
+            result[self._ends(batch)] = True
+        elif self.labels.shape == batch.shape:
+            result |= self.labels != IGNORED
+        return result
+
     def _ends(self, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         """Return the examples and positions of the continuations."""
         if self.labels.ndim == 2:

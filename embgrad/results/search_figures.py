@@ -46,7 +46,8 @@ class SearchFigures:
         successes: k, how many of the others met it at the end; None where there is no rule.
         attack_success_rate: k / (n − m); None where there is no rule, or no other example.
         clean_accuracy: (n − m) / n; None where there is no rule.
-        accuracy_under_attack: (n − m − k) / n; None where there is no rule.
+        accuracy_under_attack: the share of all examples that do not meet the rule at the end, (n − m − k) / n where those that
+            met it before still do; None where there is no rule.
         evaluations: forward passes of an example; with `gradients` the number of queries.
         gradients: passes with a gradient of an example, which are not among the evaluations.
         changed: how many tokens of an example were substituted, inserted or deleted.
@@ -136,7 +137,7 @@ def figures_of(search: Any, title: str) -> SearchFigures:
         successes=count,
         attack_success_rate=None if count is None or not searched else count / searched,
         clean_accuracy=None if count is None else searched / examples,
-        accuracy_under_attack=None if count is None else (searched - count) / examples,
+        accuracy_under_attack=None if search.success is None else float((~search.success).mean()),
         evaluations=amount(search.history.evaluations[-1]),
         gradients=amount(search.history.gradients[-1]),
         changed=amount(search.changed),

@@ -47,7 +47,7 @@ def top_substitutions(
 
     Returns:
         ids, int64, shape (n, top), best first; and their scores, the estimated changes of L, float64, likewise. Where fewer ids
-        are allowed and have finite scores, the rest is -1, with the worst score, -inf times `sign`.
+        are allowed, rows of NaN not counted, the rest is -1, with the worst score, -inf times `sign`.
     """
     pieces = [
         _top(gradients[rows], values[rows], ids[rows], table, np.flatnonzero(allowed), top, sign, block)
@@ -76,7 +76,7 @@ def _top(
         scores = gradients @ np.asarray(table.rows(some), np.float64).T
         scores -= in_place[:, None]
         scores *= sign
-        scores[~np.isfinite(scores)] = -np.inf  # rows of unused ids may hold NaN, which has no place in an order
+        scores[np.isnan(scores)] = -np.inf  # rows of unused ids may hold NaN, which has no place in an order
         _exclude(scores, some, ids)
         best.add(some, scores)
     return best.ids, best.scores * sign

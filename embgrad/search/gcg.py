@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from embgrad.search.problem import Problem
 from embgrad.search.texts import Texts, joined
 
 __all__ = ["GCG"]
+
+#: How many texts are searched side by side; more would take more memory, and no less time.
+MOST_TEXTS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,12 @@ class GCG(SearchMethod):
 
     def step(self, problem: Problem, state: State, active: np.ndarray, number: int) -> State:
         """Return the state after a step."""
-        moving = state.current.take(active)
+        for moving in state.current.take(active & state.current.free.any(1)).groups(MOST_TEXTS):
+            state = self._moved(problem, state, moving, number)
+        return state
+
+    def _moved(self, problem: Problem, state: State, moving: Texts, number: int) -> State:
+        """Return the state after a step of some texts."""
         _, ids, _ = problem.estimates(moving, self.top)
         original = problem.original
         keys = keys_of(self.seed, number, original.ids[moving.examples], original.real[moving.examples])

@@ -9,13 +9,10 @@ from typing import Final
 import numpy as np
 
 from embgrad.attribution.method import expect_count
-from embgrad.attribution.passes import passes_through
-from embgrad.attribution.removal import POSITION_IDS, expect_deletable
 from embgrad.common.options import expect_flag
-from embgrad.errors import UnsupportedError
-from embgrad.forward.points import WORD
 from embgrad.search.method import SearchMethod, State
 from embgrad.search.problem import Problem
+from embgrad.search.resizing import expect_resizable, expect_room
 from embgrad.search.texts import Texts, joined
 
 __all__ = ["HotFlip"]
@@ -62,11 +59,18 @@ class HotFlip(SearchMethod):
         """Return the state before the first step.
 
         Raises:
-            BatchError: tokens are inserted or deleted, and the batch is padded on the left.
+            BatchError: tokens are inserted or deleted, and the batch is padded on the left; or the model does not accept a text
+                with a token more for each step.
             UnsupportedError: likewise, and the objective or a further input is bound to the positions.
         """
         if self.insert or self.delete:
             expect_resizable(problem)
+        if self.insert:
+            rows = np.flatnonzero(problem.free.any(1))
+            texts = problem.original.take(rows[[problem.original.real[rows].sum(1).argmax()]])
+            for _ in range(self.steps):
+                texts = texts.repeated(np.zeros(1, np.int64), texts.free.argmax(1))
+            expect_room(problem, texts, "pass insert=False, fewer steps")
         return super().start(problem)
 
     def step(self, problem: Problem, state: State, active: np.ndarray, number: int) -> State:
@@ -165,20 +169,6 @@ class _Edits:
             if count == most:
                 break
         return joined(kept)
-
-
-def expect_resizable(problem: Problem) -> None:
-    """Refuse to insert and delete tokens where something has an entry for each position and would have to follow.
-
-    Raises:
-        BatchError: the batch is padded on the left.
-        UnsupportedError: the objective or a further input is bound to the positions.
-    """
-    instead = "give insert=False and delete=False, which keep the text's length"
-    problem.batch.lengths()
-    if POSITION_IDS in problem.batch.extras:
-        raise UnsupportedError(f"the batch numbers its positions, {POSITION_IDS}, and tokens would move: {instead}")
-    expect_deletable(passes_through(problem.bound, problem.batch, problem.objective, WORD, "keep", None), instead)
 
 
 def _flips(problem: Problem, texts: Texts, top: int) -> _Edits:

@@ -164,8 +164,7 @@ class Problem:
 
         Returns:
             The objectives, float64, shape (text,); ids, int64, shape (text, position, top), best first, -1 where a position is
-            not free or fewer are allowed; and the first-order estimates, float64, likewise, which mean nothing
-            there.
+            not free or fewer are allowed; and the first-order estimates, float64, likewise, 0 or infinite there.
         """
         objective = np.empty(len(texts))
         ids = np.full((*texts.ids.shape, top), -1, np.int64)

@@ -27,6 +27,7 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
 from embgrad.inputs.encode import with_tokens
 from embgrad.inputs.special_tokens import id_of_special
+from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective, described
 from embgrad.results.search import History, Search
@@ -84,7 +85,8 @@ def search(
         until: a number, or one for each example: the search of an example stops as soon as its L is at least this, or at most
             this where the goal is to minimise. None runs all steps.
         allowed: the tokens that may be put in, see `substitutions`.
-        positions: the positions whose tokens may be replaced, see `substitutions`.
+        positions: the positions whose tokens may be replaced, see `substitutions`; by default also none whose token is a label
+            of `LogProbability`.
         stable: with a tokenizer, keep only texts that tokenise to the same ids, so that what is found can be typed.
         batch_size: how many texts one pass runs at most; None for as many as have 2,048 positions.
         progress: a function that takes (steps done, number of steps); or True for a line on stderr, where that is a terminal.
@@ -185,13 +187,22 @@ def problem_of(
             made,
             rule,
             allowed_ids(allowed, tokenizer, table.count),
-            searched_positions(positions, tokens, tokenizer),
+            _searched(positions, tokens, tokenizer, made),
             table,
             stability_of(tokens, tokenizer, some=joint) if stable and tokenizer is not None else None,
             size,
             Queries.none(len(tokens)),
         )
     return problem, tokenizer
+
+
+def _searched(positions: Any, batch: TokenBatch, tokenizer: Any, objective: Objective | NativeObjective) -> np.ndarray:
+    """Return the positions that are searched; unless the user names them, none whose token a language model is to predict."""
+    if positions is None and isinstance(objective, LogProbability) and objective.shift:
+        targets = objective.targets(batch)
+        if targets.any() and not targets[batch.real].all():
+            positions = searched_positions(None, batch, tokenizer) & ~targets
+    return searched_positions(positions, batch, tokenizer)
 
 
 def _expect_pass(bound: BoundModel, objective: Objective | NativeObjective, batch: TokenBatch, size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -37,8 +38,8 @@ class Stability:
 def stability_of(batch: TokenBatch, tokenizer: Any, *, some: bool = False) -> Stability:
     """Return the round trip under which the texts of a batch themselves come back; with `some` most of them, but one at least.
 
-    Special tokens are part of the text that is encoded, as in a chat, or else are added again by the tokenizer, as some
-    tokenizers treat white space after them in another way.
+    The tokenizer adds special tokens to the text, or to the two texts of a pair, as it does to what users type; where they stand
+    in another way, as in a chat, or in a batch without them, they are part of the text that is encoded.
 
     Raises:
         UnsupportedError: the tokenizer does not decode ids.
@@ -51,7 +52,7 @@ def stability_of(batch: TokenBatch, tokenizer: Any, *, some: bool = False) -> St
         )
     rows = [row[real] for row, real in zip(batch.ids, batch.real, strict=True)]
     best, unstable = None, np.ones(len(rows), bool)
-    for make in (_with_special_tokens_in_text, _with_special_tokens_added):
+    for make in (_with_special_tokens_added, _with_special_tokens_in_text):
         found = Stability(make(tokenizer))
         wrong = ~found.of(rows)
         if not wrong.any():
@@ -84,7 +85,7 @@ def _shown(ids: Sequence[int]) -> str:
 
 def _with_special_tokens_in_text(tokenizer: Any) -> RoundTrip:
     def round_trip(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        return _encode(tokenizer, [_decode(tokenizer, row, skip_special_tokens=False) for row in rows], added=False)
+        return _encode(tokenizer, [(_decode(tokenizer, row, skip_special_tokens=False),) for row in rows], added=False)
 
     return round_trip
 
@@ -93,10 +94,12 @@ def _with_special_tokens_added(tokenizer: Any) -> RoundTrip:
     special = set(special_ids(tokenizer) or ())
 
     def round_trip(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        texts = [
-            _decode(tokenizer, [id_ for id_ in row if id_ not in special], skip_special_tokens=False) for row in rows
-        ]
-        return _encode(tokenizer, texts, added=True)
+        return _encode(tokenizer, [texts_of(row) for row in rows], added=True)
+
+    def texts_of(row: Sequence[int]) -> tuple[str, ...]:
+        """Return the text between special tokens, or the first two texts."""
+        between = [list(ids) for is_special, ids in groupby(row, special.__contains__) if not is_special]
+        return tuple(_decode(tokenizer, ids, skip_special_tokens=False) for ids in between[:2]) or ("",)
 
     return round_trip
 
@@ -108,11 +111,19 @@ def _decode(tokenizer: Any, ids: Sequence[int], *, skip_special_tokens: bool) ->
     return str(tokenizer.decode(list(ids), **options))
 
 
-def _encode(tokenizer: Any, texts: Sequence[str], *, added: bool) -> list[list[int]]:
+def _encode(tokenizer: Any, texts: Sequence[tuple[str, ...]], *, added: bool) -> list[list[int]]:
+    """Return the ids of texts and of pairs of texts."""
     if hasattr(tokenizer, "encode_batch"):
-        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=added)
+        entries = [text if len(text) > 1 else text[0] for text in texts]
+        encodings = tokenizer.encode_batch(entries, add_special_tokens=added)
         return [
             list(np.array(encoding.ids, np.int64)[np.array(encoding.attention_mask, bool)]) for encoding in encodings
         ]
-    encoded = tokenizer(list(texts), add_special_tokens=added, padding=False, truncation=False)
-    return [list(ids) for ids in encoded["input_ids"]]
+    result: list[list[int]] = [[] for _ in texts]
+    for count in sorted({len(text) for text in texts}):  # a list of both would be one of pairs
+        rows = [row for row, text in enumerate(texts) if len(text) == count]
+        columns = [[texts[row][part] for row in rows] for part in range(count)]
+        encoded = tokenizer(*columns, add_special_tokens=added, padding=False, truncation=False)
+        for row, ids in zip(rows, encoded["input_ids"], strict=True):
+            result[row] = list(ids)
+    return result

@@ -14,6 +14,7 @@ from embgrad.search.draws import priorities
 from embgrad.search.estimates import top_substitutions
 from embgrad.search.method import SearchMethod, State
 from embgrad.search.problem import Problem
+from embgrad.search.resizing import expect_room
 from embgrad.search.trigger_texts import PLACES, TriggerTexts, trigger_texts
 
 __all__ = ["UniversalTrigger"]
@@ -86,7 +87,7 @@ class UniversalTrigger(SearchMethod):
         """Return the state before the first step: the texts without a trigger."""
         texts = trigger_texts(problem, self.length, self.place)
         state = super().start(problem)
-        _expect_room(problem, texts)
+        expect_room(problem, texts.template, "pass a shorter trigger")
         return replace(
             state, arrays={"current": self._initial(texts), "settled": np.array(False), "stable": texts.stable}
         )
@@ -196,19 +197,3 @@ def _whole(initial: Sequence[int] | np.ndarray, length: int) -> np.ndarray | Non
         return None
     is_whole = ids.shape == (length,) and ids.dtype.kind in "iu" and bool((ids >= 0).all())
     return ids.astype(np.int64) if is_whole else None
-
-
-def _expect_room(problem: Problem, texts: TriggerTexts) -> None:
-    """Refuse a trigger with which the longest text is longer than the model accepts.
-
-    Raises:
-        BatchError: a pass on that text raised an error.
-    """
-    longest = int(texts.template.real.sum(1).argmax())
-    text = texts.template.take(np.array([longest])).cut(int(texts.template.real[longest].sum()))
-    if not problem.bound.accepts(problem.batch_of(text)):
-        count = int(problem.original.real[longest].sum())
-        raise BatchError(
-            f"example {longest} has {count} tokens, and the model does not accept {texts.length} more: pass "
-            f"max_length={max(1, count - texts.length)} with the tokenizer, shorter ids, or a shorter trigger"
-        )

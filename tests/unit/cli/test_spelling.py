@@ -56,7 +56,7 @@ def test_every_objective_can_be_parsed() -> None:
         ("Logit(**{'index': 1})", None, "unpacks a dict"),
         ("os.system('true')", None, "expected the name of an objective"),
         ("Logit()", None, "missing a required argument.*or --labels"),
-        ("Margin(1)", None, "missing a required argument: 'against'"),
+        ("Projection()", None, "missing a required argument: 'vector'"),
         ("Margin(1, 2, 3)", None, "too many positional arguments"),
         ("Sum()", [1], "--labels applies only to 'CrossEntropy', 'Logit'"),
         ("Logit(1)", [1], "pass only one"),

@@ -9,10 +9,36 @@ from typing import Any
 import numpy as np
 
 import embgrad
-from embgrad.testing.reference import ReferenceModel
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.attribution.models import BATCH, CLASSES, DIM, IDS, MASK, VOCAB, curved, linear
 
-__all__ = ["BATCH", "CLASSES", "DIM", "IDS", "MASK", "VOCAB", "Letters", "all_swaps", "best_of", "curved", "linear"]
+__all__ = [
+    "BATCH",
+    "CLASSES",
+    "DIM",
+    "IDS",
+    "MASK",
+    "VOCAB",
+    "Letters",
+    "all_swaps",
+    "best_of",
+    "curved",
+    "linear",
+    "per_position",
+]
+
+
+def per_position(most: int = 99) -> ReferenceModel:
+    """Return a model with logits at each position, for texts of at most so many tokens."""
+
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: Any = None, position_ids: Any = None) -> Tensor:
+        if input_ids.shape[1] > most:
+            raise ValueError("too long")
+        return lookup(model["E"], input_ids).tanh() @ model["W"]
+
+    random = np.random.default_rng(1)
+    return ReferenceModel(forward, {"E": random.normal(size=(VOCAB, DIM)), "W": random.normal(size=(DIM, VOCAB))})
+
 
 LETTERS = "abcdefghijkl"
 

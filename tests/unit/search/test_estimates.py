@@ -83,6 +83,19 @@ def test_an_id_that_is_not_in_the_blocks_is_not_confused_with_a_neighbour() -> N
     assert ids.tolist() == [[3, 2, 1, 0]]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rows_of_nan_are_never_offered_and_displace_no_others(sign: int) -> None:
+    random = np.random.default_rng(0)
+    table, gradients, allowed = random.normal(size=(50, 4)), random.normal(size=(2, 4)), np.ones(50, bool)
+    values, ids = table[:2].copy(), np.arange(2)
+    allowed[[3, 7]] = False
+    expected = top_substitutions(gradients, values, ids, reader(table), allowed, 5, sign)
+    table[3], table[7, 0] = np.nan, np.nan
+    found = top_substitutions(gradients, values, ids, reader(table), np.ones(50, bool), 5, sign)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
 def test_many_positions_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(2)
     table, ids = random.normal(size=(30, 4)), random.integers(0, 30, 11)

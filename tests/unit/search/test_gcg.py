@@ -50,6 +50,16 @@ def test_an_example_is_searched_alike_alone_in_another_batch_and_with_more_paddi
     np.testing.assert_allclose(padded.objective, found.objective, atol=1e-12)
 
 
+def test_padding_on_the_left_does_not_change_the_draws() -> None:
+    real, method = IDS[:1, :3], embgrad.GCG(steps=6, candidates=3, top=4)
+    found = embgrad.search(curved(), embgrad.TokenBatch(real, np.ones_like(real)), LOGIT, method)
+    for width in (1, 2, 5):
+        pad = ((0, 0), (width, 0))
+        left = embgrad.TokenBatch(np.pad(real, pad), np.pad(np.ones_like(real), pad))
+        padded = embgrad.search(curved(), left, LOGIT, method)
+        np.testing.assert_array_equal(padded.history.ids[..., width:], found.history.ids)
+
+
 def test_the_seed_changes_the_draws_and_the_same_seed_repeats_them() -> None:
     runs = [
         embgrad.search(curved(), BATCH, LOGIT, embgrad.GCG(steps=2, candidates=4, seed=seed)).history.ids

@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 
 import embgrad
-from tests.unit.search.models import BATCH, CLASSES, IDS, MASK, VOCAB, Letters, all_swaps, best_of, curved, linear
+from tests.unit.search.models import (
+    BATCH,
+    CLASSES,
+    IDS,
+    MASK,
+    VOCAB,
+    Letters,
+    all_swaps,
+    best_of,
+    curved,
+    linear,
+    per_position,
+)
 
 
 @pytest.mark.parametrize("goal", ["maximize", "minimize"])
@@ -157,6 +169,33 @@ def test_what_is_bound_to_positions_is_refused_where_tokens_move() -> None:
         embgrad.search(curved(), BATCH, lambda outputs: outputs.sum(1), method)
 
 
+def test_positions_that_would_move_are_refused_and_those_before_are_not() -> None:
+    model, method = per_position(), embgrad.HotFlip(steps=1, insert=True)
+    ids = [[1, 2, 3, 4]]
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"reads position 2 of example 0, whose token would move.*position=-1"
+    ):
+        embgrad.search(model, ids, embgrad.Logit(0, position=2), method)
+    for position, positions in ((-1, None), (0, [1, 2])):
+        objective = embgrad.Logit(0, position=position)
+        found = embgrad.search(model, ids, objective, method, positions=positions)
+        np.testing.assert_allclose(embgrad.evaluate(model, found.batch, objective), found.objective, atol=1e-12)
+    numbered = embgrad.TokenBatch(ids, extras={"position_ids": np.arange(4)[None]})
+    with pytest.raises(embgrad.UnsupportedError, match="numbers its positions, position_ids, and tokens would move"):
+        embgrad.search(model, numbered, embgrad.Logit(0, position=-1), method)
+
+
+def test_texts_at_the_models_limit_are_refused_before_the_search() -> None:
+    model = per_position(most=5)
+    method, objective = embgrad.HotFlip(steps=2, insert=True), embgrad.Logit(0, position=-1)
+    with pytest.raises(embgrad.BatchError) as raised:
+        embgrad.search(model, [[1, 2, 3, 4]], objective, method)
+    assert "example 0 has 4 tokens, and the model does not accept 2 more: pass insert=False, fewer steps, or" in str(
+        raised.value
+    )
+    assert embgrad.search(model, [[1, 2, 3]], objective, method).batch.shape[1] <= 5
+
+
 @pytest.mark.parametrize("classes", [CLASSES])
 def test_a_function_as_objective_gets_the_whole_batch(classes: int) -> None:
     model, seen = curved(), []
@@ -170,3 +209,14 @@ def test_a_function_as_objective_gets_the_whole_batch(classes: int) -> None:
     same = embgrad.search(model, BATCH, embgrad.Sum(), embgrad.HotFlip(steps=2, candidates=20))
     np.testing.assert_array_equal(found.batch.ids, same.batch.ids)
     np.testing.assert_allclose(found.objective, same.objective, atol=1e-12)
+
+
+def test_a_function_and_texts_of_several_lengths_make_no_batch() -> None:
+    class Deleting(embgrad.HotFlip):
+        def start(self, problem: Any) -> Any:
+            return super(embgrad.HotFlip, self).start(problem)
+
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"texts of several lengths make no batch: give an objective of embgrad"
+    ):
+        embgrad.search(curved(), BATCH, lambda outputs: outputs.sum(1), Deleting(steps=1, delete=True))

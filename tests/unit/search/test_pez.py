@@ -91,9 +91,11 @@ def test_only_texts_that_come_back_become_the_best() -> None:
     kept = embgrad.search(model, batch(), LOGIT, method, tokenizer=tokenizer, allowed=[3, 4, 7, 9])
     free = embgrad.search(model, batch(), LOGIT, method, tokenizer=tokenizer, allowed=[3, 4, 7, 9], stable=False)
     rows = [row[real].tolist() for row, real in zip(kept.batch.ids, kept.batch.real, strict=True)]
-    assert [tokenizer(tokenizer.decode(row), False)["input_ids"] for row in rows] == rows
+    assert [tokenizer(tokenizer.decode(row), add_special_tokens=False)["input_ids"] for row in rows] == rows
     others = [row[real].tolist() for row, real in zip(free.batch.ids, free.batch.real, strict=True)]
-    assert any(tokenizer(tokenizer.decode(row), False)["input_ids"] != row for row in others), "the check is in vain"
+    assert any(tokenizer(tokenizer.decode(row), add_special_tokens=False)["input_ids"] != row for row in others), (
+        "the check is in vain"
+    )
     assert (free.objective >= kept.objective).all()
     assert (kept.objective >= kept.objective_before).all()
 
@@ -127,6 +129,14 @@ def test_the_nearest_rows_are_those_of_a_dense_computation(monkeypatch: pytest.M
         np.testing.assert_array_equal(nearest_ids(embeddings, reader, allowed), expected)
     parallel = nearest_ids(2 * wide[[20]], reader, np.arange(50))
     assert np.allclose(wide[parallel] / lengths[parallel, None], wide[[11]] / lengths[[11], None])
+
+
+def test_rows_of_nan_are_nearest_to_nothing_and_hide_no_others() -> None:
+    table = np.random.default_rng(3).normal(size=(50, 6))
+    embeddings = table[[10, 20]].copy()
+    table[[3, 7]] = np.nan
+    nearest = nearest_ids(embeddings, TableReader(50, 6, lambda indices: table[indices]), np.arange(50))
+    np.testing.assert_array_equal(nearest, [10, 20])
 
 
 ERRORS = {

@@ -10,7 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.search.stability import stability_of
-from tests.unit.search.models import BATCH, IDS, Letters, curved, linear
+from tests.unit.search.models import BATCH, IDS, Letters, curved, linear, per_position
 
 LOGIT = embgrad.Logit(1)
 
@@ -74,6 +74,16 @@ def test_a_text_that_the_search_tried_is_named_as_such() -> None:
         embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=2, candidates=99), batch_size=1)
 
 
+def test_the_tokens_that_a_language_model_is_to_predict_are_searched_only_where_they_are_named() -> None:
+    model, ids = per_position(), np.array([[1, 2, 3, 4, 5]])
+    target = embgrad.LogProbability([[-100, -100, -100, 4, 5]])
+    found = embgrad.search(model, ids, target, embgrad.GCG(steps=3, candidates=9))
+    assert found.batch.ids[0, 3:].tolist() == [4, 5]
+    named = embgrad.search(model, ids, target, embgrad.GCG(steps=3, candidates=9), positions=[3])
+    assert named.batch.ids[0, [0, 1, 2, 4]].tolist() == [1, 2, 3, 5]
+    assert named.batch.ids[0, 3] != 4
+
+
 def test_the_record_of_a_search_begins_before_the_first_step() -> None:
     steps: list[tuple[int, Any]] = []
     found = embgrad.search(
@@ -131,6 +141,24 @@ class TestStability:
         )
         found = embgrad.search(curved(), [[2, 3], [0, 1]], LOGIT, "hotflip", tokenizer=Letters(), stable=False)
         assert found.texts_before == ("cd", "ab")
+
+    def test_a_space_before_the_first_word_alone_is_added_as_to_what_users_type(self) -> None:
+        """As Llama's tokenizer does it: after a special token in the text it would add none, and other texts would come back."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+        pieces = ["<s>", "</s>", "<unk>", "▁", "p", "▁p", "▁bad", "▁film", "bad"]
+        made = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token="<unk>"))
+        made.add_special_tokens(["<s>", "</s>"])
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        made.decoder = decoders.Metaspace(prepend_scheme="first")
+        made.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A </s> $B", [("<s>", 0), ("</s>", 1)])
+        first = stability_of(embgrad.encode(["bad film"], made), made)
+        texts = [[0, 6, 7], [0, 5, 6, 7], [0, 4, 6, 7]]  # the last is typed as "p bad film", whose first token is "▁p"
+        assert first.of([np.array(text) for text in texts]).tolist() == [True, True, False]
+        pair = stability_of(embgrad.encode([("bad film", "p")], made), made)
+        assert pair.of([np.array([0, 6, 7, 1, 5]), np.array([0, 4, 6, 1, 5])]).tolist() == [True, False]
+        chat = stability_of(embgrad.TokenBatch([[1, 0, 6, 1, 0, 7]]), made)
+        assert chat.of([np.array([1, 0, 6, 1, 0, 7])]).tolist() == [True]
 
     def test_a_tokenizer_that_decodes_nothing_is_refused(self) -> None:
         class Names:

@@ -234,7 +234,7 @@ def test_what_does_not_fit_a_trigger_is_refused_before_the_search() -> None:
     refuses("with any of their 1 most frequent tokens, repeated 2 times", batch(["bc"]), LOGIT, allowed=[3])
     refuses("example 1 has no position whose token may be replaced", batch(["cd", ""]), LOGIT)
     refuses(
-        "example 0 has 8 tokens, and the model does not accept 3 more: pass max_length=5",
+        "example 0 has 8 tokens, and the model does not accept 3 more: pass a shorter trigger, or max_length=5",
         batch(["cdefgh"]),
         LOGIT,
         method=UniversalTrigger(3),

@@ -61,8 +61,12 @@ class Tokenizer:
     all_special_ids = (PAD, CLS, SEP)
     names = ("[P]", "[C]", "[S]", *LETTERS, "ab")
 
-    def __call__(self, texts: Any, add_special_tokens: bool = True, **options: Any) -> Any:
-        """Return the ids of texts, or of a single one."""
+    def __call__(self, texts: Any, pairs: Any = None, add_special_tokens: bool = True, **options: Any) -> Any:
+        """Return the ids of texts, of a single one, or of pairs."""
+        if pairs is not None:
+            firsts = [self._ids(text, add_special_tokens) for text in texts]
+            seconds = [self._ids(text, False) + [SEP] * add_special_tokens for text in pairs]
+            return {"input_ids": [first + second for first, second in zip(firsts, seconds, strict=True)]}
         rows = [self._ids(text, add_special_tokens) for text in ([texts] if isinstance(texts, str) else texts)]
         return {"input_ids": rows[0] if isinstance(texts, str) else rows}
 

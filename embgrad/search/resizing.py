@@ -1,0 +1,63 @@
+"""What has to hold before a search inserts or deletes tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embgrad.attribution.passes import passes_through
+from embgrad.attribution.removal import POSITION_IDS, columns_read, expect_deletable
+from embgrad.errors import BatchError, UnsupportedError
+from embgrad.forward.points import WORD
+from embgrad.search.problem import Problem
+from embgrad.search.texts import Texts
+
+__all__ = ["expect_resizable", "expect_room"]
+
+#: What a message proposes where tokens cannot move.
+INSTEAD = "give insert=False and delete=False, which keep the text's length"
+
+
+def expect_resizable(problem: Problem) -> None:
+    """Refuse to insert and delete tokens where something has an entry for each position and would have to follow.
+
+    Raises:
+        BatchError: the batch is padded on the left.
+        UnsupportedError: the objective or a further input is bound to the positions.
+    """
+    problem.batch.lengths()
+    if POSITION_IDS in problem.batch.extras:
+        raise UnsupportedError(f"the batch numbers its positions, {POSITION_IDS}, and tokens would move: {INSTEAD}")
+    passes = passes_through(problem.bound, problem.batch, problem.objective, WORD, "keep", None)
+    expect_deletable(passes, INSTEAD)
+    columns = columns_read(passes)
+    if columns is None:
+        return
+    first = np.where(problem.free.any(1), problem.free.argmax(1), problem.free.shape[1])
+    for example in np.flatnonzero(columns >= first)[:1].tolist():
+        raise UnsupportedError(
+            f"the objective reads position {columns[example]} of example {example}, whose token would move: {INSTEAD}, or count "
+            "the position back from the end, as in position=-1"
+        )
+
+
+def expect_room(problem: Problem, texts: Texts, instead: str) -> None:
+    """Refuse to insert tokens where the longest of these texts, with them, is longer than the model accepts.
+
+    Args:
+        problem: what is searched.
+        texts: texts of the batch with as many tokens more as a search may insert.
+        instead: what the message proposes beside shorter texts.
+
+    Raises:
+        BatchError: a pass on the longest text raised an error.
+    """
+    row = int(texts.real.sum(1).argmax())
+    length = int(texts.real[row].sum())
+    if problem.bound.accepts(problem.batch_of(texts.take(np.array([row])).cut(length))):
+        return
+    example = int(texts.examples[row])
+    count = int(problem.original.real[example].sum())
+    raise BatchError(
+        f"example {example} has {count} tokens, and the model does not accept {length - count} more: {instead}, or "
+        f"max_length={max(1, 2 * count - length)} with the tokenizer"
+    )
