@@ -140,7 +140,12 @@ def _bitsandbytes_8(decoder: Decoder, folder: Path) -> Any:
 
 def _bitsandbytes_4(decoder: Decoder, folder: Path) -> Any:
     settings = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
-    return _bitsandbytes(decoder, folder, load_in_4bit=True, **settings)
+    model = _bitsandbytes(decoder, folder, load_in_4bit=True, **settings)
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # On some CPUs the first pass without gradients would rearrange the weights, for which there is no backward pass.
+            module.support_avx512bf16_for_cpu = False
+    return model
 
 
 def _torchao_8(decoder: Decoder, folder: Path) -> Any:

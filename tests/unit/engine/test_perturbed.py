@@ -310,3 +310,16 @@ def test_a_backend_without_the_ability_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ReferenceBackend, "supports", ReferenceBackend.supports - {"perturb"})
     with refused(embgrad.UnsupportedError, "the backend 'reference' does not support 'perturb'"):
         embgrad.perturbed(model(), {"word": 1.0})
+
+
+class Attached(np.ndarray):
+    """An array that wants a gradient, as a tensor of a framework may."""
+
+    requires_grad = True
+
+
+def test_a_tensor_that_wants_a_gradient_is_refused() -> None:
+    with refused(
+        embgrad.PointError, "which requires a gradient, and arrays are added as constants", "by embgrad.capture"
+    ):
+        embgrad.perturbed(model(), {"word": DELTA.view(Attached)})
