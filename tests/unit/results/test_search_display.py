@@ -214,3 +214,11 @@ def test_l_by_step_is_plotted(plt: Any) -> None:
     alone = course([2.0]).plot(ax=ax)
     assert alone is ax
     assert ax.lines[-1].get_marker() == "o"
+
+
+def test_a_text_that_met_the_rule_before_and_no_longer_does_counts_as_right_under_attack() -> None:
+    """A trigger stands in every text, also in those that were wrong without it."""
+    search = replace(SEARCH, objective=np.array([1.0, -1.0]), success=np.array([True, False]))
+    figures = search.figures()
+    assert (figures.met_before, figures.successes, figures.attack_success_rate) == (1, 1, 1.0)
+    assert (figures.clean_accuracy, figures.accuracy_under_attack) == (0.5, 0.5)

@@ -220,3 +220,15 @@ def test_a_function_and_texts_of_several_lengths_make_no_batch() -> None:
         embgrad.UnsupportedError, match=r"texts of several lengths make no batch: give an objective of embgrad"
     ):
         embgrad.search(curved(), BATCH, lambda outputs: outputs.sum(1), Deleting(steps=1, delete=True))
+
+
+def test_continuations_of_several_lengths_are_followed_where_tokens_move() -> None:
+    model, ids = (
+        per_position(),
+        embgrad.TokenBatch([[1, 2, 3, 4, 5], [1, 2, 3, 6, 0]], [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]),
+    )
+    target = embgrad.LogProbability([[4, 5], [6, -100]])
+    target.at_end = True  # as LogProbability.of makes it
+    found = embgrad.search(model, ids, target, embgrad.HotFlip(steps=2, insert=True))
+    np.testing.assert_allclose(embgrad.evaluate(model, found.batch, target), found.objective, atol=1e-12)
+    assert (found.objective > found.objective_before).all()
