@@ -1,4 +1,4 @@
-"""What a causal language model of transformers keeps of a text: tuples of keys and values, which its `call` takes."""
+"""The cache of a text's keys and values, tuples that the `call` of a causal language model of transformers takes."""
 
 from __future__ import annotations
 

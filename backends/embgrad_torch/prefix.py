@@ -1,4 +1,4 @@
-"""What a causal language model of transformers keeps of a text: a cache of keys and values, which its `forward` takes."""
+"""The cache of a text's keys and values, which the `forward` of a causal language model of transformers takes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.attribution.discretized import DiscretizedIntegratedGradients
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
-from embgrad.attribution.method import Method
+from embgrad.attribution.method import Method, chosen_method
 from embgrad.attribution.passes import Passes, passes_of
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
@@ -19,7 +19,6 @@ from embgrad.backend.protocol import Call
 from embgrad.common.keywords import explained
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.options import expect_pads
-from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import tokenizer_of
 from embgrad.results.attribution import Attribution, Attributions
@@ -175,15 +174,4 @@ def method_from(method: Any) -> Method:
     Raises:
         EmbgradError: it is neither.
     """
-    if isinstance(method, Method):
-        return method
-    if isinstance(method, str) and method in METHODS:
-        return METHODS[method]()
-    if isinstance(method, type) and issubclass(method, Method):
-        raise EmbgradError(
-            f"the method is the class {method.__name__}: expected an instance; write {method.__name__}(...)"
-        )
-    raise EmbgradError(
-        f"method is {brief(method)}: expected a method, such as embgrad.IntegratedGradients(), or one of {listed(METHODS)}."
-        f"{did_you_mean(str(method), list(METHODS))}"
-    )
+    return chosen_method(method, Method, METHODS, "embgrad.IntegratedGradients()")

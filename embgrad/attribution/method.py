@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,12 @@ from embgrad.common.arrays import to_numpy
 from embgrad.common.metrics import lengths
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 
-__all__ = ["Contributions", "GradientMethod", "Method", "expect_choice", "expect_count", "expect_number", "plain"]
+__all__ = [
+    *("Contributions", "GradientMethod", "Method", "chosen_method"),
+    *("expect_choice", "expect_count", "expect_number", "plain"),
+]
+
+M = TypeVar("M")
 
 #: The most numbers of an array that the description of a method lists; of a longer one it has the shape and the digest.
 MOST_NUMBERS: Final = 64
@@ -97,6 +102,33 @@ def plain(value: Any) -> Any:
         digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
         return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": digest}
     return [plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def chosen_method(method: Any, base: type[Any], known: Mapping[str, type[M]], example: str) -> M:
+    """Return a method, or the method of a name with its defaults.
+
+    Args:
+        method: the user's value.
+        base: the base class of the methods.
+        known: the methods by name.
+        example: a method as the user would write it, for the message.
+
+    Raises:
+        EmbgradError: it is neither.
+    """
+    if isinstance(method, base):
+        made: M = method
+        return made
+    if isinstance(method, str) and method in known:
+        return known[method]()
+    if isinstance(method, type) and issubclass(method, base):
+        raise EmbgradError(
+            f"the method is the class {method.__name__}: expected an instance; write {method.__name__}(...)"
+        )
+    raise EmbgradError(
+        f"method is {brief(method)}: expected a method, such as {example}, or one of {listed(known)}."
+        f"{did_you_mean(str(method), list(known))}"
+    )
 
 
 def expect_count(value: Any, name: str, least: int = 1) -> None:

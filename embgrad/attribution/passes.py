@@ -27,7 +27,7 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["MOST_POSITIONS", "Passes", "Rows", "passes_of", "passes_through"]
+__all__ = ["MOST_POSITIONS", "Passes", "Rows", "passes_of", "passes_through", "size_of_pass"]
 
 #: How many positions one pass runs at most where the user names no `batch_size`, but at least one example.
 MOST_POSITIONS: Final = 2048
@@ -138,7 +138,7 @@ class Passes:
         """The most rows of one pass."""
         if self.is_native:
             return len(self.batch)
-        return self.batch_size or max(1, MOST_POSITIONS // self.batch.shape[1])
+        return size_of_pass(self.batch_size, self.batch.shape[1])
 
     @property
     def batches_at_once(self) -> int:
@@ -204,6 +204,11 @@ class Passes:
             f"at values that the method puts in place of those at {self.at!r}, for {named}, numbered in the pass: "
             f"{error.message}"
         )
+
+
+def size_of_pass(batch_size: int | None, positions: int) -> int:
+    """Return how many rows of so many positions one pass runs at most, where the user names a `batch_size` or None."""
+    return batch_size or max(1, MOST_POSITIONS // positions)
 
 
 def passes_of(

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.attribution.baselines import NAMES, absent_positions, baseline_values
-from embgrad.attribution.passes import MOST_POSITIONS, Passes, Rows
+from embgrad.attribution.passes import Passes, Rows, size_of_pass
 from embgrad.common.arrays import to_numpy
 from embgrad.common.options import expect_flag
 from embgrad.common.pytree import every
@@ -166,7 +166,7 @@ class Removal:
         objectives = np.empty(len(rows))
         for length in np.unique(lengths):
             same = np.flatnonzero(lengths == length)
-            size = self.passes.batch_size or max(1, MOST_POSITIONS // int(length))
+            size = size_of_pass(self.passes.batch_size, int(length))
             for start in range(0, len(same), size):
                 piece = same[start : start + size]
                 objectives[piece] = self._of_shorter(examples[piece], rows[piece])

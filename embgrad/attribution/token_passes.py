@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.attribution.passes import MOST_POSITIONS, Passes
+from embgrad.attribution.passes import Passes, size_of_pass
 from embgrad.attribution.targets import Targets
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import BoundModel, NativeObjective, PointValues, Reduce
@@ -81,7 +81,7 @@ class TokenPasses:
     @property
     def size(self) -> int:
         """The most rows of one pass."""
-        return self.batch_size or max(1, MOST_POSITIONS // sum(side.shape[1] for side in self.sides))
+        return size_of_pass(self.batch_size, sum(side.shape[1] for side in self.sides))
 
     def pieces(self, times: int) -> Iterator[np.ndarray]:
         """Yield the numbers of the rows of each pass, where the batch is run several times.

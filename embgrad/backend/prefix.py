@@ -1,4 +1,4 @@
-"""What a causal language model keeps of a text, so that texts which begin like it run only from where they differ."""
+"""The cache of a text in a causal language model, after which texts that begin alike run only from where they differ."""
 
 from __future__ import annotations
 

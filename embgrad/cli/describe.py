@@ -150,8 +150,8 @@ def _described_substitutions(substitutions: Substitutions) -> dict[str, Any]:
                         "position": position,
                         "id": int(substitutions.original[example, position]),
                         "substitutions": [
-                            {"id": one.id, "token": one.after, "score": one.score}
-                            for one in substitutions.of_position(example, position, top)
+                            {"id": entry.id, "token": entry.after, "score": entry.score}
+                            for entry in substitutions.of_position(example, position, top)
                         ],
                     }
                     for position in np.flatnonzero(substitutions.searched[example]).tolist()

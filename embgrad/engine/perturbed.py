@@ -30,7 +30,7 @@ __all__ = ["Perturbation", "perturbed"]
 
 
 class Perturbation:
-    """What `perturbed` adds in the user's passes.
+    """The arrays that `perturbed` adds in the user's passes.
 
     Attributes:
         names: the points' names, as the user wrote them.

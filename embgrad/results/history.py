@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
 
-__all__ = ["History"]
+__all__ = ["ARRAYS", "History"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,3 +31,7 @@ class History:
     def __repr__(self) -> str:
         steps, examples = self.objective.shape
         return f"History({steps - 1} steps, {examples} examples, {self.seconds[-1]:.4g} seconds)"
+
+
+#: The names of a history's arrays.
+ARRAYS: Final = tuple(entry.name for entry in fields(History))

@@ -62,7 +62,7 @@ class Search(DisplayedSearch):
 
     @cached_property
     def success_before(self) -> np.ndarray | None:
-        """Whether each example met the stopping rule before the search, bool, shape (example,); None where there is none."""
+        """The examples that met the stopping rule before the search, bool, shape (example,); None where there is no rule."""
         goal, until = (self.provenance.get(name) for name in ("goal", "until"))
         if until is None:
             return None
@@ -80,7 +80,7 @@ class Search(DisplayedSearch):
 
     @cached_property
     def changed(self) -> np.ndarray:
-        """How many tokens of each example were substituted, inserted or deleted, int64, shape (example,)."""
+        """The number of tokens of each example that were substituted, inserted or deleted, int64, shape (example,)."""
         return np.array([len(own) for own in self.changes()], np.int64)
 
     def figures(self) -> SearchFigures:

@@ -19,7 +19,7 @@ from embgrad.results.field_checks import (
     expect_dtype,
     expect_shape,
 )
-from embgrad.results.history import History
+from embgrad.results.history import ARRAYS, History
 
 __all__ = ["arrays_of", "entry_of", "fields_of"]
 
@@ -30,7 +30,6 @@ _OTHERS: Final = ("tokens", "texts", "convention", "mask_is_bool")
 #: By the beginning of their arrays' names, the attributes that are batches.
 _SIDES: Final = {"before_": "before", "after_": "batch"}
 
-_HISTORY: Final = ("objective", "ids", "evaluations", "gradients", "seconds")
 _TEXTS: Final = ("texts_before", "texts")
 _FLOATS: Final = ("objective_before", "objective")
 
@@ -44,7 +43,7 @@ def arrays_of(search: Any) -> dict[str, np.ndarray]:
     for prefix, side in _SIDES.items():
         batch = getattr(search, side)
         arrays |= {f"{prefix}{name}": value for name in _OF_BATCH if (value := getattr(batch, name)) is not None}
-    return arrays | {f"history_{name}": np.asarray(getattr(search.history, name)) for name in _HISTORY}
+    return arrays | {f"history_{name}": np.asarray(getattr(search.history, name)) for name in ARRAYS}
 
 
 def entry_of(search: Any) -> dict[str, Any]:
@@ -59,16 +58,16 @@ def entry_of(search: Any) -> dict[str, Any]:
 def fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fields:
     """Return the arguments of a `Search`, checked so that none can cause an error later, far from the file."""
     expect_names("fields", entry, (*_SIDES.values(), *_TEXTS, "provenance"))
-    known = {f"{prefix}{name}" for prefix in _SIDES for name in _OF_BATCH} | {f"history_{name}" for name in _HISTORY}
+    known = {f"{prefix}{name}" for prefix in _SIDES for name in _OF_BATCH} | {f"history_{name}" for name in ARRAYS}
     required = {*_FLOATS, *(f"{prefix}{name}" for prefix in _SIDES for name in ("ids", "truncated"))}
     known |= {*_FLOATS, "success", "trigger"}
-    expect_names("arrays", arrays, sorted(known), known - required - {f"history_{name}" for name in _HISTORY})
+    expect_names("arrays", arrays, sorted(known), known - required - {f"history_{name}" for name in ARRAYS})
     sides = {side: _batch(side, prefix, arrays, entry[side]) for prefix, side in _SIDES.items()}
     count = len(sides["before"])
     if len(sides["batch"]) != count:
         raise SchemaError(f"holds {count} examples before and {len(sides['batch'])} after the search: {EXPECTED}")
     _check_values(arrays, count)
-    history = {name: arrays[f"history_{name}"] for name in _HISTORY}
+    history = {name: arrays[f"history_{name}"] for name in ARRAYS}
     _check_history(history, count)
     return {
         **sides,

@@ -15,7 +15,7 @@ __all__ = ["Amount", "SearchFigures", "figures_of"]
 
 
 class Amount(NamedTuple):
-    """How much an example takes; NaN where there is no such example.
+    """The mean and the median of a number over examples; NaN where there is no such example.
 
     Attributes:
         mean: the mean of the examples that were searched, which are those that did not meet the stopping rule before.

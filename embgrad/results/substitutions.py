@@ -78,7 +78,7 @@ class Substitutions:
 
     @property
     def goal(self) -> str:
-        """Whether the ids are those that raise L most, "maximize", or that lower it most, "minimize"."""
+        """The goal: "maximize" for the ids that raise L most, "minimize" for those that lower it most."""
         return str(self.provenance["goal"])
 
     def best(self, count: int = 10) -> list[list[Substitution]]:

@@ -20,7 +20,7 @@ from embgrad.engine.provenance import origins
 from embgrad.engine.task import Task
 from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief
 from embgrad.objectives.native import NativeObjective
-from embgrad.results.history import History
+from embgrad.results.history import ARRAYS, History
 from embgrad.search.method import SearchMethod, State
 from embgrad.search.problem import Problem
 from embgrad.search.texts import Texts
@@ -38,7 +38,6 @@ FORMAT, ENTRY = 1, "embgrad_search"
 EVERY, SHARE = 1.0, 20.0
 
 _TEXTS: Final = ("examples", "ids", "real", "types", "free")
-_HISTORY: Final = ("objective", "ids", "evaluations", "gradients", "seconds")
 
 
 def expect_target(to: Any) -> Path | None:
@@ -125,7 +124,7 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
 
     def _write(self, steps: int, state: State, history: History) -> None:
         assert self._path is not None
-        arrays = dict(_arrays(state, History(*(getattr(history, name)[: steps + 1] for name in _HISTORY))))
+        arrays = dict(_arrays(state, History(*(getattr(history, name)[: steps + 1] for name in ARRAYS))))
         # Files of results have no truth values; where this one has none either, their reader can say what it is.
         flags = [name for name, array in arrays.items() if array.dtype == bool]
         arrays |= {name: arrays[name].astype(np.int64) for name in flags}
@@ -211,7 +210,7 @@ def _arrays(state: State, history: History) -> Iterator[tuple[str, np.ndarray]]:
     yield "values", state.values
     for name, array in state.arrays.items():
         yield f"arrays.{name}", array
-    for name in _HISTORY:
+    for name in ARRAYS:
         yield f"history.{name}", getattr(history, name)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from embgrad.engine.embedding_table import TableReader
 
-__all__ = ["NONE", "top_substitutions"]
+__all__ = ["NONE", "top_substitutions", "top_substitutions_at"]
 
 #: The id where a position has no further replacement.
 NONE: Final = -1
@@ -54,6 +54,37 @@ def top_substitutions(
         for rows in _slices(len(ids), MOST_POSITIONS)
     ]
     return np.concatenate([found for found, _ in pieces]), np.concatenate([scores for _, scores in pieces])
+
+
+def top_substitutions_at(
+    gradients: np.ndarray,
+    values: np.ndarray,
+    ids: np.ndarray,
+    searched: np.ndarray,
+    table: TableReader,
+    allowed: np.ndarray,
+    top: int,
+    sign: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `top_substitutions` does for the positions of texts that are searched.
+
+    Args:
+        gradients: the gradient at the lookup, shape (text, position, dim).
+        values: the rows in place, likewise.
+        ids: the ids in place, shape (text, position).
+        searched: true where a position is searched, bool, likewise.
+        table: see `top_substitutions`; so are `allowed`, `top` and `sign`.
+
+    Returns:
+        ids, int64, shape (text, position, top), and scores, float64, likewise; at other positions -1 and the worst score.
+    """
+    found = np.full((*searched.shape, top), NONE, np.int64)
+    scores = np.full(found.shape, -np.inf * sign)
+    if searched.any():
+        found[searched], scores[searched] = top_substitutions(
+            gradients[searched], values[searched], ids[searched], table, allowed, top, sign
+        )
+    return found, scores
 
 
 def _top(

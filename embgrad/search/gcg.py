@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -61,14 +61,12 @@ class GCG(SearchMethod):
         if not len(candidates):
             return state
         values = problem.objectives(candidates)
-        current, current_values = state.current, state.values.copy()
-        for example in np.unique(candidates.examples).tolist():
-            own = candidates.rows_of(example)
-            best = own[np.argmax(problem.sign * values[own])]
-            current = current.put(np.array([example]), candidates.take(np.array([best])))
-            current_values[example] = values[best]
+        rows = candidates.best_of_each(problem.sign * values)
+        examples = candidates.examples[rows]
+        current_values = state.values.copy()
+        current_values[examples] = values[rows]
         improved = state.improved(problem.sign, candidates, values)
-        return State(improved.best, improved.objective, current, current_values)
+        return replace(improved, current=state.current.put(examples, candidates.take(rows)), values=current_values)
 
     def _drawn(self, problem: Problem, texts: Texts, row: int, ids: np.ndarray, key: np.uint64) -> Texts:
         """Return the texts that are evaluated in place of one: stable ones, in the order of their draws."""

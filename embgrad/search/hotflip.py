@@ -89,23 +89,14 @@ class HotFlip(SearchMethod):
         if not evaluated:
             return state
         found, found_values = joined(evaluated), np.concatenate(values)
-        kept = self._best(problem.sign, found, found_values)
+        kept = found.best_of_each(problem.sign * found_values, self.beam)
         stays = ~np.isin(state.current.examples, found.examples[kept])
         improved = state.improved(problem.sign, found, found_values)
-        return State(
-            improved.best,
-            improved.objective,
-            joined([state.current.take(stays), found.take(kept)]),
-            np.concatenate([state.values[stays], found_values[kept]]),
+        return replace(
+            improved,
+            current=joined([state.current.take(stays), found.take(kept)]),
+            values=np.concatenate([state.values[stays], found_values[kept]]),
         )
-
-    def _best(self, sign: int, texts: Texts, values: np.ndarray) -> np.ndarray:
-        """Return the indices of the best texts of each example."""
-        kept = []
-        for example in np.unique(texts.examples).tolist():
-            own = texts.rows_of(example)
-            kept.append(own[np.argsort(-sign * values[own], kind="stable")[: self.beam]])
-        return np.concatenate(kept)
 
     def _candidates(self, problem: Problem, texts: Texts) -> Iterator[Texts]:
         """Yield the texts to evaluate, the most promising first: deletions, then all others in ever larger pieces."""

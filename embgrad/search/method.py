@@ -41,18 +41,13 @@ class State:
 
     def improved(self, sign: int, texts: Texts, values: np.ndarray) -> State:
         """Return the state whose best texts are the better ones of its own and of these; of equal ones its own stay."""
-        best, objective = self.best, self.objective.copy()
-        better, rows = [], []
-        for example in np.unique(texts.examples).tolist():
-            own = texts.rows_of(example)
-            row = own[np.argmax(sign * values[own])]
-            if sign * values[row] > sign * objective[example]:
-                objective[example] = values[row]
-                better.append(example)
-                rows.append(row)
-        if better:
-            best = best.put(np.array(better), texts.take(np.array(rows)))
-        return replace(self, best=best, objective=objective)
+        rows = texts.best_of_each(sign * values)
+        rows = rows[sign * values[rows] > sign * self.objective[texts.examples[rows]]]
+        if not len(rows):
+            return self
+        objective = self.objective.copy()
+        objective[texts.examples[rows]] = values[rows]
+        return replace(self, best=self.best.put(texts.examples[rows], texts.take(rows)), objective=objective)
 
 
 class SearchMethod(ABC):
@@ -68,7 +63,7 @@ class SearchMethod(ABC):
 
     def start(self, problem: Problem) -> State:
         """Return the state before the first step."""
-        return State.at(problem.original, problem.objectives(problem.original))
+        return State.at(problem.original, problem.before)
 
     def active(self, problem: Problem, state: State) -> np.ndarray:
         """Return the examples whose search goes on, bool, shape (example,): those that do not meet the stopping rule."""

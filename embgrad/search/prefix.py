@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.attribution.passes import MOST_POSITIONS
+from embgrad.attribution.passes import size_of_pass
 from embgrad.backend.objective_callback import Respond
 from embgrad.backend.prefix import Prefix
 from embgrad.backend.protocol import BoundModel, Call, Request
@@ -133,7 +133,7 @@ class SharedPrefixes:
         order = order[shared[order] > 0]
         while len(order):
             positions = end - int(shared[order[0]])
-            most = self.batch_size or max(1, MOST_POSITIONS // positions)
+            most = size_of_pass(self.batch_size, positions)
             enough = -(-ENOUGH_POSITIONS // positions)
             longer = np.flatnonzero(np.diff(shared[order]) > 0) + 1
             size = min([most, len(order), *longer[longer >= enough][:1].tolist()])

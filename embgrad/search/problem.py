@@ -1,4 +1,4 @@
-"""What a search searches: a model, a batch, an objective, and the tokens that may stand in the place of others."""
+"""The problem of a search: a model, a batch, an objective, and the tokens that may stand in the place of others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.attribution.passes import MOST_POSITIONS
+from embgrad.attribution.passes import size_of_pass
 from embgrad.backend.protocol import BoundModel
 from embgrad.engine.embedding_table import TableReader
 from embgrad.engine.evaluate import evaluated
@@ -22,7 +22,7 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
-from embgrad.search.estimates import top_substitutions
+from embgrad.search.estimates import NONE, top_substitutions_at
 from embgrad.search.prefix import SharedPrefixes
 from embgrad.search.rule import Rule
 from embgrad.search.stability import Stability
@@ -33,7 +33,7 @@ __all__ = ["Problem", "Queries"]
 
 @dataclass
 class Queries:
-    """How often the model was asked, int64, shape (example,), which grow while a search runs.
+    """The numbers of queries to the model, int64, shape (example,), which grow while a search runs.
 
     Attributes:
         evaluations: the forward passes of each example.
@@ -63,7 +63,7 @@ class Problem:
         table: reads the rows of the table behind the lookup of the ids.
         stability: tells which texts tokenise to their own ids; None where any ids will do.
         batch_size: how many texts one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
-        queries: how often the model was asked.
+        queries: the numbers of queries to the model.
     """
 
     bound: BoundModel
@@ -87,6 +87,14 @@ class Problem:
         """The texts of the batch itself, one of each example."""
         batch = self.batch
         return Texts(np.arange(len(batch)), batch.ids, batch.real, batch.types, self.free)
+
+    @cached_property
+    def before(self) -> np.ndarray:
+        """L of each example of the batch, float64, shape (example,); the user is warned of what is odd in it."""
+        task = Task(self.bound, self.objective, GradientOptions(()), pullback=False)
+        values = evaluated(task, self.batch, None if isinstance(self.objective, NativeObjective) else self._size)
+        self.queries.evaluations += 1
+        return values
 
     @cached_property
     def allowed_ids(self) -> np.ndarray:
@@ -164,26 +172,17 @@ class Problem:
 
         Returns:
             The objectives, float64, shape (text,); ids, int64, shape (text, position, top), best first, -1 where a position is
-            not free or fewer are allowed; and the first-order estimates, float64, likewise, 0 or infinite there.
+            not free or fewer are allowed; and the first-order estimates, float64, likewise, infinite there.
         """
         objective = np.empty(len(texts))
-        ids = np.full((*texts.ids.shape, top), -1, np.int64)
-        scores = np.zeros(ids.shape)
+        ids = np.full((*texts.ids.shape, top), NONE, np.int64)
+        scores = np.full(ids.shape, -np.inf * self.sign)
         for rows, values, gradients, inputs in self.each_gradient(texts):
             objective[rows] = values
-            text, position = np.nonzero(texts.free[rows][:, : gradients.shape[1]])
-            if not len(text):
-                continue
-            found = top_substitutions(
-                gradients[text, position],
-                inputs[text, position],
-                texts.ids[rows[text], position],
-                self.table,
-                self.allowed,
-                top,
-                self.sign,
+            piece = texts.take(rows).cut(gradients.shape[1])
+            ids[rows, : gradients.shape[1]], scores[rows, : gradients.shape[1]] = top_substitutions_at(
+                gradients, inputs, piece.ids, piece.free, self.table, self.allowed, top, self.sign
             )
-            ids[rows[text], position], scores[rows[text], position] = found
         return objective, ids, scores
 
     def stable(self, texts: Texts) -> np.ndarray:
@@ -199,7 +198,7 @@ class Problem:
 
     @property
     def _size(self) -> int:
-        return self.batch_size or max(1, MOST_POSITIONS // self.batch.shape[1])
+        return size_of_pass(self.batch_size, self.batch.shape[1])
 
     def _pieces(self, texts: Texts) -> Iterator[_Piece]:
         """Yield pieces of the texts.

@@ -18,7 +18,7 @@ GOALS: Final = {"maximize": 1, "minimize": -1}
 
 @dataclass(frozen=True)
 class Rule:
-    """What a search is for, and when that of an example stops.
+    """The goal of a search, and the rule by which that of an example stops.
 
     Attributes:
         goal: "maximize" or "minimize".

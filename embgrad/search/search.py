@@ -8,20 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.attribution.passes import MOST_POSITIONS
-from embgrad.backend.protocol import BoundModel, Call
+from embgrad.attribution.method import chosen_method
+from embgrad.attribution.passes import size_of_pass
+from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.embedding_table import table_reader
-from embgrad.engine.evaluate import evaluated
-from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import with_shared
 from embgrad.engine.provenance import origins
-from embgrad.engine.task import Task
-from embgrad.errors import EmbgradError, UnsupportedError, brief, did_you_mean, listed
+from embgrad.errors import UnsupportedError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
@@ -30,6 +28,7 @@ from embgrad.inputs.special_tokens import id_of_special
 from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective, described
+from embgrad.results.history import ARRAYS
 from embgrad.results.search import History, Search
 from embgrad.search.checkpoint import Checkpoint, expect_target
 from embgrad.search.gcg import GCG
@@ -175,12 +174,10 @@ def problem_of(
             "(example,)"
         )
     bound, tokenizer = bind(model, call), tokenizer_of(model, tokenizer)
-    size_of_pass = size or max(1, MOST_POSITIONS // tokens.shape[1])
-    _expect_pass(bound, made, tokens, size_of_pass)
     if tokens.extras:
         tokens = with_shared(bound, tokens, repeated=True)
     with explained_errors(bound, tokens):
-        table = table_reader(bound, tokens[:size_of_pass], WORD)
+        table = table_reader(bound, tokens[: size_of_pass(size, tokens.shape[1])], WORD)
         problem = Problem(
             bound,
             tokens,
@@ -205,22 +202,14 @@ def _searched(positions: Any, batch: TokenBatch, tokenizer: Any, objective: Obje
     return searched_positions(positions, batch, tokenizer)
 
 
-def _expect_pass(bound: BoundModel, objective: Objective | NativeObjective, batch: TokenBatch, size: int) -> None:
-    """Run the batch once, so that what does not fit is refused, and the user is warned, before anything else is computed."""
-    whole = isinstance(objective, NativeObjective)
-    evaluated(Task(bound, objective, GradientOptions(()), pullback=False), batch, None if whole else size)
-
-
 class _Record:
-    """What a `History` is made of, step by step, after what is known of an interrupted search."""
+    """The entries of a `History`, one for each step, after those of an interrupted search."""
 
     def __init__(self, queries: Queries, former: History | None) -> None:
         self._queries = queries
         self._entries: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, float]] = []
         if former is not None:
-            self._entries.extend(
-                zip(former.objective, former.ids, former.evaluations, former.gradients, former.seconds, strict=True)
-            )
+            self._entries.extend(zip(*(getattr(former, name) for name in ARRAYS), strict=True))
         self._began = time.perf_counter() - (0.0 if former is None else former.seconds[-1])
 
     def add(self, state: State) -> None:
@@ -286,15 +275,4 @@ def method_from(method: Any) -> SearchMethod:
     Raises:
         EmbgradError: it is neither.
     """
-    if isinstance(method, SearchMethod):
-        return method
-    if isinstance(method, str) and method in METHODS:
-        return METHODS[method]()
-    if isinstance(method, type) and issubclass(method, SearchMethod):
-        raise EmbgradError(
-            f"the method is the class {method.__name__}: expected an instance; write {method.__name__}(...)"
-        )
-    raise EmbgradError(
-        f"method is {brief(method)}: expected a method, such as embgrad.HotFlip(), or one of {listed(METHODS)}."
-        f"{did_you_mean(str(method), list(METHODS))}"
-    )
+    return chosen_method(method, SearchMethod, METHODS, "embgrad.HotFlip()")

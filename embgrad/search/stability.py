@@ -1,4 +1,4 @@
-"""Whether texts tokenise to their own ids, so that what a search finds can be typed."""
+"""The check that texts tokenise to their own ids, so that what a search finds can be typed."""
 
 from __future__ import annotations
 

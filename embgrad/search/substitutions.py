@@ -12,7 +12,7 @@ from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
 from embgrad.engine.call_errors import explained_decoder, explained_errors
-from embgrad.engine.embedding_table import TableReader, table_reader
+from embgrad.engine.embedding_table import table_reader
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import with_shared
@@ -22,9 +22,8 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import batch_of, tokenizer_of
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import as_objective
-from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.substitutions import Substitutions
-from embgrad.search.estimates import NONE, top_substitutions
+from embgrad.search.estimates import top_substitutions_at
 from embgrad.search.positions import searched_positions
 from embgrad.search.rule import GOALS, expect_goal
 from embgrad.search.vocabulary import allowed_ids, names_of
@@ -92,7 +91,10 @@ def substitutions(
         table = table_reader(bound, tokens[:size], WORD)
     may = allowed_ids(allowed, tokenizer, table.count)
     result = results_of(Task(bound, made, GradientOptions((WORD,))), tokens, size, progress)[WORD]
-    ids, scores = _scored(result, searched, table, may, min(count, int(may.sum())), GOALS[goal])
+    top = min(count, int(may.sum()))
+    ids, scores = top_substitutions_at(
+        result.values, result.activations, result.ids, searched, table, may, top, GOALS[goal]
+    )
     return Substitutions(
         ids=ids,
         scores=scores,
@@ -116,22 +118,3 @@ def _checked_top(top: Any) -> int:
     if count is None:
         raise BatchError("top is None: expected a whole number of at least 1")
     return count
-
-
-def _scored(
-    result: EmbeddingGradients, searched: np.ndarray, table: TableReader, allowed: np.ndarray, top: int, sign: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids and their scores, (example, position, top), from the gradients at the lookup."""
-    found, estimates = top_substitutions(
-        result.values[searched],
-        result.activations[searched],
-        result.ids[searched],
-        table,
-        allowed,
-        top,
-        sign,
-    )
-    ids = np.full((*searched.shape, top), NONE, np.int64)
-    scores = np.full(ids.shape, -np.inf * sign)
-    ids[searched], scores[searched] = found, estimates
-    return ids, scores

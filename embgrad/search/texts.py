@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 __all__ = ["Texts"]
 
 #: The arrays with an entry for each position, with what fills the positions after a shorter text.
-FILLED = {"ids": 0, "real": False, "types": 0, "free": False}
+FILLED: Final = {"ids": 0, "real": False, "types": 0, "free": False}
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,17 @@ class Texts:
     def rows_of(self, example: int) -> np.ndarray:
         """Return the indices of the versions of an example."""
         return np.flatnonzero(self.examples == example)
+
+    def best_of_each(self, scores: np.ndarray, most: int = 1) -> np.ndarray:
+        """Return the indices of the texts of each example with the highest scores, best first; of equal scores the first.
+
+        Args:
+            scores: the score of each text, shape (text,).
+            most: how many texts of an example at most.
+        """
+        order = np.lexsort((-scores, self.examples))
+        _, starts, counts = np.unique(self.examples[order], return_index=True, return_counts=True)
+        return order[np.arange(len(order)) - np.repeat(starts, counts) < most]
 
     def groups(self, most: int) -> Iterator[Texts]:
         """Yield the texts in groups of at most `most`, in order, or more where a single example has more."""

@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.attribution.passes import Passes, passes_through
-from embgrad.attribution.removal import POSITION_IDS, columns_read, expect_deletable
-from embgrad.errors import BatchError, UnsupportedError
-from embgrad.forward.points import WORD
+from embgrad.attribution.passes import Passes
+from embgrad.attribution.removal import columns_read
+from embgrad.errors import BatchError
 from embgrad.search.problem import Problem
+from embgrad.search.resizing import movable
 from embgrad.search.texts import Texts
 
 __all__ = ["PLACES", "TriggerTexts", "trigger_texts"]
@@ -136,8 +136,11 @@ def trigger_texts(problem: Problem, length: int, place: str, stable: np.ndarray 
         BatchError: an example has no position whose token may be replaced.
         UnsupportedError: the objective or a further input has an entry for each position, of which a trigger has none.
     """
-    passes = passes_through(problem.bound, problem.batch, problem.objective, WORD, "keep", None)
-    _expect_insertable(problem, passes)
+    passes = movable(
+        problem,
+        "search each text by itself, by HotFlip or GCG, which keep its length",
+        "not those of a trigger: omit them, as texts with a trigger run without padding",
+    )
     original = problem.original
     empty = np.flatnonzero(~original.free.any(1))
     if empty.size:
@@ -182,17 +185,3 @@ def _reading(problem: Problem, passes: Passes, moved: np.ndarray) -> Problem:
     objective = copy.copy(problem.objective)
     objective.position = np.where(columns < 0, columns, moved[np.arange(len(moved)), columns])  # type: ignore[union-attr]
     return replace(problem, objective=objective)
-
-
-def _expect_insertable(problem: Problem, passes: Passes) -> None:
-    """Refuse to insert tokens where something has an entry for each position.
-
-    Raises:
-        UnsupportedError: the objective is a function, has a label for each position, or a further input has entries for them.
-    """
-    expect_deletable(passes, "search each text by itself, by HotFlip or GCG, which keep its length")
-    if POSITION_IDS in problem.batch.extras:
-        raise UnsupportedError(
-            f"the batch numbers its positions, {POSITION_IDS}, and not those of a trigger: omit them, as texts with a trigger "
-            "run without padding"
-        )
