@@ -12,19 +12,18 @@ from embgrad.attribution.method import Method
 from embgrad.cli import options as o
 from embgrad.cli.attribution_lines import attribution_legend, attribution_lines
 from embgrad.cli.describe import described, model_of
-from embgrad.cli.files import expect_files
+from embgrad.cli.files import expect_files, say_written, write_files
 from embgrad.cli.methods import methods_from
-from embgrad.cli.models import expect_model, expect_models, load_model
+from embgrad.cli.models import expect_model
 from embgrad.cli.request import (
     GradientRequest,
     Inputs,
-    batch_from,
     call_from,
+    loaded_with_batch,
     note_default,
-    tokenizer_for,
     with_objective,
 )
-from embgrad.cli.run import OK, execute, own_process
+from embgrad.cli.run import OK, execute
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
 from embgrad.inputs.batch import TokenBatch
@@ -76,10 +75,7 @@ def attribute(
     pads: o.Pads = "keep",
     ignore: o.Ignore = None,
     call: o.Call = None,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The safetensors file to write, for embgrad.load."),
-    ] = None,
+    output: o.Output = None,
     html: Annotated[
         str | None,
         typer.Option("--html", metavar="PAGE", help="The HTML page to write, with the methods side by side."),
@@ -101,19 +97,13 @@ def attribute(
         expect_files({"--output": output, "--html": html}, printed="words")
         inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
         request = GradientRequest(objective, labels, (at,), batch_size, pads=pads, call=call)
-        expect_models([(str(model), framework)], ignore or (), own_process=own_process())
-        batch = batch_from(inputs, [str(model)], terminal, request)
-        of_texts = None if ids is not None else tokenizer_for(inputs, [str(model)])
-        with terminal.busy(f"loading {model} …"):
-            loaded = load_model(str(model), framework, ignore or ())
+        loaded, batch, of_texts = loaded_with_batch(str(model), framework, ignore or (), inputs, terminal, request)
         with terminal.busy(f"attributing in {loaded.framework} …"):
             used, results = _computed(loaded.model, batch, request, methods, of_texts)
         note_default(request, used, terminal)
-        _write(results, output, html)
+        write_files(results, output, html)
         _print(results, terminal)
-        for written in (output, html):
-            if written is not None:
-                terminal.say(f"written to {written}")
+        say_written(terminal, output, html)
         answer = {name: described(result) for name, result in results.items()}
         terminal.give({"framework": loaded.framework, "results": answer, "file": output, "page": html})
         return OK
@@ -138,16 +128,6 @@ def _computed(
         )
 
     return with_objective(request.parsed, run)
-
-
-def _write(results: Attributions, output: str | None, html: str | None) -> None:
-    from embgrad.report.page import write_page
-    from embgrad.results.io import save
-
-    if output is not None:
-        save(next(iter(results.values())) if len(results) == 1 else results, output)
-    if html is not None:
-        write_page(html, results)
 
 
 def _print(results: Mapping[str, Attribution], terminal: Terminal) -> None:

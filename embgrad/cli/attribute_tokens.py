@@ -10,11 +10,11 @@ from embgrad.attribution.attribute_tokens import attribute_tokens as attributed
 from embgrad.cli import options as o
 from embgrad.cli.attribution_lines import attribution_legend, token_lines
 from embgrad.cli.describe import described, model_of
-from embgrad.cli.files import expect_files
+from embgrad.cli.files import expect_files, say_written, write_files
 from embgrad.cli.methods import methods_from
-from embgrad.cli.models import expect_model, expect_models, load_model
-from embgrad.cli.request import GradientRequest, Inputs, batch_from, call_from, tokenizer_for
-from embgrad.cli.run import OK, execute, own_process
+from embgrad.cli.models import expect_model
+from embgrad.cli.request import GradientRequest, Inputs, call_from, loaded_with_batch
+from embgrad.cli.run import OK, execute
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
 
@@ -71,10 +71,7 @@ def attribute_tokens(
     ] = None,
     ignore: o.Ignore = None,
     call: o.Call = None,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The safetensors file to write, for embgrad.load."),
-    ] = None,
+    output: o.Output = None,
     html: Annotated[
         str | None,
         typer.Option("--html", metavar="PAGE", help="The HTML page to write, with output tokens to click."),
@@ -90,18 +87,12 @@ def attribute_tokens(
     """
 
     def work(terminal: Terminal) -> int:
-        from embgrad.report.page import write_page
-
         methods = methods_from([method], argument or ())
         expect_model(model)
         expect_files({"--output": output, "--html": html}, printed="tokens")
         inputs = Inputs(text or (), file=file, ids=ids, tokenizer=tokenizer, max_length=max_length)
         request = GradientRequest(batch_size=batch_size, call=call)
-        expect_models([(str(model), framework)], ignore or (), own_process=own_process())
-        batch = batch_from(inputs, [str(model)], terminal, request)
-        of_texts = None if ids is not None else tokenizer_for(inputs, [str(model)])
-        with terminal.busy(f"loading {model} …"):
-            loaded = load_model(str(model), framework, ignore or ())
+        loaded, batch, of_texts = loaded_with_batch(str(model), framework, ignore or (), inputs, terminal, request)
         with terminal.busy(f"attributing in {loaded.framework} …"):
             result = attributed(
                 loaded.model,
@@ -114,17 +105,12 @@ def attribute_tokens(
                 call=call_from(request),
                 batch_size=batch_size,
             )
-        if output is not None:
-            result.save(output)
-        if html is not None:
-            write_page(html, result)
+        write_files(result, output, html)
         terminal.say(f"{method} at {visible(str(result.provenance['point']))}, {model_of(result)}", style="bold")
         for line in token_lines(result, terminal, words=False):
             terminal.say(line)
         terminal.say(attribution_legend(result, terminal.coloured), style="dim")
-        for written in (output, html):
-            if written is not None:
-                terminal.say(f"written to {written}")
+        say_written(terminal, output, html)
         terminal.give({"framework": loaded.framework, "result": described(result), "file": output, "page": html})
         return OK
 

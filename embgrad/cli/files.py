@@ -7,13 +7,19 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from embgrad.cli.describe import Result, Results, named
 from embgrad.cli.errors import UsageError
+from embgrad.cli.terminal import Terminal
 from embgrad.cli.texts import read_bytes
 from embgrad.errors import FileFormatError, did_you_mean, listed
+from embgrad.results.attribution import Attributions
 
-__all__ = ["chosen", "expect_files", "expect_writable", "loaded_results", "restricted"]
+__all__ = [
+    *("chosen", "expect_files", "expect_writable", "loaded_results", "restricted"),
+    *("say_written", "write_files"),
+]
 
 STDIN = "<stdin>"
 
@@ -88,6 +94,27 @@ def expect_files(paths: Mapping[str, str | None], printed: str) -> None:
             raise UsageError(f"{option} is '-', but the {printed} are printed on stdout: expected the name of a file")
         if path is not None:
             expect_writable(path, option)
+
+
+def write_files(results: Any, output: str | None, html: str | None) -> None:
+    """Write results to the files of --output, a single one of several as itself, and of --html, where these are given."""
+    if output is not None:
+        from embgrad.results.io import save
+
+        save(
+            next(iter(results.values())) if isinstance(results, Attributions) and len(results) == 1 else results, output
+        )
+    if html is not None:
+        from embgrad.report.page import write_page
+
+        write_page(html, results)
+
+
+def say_written(terminal: Terminal, *paths: str | None) -> None:
+    """Say which files were written; None for those that were not asked for."""
+    for path in paths:
+        if path is not None:
+            terminal.say(f"written to {path}")
 
 
 def _load(file: str) -> Results:

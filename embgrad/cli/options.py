@@ -31,6 +31,7 @@ __all__ = [
     "MaxLength",
     "Model",
     "ObjectiveText",
+    "Output",
     "Pads",
     "Pair",
     "Pairs",
@@ -201,6 +202,10 @@ Prefix = Annotated[
         metavar="TEXT",
         help="With --ray, a prefix for the names of the new columns, in case the rows already have columns of these names.",
     ),
+]
+Output = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", help="The safetensors file to write, for embgrad.load."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show errors with their traceback, and the frameworks' warnings.")]

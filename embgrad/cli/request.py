@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from embgrad.cli.describe import Results
 from embgrad.cli.errors import UsageError
-from embgrad.cli.models import Loaded
+from embgrad.cli.models import Loaded, expect_models, load_model
 from embgrad.cli.objectives import labels_from, parsed_objective
+from embgrad.cli.run import own_process
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.texts import ids_from, read_texts
 from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
@@ -30,6 +31,7 @@ __all__ = [
     "batch_from",
     "call_from",
     "compute",
+    "loaded_with_batch",
     "note_default",
     "tokenizer_for",
     "warn_truncated",
@@ -179,6 +181,26 @@ def compute(
         return results
 
     return with_objective(wanted or request.parsed, run)
+
+
+def loaded_with_batch(
+    model: str,
+    framework: str | None,
+    ignore: Sequence[str],
+    inputs: Inputs,
+    terminal: Terminal,
+    request: GradientRequest,
+) -> tuple[Loaded, TokenBatch, Any]:
+    """Return a model, the batch of the inputs, and the tokenizer of texts, None for ids, after a check of all that is cheap.
+
+    Raises:
+        UsageError: see `expect_models` and `batch_from`.
+    """
+    expect_models([(model, framework)], ignore, own_process=own_process())
+    batch = batch_from(inputs, [model], terminal, request)
+    tokenizer = None if inputs.ids is not None else tokenizer_for(inputs, [model])
+    with terminal.busy(f"loading {model} …"):
+        return load_model(model, framework, ignore), batch, tokenizer
 
 
 def tokenizer_for(inputs: Inputs, models: Sequence[str]) -> Any:

@@ -10,19 +10,18 @@ import typer
 from embgrad.cli import options as o
 from embgrad.cli.describe import described
 from embgrad.cli.errors import UsageError
-from embgrad.cli.files import expect_files
+from embgrad.cli.files import expect_files, say_written, write_files
 from embgrad.cli.methods import instances_of
-from embgrad.cli.models import expect_model, expect_models, load_model
+from embgrad.cli.models import expect_model
 from embgrad.cli.request import (
     GradientRequest,
     Inputs,
-    batch_from,
     call_from,
+    loaded_with_batch,
     note_default,
-    tokenizer_for,
     with_objective,
 )
-from embgrad.cli.run import OK, execute, own_process
+from embgrad.cli.run import OK, execute
 from embgrad.cli.search_lines import search_lines
 from embgrad.cli.terminal import Terminal
 from embgrad.errors import did_you_mean, listed
@@ -115,10 +114,7 @@ def search(
             help="A file for the state of the search, from which the same command goes on after an interruption.",
         ),
     ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The safetensors file to write, for embgrad.load."),
-    ] = None,
+    output: o.Output = None,
     html: Annotated[
         str | None,
         typer.Option("--html", metavar="PAGE", help="The HTML page to write, with changed tokens marked."),
@@ -149,11 +145,7 @@ def search(
         expect_files({"--output": output, "--html": html, "--to": to}, printed="texts")
         inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
         request = GradientRequest(objective, labels, (), batch_size, call=call)
-        expect_models([(str(model), framework)], ignore or (), own_process=own_process())
-        batch = batch_from(inputs, [str(model)], terminal, request)
-        of_texts = None if ids is not None else tokenizer_for(inputs, [str(model)])
-        with terminal.busy(f"loading {model} …"):
-            loaded = load_model(str(model), framework, ignore or ())
+        loaded, batch, of_texts = loaded_with_batch(str(model), framework, ignore or (), inputs, terminal, request)
 
         def run(wanted: Objective) -> Search:
             with terminal.progress(f"searching in {loaded.framework}") as progress:
@@ -170,12 +162,10 @@ def search(
 
         used, result = with_objective(request.parsed, run)
         note_default(request, used, terminal)
-        _write(result, output, html)
+        write_files(result, output, html)
         for line in (*search_lines(result, terminal), "", result.figures().table()):
             terminal.say(line)
-        for written in (output, html):
-            if written is not None:
-                terminal.say(f"written to {written}")
+        say_written(terminal, output, html)
         terminal.give({"framework": loaded.framework, "result": described(result), "file": output, "page": html})
         return OK
 
@@ -209,12 +199,3 @@ def _positions(spelled: str | None) -> Any:
     if part:
         return slice(*(None if bound is None else int(bound) for bound in part.groups()))
     raise UsageError(f"--positions is {spelled!r}: expected whole numbers such as 1,2,-2, or a slice such as 1:5")
-
-
-def _write(result: Search, output: str | None, html: str | None) -> None:
-    from embgrad.report.page import write_page
-
-    if output is not None:
-        result.save(output)
-    if html is not None:
-        write_page(html, result)
