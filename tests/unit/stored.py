@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,19 @@ def expect_refused_or_sound(data: bytes) -> None:
             other = again[name] if isinstance(again, dict) else again
             for array in ("values", "ids", "objective"):
                 np.testing.assert_array_equal(getattr(one, array), getattr(other, array))
+
+
+def expect_restored(first: Any, second: Any) -> None:
+    """Assert that a result was read back bit for bit; of a batch all but its further inputs, which are not stored."""
+    assert type(second) is type(first)
+    for field in fields(first):
+        value, again = getattr(first, field.name), getattr(second, field.name)
+        if isinstance(value, np.ndarray):
+            assert (again.dtype, again.shape, again.tobytes()) == (value.dtype, value.shape, value.tobytes())
+            assert again.flags.writeable
+        elif isinstance(value, embgrad.TokenBatch):
+            assert again == (value.replace(extras={}) if value.extras else value)
+        elif is_dataclass(value):
+            expect_restored(value, again)
+        else:
+            assert again == value

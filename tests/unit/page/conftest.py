@@ -23,6 +23,22 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
+def shown(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
+    """Return a function that opens HTML; `width`, `dark` and `media` are passed to the browser."""
+    pages: list[Page] = []
+
+    def write_and_open(html: str, **how: Any) -> Page:
+        target = tmp_path / f"shown {len(pages)}.html"
+        target.write_text(html, encoding="utf-8")
+        pages.append(browser.open(target.as_uri(), **how))
+        return pages[-1]
+
+    yield write_and_open
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture
 def opened(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
     """Return a function that writes a page and opens it; `width`, `dark` and `media` are passed to the browser."""
     pages: list[Page] = []

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from embgrad.common.colours import LEVELS, tint
-from tests.unit.page.browser import Browser, Page
+from tests.unit.page.browser import Page
 from tests.unit.results.searched import search_of
 
 BEFORE = [["[CLS]", "a", "grip", "##ping", "film", ".", "[SEP]"], ["[CLS]", "fine", ".", "[SEP]"]]
 AFTER = [["[CLS]", "a", "bor", "##ing", "film", ".", "[SEP]"], ["[CLS]", "fine", ".", "[SEP]"]]
 SEARCH = search_of(BEFORE, AFTER, until=0.0)
 LONG = search_of([["word"] * 60 + ["w" * 300]], [["word"] * 59 + ["other", "v" * 300]], until=0.0)
-
-
-@pytest.fixture
-def shown(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
-    pages: list[Page] = []
-
-    def write_and_open(html: str, **how: Any) -> Page:
-        target = tmp_path / f"search {len(pages)}.html"
-        target.write_text(html, encoding="utf-8")
-        pages.append(browser.open(target.as_uri(), **how))
-        return pages[-1]
-
-    yield write_and_open
-    for page in pages:
-        page.close()
 
 
 def colour(scale: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.common.colours import LEVELS, tint
-from tests.unit.page.browser import Browser, Page
+from tests.unit.page.browser import Page
 from tests.unit.results.attributed import encoder_decoder, token_attribution_of
 
 TOKENS = ["The", "Ġoven", "Ġwas", "Ġhot", "Ġso", "Ġthe", "Ġdough", "Ġrose"]
@@ -21,21 +20,6 @@ ATTRIBUTION = token_attribution_of(BATCH, [[5, 6, 7]], SCORES)
 
 COLOURS = """[...document.querySelectorAll('{scope} .i span')].map(item => getComputedStyle(item).backgroundColor)"""
 NONE = "rgba(0, 0, 0, 0)"
-
-
-@pytest.fixture
-def shown(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
-    pages: list[Page] = []
-
-    def write_and_open(html: str, **how: Any) -> Page:
-        target = tmp_path / f"tokens {len(pages)}.html"
-        target.write_text(html, encoding="utf-8")
-        pages.append(browser.open(target.as_uri(), **how))
-        return pages[-1]
-
-    yield write_and_open
-    for page in pages:
-        page.close()
 
 
 def colour(scale: str, level: int) -> str:

@@ -21,6 +21,7 @@ from tests.unit.refusals import refused
 from tests.unit.results.attributed import attribution_of, byte_level
 from tests.unit.results.searched import search_of
 from tests.unit.results.test_io_hostile import CHANGES, changed
+from tests.unit.stored import expect_restored
 
 SEARCH = search_of([["a", "fine", "film"], ["so", "bad"]], [["a", "poor", "film"], ["so", "good"]])
 RESIZED = search_of([["a", "film"]], [["a", "poor", "film"]], until=None, texts=None, texts_before=None)
@@ -42,25 +43,6 @@ def everything() -> Search:
     return Search(**{**{field.name: getattr(search, field.name) for field in fields(search)}, **values})
 
 
-def expect_equal(first: Search, second: Any) -> None:
-    assert isinstance(second, Search)
-    for field in fields(first):
-        value, again = getattr(first, field.name), getattr(second, field.name)
-        if field.name == "history":
-            for name in vars(value):
-                expect_bits(getattr(value, name), getattr(again, name))
-        elif isinstance(value, np.ndarray):
-            expect_bits(value, again)
-        elif isinstance(value, embgrad.TokenBatch):
-            assert again == (value.replace(extras={}) if value.extras else value)
-        else:
-            assert again == value
-
-
-def expect_bits(value: np.ndarray, again: np.ndarray) -> None:
-    assert (again.dtype, again.shape, again.tobytes()) == (value.dtype, value.shape, value.tobytes())
-
-
 def rewritten(path: Path, change: Any) -> None:
     """Change a file's arrays and its description by hand."""
     arrays = safetensors.numpy.load_file(path)
@@ -74,10 +56,10 @@ def rewritten(path: Path, change: Any) -> None:
 def test_a_search_is_restored_bit_for_bit(tmp_path: Path, search: Search) -> None:
     path = tmp_path / "s.safetensors"
     search.save(path)
-    expect_equal(search, embgrad.load(path))
+    expect_restored(search, embgrad.load(path))
     embgrad.save(search, path)
     loaded = embgrad.load(path)
-    expect_equal(search, loaded)
+    expect_restored(search, loaded)
     with safetensors.safe_open(str(path), "numpy") as file:
         assert json.loads(file.metadata()["embgrad"])["format"] == 5
     loaded.save(tmp_path / "again.safetensors")
@@ -102,8 +84,8 @@ def test_several_are_restored_by_name_beside_attributions(tmp_path: Path) -> Non
     embgrad.save({"a.b": SEARCH, "a": attribution_of(SEARCH.before), "r": RESIZED}, path)
     loaded = embgrad.load(path)
     assert [type(result).__name__ for result in loaded.values()] == ["Search", "Attribution", "Search"]
-    expect_equal(SEARCH, loaded["a.b"])
-    expect_equal(RESIZED, loaded["r"])
+    expect_restored(SEARCH, loaded["a.b"])
+    expect_restored(RESIZED, loaded["r"])
 
 
 def test_what_compares_results_refuses_them(tmp_path: Path) -> None:
@@ -196,4 +178,4 @@ def test_changed_files_are_refused_or_sound(changes: Any, repaired: bool) -> Non
             assert found.to_html()
             assert found._repr_html_()
         found.save(path)
-        expect_equal(found, embgrad.load(path))
+        expect_restored(found, embgrad.load(path))

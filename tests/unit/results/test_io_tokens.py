@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from embgrad.comparison.golden import Golden
 from embgrad.results.token_attribution import TokenAttribution
 from tests.unit.refusals import refused
 from tests.unit.results.attributed import attribution_of, byte_level, encoder_decoder, token_attribution_of
+from tests.unit.stored import expect_restored
 
 BATCH = embgrad.TokenBatch([[5, 6, 7], [8, 9, 0]], [[1, 1, 1], [1, 1, 0]], tokens=[list("abc"), ["d", "e", "[PAD]"]])
 ATTRIBUTION = token_attribution_of(BATCH, [[1, 2], [1]], np.arange(12.0).reshape(2, 2, 3))
@@ -40,26 +40,15 @@ def everything() -> TokenAttribution:
     )
 
 
-def expect_equal(first: Any, second: Any) -> None:
-    assert isinstance(second, TokenAttribution)
-    for field in fields(first):
-        value, again = getattr(first, field.name), getattr(second, field.name)
-        if isinstance(value, np.ndarray):
-            assert (again.dtype, again.shape, again.tobytes()) == (value.dtype, value.shape, value.tobytes())
-            assert again.flags.writeable
-        else:
-            assert again == value
-
-
 @pytest.mark.parametrize(
     "attribution", [ATTRIBUTION, everything(), token_attribution_of(TEXT, [[2, 3]], 1.0), encoder_decoder(tokens=None)]
 )
 def test_an_attribution_is_restored_bit_for_bit(tmp_path: Path, attribution: TokenAttribution) -> None:
     path = tmp_path / "t.safetensors"
     attribution.save(path)
-    expect_equal(attribution, embgrad.load(path))
+    expect_restored(attribution, embgrad.load(path))
     embgrad.save(attribution, path)
-    expect_equal(attribution, embgrad.load(path))
+    expect_restored(attribution, embgrad.load(path))
     with safetensors.safe_open(str(path), "numpy") as file:
         assert json.loads(file.metadata()["embgrad"])["format"] == 4
 
@@ -70,7 +59,7 @@ def test_several_are_restored_by_name_beside_attributions(tmp_path: Path) -> Non
     loaded = embgrad.load(path)
     assert type(loaded) is dict
     assert [type(result).__name__ for result in loaded.values()] == ["TokenAttribution", "Attribution"]
-    expect_equal(ATTRIBUTION, loaded["t"])
+    expect_restored(ATTRIBUTION, loaded["t"])
     of = "embgrad.gradients, embgrad.attribute, embgrad.attribute_tokens, embgrad.substitutions or embgrad.search"
     expected = f"expected a result of {of}, or a mapping"
     with refused(embgrad.EmbgradError, f"results is of type int: {expected}"):

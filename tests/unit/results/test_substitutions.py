@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import safetensors.numpy
 import embgrad
 from embgrad.results.substitutions import Substitutions
 from tests.unit.refusals import refused
+from tests.unit.stored import expect_restored
 
 MADE = Substitutions(
     ids=np.array([[[-1, -1], [5, 3]], [[-1, -1], [3, -1]]]),
@@ -28,24 +29,13 @@ MADE = Substitutions(
 )
 
 
-def expect_equal(first: Substitutions, second: Any) -> None:
-    assert isinstance(second, Substitutions)
-    for field in fields(first):
-        value, again = getattr(first, field.name), getattr(second, field.name)
-        if isinstance(value, np.ndarray):
-            assert (again.dtype, again.shape, again.tobytes()) == (value.dtype, value.shape, value.tobytes())
-            assert again.flags.writeable
-        else:
-            assert again == value
-
-
 @pytest.mark.parametrize("made", [MADE, replace(MADE, mask=None, tokens=None, names=None)])
 def test_substitutions_are_restored_bit_for_bit(tmp_path: Path, made: Substitutions) -> None:
     path = tmp_path / "s.safetensors"
     made.save(path)
-    expect_equal(made, embgrad.load(path))
+    expect_restored(made, embgrad.load(path))
     embgrad.save({"a": made, "b": MADE}, path)
-    expect_equal(made, embgrad.load(path)["a"])
+    expect_restored(made, embgrad.load(path)["a"])
     with safetensors.safe_open(str(path), "numpy") as file:
         assert json.loads(file.metadata()["embgrad"])["format"] == 5
 
