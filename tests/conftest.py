@@ -24,7 +24,7 @@ import pytest
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-PACKAGES = {"torch": "torch", "tensorflow": "tensorflow", "gluon": "mxnet"}
+PACKAGES = {"torch": "torch", "tensorflow": "tensorflow", "gluon": "mxnet", "jax": "jax"}
 #: What else EMBGRAD_TEST_BACKENDS may name.
 BESIDE = {"ray": "ray"}
 REFERENCE = "reference"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from encoder import Encoder
+from tests.frameworks.jax.encoder import Encoder
 from flax import nnx
 
 import embgrad
