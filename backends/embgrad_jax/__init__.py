@@ -1,4 +1,4 @@
-"""JAX for embgrad: any `flax.nnx.Module`, or a sequence of them. Importing this imports neither JAX nor Flax.
+"""JAX for embgrad: Flax NNX and Linen, Equinox, Keras 3 on JAX, and functions of pytrees. Importing this imports no framework.
 
 PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported before pytest's plugins are looked for.
 """
@@ -10,60 +10,67 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Point, Request, Run, TokenBatch, Weight, as_parts, model_lock
+from embgrad.backend import Call, Point, Request, Run, TokenBatch, Weight
 
 __all__ = ["JaxBackend"]
 
 
 class JaxBackend:
-    """The backend for Flax NNX.
-
-    Of `embgrad.backend.ABILITIES` it lacks "capture" and "perturb" (JAX keeps no tape of the user's own
-    passes), "compile" and "load_bert".
-    """
+    """The backend for JAX."""
 
     name: Final = "jax"
-    package: Final = "flax"
-    extra: Final = None
+    package: Final = "jax"
+    extra: Final = "jax"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64"}
         | {"modules", "override", "add", "edit", "parameters", "tables", "weights"}
     )
+    #: What to do in place of an ability that the backend lacks.
+    instead: Final = {
+        "capture": "JAX keeps no record of a backward pass that was made outside of embgrad: call embgrad.gradients with the "
+        "loss as its objective, training=True where it applies",
+        "perturb": "add the array in the function that jax.grad differentiates, or call embgrad.gradients with add=...",
+    }
 
     def owns(self, part: object) -> bool:
-        """Return whether an object is a `flax.nnx.Module`, by its type, without importing Flax."""
-        return any(
-            base.__module__ == "flax.nnx.module" and base.__qualname__ == "Module" for base in type(part).__mro__
-        )
+        """Return whether an object is a model of JAX, or a part of one, without importing JAX or Flax."""
+        if "jax" not in sys.modules:
+            return False
+        from embgrad_jax.walk import is_model
+
+        return is_model(part)
 
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of JAX and Flax, where they are imported."""
-        return {name: str(sys.modules[name].__version__) for name in ("jax", "flax") if name in sys.modules}
+        """Return the versions of JAX, and of Flax, Equinox and Keras where they are in use."""
+        names = ("jax", "flax", "equinox", "keras")
+        return {name: str(sys.modules[name].__version__) for name in names if name in sys.modules}
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
         """Return the points that a forward pass on the batch reaches: lookups and modules, in order."""
-        from embgrad_jax.running import points
+        from embgrad_jax.run import points
 
         return points(model, batch, call)
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
         """Run one forward pass, and a pullback for each set of cotangents, all on a copy of the model."""
-        from embgrad_jax.running import run
+        from embgrad_jax.run import run
 
         return run(model, batch, request)
 
     def paths(self, model: Any) -> Collection[str]:
-        """Return the attribute paths of the modules. A table goes by its `nnx.Embed`."""
-        from embgrad_jax.graph import modules_of
+        """Return the paths of the modules and tables."""
+        from embgrad_jax.walk import Structure
 
-        return list(modules_of(model))
+        return Structure(model).paths()
 
     def weights(self, model: Any) -> Sequence[Weight]:
-        """Return the variables of floating point, trainable or not."""
-        from embgrad_jax.graph import weights_of
+        """Return the arrays of floating point, trainable or not."""
+        from embgrad_jax.parameters import weights
 
-        return weights_of(model)
+        return weights(model)
 
     def alone(self, model: Any) -> AbstractContextManager[None]:
         """Keep other threads from copying the model while it is open."""
-        return model_lock(as_parts(model))
+        from embgrad_jax.parameters import alone
+
+        return alone(model)

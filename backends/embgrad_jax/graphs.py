@@ -1,0 +1,279 @@
+"""A model's forward pass as a graph: traced once by JAX, and walked equation by equation.
+
+JAX calls such a graph a jaxpr. It contains every operation of the pass, also those inside of `jit`, `vmap` and `scan`, and the
+marks of module calls (see `modules`). How to walk one is described in JAX's documentation of custom interpreters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from embgrad.backend import Call, TokenBatch
+from embgrad.common.pytree import every, mapped
+from embgrad.errors import UnsupportedError
+from embgrad_jax.inputs import plan
+from embgrad_jax.modules import is_array, mark_of, marking
+from embgrad_jax.walk import Structure
+
+__all__ = ["Graph", "Output", "Walker", "traced"]
+
+Value = TypeVar("Value")
+
+#: Primitives that run a graph of their own, by the parameter that holds it. Their graphs are walked in place of them.
+CALLS: Final[Mapping[str, str]] = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+}
+
+#: Primitives that mark a graph whose values are computed again in the backward pass.
+REMATERIALISED: Final = ("checkpoint", "remat", "remat2")
+
+
+@dataclass(frozen=True)
+class Output:
+    """The place of an array in a model's return value.
+
+    Attributes:
+        index: its number among the arrays.
+        shape: its shape.
+        dtype: its dtype.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """The graph of a forward pass.
+
+    Attributes:
+        jaxpr: takes the model's arrays and then the inputs' arrays, and returns the arrays of the return value and then the
+            states of random generators.
+        returned: the model's return value, with an `Output` in the place of each array.
+        outputs: the number of arrays in it.
+        unused: the parts of the batch that the model cannot take.
+    """
+
+    jaxpr: Any
+    returned: Any
+    outputs: int
+    unused: tuple[str, ...]
+
+    def filled(self, arrays: Sequence[Any]) -> Any:
+        """Return the model's return value with these arrays in it."""
+        return mapped(self.returned, lambda value: isinstance(value, Output), lambda output: arrays[output.index])
+
+
+def traced(
+    structure: Structure, model: Any, batch: TokenBatch, call: Call | None, *, training: bool
+) -> tuple[Graph, list[Any]]:
+    """Return the graph of a forward pass on a batch, and the arrays of the inputs. It runs the model's Python.
+
+    Raises:
+        UnsupportedError: the model's Python needs the values of arrays, which have none while JAX traces.
+    """
+    planned = plan(model, batch, call)
+    found: dict[str, Any] = {}
+
+    def forward(arrays: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        with structure.opened(arrays, training=training) as (copied, random_states), marking():
+            returned = planned.called(copied, inputs)
+            tensors = every(returned, is_array)
+            numbers = iter(range(len(tensors)))
+            found["returned"] = mapped(
+                returned, is_array, lambda tensor: Output(next(numbers), tensor.shape, tensor.dtype)
+            )
+            return tensors, random_states()
+
+    inputs = planned.arrays
+    try:
+        # A function that the user has compiled before is traced anew, so that the calls in it are marked.
+        with set_xla_metadata(embgrad="traced"):
+            jaxpr = jax.make_jaxpr(forward)(structure.arrays, inputs)
+    except (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError) as error:
+        raise UnsupportedError(
+            "the model's Python reads the values of arrays, which jax.jit does not allow either "
+            f"({str(error).splitlines()[0]}). Write it with jax.numpy, so that jax.jit takes it"
+        ) from error
+    except Exception as error:
+        if type(error).__name__ != "TraceContextError":
+            raise
+        raise UnsupportedError(
+            f"Flax refused the call: {str(error).splitlines()[0]}. call=... is given a copy of the model: let it call that, not the "
+            "model itself"
+        ) from error
+    return Graph(jaxpr, found["returned"], len(every(found["returned"], _is_output)), planned.unused), inputs
+
+
+def _is_output(value: object) -> bool:
+    return isinstance(value, Output)
+
+
+class Walker(Generic[Value]):
+    """A walk through a graph in the order of its computation, in which each equation's results are computed in some way.
+
+    Equations that may be points are numbered as they are met: marks, products, lookups and branches. Two walks of one graph
+    that look into the same graphs meet the same numbers.
+
+    Args:
+        looked_into: takes the path of a module; returns whether its calls are looked for inside of loops, whose steps are
+            walked one by one where one of them has such a call, and of what is rematerialised.
+    """
+
+    def __init__(self, looked_into: Callable[[str], bool]) -> None:
+        self._looked_into = looked_into
+        self._has_points: dict[int, tuple[Any, bool]] = {}
+        self._number = 0
+
+    # How values are computed
+
+    def constant(self, value: Any) -> Value:
+        """Return the value of a constant."""
+        raise NotImplementedError
+
+    def apply(self, equation: Any, values: Sequence[Value]) -> Sequence[Value]:
+        """Return the results of an equation that is none of those below."""
+        raise NotImplementedError
+
+    def marked(self, number: int, mark: Any, value: Value) -> Value:
+        """Return the value with which the pass goes on at a mark."""
+        raise NotImplementedError
+
+    def gathered(self, number: int, equation: Any, values: Sequence[Value]) -> Value:
+        """Return the rows of a lookup, or the result of another gather."""
+        raise NotImplementedError
+
+    def multiplied(self, number: int, equation: Any, values: Sequence[Value]) -> Value:
+        """Return the result of a product, which may be a lookup by one-hot rows."""
+        raise NotImplementedError
+
+    def branch(self, number: int, value: Value, count: int) -> int | None:
+        """Return which of several branches is taken; None where that is not known."""
+        raise NotImplementedError
+
+    def step(self, value: Value, index: int) -> Value:
+        """Return the entry of an array with this index along its first axis."""
+        raise NotImplementedError
+
+    def stacked(self, values: Sequence[Value], shape: tuple[int, ...], dtype: Any) -> Value:
+        """Return the array of the values of all steps, of this shape and dtype."""
+        raise NotImplementedError
+
+    # The walk
+
+    def walk(self, closed: Any, values: Sequence[Value]) -> list[Value]:
+        """Return the results of a graph with constants."""
+        return self._open(closed.jaxpr, [self.constant(value) for value in closed.consts], values)
+
+    def _open(self, jaxpr: Any, constants: Sequence[Value], values: Sequence[Value]) -> list[Value]:
+        known: dict[Any, Value] = dict(zip(jaxpr.constvars, constants, strict=True))
+        known.update(zip(jaxpr.invars, values, strict=True))
+
+        def read(atom: Any) -> Value:
+            return self.constant(atom.val) if hasattr(atom, "val") else known[atom]
+
+        last = _last_uses(jaxpr)
+        for index, equation in enumerate(jaxpr.eqns):
+            results = self._equation(equation, [read(atom) for atom in equation.invars])
+            known.update(zip(equation.outvars, results, strict=True))
+            for variable in last[index]:  # values that nothing reads any more must not occupy memory
+                known.pop(variable, None)
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, equation: Any, values: Sequence[Value]) -> Sequence[Value]:
+        name = equation.primitive.name
+        if name in CALLS:
+            return self.walk(equation.params[CALLS[name]], values)
+        if name == "name" and (mark := mark_of(equation.params["name"])) is not None:
+            return [self.marked(self._next(), mark, values[0])]
+        if name == "gather":
+            return [self.gathered(self._next(), equation, values)]
+        if name == "dot_general":
+            return [self.multiplied(self._next(), equation, values)]
+        if name in REMATERIALISED and self.has_points(equation.params["jaxpr"]):
+            return self._open(equation.params["jaxpr"], [], values)
+        if name == "cond" and any(self.has_points(branch.jaxpr) for branch in equation.params["branches"]):
+            branches = equation.params["branches"]
+            taken = self.branch(self._next(), values[0], len(branches))
+            return self.apply(equation, values) if taken is None else self.walk(branches[taken], values[1:])
+        if name == "scan" and self.has_points(equation.params["jaxpr"].jaxpr):
+            return self._scan(equation, values)
+        return self.apply(equation, values)
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _scan(self, equation: Any, values: Sequence[Value]) -> list[Value]:
+        """Walk the steps of a loop one by one."""
+        params = equation.params
+        length, constants = params["length"], values[: params["num_consts"]]
+        carried = list(values[params["num_consts"] : params["num_consts"] + params["num_carry"]])
+        sequences = values[params["num_consts"] + params["num_carry"] :]
+        steps: list[Any] = [None] * length
+        for index in reversed(range(length)) if params["reverse"] else range(length):
+            entries = [self.step(value, index) for value in sequences]
+            results = self.walk(params["jaxpr"], [*constants, *carried, *entries])
+            carried, steps[index] = results[: params["num_carry"]], results[params["num_carry"] :]
+        avals = [variable.aval for variable in equation.outvars[params["num_carry"] :]]
+        return carried + [
+            self.stacked([step[number] for step in steps], aval.shape, aval.dtype) for number, aval in enumerate(avals)
+        ]
+
+    def has_points(self, jaxpr: Any) -> bool:
+        """Return whether a graph may contain points: lookups in a table, and calls of modules that are looked for."""
+        known = self._has_points.get(id(jaxpr))
+        if known is None:
+            known = self._has_points[id(jaxpr)] = (jaxpr, any(map(self._may_be_point, jaxpr.eqns)))
+        return known[1]
+
+    def _may_be_point(self, equation: Any) -> bool:
+        name = equation.primitive.name
+        if name == "name":
+            mark = mark_of(equation.params["name"])
+            return mark is not None and self._looked_into(mark.path)
+        if name == "gather":
+            return is_lookup(equation)
+        return any(self.has_points(inner) for inner in inner_jaxprs(equation))
+
+
+def is_lookup(equation: Any) -> bool:
+    """Return whether a gather takes whole rows of a floating matrix."""
+    operand = equation.invars[0].aval
+    numbers = equation.params["dimension_numbers"]
+    return (
+        operand.ndim == 2
+        and jax.numpy.issubdtype(operand.dtype, jax.numpy.floating)
+        and tuple(numbers.start_index_map) == (0,)
+        and tuple(equation.params["slice_sizes"]) == (1, operand.shape[1])
+        and not numbers.operand_batching_dims
+        and equation.outvars[0].aval.ndim - 1 in numbers.offset_dims
+    )
+
+
+def inner_jaxprs(equation: Any) -> list[Any]:
+    """Return the graphs that an equation runs."""
+    entries = [
+        entry for value in equation.params.values() for entry in (value if isinstance(value, tuple) else (value,))
+    ]
+    return [getattr(entry, "jaxpr", entry) for entry in entries if hasattr(entry, "jaxpr") or hasattr(entry, "eqns")]
+
+
+def _last_uses(jaxpr: Any) -> list[list[Any]]:
+    """Return for each equation of a graph the variables that no later one reads and that are not returned."""
+    seen = {atom for atom in jaxpr.outvars if not hasattr(atom, "val")}
+    last: list[list[Any]] = []
+    for equation in reversed(jaxpr.eqns):
+        variables = {atom for atom in equation.invars if not hasattr(atom, "val")} | set(equation.outvars)
+        last.append([variable for variable in variables if variable not in seen])
+        seen |= variables
+    return last[::-1]

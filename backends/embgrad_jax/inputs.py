@@ -1,0 +1,157 @@
+"""Turns the batch into the arguments of a model's call, and reads JAX's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from embgrad.backend import Call, TokenBatch, expect_single, owned, parameters_of, plan_call
+from embgrad.backend.keras_inputs import is_keras
+from embgrad.errors import BatchError, UnsupportedError
+from embgrad_jax.walk import is_companion, is_equinox, is_linen, is_nnx
+
+__all__ = ["JaxTensors", "Plan", "Rows", "plan", "to_numpy"]
+
+#: Arguments of a model that are no part of a batch.
+NOT_THE_BATCHS: Final = ("deterministic", "train", "training", "rngs", "decode", "key", "state", "inference")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The call of a model.
+
+    Attributes:
+        arrays: the arrays among its arguments.
+        called: calls the model with other arrays in their places.
+        unused: the names of the parts of the batch that it cannot take.
+    """
+
+    arrays: Sequence[Any]
+    called: Callable[[Any, Sequence[Any]], Any]
+    unused: tuple[str, ...] = ()
+
+
+def plan(model: Any, batch: TokenBatch, call: Call | None) -> Plan:
+    """Return how the model is called on the batch.
+
+    Raises:
+        BatchError: the model needs an input that the batch does not have, or JAX cannot hold a number of the batch.
+        UnsupportedError: the model cannot be called without `call`.
+    """
+    if call is not None:
+        function = call
+        return _planned(batch.inputs(), lambda model, inputs: function(model, inputs))
+    if is_companion(model):
+        kind = f"the Flax Linen module {type(model).__name__}" if is_linen(model) else f"a {type(model).__name__}"
+        raise UnsupportedError(
+            f"the model is {kind}, which holds no weights. Pass (module, variables) and call=lambda parts, inputs: "
+            'parts[0].apply(parts[1], inputs["input_ids"])'
+        )
+    if isinstance(model, (list, tuple)) and any(map(is_linen, model)):
+        raise UnsupportedError(
+            "the model is a Flax Linen module with its variables, and embgrad does not know how it is called. Pass "
+            'call=lambda parts, inputs: parts[0].apply(parts[1], inputs["input_ids"])'
+        )
+    expect_single(model)
+    if is_keras(model):
+        from embgrad_jax.keras import plan_keras
+
+        return plan_keras(model, batch)
+    if not callable(model) or not (is_nnx(model) or is_equinox(model) or callable(model)):
+        raise UnsupportedError(
+            f"the model is a {type(model).__qualname__} of arrays, which cannot be called. Pass call=lambda params, inputs: "
+            'forward(params, inputs["input_ids"])'
+        )
+    planned = plan_call(parameters_of(model.__call__, NOT_THE_BATCHS), batch)
+    return _planned(
+        (planned.args, dict(planned.kwargs)), lambda model, nest: model(*nest[0], **nest[1]), planned.unused
+    )
+
+
+def _planned(nest: Any, call: Callable[[Any, Any], Any], unused: tuple[str, ...] = ()) -> Plan:
+    """Return the plan of a call with the arrays of a nest."""
+    leaves, tree = jax.tree_util.tree_flatten(nest, is_leaf=lambda value: value is None)
+    numbers = [number for number, leaf in enumerate(leaves) if _is_numeric(leaf)]
+
+    def called(model: Any, arrays: Sequence[Any]) -> Any:
+        values = list(leaves)
+        for number, array in zip(numbers, arrays, strict=True):
+            values[number] = array
+        return call(model, jax.tree_util.tree_unflatten(tree, values))
+
+    return Plan([native(leaves[number]) for number in numbers], called, unused)
+
+
+def _is_numeric(value: Any) -> bool:
+    return isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")
+
+
+def native(value: Any) -> Any:
+    """Return a JAX array; refuse whole numbers that JAX, which may hold them in 32 bits, would wrap round to another id."""
+    array = jnp.asarray(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
+        largest = np.iinfo(array.dtype).max
+        if value.max() > largest:
+            raise BatchError(
+                f"the batch holds {value.max()}, which JAX would hold as {array.dtype} and so make another number: expected at "
+                f"most {largest}; use the tokenizer that belongs to this model"
+            )
+    return array
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """Return a copy of the values as float32, or as float64 where they are that.
+
+    While JAX differentiates, an array may come as a tracer, which has no NumPy form; without its gradient it is an array again.
+    """
+    return owned(np.asarray(jax.lax.stop_gradient(value)))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of an output.
+
+    Attributes:
+        output: the output.
+        examples: the index of each row along the first axis.
+        positions: its index along the second.
+    """
+
+    output: Any
+    examples: np.ndarray
+    positions: np.ndarray
+
+    @property
+    def dtype(self) -> Any:
+        """The output's dtype."""
+        return self.output.dtype
+
+
+class JaxTensors:
+    """The reading of JAX's arrays, see `embgrad.backend.cotangents.Tensors`."""
+
+    kind = "a jax.Array"
+    scalars: tuple[tuple[int, ...], ...] = ((),)
+
+    def is_tensor(self, value: object) -> bool:
+        """Return whether a value is a `jax.Array`."""
+        return isinstance(value, jax.Array)
+
+    def dtype(self, tensor: Any) -> str:
+        """Return the dtype's name."""
+        return str(tensor.dtype)
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        """Return a copy of the values."""
+        if isinstance(tensor, Rows):
+            return to_numpy(tensor.output[tensor.examples, tensor.positions])
+        return to_numpy(tensor)
+
+    def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
+        """Return the rows."""
+        return Rows(tensor, examples, positions)

@@ -1,0 +1,343 @@
+"""Finds the points of a graph without computing its forward pass: lookups, by what they do, and calls of modules, by their marks.
+
+Only indices are computed, and what else depends on the batch alone; arrays of the model are known by their shapes. The same walk
+finds on which points each output depends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from embgrad.forward.points import UNNAMED_TABLE, layout_of
+from embgrad.forward.recorder import PassRecorder
+from embgrad_jax.graphs import Graph, Walker, inner_jaxprs, is_lookup
+from embgrad_jax.modules import Mark, mark_of
+from embgrad_jax.walk import Leaf
+
+__all__ = ["Survey", "bound", "surveyed"]
+
+#: Primitives whose result is the same table as their operand.
+SAME_TABLE: Final = (
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "sharding_constraint",
+    "optimization_barrier",
+    "device_put",
+)
+
+#: Primitives through which no gradient flows although their results are floating point.
+BLOCKING: Final = ("stop_gradient", "floor", "ceil", "round", "sign", "nextafter")
+
+
+class Cell:
+    """A value in a survey.
+
+    Attributes:
+        shape: its shape.
+        dtype: its dtype.
+        compute: computes it, where it does not depend on the model's floating arrays; else None.
+        leaf: the array of the model that it is; else None.
+        mask: the points and arrays on which it depends by a path that gradients take, one bit each.
+        one_hot: for rows that are one-hot the cell of their indices; else None.
+        counts: whether its last axis counts from 0, and it does not vary along others.
+    """
+
+    __slots__ = ("__weakref__", "_value", "compute", "counts", "dtype", "leaf", "mask", "one_hot", "shape")
+
+    def __init__(self, shape: Any, dtype: Any, compute: Callable[[], Any] | None = None, mask: int = 0) -> None:
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.compute = compute
+        self.mask = mask
+        self.leaf: Leaf | None = None
+        self.one_hot: Callable[[], Any] | None = None
+        self.counts = False
+        self._value: Any = None
+
+    @property
+    def value(self) -> Any:
+        """The value, which is computed once."""
+        if self._value is None:
+            assert self.compute is not None, "depends on the model's arrays"
+            self._value = self.compute()
+        return self._value
+
+
+@dataclass
+class Survey:
+    """The points of a graph, as one batch reaches them.
+
+    Attributes:
+        keys: the keys of the requested points, by the numbers of the equations that reach them.
+        names: the keys by the requested names.
+        shapes: the shape and dtype of the value at each point, by key, in the order in which the pass reaches them.
+        branches: the branches that are taken, by the equations' numbers.
+        products: the numbers of the products that are lookups by one-hot rows, and whether the table is the left operand.
+        depends: for each output the keys of points, and the names of arrays, on which it depends by a path that gradients take.
+        leaves: for each lookup's key the array that it looks up in; None for a table that was computed.
+        indices: the values on which this survey depends: indices and branches.
+    """
+
+    keys: dict[int, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = field(default_factory=dict)
+    branches: dict[int, int] = field(default_factory=dict)
+    products: dict[int, bool] = field(default_factory=dict)
+    depends: list[frozenset[str]] = field(default_factory=list)
+    leaves: dict[str, Leaf | None] = field(default_factory=dict)
+
+
+def surveyed(
+    graph: Graph,
+    leaves: Sequence[Leaf],
+    inputs: Sequence[Any],
+    watch: PassRecorder,
+    *,
+    overridden: frozenset[str] = frozenset(),
+    detached: bool = True,
+    hint: str = "",
+) -> Survey:
+    """Return the points that a pass on a batch reaches, recorded by `watch`.
+
+    Args:
+        graph: the graph.
+        leaves: the model's arrays.
+        inputs: the inputs' arrays.
+        watch: records the pass.
+        overridden: the keys of points whose values are replaced, so that no gradient flows on to what is before them.
+        detached: whether no gradient flows from the rows of a requested lookup to its table.
+        hint: the end of the message where a point is not reached.
+
+    Raises:
+        BatchError: an index is outside its table.
+        PointNotReachedError: a requested point is not reached.
+    """
+    surveyor = _Surveyor(leaves, watch, overridden, detached=detached)
+    values = [surveyor.leaf(leaf) for leaf in leaves] + [surveyor.constant(value) for value in inputs]
+    results = surveyor.walk(graph.jaxpr, values)
+    survey = surveyor.survey
+    if not watch.everything:
+        survey.names = watch.resolve(hint)
+    survey.depends = [surveyor.reached(result) for result in results[: graph.outputs]]
+    return survey
+
+
+class _Surveyor(Walker[Cell]):
+    def __init__(
+        self, leaves: Sequence[Leaf], watch: PassRecorder, overridden: frozenset[str], *, detached: bool
+    ) -> None:
+        super().__init__(looked_into(watch))
+        self.survey = Survey()
+        self._watch = watch
+        self._overridden = overridden
+        self._detached = detached
+        self._recorded: list[bool] = []
+        self._bits: dict[str, int] = {}
+        self._by_id = {id(leaf.array): leaf for leaf in leaves}
+
+    def leaf(self, leaf: Leaf) -> Cell:
+        """Return the cell of an array of the model."""
+        floating = leaf.floating
+        known = None if floating or leaf.random else lambda: leaf.array
+        cell = Cell(leaf.array.shape, leaf.array.dtype, known, self._bit(f"leaf {leaf.name}") if floating else 0)
+        cell.leaf = leaf
+        return cell
+
+    def reached(self, cell: Cell) -> frozenset[str]:
+        """Return the keys of points and the names of arrays on which a value depends."""
+        return frozenset(name for name, bit in self._bits.items() if cell.mask & bit)
+
+    def _bit(self, name: str) -> int:
+        return self._bits.setdefault(name, 1 << len(self._bits))
+
+    # The walk
+
+    def constant(self, value: Any) -> Cell:
+        """Return the cell of a constant: an array of the model that a function holds, or an array of the batch."""
+        leaf = self._by_id.get(id(value))
+        if leaf is not None:
+            return self.leaf(leaf)
+        return Cell(np.shape(value), getattr(value, "dtype", np.asarray(value).dtype), lambda: value)
+
+    def apply(self, equation: Any, values: Sequence[Cell]) -> list[Cell]:
+        """Return cells of which nothing is computed yet."""
+        name = equation.primitive.name
+        self._count_inside(equation, 1)
+        mask = 0
+        for value in values:
+            mask |= value.mask
+        results = _Lazily(equation, values) if all(value.compute is not None for value in values) else None
+        cells = []
+        for number, variable in enumerate(equation.outvars):
+            aval = variable.aval
+            passes = name not in BLOCKING and _is_floating(aval.dtype)
+            compute = None if results is None else results.result(number)
+            cells.append(Cell(aval.shape, aval.dtype, compute, mask if passes else 0))
+        self._follow(name, equation, values, cells[0] if cells else None)
+        return cells
+
+    def _follow(self, name: str, equation: Any, values: Sequence[Cell], result: Cell | None) -> None:
+        """Follow tables through casts, and one-hot rows through what makes them."""
+        if result is None or not (values or name == "iota"):
+            return
+        if name in SAME_TABLE and result.shape == values[0].shape:
+            result.leaf, result.one_hot, result.counts = values[0].leaf, values[0].one_hot, values[0].counts
+        elif name == "iota":
+            result.counts = equation.params["dimension"] == len(result.shape) - 1
+        elif name in ("broadcast_in_dim", "reshape") and result.shape[-1:] == values[0].shape[-1:]:
+            result.counts = values[0].counts and result.compute is not None
+        elif name == "eq" and result.shape:
+            for counted, other in (values, values[::-1]):
+                if counted.counts and other.compute is not None and counted.shape[-1:] == result.shape[-1:]:
+                    result.one_hot = _first_along_last(other)
+
+    def marked(self, number: int, mark: Mark, value: Cell) -> Cell:
+        """Record the begin or the end of a module's call."""
+        watch = self._watch
+        tensor = value if mark.has_tensor else None
+        shape = value.shape if mark.has_tensor else ()
+        if mark.side == "enter":
+            recorded = watch.everything or mark.path in watch.modules
+            self._recorded.append(recorded)
+            if not recorded:
+                if mark.path in watch.counted:
+                    watch.count(mark.path)
+                return value
+            key = watch.enter(mark.path, mark.kind, tensor, shape, mark.also)
+        else:
+            if not self._recorded.pop():
+                return value
+            key = watch.leave(tensor, shape)
+        return value if key is None else self._point(number, key, value)
+
+    def gathered(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
+        """Record a lookup of rows by known indices."""
+        table, starts = values
+        (result,) = self.apply(equation, values)
+        if starts.compute is None:
+            return result
+        if table.one_hot is not None and is_lookup(equation):
+            rows = table.one_hot
+            result.one_hot = lambda: jnp.asarray(rows())[starts.value[..., 0]]
+            return result
+        if not is_lookup(equation):
+            return result
+        indices = np.asarray(starts.value)[..., 0].reshape(result.shape[:-1])
+        return self._looked_up(number, table, indices, result, result.shape)
+
+    def multiplied(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
+        """Record a product of one-hot rows with a table."""
+        (result,) = self.apply(equation, values)
+        (contracted, _) = equation.params["dimension_numbers"]
+        for left in (False, True):
+            table, rows = (values[0], values[1]) if left else (values[1], values[0])
+            along_table, along_rows = (contracted[0], contracted[1]) if left else (contracted[1], contracted[0])
+            is_table = table.leaf is not None and len(table.shape) == 2 and tuple(along_table) == (0,)
+            if is_table and rows.one_hot is not None and tuple(along_rows) == (len(rows.shape) - 1,):
+                self.survey.products[number] = left
+                indices = np.asarray(rows.one_hot())
+                return self._looked_up(number, table, indices, result, (*rows.shape[:-1], table.shape[1]))
+        return result
+
+    def branch(self, number: int, value: Cell, count: int) -> int | None:
+        """Return the branch that a value which depends on the batch alone takes."""
+        if value.compute is None:
+            return None
+        taken = min(max(int(value.value), 0), count - 1)
+        self.survey.branches[number] = taken
+        return taken
+
+    def step(self, value: Cell, index: int) -> Cell:
+        """Return an entry, known where the whole is."""
+        compute = None if value.compute is None else lambda: value.value[index]
+        return Cell(value.shape[1:], value.dtype, compute, value.mask)
+
+    def stacked(self, values: Sequence[Cell], shape: tuple[int, ...], dtype: Any) -> Cell:
+        """Return the array of all steps, known where each is."""
+        mask = 0
+        for value in values:
+            mask |= value.mask
+        known = all(value.compute is not None for value in values)
+        return Cell(shape, dtype, (lambda: jnp.stack([value.value for value in values])) if known else None, mask)
+
+    # Points
+
+    def _looked_up(self, number: int, table: Cell, indices: np.ndarray, result: Cell, shape: tuple[int, ...]) -> Cell:
+        path = UNNAMED_TABLE if table.leaf is None else table.leaf.table
+        if table.leaf is None and layout_of(indices, self._watch.batch.ids) is None:
+            return result
+        key = self._watch.see(path, indices, table.shape[0], table.shape[1])
+        self._watch.record_output(result)
+        if key is None:
+            return result
+        self.survey.leaves[key] = table.leaf
+        if self._detached:
+            result.mask = 0
+        return self._point(number, key, result, shape)
+
+    def _point(self, number: int, key: str, value: Cell, shape: tuple[int, ...] | None = None) -> Cell:
+        self.survey.keys[number] = key
+        self.survey.shapes[key] = (value.shape if shape is None else shape, value.dtype)
+        mask = 0 if key in self._overridden else value.mask
+        return Cell(value.shape, value.dtype, None, mask | self._bit(key))
+
+    def _count_inside(self, equation: Any, times: int) -> None:
+        """Count the calls in graphs that are not walked: loops without points, and functions with own derivatives."""
+        if not self._watch.counted:
+            return
+        times *= equation.params["length"] if equation.primitive.name == "scan" else 1
+        for jaxpr in inner_jaxprs(equation):
+            for inner in jaxpr.eqns:
+                mark = mark_of(inner.params["name"]) if inner.primitive.name == "name" else None
+                if mark is not None and mark.side == "enter" and mark.path in self._watch.counted:
+                    for _ in range(times):
+                        self._watch.count(mark.path)
+                self._count_inside(inner, times)
+
+
+def looked_into(watch: PassRecorder) -> Callable[[str], bool]:
+    """Return which modules' calls are looked for inside of loops: those that are recorded."""
+    return lambda path: watch.everything or path in watch.modules
+
+
+class _Lazily:
+    """The results of an equation, computed when the first is needed."""
+
+    def __init__(self, equation: Any, values: Sequence[Cell]) -> None:
+        self._equation = equation
+        self._values = values
+        self._results: list[Any] | None = None
+
+    def result(self, number: int) -> Callable[[], Any]:
+        """Return a function that computes a result."""
+
+        def compute() -> Any:
+            if self._results is None:
+                self._results = bound(self._equation, [value.value for value in self._values])
+                self._values = ()
+            return self._results[number]
+
+        return compute
+
+
+def bound(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Return the results of an equation on values, as JAX's own evaluation of a graph computes them."""
+    params = equation.primitive.get_bind_params(equation.params)
+    functions, params = params if isinstance(params, tuple) else ((), params)  # they are apart in JAX 0.6
+    results = equation.primitive.bind(*functions, *values, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def _first_along_last(cell: Cell) -> Callable[[], Any]:
+    return lambda: cell.value[..., 0]
+
+
+def _is_floating(dtype: Any) -> bool:
+    return bool(jax.numpy.issubdtype(dtype, jax.numpy.floating))

@@ -1,0 +1,44 @@
+"""What a pass must leave as it is: attributes of modules that a copy shares with the model, and what must not come from a trace."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from embgrad.backend import ObjectState, as_parts
+from embgrad.errors import UnsupportedError
+from embgrad_jax.walk import is_nnx
+
+__all__ = ["expect_arrays", "preserved"]
+
+
+@contextlib.contextmanager
+def preserved(model: Any) -> Iterator[None]:
+    """Restore the attributes of NNX modules, and the lists and dicts in them, which copies share with them."""
+    modules = []
+    parts = tuple(part for part in as_parts(model) if is_nnx(part))
+    if parts:
+        from flax import nnx
+
+        modules = [node for _, node in nnx.iter_graph(parts) if isinstance(node, nnx.Module)]
+    state = ObjectState(map(vars, modules))
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def expect_arrays(arrays: Sequence[Any]) -> None:
+    """Refuse arrays without values.
+
+    Raises:
+        UnsupportedError: an array belongs to a trace, so that the call is inside of one.
+    """
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        raise UnsupportedError(
+            "embgrad was called inside jax.jit (or grad, vmap), where the model's arrays have no values. Call it outside of the "
+            "transformation; embgrad.gradients compiles by itself with compile=True"
+        )
