@@ -23,7 +23,7 @@ class JaxBackend:
     extra: Final = "jax"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "weights"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "weights", "compile"}
     )
     #: What to do in place of an ability that the backend lacks.
     instead: Final = {

@@ -61,12 +61,14 @@ class Graph:
         returned: the model's return value, with an `Output` in the place of each array.
         outputs: the number of arrays in it.
         unused: the parts of the batch that the model cannot take.
+        ids: the `id` of each of the model's arrays when the graph was made, by which it is known as a constant.
     """
 
     jaxpr: Any
     returned: Any
     outputs: int
     unused: tuple[str, ...]
+    ids: tuple[int, ...]
 
     def filled(self, arrays: Sequence[Any]) -> Any:
         """Return the model's return value with these arrays in it."""
@@ -108,10 +110,11 @@ def traced(
         if type(error).__name__ != "TraceContextError":
             raise
         raise UnsupportedError(
-            f"Flax refused the call: {str(error).splitlines()[0]}. call=... is given a copy of the model: let it call that, not the "
-            "model itself"
+            f"Flax refused the call: {str(error).splitlines()[0]}. call=... is given a copy of the model: let it call that, "
+            "not the model itself"
         ) from error
-    return Graph(jaxpr, found["returned"], len(every(found["returned"], _is_output)), planned.unused), inputs
+    outputs = len(every(found["returned"], _is_output))
+    return Graph(jaxpr, found["returned"], outputs, planned.unused, tuple(map(id, structure.arrays))), inputs
 
 
 def _is_output(value: object) -> bool:

@@ -119,7 +119,7 @@ def surveyed(
         BatchError: an index is outside its table.
         PointNotReachedError: a requested point is not reached.
     """
-    surveyor = _Surveyor(leaves, watch, overridden, detached=detached)
+    surveyor = _Surveyor(graph, leaves, watch, overridden, detached=detached)
     values = [surveyor.leaf(leaf) for leaf in leaves] + [surveyor.constant(value) for value in inputs]
     results = surveyor.walk(graph.jaxpr, values)
     survey = surveyor.survey
@@ -131,7 +131,7 @@ def surveyed(
 
 class _Surveyor(Walker[Cell]):
     def __init__(
-        self, leaves: Sequence[Leaf], watch: PassRecorder, overridden: frozenset[str], *, detached: bool
+        self, graph: Graph, leaves: Sequence[Leaf], watch: PassRecorder, overridden: frozenset[str], *, detached: bool
     ) -> None:
         super().__init__(looked_into(watch))
         self.survey = Survey()
@@ -140,7 +140,7 @@ class _Surveyor(Walker[Cell]):
         self._detached = detached
         self._recorded: list[bool] = []
         self._bits: dict[str, int] = {}
-        self._by_id = {id(leaf.array): leaf for leaf in leaves}
+        self._by_id = dict(zip(graph.ids, leaves, strict=True))
 
     def leaf(self, leaf: Leaf) -> Cell:
         """Return the cell of an array of the model."""

@@ -112,10 +112,10 @@ def dressed(plain: type, path: str) -> type:
     and put them together.
     """
 
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         return marked(super(marked_class, self).__call__, path, plain.__name__, args, kwargs)
 
-    namespace = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__call__": __call__}
+    namespace = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__call__": called}
     if "__doc__" in vars(plain):
         namespace["__doc__"] = plain.__doc__
     marked_class: Any = type(plain)(plain.__name__, (plain,), namespace)

@@ -124,8 +124,8 @@ def pulled_back(
 ) -> Pulled:
     """Return the gradients of one set of cotangents.
 
-    The gradient that arrives at an edited point is cut off there, and what the edit makes of it is pulled back by itself, from the
-    point; the sum of both is the gradient at every point before it.
+    The gradient that arrives at an edited point is cut off there, and what the edit makes of it is pulled back by itself, from
+    the point; the sum of both is the gradient at every point before it.
 
     Args:
         forward: the pass.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -117,7 +117,7 @@ def _forward(
                 survey, held, sinks, changes.parts, looked_into(watch), cut=cut, detached=not request.parameters
             )
 
-        results, computation = computed(graph, structure.leaves, arrays, inputs, make)
+        results, computation = computed(graph, arrays, inputs, make)
         floating = [result for result in results[: graph.outputs] if is_floating(result)]
         return (floating, computation.upstream), (computation.values, results)
 

@@ -1,4 +1,4 @@
-"""What a pass must leave as it is: attributes of modules that a copy shares with the model, and what must not come from a trace."""
+"""Restores attributes of modules that a copy shares with the model, and refuses arrays that belong to a trace."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,14 @@ from jax import lax
 from embgrad_jax.graphs import Graph, Walker
 from embgrad_jax.lookup import Survey, bound
 from embgrad_jax.modules import Mark
-from embgrad_jax.walk import Leaf
 
-__all__ = ["Computation", "Stopped", "computed"]
+__all__ = ["Computation", "StoppedError", "computed"]
 
 #: Takes a point's key and the value there; returns the value that replaces it and the value to add, each None for no change.
 Changes = Callable[[str, Any], tuple[Any, Any]]
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """The end of a computation at a point, which need not go further.
 
     Attributes:
@@ -119,7 +118,7 @@ class Computation(Walker[Any]):
         value = value if override is None else lax.stop_gradient(override)
         value = value if addition is None else value + lax.stop_gradient(addition)
         if key == self._stop:
-            raise Stopped(value)
+            raise StoppedError(value)
         self.values[key] = value
         if key in self._cut:
             self.upstream[key], value = value, lax.stop_gradient(value)
@@ -141,21 +140,19 @@ def _back(_: None, gradient: Any) -> tuple[Any, Any]:
 
 
 _tapped.defvjp(_forth, _back)
-_NOTHING: Final[Mapping[int, Any]] = {}
 
 
 def computed(
-    graph: Graph, leaves: Sequence[Leaf], arrays: Sequence[Any], inputs: Sequence[Any], make: Callable[..., Computation]
+    graph: Graph, arrays: Sequence[Any], inputs: Sequence[Any], make: Callable[..., Computation]
 ) -> tuple[list[Any], Computation]:
     """Return the results of a graph on these arrays, and the computation with the values at its points.
 
     Args:
         graph: the graph.
-        leaves: the model's arrays as the graph was traced with them.
-        arrays: their present values.
+        arrays: the present values of the model's arrays.
         inputs: the inputs' arrays.
         make: takes the present values of arrays by the ids of those of the trace; returns a new computation.
     """
-    held = {id(leaf.array): array for leaf, array in zip(leaves, arrays, strict=True)}
+    held = dict(zip(graph.ids, arrays, strict=True))
     computation = make(held)
     return computation.walk(graph.jaxpr, [*arrays, *inputs]), computation

@@ -323,7 +323,7 @@ class TreePart:
         array = jnp.asarray(value)
         trainable = path[0] == "params" if linen else bool(jnp.issubdtype(array.dtype, jnp.floating))
         random = bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
-        get, put = lambda: jnp.asarray(_value_at(part, keys)), lambda new: _put(part, keys, new)  # noqa: E731
+        get, put = lambda: jnp.asarray(_value_at(part, keys)), lambda new: _put(part, keys, new)
         return Leaf(name, module, table, trainable, random, array, get, put)
 
     @contextlib.contextmanager

@@ -175,11 +175,13 @@ class _Embeddings(nnx.Module):
 
 
 class _Layer(nnx.Module):
+    factor = 1.0
+
     def __init__(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
         self.inner = _linear(weights["W1"], weights["b1"], dtype)
 
     def __call__(self, hidden: Any) -> Any:
-        bent = jnp.tanh(self.inner(hidden))
+        bent = self.factor * jnp.tanh(self.inner(hidden))
         return hidden + bent, bent
 
 
@@ -310,6 +312,11 @@ class Harness:
         model.train()
         model.stored = nnx.Intermediate(jnp.full(3, 0.5))
         model.outer.note = "the user's"
+
+    def change_constant(self, model: Any) -> None:
+        """An attribute that is no variable, which is a part of what NNX calls the graph."""
+        for layer in model.layers:
+            layer.factor = 2.0
 
     def parameter(self, model: nnx.Module, weight: str) -> tuple[str, bool]:
         """The attribute path; `nnx.Linear` holds its kernel as (in, out)."""

@@ -202,7 +202,7 @@ def test_a_compiled_call_of_the_model_itself_is_refused() -> None:
     model, own = Tied(), nnx.jit(lambda model, ids: model(ids))
     before = dict(vars(model.embed))
     with pytest.raises(
-        embgrad.UnsupportedError, match="Flax refused the call: .* let it call that, not the model itself"
+        embgrad.UnsupportedError, match=r"Flax refused the call: .* let it call that, not the model itself"
     ):
         embgrad.gradients(model, IDS, embgrad.Sum(), call=lambda _, inputs: own(model, inputs))
     assert vars(model.embed) == before

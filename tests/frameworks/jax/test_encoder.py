@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tests.frameworks.jax.encoder import Encoder
 from flax import nnx
 
 import embgrad
+from tests.frameworks.jax.encoder import Encoder
 
 IDS = np.array([[5, 7, 9, 11, 7], [3, 2, 96, 0, 0]])
 BATCH = embgrad.TokenBatch(IDS, mask=np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]))

@@ -1,0 +1,271 @@
+"""Keeps a model's graph compiled, for each shape of a batch: one function for the forward pass, and one for its pullback.
+
+The forward pass returns its pullback, which JAX can pass from one compiled function to another with the values that it needs.
+The objective is computed between the two, in NumPy or by the user's function, so that nothing calls back from compiled code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from embgrad.backend import PassRecorder, Request, Run, TokenBatch, as_parts
+from embgrad.backend.code import content_of, globals_of
+from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
+from embgrad.common.pytree import PLAIN
+from embgrad_jax.graphs import Graph, traced
+from embgrad_jax.inputs import plan
+from embgrad_jax.lookup import Survey, looked_into
+from embgrad_jax.modules import is_floating
+from embgrad_jax.pullback import Forward
+from embgrad_jax.run import changes_of, finished, survey_of
+from embgrad_jax.tap import Computation, StoppedError, computed
+from embgrad_jax.walk import Structure
+
+__all__ = ["run_kept"]
+
+#: The most numbers of an array held by a function that are compared by value; a larger array is compared by identity.
+LARGEST_ARRAY: Final = 1 << 12
+
+
+class _Owner:
+    """Stands for models that take no weak references, such as dicts of arrays: their traces depend on their structure alone."""
+
+
+_owner: Final = _Owner()
+_kept: Final[TraceCache[_Trace]]
+
+
+def run_kept(
+    structure: Structure, model: Any, batch: TokenBatch, request: Request, plain: Callable[[Request], Run]
+) -> Run:
+    """Run a compiled graph of the model, if there is one or can be one; else the model.
+
+    Args:
+        structure: the model's structure.
+        model: the model, as in `run`; so are `batch` and `request`.
+        plain: runs the model without a trace.
+    """
+    inputs = plan(model, batch, request.call).arrays
+    question = (
+        request.points,
+        request.training,
+        request.pullback,
+        *(tuple(sorted(getattr(request, option))) for option in ("override", "add", "edit")),
+        tuple(str(array.dtype) for array in inputs),
+        tuple(repr(getattr(jax.config, name)) for name in ("jax_enable_x64", "jax_default_matmul_precision")),
+    )
+    lengths = tuple(tuple(array.shape) for array in inputs)
+    owners = [part for part in as_parts(model) if _takes_references(part)] or [_owner]
+    return _kept.run(
+        owners,
+        question,
+        _Fingerprint(structure, request.call),
+        lengths,
+        request,
+        _Maker(structure, model, batch, plain),
+    )
+
+
+def _takes_references(part: Any) -> bool:
+    try:
+        weakref.ref(part)
+    except TypeError:
+        return False
+    return not isinstance(part, (dict, types.FunctionType))
+
+
+class _Maker:
+    """One call of a model, see `embgrad.backend.trace_cache.TraceMaker`."""
+
+    def __init__(self, structure: Structure, model: Any, batch: TokenBatch, plain: Callable[[Request], Run]) -> None:
+        self._structure = structure
+        self._model = model
+        self._batch = batch
+        self.plain = plain
+
+    def watched(
+        self, function: Callable[[Any], Any], report: Callable[[tuple[int, ...]], None]
+    ) -> Callable[[Any], Any]:
+        """Return a native objective's function as it is: a trace returns all outputs, whichever the function uses."""
+        return function
+
+    def make(self, result: Run, used: tuple[int, ...], *, exact: bool) -> _Trace:
+        """Return a new trace, for this batch's lengths."""
+        if not exact:
+            raise UntraceableError("JAX compiles for each shape")
+        return _Trace()
+
+    def again(self) -> AbstractContextManager[None]:
+        """Return an empty context: the arrays of a call, random states included, are those of its begin."""
+        return contextlib.nullcontext()
+
+    def run(self, trace: _Trace, request: Request) -> Run:
+        """Run a trace."""
+        return trace.run(self._structure, self._model, self._batch, request)
+
+    def dtypes(self, trace: _Trace) -> Sequence[str]:
+        """Return the names of the dtypes in which a trace computes."""
+        return trace.dtypes
+
+
+class _Trace:
+    """A compiled graph, which refers neither to the model nor to what may differ from call to call."""
+
+    def __init__(self) -> None:
+        self.dtypes: Sequence[str] = ()
+        self._graph: Graph | None = None
+        self._points: tuple[Any, ...] = ()
+        self._survey = Survey()
+        self._functions: dict[str, Any] = {}
+
+    def run(self, structure: Structure, model: Any, batch: TokenBatch, request: Request) -> Run:
+        """Run the compiled graph.
+
+        Raises:
+            UnfitError: the batch reaches the points in another way.
+        """
+        watch = PassRecorder(batch, request.reached, request.times)
+        if self._graph is None:
+            graph, inputs = traced(structure, model, batch, request.call, training=request.training)
+        else:
+            graph, inputs = self._graph, plan(model, batch, request.call).arrays
+        survey = survey_of(graph, structure, inputs, watch, request)
+        points = (survey.keys, survey.names, survey.branches, survey.products)
+        if self._graph is None:
+            self._graph, self._points = graph, points
+            self._survey = replace(survey, leaves={})
+            self._functions = {"pull": jax.jit(lambda pull, cotangents, upstream: pull((cotangents, upstream)))}
+            self.dtypes = sorted(
+                {str(variable.aval.dtype) for equation in graph.jaxpr.eqns for variable in equation.outvars}
+            )
+        elif points != self._points:
+            raise UnfitError("the pass reaches other points than the one that was compiled")
+        changes = changes_of(request)
+        values: dict[str, tuple[Any, Any]] = {}
+        for key in survey.shapes:
+            if key in request.override or key in request.add:
+                value = self._function(f"value {key}", watch, request, stop=key)(structure.arrays, inputs, values)
+                values[key] = changes.parts(key, value)
+        compiled = self._function("forward", watch, request)
+        upstream, at_points, results, pulling = compiled(structure.arrays, inputs, values)
+        outputs = list(results[: graph.outputs])
+
+        def pull(cotangents: Sequence[Any], of_upstream: Mapping[str, Any]) -> Any:
+            (sinks,) = self._functions["pull"](pulling, list(cotangents), dict(of_upstream))
+            return sinks, {}
+
+        forward = Forward(graph, survey, outputs, results[graph.outputs :], at_points, upstream, pull)
+        return finished(structure, batch, request, watch, forward, changes)
+
+    def _function(self, name: str, watch: PassRecorder, request: Request, stop: str | None = None) -> Any:
+        """Return a compiled function of the arrays, the inputs and the changes at points, made at its first use."""
+        if name not in self._functions:
+            cut = frozenset(request.edit) & self._survey.shapes.keys()
+            self._functions[name] = _compiled(
+                self._graph, self._survey, looked_into(watch), cut, stop, pullback=request.pullback
+            )
+        return self._functions[name]
+
+
+def _compiled(
+    graph: Any,
+    survey: Survey,
+    looked: Callable[[str], bool],
+    cut: frozenset[str],
+    stop: str | None,
+    *,
+    pullback: bool,
+) -> Any:
+    def computation(arrays: Any, inputs: Any, values: Mapping[str, tuple[Any, Any]], sinks: Mapping[str, Any]) -> Any:
+        def changed(key: str, value: Any) -> tuple[Any, Any]:
+            return values.get(key, (None, None))
+
+        return computed(
+            graph, arrays, inputs, lambda held: Computation(survey, held, sinks, changed, looked, cut=cut, stop=stop)
+        )
+
+    def value(arrays: Any, inputs: Any, values: Any) -> Any:
+        try:
+            computation(arrays, inputs, values, {})
+        except StoppedError as end:
+            return end.value
+        raise UnfitError("a point is not reached")
+
+    def forward(arrays: Any, inputs: Any, values: Any) -> Any:
+        def function(sinks: Mapping[str, Any]) -> Any:
+            results, passed = computation(arrays, inputs, values, sinks)
+            floating = [result for result in results[: graph.outputs] if is_floating(result)]
+            return (floating, passed.upstream), (passed.values, results)
+
+        if not pullback:
+            (_, upstream), (at_points, results) = function({})
+            return upstream, at_points, results, None
+        sinks = {key: jnp.zeros(*survey.shapes[key]) for key in survey.shapes}
+        (_, upstream), pull, (at_points, results) = jax.vjp(function, sinks, has_aux=True)
+        return upstream, at_points, results, pull
+
+    return jax.jit(forward if stop is None else value)
+
+
+class _Fingerprint:
+    """Everything that determines a trace beside the values of arrays: the model's structure, and the user's call by its code."""
+
+    def __init__(self, structure: Structure, call: Any) -> None:
+        self._structure = structure.structure
+        self._call = _described(call, 0)
+
+    def kept(self) -> _Fingerprint:
+        """Return the fingerprint, which refers to no model."""
+        return self
+
+    def is_that_of(self, now: _Fingerprint) -> bool:
+        """Return whether a kept fingerprint is that of a model as it is now."""
+        return bool(self._structure == now._structure and self._call == now._call)
+
+
+class _Identity:
+    """An object that is equal to itself alone, while it lives."""
+
+    def __init__(self, value: Any) -> None:
+        try:
+            self._reference: Any = weakref.ref(value)
+        except TypeError:
+            self._reference = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Identity) and self._reference() is not None and self._reference() is other._reference()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _described(value: Any, depth: int) -> Any:
+    """Return what is compared of a value that a function holds: plain values and small arrays, functions by their code."""
+    if isinstance(value, PLAIN):
+        return (type(value), value)
+    if isinstance(value, np.ndarray) and value.size <= LARGEST_ARRAY and value.dtype != object:
+        return (value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, (list, tuple)) and depth < 8:
+        return (type(value), [_described(entry, depth + 1) for entry in value])
+    if isinstance(value, dict) and depth < 8:
+        return {key: _described(entry, depth + 1) for key, entry in value.items()}
+    if isinstance(value, types.FunctionType) and depth < 8:
+        inside = [content_of(cell) for cell in value.__closure__ or ()]
+        read = [value.__globals__[name] for name in globals_of(value.__code__) if name in value.__globals__]
+        held = [*inside, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *read]
+        return (value.__code__, [_described(entry, depth + 1) for entry in held])
+    return _Identity(value)
+
+
+_kept = TraceCache()
