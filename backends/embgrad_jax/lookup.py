@@ -6,6 +6,7 @@ finds on which points each output depends.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -339,5 +340,6 @@ def _first_along_last(cell: Cell) -> Callable[[], Any]:
     return lambda: cell.value[..., 0]
 
 
+@functools.cache
 def _is_floating(dtype: Any) -> bool:
     return bool(jax.numpy.issubdtype(dtype, jax.numpy.floating))
