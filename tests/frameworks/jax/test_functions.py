@@ -1,0 +1,71 @@
+"""Text models that are plain functions, as (function, parameters) with `call=`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import embgrad
+from tests.frameworks.jax.cases import IDS, LABELS, MASK, Case, as_dict, cross_entropies, expected
+from tests.frameworks.jax.checks import ModelChecks, by_path, close, replaced
+from tests.frameworks.jax.function_models import CASES, applied, mean_logits
+
+
+class TestFunctions(ModelChecks):
+    """The checks of every model."""
+
+    cases = CASES
+
+    @pytest.fixture(params=CASES, ids=str)
+    def case(self, request: pytest.FixtureRequest) -> Case:
+        return request.param
+
+    def gradients_of_parameters(self, case: Case, model: Any) -> Mapping[str, Any]:
+        """By `jax.grad`."""
+        function, parameters = model
+        inputs = {name: jnp.asarray(one) for name, one in as_dict().items()}
+
+        @jax.jit
+        @jax.grad
+        def gradients(parameters: Any) -> Any:
+            return cross_entropies(applied((function, parameters), inputs)).sum()
+
+        return {f"params.{path}": one for path, one in by_path(gradients(parameters)).items()}
+
+    def with_table(self, case: Case, table: Any) -> Any:
+        """The function, with parameters among which the table stands."""
+        function, parameters = self.known(case, "float64")[0]
+        return function, replaced(parameters, case.table((function, parameters)), table)
+
+    def test_half_precision(self, case: Case) -> None:
+        """Values are widened behind the pullback, which JAX makes in bfloat16."""
+        model = case.make("bfloat16")
+        own = expected(case, model)
+        result = embgrad.gradients(model, case.batch, case.objective, call=case.call)
+        close(result.values, own.gradients["word"], 0.05)
+        assert result.values.dtype == np.float32
+        assert result.provenance["compute_dtype"] == "bfloat16"
+
+
+def test_closed_form_of_a_mean() -> None:
+    """The weight of a class over the number of real positions, at each of these, and nothing at the others."""
+    parts = CASES[0].make("float64")
+    weight = np.asarray(parts[1]["w"])
+    result = embgrad.gradients(parts, CASES[0].batch, embgrad.Logit(LABELS), call=applied)
+    wanted = weight.T[LABELS][:, None] * (MASK / MASK.sum(1, keepdims=True))[..., None]
+    close(result.values, wanted)
+    assert result.pad_leak == 0
+    rows = np.asarray(parts[1]["embedding"])[IDS]
+    means = (rows * MASK[..., None]).sum(1) / MASK.sum(1, keepdims=True)
+    close(result.objective, (means @ weight)[np.arange(2), LABELS])
+
+
+def test_the_function_alone_is_refused_with_what_to_do() -> None:
+    """Its parameters are not known."""
+    with pytest.raises(embgrad.BackendError, match=r"\(function, parameters\).*call="):
+        embgrad.gradients(mean_logits, IDS, embgrad.Sum())
