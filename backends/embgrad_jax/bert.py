@@ -10,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from embgrad.checkpoints.bert_config import DEFAULTS
+from embgrad.checkpoints.bert_config import completed, inexpressible
 from embgrad.checkpoints.load_bert import WeightTarget
-from embgrad.errors import UnsupportedError, brief, listed
+from embgrad.errors import listed
 
 __all__ = ["Bert", "bert", "bert_targets"]
+
+#: What is built, for messages.
+MODEL: Final = "embgrad's BERT for JAX"
 
 #: By Hugging Face's name the activation between a layer's two dense transformations; "gelu" is the exact one.
 ACTIVATIONS: Final[Mapping[str, Callable[[jax.Array], jax.Array]]] = {
@@ -37,7 +40,7 @@ class Bert(nnx.Module):  # type: ignore[misc]  # Flax is not installed where typ
     """The encoder and the pooler of BERT (Devlin et al. 2019).
 
     Args:
-        config: Hugging Face's configuration; absent fields have its defaults.
+        config: Hugging Face's configuration, as `embgrad.checkpoints.bert_config.completed` returns it.
         rngs: the generators of the initial weights and of dropout.
     """
 
@@ -191,19 +194,12 @@ def bert(config: Mapping[str, Any]) -> tuple[Bert, list[WeightTarget]]:
     Raises:
         UnsupportedError: the configuration describes another model than `Bert`.
     """
-    known = {
-        **DEFAULTS,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-12,
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-        **{name: value for name, value in config.items() if value is not None},
-    }
+    known = completed(config)
     if known["hidden_act"] not in ACTIVATIONS:
-        raise _unsupported("hidden_act", known, f"one of {listed(ACTIVATIONS)}")
+        raise inexpressible("hidden_act", known, f"one of {listed(ACTIVATIONS)}", MODEL)
     for name in ("is_decoder", "add_cross_attention"):
-        if known.get(name):
-            raise _unsupported(name, known, "False")
+        if known[name]:
+            raise inexpressible(name, known, "False", MODEL)
     model = Bert(known, nnx.Rngs(0))
     model.eval()
     targets = bert_targets(model)
@@ -229,10 +225,3 @@ def _target(path: str, variable: nnx.Param[Any]) -> WeightTarget:
 
     source = f"{module}.{LEAVES[leaf]}"
     return WeightTarget(source, tuple(variable.shape), put, path, transposed=leaf == "kernel")
-
-
-def _unsupported(name: str, config: Mapping[str, Any], expected: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"the checkpoint's configuration has {name} {brief(config[name])}, and embgrad's BERT for JAX supports only {expected}. "
-        "Load it with framework='torch'"
-    )

@@ -15,7 +15,9 @@ import torch
 from embgrad.backend import ParameterValues, Request, TableRest, Weight
 from embgrad.backend.locks import held
 from embgrad.backend.signature import as_parts
+from embgrad.checkpoints.keras_bert import is_keras_bert, keras_bert_variables
 from embgrad.checkpoints.load_bert import bert_names
+from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.common.arrays import owned
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.errors import UnsupportedError, listed
@@ -159,14 +161,15 @@ def _summed(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> np.
 def weights(model: Any) -> list[Weight]:
     """Return the parameters and the floating buffers by attribute path, each once, in the model's order."""
     walked = walk(as_parts(model))
-    canonical = _canonical(walked)
+    canonical, of_keras = _canonical(walked), _of_keras(walked)
     by_memory: dict[Any, Weight] = {}
     for path, module in walked:
         owner = spelled(path)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and _has_values(tensor) and memory_key(tensor) not in by_memory:
                 weight = _weight(joined(owner, name), owner, tensor, canonical.get(id(tensor)))
-                by_memory[memory_key(tensor)] = weight
+                target = of_keras.get(id(tensor))
+                by_memory[memory_key(tensor)] = weight if target is None else target.named(weight)
     return list(by_memory.values())
 
 
@@ -252,6 +255,13 @@ def _canonical(walked: Iterable[tuple[str, Any]]) -> dict[int, str]:
     parameters = dict(encoders[0].named_parameters())
     names = set(bert_names(encoders[0].config.num_hidden_layers))
     return {id(parameter): name for name, parameter in parameters.items()} if parameters.keys() <= names else {}
+
+
+def _of_keras(walked: Iterable[tuple[str, Any]]) -> dict[int, WeightTarget]:
+    """Return by identity the checkpoint's weights of the parameters of keras-hub's BERT, where the model holds one."""
+    backbones = [module for _, module in walked if is_keras_bert(module)]
+    pairs = keras_bert_variables(backbones[0]) if len(backbones) == 1 else None
+    return {id(variable.value): target for variable, target in pairs or ()}
 
 
 def is_bert(module: Any) -> bool:
