@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 
 from embgrad.checkpoints.bert_config import completed, inexpressible
-from embgrad.checkpoints.load_bert import WeightTarget
+from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.errors import listed
 
-__all__ = ["Bert", "bert", "bert_targets"]
+__all__ = ["Bert", "bert", "bert_targets", "checkpoint"]
 
 #: What is built, for messages.
 MODEL: Final = "embgrad's BERT for JAX"
@@ -209,12 +209,28 @@ def bert(config: Mapping[str, Any]) -> tuple[Bert, list[WeightTarget]]:
 
 def bert_targets(model: Any) -> list[WeightTarget] | None:
     """Return where each weight of a checkpoint goes in a `Bert`; None for any other model."""
-    if not isinstance(model, Bert):
-        return None
-    variables = (
-        (".".join(map(str, path)), node) for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Param)
-    )
-    return [_target(path, variable) for path, variable in variables]
+    return [_target(path, variable) for path, variable in _variables(model)] if isinstance(model, Bert) else None
+
+
+def checkpoint(parts: Sequence[Any]) -> list[tuple[Any, WeightTarget]]:
+    """Return the arrays of the only `Bert` in a model's parts, and the checkpoint's weight of each.
+
+    The list is empty if there is no `Bert`, or more than one.
+    """
+    modules = (node for part in parts if isinstance(part, nnx.Module) for _, node in nnx.iter_graph(part))
+    found = {id(module): module for module in modules if isinstance(module, Bert)}
+    if len(found) != 1:
+        return []
+    (model,) = found.values()
+    return [(_array(variable), _target(path, variable)) for path, variable in _variables(model)]
+
+
+def _variables(model: Bert) -> Iterator[tuple[str, nnx.Param[Any]]]:
+    return ((".".join(map(str, path)), node) for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Param))
+
+
+def _array(variable: nnx.Param[Any]) -> Any:
+    return variable.get_value() if hasattr(variable, "get_value") else variable.value
 
 
 def _target(path: str, variable: nnx.Param[Any]) -> WeightTarget:

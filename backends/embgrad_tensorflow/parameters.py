@@ -16,7 +16,7 @@ from embgrad.backend import Weight
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import model_lock
 from embgrad.backend.signature import as_parts
-from embgrad.checkpoints.keras_bert import is_keras_bert, keras_bert_variables
+from embgrad.checkpoints.keras_bert import keras_checkpoint
 from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.common.arrays import owned
 from embgrad.common.memory_meter import MemoryMeter
@@ -153,7 +153,7 @@ def weights(model: Any) -> list[Weight]:
     parts = as_parts(model)
     nodes = list(walk(parts))
     owners = {id(handle_of(node.value)): node for node in nodes if node.kind == "variable"}
-    canonical = _canonical(nodes)
+    canonical = _canonical(parts, nodes)
     result = []
     for name, variable in Parameters(parts).items():
         native = native_variable(variable)
@@ -250,13 +250,12 @@ def _has_value(native: Any) -> bool:
     return bool(native.shape.is_fully_defined() and native.is_initialized())
 
 
-def _canonical(nodes: Iterable[Node]) -> dict[int, WeightTarget]:
+def _canonical(parts: Sequence[Any], nodes: Iterable[Node]) -> dict[int, WeightTarget]:
     """Return the checkpoint's weights of an encoder's variables by their handles, where the model holds one BERT."""
     modules = [node.value for node in nodes if node.kind == "module"]
     encoders = [value for value in modules if has_base(value, "TFBertMainLayer", package="transformers.")]
     if len(encoders) == 1:
         named = [variable for variable in encoders[0].weights if "/bert/" in variable.name]
         return {id(handle_of(variable)): checkpoint_target(variable) for variable in named}
-    backbones = [value for value in modules if is_keras_bert(value)]
-    pairs = keras_bert_variables(backbones[0]) if len(backbones) == 1 and not encoders else None
-    return {id(handle_of(variable)): target for variable, target in pairs or ()}
+    pairs = [] if encoders else keras_checkpoint(parts)
+    return {id(handle_of(variable)): target for variable, target in pairs}

@@ -15,9 +15,8 @@ import torch
 from embgrad.backend import ParameterValues, Request, TableRest, Weight
 from embgrad.backend.locks import held
 from embgrad.backend.signature import as_parts
-from embgrad.checkpoints.keras_bert import is_keras_bert, keras_bert_variables
+from embgrad.checkpoints.keras_bert import keras_checkpoint
 from embgrad.checkpoints.load_bert import bert_names
-from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.common.arrays import owned
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.errors import UnsupportedError, listed
@@ -161,7 +160,8 @@ def _summed(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> np.
 def weights(model: Any) -> list[Weight]:
     """Return the parameters and the floating buffers by attribute path, each once, in the model's order."""
     walked = walk(as_parts(model))
-    canonical, of_keras = _canonical(walked), _of_keras(walked)
+    canonical = _canonical(walked)
+    of_keras = {id(variable.value): target for variable, target in keras_checkpoint(as_parts(model))}
     by_memory: dict[Any, Weight] = {}
     for path, module in walked:
         owner = spelled(path)
@@ -255,13 +255,6 @@ def _canonical(walked: Iterable[tuple[str, Any]]) -> dict[int, str]:
     parameters = dict(encoders[0].named_parameters())
     names = set(bert_names(encoders[0].config.num_hidden_layers))
     return {id(parameter): name for name, parameter in parameters.items()} if parameters.keys() <= names else {}
-
-
-def _of_keras(walked: Iterable[tuple[str, Any]]) -> dict[int, WeightTarget]:
-    """Return by identity the checkpoint's weights of the parameters of keras-hub's BERT, where the model holds one."""
-    backbones = [module for _, module in walked if is_keras_bert(module)]
-    pairs = keras_bert_variables(backbones[0]) if len(backbones) == 1 else None
-    return {id(variable.value): target for variable, target in pairs or ()}
 
 
 def is_bert(module: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from embgrad.backend.protocol import Backend
@@ -32,21 +32,14 @@ KERAS_FRAMEWORKS: Final = ("tensorflow", "torch", "jax")
 #: Keras's other backends, which compute no gradients.
 OTHER_KERAS: Final = ("numpy", "openvino")
 
-#: The code with which a function of JAX is passed.
-_AS_PARTS: Final = "call=lambda parts, inputs: parts[0](parts[1], inputs)"
+#: The code that goes with the parameters of a function of JAX.
+_AS_TREE: Final = "call=lambda parameters, inputs: function(parameters, inputs)"
 
-#: By the classes' modules and names, objects of Flax that are no models by themselves: what they are, and what to pass.
+#: By the classes' modules and names, objects of Flax that hold no arrays: what they are, and what to pass.
 _INCOMPLETE: Final[Mapping[tuple[str, str], str]] = {
     ("flax.linen.module", "Module"): (
         "it is a Flax Linen module, which holds no weights. Pass (module, variables) with "
-        "call=lambda parts, inputs: parts[0].apply(parts[1], inputs), where inputs are the ids, or the dict if the batch is one"
-    ),
-    ("flax.training.train_state", "TrainState"): (
-        "it is a Flax TrainState, which holds a model's function and its parameters beside the optimizer. Pass "
-        f"(state.apply_fn, {{'params': state.params}}) with {_AS_PARTS}"
-    ),
-    ("flax.nnx.statelib", "State"): (
-        "it is an nnx.State, the variables of a module without the module. Pass the module, nnx.merge(graphdef, state)"
+        "call=lambda parts, inputs: parts[0].apply(parts[1], inputs), where inputs are the ids, or the batch's dict if it is one"
     ),
     ("flax.nnx.graph", "GraphDef"): (
         "it is an nnx.GraphDef, a module without its variables. Pass the module, nnx.merge(graphdef, state)"
@@ -136,13 +129,8 @@ def _advice(parts: Sequence[Any]) -> str | None:
             return _INCOMPLETE[base.__module__, base.__qualname__]
     if _is_jitted(part):
         return (
-            "it is a function under jit, which holds no weights. Pass the module that it calls, or (function, parameters) with "
-            f"{_AS_PARTS}"
-        )
-    if any(_is_jax_array(leaf) for leaf in _leaves(part)):
-        return (
-            "it holds parameters of JAX without the function that uses them. Pass (function, parameters) with "
-            f"{_AS_PARTS}, where inputs are the ids, or the dict if the batch is one"
+            "it is a function under jit, which holds no weights. Pass the module that it calls, or its parameters with "
+            f"{_AS_TREE}"
         )
     return None
 
@@ -165,8 +153,8 @@ def _instead(value: Any) -> str:
         )
     if isinstance(value, types.FunctionType):
         return (
-            "; in place of a function that builds a model, pass what it returns, and with a function of JAX its parameters, "
-            f"as (function, parameters) with {_AS_PARTS}"
+            "; in place of a function that builds a model, pass what it returns, and in place of a function of JAX its "
+            f"parameters, with {_AS_TREE}"
         )
     return ""
 
@@ -183,26 +171,6 @@ def _keras_backend(part: Any) -> str | None:
 def _is_jitted(part: Any) -> bool:
     """Return whether an object is a function that `jax.jit` or `nnx.jit` has wrapped."""
     return type(part).__module__.partition(".")[0] in ("jax", "jaxlib", "flax") and hasattr(part, "__wrapped__")
-
-
-def _is_jax_array(value: Any) -> bool:
-    return any(
-        base.__module__.partition(".")[0] in ("jax", "jaxlib") and base.__name__ in ("Array", "ArrayImpl")
-        for base in type(value).__mro__
-    )
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the values in nested mappings, lists and tuples; nothing for an object that is none of these."""
-    waiting = [value] if isinstance(value, Mapping) else []
-    while waiting:
-        inner = waiting.pop()
-        if isinstance(inner, Mapping):
-            waiting.extend(inner.values())
-        elif isinstance(inner, (list, tuple)):
-            waiting.extend(inner)
-        else:
-            yield inner
 
 
 def _packages(part: Any) -> list[str]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from embgrad.backend.keras_inputs import is_keras
 from embgrad.checkpoints.bert_config import completed, inexpressible
 from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.errors import BackendError, listed
 
-__all__ = ["is_keras_bert", "keras_bert", "keras_bert_targets", "keras_bert_variables"]
+__all__ = ["is_keras_bert", "keras_bert", "keras_bert_targets", "keras_checkpoint"]
 
 #: What is built, for messages.
 MODEL: Final = "keras-hub's BERT"
@@ -100,6 +101,21 @@ def keras_bert_variables(model: Any) -> list[tuple[Any, WeightTarget]] | None:
     named = [(variable, _target(variable)) for variable in model.weights]
     known = [(variable, target) for variable, target in named if target is not None]
     return known if len(known) == len(named) else None
+
+
+def keras_checkpoint(parts: Sequence[Any]) -> list[tuple[Any, WeightTarget]]:
+    """Return the variables of the only BertBackbone in a model's parts, and the checkpoint's weight of each.
+
+    The list is empty if there is no such model, or more than one.
+    """
+    waiting, found = [part for part in parts if is_keras(part)], {}
+    while waiting:
+        layer = waiting.pop()
+        if is_keras_bert(layer):
+            found[id(layer)] = layer
+        else:
+            waiting.extend(getattr(layer, "layers", None) or ())
+    return (keras_bert_variables(*found.values()) or []) if len(found) == 1 else []
 
 
 def is_keras_bert(model: Any) -> bool:

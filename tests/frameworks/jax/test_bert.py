@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from embgrad_jax.bert import Bert
 from flax import nnx
 
 import embgrad
+from embgrad.engine.weights import weights_of
 from tests.keras_bert_outputs import keras_outputs
-from tests.loaded_bert import BATCH, LoadedBert, by_hand, checkpoint
+from tests.loaded_bert import BATCH, DescribedBert, LoadedBert, by_hand, checkpoint
 
 INPUTS = {name: jnp.asarray(value) for name, value in BATCH.to_huggingface().items()}
 
 
-class TestJax(LoadedBert):
+class TestJax(DescribedBert):
     framework = "jax"
 
     def outputs(self, model: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -67,3 +70,26 @@ def test_every_activation_is_the_one_that_its_name_means() -> None:
     for name in ("silu", "swish"):
         np.testing.assert_allclose(ACTIVATIONS[name](x), x / (1 + jnp.exp(-x)), atol=1e-6)
     assert jax.numpy.abs(ACTIVATIONS["gelu"](x) - ACTIVATIONS["gelu_new"](x)).max() > 1e-4
+
+
+def test_a_bert_inside_another_model_has_the_checkpoints_names(tmp_path: Path) -> None:
+    class Classifier(nnx.Module):
+        def __init__(self) -> None:
+            self.bert = embgrad.load_bert(tmp_path, "jax")
+            self.head = nnx.Linear(8, 2, rngs=nnx.Rngs(0))
+
+        def __call__(self, input_ids: jax.Array) -> jax.Array:
+            return self.head(self.bert(input_ids)["pooler_output"])
+
+    weights = checkpoint(tmp_path)
+    named = {weight.canonical: weight for weight in weights_of(Classifier())}
+    assert named.keys() == {None, *weights}
+    assert named["pooler.dense.weight"].name == "bert.pooler.dense.kernel"
+    np.testing.assert_array_equal(named["pooler.dense.weight"].get().T, weights["pooler.dense.weight"])
+
+
+def test_flax_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint(tmp_path)
+    monkeypatch.setitem(sys.modules, "embgrad_jax.bert", None)
+    with pytest.raises(embgrad.BackendError, match=r"flax cannot be imported \(.*pip install 'embgrad\[jax\]'"):
+        embgrad.load_bert(tmp_path, "jax")

@@ -282,8 +282,7 @@ def of_class(module: str, name: str, **members: Any) -> Any:
     return type("Mine", (base,), {"__module__": "__main__"})()
 
 
-AS_PARTS = "call=lambda parts, inputs: parts[0](parts[1], inputs)"
-ARRAY = type("ArrayImpl", (), {"__module__": "jaxlib._jax"})()
+AS_TREE = "call=lambda parameters, inputs: function(parameters, inputs)"
 
 
 @pytest.mark.parametrize(
@@ -292,16 +291,7 @@ ARRAY = type("ArrayImpl", (), {"__module__": "jaxlib._jax"})()
         (
             of_class("flax.linen.module", "Module"),
             "it is a Flax Linen module, which holds no weights. Pass (module, variables) with call=lambda parts, inputs: "
-            "parts[0].apply(parts[1], inputs), where inputs are the ids, or the dict if the batch is one",
-        ),
-        (
-            of_class("flax.training.train_state", "TrainState"),
-            "it is a Flax TrainState, which holds a model's function and its parameters beside the optimizer. Pass "
-            f"(state.apply_fn, {{'params': state.params}}) with {AS_PARTS}",
-        ),
-        (
-            of_class("flax.nnx.statelib", "State"),
-            "an nnx.State, the variables of a module without the module. Pass the module, nnx.merge(graphdef, state)",
+            "parts[0].apply(parts[1], inputs), where inputs are the ids, or the batch's dict if it is one",
         ),
         (
             of_class("flax.nnx.graph", "GraphDef"),
@@ -309,16 +299,11 @@ ARRAY = type("ArrayImpl", (), {"__module__": "jaxlib._jax"})()
         ),
         (
             type("PjitFunction", (), {"__module__": "jaxlib._jax", "__wrapped__": print})(),
-            "it is a function under jit, which holds no weights. Pass the module that it calls, or (function, parameters) with "
-            f"{AS_PARTS}",
-        ),
-        (
-            {"table": ARRAY, "layers": [{"kernel": ARRAY}]},
-            "takes a model of type builtins.dict: it holds parameters of JAX without the function that uses them. Pass "
-            f"(function, parameters) with {AS_PARTS}, where inputs are the ids, or the dict if the batch is one",
+            "it is a function under jit, which holds no weights. Pass the module that it calls, or its parameters with "
+            f"{AS_TREE}",
         ),
     ],
-    ids=["linen", "train state", "state", "graphdef", "jitted", "pytree"],
+    ids=["linen", "graphdef", "jitted"],
 )
 def test_what_is_a_model_in_jax_only_with_more_beside_it(installed: list[Any], model: Any, message: str) -> None:
     installed.append(FakeEntryPoint("jax", backend("jax")))
@@ -330,8 +315,8 @@ def test_a_function_is_no_model() -> None:
     with refused(
         embgrad.BackendError,
         "takes a model of type builtins.function: expected a model of one of the frameworks",
-        "in place of a function that builds a model, pass what it returns, and with a function of JAX its parameters, as "
-        f"(function, parameters) with {AS_PARTS}",
+        "in place of a function that builds a model, pass what it returns, and in place of a function of JAX its parameters, "
+        f"with {AS_TREE}",
     ):
         registry.backend_for(of_class)
 
