@@ -12,7 +12,7 @@ SLOW := core,torch,tensorflow,mxnet,all
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(VENV)/.installed ## The same call in three frameworks, on real BERT weights
+demo: $(VENV)/.installed ## The same call in each framework, on real BERT weights
 	$(VENV)/bin/python -m embgrad.cli.demo
 
 # Environments are installed side by side, which mostly waits; tests take all cores, and so run one environment after another.

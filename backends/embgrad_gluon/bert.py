@@ -7,23 +7,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.checkpoints.bert_config import DEFAULTS as SIZES
+from embgrad.checkpoints.bert_config import completed, inexpressible
 from embgrad.checkpoints.load_bert import WeightTarget
-from embgrad.errors import UnsupportedError, listed
+from embgrad.errors import listed
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 from embgrad_gluon.walk import arrays_of, unique_names
 
 __all__ = ["build", "is_stack", "output_names", "setter_of", "sources", "targets"]
 
-#: The defaults of Hugging Face's configuration.
-DEFAULTS: Final[Mapping[str, Any]] = {
-    **SIZES,
-    "attention_probs_dropout_prob": 0.1,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "is_decoder": False,
-    "layer_norm_eps": 1e-12,
-}
+#: What is built, for messages.
+MODEL: Final = "gluonnlp's BERT"
 
 #: gluonnlp's names of the activations: its "gelu" is the exact one, by the error function.
 ACTIVATIONS: Final[Mapping[str, str]] = {
@@ -58,7 +51,7 @@ def build(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
     Raises:
         UnsupportedError: gluonnlp has no such BERT.
     """
-    known = {name: config[name] if config.get(name) is not None else value for name, value in DEFAULTS.items()}
+    known = completed(config)
     _expect_expressible(known)
     mx, model = import_mxnet(), _model(known)
     model.initialize(mx.init.Zero(), ctx=mx.cpu())
@@ -132,19 +125,12 @@ def _model(known: Mapping[str, Any]) -> Any:
 
 def _expect_expressible(known: Mapping[str, Any]) -> None:
     if known["hidden_act"] not in ACTIVATIONS:
-        raise _inexpressible("hidden_act", known, f"one of {listed(ACTIVATIONS)}")
+        raise inexpressible("hidden_act", known, f"one of {listed(ACTIVATIONS)}", MODEL)
     if known["is_decoder"]:
-        raise _inexpressible("is_decoder", known, "False")
+        raise inexpressible("is_decoder", known, "False", MODEL)
     if known["attention_probs_dropout_prob"] != known["hidden_dropout_prob"]:
         expected = f"{known['hidden_dropout_prob']}, the value of hidden_dropout_prob"
-        raise _inexpressible("attention_probs_dropout_prob", known, expected)
-
-
-def _inexpressible(name: str, known: Mapping[str, Any], expected: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"the checkpoint's configuration has {name} {known[name]!r}, and gluonnlp's BERT supports only {expected}. Load it "
-        "with framework='torch'"
-    )
+        raise inexpressible("attention_probs_dropout_prob", known, expected, MODEL)
 
 
 def sources(layers: int) -> dict[str, str]:

@@ -11,6 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from embgrad.backend import Call, Point, Request, Run, TokenBatch, Weight
+from embgrad.checkpoints.keras_bert import keras_bert_targets
+from embgrad.checkpoints.weight_target import WeightTarget
+from embgrad.errors import BackendError
 
 __all__ = ["JaxBackend"]
 
@@ -23,7 +26,7 @@ class JaxBackend:
     extra: Final = "jax"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "weights", "compile"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "weights", "compile", "load_bert"}
     )
     #: What to do in place of an ability that the backend lacks.
     instead: Final = {
@@ -33,7 +36,15 @@ class JaxBackend:
     }
 
     def owns(self, part: object) -> bool:
-        """Return whether an object is a model of JAX, or a part of one, without importing JAX or Flax."""
+        """Return whether an object is a model of JAX, or a pytree of parameters, without importing JAX or Flax."""
+        if "jax" not in sys.modules:
+            return False
+        from embgrad_jax.walk import is_companion, is_model
+
+        return is_model(part) and not is_companion(part)
+
+    def owns_part(self, part: object) -> bool:
+        """Return whether an object is such a model, or holds no arrays and goes with one that does: a function, say."""
         if "jax" not in sys.modules:
             return False
         from embgrad_jax.walk import is_model
@@ -74,3 +85,25 @@ class JaxBackend:
         from embgrad_jax.parameters import alone
 
         return alone(model)
+
+    def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
+        """Return an `embgrad_jax.bert.Bert` of this configuration, and where each of its weights goes.
+
+        Raises:
+            BackendError: Flax is not installed.
+        """
+        try:
+            from embgrad_jax.bert import bert
+        except ImportError as error:
+            raise BackendError(
+                f"load_bert builds a BERT in Flax NNX, and flax cannot be imported ({error}). Install it: pip install "
+                "'embgrad[jax]'"
+            ) from error
+        built: tuple[Any, list[WeightTarget]] = bert(config)
+        return built
+
+    def bert_targets(self, model: Any) -> list[WeightTarget] | None:
+        """Return where each weight of a checkpoint goes in a BERT as `bert` makes it, or in keras-hub's; None for another."""
+        own = sys.modules.get("embgrad_jax.bert")
+        targets: list[WeightTarget] | None = None if own is None else own.bert_targets(model)
+        return keras_bert_targets(model) if targets is None else targets

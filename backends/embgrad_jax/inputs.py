@@ -13,7 +13,7 @@ import numpy as np
 from embgrad.backend import Call, TokenBatch, expect_single, owned, parameters_of, plan_call
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad_jax.walk import is_companion, is_equinox, is_linen, is_nnx
+from embgrad_jax.walk import is_equinox, is_linen, is_nnx
 
 __all__ = ["JaxTensors", "Plan", "Rows", "plan", "to_numpy"]
 
@@ -46,12 +46,6 @@ def plan(model: Any, batch: TokenBatch, call: Call | None) -> Plan:
     if call is not None:
         function = call
         return _planned(batch.inputs(), lambda model, inputs: function(model, inputs))
-    if is_companion(model):
-        kind = f"the Flax Linen module {type(model).__name__}" if is_linen(model) else f"a {type(model).__name__}"
-        raise UnsupportedError(
-            f"the model is {kind}, which holds no weights. Pass (module, variables) and call=lambda parts, inputs: "
-            'parts[0].apply(parts[1], inputs["input_ids"])'
-        )
     if isinstance(model, (list, tuple)) and any(map(is_linen, model)):
         raise UnsupportedError(
             "the model is a Flax Linen module with its variables, and embgrad does not know how it is called. Pass "

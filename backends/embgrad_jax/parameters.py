@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from embgrad.backend import ParameterValues, TableRest, Weight, as_parts, model_lock, table_rests
+from embgrad.checkpoints.keras_bert import keras_checkpoint
+from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad_jax.inputs import to_numpy
 from embgrad_jax.lookup import Survey
 from embgrad_jax.walk import Leaf, Structure
@@ -52,8 +55,17 @@ def parameter_values(leaves: Sequence[Leaf], gradients: Mapping[str, np.ndarray 
 def weights(model: Any) -> list[Weight]:
     """Return the arrays of floating point, trainable or not."""
     with alone(model):
-        leaves = Structure(model).leaves
-    return [_weight(leaf) for leaf in leaves if leaf.floating]
+        leaves, named = Structure(model).leaves, _checkpoint(as_parts(model))
+    weights = ((_weight(leaf), named.get(id(leaf.array))) for leaf in leaves if leaf.floating)
+    return [weight if target is None else target.named(weight) for weight, target in weights]
+
+
+def _checkpoint(parts: Sequence[Any]) -> dict[int, WeightTarget]:
+    """Return by the arrays' identities the checkpoint's weights of a BERT, embgrad's own or keras-hub's."""
+    own = sys.modules.get("embgrad_jax.bert")  # without it there is no such model
+    pairs = [] if own is None else own.checkpoint(parts)
+    pairs = pairs or [(variable.value, target) for variable, target in keras_checkpoint(parts)]
+    return {id(array): target for array, target in pairs}
 
 
 def _weight(leaf: Leaf) -> Weight:

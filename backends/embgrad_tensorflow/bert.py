@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend.rng import preserve_generators
-from embgrad.checkpoints.load_bert import WeightTarget
+from embgrad.checkpoints.keras_bert import keras_bert_targets
+from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError
-from embgrad_tensorflow.parameters import checkpoint_name, writer
+from embgrad_tensorflow.parameters import checkpoint_target
 from embgrad_tensorflow.walk import has_base
 
 __all__ = ["bert", "bert_targets"]
@@ -45,10 +46,10 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
 
 
 def bert_targets(model: Any) -> list[WeightTarget] | None:
-    """Return the place of each weight of a TFBertModel; None for any other model."""
+    """Return the place of each weight of a TFBertModel or of keras-hub's BertBackbone; None for any other model."""
     if not has_base(model, "TFBertModel", package="transformers."):
-        return None
-    return [_target(variable) for variable in model.weights]
+        return keras_bert_targets(model)
+    return [checkpoint_target(variable) for variable in model.weights]
 
 
 def _classes() -> tuple[Any, Any]:
@@ -73,10 +74,3 @@ def _without_classes(reason: str) -> str:
         f"transformers' TensorFlow classes are not available ({reason}). Run pip install 'embgrad[tensorflow]', which brings "
         "transformers 4 and tf-keras, and leave TF_USE_LEGACY_KERAS unset or set it to 1 before TensorFlow is imported"
     )
-
-
-def _target(variable: Any) -> WeightTarget:
-    """Return the place of one weight."""
-    source, transposed = checkpoint_name(variable.name)
-    shape = tuple(int(size) for size in variable.shape)
-    return WeightTarget(source, shape, writer(variable), variable.name, transposed=transposed)

@@ -16,13 +16,15 @@ from embgrad.backend import Weight
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import model_lock
 from embgrad.backend.signature import as_parts
+from embgrad.checkpoints.keras_bert import keras_checkpoint
+from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.common.arrays import owned
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.errors import UnsupportedError, listed
 from embgrad_tensorflow.state import expect_eager, other_tapes_paused
 from embgrad_tensorflow.walk import Node, handle_of, has_base, is_saved, native_variable, walk
 
-__all__ = ["Parameters", "alone", "checkpoint_name", "device_meter", "weights", "writer"]
+__all__ = ["Parameters", "alone", "checkpoint_target", "device_meter", "weights", "writer"]
 
 #: The attributes under which a saved object may list its variables for those who load it.
 LISTS: Final = ("variables", "trainable_variables", "non_trainable_variables")
@@ -151,14 +153,15 @@ def weights(model: Any) -> list[Weight]:
     parts = as_parts(model)
     nodes = list(walk(parts))
     owners = {id(handle_of(node.value)): node for node in nodes if node.kind == "variable"}
-    canonical = _canonical(nodes)
+    canonical = _canonical(parts, nodes)
     result = []
     for name, variable in Parameters(parts).items():
         native = native_variable(variable)
         node = owners.get(id(handle_of(variable)))
         is_metric = node is not None and has_base(node.owner, "Metric")  # of a training loop
         if native.dtype.is_floating and not is_metric and _has_value(native):
-            result.append(_weight(name, node, native, canonical.get(id(handle_of(variable)))))
+            weight, target = _weight(name, node, native), canonical.get(id(handle_of(variable)))
+            result.append(weight if target is None else target.named(weight))
     return result
 
 
@@ -209,17 +212,18 @@ def writer(variable: Any) -> Callable[[np.ndarray], None]:
     return put
 
 
-def checkpoint_name(name: str) -> tuple[str, bool]:
-    """Return the checkpoint's name of a BERT's variable, and whether the variable is its transpose.
+def checkpoint_target(variable: Any) -> WeightTarget:
+    """Return where a checkpoint's weight goes in a variable of a TFBertModel.
 
-    `.../bert/encoder/layer_._0/output/dense/kernel:0` is `encoder.layer.0.output.dense.weight`, transposed.
+    `.../bert/encoder/layer_._0/output/dense/kernel:0` is the transpose of `encoder.layer.0.output.dense.weight`.
     """
-    path = name.split("/bert/", 1)[1].removesuffix(":0")
+    path = variable.name.split("/bert/", 1)[1].removesuffix(":0")
     *modules, last = re.sub(r"layer_\._(\d+)", r"layer/\1", path).split("/")
-    return ".".join([*modules, LAST_NAMES.get(last, last)]), last == "kernel"
+    source, shape = ".".join([*modules, LAST_NAMES.get(last, last)]), tuple(map(int, variable.shape))
+    return WeightTarget(source, shape, writer(variable), variable.name, transposed=last == "kernel")
 
 
-def _weight(name: str, node: Node | None, native: Any, canonical: tuple[str, bool] | None) -> Weight:
+def _weight(name: str, node: Node | None, native: Any) -> Weight:
     def get() -> np.ndarray:
         expect_eager()
         with other_tapes_paused():
@@ -231,9 +235,8 @@ def _weight(name: str, node: Node | None, native: Any, canonical: tuple[str, boo
             return owned(tf.gather(native, tf.constant(indices)).numpy())
 
     shape = tuple(map(int, native.shape))
-    source, transposed = canonical or (None, False)
     owner = "" if node is None else _owner(node, native)
-    return Weight(name, owner, shape, str(native.dtype.name), get, rows, writer(native), source, transposed)
+    return Weight(name, owner, shape, str(native.dtype.name), get, rows, writer(native))
 
 
 def _owner(node: Node, native: Any) -> str:
@@ -247,11 +250,12 @@ def _has_value(native: Any) -> bool:
     return bool(native.shape.is_fully_defined() and native.is_initialized())
 
 
-def _canonical(nodes: Iterable[Node]) -> dict[int, tuple[str, bool]]:
-    """Return the checkpoint's names of an encoder's variables by their handles, where the model holds one BERT."""
+def _canonical(parts: Sequence[Any], nodes: Iterable[Node]) -> dict[int, WeightTarget]:
+    """Return the checkpoint's weights of an encoder's variables by their handles, where the model holds one BERT."""
     modules = [node.value for node in nodes if node.kind == "module"]
     encoders = [value for value in modules if has_base(value, "TFBertMainLayer", package="transformers.")]
-    if len(encoders) != 1:
-        return {}
-    named = [variable for variable in encoders[0].weights if "/bert/" in variable.name]
-    return {id(handle_of(variable)): checkpoint_name(variable.name) for variable in named}
+    if len(encoders) == 1:
+        named = [variable for variable in encoders[0].weights if "/bert/" in variable.name]
+        return {id(handle_of(variable)): checkpoint_target(variable) for variable in named}
+    pairs = [] if encoders else keras_checkpoint(parts)
+    return {id(handle_of(variable)): target for variable, target in pairs}

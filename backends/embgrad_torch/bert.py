@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from embgrad.checkpoints.load_bert import WeightTarget, bert_names
+from embgrad.checkpoints.keras_bert import keras_bert_targets
+from embgrad.checkpoints.load_bert import bert_names
+from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError, brief, listed
 from embgrad_torch.parameters import is_bert, writer
 
@@ -48,9 +50,12 @@ def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
 
 
 def bert_targets(model: Any) -> list[WeightTarget] | None:
-    """Return where each weight of a checkpoint belongs; None for a model other than a plain `transformers.BertModel`."""
+    """Return where each weight of a checkpoint belongs in a plain `transformers.BertModel` or in keras-hub's BertBackbone.
+
+    None for any other model.
+    """
     if not is_bert(model):
-        return None
+        return keras_bert_targets(model)
     names = bert_names(model.config.num_hidden_layers)
     return _targets(model, names) if {name for name, _ in model.named_parameters()} == set(names) else None
 

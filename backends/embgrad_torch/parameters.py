@@ -15,6 +15,7 @@ import torch
 from embgrad.backend import ParameterValues, Request, TableRest, Weight
 from embgrad.backend.locks import held
 from embgrad.backend.signature import as_parts
+from embgrad.checkpoints.keras_bert import keras_checkpoint
 from embgrad.checkpoints.load_bert import bert_names
 from embgrad.common.arrays import owned
 from embgrad.common.memory_meter import MemoryMeter
@@ -160,13 +161,15 @@ def weights(model: Any) -> list[Weight]:
     """Return the parameters and the floating buffers by attribute path, each once, in the model's order."""
     walked = walk(as_parts(model))
     canonical = _canonical(walked)
+    of_keras = {id(variable.value): target for variable, target in keras_checkpoint(as_parts(model))}
     by_memory: dict[Any, Weight] = {}
     for path, module in walked:
         owner = spelled(path)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and _has_values(tensor) and memory_key(tensor) not in by_memory:
                 weight = _weight(joined(owner, name), owner, tensor, canonical.get(id(tensor)))
-                by_memory[memory_key(tensor)] = weight
+                target = of_keras.get(id(tensor))
+                by_memory[memory_key(tensor)] = weight if target is None else target.named(weight)
     return list(by_memory.values())
 
 

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from embgrad.backend.protocol import Backend, BoundModel, Call
 from embgrad.backend.signature import as_parts, expect_callable
+from embgrad.backend.unowned import described, nothing_registered, unowned
 from embgrad.errors import BackendError, brief, did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = [
     "backend_named",
     "bind",
     "broken_backends",
+    "is_installed",
     "is_model",
     "list_backends",
     "model_in",
@@ -28,22 +30,6 @@ __all__ = [
 ]
 
 GROUP: Final = "embgrad.backends"
-
-#: Packages whose classes identify a model's framework: what such a model is called, and the extra that installs the backend.
-KNOWN_PACKAGES: Final[Mapping[str, tuple[str, str | None]]] = {
-    "torch": ("a PyTorch module", "torch"),
-    "tensorflow": ("a TensorFlow model", "tensorflow"),
-    "keras": ("a Keras model", "tensorflow"),
-    "tf_keras": ("a Keras 2 model", "tensorflow"),
-    "mxnet": ("a Gluon block", "mxnet"),
-    "flax": ("a Flax module", None),
-    "haiku": ("a Haiku module", None),
-    "equinox": ("an Equinox module", None),
-    "paddle": ("a Paddle layer", None),
-}
-
-#: Keras's backends that embgrad does not support as frameworks.
-KERAS_BACKENDS: Final = ("jax", "numpy", "openvino")
 
 #: The members that a backend must have, see `embgrad.backend.Backend`.
 MEMBERS: Final = ("name", "package", "extra", "supports", "owns", "versions", "points", "run", "paths")
@@ -79,8 +65,12 @@ def refresh_backends() -> None:
     _discovered.cache_clear()
 
 
-def backend_named(name: str) -> Backend:
+def backend_named(name: str, also: Sequence[str] = ()) -> Backend:
     """Return the backend with this name, whose framework is installed.
+
+    Args:
+        name: the name.
+        also: names that are no backends, but are also valid where the name comes from, for messages.
 
     Raises:
         BackendError: the name is not a string or is unknown, the backend is broken, or its framework is not installed.
@@ -88,17 +78,18 @@ def backend_named(name: str) -> Backend:
     discovery = _discovered()
     if not isinstance(name, str):
         raise BackendError(
-            f"the framework is {brief(name)}: expected the name of a backend, one of {listed(discovery.backends)}"
+            f"the framework is {brief(name)}: expected the name of a backend, one of {listed([*discovery.backends, *also])}"
         )
     if name in discovery.failures:
         raise BackendError(f"the backend {name!r} cannot be used: {discovery.failures[name]}")
     if name not in discovery.backends:
-        known = [*discovery.backends, *discovery.failures]
+        known = [*discovery.backends, *discovery.failures, *also]
         raise BackendError(
-            f"there is no backend {name!r}: expected one of {listed(known)}.{did_you_mean(name, known)}{_nothing(discovery)}"
+            f"there is no backend {name!r}: expected one of {listed(known)}.{did_you_mean(name, known)}"
+            f"{nothing_registered(discovery.backends, discovery.failures)}"
         )
     backend = discovery.backends[name]
-    if not _installed(backend.package):
+    if not is_installed(backend.package):
         wanted = f"'embgrad[{backend.extra}]'" if backend.extra else backend.package
         raise BackendError(
             f"the backend {name!r} needs the package {backend.package!r}, which is not installed: pip install {wanted}"
@@ -127,18 +118,20 @@ def backend_for(model: Any) -> Backend:
         raise BackendError(f"the model is the class {classes[0]}: expected an instance; write {classes[0]}(...)")
     if not parts:
         raise BackendError("the model is an empty sequence of parts: expected at least one part")
-    owners, current = _owners(parts, discovery)
+    is_sequence = isinstance(model, (list, tuple))
+    owners, current = _owners(parts, discovery, is_sequence=is_sequence)
     if len(owners) == 1:
         # A backend whose owns() raised here may claim the next model of this type, so nothing is cached then.
-        if current is discovery and not isinstance(model, (list, tuple)):
+        if current is discovery and not is_sequence:
             discovery.owners[type(model)] = owners[0]
         return owners[0]
     if owners:
         raise BackendError(
-            f"the backends {listed(backend.name for backend in owners)} all claim {_described(parts)}: expected only one to. "
+            f"the backends {listed(backend.name for backend in owners)} all claim {described(parts)}: expected only one to. "
             "Uninstall the others"
         )
-    raise BackendError(_no_owner(parts, current))
+    foreign = [part for part in parts if not _owners([part], current, is_sequence=is_sequence)[0]]
+    raise BackendError(unowned(parts, foreign, current.backends, current.failures))
 
 
 def model_in(value: Any) -> Any:
@@ -167,12 +160,16 @@ def _owns(backend: Backend, part: Any) -> bool:
         return False
 
 
-def _owners(parts: Sequence[Any], discovery: Discovery) -> tuple[list[Backend], Discovery]:
-    """Return the backends that own every part, and the discovery with those whose `owns` raised moved to the failures."""
+def _owners(parts: Sequence[Any], discovery: Discovery, *, is_sequence: bool) -> tuple[list[Backend], Discovery]:
+    """Return the backends that own every part, and the discovery with those whose `owns` raised moved to the failures.
+
+    A backend may take objects in a sequence that are no models alone, such as a function beside its parameters.
+    """
     owners, failures = [], {}
     for name, backend in discovery.backends.items():
         try:
-            if all(backend.owns(part) for part in parts):
+            owns = getattr(backend, "owns_part", backend.owns) if is_sequence else backend.owns
+            if all(owns(part) for part in parts):
                 owners.append(backend)
         except Exception as error:  # a third party's backend may raise anything; it must not hide the others
             failures[name] = f"its owns() raised {type(error).__name__}: {error}"
@@ -248,88 +245,8 @@ def check(loaded: Mapping[str, Any]) -> tuple[dict[str, Backend], dict[str, str]
     return good, bad
 
 
-def _no_owner(parts: Sequence[Any], discovery: Discovery) -> str:
-    message = f"no installed backend takes {_described(parts)}"
-    keras = next((name for part in parts if (name := _keras_backend(part)) in KERAS_BACKENDS), None)
-    if keras is not None:
-        return (
-            f"{message}: it is a Keras model on Keras's own backend {keras!r}, which embgrad does not support. Set KERAS_BACKEND "
-            "to 'tensorflow' or 'torch' before keras is imported, and load the model there"
-        )
-    looks = {
-        package: KNOWN_PACKAGES[package] for part in parts for package in _packages(part) if package in KNOWN_PACKAGES
-    }
-    if len({extra for _, extra in looks.values()}) > 1:
-        return f"{message}: its parts are {listed(what for what, _ in looks.values())}; expected parts of one framework"
-    known = next(
-        (backend for backend in discovery.backends.values() if backend.extra and backend.extra in _extras(looks)), None
-    )
-    if known is not None:
-        what, _ = next(iter(looks.values()))
-        message += (
-            f": it is from the same package as {what}, but is not one; the backend {known.name!r} expects a model, not a "
-            "tensor, a function or an optimizer"
-        )
-    elif looks:
-        what, extra = next(iter(looks.values()))
-        message += f": it looks like {what}"
-        message += (
-            f", install the extra {extra!r}: pip install 'embgrad[{extra}]'"
-            if extra
-            else ", for which embgrad has no backend; see embgrad.backend.Backend for how to write one"
-        )
-    else:
-        message += (
-            ": expected a model of one of the frameworks, a torch.nn.Module, a TensorFlow or Keras model or a Gluon block, "
-            f"or, with call=..., a sequence of such parts{_instead(parts[0])}"
-        )
-    failures = "; ".join(f"{name}: {why}" for name, why in discovery.failures.items())
-    return (
-        message
-        + f". Backends: {listed(discovery.backends)}"
-        + (f"; broken: {failures}" if failures else "")
-        + _nothing(discovery)
-    )
-
-
-def _instead(value: Any) -> str:
-    """Return a message's advice on what to pass in place of a name or a dict."""
-    if isinstance(value, str):
-        return "; in place of a name, pass the model that from_pretrained(...) or embgrad.load_bert(folder) returns"
-    if isinstance(value, Mapping):
-        return (
-            "; in place of a dict of weights, pass the model that holds them; a dict of inputs is the second argument"
-        )
-    return ""
-
-
-def _keras_backend(part: Any) -> str | None:
-    """Return the name of the Keras backend that a Keras 3 model runs on, or None if the object is no Keras 3 model."""
-    modules = (base.__module__.split(".") for base in type(part).__mro__)
-    return next((names[3] for names in modules if names[:3] == ["keras", "src", "backend"] and len(names) > 3), None)
-
-
-def _extras(looks: Mapping[str, tuple[str, str | None]]) -> set[str | None]:
-    return {extra for _, extra in looks.values()}
-
-
-def _nothing(discovery: Discovery) -> str:
-    if discovery.backends or discovery.failures:
-        return ""
-    return " No backend is registered at all: install embgrad itself with pip, so that its entry points are known"
-
-
-def _described(parts: Sequence[Any]) -> str:
-    types = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
-    return f"a model of type {types[0]}" if len(types) == 1 else f"a model of parts of the types {', '.join(types)}"
-
-
-def _packages(part: Any) -> list[str]:
-    """Return the top-level packages of an object's type and its bases, in method resolution order."""
-    return [base.__module__.partition(".")[0] for base in type(part).__mro__]
-
-
-def _installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Return whether a package is installed. Imports nothing."""
     spec = importlib.util.find_spec(package)
     return (
         spec is not None and spec.origin is not None

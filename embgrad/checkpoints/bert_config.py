@@ -16,7 +16,9 @@ __all__ = [
     "DEFAULTS",
     "LAYER_MODULES",
     "bert_config",
+    "completed",
     "expect_fitting",
+    "inexpressible",
     "lacking",
     "misshapen",
     "read_config",
@@ -44,6 +46,16 @@ DEFAULTS: Final[Mapping[str, int]] = {
     "intermediate_size": 3072,
     "max_position_embeddings": 512,
     "type_vocab_size": 2,
+}
+
+#: The other fields that change what a BERT computes, with the defaults of Hugging Face's configuration.
+_FURTHER: Final[Mapping[str, Any]] = {
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "is_decoder": False,
+    "add_cross_attention": False,
 }
 
 #: The tables, with the field of the configuration that holds each one's number of rows.
@@ -131,6 +143,26 @@ def bert_config(folder: Path) -> dict[str, Any]:
             f"{brief(sizes['vocab_size'])}"
         )
     return fields
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with Hugging Face's defaults for the absent fields that change what a BERT computes."""
+    return {**DEFAULTS, **_FURTHER, **{name: value for name, value in config.items() if value is not None}}
+
+
+def inexpressible(name: str, config: Mapping[str, Any], expected: str, model: str) -> UnsupportedError:
+    """Return the error about a field of a configuration with which a class cannot be built.
+
+    Args:
+        name: the field.
+        config: the configuration, as `completed` returns it.
+        expected: the values that the class supports, for the message.
+        model: the class's name for the message.
+    """
+    return UnsupportedError(
+        f"the checkpoint's configuration has {name} {brief(config[name])}, and {model} supports only {expected}. Load it with "
+        "framework='torch'"
+    )
 
 
 def weight_names(layers: int) -> Iterator[str]:

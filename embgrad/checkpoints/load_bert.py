@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from embgrad.backend.keras_choice import KERAS, framework_named
 from embgrad.backend.rng import preserve_generators
 from embgrad.checkpoints.bert_config import LAYER_MODULES, bert_config, expect_fitting, lacking, misshapen, weight_names
+from embgrad.checkpoints.keras_bert import keras_bert
+from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.common.files import checked_path, read_json
 from embgrad.common.safetensors import read_shapes, read_tensors
 from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief, listed
@@ -34,25 +36,6 @@ Held = TypeVar("Held")
 BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
-@dataclass(frozen=True)
-class WeightTarget:
-    """A parameter of a native model that receives a checkpoint's weight.
-
-    Attributes:
-        source: the weight's name in the checkpoint, in Hugging Face's spelling without a leading "bert.".
-        shape: the shape of the native parameter.
-        put: writes a value of that shape into the native parameter.
-        native: the parameter's name, as in `parameter_gradients`.
-        transposed: whether the native parameter is the transpose of the checkpoint's weight.
-    """
-
-    source: str
-    shape: tuple[int, ...]
-    put: Callable[[np.ndarray], None]
-    native: str
-    transposed: bool = False
-
-
 def bert_names(layers: int) -> list[str]:
     """Return the names of all weights of a BERT with a pooler in Hugging Face's spelling, in the model's order."""
     return list(weight_names(layers))
@@ -68,28 +51,31 @@ def load_bert(folder: str | os.PathLike[str], framework: str = "torch", *, ignor
     Args:
         folder: a checkpoint folder in Hugging Face's format, with safetensors files.
         framework: "torch" for a `transformers.BertModel`, "tensorflow" for a `transformers.TFBertModel`, "gluon" for a
-            `gluonnlp.model.BERTModel`, or the name of another backend, which determines the class.
+            `gluonnlp.model.BERTModel`, "jax" for a BERT in Flax NNX that embgrad defines, "keras" for a
+            `keras_hub.models.BertBackbone` on Keras's current backend, see `embgrad.checkpoints.keras_bert`; or the name of
+            another backend, which determines the class.
         ignore: shell-style patterns of weights in the checkpoint that may stay unused, such as "cls.*" for a pretraining head.
 
     Raises:
         FileFormatError: a file is missing or broken, a field of the configuration is invalid, or a weight is missing, unused or
             of a wrong shape.
         UnsupportedError: the checkpoint is not a BERT, or the framework cannot build this one.
-        BackendError: the framework is not installed.
+        BackendError: the framework is not installed, or Keras's current backend cannot be used.
         EmbgradError: a pattern is not a string.
     """
-    from embgrad.backend.registry import backend_named
-
     folder = checked_path(folder, "folder")
     patterns = _patterns(ignore)
-    backend = backend_named(framework)
+    backend = framework_named(framework)
     if "load_bert" not in backend.supports:
-        raise UnsupportedError(f"the backend {backend.name!r} cannot load a BERT; use 'torch', 'tensorflow' or 'gluon'")
+        raise UnsupportedError(
+            f"the backend {backend.name!r} cannot load a BERT; use 'torch', 'tensorflow', 'gluon', 'jax' or 'keras'"
+        )
     config = bert_config(folder)
     expect_fitting(config, _without_prefix(weight_shapes(folder), folder), folder)
     weights = _without_prefix(read_weights(folder), folder)
     with preserve_generators():  # the import of a framework's BERT and the initial weights may draw random numbers
-        model, targets = backend.bert(config)  # type: ignore[attr-defined]  # an ability, not part of every backend
+        build = keras_bert if framework == KERAS else backend.bert  # type: ignore[attr-defined]  # an ability
+        model, targets = build(config)
     _check(targets, weights, patterns, folder)
     for target in targets:
         value = weights[target.source]

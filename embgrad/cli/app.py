@@ -26,7 +26,8 @@ from embgrad.errors import did_you_mean
 
 __all__ = ["app", "run"]
 
-HELP = """Compute, compare and show gradients with respect to a text model's embeddings, in PyTorch, TensorFlow and MXNet Gluon.
+HELP = """Compute, compare and show gradients with respect to a text model's embeddings, in PyTorch, TensorFlow, Keras, JAX and
+MXNet Gluon.
 
 \b
   embgrad doctor
@@ -36,7 +37,7 @@ HELP = """Compute, compare and show gradients with respect to a text model's emb
   embgrad attribute-tokens -m FOLDER -t "The keys to the cabinet" --generate 5 --html page.html
   embgrad search -m FOLDER -t "A gripping film." --labels 1 --until 0.7 --allowed words
   embgrad compare a.safetensors b.safetensors
-  embgrad compare -m FOLDER --frameworks torch,tensorflow,gluon -f texts.txt
+  embgrad compare -m FOLDER --frameworks torch,tensorflow,keras -f texts.txt
 
 Exit codes: 0 success or agreement; 1 difference; 2 wrong usage or input; 130 interrupted.
 """
@@ -53,7 +54,7 @@ COMMANDS = {
     "show": (showing.show, "Show saved gradients as coloured tokens."),
     "report": (reporting.report, "Write an HTML page of results side by side."),
     "explain": (explaining.explain, "Explain an error and what to do about it."),
-    "demo": (demo_command.demo, "Run the same call in three frameworks."),
+    "demo": (demo_command.demo, "Run the same call in each framework that is installed."),
 }
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -38,7 +38,7 @@ def bisect(
     """Find where two models first diverge: values forward, gradients backward. Exit code 0 if they agree, 1 if they differ.
 
     \b
-    embgrad bisect -m FOLDER --frameworks torch,tensorflow -t "A gripping film."
+    embgrad bisect -m FOLDER --frameworks torch,keras -t "A gripping film."
     embgrad bisect -m old.py:build --against new.py:build --ids ids.json
     """
 

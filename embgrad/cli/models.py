@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.backend.registry import backend_for, backend_named, list_backends
+from embgrad.backend.keras_choice import KERAS, framework_named
+from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend.registry import backend_for, backend_named, is_installed, list_backends
 from embgrad.checkpoints.bert_config import read_config
 from embgrad.checkpoints.load_bert import load_bert
 from embgrad.cli.errors import UsageError
@@ -27,12 +29,22 @@ __all__ = [
     "expect_model",
     "expect_models",
     "frameworks_from",
+    "installed_frameworks",
     "load_model",
     "prepare_tensorflow",
 ]
 
 #: The frameworks that a checkpoint folder can be loaded in, the first of them by default.
-FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
+FRAMEWORKS: Final = ("torch", "tensorflow", "gluon", "jax", KERAS)
+
+#: By framework, the package that holds or makes the class of its BERT.
+LIBRARIES: Final = {
+    "torch": "transformers",
+    "tensorflow": "transformers",
+    "gluon": "gluonnlp",
+    "jax": "flax",
+    KERAS: "keras_hub",
+}
 
 #: By framework, the environment variable that keeps transformers from importing it.
 IMPORT_SWITCHES: Final = {"torch": "USE_TORCH", "tensorflow": "USE_TF", "flax": "USE_JAX"}
@@ -47,7 +59,7 @@ class Loaded:
 
     Attributes:
         model: the model.
-        framework: the name of its backend.
+        framework: the name of its backend; "keras" where the user asked for that.
         name: the name that the user gave on the command line.
         folder: the folder that may hold its tokenizer; None for a model from the user's code.
     """
@@ -118,9 +130,22 @@ def frameworks_from(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
         raise UsageError(
-            f"--frameworks {text!r}: expected different names separated by commas, such as torch,tensorflow,gluon"
+            f"--frameworks {text!r}: expected different names separated by commas, such as {','.join(FRAMEWORKS)}"
         )
     return names
+
+
+def installed_frameworks() -> list[str]:
+    """Return those of `FRAMEWORKS` in which a checkpoint of a BERT can be loaded here. Imports no framework."""
+
+    def is_usable(name: str) -> bool:
+        try:
+            framework_named(name)
+        except BackendError:
+            return False
+        return is_installed(LIBRARIES[name])
+
+    return [name for name in FRAMEWORKS if is_usable(name)]
 
 
 def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str] = ()) -> Loaded:
@@ -128,8 +153,8 @@ def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str]
 
     Args:
         spelled: a folder, `module:name` or `file.py:name`.
-        framework: the framework to build a checkpoint in, or that the user's own model must belong to. None for the first
-            one installed, or the framework of the user's model.
+        framework: the framework to build a checkpoint in, or that the user's own model must belong to; "keras" for Keras 3 on
+            its current backend. None for the first one installed, or the framework of the user's model.
         ignore: patterns of weights that a BERT encoder may leave unused, see `embgrad.load_bert`.
 
     Raises:
@@ -184,7 +209,7 @@ def _expect_model(spelled: str, framework: str | None, ignore: Sequence[str]) ->
     expect_function(spelled, "--model")
     _expect_none_ignored(ignore, spelled, "is your own code")
     if framework is not None and framework not in list_backends():
-        backend_named(framework)  # raises the error that suggests similar names
+        framework_named(framework)  # raises the error that suggests similar names
     return None
 
 
@@ -198,7 +223,7 @@ def _of_folder(path: Path, framework: str | None, ignore: Sequence[str]) -> Load
     framework = _framework_of(path, framework, ignore)
     if _is_saved_model(path):
         return Loaded(_saved_model(path), framework, str(path), path)
-    if framework == "tensorflow":
+    if framework in ("tensorflow", KERAS):  # Keras may be the first to import TensorFlow
         prepare_tensorflow()
     return Loaded(_checkpoint(path, framework, ignore), framework, str(path), path)
 
@@ -219,7 +244,10 @@ def _framework_of(path: Path, framework: str | None, ignore: Sequence[str]) -> s
             f"{path} holds neither config.json nor saved_model.pb: expected a checkpoint folder in Hugging Face's format, or a "
             f"TensorFlow SavedModel. It holds {listed(sorted(entry.name for entry in path.iterdir()))}"
         )
-    return _default_framework() if framework is None else backend_named(framework).name
+    if framework is None:
+        return _default_framework()
+    framework_named(framework)
+    return framework
 
 
 def _expect_none_ignored(ignore: Sequence[str], name: str, what: str) -> None:
@@ -230,12 +258,13 @@ def _expect_none_ignored(ignore: Sequence[str], name: str, what: str) -> None:
 def _default_framework() -> str:
     for name in FRAMEWORKS:
         try:
-            return backend_named(name).name
+            framework_named(name)
         except BackendError:
             continue
+        return name
     raise BackendError(
-        "no framework is installed that can load a checkpoint: pip install 'embgrad[torch]', 'embgrad[tensorflow]' or "
-        "'embgrad[mxnet]'. Run embgrad doctor for details"
+        "no framework is installed that can load a checkpoint: pip install 'embgrad[torch]', 'embgrad[tensorflow]', "
+        "'embgrad[jax]' or 'embgrad[mxnet]'. Run embgrad doctor for details"
     )
 
 
@@ -284,11 +313,12 @@ def _of_code(spelled: str, framework: str | None) -> Loaded:
     if not _is_model(model) and callable(model):
         model = _build(model, framework)
     backend = backend_for(model)
-    if framework is not None and backend.name != framework:
+    fits = is_keras(model) if framework == KERAS else framework in (None, backend.name)
+    if not fits:
         raise UsageError(
             f"{spelled} is a model of the framework {backend.name!r}: expected {framework!r}, the value of --framework"
         )
-    return Loaded(model, backend.name, spelled, None)
+    return Loaded(model, framework or backend.name, spelled, None)
 
 
 def _is_model(candidate: Any) -> bool:

@@ -45,7 +45,7 @@ __all__ = [
     "pairs_from",
 ]
 
-SEVERAL_FRAMEWORKS = "torch,tensorflow,gluon"
+SEVERAL_FRAMEWORKS = "torch,tensorflow,gluon,jax,keras"
 
 Model = Annotated[
     str | None,
@@ -62,7 +62,8 @@ Framework = Annotated[
     typer.Option(
         "--framework",
         metavar="NAME",
-        help="torch, tensorflow, gluon, or another backend's name. Default: the first that is installed.",
+        help="torch, tensorflow, gluon, jax, keras (Keras 3 on the backend that KERAS_BACKEND names), or another backend's name. "
+        "Default: the first that is installed.",
     ),
 ]
 Frameworks = Annotated[

@@ -104,7 +104,6 @@ SUPPORTED: Final[Mapping[str, Mapping[str, Supported]]] = {
     "tensorflow": _named(
         Supported("tensorflow-cpu", "2.16", "2.21"),
         Supported("tf-keras", "2.16", "2.21"),
-        Supported("keras", "3.8", "3.15"),
         Supported("tensorflow-hub", "0.16.0", "0.16"),
         Supported("transformers", "4.44", "4.57", "5", "transformers 5 has no TensorFlow classes any more"),
     ),
@@ -120,6 +119,8 @@ SUPPORTED: Final[Mapping[str, Mapping[str, Supported]]] = {
         ),
         Supported("python", "3.10", "3.12", "3.13", "no NumPy below 2, which MXNet needs, has a wheel for Python 3.13"),
     ),
+    "jax": _named(Supported("jax", "0.6.2", "0.10"), Supported("flax", "0.11.2", "0.12")),
+    "keras": _named(Supported("keras", "3.8", "3.15"), Supported("keras-hub", "0.16.1", "0.32")),
     "ray": _named(Supported("ray", "2.55", "2.60")),
 }
 
@@ -133,6 +134,8 @@ _ROWS: Final[Mapping[str, str]] = {
     "torch": "PyTorch",
     "tensorflow": "TensorFlow",
     "gluon": "MXNet Gluon",
+    "jax": "JAX",
+    "keras": "Keras 3, on TensorFlow",
     "ray": "embgrad.ray",
 }
 

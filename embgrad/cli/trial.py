@@ -24,7 +24,7 @@ def main(framework: str, out: str) -> None:
     """Test the framework and write the outcome as JSON.
 
     Args:
-        framework: the name of a backend.
+        framework: the name of a backend, or "keras".
         out: the path of the file to write.
     """
     outcome: dict[str, Any] = {"works": False, "tried": framework in MODELS, "error": "", "seconds": 0.0}
@@ -41,12 +41,13 @@ def main(framework: str, out: str) -> None:
 
 
 def _try(framework: str) -> tuple[bool, str]:
-    from embgrad.backend.registry import backend_named
+    from embgrad.backend.keras_choice import framework_named
     from embgrad.engine.gradients import gradients
     from embgrad.objectives.objectives import Sum
 
+    framework_named(framework)  # raises where Keras's backend cannot be used
     if framework not in MODELS:  # a third party's backend, without a model here: only test that it can be imported
-        importlib.import_module(backend_named(framework).package)
+        importlib.import_module(framework_named(framework).package)
         return True, ""
     table = np.arange(VOCAB * DIM, dtype=np.float32).reshape(VOCAB, DIM)
     result = gradients(MODELS[framework](table), np.array(IDS), Sum())
@@ -105,13 +106,45 @@ def _gluon(table: np.ndarray) -> Any:
     return model
 
 
-MODELS: Final[Mapping[str, Callable[[np.ndarray], Any]]] = {"torch": _torch, "tensorflow": _tensorflow, "gluon": _gluon}
+def _jax(table: np.ndarray) -> Any:
+    import jax
+    from flax import nnx
+
+    class Model(nnx.Module):  # type: ignore[misc]  # not installed where types are checked
+        def __init__(self) -> None:
+            self.table = nnx.Embed(VOCAB, DIM, rngs=nnx.Rngs(0))
+            self.table.embedding[...] = jax.numpy.asarray(table)
+
+        def __call__(self, ids: Any) -> Any:
+            return self.table(ids).mean(1)
+
+    return Model()
+
+
+def _keras(table: np.ndarray) -> Any:
+    import keras
+
+    model = keras.Sequential([keras.layers.Embedding(VOCAB, DIM), keras.layers.GlobalAveragePooling1D()])
+    model.build((None, len(IDS[0])))
+    model.layers[0].set_weights([table])
+    return model
+
+
+MODELS: Final[Mapping[str, Callable[[np.ndarray], Any]]] = {
+    "torch": _torch,
+    "tensorflow": _tensorflow,
+    "gluon": _gluon,
+    "jax": _jax,
+    "keras": _keras,
+}
 
 #: By framework, the classes that embgrad.load_bert builds: each with its module and its name there.
 CLASSES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "torch": {"transformers.BertModel": ("transformers", "BertModel")},
     "tensorflow": {"transformers.TFBertModel": ("transformers", "TFBertModel")},
     "gluon": {"gluonnlp.model.BERTModel": ("gluonnlp.model", "BERTModel")},
+    "jax": {"embgrad_jax.bert.Bert": ("embgrad_jax.bert", "Bert")},
+    "keras": {"keras_hub.models.BertBackbone": ("keras_hub.models", "BertBackbone")},
 }
 
 
@@ -125,9 +158,10 @@ def _import_error(module: str, name: str) -> str:
 
 
 def _versions(framework: str) -> dict[str, str]:
-    from embgrad.backend.registry import backend_named
+    from embgrad.backend.keras_choice import KERAS, framework_named
 
-    return dict(backend_named(framework).versions())
+    own = {KERAS: str(sys.modules[KERAS].__version__)} if framework == KERAS else {}
+    return {**framework_named(framework).versions(), **own}
 
 
 if __name__ == "__main__":

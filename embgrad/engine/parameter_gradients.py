@@ -146,7 +146,4 @@ def _renamed(gradients: Mapping[str, np.ndarray], canonical: Mapping[str, Weight
             f"names='canonical' has no name for {len(nameless)} of the {len(gradients)} trainable parameters, "
             f"{listed(nameless)}: expected those of a BERT encoder; omit it for the framework's own names"
         )
-    return {
-        canonical[name].source: np.ascontiguousarray(gradient.T) if canonical[name].transposed else gradient
-        for name, gradient in gradients.items()
-    }
+    return {canonical[name].source: canonical[name].as_in_checkpoint(gradient) for name, gradient in gradients.items()}

@@ -212,9 +212,12 @@ def of_package(package: str, name: str = "Model") -> Any:
                 ("keras", "a Keras model", "tensorflow"),
                 ("tf_keras", "a Keras 2 model", "tensorflow"),
                 ("mxnet", "a Gluon block", "mxnet"),
+                ("flax", "a Flax module", "jax"),
+                ("equinox", "an Equinox module", "jax"),
+                ("jax", "a JAX function", "jax"),
             )
         ),
-        (of_package("flax"), "reference", "looks like a Flax module, for which embgrad has no backend; see"),
+        (of_package("haiku"), "reference", "looks like a Haiku module, for which embgrad has no backend; see"),
         (
             of_package("torch", "Tensor"),
             "torch",
@@ -225,6 +228,11 @@ def of_package(package: str, name: str = "Model") -> Any:
             "torch",
             "its parts are 'a PyTorch module', 'a Keras model'; expected parts of one framework",
         ),
+        (
+            [of_package("flax"), of_package("torch")],
+            "torch",
+            "its parts are 'a Flax module', 'a PyTorch module'; expected parts of one framework",
+        ),
     ],
 )
 def test_models_without_a_backend(installed: list[Any], model: Any, installed_too: str, message: str) -> None:
@@ -233,17 +241,104 @@ def test_models_without_a_backend(installed: list[Any], model: Any, installed_to
         registry.backend_for(model)
 
 
-@pytest.mark.parametrize("name", ["jax", "numpy", "openvino"])
-def test_a_keras_model_on_a_backend_of_keras_that_embgrad_does_not_read(installed: list[Any], name: str) -> None:
+def keras_model(name: str) -> Any:
+    """Return an object whose class has the bases of a Keras 3 model on a backend of Keras."""
+    layer = type("TheLayer", (), {"__module__": f"keras.src.backend.{name}.layer"})
+    keras = type("Layer", (layer,), {"__module__": "keras.src.layers.layer"})
+    return type("Mine", (keras,), {"__module__": "__main__"})()
+
+
+@pytest.mark.parametrize("name", ["numpy", "openvino"])
+def test_a_keras_model_on_a_backend_of_keras_without_gradients(installed: list[Any], name: str) -> None:
     installed.append(FakeEntryPoint("tensorflow", backend("tensorflow")))
-    layer = type("Layer", (), {"__module__": f"keras.src.backend.{name}.layer"})
-    keras = type("Model", (layer,), {"__module__": "keras.src.models.model"})
     message = (
         rf"takes a model of type __main__.Mine: it is a Keras model on Keras's own backend '{name}', which embgrad does not "
-        r"support\. Set KERAS_BACKEND to 'tensorflow' or 'torch' before keras is imported, and load the model there"
+        r"support\. Set KERAS_BACKEND to 'tensorflow', 'torch' or 'jax' before keras is imported, and load the model there\n"
     )
-    with pytest.raises(embgrad.BackendError, match=message):
-        registry.backend_for(type("Mine", (keras,), {"__module__": "__main__"})())
+    for model in (keras_model(name), [keras_model("jax"), keras_model(name)]):
+        with pytest.raises(embgrad.BackendError, match=message.replace("a model of type __main__.Mine", "a model .*")):
+            registry.backend_for(model)
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "torch", "jax"])
+def test_a_keras_model_whose_backend_of_embgrad_is_missing(installed: list[Any], name: str) -> None:
+    installed.append(FakeEntryPoint("reference", backend("reference")))
+    with refused(
+        embgrad.BackendError, f"looks like a Keras model on {name}, install the extra '{name}': pip install 'emb"
+    ):
+        registry.backend_for(keras_model(name))
+
+
+def test_an_optimizer_of_keras_is_no_model(installed: list[Any]) -> None:
+    installed.append(FakeEntryPoint("tensorflow", backend("tensorflow")))
+    base = type("JaxOptimizer", (), {"__module__": "keras.src.backend.jax.optimizer"})
+    with refused(embgrad.BackendError, "from the same package as a Keras model, but is not one"):
+        registry.backend_for(type("Adam", (base,), {"__module__": "keras.src.optimizers.adam"})())
+
+
+def of_class(module: str, name: str, **members: Any) -> Any:
+    """Return an object of a class whose base has this module and name."""
+    base = type(name, (), {"__module__": module, "__qualname__": name, **members})
+    return type("Mine", (base,), {"__module__": "__main__"})()
+
+
+AS_TREE = "call=lambda parameters, inputs: function(parameters, inputs)"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            of_class("flax.linen.module", "Module"),
+            "it is a Flax Linen module, which holds no weights. Pass (module, variables) with call=lambda parts, inputs: "
+            "parts[0].apply(parts[1], inputs), where inputs are the ids, or the batch's dict if it is one",
+        ),
+        (
+            of_class("flax.nnx.graph", "GraphDef"),
+            "an nnx.GraphDef, a module without its variables. Pass the module, nnx.merge(graphdef, state)",
+        ),
+        (
+            type("PjitFunction", (), {"__module__": "jaxlib._jax", "__wrapped__": print})(),
+            "it is a function under jit, which holds no weights. Pass the module that it calls, or its parameters with "
+            f"{AS_TREE}",
+        ),
+    ],
+    ids=["linen", "graphdef", "jitted"],
+)
+def test_what_is_a_model_in_jax_only_with_more_beside_it(installed: list[Any], model: Any, message: str) -> None:
+    installed.append(FakeEntryPoint("jax", backend("jax")))
+    with refused(embgrad.BackendError, message):
+        registry.backend_for(model)
+
+
+def test_a_function_is_no_model() -> None:
+    with refused(
+        embgrad.BackendError,
+        "takes a model of type builtins.function: expected a model of one of the frameworks",
+        "in place of a function that builds a model, pass what it returns, and in place of a function of JAX its parameters, "
+        f"with {AS_TREE}",
+    ):
+        registry.backend_for(of_class)
+
+
+def test_a_backend_may_own_objects_that_are_a_model_only_together(installed: list[Any]) -> None:
+    beside = {"owns_part": lambda self, part: isinstance(part, dict) or callable(part)}
+    installed += [FakeEntryPoint("a", backend("a", Model, **beside)), FakeEntryPoint("b", backend("b", set))]
+    assert registry.backend_for((len, {})).name == "a"
+    assert registry.backend_for(Model()).name == "a"
+    assert registry.backend_for([set(), set()]).name == "b"
+    for alone in ({}, len, (set(), {})):
+        assert not registry.is_model(alone)
+        with pytest.raises(embgrad.BackendError, match="no installed backend takes a model"):
+            registry.backend_for(alone)
+
+
+def test_the_part_that_is_no_model_is_named(installed: list[Any]) -> None:
+    installed.append(FakeEntryPoint("torch", backend("torch", Model)))
+    with refused(embgrad.BackendError, "the part of type Tensor is from the same package as a PyTorch module, but is"):
+        registry.backend_for([Model(), of_package("torch", "Tensor")])
+    with refused(embgrad.BackendError, "; in place of a name, pass the model that from_pretrained(...)"):
+        registry.backend_for([Model(), "head"])
 
 
 def test_parts_that_are_not_all_models() -> None:

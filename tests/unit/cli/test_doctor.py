@@ -18,7 +18,7 @@ from tests.unit.cli.commands import child
 def test_doctor_in_its_own_process() -> None:
     done = child("doctor", "--json", "--timeout", "5")
     actual = json.loads(done.out)
-    assert set(actual["backends"]) >= {"torch", "tensorflow", "gluon"}
+    assert set(actual["backends"]) >= {"torch", "tensorflow", "gluon", "jax", "keras"}
     assert actual["works"] == any(item["works"] for item in actual["backends"].values())
     assert done.code == (0 if actual["works"] else 1)
     for item in actual["backends"].values():
@@ -111,6 +111,23 @@ def test_versions_that_are_incompatible(installed: Any) -> None:
     assert actual["setuptools"] == "expected a version below 81: it has no pkg_resources any more"
     mends = [part.mend for part in health._parts("gluon") if part.trouble]
     assert {"pip install 'numpy>=1.24,<2'", "pip install 'setuptools<81'"} <= {*mends}
+
+
+def test_the_backend_of_keras_is_named(installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(keras="3.2.0", keras_hub="0.33.1")
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras, hub, chosen = health._parts("keras")
+    assert keras.trouble == "older than 3.8, the oldest that embgrad is tested with"
+    assert hub.note == "newer than 0.32, the newest that embgrad is tested with"
+    assert (chosen.version, chosen.note) == ("torch", "as the environment variable KERAS_BACKEND says")
+
+
+def test_parts_of_jax(installed: Any) -> None:
+    installed(jax="0.5.0", flax="0.12.8")
+    assert troubles("jax") == {
+        "jax": "older than 0.6.2, the oldest that embgrad is tested with",
+        "equinox": "not installed",
+    }
 
 
 def test_advice_names_the_installed_distribution(installed: Any) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import embgrad
-from embgrad.cli import huggingface, models
+from embgrad.cli import demo, huggingface, models
 from embgrad.cli.demo import minilm_folder
 from tests.unit.cli.commands import Command, configured, said
+from tests.unit.refusals import refused
 
 
 def test_a_saved_model_needs_tensorflow(command: Command, directory: Path) -> None:
@@ -40,12 +41,44 @@ def test_a_checkpoint_without_a_framework(command: Command, directory: Path, mon
     def missing(name: str) -> Any:
         raise embgrad.BackendError(f"the backend {name!r} needs the package {name!r}")
 
-    monkeypatch.setattr(models, "backend_named", missing)
+    monkeypatch.setattr(models, "framework_named", missing)
     message = (
-        "no framework is installed that can load a checkpoint: pip install 'embgrad[torch]', 'embgrad[tensorflow]' or "
-        "'embgrad[mxnet]'. Run embgrad doctor for details"
+        "no framework is installed that can load a checkpoint: pip install 'embgrad[torch]', 'embgrad[tensorflow]', "
+        "'embgrad[jax]' or 'embgrad[mxnet]'. Run embgrad doctor for details"
     )
     assert message in said(command, configured(directory, model_type="bert"))
+
+
+def test_the_frameworks_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework counts where the library of its BERT is there, and Keras where its backend can be used."""
+
+    def named(name: str) -> Any:
+        if name == "tensorflow":
+            raise embgrad.BackendError("the backend 'tensorflow' needs the package 'tensorflow'")
+
+    monkeypatch.setattr(models, "framework_named", named)
+    monkeypatch.setattr(models, "is_installed", lambda package: package != "gluonnlp")
+    assert models.installed_frameworks() == ["torch", "jax", "keras"]
+
+
+def test_the_demo_without_a_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "installed_frameworks", list)
+    with refused(embgrad.BackendError, "the demo loads a BERT, and no framework is installed that can: pip install "):
+        demo.usable_frameworks()
+
+
+def test_keras_is_a_framework_of_the_users_models(command: Command, directory: Path) -> None:
+    (directory / "own.py").write_text(
+        "from embgrad.testing.reference import ReferenceModel\n"
+        "model = ReferenceModel(lambda model, input_ids: None, {})\n"
+    )
+    message = "own.py:model is a model of the framework 'reference': expected 'keras', the value of --framework"
+    actual = said(command, "own.py:model", "--framework", "keras")
+    assert message in actual or "the framework 'keras' needs the package 'keras', which is not installed" in actual
+
+
+def test_a_name_near_keras_is_suggested(command: Command, directory: Path) -> None:
+    assert "Did you mean 'keras'?" in said(command, configured(directory, model_type="bert"), "--framework", "kears")
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])

@@ -28,6 +28,8 @@ ENVIRONMENTS = {
     "torch": ("torch-oldest", "torch-newest"),
     "tensorflow": ("tensorflow-oldest", "tensorflow-newest"),
     "gluon": ("mxnet-oldest", "mxnet-newest"),
+    "jax": ("jax-oldest", "jax-newest"),
+    "keras": ("tensorflow-oldest", "tensorflow-newest"),
     "ray": ("ray-oldest", "ray-newest"),
 }
 #: By group the extras of pyproject.toml that name its packages.
@@ -36,6 +38,8 @@ EXTRAS = {
     "torch": ("torch",),
     "tensorflow": ("tensorflow", "hub"),
     "gluon": ("mxnet",),
+    "jax": ("jax",),
+    "keras": ("keras",),
     "ray": ("ray",),
 }
 
@@ -117,8 +121,8 @@ def test_the_requirements_of_the_project_are_those_of_the_table() -> None:
         required[group] = bounds([item for extra in extras for item in declared["optional-dependencies"][extra]])
     for group, packages in SUPPORTED.items():
         for name, package in packages.items():
-            if (group, name) in (("tensorflow", "keras"), ("gluon", "python")):
-                continue  # TensorFlow brings the one, and nothing demands the other
+            if (group, name) == ("gluon", "python"):
+                continue  # which nothing demands
             assert required[group][name] == package.requirement(), f"{name}, for {group}"
     for group in ("tensorflow", "gluon"):  # which import pkg_resources and distutils
         assert required[group]["setuptools"] == SETUPTOOLS.requirement()

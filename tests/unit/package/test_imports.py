@@ -16,7 +16,10 @@ import pytest
 import embgrad
 
 LIBRARIES = ("tokenizers", "rich", "jinja2", "matplotlib", "pyarrow")
-FRAMEWORKS = ("torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "tf_keras", "ray", *LIBRARIES)
+FRAMEWORKS = (
+    *("torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "keras_hub", "tf_keras", "jax", "flax"),
+    *("equinox", "ray", *LIBRARIES),
+)
 
 CORE = Path(embgrad.__file__).parent
 BACKENDS = Path(__file__).parents[3] / "backends"
@@ -31,7 +34,15 @@ ALLOWED = {
     CORE / "cli" / "models.py": {"tensorflow"},
     CORE / "cli" / "huggingface.py": {"transformers", "safetensors"},  # whose error transformers lets through
     CORE / "cli" / "tokenizer.py": {"tokenizers", "transformers"},
-    CORE / "cli" / "trial.py": {"torch", "tensorflow", "mxnet"},  # it tries them, in a process of its own
+    CORE / "checkpoints" / "keras_bert.py": {"keras", "keras_hub"},  # it builds the model, on any backend of Keras
+    CORE / "cli" / "trial.py": {
+        "torch",
+        "tensorflow",
+        "mxnet",
+        "jax",
+        "flax",
+        "keras",
+    },  # it tries them, in a process of its own
     CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
     CORE / "cli" / "ray_run.py": {"ray"},
     CORE / "results" / "pictures.py": {"matplotlib"},
@@ -45,6 +56,7 @@ ALLOWED = {
     BACKENDS / "embgrad_torch": {"torch", "transformers"},
     BACKENDS / "embgrad_tensorflow": {"tensorflow", "keras", "tf_keras", "transformers"},
     BACKENDS / "embgrad_gluon": {"mxnet", "gluonnlp"},
+    BACKENDS / "embgrad_jax": {"jax", "flax", "equinox"},
 }
 EVERYWHERE = {"numpy", "embgrad", *sys.stdlib_module_names}
 

@@ -29,7 +29,7 @@ def test_the_backends_are_found_from_any_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert json.loads(done.stdout) == [["gluon", "reference", "tensorflow", "torch"], {}]
+    assert json.loads(done.stdout) == [["gluon", "jax", "reference", "tensorflow", "torch"], {}]
 
 
 @pytest.mark.parametrize("package", ["embgrad", "embgrad_gluon", "embgrad_tensorflow", "embgrad_torch"])
