@@ -272,6 +272,7 @@ class _Surveyor(Walker[Cell]):
 
     def _looked_up(self, number: int, table: Cell, indices: np.ndarray, result: Cell, shape: tuple[int, ...]) -> Cell:
         path = UNNAMED_TABLE if table.leaf is None else table.leaf.table
+        indices = _as_given(indices, self._watch.batch.ids, table.shape[0])
         if table.leaf is None and layout_of(indices, self._watch.batch.ids) is None:
             return result
         key = self._watch.see(path, indices, table.shape[0], table.shape[1])
@@ -301,6 +302,23 @@ class _Surveyor(Walker[Cell]):
                     for _ in range(times):
                         self._watch.count(mark.path)
                 self._count_inside(inner, times)
+
+
+def _as_given(indices: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
+    """Return the batch's ids in place of indices that JAX made of them: it counts negative ones from the end, and may clip others.
+
+    Args:
+        indices: the indices of a lookup.
+        ids: the batch's ids.
+        rows: the number of rows in the table.
+    """
+    if not ids.size or (ids.min() >= 0 and ids.max() < rows):
+        return indices
+    moved = np.clip(np.where(ids < 0, ids + rows, ids), 0, rows - 1)
+    layout = layout_of(np.clip(indices, 0, rows - 1), moved)
+    if layout is None:
+        return indices
+    return (ids.T if layout.transposed else ids).reshape(indices.shape)
 
 
 def looked_into(watch: PassRecorder) -> Callable[[str], bool]:

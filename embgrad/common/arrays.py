@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["as_asked", "exact_below", "is_tensor", "owned", "taken", "to_numpy", "whole_numbers", "widened"]
+__all__ = ["as_asked", "exact_below", "is_tensor", "is_traced", "owned", "taken", "to_numpy", "whole_numbers", "widened"]
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -17,12 +17,21 @@ def to_numpy(value: Any) -> np.ndarray:
     Raises:
         ValueError: the nested lists are ragged, or the tensor cannot be converted to NumPy.
     """
+    if is_traced(value):
+        raise ValueError(
+            "embgrad was called inside jax.jit (or grad, vmap), where arrays have no values; call it outside of the transformation"
+        )
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError("it is a masked array, whose mask would be lost")
     try:
         return _converted(value)
     except (TypeError, RuntimeError, OverflowError) as error:  # the framework cannot convert its array to NumPy
         raise ValueError(str(error)) from error
+
+
+def is_traced(value: Any) -> bool:
+    """Return whether an object stands for an array while JAX traces a function, so that it has no values."""
+    return any(base.__qualname__ == "Tracer" and base.__module__.startswith("jax.") for base in type(value).__mro__)
 
 
 def _converted(value: Any) -> np.ndarray:

@@ -87,7 +87,6 @@ class ModelChecks:
         found = embgrad.points(self.known(case, "float64")[0], case.batch, call=case.call)
         roles = [role for point in found for role in point.roles]
         assert set(case.roles) <= set(roles)
-        assert ("layer.0" in roles) == bool(case.layers)
         assert ("position" in roles) == (case.places is not None)
         assert len(roles) == len(set(roles))
 
@@ -135,7 +134,7 @@ class ModelChecks:
         own = self.known(case, "float64")[1]
         place = "layer.0" if case.layers else "word"
         gradient = own.gradients[place]
-        edited = self.run(case, at=[place, "word"], edit={place: lambda upstream: upstream * 2})
+        edited = self.run(case, at=[*dict.fromkeys((place, "word"))], edit={place: lambda upstream: upstream * 2})
         close(edited[place].before, gradient)
         close(edited[place].values, 2 * gradient)
         close(edited["word"].values, 2 * own.gradients["word"])
@@ -238,7 +237,7 @@ class ModelChecks:
 
 
 #: What a user reads who calls embgrad where arrays have no numbers.
-INSIDE = r"embgrad\.gradients was called inside jax\.jit \(or grad, vmap\)"
+INSIDE = r"embgrad was called inside jax\.jit \(or grad, vmap\)"
 
 
 def transformed(name: str, function: Any, array: Any) -> None:
