@@ -85,6 +85,11 @@ class Entry:
         """The role of the output that a gradient is taken of."""
         return "sequence" if self.name == "BertBackbone" else "logits"
 
+    @property
+    def widest(self) -> str:
+        """The widest dtype in which it computes: Gemma adds float32 to its hidden states."""
+        return "float32" if self.family.startswith("Gemma") else "float64"
+
     def build(self, dtype: str = "float32") -> Any:
         """Return the model with weights that depend on their paths and shapes alone."""
         sizes = _SIZES[self.family]

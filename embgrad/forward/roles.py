@@ -48,7 +48,7 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
             roles[candidate.key].append(role)
     is_entered = stack.certain and away is None
     embeddings = _embeddings(
-        lookups, calls, stack.blocks, [lookup for lookup in added.values() if lookup is not None], is_entered
+        lookups, reading, stack.blocks, [lookup for lookup in added.values() if lookup is not None], is_entered
     )
     if embeddings is not None:
         roles[embeddings].append(EMBEDDINGS)
@@ -351,27 +351,30 @@ def _take_turns(calls: Calls, left: Sequence[int], right: Sequence[int]) -> bool
 
 def _embeddings(
     lookups: Sequence[Lookup],
-    calls: Sequence[ModuleCall],
+    reading: Calls,
     layers: Sequence[int],
     added: Sequence[Lookup],
     is_entered: bool,
 ) -> str | None:
     """Return the key of the embedding block's output: of the module that makes all lookups, or else the first layer's input.
 
+    If only dropout, norms and the like stand between the two, they belong to the block, and it is the first layer's input too.
+
     Args:
         lookups: the lookups.
-        calls: the calls.
+        reading: the calls.
         layers: the indices of the calls that are layers, or may be.
         added: the lookups by position and type.
         is_entered: whether the first of `layers` is known to be the first layer.
     """
-    word = _word_of(lookups, added)
+    word, calls = _word_of(lookups, added), reading.all
     if word is None:
         return None
     block = _block(word, calls, layers, added)
-    if block is not None:
+    entered = layers[0] if layers and is_entered else None
+    if block is not None and (entered is None or not _leads_slightly(reading, block, entered)):
         return calls[block].key(OUTPUT)
-    return _key_of(calls[layers[0]].source, lookups, calls, layers[0]) if layers and is_entered else None
+    return None if entered is None else _key_of(calls[entered].source, lookups, calls, entered)
 
 
 def _word_of(lookups: Sequence[Lookup], added: Sequence[Lookup | None]) -> Lookup | None:
@@ -392,6 +395,18 @@ def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], add
     ]
     with_all = [n for n in inside if added and all(n in ancestors(calls, lookup.parent) for lookup in added)]
     return with_all[-1] if with_all else None
+
+
+def _leads_slightly(calls: Calls, block: int, layer: int) -> bool:
+    """Return whether a layer takes what dropout, norms and the like make of a block's output, and not the output itself."""
+    output = calls.all[block].token
+    tokens = {output}
+    for number in range(block + 1, layer):
+        call = calls.all[number]
+        if call.source in tokens and call.token is not None and calls.is_slight(number):
+            tokens.add(call.token)
+    source = calls.all[layer].source
+    return source != output and source in tokens
 
 
 def _key_of(token: int | None, lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layer: int) -> str:
