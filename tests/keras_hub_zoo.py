@@ -1,6 +1,6 @@
 """Small models of keras-hub with random weights, the same on every Keras backend, and batches for them.
 
-Only Keras and keras-hub are imported: the environment variable KERAS_BACKEND decides what the models run on.
+Of frameworks only Keras and keras-hub are imported: the environment variable KERAS_BACKEND decides what the models run on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from typing import Any, Final
 import keras_hub
 import numpy as np
 
-__all__ = ["IDS", "LAYERS", "MODELS", "SIDES", "Entry", "batch", "build", "load", "save", "set_weights", "weights"]
+import embgrad
+
+__all__ = [
+    *("DIM", "IDS", "LAYERS", "MODELS", "SIDES", "VOCAB", "Entry"),
+    *("batch", "build", "load", "objective", "save", "set_weights", "weights"),
+]
 
 #: The number of rows of every word table; 0 is padding.
 VOCAB: Final = 20
@@ -159,6 +164,25 @@ def batch(model: Any, side: str | None = "right", *, types: bool = True) -> dict
 
 #: The sides on which `batch` pads.
 SIDES: Final[tuple[str | None, ...]] = ("right", "left", None)
+
+
+#: Random directions of a hidden state, and of all logits of a masked language model, of two positions each.
+HIDDEN: Final = np.random.default_rng(3).normal(size=DIM)
+MASKED: Final = np.random.default_rng(4).normal(size=2 * VOCAB)
+
+#: Labels of the examples, and of their positions.
+CLASSES: Final = np.array([2, 0, 1])
+WORDS: Final = np.random.default_rng(5).integers(1, VOCAB, IDS.shape)
+
+
+def objective(name: str, mask: np.ndarray) -> embgrad.Objective:
+    """Return an objective for a model of `MODELS`, and for a batch with this mask."""
+    entry = MODELS[name]
+    if entry.task == "TextClassifier":
+        return embgrad.CrossEntropy(CLASSES)
+    if entry.task == "CausalLM":
+        return embgrad.CrossEntropy(np.where(mask == 1, WORDS, -100))
+    return embgrad.Projection(MASKED) if entry.task == "MaskedLM" else embgrad.Projection(HIDDEN, output=entry.output)
 
 
 # Weights

@@ -241,7 +241,7 @@ class Watcher:
         first = first_row(name, inputs, attrs, rows)
         if first is not None:
             indices = int(first) + np.arange(rows.shape[0])
-            self._record_lookup(handle, indices, tuple(map(int, inputs[0].shape)), rows)
+            self._record_lookup(handle, indices, tuple(map(int, inputs[0].shape)), rows, sliced=True)
 
     def _multiplied(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """Return the output of an operation; a product of one-hot rows with a table is a lookup, too."""
@@ -287,9 +287,11 @@ class Watcher:
                 f"they look up rows of the identity matrix, {table}, and the rows are multiplied by no table"
             )
 
-    def _record_lookup(self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any) -> None:
+    def _record_lookup(
+        self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any, *, sliced: bool = False
+    ) -> None:
         path = self.tables.path(handle)
-        key = self.watch.see(path, indices, shape[0], shape[-1], self.tables.padding(handle))
+        key = self.watch.see(path, indices, shape[0], shape[-1], self.tables.padding(handle), sliced=sliced)
         if rows is None:
             return
         self.watch.record_output(rows)

@@ -73,7 +73,7 @@ class Script:
         self._seen: Counter[str] = Counter()
         self._open: list[str] = []
 
-    def see(self, path: str, indices: Any, shape: Any, padding: int | None, *, by_position: bool = False) -> str | None:
+    def see(self, path: str, indices: Any, shape: Any, padding: int | None, *, sliced: bool = False) -> str | None:
         """Record a lookup in a table of that shape, and return its key where it is asked for.
 
         Args:
@@ -81,7 +81,7 @@ class Script:
             indices: the rows looked up.
             shape: the table's shape.
             padding: the row that is declared to be padding.
-            by_position: whether it is a lookup only in runs with as many positions as it has indices.
+            sliced: whether it is a slice, which is a lookup only in runs with a position for each of its rows.
         """
         index = self._ask(indices)
         known = tf.get_static_value(shape) if isinstance(shape, tf.Tensor) else shape
@@ -89,9 +89,9 @@ class Script:
 
         def report(watch: PassRecorder, values: Sequence[np.ndarray]) -> None:
             rows, dim = values[sizes] if sizes is not None else known
-            if by_position and values[index].size != watch.batch.shape[1]:
+            if sliced and values[index].size != watch.batch.shape[1]:
                 return
-            watch.see(path, values[index], int(rows), int(dim), padding)
+            watch.see(path, values[index], int(rows), int(dim), padding, sliced=sliced)
 
         self._reports.append(report)
         key = f"{path}#{self._count(path)}"
@@ -276,13 +276,13 @@ class Tracer:
             raise UntraceableError(f"the model takes several slices of the table {self._tables.path(handle)!r}")
         self._sliced.append(handle)
         indices = first + tf.range(tf.shape(rows, first.dtype)[0])
-        self._record(handle, indices, tuple(map(int, inputs[0].shape)), rows, by_position=True)
+        self._record(handle, indices, tuple(map(int, inputs[0].shape)), rows, sliced=True)
 
-    def _record(self, handle: Any, indices: Any, shape: Any, rows: Any, *, by_position: bool = False) -> None:
+    def _record(self, handle: Any, indices: Any, shape: Any, rows: Any, *, sliced: bool = False) -> None:
         if rows.graph is not self._graph:
             raise UntraceableError("the model looks rows up inside a loop or a branch of the graph")
         path, padding = self._tables.path(handle), self._tables.padding(handle)
-        key = self._script.see(path, indices, shape, padding, by_position=by_position)
+        key = self._script.see(path, indices, shape, padding, sliced=sliced)
         if key is None:
             return
         if tapes_are_stopped():

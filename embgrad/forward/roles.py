@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -37,7 +37,9 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
         if lookup.layout is not None:
             roles[lookup.key].append(WORD)
     reading = Calls(batch.shape, calls)
+    lookups = _without_slices(lookups, calls, ())
     stack = _layers(batch, reading, lookups)
+    lookups = _without_slices(lookups, calls, stack.blocks)
     away = _away(batch, reading, lookups, stack.blocks)
     before = _made_before(reading, lookups, stack.blocks[-1:] if away is None else [away])
     added = {POSITION: _position(batch, before), TYPE: _type(batch, before)}
@@ -122,6 +124,21 @@ def _at_modules(
 # The lookups by position and by type
 
 
+def _without_slices(
+    lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layers: Collection[int]
+) -> Sequence[Lookup]:
+    """Return the lookups without slices of tables that cannot hold the vectors of positions.
+
+    Such vectors are as long as those of words, which they are added to, and are not looked up inside a layer.
+    """
+    dims = {lookup.dim for lookup in lookups if lookup.layout is not None}
+    return [
+        lookup
+        for lookup in lookups
+        if not lookup.sliced or (lookup.dim in dims and set(layers).isdisjoint(ancestors(calls, lookup.parent)))
+    ]
+
+
 def _made_before(calls: Calls, lookups: Sequence[Lookup], last: Sequence[int]) -> Sequence[Lookup]:
     """Return the lookups made before the last layer, if there is one: a decoder's positions are not the encoder's."""
     last_token = calls.all[last[0]].token if last else None
@@ -144,7 +161,8 @@ def _type(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
     fitting = [
         lookup
         for lookup in lookups
-        if any(
+        if not lookup.sliced
+        and any(
             np.array_equal(np.broadcast_to(rows, batch.shape), types) for rows in _per_position(lookup.indices, batch)
         )
     ]

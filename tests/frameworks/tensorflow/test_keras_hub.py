@@ -17,29 +17,22 @@ import embgrad
 from tests import keras_hub_zoo as zoo
 from tests.frameworks.tensorflow.helpers import own_table_gradient
 
-RANDOM = np.random.default_rng(3)
-VECTOR, HEAD = RANDOM.normal(size=zoo.DIM), RANDOM.normal(size=2 * zoo.VOCAB)
-LABELS = [2, 0, 1]
-WORDS = RANDOM.integers(1, zoo.VOCAB, zoo.IDS.shape)
 
-
-def objective_of(name: str, mask: np.ndarray) -> tuple[Any, Callable[[Any], Any]]:
-    """Return an objective for the model of that name, and a function that computes its sum from what the model returns."""
-    entry = zoo.MODELS[name]
-    if entry.task == "TextClassifier":
-        return embgrad.CrossEntropy(LABELS), lambda logits: _cross_entropy(LABELS, logits)
-    if entry.task == "CausalLM":
-        counted = mask.astype(float)
-        objective = embgrad.CrossEntropy(np.where(mask == 1, WORDS, -100))
-        return objective, lambda logits: _cross_entropy(WORDS, logits, counted)
-    if entry.task == "MaskedLM":
-        return embgrad.Projection(HEAD), lambda logits: tf.reduce_sum(tf.reshape(logits, (3, -1)) * HEAD)
+def total_of(name: str, mask: np.ndarray) -> Callable[[Any], Any]:
+    """Return a function that computes the sum of the zoo's objective from what the model of that name returns."""
+    task = zoo.MODELS[name].task
+    if task == "TextClassifier":
+        return lambda logits: _cross_entropy(zoo.CLASSES, logits)
+    if task == "CausalLM":
+        return lambda logits: _cross_entropy(zoo.WORDS, logits, mask.astype(logits.dtype.as_numpy_dtype))
+    if task == "MaskedLM":
+        return lambda logits: tf.reduce_sum(tf.reshape(logits, (len(mask), -1)) * zoo.MASKED)
 
     def projected(returned: Any) -> Any:
         hidden = returned["sequence_output"] if isinstance(returned, dict) else returned
-        return tf.reduce_sum(hidden * VECTOR * mask[..., None])
+        return tf.reduce_sum(hidden * zoo.HIDDEN * mask[..., None])
 
-    return embgrad.Projection(VECTOR, output=entry.output), projected
+    return projected
 
 
 def _cross_entropy(labels: Any, logits: Any, counted: Any = 1.0) -> Any:
@@ -116,7 +109,7 @@ def _left_padding_is_warned_of() -> Iterator[None]:
 def test_every_role_has_the_value_and_the_gradient_of_the_tape(name: str, side: str | None) -> None:
     entry, model = zoo.MODELS[name], build(name)
     batch = zoo.batch(model, side)
-    objective, total = objective_of(name, batch["padding_mask"])
+    objective, total = zoo.objective(name, batch["padding_mask"]), total_of(name, batch["padding_mask"])
     roles = {role for point in embgrad.points(model, batch) for role in point.roles}
     assert roles == entry.roles
     expected = own_gradients(model, batch, total)
@@ -136,7 +129,7 @@ def test_every_form_of_the_batch_gives_the_same(name: str) -> None:
     extras = {key: value for key, value in batch.items() if key == "mask_positions"}
     tokens = embgrad.TokenBatch(ids, mask, types, extras=extras)
     forms = [batch, tokens, {**tokens.to_huggingface(), **extras}, {**tokens.to_keras_hub(), **extras}]
-    objective, _ = objective_of(name, mask)
+    objective = zoo.objective(name, mask)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first, *others = [embgrad.gradients(model, form, objective) for form in forms]
@@ -148,7 +141,8 @@ def test_every_form_of_the_batch_gives_the_same(name: str) -> None:
 def test_types_that_are_not_given_are_zeros_where_the_model_declares_them() -> None:
     model = build("BertBackbone")
     batch = zoo.batch(model, types=False)
-    objective, total = objective_of("BertBackbone", batch["padding_mask"])
+    mask = batch["padding_mask"]
+    objective, total = zoo.objective("BertBackbone", mask), total_of("BertBackbone", mask)
     expected = own_gradients(model, {**batch, "segment_ids": np.zeros_like(batch["token_ids"])}, total)
     found = embgrad.gradients(model, batch, objective, at=["word", "type"])
     for role, result in found.items():
@@ -170,8 +164,8 @@ def test_call_receives_what_was_given(name: str) -> None:
         return returned["sequence_output"] if types else returned
 
     for batch in (given, tokens.to_keras_hub(), tokens.replace(convention="keras_hub")):
-        result = embgrad.gradients(model, batch, embgrad.Projection(VECTOR), call=call)
-        plain = embgrad.gradients(model, batch, objective_of(name, given["padding_mask"])[0])
+        result = embgrad.gradients(model, batch, embgrad.Projection(zoo.HIDDEN), call=call)
+        plain = embgrad.gradients(model, batch, zoo.objective(name, given["padding_mask"]))
         np.testing.assert_allclose(result.values, plain.values, rtol=1e-6, atol=1e-7)
     assert [sorted(inputs) for inputs in received] == [["padding_mask", "token_ids"]] * len(received)
 
@@ -181,7 +175,7 @@ def test_the_ledger_of_a_table_that_is_the_head_too(name: str) -> None:
     """Llama's head is another variable of the same layer: its table has the lookup's part alone."""
     model = build(name)
     batch = zoo.batch(model)
-    objective, total = objective_of(name, batch["padding_mask"])
+    objective, total = zoo.objective(name, batch["padding_mask"]), total_of(name, batch["padding_mask"])
     ledger = embgrad.table_gradients(model, batch, objective)
     layer = getattr(model, "backbone", model).token_embedding
     close(ledger.total, own_table_gradient(layer.embeddings, lambda: total(model(batch, training=False))))
@@ -197,7 +191,7 @@ def test_the_ledger_of_a_table_that_is_the_head_too(name: str) -> None:
 def test_gemmas_point_is_the_row_before_it_is_scaled(name: str) -> None:
     model = build(name)
     batch = zoo.batch(model)
-    objective, _ = objective_of(name, batch["padding_mask"])
+    objective = zoo.objective(name, batch["padding_mask"])
     found = embgrad.gradients(model, batch, objective, at=["word", "embeddings"])
     rows, scale = model.token_embedding.embeddings.numpy()[batch["token_ids"]], np.float32(zoo.DIM**0.5)
     close(found["word"].activations, rows)
@@ -212,7 +206,7 @@ def test_positions_are_changed_like_any_other_point(name: str, compiled: bool) -
     """The table of positions is not looked up by indices but sliced."""
     model = build(name)
     batch = zoo.batch(model)
-    objective, total = objective_of(name, batch["padding_mask"])
+    objective, total = zoo.objective(name, batch["padding_mask"]), total_of(name, batch["padding_mask"])
     layer = next(
         layer
         for layer in getattr(model, "backbone", model)._flatten_layers()
@@ -241,7 +235,8 @@ def test_a_trace_serves_batches_of_other_lengths() -> None:
     model = build("GPT2Backbone")
     for columns in (5, 3, 4, 4):
         batch = {key: value[:, :columns] for key, value in zoo.batch(model, None).items()}
-        objective, total = objective_of("GPT2Backbone", batch["padding_mask"])
+        mask = batch["padding_mask"]
+        objective, total = zoo.objective("GPT2Backbone", mask), total_of("GPT2Backbone", mask)
         found = embgrad.gradients(model, batch, objective, at=["word", "position"], compile=True)
         expected = own_gradients(model, batch, total)
         for role, result in found.items():
@@ -253,4 +248,4 @@ def test_left_padding_that_shifts_positions_is_warned_of() -> None:
     model = zoo.build("GPT2Backbone")
     batch = zoo.batch(model, "left")
     with pytest.warns(embgrad.EmbgradWarning, match="the model counts the padding in its positions"):
-        embgrad.gradients(model, batch, objective_of("GPT2Backbone", batch["padding_mask"])[0])
+        embgrad.gradients(model, batch, zoo.objective("GPT2Backbone", batch["padding_mask"]))
