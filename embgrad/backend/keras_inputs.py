@@ -109,7 +109,7 @@ def _leaves(declared: Any, key: str | None = None) -> dict[str, Any]:
 def _is_optional(leaf: Any) -> bool:
     """Return whether a declared input is one of Keras 3's that may be None (`keras.Input(optional=True)`)."""
     history = getattr(leaf, "_keras_history", None)
-    return bool(history) and getattr(history[0], "optional", False) is True
+    return history is not None and getattr(history[0], "optional", False) is True
 
 
 def _like(declared: Any, tensors: Mapping[str, Any], key: str | None = None) -> Any:
