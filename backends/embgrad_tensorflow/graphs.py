@@ -26,6 +26,7 @@ from embgrad.objectives.outputs import choose_output, name_outputs
 from embgrad_tensorflow.flattening import CALLS, ClosedGraphError, FlatGraph, definition_of, flattened
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS
+from embgrad_tensorflow.slices import SLICES
 
 __all__ = ["CutFunctions", "CutGraph", "GraphGradients", "GraphObjective", "cut_graph", "function_calls", "opened"]
 
@@ -219,7 +220,7 @@ class CutGraph:
     @cached_property
     def _row_entries(self) -> set[Entry]:
         """The rows that lookups return, which may be replaced."""
-        return {(number, 0) for number in self.seen if self.flat.nodes[number].op in (*LOOKUPS, *PRODUCTS)}
+        return {(number, 0) for number in self.seen if self.flat.nodes[number].op in (*LOOKUPS, *PRODUCTS, *SLICES)}
 
     def _stretch(self, start: int, end: int, crossings: Crossings, *, learns: bool) -> Stretch:
         """Return the nodes from one number up to another as a graph of their own."""
@@ -341,6 +342,10 @@ class CutGraph:
             if steps is not None:  # integer tables too, for the message about a missing lookup
                 chains[names[0]] = steps | {number}
                 numbers |= chains[names[0]]
+            elif node.op in SLICES:
+                steps = table(operands[0])
+                is_read = steps is not None and any(self.flat.nodes[step].op == "ReadVariableOp" for step in steps)
+                numbers |= steps | {number} if steps is not None and is_read else frozenset()
             elif node.op in MAKING:
                 chains[names[0]] = frozenset({number})
             elif node.op in KEEPING and operands[0] in chains:

@@ -21,6 +21,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.forward.points import layout_of
 from embgrad.forward.recorder import PassRecorder
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, ByTensor, OneHots, is_identity
+from embgrad_tensorflow.slices import SLICES, first_row
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
 
@@ -129,6 +130,7 @@ class Watcher:
         self._depth = depth()  # a nested pass is not a part of this one
         self._reads: ByTensor[Any] = ByTensor()
         self._handlers: dict[str, Callable[..., None]] = dict.fromkeys(LOOKUPS, self._looked_up)
+        self._handlers |= dict.fromkeys(SLICES, self._sliced)
         self._handlers |= dict.fromkeys(SAME_TABLE, self._same_table)
         self._handlers["ReadVariableOp"] = self._read
         self._one_hots = OneHots()
@@ -231,6 +233,16 @@ class Watcher:
             return
         self._see(name, inputs, outputs[0])
 
+    def _sliced(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        """Record a slice of a table that takes a row for each position, as position embeddings are often looked up."""
+        handle, rows = self._handle(inputs[0]), outputs[0]
+        if handle is None or not rows.dtype.is_floating or rows.shape[0] != self.watch.batch.shape[1]:
+            return
+        first = first_row(name, inputs, attrs, rows)
+        if first is not None:
+            indices = int(first) + np.arange(rows.shape[0])
+            self._record_lookup(handle, indices, tuple(map(int, inputs[0].shape)), rows, sliced=True)
+
     def _multiplied(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """Return the output of an operation; a product of one-hot rows with a table is a lookup, too."""
         product = self._one_hots.looked_up(name, inputs, attrs)
@@ -275,9 +287,11 @@ class Watcher:
                 f"they look up rows of the identity matrix, {table}, and the rows are multiplied by no table"
             )
 
-    def _record_lookup(self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any) -> None:
+    def _record_lookup(
+        self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any, *, sliced: bool = False
+    ) -> None:
         path = self.tables.path(handle)
-        key = self.watch.see(path, indices, shape[0], shape[-1], self.tables.padding(handle))
+        key = self.watch.see(path, indices, shape[0], shape[-1], self.tables.padding(handle), sliced=sliced)
         if rows is None:
             return
         self.watch.record_output(rows)
@@ -393,6 +407,9 @@ class Comparisons:
 #: TensorFlow's functions run operations through this, `tf.raw_ops` included.
 _fast_path: Final = Interception(lambda: pywrap_tfe, "TFE_Py_FastPathExecute")
 
+#: `tf.slice` runs its operation in another way where it is given Python's numbers, as Keras gives it.
+_slice: Final = Interception(lambda: gen_array_ops, "_slice")
+
 
 class Replacing:
     """Replaces a tensor that an op callback has seen where the operation returns it."""
@@ -438,7 +455,7 @@ class Replacing:
         def through(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return self.going_on(original(*args, **kwargs))
 
-        with _fast_path.by(through):
+        with _fast_path.by(through), _slice.by(through):
             yield
 
 

@@ -19,6 +19,7 @@ from embgrad.forward.recorder import PassRecorder
 from embgrad_tensorflow.flattening import CALLS
 from embgrad_tensorflow.graphs import CutGraph
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES, Replacing, is_cast_below_point, table_of
+from embgrad_tensorflow.slices import SLICES, first_row
 from embgrad_tensorflow.state import shared
 from embgrad_tensorflow.tap import Taps, tapes_are_stopped
 from embgrad_tensorflow.walk import Tables
@@ -72,15 +73,25 @@ class Script:
         self._seen: Counter[str] = Counter()
         self._open: list[str] = []
 
-    def see(self, path: str, indices: Any, shape: Any, padding: int | None) -> str | None:
-        """Record a lookup in a table of that shape, and return its key where it is asked for."""
+    def see(self, path: str, indices: Any, shape: Any, padding: int | None, *, sliced: bool = False) -> str | None:
+        """Record a lookup in a table of that shape, and return its key where it is asked for.
+
+        Args:
+            path: the table's path.
+            indices: the rows looked up.
+            shape: the table's shape.
+            padding: the row that is declared to be padding.
+            sliced: whether it is a slice, which is a lookup only in runs with a position for each of its rows.
+        """
         index = self._ask(indices)
         known = tf.get_static_value(shape) if isinstance(shape, tf.Tensor) else shape
         sizes = None if known is not None else self._ask(shape)
 
         def report(watch: PassRecorder, values: Sequence[np.ndarray]) -> None:
             rows, dim = values[sizes] if sizes is not None else known
-            watch.see(path, values[index], int(rows), int(dim), padding)
+            if sliced and values[index].size != watch.batch.shape[1]:
+                return
+            watch.see(path, values[index], int(rows), int(dim), padding, sliced=sliced)
 
         self._reports.append(report)
         key = f"{path}#{self._count(path)}"
@@ -147,6 +158,7 @@ class Tracer:
         self._graph = tf.compat.v1.get_default_graph()
         self._replacing = Replacing()
         self._sources: dict[int, tuple[Any, Any]] = {}
+        self._sliced: list[Any] = []
         self._failure: BaseException | None = None
 
     @contextlib.contextmanager
@@ -194,6 +206,8 @@ class Tracer:
                 )
             if name in LOOKUPS:
                 self._looked_up(name, inputs, attrs, outputs[0])
+            elif name in SLICES:
+                self._took_slice(name, inputs, attrs, outputs[0])
             elif name in SAME_TABLE:
                 self._same_table(name, inputs, outputs[0])
             elif name == "ReadVariableOp":
@@ -252,10 +266,23 @@ class Tracer:
             known = isinstance(shape, tuple) or shape.is_fully_defined()
             self._record(handle, indices, tuple(shape) if known else tf.shape(inputs[0]), rows)
 
-    def _record(self, handle: Any, indices: Any, shape: Any, rows: Any) -> None:
+    def _took_slice(self, name: str, inputs: Sequence[Any], attrs: Any, rows: Any) -> None:
+        """Record a slice of a table, see `Watcher`: which run has as many positions is known only then."""
+        handle = self._handle(inputs[0])
+        first = first_row(name, inputs, attrs, rows) if handle is not None and rows.dtype.is_floating else None
+        if first is None:
+            return
+        if any(handle is other for other in self._sliced):
+            raise UntraceableError(f"the model takes several slices of the table {self._tables.path(handle)!r}")
+        self._sliced.append(handle)
+        indices = first + tf.range(tf.shape(rows, first.dtype)[0])
+        self._record(handle, indices, tuple(map(int, inputs[0].shape)), rows, sliced=True)
+
+    def _record(self, handle: Any, indices: Any, shape: Any, rows: Any, *, sliced: bool = False) -> None:
         if rows.graph is not self._graph:
             raise UntraceableError("the model looks rows up inside a loop or a branch of the graph")
-        key = self._script.see(self._tables.path(handle), indices, shape, self._tables.padding(handle))
+        path, padding = self._tables.path(handle), self._tables.padding(handle)
+        key = self._script.see(path, indices, shape, padding, sliced=sliced)
         if key is None:
             return
         if tapes_are_stopped():

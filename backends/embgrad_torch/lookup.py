@@ -35,6 +35,7 @@ class Read(NamedTuple):
         padding: the row that is declared to be padding.
         indexing: whether it is written as indexing, which may count from the end, and is no lookup in a table where it
             selects rows of activations.
+        sliced: whether it is a slice of consecutive rows, which is a lookup in a table of positions where it has a row for each.
         max_norm: the norm to which larger rows are scaled, in the table itself.
         norm_type: the order of that norm.
     """
@@ -43,6 +44,7 @@ class Read(NamedTuple):
     indices: Any
     padding: int | None = None
     indexing: bool = False
+    sliced: bool = False
     max_norm: float | None = None
     norm_type: float = 2.0
 
@@ -219,6 +221,10 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def _rows(self, read: Read, compute: Callable[[], Any]) -> Any:
         """Return the rows that the model goes on with; None for indexing that is no lookup in a table."""
+        if read.sliced and (
+            read.indices.numel() != self.watch.batch.shape[1] or self._path(read.table) == UNNAMED_TABLE
+        ):
+            return None
         if is_transformed() and not (has_values(read.table) and has_values(read.indices)):
             if read.indexing:
                 return None
@@ -233,7 +239,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         if self.pulling:
             return self._repeat(read, path, indices, compute, word=layout is not None)
         shape = read.table.shape
-        key = self.watch.see(path, indices, shape[0], shape[1], read.padding)
+        key = self.watch.see(path, indices, shape[0], shape[1], read.padding, sliced=read.sliced)
         self._scale(read)
         self._expect_numbers(read, path, requested=key is not None)
         self._recorded.append((path, indices, Recorded(key, torch.is_grad_enabled())))
@@ -325,7 +331,20 @@ def _row(padding: Any, table: Any) -> int | None:
 def _getitem(table: Any, index: Any) -> Read | None:
     if isinstance(index, tuple) and index and all(_is_whole(entry) for entry in index[1:]):
         index = index[0]
-    return _indexing(table, index)
+    return _slicing(table, index) if isinstance(index, (slice, tuple)) else _indexing(table, index)
+
+
+def _slicing(table: Any, index: Any) -> Read | None:
+    """Read a slice of whole consecutive rows of a matrix, as Keras's `PositionEmbedding` takes it."""
+    if not isinstance(table, torch.Tensor) or table.dim() != 2 or not table.is_floating_point():
+        return None
+    rows, *columns = index if isinstance(index, tuple) else (index,)
+    if len(columns) > 1 or not all(isinstance(entry, slice) for entry in (rows, *columns)):
+        return None
+    start, stop, step = rows.indices(table.shape[0])
+    if step != 1 or any(entry.indices(table.shape[1]) != (0, table.shape[1], 1) for entry in columns):
+        return None
+    return Read(table, torch.arange(start, max(start, stop)), indexing=True, sliced=True)
 
 
 def _aten_index(self: Any, indices: Any) -> Read | None:

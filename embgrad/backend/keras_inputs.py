@@ -77,6 +77,8 @@ def _called_with(part: Any) -> Any:
 def filled(structure: Any, batch: TokenBatch, convert: Callable[[str, Any, Any], Any]) -> tuple[Any, tuple[str, ...]]:
     """Return the batch in the structure of the declared inputs, and the names of the parts of the batch that are unused.
 
+    Types that were not given are zeros and a mask is ones, or None where the input is declared as optional.
+
     Args:
         structure: the declared inputs, as `declared` returns them.
         batch: the batch.
@@ -85,18 +87,29 @@ def filled(structure: Any, batch: TokenBatch, convert: Callable[[str, Any, Any],
     Raises:
         BatchError: the batch has no value for an input.
     """
-    dtypes = _leaves(structure)
-    values, unused = plan_mapping(list(dtypes), batch)
-    return _like(structure, {name: convert(name, values[name], dtype) for name, dtype in dtypes.items()}), unused
+    leaves = _leaves(structure)
+    optional = {name for name, leaf in leaves.items() if _is_optional(leaf)}
+    values, unused = plan_mapping(list(leaves), batch, optional)
+    tensors = {
+        name: None if values[name] is None else convert(name, values[name], getattr(leaf, "dtype", None))
+        for name, leaf in leaves.items()
+    }
+    return _like(structure, tensors), unused
 
 
 def _leaves(declared: Any, key: str | None = None) -> dict[str, Any]:
-    """Return the dtypes of declared inputs by name: the key in a dict, otherwise the tensor's name."""
+    """Return declared inputs by name: the key in a dict, otherwise the tensor's name."""
     if isinstance(declared, Mapping):
-        return {name: dtype for inner, leaf in declared.items() for name, dtype in _leaves(leaf, str(inner)).items()}
+        return {name: leaf for inner, entry in declared.items() for name, leaf in _leaves(entry, str(inner)).items()}
     if _is_list(declared):
-        return {name: dtype for leaf in declared for name, dtype in _leaves(leaf).items()}
-    return {key or declared.name: getattr(declared, "dtype", None)}
+        return {name: leaf for entry in declared for name, leaf in _leaves(entry).items()}
+    return {key or declared.name: declared}
+
+
+def _is_optional(leaf: Any) -> bool:
+    """Return whether a declared input is one of Keras 3's that may be None (`keras.Input(optional=True)`)."""
+    history = getattr(leaf, "_keras_history", None)
+    return history is not None and getattr(history[0], "optional", False) is True
 
 
 def _like(declared: Any, tensors: Mapping[str, Any], key: str | None = None) -> Any:

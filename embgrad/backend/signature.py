@@ -267,10 +267,17 @@ def _part(part: tuple[str, bool] | _Default, batch: TokenBatch) -> Any:
     return _field(name, batch) if is_field else batch.extras[name]
 
 
-def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any], tuple[str, ...]]:
+def plan_mapping(
+    names: Iterable[str], batch: TokenBatch, optional: Collection[str] = ()
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the batch by the input names of a model that declares them (a functional Keras model, a symbol).
 
     Every declared input is filled: types with zeros and the mask with ones if the user gave none.
+
+    Args:
+        names: the names of the declared inputs.
+        batch: the batch.
+        optional: the names of those that may be None, and are None if the user gave no value.
 
     Returns:
         The inputs by name, and the names of the fields of the batch that are unused.
@@ -286,6 +293,8 @@ def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any
         field = fields.get(name)
         if name in batch.extras:
             filled[name] = batch.extras[name]
+        elif name in optional and (field is None or getattr(batch, field, batch.mask) is None):
+            filled[name] = None
         elif field is not None:
             filled[name] = _field(field, batch)
     if not any(fields.get(name) == "ids" for name in filled):

@@ -140,6 +140,8 @@ class Lookup:
         padding: the row that the model declares as padding (`padding_idx`, `mask_zero`); None where it declares none.
         parent: the index of the module call during which the lookup was made; None outside all calls.
         token: a number that identifies the output tensor; None where it was not recorded.
+        sliced: whether consecutive rows were sliced off the table, one for each position. Vectors of positions are looked up
+            by that, but parts of other matrices may be, too.
     """
 
     path: str
@@ -151,6 +153,7 @@ class Lookup:
     padding: int | None = None
     parent: int | None = None
     token: int | None = None
+    sliced: bool = False
 
     @property
     def key(self) -> str:

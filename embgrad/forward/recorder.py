@@ -70,7 +70,15 @@ class PassRecorder:
         return self.everything or any(split_name(name).side is None for name in self._names)
 
     def see(
-        self, path: str, indices: np.ndarray, rows: int, dim: int, padding: int | None = None, *, inside: bool = False
+        self,
+        path: str,
+        indices: np.ndarray,
+        rows: int,
+        dim: int,
+        padding: int | None = None,
+        *,
+        inside: bool = False,
+        sliced: bool = False,
     ) -> str | None:
         """Record a lookup, after checking its indices against the table.
 
@@ -81,6 +89,7 @@ class PassRecorder:
             dim: the length of a row.
             padding: the row that the table's owner declares as padding.
             inside: whether the framework has already checked that all indices are inside the table.
+            sliced: whether it is a slice of consecutive rows, of which a backend reports those with a row for each position.
 
         Returns:
             The lookup's key where the lookup may be a requested point, so that the backend keeps its output; else None.
@@ -97,9 +106,10 @@ class PassRecorder:
             indices=whole.astype(np.int64),
             rows=int(rows),
             dim=int(dim),
-            layout=layout_of(whole, self.batch.ids),
+            layout=None if sliced else layout_of(whole, self.batch.ids),
             padding=padding,
             parent=self._open[-1] if self._open else None,
+            sliced=sliced,
         )
         self.lookups.append(lookup)
         key = lookup.key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -37,7 +37,9 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
         if lookup.layout is not None:
             roles[lookup.key].append(WORD)
     reading = Calls(batch.shape, calls)
+    lookups = _without_slices(lookups, calls, ())
     stack = _layers(batch, reading, lookups)
+    lookups = _without_slices(lookups, calls, stack.blocks)
     away = _away(batch, reading, lookups, stack.blocks)
     before = _made_before(reading, lookups, stack.blocks[-1:] if away is None else [away])
     added = {POSITION: _position(batch, before), TYPE: _type(batch, before)}
@@ -48,7 +50,7 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
             roles[candidate.key].append(role)
     is_entered = stack.certain and away is None
     embeddings = _embeddings(
-        lookups, calls, stack.blocks, [lookup for lookup in added.values() if lookup is not None], is_entered
+        lookups, reading, stack.blocks, [lookup for lookup in added.values() if lookup is not None], is_entered
     )
     if embeddings is not None:
         roles[embeddings].append(EMBEDDINGS)
@@ -122,6 +124,21 @@ def _at_modules(
 # The lookups by position and by type
 
 
+def _without_slices(
+    lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layers: Collection[int]
+) -> Sequence[Lookup]:
+    """Return the lookups without slices of tables that cannot hold the vectors of positions.
+
+    Such vectors are as long as those of words, which they are added to, and are not looked up inside a layer.
+    """
+    dims = {lookup.dim for lookup in lookups if lookup.layout is not None}
+    return [
+        lookup
+        for lookup in lookups
+        if not lookup.sliced or (lookup.dim in dims and set(layers).isdisjoint(ancestors(calls, lookup.parent)))
+    ]
+
+
 def _made_before(calls: Calls, lookups: Sequence[Lookup], last: Sequence[int]) -> Sequence[Lookup]:
     """Return the lookups made before the last layer, if there is one: a decoder's positions are not the encoder's."""
     last_token = calls.all[last[0]].token if last else None
@@ -144,7 +161,8 @@ def _type(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
     fitting = [
         lookup
         for lookup in lookups
-        if any(
+        if not lookup.sliced
+        and any(
             np.array_equal(np.broadcast_to(rows, batch.shape), types) for rows in _per_position(lookup.indices, batch)
         )
     ]
@@ -351,27 +369,30 @@ def _take_turns(calls: Calls, left: Sequence[int], right: Sequence[int]) -> bool
 
 def _embeddings(
     lookups: Sequence[Lookup],
-    calls: Sequence[ModuleCall],
+    reading: Calls,
     layers: Sequence[int],
     added: Sequence[Lookup],
     is_entered: bool,
 ) -> str | None:
     """Return the key of the embedding block's output: of the module that makes all lookups, or else the first layer's input.
 
+    If only dropout, norms and the like stand between the two, they belong to the block, and it is the first layer's input too.
+
     Args:
         lookups: the lookups.
-        calls: the calls.
+        reading: the calls.
         layers: the indices of the calls that are layers, or may be.
         added: the lookups by position and type.
         is_entered: whether the first of `layers` is known to be the first layer.
     """
-    word = _word_of(lookups, added)
+    word, calls = _word_of(lookups, added), reading.all
     if word is None:
         return None
     block = _block(word, calls, layers, added)
-    if block is not None:
+    entered = layers[0] if layers and is_entered else None
+    if block is not None and (entered is None or not _leads_slightly(reading, block, entered)):
         return calls[block].key(OUTPUT)
-    return _key_of(calls[layers[0]].source, lookups, calls, layers[0]) if layers and is_entered else None
+    return None if entered is None else _key_of(calls[entered].source, lookups, calls, entered)
 
 
 def _word_of(lookups: Sequence[Lookup], added: Sequence[Lookup | None]) -> Lookup | None:
@@ -392,6 +413,18 @@ def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], add
     ]
     with_all = [n for n in inside if added and all(n in ancestors(calls, lookup.parent) for lookup in added)]
     return with_all[-1] if with_all else None
+
+
+def _leads_slightly(calls: Calls, block: int, layer: int) -> bool:
+    """Return whether a layer takes what dropout, norms and the like make of a block's output, and not the output itself."""
+    output = calls.all[block].token
+    tokens = {output}
+    for number in range(block + 1, layer):
+        call = calls.all[number]
+        if call.source in tokens and call.token is not None and calls.is_slight(number):
+            tokens.add(call.token)
+    source = calls.all[layer].source
+    return source != output and source in tokens
 
 
 def _key_of(token: int | None, lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layer: int) -> str:

@@ -303,8 +303,13 @@ class TokenBatch:
         return self._named("tfhub", np.int32, complete=True)
 
     def to_keras_hub(self) -> dict[str, np.ndarray]:
-        """Return a dict of `token_ids`, `padding_mask` and `segment_ids`, int32; the format requires all three."""
-        return self._named("keras_hub", np.int32, complete=True)
+        """Return a dict of `token_ids` and `padding_mask`, which the format requires, and of `segment_ids` where given, int32.
+
+        Only some models of keras-hub take `segment_ids`, such as BERT's; a functional Keras model mistakes its inputs when
+        it receives others than it declares.
+        """
+        mask = np.ones_like(self.ids) if self.mask is None else self.mask
+        return self.replace(mask=mask)._named("keras_hub", np.int32, complete=False)
 
     def to_gluonnlp(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (ids, types, valid lengths): int32, int32, float32 of shape (example,); the format requires all three.

@@ -80,7 +80,12 @@ def _expect_conventions(batch: Any, ids: np.ndarray, mask: Any, types: Any, real
         (batch.to_keras_hub(), ("token_ids", "padding_mask", "segment_ids")),
     ):
         expected = (ids, real.astype(int), np.zeros_like(ids) if types is None else types)
+        expect_equal(
+            "segment_ids" in actual, keys[2] == "segment_ids" and types is not None, "whether it has segment_ids"
+        )
         for key, value in zip(keys, expected, strict=True):
+            if key not in actual:
+                continue
             expect_equal(actual[key], value, key)
             expect_equal(actual[key].dtype, np.dtype(np.int32), f"the dtype of {key}")
     lengths = real.sum(1)

@@ -46,6 +46,13 @@ class Trace:
         self.watch.record_output(rows)
         return rows
 
+    def slice(self, path: str, count: int, dim: int | None = None) -> Value:
+        """Record a slice of the first rows of a table."""
+        self.watch.see(path, np.arange(count), 1000, dim or self.dim, sliced=True)
+        rows = Value(count, dim or self.dim)
+        self.watch.record_output(rows)
+        return rows
+
     def table(self, path: str, indices: Any, dim: int | None = None, padding: int | None = None) -> Value:
         """Record a lookup by the module that holds the table."""
         return self.module(path, "Embedding", lambda _: self.lookup(path, indices, dim, padding), None)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
+
+import numpy as np
 
 from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import Figures
 from embgrad.comparison.bisection.judge import Judge
 from embgrad.comparison.bisection.readings import Side
-from embgrad.comparison.bisection.records import LAYER, PIECES, Pair, Region, Step
+from embgrad.comparison.bisection.records import LAYER, PIECES, Pair, Reading, Region, Step
 from embgrad.comparison.weight_pairs import uncounted
 from embgrad.forward.points import INPUT, Point
 
@@ -42,6 +44,12 @@ AFTER: Final = {
 
 #: The points that are not comparable across frameworks: gluonnlp's pooler applies the activation itself, others do not.
 APART: Final = ("pooler.dense:output",)
+
+#: For the output of a module in a BERT's layer the next module's input, which other code computes from it.
+NEXT: Final = {
+    "attention.self:output": "attention.output.dense:input",
+    "intermediate.dense:output": "output.dense:input",
+}
 
 #: A function that maps a path to a spelling that both models may share.
 Spelling: TypeAlias = Callable[[str], str]
@@ -128,8 +136,14 @@ def _read(
     keys = list(dict.fromkeys(pair.a for pair in pairs)), list(dict.fromkeys(pair.b for pair in pairs))
     if not backward:
         readings_a, readings_b = a.reader.values(keys[0]), b.reader.values(keys[1])
-        return [judge.values(readings_a[pair.a], readings_b[pair.b]) for pair in pairs], None, {}
+        apart = _apart(pairs, readings_a, readings_b)
+        return (
+            [None if pair.name in apart else judge.values(readings_a[pair.a], readings_b[pair.b]) for pair in pairs],
+            None,
+            {},
+        )
     readings_a, readings_b = a.reader.gradients(keys[0]), b.reader.gradients(keys[1])
+    apart = _apart(pairs, readings_a, readings_b)
     present = [(readings_a[pair.a].gradient is not None, readings_b[pair.b].gradient is not None) for pair in pairs]
     missing = {
         number: f"no gradient reaches this point in {'b' if first else 'a'}"
@@ -137,7 +151,34 @@ def _read(
         if first != second
     }
     scale = readings_a[pairs[0].a].largest
-    return [judge.gradients(readings_a[pair.a], readings_b[pair.b]) for pair in pairs], scale, missing
+    return (
+        [None if pair.name in apart else judge.gradients(readings_a[pair.a], readings_b[pair.b]) for pair in pairs],
+        scale,
+        missing,
+    )
+
+
+def _apart(pairs: Sequence[Pair], a: Mapping[str, Reading], b: Mapping[str, Reading]) -> set[str]:
+    """Return the names of the points that are not comparable, since one model's module does more than the other's.
+
+    Such a module of one model returns just what the next module takes, and that of the other does not: Keras's dense layer
+    applies the activation itself, and its attention the projection of the output, too.
+    """
+    named = {pair.name: pair for pair in pairs}
+    apart = set[str]()
+    for name, pair in named.items():
+        layer = LAYER.fullmatch(name)
+        following = (
+            None if layer is None or layer[1] not in NEXT else named.get(name[: layer.start(1)] + NEXT[layer[1]])
+        )
+        if following is not None and _equal(a[pair.a], a[following.a]) != _equal(b[pair.b], b[following.b]):
+            apart.add(name)
+    return apart
+
+
+def _equal(first: Reading, second: Reading) -> bool:
+    """Return whether two points have the same value, in any shape."""
+    return first.value.size == second.value.size and np.array_equal(first.value.ravel(), second.value.ravel())
 
 
 def _between(

@@ -103,7 +103,25 @@ class TestTheOfficialExport:
         result = embgrad.gradients(tiny, BATCH, POOLED, at="word_embeddings/embeddings")
         close(result.values, expected)
         names = [point.lookup.path for point in lookups(tiny, BATCH)]
-        assert names == ["word_embeddings/embeddings", "type_embeddings/embeddings"]
+        assert names == ["word_embeddings/embeddings", "position_embedding/embeddings", "type_embeddings/embeddings"]
+
+    def test_its_positions_are_a_slice_of_their_table(self, tiny: Any) -> None:
+        found = embgrad.gradients(tiny, BATCH, POOLED, at=["word", "position"])
+        path = next(point.path for point in lookups(tiny, BATCH) if "position" in point.roles)
+        table = next(variable for variable in tiny.variables if variable.name.removesuffix(":0") == path)
+        total = lambda: tf.reduce_sum(tiny(hub_inputs(), training=False)["pooled_output"] * VECTOR)  # noqa: E731
+        expected = own_table_gradient(table, total)
+        close(found["position"].values.sum(0), expected[: IDS.shape[1]])
+        close(found["position"].table().to_dense(), expected)
+        close(found["position"].activations[0], table[: IDS.shape[1]])
+        instead = np.zeros_like(found["position"].activations[0])
+        moved = embgrad.gradients(tiny, BATCH, POOLED, override={"position": instead})
+        before = table.numpy()
+        try:
+            table.assign(np.zeros_like(before))
+            close(moved.objective.sum(), total())
+        finally:
+            table.assign(before)
 
     def test_the_tied_head(self, tiny: Any) -> None:
         """Logits of words that the batch does not hold: the head's part of the dense gradient lies in their rows alone."""

@@ -441,3 +441,67 @@ def test_positions_looked_up_in_one_row(batch_size: int | None) -> None:
         embgrad.gradients(model, batch, embgrad.Logit(1), add={name: added}).objective for name in ("word", "position")
     ]
     np.testing.assert_allclose(*at_both, rtol=1e-12)
+
+
+SLICES = {
+    "rows": lambda table, count: table[:count],
+    "rows and all columns": lambda table, count: table[:count, :],
+    "rows and every column by number": lambda table, count: table[0:count, 0:8],
+    "rows after two": lambda table, count: table[2 : count + 2],
+}
+
+
+class Sliced(nn.Module):
+    """Words and positions whose table is sliced, and layers that slice cached sines and a weight."""
+
+    def __init__(self, taken: Any) -> None:
+        super().__init__()
+        self.taken = taken
+        self.words, self.places = nn.Embedding(20, 8), nn.Parameter(torch.randn(16, 8))
+        self.layers = nn.ModuleList(Slicing() for _ in range(2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.words(ids) + self.taken(self.places, ids.shape[1])
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+class Slicing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sines", torch.randn(16, 4))
+        self.mix, self.bend = nn.Parameter(torch.randn(8, 8)), nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        turned = x * torch.cat([self.sines[: x.shape[1]]] * 2, -1)
+        return torch.tanh(self.bend(turned) + torch.softmax(x @ self.mix[:5].T, -1) @ self.mix[:5])
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_positions_that_are_sliced_off_their_table(name: str) -> None:
+    torch.manual_seed(3)
+    model, ids = Sliced(SLICES[name]).double(), np.array([[2, 7, 4, 9, 3], [5, 6, 3, 11, 13]])
+    points = {role: point.name for point in embgrad.points(model, ids) for role in point.roles}
+    assert points["position"] == "places#0"
+    assert [point.name for point in embgrad.points(model, ids) if point.lookup] == ["words#0", "places#0"]
+    added = np.random.default_rng(4).normal(size=(5, 8))
+    options: dict[str, Any] = {"at": ["word", "position"], "add": {"position": added}}
+    found = embgrad.gradients(model, ids, embgrad.Logit(1), **options)
+    first = 2 if "two" in name else 0
+    with torch.no_grad():
+        model.places[first : first + 5] += torch.tensor(added)
+    total = model(torch.tensor(ids))[:, 1].sum()
+    words, places = (gradient.numpy() for gradient in torch.autograd.grad(total, [model.words.weight, model.places]))
+    np.testing.assert_allclose(found["position"].values.sum(0), places[first : first + 5], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found["position"].table().to_dense(), places, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found["word"].table().to_dense(), words, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(found["position"].ids, np.broadcast_to(np.arange(first, first + 5), (2, 5)))
+
+
+def test_slices_of_other_sizes_are_no_positions() -> None:
+    torch.manual_seed(3)
+    model = Sliced(lambda table, count: table[: 2 * count : 2])
+    roles = {role for point in embgrad.points(model, np.array([[2, 7, 4, 9, 3]])) for role in point.roles}
+    assert "position" not in roles

@@ -303,6 +303,68 @@ def test_relative_positions_are_no_positions() -> None:
     assert trace.roles == {"word": "table#0"}
 
 
+@pytest.mark.parametrize("ids", [IDS, [[0, 1, 2, 3, 4]], [[7]]])
+@pytest.mark.parametrize("positions_first", [True, False])
+def test_positions_that_are_sliced_off_their_table(ids: Any, positions_first: bool) -> None:
+    """GPT-2 of keras-hub, for one; what is sliced is never `word`."""
+    trace = Trace(embgrad.TokenBatch(ids))
+    columns = np.shape(ids)[1]
+    made = [lambda: trace.slice("position_embedding", columns), lambda: trace.table("table", ids)]
+    for make in made if positions_first else made[::-1]:
+        make()
+    stack(trace, "layer", trace.new("add", "Add", trace.hidden()), 2)
+    assert trace.roles["word"] == "table#0"
+    assert trace.roles["position"] == "position_embedding#0"
+    assert trace.roles["embeddings"] == "add:output#0"
+    point = next(point for point in trace.points if "position" in point.roles)
+    assert point.lookup is not None
+    assert point.lookup.layout is None
+    assert point.shape == (columns, 8)
+
+
+def test_slices_of_other_matrices_are_no_points() -> None:
+    """Those of other widths, such as cached sines, and those inside a layer, such as a part of a weight."""
+    trace, x = started()
+    trace.slice("sines", 5, dim=4)
+
+    def body(x: Value) -> Value:
+        trace.slice("kernel", 5)
+        return encoder_layer(trace, "inner", x)
+
+    for number in range(2):
+        x = trace.module(f"layer.{number}", "Block", body, x)
+    assert [point.key for point in trace.points if point.lookup is not None] == ["table#0"]
+    assert set(trace.roles) == {"word", "embeddings", "layer.0", "layer.1", "layer.-1"}
+
+
+@pytest.mark.parametrize(
+    ("between", "block"),
+    [
+        ([("norm", "LayerNorm"), ("dropout", "Dropout")], "dropout:output#0"),
+        ([("dropout", "Dropout")], "embeddings:output#0"),
+        ([], "embeddings:output#0"),
+        ([("projection", "Linear"), ("norm", "LayerNorm")], "embeddings:output#0"),
+    ],
+)
+def test_a_norm_after_the_embedding_block_belongs_to_it(between: list[tuple[str, str]], block: str) -> None:
+    """keras-hub's RoBERTa adds words and positions in one layer and has the norm, which others have inside, beside it.
+
+    Dropout that returns what it is given has the same tensor, and a projection is a step of its own, as in ALBERT.
+    """
+    trace = Trace(BATCH)
+
+    def embed(_: Value) -> Value:
+        trace.table("embeddings.token", IDS)
+        trace.slice("embeddings.position", 5)
+        return trace.hidden()
+
+    x = trace.module("embeddings", "TokenAndPosition", embed, None)
+    for path, kind in between:
+        x = (trace.same if kind == "Dropout" else trace.new)(path, kind, x)
+    stack(trace, "layer", x, 2)
+    assert trace.roles["embeddings"] == block
+
+
 def test_a_layer_called_with_other_operations_between_has_no_role() -> None:
     trace = Trace(BATCH)
     x = bert_embeddings(trace)

@@ -419,19 +419,20 @@ def test_to_huggingface_returns_the_fields_that_are_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("convention", "keys"),
+    ("convention", "keys", "needed"),
     [
-        ("tfhub", ["input_word_ids", "input_mask", "input_type_ids"]),
-        ("keras_hub", ["token_ids", "padding_mask", "segment_ids"]),
+        ("tfhub", ["input_word_ids", "input_mask", "input_type_ids"], 3),
+        ("keras_hub", ["token_ids", "padding_mask", "segment_ids"], 2),
     ],
 )
-def test_formats_that_demand_all_three(convention: str, keys: list[str]) -> None:
+def test_formats_that_demand_more_than_the_ids(convention: str, keys: list[str], needed: int) -> None:
+    """Only some models of keras-hub take `segment_ids`: they are not invented."""
     for batch, expected in (
         (embgrad.TokenBatch(IDS, LEFT, TYPES), (IDS, LEFT, TYPES)),
-        (embgrad.TokenBatch(IDS), (IDS, np.ones_like(IDS), np.zeros_like(IDS))),
+        (embgrad.TokenBatch(IDS), (IDS, np.ones_like(IDS), np.zeros_like(IDS))[:needed]),
     ):
         named = getattr(batch, f"to_{convention}")()
-        assert list(named) == keys
+        assert list(named) == keys[: len(expected)]
         for value, wanted in zip(named.values(), expected, strict=True):
             np.testing.assert_array_equal(value, wanted)
             assert value.dtype == np.int32

@@ -44,6 +44,7 @@ OWN = {
         "fingerprint": "a tf.function does not notice that the model's Python has changed, as torch.compile does",
         "flattening": "a SavedModel's graph calls functions, which TensorFlow's inliner writes out before it is cut",
         "onehot": "Keras's models look up by products with one-hot vectors",
+        "slices": "Keras slices the table of positions, in eager execution, in traces and in saved graphs",
         "restored": "a saved object is called by the signature of one of its functions",
         "tracing": "lookups and calls in a tf.function's graph are recorded while it is traced",
     },

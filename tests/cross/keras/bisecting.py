@@ -1,0 +1,95 @@
+"""Bisect a Hugging Face BERT in PyTorch and keras-hub's with the same weights, with faults in the latter; save what is found.
+
+KERAS_BACKEND=tensorflow python -m tests.cross.keras.bisecting <folder of the checkpoint> <file of the results>
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import keras
+import keras_hub
+import numpy as np
+
+import embgrad
+from embgrad.engine.weights import substituted, weights_of
+
+__all__ = ["FAULTS", "ROLES"]
+
+#: The roles that both models have, in order.
+ROLES: Final = ("word", "position", "type", "embeddings", "layer.0", "layer.1", "layer.2", "layer.3")
+
+#: The weights that are changed, by their names in the checkpoint.
+FAULTS: Final = (
+    "embeddings.word_embeddings.weight",
+    "embeddings.position_embeddings.weight",
+    "embeddings.token_type_embeddings.weight",
+    "embeddings.LayerNorm.bias",
+    "encoder.layer.1.attention.self.query.weight",
+    "encoder.layer.3.attention.self.value.bias",
+    "encoder.layer.2.attention.output.dense.weight",
+    "encoder.layer.0.attention.output.LayerNorm.weight",
+    "encoder.layer.2.intermediate.dense.weight",
+    "encoder.layer.2.output.dense.weight",
+    "encoder.layer.0.output.LayerNorm.weight",
+    "pooler.dense.weight",
+)
+
+RANDOM: Final = np.random.default_rng(0)
+BATCH: Final = embgrad.TokenBatch(
+    RANDOM.integers(3, 60, (3, 6)),
+    [[1] * 6, [1] * 4 + [0] * 2, [1] * 3 + [0] * 3],
+    [[0, 0, 1, 1, 1, 1], [0] * 6, [0, 1, 1, 0, 0, 0]],
+)
+POOLED: Final = embgrad.Projection(RANDOM.normal(size=32), output="pooled")
+
+
+@contextlib.contextmanager
+def _changed(model: Any, fault: str) -> Iterator[None]:
+    """Multiply a weight while the context is open, or let one layer approximate its activation."""
+    if fault == "activation":
+        (layer,) = (layer for layer in model.transformer_layers if layer.name == "transformer_layer_1")
+        dense = next(inner for inner in layer._flatten_layers() if inner.name == "feedforward_intermediate_dense")
+        exact, dense.activation = dense.activation, lambda x: keras.activations.gelu(x, approximate=True)
+        try:
+            yield
+        finally:
+            dense.activation = exact
+        return
+    (weight,) = (weight for weight in weights_of(model) if weight.canonical == fault)
+    with substituted(model, {weight.name: weight.get() * 1.01 + 1e-3}):
+        yield
+
+
+def main(folder: Path, file: Path) -> None:
+    """Bisect without a fault, in both orders, and with each."""
+    model, other = embgrad.load_bert(folder, "torch"), embgrad.load_bert(folder, "keras")
+    assert isinstance(other, keras_hub.models.BertBackbone)
+    results = {"": embgrad.bisect(model, other, BATCH, POOLED), "turned": embgrad.bisect(other, model, BATCH, POOLED)}
+    for fault in (*FAULTS, "activation"):
+        with _changed(other, fault):
+            results[fault] = embgrad.bisect(model, other, BATCH, POOLED, tolerance=1e-5)
+    results["after all"] = embgrad.bisect(model, other, BATCH, POOLED)
+    file.write_text(json.dumps({name: _described(found) for name, found in results.items()}), encoding="utf-8")
+
+
+def _described(found: Any) -> dict[str, Any]:
+    steps = [step for step in found.steps if step.forward is not None]
+    return {
+        "first": found.first,
+        "direction": found.direction,
+        "module": found.module,
+        "piece": found.piece,
+        "steps": [step.name for step in steps],
+        "forward": max(step.forward.relative_l2 for step in steps),
+        "differing": [parameter.canonical for parameter in found.parameters if parameter.differs],
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

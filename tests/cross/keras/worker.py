@@ -1,0 +1,60 @@
+"""Run the keras-hub models of the tests on the Keras backend that KERAS_BACKEND names, and save the results as files.
+
+KERAS_BACKEND=torch python -m tests.cross.keras.worker <folder of weights> <folder of results>
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Final
+
+import embgrad
+from tests import keras_hub_zoo as zoo
+
+__all__ = ["BACKENDS", "file_of", "run", "weights_of"]
+
+#: The Keras backends under test, of which the others are compared with the first.
+BACKENDS: Final = ("tensorflow", "torch")
+
+ROOT: Final = Path(__file__).parents[3]
+
+
+def run(backend: str, module: str, *arguments: object) -> None:
+    """Run a module of this folder in a process of its own, since a process has one Keras backend."""
+    command = [sys.executable, "-m", f"tests.cross.keras.{module}", *map(str, arguments)]
+    paths = [str(ROOT), str(ROOT / "backends"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def weights_of(folder: Path, name: str) -> Path:
+    """Return the file of a model's weights."""
+    return folder / f"{name}.npz"
+
+
+def file_of(folder: Path, name: str, side: str | None, role: str) -> Path:
+    """Return the file of the result at a role, for a batch that is padded on a side."""
+    return folder / f"{name}-{side}-{role}.safetensors"
+
+
+def main(weights: Path, results: Path) -> None:
+    """Save for every model, batch and role the result of the plain call, with the weights of the files."""
+    warnings.filterwarnings("ignore", "the batch is padded on the left", embgrad.EmbgradWarning)
+    for name, entry in zoo.MODELS.items():
+        model = entry.build()
+        zoo.load(model, weights_of(weights, name))
+        for side in zoo.SIDES:
+            batch = zoo.batch(model, side)
+            objective = zoo.objective(name, batch["padding_mask"])
+            found = embgrad.gradients(model, batch, objective, at=sorted(entry.roles))
+            for role, result in found.items():
+                result.save(file_of(results, name, side, role))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
