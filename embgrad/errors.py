@@ -38,6 +38,9 @@ class EmbgradError(Exception):
     `str(error)` is the message and, on a line of its own, the documentation page about this error.
     """
 
+    #: Keras raises an error that passes through a layer's call once more, as another with a longer message, unless it has this.
+    _keras_call_info_injected = True
+
     @property
     def message(self) -> str:
         """The problem, what was expected and what to do next, without the line that names the page.

@@ -24,6 +24,8 @@ import pytest
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+#: Backends that are under test only where EMBGRAD_TEST_BACKENDS names them: Keras, on the framework that KERAS_BACKEND names.
+NAMED = {"keras": "keras"}
 PACKAGES = {"torch": "torch", "tensorflow": "tensorflow", "gluon": "mxnet", "jax": "jax"}
 #: What else EMBGRAD_TEST_BACKENDS may name.
 BESIDE = {"ray": "ray"}
@@ -89,7 +91,7 @@ def backends_under_test() -> list[str]:
     if named is None:
         return [REFERENCE, *(name for name, package in PACKAGES.items() if installed(package))]
     wanted = [name.strip() for name in named.split(",") if name.strip()]
-    known = {**PACKAGES, **BESIDE}
+    known = {**PACKAGES, **BESIDE, **NAMED}
     for name in wanted:
         if name not in (*known, REFERENCE):
             raise pytest.UsageError(
@@ -97,7 +99,7 @@ def backends_under_test() -> list[str]:
             )
         if name != REFERENCE and not installed(known[name]):
             raise pytest.UsageError(f"EMBGRAD_TEST_BACKENDS names {name!r}, and {known[name]!r} is not installed")
-    return [name for name in wanted if name in (*PACKAGES, REFERENCE)]
+    return [name for name in wanted if name in (*PACKAGES, *NAMED, REFERENCE)]
 
 
 def beside_under_test() -> list[str]:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
 from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend.keras_layers import further_names
 from embgrad.backend.locks import process_lock
 from embgrad.backend.module_calls import CallRecorder, ModuleCalls, RecordedCall, call_recorded
 from embgrad.backend.patching import Interception
 from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.state import depth
-from embgrad_tensorflow.walk import Node
 
 __all__ = ["Calls", "Modules", "around", "intercept_calls", "is_floating"]
 
@@ -60,24 +59,9 @@ class Modules:
         model = structure(self._parts)
         aliases = model.aliases()
         nodes = [node for node in model.nodes if node.kind == "module"]
-        by_path = {node.path: aliases[id(node.value)] for node in nodes if id(node.value) in aliases}
-        layers = [node for node in nodes if is_keras(node.value)]
-        counts = Counter(getattr(node.value, "name", None) for node in layers)
-        self._known = {
-            id(node.value): (node.value, node.path, tuple(dict.fromkeys(_other_names(node, by_path, counts))))
-            for node in nodes
-        }
+        also = further_names(nodes, aliases)
+        self._known = {id(node.value): (node.value, node.path, also[id(node.value)]) for node in nodes}
         self.classes = tuple(dict.fromkeys(cls for node in nodes if (cls := _caller(node.value)) is not None))
-
-
-def _other_names(node: Node, aliases: Mapping[str, Sequence[str]], counts: Mapping[Any, int]) -> Iterator[str]:
-    parts = node.path.split(".")
-    for count in range(len(parts), 0, -1):
-        for alias in aliases.get(".".join(parts[:count]), ()):
-            yield ".".join([alias, *parts[count:]])
-    name = getattr(node.value, "name", None) if is_keras(node.value) else None
-    if node.path and isinstance(name, str) and name != node.path and counts[name] == 1:
-        yield name
 
 
 def _caller(module: Any) -> type | None:

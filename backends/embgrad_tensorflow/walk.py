@@ -1,4 +1,4 @@
-"""Walks a model's attributes: its modules and variables, each by its shortest attribute path."""
+"""Walk a model's attributes: its modules and variables, each by its shortest attribute path."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import re
 import sys
 import types
 import weakref
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import tensorflow as tf
 
-from embgrad.backend.keras_inputs import is_keras, keras_bases
+from embgrad.backend import keras_layers
+from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend.keras_layers import Node
 from embgrad.errors import UnsupportedError
 from embgrad.forward.points import UNNAMED_TABLE
 
@@ -27,7 +29,6 @@ __all__ = [
     "children",
     "handle_of",
     "has_base",
-    "is_graph_of_layers",
     "is_saved",
     "is_the_users",
     "kind_of",
@@ -45,67 +46,24 @@ LIBRARIES: Final = frozenset(
 LISTED: Final = re.compile(r"\w*variables\.\d+")
 
 
-class Node(NamedTuple):
-    """A module or a variable in a model.
-
-    Attributes:
-        path: its attribute path; empty for the model itself.
-        value: the object.
-        kind: "module" or "variable".
-        owner: the module that holds it; None for the model itself.
-        owner_path: the owner's path.
-    """
-
-    path: str
-    value: Any
-    kind: str
-    owner: Any
-    owner_path: str
-
-
 def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> Iterator[Node]:
-    """Return the modules and variables of a model, nearest first, each once, under the shortest path that leads there.
+    """Return the modules and variables of a model, as `keras_layers.walk` does.
 
-    Layers of functional and sequential models go by their names. With several parts, a path begins with the part's number.
     What only a plain object holds, or a function by its closure or its globals, is found too: it runs with the model.
 
     Args:
         parts: the model's parts.
         aliases: takes the other paths of the model's own attributes that lead to an object, by its id.
     """
-    numbered = len(parts) > 1
-    open_ = deque(Node(str(number) if numbered else "", part, "module", None, "") for number, part in enumerate(parts))
-    later: deque[Node] = deque()
-    kinds = Kinds()
-    visited: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
-    while open_ or later:
-        is_attribute = bool(open_)
-        node = open_.popleft() if is_attribute else later.popleft()
-        if id(node.value) in visited:
-            if is_attribute and aliases is not None:
-                aliases.setdefault(id(node.value), []).append(node.path)
-            continue
-        visited[id(node.value)] = node.value
-        kind = kinds[type(node.value)] or ("module" if node.owner is None else None)
-        if kind == "function" and not is_the_users(node.value):
-            continue
-        if kind in ("module", "variable"):
-            yield Node(node.path, node.value, kind, node.owner, node.owner_path)
-        if kind == "variable":
-            continue
-        holder = (node.value, node.path) if kind == "module" else (node.owner, node.owner_path)
-        of_keras = kind == "module" and (is_keras(node.value) or isinstance(node.value, tf.Module))
-        hidden_names = bookkeeping()
-        for name, child in children(node.value, kind):
-            child_kind = kinds[type(child)]
-            if child_kind is None:
-                continue
-            hidden = of_keras and name in hidden_names
-            if hidden and child_kind not in ("list", "variable"):
-                continue
-            path = f"{node.path}.{name}" if node.path else name
-            is_late = not is_attribute or hidden or child_kind in ("function", "object")
-            (later if is_late else open_).append(Node(path, child, "", *holder))
+    hidden = keras_layers.GRAPH.union(bookkeeping())
+
+    def known(module: Any) -> Collection[str]:
+        return hidden if is_keras(module) or isinstance(module, tf.Module) else ()
+
+    def held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+        return () if kind == "function" and not is_the_users(value) else children(value, kind)
+
+    return keras_layers.walk(parts, Kinds(), held, known, aliases)
 
 
 class Kinds(dict[type, "str | None"]):
@@ -122,15 +80,10 @@ def bookkeeping() -> Mapping[str, type]:
 
     They hold settings for building and training, and once more what the model's own attributes hold.
     """
-    modules = [sys.modules[name] for name in ("keras", "tf_keras") if name in sys.modules]
-    fresh = [
-        instance for keras in modules for instance in (keras.layers.Layer(name="embgrad"), keras.Model(name="embgrad"))
-    ]
     module = tf.Module()
     module.empty = []  # makes TensorFlow add its bookkeeping
-    names = {name: type(value) for instance in (*fresh, module) for name, value in vars(instance).items()}
-    names.pop("empty")
-    return {**names, "stop_evaluating": bool, "stop_predicting": bool}  # which Keras 3 sets as it runs a model
+    names = {name: type(value) for name, value in vars(module).items() if name != "empty"}
+    return {**keras_layers.bookkeeping(), **names}
 
 
 def kind_of(cls: type) -> str | None:
@@ -214,8 +167,8 @@ def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
     if kind == "function":
         return _held_by(value)
     if kind == "object":
-        return itertools.chain(_attributes(value), _in_slots(value))
-    return _attributes(value)
+        return itertools.chain(keras_layers.attributes(value), _in_slots(value))
+    return keras_layers.attributes(value)
 
 
 def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
@@ -239,24 +192,12 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
     yield from ((name, function.__globals__[name]) for name in names if name in function.__globals__)
 
 
-def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
-    if is_graph_of_layers(module):
-        yield from ((layer.name, layer) for layer in module.layers)
-    # public attributes first
-    yield from sorted(getattr(module, "__dict__", {}).items(), key=lambda item: item[0].startswith("_"))
-
-
 def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
     for base in type(value).__mro__:
         for name, slot in vars(base).items() if base.__module__ != "builtins" else ():
             if isinstance(slot, types.MemberDescriptorType) and name != "__dict__":
                 with contextlib.suppress(AttributeError):  # an empty slot
                     yield name, slot.__get__(value)
-
-
-def is_graph_of_layers(module: Any) -> bool:
-    """Return whether the model is functional or sequential, so that its layers are known by their names."""
-    return not {"Functional", "Sequential"}.isdisjoint(keras_bases(type(module)))
 
 
 class Tables:
@@ -279,7 +220,7 @@ class Tables:
     def padding(self, handle: Any) -> int | None:
         """Return the row that the table's owner declares to be padding: 0 under Keras's `mask_zero`."""
         node = None if handle is None else self._nodes.get(id(handle))
-        return 0 if node is not None and getattr(node.owner, "mask_zero", False) is True else None
+        return None if node is None else keras_layers.padding_row(node.owner)
 
     def fixed(self, handle: Any) -> Any:
         """Return the variable of a handle where itself says that it is not learned; else None."""
@@ -320,12 +261,7 @@ class Tables:
         variables = [node for node in nodes if node.kind == "variable"]
         learned = {} if learned is None else learned
         if "tables" not in learned:
-            paths = [_table_path(node) for node in variables]
-            counts = Counter(paths)
-            learned["tables"] = [
-                path if counts[path] == 1 else node.path or UNNAMED_TABLE
-                for path, node in zip(paths, variables, strict=True)
-            ]
+            learned["tables"] = [path or UNNAMED_TABLE for path in keras_layers.table_paths(variables, _table_path)]
         pairs = [(handle_of(node.value), node) for node in variables]
         named = zip(pairs, learned["tables"], strict=True)
         self._paths = {id(pair[0]): (pair[0], path) for pair, path in named if pair[0] is not None}
@@ -339,6 +275,4 @@ def _table_path(node: Node) -> str:
         # layers around saved objects, such as `hub.KerasLayer`, hold them in private attributes
         holder = [part for part in node.owner_path.split(".") if not part.startswith("_")]
         return ".".join([*filter(None, holder), node.value.name.removesuffix(":0")])
-    if has_base(node.owner, "Embedding") and attribute.lstrip("_") == "embeddings" and node.owner_path:
-        return node.owner_path
-    return node.path or UNNAMED_TABLE
+    return keras_layers.table_path(node)

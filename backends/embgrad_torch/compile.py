@@ -21,7 +21,14 @@ from embgrad.backend import Request
 from embgrad_torch.inputs import is_quantised
 from embgrad_torch.lookup import HANDLERS, READERS, LookupMode
 from embgrad_torch.state import DEVICES, Shared
-from embgrad_torch.walk import EMBEDDINGS, Structure, is_compiled_wrapper, scripted_name
+from embgrad_torch.walk import (
+    Structure,
+    children_of,
+    held_parameters,
+    is_compiled_wrapper,
+    is_embedding,
+    scripted_name,
+)
 
 __all__ = ["CompiledModules", "reason_against"]
 
@@ -47,6 +54,9 @@ def _repeatable() -> AbstractContextManager[Any]:
 
 #: Settings of PyTorch's compiler: draw the random numbers of the uncompiled model, and see `_compile_graph`.
 INDUCTOR: Final = {"fallback_random": True, "inplace_buffers": False}
+
+#: The functions that `LookupMode` handles, and that compiled code may call.
+UNHANDLED: Final = (torch._C._set_grad_enabled, torch.nn.functional.linear, torch.Tensor.to)
 
 #: Modules that only contain others.
 CONTAINERS: Final = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
@@ -117,7 +127,7 @@ class CompiledModules:
             self._replace(structure.parts)
             yield
             for module in self._replaced:
-                if module not in self._called and any(True for _ in module.children()):
+                if module not in self._called and children_of(module):
                     _outcomes[module] = "the model calls its children instead"
                     self._failed.append(_failure(module, _outcomes[module]))
 
@@ -162,7 +172,7 @@ class CompiledModules:
         self._failed.append(_failure(module, reason))
         vars(module).pop("forward", None)
         if permanent:
-            self._replace(list(module.children()))
+            self._replace(children_of(module))
         returned = type(module).forward(module, *args, **kwargs)
         if permanent:
             _outcomes[module] = reason
@@ -177,7 +187,7 @@ class CompiledModules:
         """
         visited: dict[int, tuple[bool, list[Any]]] = {}
         largest = [module for root in roots for module in _largest(root, visited)[1]]
-        parents = [module for module in largest if any(True for _ in module.children())]
+        parents = [module for module in largest if children_of(module)]
         for module in parents if parents or self._failed else largest:
             if "forward" not in vars(module):
                 self._replaced.append(module)
@@ -210,11 +220,11 @@ def _largest(module: Any, visited: dict[int, tuple[bool, list[Any]]]) -> tuple[b
         return visited[id(module)]
     visited[id(module)] = False, []  # for a module that contains itself
     largest, whole = [], _may_be_compiled(module)
-    for child in module.children():
+    for child in children_of(module):
         child_whole, inside = _largest(child, visited)
         whole = whole and child_whole and not _is_hooked(child)
         largest += inside
-    has_matrix = any(weight is not None and weight.dim() > 1 for weight in module._parameters.values())
+    has_matrix = any(weight is not None and weight.dim() > 1 for weight in held_parameters(module))
     if whole and (largest or has_matrix) and not isinstance(module, CONTAINERS):
         largest = [module]
     visited[id(module)] = whole, largest
@@ -232,7 +242,7 @@ def _is_hooked(module: Any) -> bool:
 
 def _may_be_compiled(module: Any) -> bool:
     """Return whether a module's forward may run compiled, whatever its children do."""
-    if isinstance(module, EMBEDDINGS) or is_compiled_wrapper(module) or "forward" in vars(module):
+    if is_embedding(module) or is_compiled_wrapper(module) or "forward" in vars(module):
         return False
     return _is_hashed_by_identity(module) and _known_reason(module) is None
 
@@ -284,7 +294,7 @@ def _is_handled(node: Any) -> bool:
         function = torch.Tensor.__getitem__ if node.target is operator.getitem else node.target
     else:
         return False
-    if function in (torch._C._set_grad_enabled, torch.nn.functional.linear) or function not in HANDLERS:
+    if function in UNHANDLED or function not in HANDLERS:
         return False
     args, kwargs = pytree.tree_map_only(
         torch.fx.Node, lambda argument: argument.meta.get("example_value"), (node.args, node.kwargs)

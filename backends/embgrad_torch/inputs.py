@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,11 +23,9 @@ from embgrad.errors import OutputError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
-    *("TorchTensors", "computed_in", "device_of", "dtype_name", "has_values", "is_floating", "is_quantised"),
-    *("is_transformed", "like", "parameters", "plan", "to_numpy", "to_tensors", "unparallel"),
+    *("TorchTensors", "computed_in", "dtype_name", "has_values", "is_floating", "is_quantised"),
+    *("is_transformed", "keras_evaluation", "like", "parameters", "plan", "to_numpy", "to_tensors", "unparallel"),
 ]
-
-CPU: Final = torch.device("cpu")
 
 #: The kinds of parameters that can be passed by position.
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -101,6 +99,21 @@ def _plan_keras_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch)
     return CallPlan((inputs,), {}, tuple(unused))
 
 
+@contextlib.contextmanager
+def keras_evaluation(model: Any, kwargs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the keyword arguments of a call of a Keras model as they are in evaluation mode.
+
+    The call is open: Keras hands its mode on to the layers inside, in a context of the thread.
+    """
+    calls = model._get_call_context()
+    before = calls.get_value("training")
+    calls.set_value("training", False)
+    try:
+        yield {name: False if name in MODES else value for name, value in kwargs.items()}
+    finally:
+        calls.set_value("training", before)
+
+
 def unparallel(model: Any) -> Any:
     """Return the module inside a parallel wrapper: its replicas would run in other threads, where lookups are not recorded."""
     parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
@@ -108,11 +121,13 @@ def unparallel(model: Any) -> Any:
 
 
 def parameters(module: Any) -> Sequence[inspect.Parameter]:
-    """Return the parameters of `forward`; of a wrapper that passes on everything, those of the module inside it.
+    """Return the parameters of `forward`, or of Keras's `call`; of a wrapper that passes on everything, those of the one inside.
 
     A `torch.nn.Sequential` passes one argument to its first module. Through a wrapper that takes only keywords the parameters
     can be passed only by name, and through one that takes no keywords only by position.
     """
+    if is_keras(module):
+        return parameters_of(module.call)
     direct = _direct_parameters(module)
     children = list(module.children())
     if _forward_of_class(module) is torch.nn.Sequential.forward and children:
@@ -233,15 +248,6 @@ def like(values: np.ndarray, tensor: Any) -> Any:
     """Return the values as a new tensor of the dtype and on the device of another tensor."""
     dtype = UNCHANGED.get(tensor.dtype)  # NumPy converts byte orders and long doubles, which PyTorch refuses
     return torch.from_numpy(np.array(values, dtype=dtype, order="C")).to(tensor.device, tensor.dtype)
-
-
-def device_of(modules: Iterable[Any]) -> Any:
-    """Return the device of the inputs: that of the modules' first parameter or buffer with values."""
-    for module in modules:
-        for tensor in itertools.chain(module._parameters.values(), module._buffers.values()):
-            if tensor is not None and not tensor.is_meta:
-                return tensor.device
-    return CPU
 
 
 @functools.cache

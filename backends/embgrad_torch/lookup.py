@@ -153,6 +153,12 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
                 )
         return func(*args, **kwargs)
 
+    def on_cast(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Record the table that a cast one was made from, as under Keras's mixed precision."""
+        result = func(*args, **kwargs)
+        self._paths.cast(args[0], result)
+        return result
+
     def on_choice(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Run the chosen function of a `torch.cond` uncompiled."""
         if self.at.plain:
@@ -239,7 +245,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         if self.pulling:
             return self._repeat(read, path, indices, compute, word=layout is not None)
         shape = read.table.shape
-        key = self.watch.see(path, indices, shape[0], shape[1], read.padding, sliced=read.sliced)
+        key = self.watch.see(path, indices, shape[0], shape[1], self._padding(read), sliced=read.sliced)
         self._scale(read)
         self._expect_numbers(read, path, requested=key is not None)
         self._recorded.append((path, indices, Recorded(key, torch.is_grad_enabled())))
@@ -249,7 +255,10 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def _plain_bag(self, read: Read, compute: Callable[[], Any]) -> Any:
         path = self._path(read.table)
-        if self.watch.see(path, _as_numpy(read), read.table.shape[0], read.table.shape[1], read.padding) is not None:
+        if (
+            self.watch.see(path, _as_numpy(read), read.table.shape[0], read.table.shape[1], self._padding(read))
+            is not None
+        ):
             raise UnsupportedError(
                 f"the model sums the rows of {path!r} by nn.EmbeddingBag, so that your backward pass has no gradient at each "
                 "position. Use nn.Embedding and a sum after it, or embgrad.gradients, which splits the bag"
@@ -258,6 +267,9 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def _path(self, table: Any) -> str:
         return self._paths.of(table) or UNNAMED_TABLE
+
+    def _padding(self, read: Read) -> int | None:
+        return self._paths.padding(read.table) if read.padding is None else read.padding
 
     def _repeat(self, read: Read, path: str, indices: np.ndarray, compute: Callable[[], Any], *, word: bool) -> Any:
         """Return the rows of a lookup in a checkpointed segment that runs again."""
@@ -406,6 +418,7 @@ HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]],
     torch.ops.aten.embedding_bag.padding_idx: LookupMode.on_closed_bag,
     torch.ops.higher_order.cond: LookupMode.on_choice,
     functional.linear: LookupMode.on_linear,
+    torch.Tensor.to: LookupMode.on_cast,
     **dict.fromkeys(_QUANTISED, LookupMode.on_quantised_linear),
     torch._C._set_grad_enabled: LookupMode.on_grad_mode,
     **dict.fromkeys(DIFFERENTIATING, LookupMode.on_differentiating),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from embgrad.backend.keras_layers import declared_order
 from embgrad.common.pytree import every, first, with_first
 from embgrad.forward.points import INPUT, OUTPUT
 from embgrad.forward.recorder import PassRecorder
@@ -118,6 +119,7 @@ class ModuleWatch:
         if not self._open:
             return None
         _, call = self._open.pop()
+        returned = declared_order(module, returned)
         output, again = first(returned, is_floating), self._pulling()
         if again:
             key = None if call is None or output is None else call.keys.get(OUTPUT)
@@ -166,6 +168,8 @@ class ModuleWatch:
             new = self._at.tensor(key, tensor, again=again, aliased=aliased)
         finally:
             self._busy = False
+        if (mask := getattr(tensor, "_keras_mask", None)) is not None:
+            new._keras_mask = mask  # as Keras's layers hand it on
         return None if new is tensor else with_first(nest, is_floating, new)
 
 
@@ -182,7 +186,9 @@ def _may_be(call: _ModuleCall, argument: Any) -> bool:
 def _is_aliased(module: Any, returned: Any, output: Any, call: _ModuleCall | None) -> bool:
     """Return whether an output shares its memory with the module's argument, attributes or other outputs."""
     attributes = (*vars(module).values(), *module._buffers.values(), *module._parameters.values())
-    if output.is_inference() or any(value is output for value in attributes):
+    if output.is_inference() or any(
+        value is output or getattr(value, "_value", None) is output for value in attributes
+    ):
         return True
     others = [tensor for tensor in every(returned, is_floating) if tensor is not output]
     argument = None if call is None else call.argument

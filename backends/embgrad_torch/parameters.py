@@ -25,9 +25,11 @@ from embgrad_torch.inputs import dtype_name, is_quantised
 from embgrad_torch.state import set_trainable
 from embgrad_torch.walk import (
     Structure,
+    Walked,
     by_identity,
     further_paths,
     joined,
+    keras_variables,
     memory_key,
     named_parameters,
     spelled,
@@ -38,8 +40,8 @@ from embgrad_torch.walk import (
 __all__ = ["Tables", "alone", "device_meter", "is_bert", "parameter_values", "trainable", "weights", "writer"]
 
 
-def trainable(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the trainable parameters by attribute path, each once, in the model's order.
+def trainable(walked: Walked) -> dict[str, Any]:
+    """Return the trainable parameters by name, each once, in the model's order.
 
     Raises:
         UnsupportedError: one has no values, since it is loaded during the pass, as another parameter.
@@ -71,7 +73,7 @@ class Tables:
         parameters: the parameters in the memory of these tables, each once.
     """
 
-    def __init__(self, parts: Sequence[Any], walked: Sequence[tuple[str, Any]], request: Request) -> None:
+    def __init__(self, parts: Sequence[Any], walked: Walked, request: Request) -> None:
         self._tables: dict[str, Any] = {}
         self.parameters: list[Any] = []
         if not request.tables:
@@ -115,7 +117,7 @@ class Tables:
         return TableRest(_summed(table, sharing), tuple(dict.fromkeys(names)))
 
 
-def _by_table_path(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _by_table_path(walked: Walked) -> dict[str, Any]:
     paths = by_identity(tables(walked))
     by_path: dict[str, Any] = {}
     for _, parameter in named_parameters(walked):
@@ -124,11 +126,14 @@ def _by_table_path(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return by_path
 
 
-def _names(parts: Sequence[Any], walked: Sequence[tuple[str, Any]], shared: Mapping[int, Any]) -> dict[int, list[str]]:
+def _names(parts: Sequence[Any], walked: Walked, shared: Mapping[int, Any]) -> dict[int, list[str]]:
     """Return by identity all names of each parameter, the first name first."""
     names: dict[int, list[str]] = {}
     if not shared:
         return names
+    for name, variable in keras_variables(walked):
+        if id(variable._value) in shared:
+            names.setdefault(id(variable._value), []).append(name)
     aliases = further_paths(parts, walked)
     for path, module in walked:
         for name, parameter in module._parameters.items():
@@ -158,11 +163,16 @@ def _summed(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> np.
 
 
 def weights(model: Any) -> list[Weight]:
-    """Return the parameters and the floating buffers by attribute path, each once, in the model's order."""
+    """Return the parameters and the floating buffers by name, each once, in the model's order."""
     walked = walk(as_parts(model))
     canonical = _canonical(walked)
     of_keras = {id(variable.value): target for variable, target in keras_checkpoint(as_parts(model))}
     by_memory: dict[Any, Weight] = {}
+    owners = {id(node.value): node.owner_path for node in walked.variables}
+    for name, variable in keras_variables(walked):
+        tensor = variable._value
+        if _has_values(tensor) and memory_key(tensor) not in by_memory:
+            by_memory[memory_key(tensor)] = _weight(name, owners.get(id(variable), ""), tensor, None)
     for path, module in walked:
         owner = spelled(path)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -184,7 +194,8 @@ def device_meter(model: Any) -> MemoryMeter | None:
     Raises:
         UnsupportedError: the model is on several devices, or on another kind of device.
     """
-    tensors = (tensor for part in as_parts(model) for tensor in (*part.parameters(), *part.buffers()))
+    structure = Structure(as_parts(model))
+    tensors = (*structure.parameters(), *structure.buffers())
     devices = {tensor.device for tensor in tensors if tensor.device.type != "meta"}
     if not devices or {device.type for device in devices} == {"cpu"}:
         return None

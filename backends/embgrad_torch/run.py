@@ -112,7 +112,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
             pulled = pull_back(sets, taps, requested, this.mode, structure.parameters, request, since)
             if this.mode.differentiated:  # and the model has caught the exception
                 raise WeightsDifferentiated
-        dtype = compute_dtype(request, taps, chosen, answer, returned, structure.parts)
+        dtype = compute_dtype(request, taps, chosen, answer, returned, structure.parameters())
     keys = {name: chosen[name] for name in request.points}
     gradients = pulled[0].parameters if pulled else [None] * len(requested)
     reached = {key: watch.recorded(key) for key in keys.values()}
@@ -138,7 +138,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
 
 @contextlib.contextmanager
 def _prepared(structure: Structure, watch: PassRecorder, request: Request, *, frozen: bool) -> Iterator[_Pass]:
-    device = inputs.device_of(structure.modules)
+    device = structure.device
     with (
         running(),
         preserved(structure, device, training=request.training) as weights,

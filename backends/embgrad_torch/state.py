@@ -13,7 +13,6 @@ import torch
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import held, process_lock
 from embgrad.backend.object_state import ObjectState
 from embgrad.backend.rng import SharedGenerator
@@ -181,15 +180,16 @@ def _plain(parameters: Sequence[Any]) -> list[Any]:
 
 
 def _written(model: Structure, parameters: Sequence[Any], training: bool) -> list[Any]:
-    """Return the parameters whose values a pass in training mode may change in place.
+    """Return the parameters whose values a pass may change in place.
 
     An overridden `train` may unmerge adapters from the weights. Keras keeps moving averages in frozen floating parameters, and
-    seeds in integer ones, which are not restored.
+    seeds in integer ones, which training moves on.
     """
     if not training:
-        return []
+        seeds = (node.value._value for node in model.walked.variables if not node.value._value.is_floating_point())
+        return [seed for seed in _plain(list(seeds)) if not (seed.is_inference() or seed.is_meta)]
     overridden = any("train" in vars(part) or type(part).train is not torch.nn.Module.train for part in model.modules)
-    keras = any(map(is_keras, model.modules))
+    keras = bool(model.walked.keras)
     return [
         weight
         for weight in _plain(parameters)
@@ -207,6 +207,12 @@ def _expect_values() -> None:
 
 
 def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:
+    for layer in model.walked.keras:
+        if not layer.built:
+            raise UnsupportedError(
+                f"the Keras model {layer.name!r} creates its weights in its first call, which embgrad does not make for you. "
+                "Call it once before"
+            )
     if not any(map(torch.nn.parameter.is_lazy, parameters)):
         return
     for module in model.modules:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from embgrad.backend import Request
 from embgrad.backend.cotangents import Answer
+from embgrad.backend.keras_layers import errors_unchanged
 from embgrad.backend.point_changes import PointChanges
 from embgrad.common.pytree import first
 from embgrad.common.tolerance import coarsest
@@ -337,13 +338,12 @@ def expect_uncompiled() -> None:
 
 
 def compute_dtype(
-    request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]
+    request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parameters: Iterable[Any]
 ) -> str:
     """Return the coarsest dtype of the points, the outputs that were read and autocast; else an output's or a parameter's."""
     tensors = [taps.marks[chosen[name]] for name in request.points]
     tensors += answered.outputs
     if not tensors:
-        parameters = (parameter for part in parts for parameter in part.parameters())
         tensors.append(next(tensor for tensor in (first(returned, is_floating), *parameters) if tensor is not None))
     return computed_in(tensors)
 
@@ -369,7 +369,7 @@ def _is_view_of_leaf(table: Any) -> bool:
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
     """Let a function of the user's run unrecorded while the context is open; it may call embgrad, on this model too."""
-    with torch._C._EnableTorchFunction(), Unwatched(), drawn_by_the_user():
+    with torch._C._EnableTorchFunction(), Unwatched(), drawn_by_the_user(), errors_unchanged():
         yield
 
 

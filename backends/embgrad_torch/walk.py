@@ -5,22 +5,32 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections import defaultdict
+import sys
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
+from embgrad.backend import keras_layers
+from embgrad.backend.keras_inputs import is_keras, keras_bases, told_apart
+from embgrad.backend.keras_layers import Node
 from embgrad.backend.locks import locks_of
 from embgrad.backend.signature import as_parts
 
 __all__ = [
     "Structure",
     "TablePaths",
+    "Walked",
     "by_identity",
+    "children_of",
     "further_paths",
+    "held_parameters",
     "is_compiled_wrapper",
+    "is_embedding",
     "joined",
+    "keras_variables",
     "memory_key",
     "named_parameters",
     "paths",
@@ -36,14 +46,33 @@ ORIGINAL: Final = "_orig_mod"
 #: The largest number of further paths that are listed of one module: a module that many others share has as many.
 MOST_PATHS: Final = 16
 
+CPU: Final = torch.device("cpu")
+
 #: The modules that give a shared table its path.
 EMBEDDINGS: Final = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
-def walk(parts: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return the modules of a model with their paths, in the order of `named_modules`, which takes several times as long.
+class Walked(list[tuple[str, Any]]):
+    """The modules of a model with their paths, each once.
 
-    With several parts, a path begins with the part's number.
+    Attributes:
+        variables: the variables of Keras layers; PyTorch's parameters are inside these.
+        names: by identity the further names of modules in a model with Keras layers.
+        keras: the Keras layers that no other Keras layer holds; empty in a model without any.
+    """
+
+    def __init__(self, modules: Iterable[tuple[str, Any]]) -> None:
+        super().__init__(modules)
+        self.variables: Sequence[Node] = ()
+        self.names: Mapping[int, tuple[str, ...]] = {}
+        self.keras: Sequence[Any] = ()
+
+
+def walk(parts: Sequence[Any]) -> Walked:
+    """Return the modules of a model, in the order of `named_modules`, which takes several times as long.
+
+    With several parts, a path begins with the part's number. A model with Keras layers is walked as on every other framework:
+    Keras leaves most layers out of PyTorch's modules.
     """
     waiting = _roots(parts)
     reached: dict[int, tuple[str, Any]] = {}
@@ -52,7 +81,57 @@ def walk(parts: Sequence[Any]) -> list[tuple[str, Any]]:
         if id(module) not in reached:
             reached[id(module)] = (path, module)
             waiting += [(joined(path, name), child) for name, child in reversed(_children(module))]
-    return list(reached.values())
+    has_keras = "keras" in sys.modules and any(is_keras(module) for _, module in reached.values())
+    return _walk_keras(parts) if has_keras else Walked(reached.values())
+
+
+def _walk_keras(parts: Sequence[Any]) -> Walked:
+    aliases: dict[int, list[str]] = {}
+    nodes = list(keras_layers.walk(parts, _kinds, _held, _hidden, aliases))
+    modules = [node for node in nodes if node.kind == "module"]
+    walked = Walked((node.path, node.value) for node in modules)
+    walked.variables = [node for node in nodes if node.kind == "variable" and node.value._value is not None]
+    walked.names = {key: names for key, names in keras_layers.further_names(modules, aliases).items() if names}
+    walked.keras = [node.value for node in modules if is_keras(node.value) and not is_keras(node.owner)]
+    return walked
+
+
+class _Kinds(dict[type, "str | None"]):
+    """The kinds of classes in a model with Keras layers, each computed once."""
+
+    def __missing__(self, cls: type) -> str | None:
+        self[cls] = _kind_of(cls)
+        return self[cls]
+
+
+_kinds: Final = _Kinds()
+
+
+def _kind_of(cls: type) -> str | None:
+    if issubclass(cls, torch.nn.Module):
+        return "module"
+    if "Variable" in keras_bases(cls):
+        return "variable"
+    if issubclass(cls, (list, tuple, set, frozenset, deque)):
+        return "list"
+    if issubclass(cls, Mapping):
+        return "dict"
+    return "object" if "SeedGenerator" in keras_bases(cls) else None
+
+
+def _held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+    """Return what an object in a model with Keras layers holds, each with its name."""
+    if kind == "list":
+        return ((str(number), entry) for number, entry in enumerate(value))
+    if kind == "dict":
+        return ((str(key), entry) for key, entry in value.items())
+    if kind == "object":
+        return vars(value).items()
+    return keras_layers.attributes(value, value._modules) if is_keras(value) else _children(value)
+
+
+def _hidden(module: Any) -> frozenset[str]:
+    return keras_layers.hidden() if is_keras(module) else frozenset()
 
 
 def _roots(parts: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -81,7 +160,20 @@ class Structure:
 
     def parameters(self) -> list[Any]:
         """Return the parameters that the modules have now, each once."""
-        return _each_once(module._parameters for module in self.modules)
+        of_keras = {node.path: node.value._value for node in self.walked.variables}
+        return _each_once([*(module._parameters for module in self.modules), of_keras])
+
+    @property
+    def device(self) -> Any:
+        """The device of the inputs: that of the first parameter or buffer with values."""
+        of_keras = (node.value._value for node in self.walked.variables)
+        of_modules = (
+            tensor
+            for module in self.modules
+            for tensor in itertools.chain(module._parameters.values(), module._buffers.values())
+        )
+        tensors = itertools.chain(of_keras, of_modules)
+        return next((tensor.device for tensor in tensors if tensor is not None and not tensor.is_meta), CPU)
 
     def buffers(self) -> list[Any]:
         """Return the buffers that the modules have now, each once."""
@@ -93,8 +185,10 @@ def _each_once(holders: Iterable[Mapping[str, Any]]) -> list[Any]:
     return list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
 
 
-def further_paths(parts: Sequence[Any], walked: Sequence[tuple[str, Any]]) -> dict[int, tuple[str, ...]]:
+def further_paths(parts: Sequence[Any], walked: Walked) -> dict[int, tuple[str, ...]]:
     """Return by identity the further paths of modules that several modules hold, directly or not."""
+    if walked.keras:
+        return dict(walked.names)
     first = {id(module): spelled(path) for path, module in walked}
     edges = sum(len(_children(module)) for _, module in walked)
     if edges + len(parts) == len(walked):  # a tree
@@ -115,6 +209,26 @@ def further_paths(parts: Sequence[Any], walked: Sequence[tuple[str, Any]]) -> di
 
 def _children(module: Any) -> list[tuple[str, Any]]:
     return [(name, child) for name, child in module._modules.items() if child is not None]
+
+
+def children_of(module: Any) -> list[Any]:
+    """Return the modules that a module holds, those in the containers of a Keras layer included."""
+    if is_keras(module):
+        return [held for _, held in walk([module]) if held is not module]
+    return list(module.children())
+
+
+def held_parameters(module: Any) -> list[Any]:
+    """Return the parameters that a module holds itself."""
+    if is_keras(module):
+        listed = (*module._trainable_variables, *module._non_trainable_variables)
+        return [variable._value for variable in listed if variable._value is not None]
+    return list(module._parameters.values())
+
+
+def is_embedding(module: Any) -> bool:
+    """Return whether a module is an embedding of PyTorch or Keras, which looks up rows."""
+    return isinstance(module, EMBEDDINGS) or "Embedding" in keras_bases(type(module))
 
 
 def joined(path: str, name: str) -> str:
@@ -140,9 +254,16 @@ def scripted_name(structure: Structure) -> str | None:
     return None
 
 
-def named_parameters(walked: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters with their attribute paths, in the model's order: each once, under its first name."""
+def named_parameters(walked: Walked) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters with their names, in the model's order: each once, under its first name.
+
+    Variables of Keras go by Keras's paths, all others by attribute paths.
+    """
     yielded: set[int] = set()
+    for name, variable in keras_variables(walked):
+        if id(variable._value) not in yielded:
+            yielded.add(id(variable._value))
+            yield name, variable._value
     for path, module in walked:
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in yielded:
@@ -150,13 +271,36 @@ def named_parameters(walked: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, A
                 yield spelled(joined(path, name)), parameter
 
 
-def tables(walked: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def keras_variables(walked: Walked) -> list[tuple[str, Any]]:
+    """Return the variables of Keras with their names, in Keras's order: its paths, of which repeats get `#1`, `#2`, …
+
+    With several parts, a name begins with the part's number.
+    """
+    known = {id(node.value): node for node in walked.variables}
+    listed = [variable for _, module in walked if known and is_keras(module) for variable in _listed(module)]
+    each = {id(variable): variable for variable in listed if variable._value is not None}
+    for node in walked.variables:
+        each.setdefault(id(node.value), node.value)
+    part = {key: f"{node.path.partition('.')[0]}." for key, node in known.items()} if walked[0][0] else {}
+    names = told_apart([f"{part.get(key, '')}{variable.path}" for key, variable in each.items()])
+    return list(zip(names, each.values(), strict=True))
+
+
+def _listed(layer: Any) -> Iterable[Any]:
+    """Return the variables that a Keras layer lists: the trainable ones first, in the order that users know."""
+    return (*layer.trainable_variables, *layer.variables)
+
+
+def tables(walked: Walked) -> list[tuple[str, Any]]:
     """Return the matrices of modules with their paths, those of embeddings first.
 
-    A table called `weight` has its module's path. One that several modules share has that of an embedding, or
-    of the first.
+    A table called `weight` has its module's path, as has that of a Keras `Embedding`. One that several modules share has that
+    of an embedding, or of the first.
     """
     matrices = []
+    for path, node in zip(keras_layers.table_paths(walked.variables), walked.variables, strict=True):
+        if node.value._value.dim() == 2:
+            matrices.append((path != node.owner_path, path, node.value._value))
     for path, module in walked:
         embedding = isinstance(module, EMBEDDINGS)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -180,19 +324,36 @@ class TablePaths:
         walked: the modules with their paths.
     """
 
-    def __init__(self, walked: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, walked: Walked) -> None:
         self._walked = walked
         self._paths: dict[int, str] | None = None
+        self._casts: dict[int, tuple[Any, Any]] = {}
 
     def of(self, table: Any) -> str | None:
         """Return the attribute path of a table; None for a table that is not in the memory of a module's."""
         if self._paths is None:
             self._paths = by_identity(tables(self._walked))
+        table = self._before_cast(table)
         path = self._paths.get(id(table))
         if path is None:  # the table may be another tensor in the same memory, such as a parameter's `.data`
             key = memory_key(table)
             path = next((path for path, other in tables(self._walked) if memory_key(other) == key), None)
         return path
+
+    def padding(self, table: Any) -> int | None:
+        """Return the row that a table's Keras layer declares to be padding."""
+        table = self._before_cast(table)
+        owners = (node.owner for node in self._walked.variables if node.value._value is table)
+        return next(filter(lambda row: row is not None, map(keras_layers.padding_row, owners)), None)
+
+    def cast(self, matrix: Any, result: Any) -> None:
+        """Record that a tensor is a parameter in another dtype, such as a table under mixed precision."""
+        if result is not matrix and isinstance(matrix, torch.nn.Parameter) and matrix.dim() == 2:
+            self._casts[id(result)] = weakref.ref(result), matrix
+
+    def _before_cast(self, table: Any) -> Any:
+        reference, matrix = self._casts.get(id(table), (None, table))
+        return table if reference is None or reference() is not table else matrix
 
 
 def _table_path(module: str, name: str) -> str:

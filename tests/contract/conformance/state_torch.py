@@ -16,7 +16,14 @@ from embgrad.testing.snapshot import Same
 def state(model: nn.Module) -> Mapping[str, Any]:
     """Parameters, gradient buffers, flags, modes, hooks and attributes of every module, and PyTorch's settings."""
     return {
-        "modules": {path: _module_state(module) for path, module in model.named_modules()},
+        "modules": {path: module_state(module) for path, module in model.named_modules()},
+        **of_process(model),
+    }
+
+
+def of_process(model: nn.Module) -> Mapping[str, Any]:
+    """PyTorch's settings and functions, and the methods of the model's classes."""
+    return {
         "settings": _settings(),
         "methods": {kind.__qualname__: _methods(kind) for kind in {type(module) for module in model.modules()}},
         "functions": {f"{owner.__name__}.{name}": Same(getattr(owner, name)) for owner, name in _FUNCTIONS},
@@ -76,12 +83,13 @@ def _methods(kind: type) -> dict[str, Any]:
     return {name: Same(getattr(kind, name)) for name in names}
 
 
-def _module_state(module: nn.Module) -> dict[str, Any]:
+def module_state(module: nn.Module) -> dict[str, Any]:
+    """A module's tensors, hooks and attributes."""
     tensors = {**module._parameters, **module._buffers}
     held = {name: value for name, value in vars(module).items() if isinstance(value, (dict, list, tuple, set))}
     return {
         "kind": Same(type(module)),
-        "tensors": {name: None if tensor is None else _tensor_state(tensor) for name, tensor in tensors.items()},
+        "tensors": {name: None if tensor is None else tensor_state(tensor) for name, tensor in tensors.items()},
         "hooks": {name: list(value.items()) for name, value in held.items() if name.endswith("_hooks")},
         "attributes": {
             name: repr(value)
@@ -98,7 +106,8 @@ def _known(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else Same(value)
 
 
-def _tensor_state(tensor: torch.Tensor) -> dict[str, Any]:
+def tensor_state(tensor: torch.Tensor) -> dict[str, Any]:
+    """A tensor's memory, flags, hooks and gradient."""
     return {
         "object": Same(tensor),
         "memory": tensor.data_ptr(),

@@ -11,6 +11,7 @@ import torch
 from keras import layers
 
 import embgrad
+from tests.frameworks.torch.private_names import OF_KERAS
 
 assert keras.backend.backend() == "torch"
 
@@ -124,6 +125,13 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     model = keras.Model(ids, layers.Dense(3)(layers.GlobalAveragePooling1D()(layers.Embedding(5000, 4)(ids))))
     with pytest.raises(embgrad.BatchError, match="its input 'input_ids' as float16, which does not hold numbers up to"):
         embgrad.gradients(model, np.array([[2049, 1]]), embgrad.Logit(0))
+
+
+def test_the_private_names_of_keras_exist() -> None:
+    layer = layers.Embedding(3, 2, mask_zero=True)
+    rows = layer(torch.tensor([[1, 0]]))
+    holders = (layer, layer.embeddings, rows)
+    assert {name for name in OF_KERAS if any(hasattr(holder, name) for holder in holders)} == OF_KERAS
 
 
 def test_training_drops_and_evaluation_does_not() -> None:
