@@ -65,7 +65,7 @@ def _mean_over(value: Any, axis: int = 1) -> Any:
 # Functional models
 
 
-class _Mean(layers.Layer):  # type: ignore[misc]
+class Mean(layers.Layer):  # type: ignore[misc]
     def call(self, rows: Any) -> Any:
         return _mean_over(rows)
 
@@ -75,11 +75,11 @@ def _hidden_of(layers_: _Layers, rows: Any) -> Any:
 
 
 def _mean(ids: Any, of: _Layers) -> Any:
-    return of.outer(_Mean(dtype=of.dtype)(of.table(ids)))
+    return of.outer(Mean(dtype=of.dtype)(of.table(ids)))
 
 
 def _hidden(ids: Any, of: _Layers) -> Any:
-    return of.outer(_hidden_of(of, _Mean(dtype=of.dtype)(of.table(ids))))
+    return of.outer(_hidden_of(of, Mean(dtype=of.dtype)(of.table(ids))))
 
 
 def _probabilities(ids: Any, of: _Layers) -> Any:
@@ -92,11 +92,11 @@ def _positions(ids: Any, of: _Layers) -> Any:
 
 def _named(ids: Any, of: _Layers) -> Any:
     hidden = _hidden_of(of, of.table(ids))
-    return {"last_hidden_state": hidden, "pooler_output": _Mean(dtype=of.dtype)(hidden)}
+    return {"last_hidden_state": hidden, "pooler_output": Mean(dtype=of.dtype)(hidden)}
 
 
 def _dropout(ids: Any, of: _Layers) -> Any:
-    return of.outer(layers.Dropout(0.5, dtype=of.dtype)(_hidden_of(of, _Mean(dtype=of.dtype)(of.table(ids)))))
+    return of.outer(layers.Dropout(0.5, dtype=of.dtype)(_hidden_of(of, Mean(dtype=of.dtype)(of.table(ids)))))
 
 
 # Subclassed models, of which the first argument is the model itself
@@ -211,7 +211,7 @@ _SUBCLASSED: Mapping[str, Callable[..., Any]] = {
 }
 
 
-class _Embed(layers.Layer):  # type: ignore[misc]
+class Embed(layers.Layer):  # type: ignore[misc]
     def __init__(self, of: _Layers) -> None:
         super().__init__(dtype=of.dtype)
         self.words, self.places = of.table, of.second
@@ -221,7 +221,7 @@ class _Embed(layers.Layer):  # type: ignore[misc]
         return self.words(input_ids) + self.places(ops.arange(ops.shape(input_ids)[1], dtype="int32")[None])
 
 
-class _Block(layers.Layer):  # type: ignore[misc]
+class Block(layers.Layer):  # type: ignore[misc]
     def __init__(self, of: _Layers) -> None:
         super().__init__(dtype=of.dtype)
         self.inner = of.inner
@@ -233,11 +233,11 @@ class _Block(layers.Layer):  # type: ignore[misc]
         return hidden + bent, bent
 
 
-class _Stack(keras.Model):  # type: ignore[misc]
+class Stack(keras.Model):  # type: ignore[misc]
     def __init__(self, of: _Layers, count: int, behind_the_first: Callable[[Any], Any] = _unchanged) -> None:
         super().__init__()
-        self.embed = _Embed(of)
-        self.blocks = [_Block(of.again()) for _ in range(count)]
+        self.embed = Embed(of)
+        self.blocks = [Block(of.again()) for _ in range(count)]
         self.order = (0, 1, 2) if count == 3 else (0, 0, 0)
         self.outer = of.outer
         self.behind_the_first = behind_the_first
@@ -255,7 +255,7 @@ class _Stack(keras.Model):  # type: ignore[misc]
         return self.outer(_mean_over(hidden, 1))
 
 
-class _Model(keras.Model):  # type: ignore[misc]
+class Plain(keras.Model):  # type: ignore[misc]
     def __init__(self, of: _Layers, way: Callable[..., Any]) -> None:
         super().__init__()
         self.table, self.second = of.table, of.second
@@ -267,7 +267,7 @@ class _Model(keras.Model):  # type: ignore[misc]
         return self.way(self, input_ids)
 
 
-class _Masked(_Model):
+class Masked(Plain):
     def call(self, input_ids: Any, attention_mask: Any = None) -> Any:
         return self.way(self, input_ids, attention_mask)
 
@@ -293,10 +293,10 @@ class Harness:
             ids = layers.Input((None,), dtype="int32", name="input_ids")
             model = keras.Model(ids, _FUNCTIONAL[architecture](ids, of))
         elif architecture in _SUBCLASSED:
-            model = (_Masked if architecture == "masked" else _Model)(of, _SUBCLASSED[architecture])
+            model = (Masked if architecture == "masked" else Plain)(of, _SUBCLASSED[architecture])
         else:
             behind = _telling if architecture == "interrupted" else _unchanged
-            model = _Stack(of, 1 if architecture == "repeated" else 3, behind)
+            model = Stack(of, 1 if architecture == "repeated" else 3, behind)
         model.trainable = not frozen
         return model
 

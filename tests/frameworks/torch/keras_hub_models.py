@@ -1,0 +1,319 @@
+"""keras-hub's models on Keras's PyTorch backend, each against PyTorch's own gradient. `test_keras.py` runs these."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import embgrad
+from embgrad.testing.snapshot import different
+from tests import keras_hub_zoo as zoo
+from tests.contract.conformance import keras_on_torch
+
+assert keras.backend.backend() == "torch"
+
+#: Models that share their word table with the head.
+TIED = ("BertMaskedLM", "RobertaMaskedLM", "DistilBertMaskedLM", "GPT2CausalLM", "GemmaCausalLM", "Gemma3CausalLM")
+
+
+@pytest.fixture(autouse=True)
+def _known_warnings_are_ignored() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the batch is padded on the left", embgrad.EmbgradWarning)
+        yield
+
+
+def total_of(name: str, mask: np.ndarray) -> Callable[[Any], Any]:
+    """Return a function that computes the sum of the zoo's objective from what the model of that name returns."""
+    task = zoo.MODELS[name].task
+    if task == "TextClassifier":
+        return lambda logits: functional.cross_entropy(logits, torch.tensor(zoo.CLASSES), reduction="sum")
+    if task == "CausalLM":
+        words = torch.tensor(np.where(mask == 1, zoo.WORDS, -100))
+        return lambda logits: functional.cross_entropy(logits.flatten(0, 1), words.flatten(), reduction="sum")
+    if task == "MaskedLM":
+        return lambda logits: (logits.reshape(len(mask), -1) * torch.tensor(zoo.MASKED)).sum()
+
+    def projected(returned: Any) -> Any:
+        hidden = returned["sequence_output"] if isinstance(returned, dict) else returned
+        return (hidden * torch.tensor(zoo.HIDDEN) * torch.tensor(mask)[..., None]).sum()
+
+    return projected
+
+
+def native(batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {name: torch.tensor(value) for name, value in batch.items()}
+
+
+@contextlib.contextmanager
+def watched(model: Any) -> Iterator[dict[str, Any]]:
+    """Keep what the model's layers return meanwhile, by role; PyTorch's own hooks see it."""
+    kept: dict[str, Any] = {}
+    handles = []
+
+    def keep(layer: Any, role: str) -> None:
+        def hook(module: Any, args: Any, returned: Any) -> None:
+            kept.setdefault(role, returned)
+
+        handles.append(layer.register_forward_hook(hook))
+
+    def keep_first(module: Any, args: Any) -> None:
+        kept["embeddings"] = args[0]
+
+    backbone = getattr(model, "backbone", model)
+    for layer in backbone._flatten_layers():
+        if isinstance(layer, keras.layers.ReversibleEmbedding):
+            keep(layer, "word")
+        elif isinstance(layer, keras_hub.layers.PositionEmbedding):
+            keep(layer, "position")
+        elif layer.name == "segment_embedding":
+            keep(layer, "type")
+    for number, layer in enumerate(backbone.transformer_layers):
+        keep(layer, f"layer.{number}")
+        if number == 0:
+            handles.append(layer.register_forward_pre_hook(keep_first))
+    try:
+        yield kept
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def own_gradients(model: Any, batch: Any, total: Callable[[Any], Any]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return by role the values that the layers returned, and PyTorch's gradients there."""
+    with watched(model) as kept:
+        value = total(model(native(batch), training=False))
+    gradients = torch.autograd.grad(value, list(kept.values()))
+    found = {
+        role: (tensor.detach().numpy(), gradient.numpy())
+        for (role, tensor), gradient in zip(kept.items(), gradients, strict=True)
+    }
+    return {**found, "layer.-1": found[f"layer.{zoo.LAYERS - 1}"]}
+
+
+def close(actual: np.ndarray, expected: np.ndarray, bound: float = 2e-6) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=bound, atol=bound * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("side", zoo.SIDES)
+def test_every_role_has_pytorchs_value_and_gradient(name: str, side: str | None) -> None:
+    model = zoo.build(name)
+    batch = zoo.batch(model, side)
+    objective, total = zoo.objective(name, batch["padding_mask"]), total_of(name, batch["padding_mask"])
+    roles = {role for point in embgrad.points(model, batch) for role in point.roles}
+    assert roles == zoo.MODELS[name].roles
+    expected = own_gradients(model, batch, total)
+    assert expected.keys() == roles
+    found = embgrad.gradients(model, batch, objective, at=sorted(roles))
+    for role, result in found.items():
+        close(result.activations, expected[role][0])
+        close(result.values, expected[role][1])
+        assert result.provenance["unused"] == []
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_every_form_of_the_batch_gives_the_same(name: str) -> None:
+    model = zoo.build(name)
+    batch = zoo.batch(model)
+    extras = {key: value for key, value in batch.items() if key == "mask_positions"}
+    tokens = embgrad.TokenBatch(
+        batch["token_ids"], batch["padding_mask"], batch.get("segment_ids"), extras=extras
+    )
+    forms = [batch, native(batch), tokens, {**tokens.to_huggingface(), **extras}]
+    objective = zoo.objective(name, batch["padding_mask"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, *others = [embgrad.gradients(model, form, objective) for form in forms]
+    for other in others:
+        np.testing.assert_array_equal(other.values, first.values)
+        np.testing.assert_array_equal(other.objective, first.objective)
+    pieces = embgrad.gradients(model, batch, objective, batch_size=2)
+    close(pieces.values, first.values, 1e-5)
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_parameters_go_by_keras_paths_and_have_pytorchs_gradients(name: str) -> None:
+    model = zoo.build(name)
+    batch = zoo.batch(model)
+    objective, total = zoo.objective(name, batch["padding_mask"]), total_of(name, batch["padding_mask"])
+    found = embgrad.parameter_gradients(model, batch, objective)
+    variables = model.trainable_variables
+    expected = torch.autograd.grad(
+        total(model(native(batch), training=False)), [variable.value for variable in variables], allow_unused=True
+    )
+    assert list(found) == [variable.path for variable in variables]
+    assert set(found.unreached) == {
+        one.path for one, gradient in zip(variables, expected, strict=True) if gradient is None
+    }
+    largest = max(float(gradient.abs().max()) for gradient in expected if gradient is not None)
+    for variable, gradient in zip(variables, expected, strict=True):
+        own = np.zeros(variable.shape) if gradient is None else gradient.numpy()
+        np.testing.assert_allclose(found[variable.path], own, rtol=1e-5, atol=2e-6 * largest)
+
+
+@pytest.mark.parametrize("name", ["BertBackbone", "LlamaCausalLM", *TIED])
+def test_the_ledger_of_the_word_table(name: str) -> None:
+    """Llama's head is another variable of the same layer."""
+    model = zoo.build(name)
+    batch = zoo.batch(model)
+    ledger = embgrad.table_gradients(model, batch, zoo.objective(name, batch["padding_mask"]))
+    table = getattr(model, "backbone", model).token_embedding.embeddings
+    value = total_of(name, batch["padding_mask"])(model(native(batch), training=False))
+    close(ledger.total, torch.autograd.grad(value, table.value)[0].numpy())
+    assert ledger.tied is (name in TIED)
+    assert ledger.names == (table.path,)
+    np.testing.assert_array_equal(embgrad.embedding_table(model, batch), table.numpy())
+
+
+@pytest.mark.parametrize("name", ["BertTextClassifier", "GPT2CausalLM", "GemmaCausalLM", "LlamaCausalLM"])
+def test_values_and_gradients_are_replaced(name: str) -> None:
+    model = zoo.build(name)
+    batch = zoo.batch(model)
+    objective = zoo.objective(name, batch["padding_mask"])
+    plain = embgrad.gradients(model, batch, objective, at=["word", "layer.0"])
+    same = embgrad.gradients(model, batch, objective, override={"layer.0": plain["layer.0"].activations}, at="layer.0")
+    close(same.values, plain["layer.0"].values)
+    nothing = embgrad.gradients(model, batch, objective, edit={"layer.0": lambda gradient: gradient * 0})
+    assert not nothing.values.any()
+    shift = 0.1 * np.random.default_rng(1).normal(size=zoo.DIM)
+    moved = embgrad.evaluate(model, batch, objective, add={"layer.0": shift})
+    changed = embgrad.gradients(model, batch, objective, add={"layer.0": shift})
+    close(moved, changed.objective)
+    assert np.abs(moved - plain["word"].objective).max() > 1e-4
+    alone = embgrad.gradients(model, batch, objective, split=True)
+    close(alone.values, plain["word"].values, 1e-5)
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_a_certificate_and_no_trace(name: str) -> None:
+    model = zoo.build(name)
+    batch = zoo.batch(model)
+    objective = zoo.objective(name, batch["padding_mask"])
+    before = keras_on_torch.state(model)
+    embgrad.gradients(model, batch, objective, check=True)
+    embgrad.gradients(model, batch, objective, at=["layer.0", "layer.-1"], training=True)
+    embgrad.parameter_gradients(model, batch, objective)
+    with pytest.raises(embgrad.UnknownPointError, match=r"Did you mean 'layer\.0'"):
+        embgrad.gradients(model, batch, objective, at="layers.0")
+    with pytest.raises(embgrad.BatchError, match=rf"^id 99 at example 1, position 0 .*{zoo.VOCAB} rows"):
+        embgrad.gradients(model, {**batch, "token_ids": np.where(np.eye(3, 5, -1) > 0, 99, batch["token_ids"])}, objective)
+    assert different("", before, keras_on_torch.state(model)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("BertTextClassifier", None),
+        ("GPT2CausalLM", None),
+        ("RobertaMaskedLM", None),
+        ("GemmaBackbone", "GemmaDecoderBlock: "),
+        ("LlamaBackbone", "LlamaTransformerDecoder: "),
+    ],
+)
+def test_a_compiled_model_gives_the_same_or_says_why_it_is_not_compiled(name: str, reason: str | None) -> None:
+    model = zoo.build(name)
+    batch = zoo.batch(model)
+    objective = zoo.objective(name, batch["padding_mask"])
+    plain = embgrad.gradients(model, batch, objective)
+    before = keras_on_torch.state(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = embgrad.gradients(model, batch, objective, compile=True)
+    close(compiled.values, plain.values, 2e-5)
+    uncompiled = compiled.provenance.get("uncompiled")
+    assert compiled.provenance["compiled"] is (uncompiled is None)
+    assert uncompiled is None or (reason is not None and uncompiled.startswith(reason))
+    assert different("", before, keras_on_torch.state(model)) == {}
+
+
+def trained(model: Any, batch: Any, total: Callable[[Any], Any], steps: int = 3) -> list[bytes]:
+    """Train the model as a user of PyTorch does, with dropout, and return its weights."""
+    optimiser = torch.optim.SGD([variable.value for variable in model.trainable_variables], 0.05)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        total(model(native(batch), training=True)).backward()
+        optimiser.step()
+    return [weight.numpy().tobytes() for weight in model.weights]
+
+
+@pytest.mark.parametrize("name", ["BertTextClassifier", "GPT2CausalLM", "GemmaCausalLM"])
+@pytest.mark.parametrize("at", ["word", "layer.0"])
+def test_a_capture_changes_nothing_in_a_loop_with_dropout(name: str, at: str) -> None:
+    def model_and_batch() -> tuple[Any, Any]:
+        keras.utils.set_random_seed(4)  # of the layers' own generators
+        model = zoo.build(name)
+        return model, zoo.batch(model)
+
+    model, batch = model_and_batch()
+    total = total_of(name, batch["padding_mask"])
+    alone = trained(model, batch, total)
+    model, batch = model_and_batch()
+    with embgrad.capture(model, at=at) as tap:
+        captured = trained(model, batch, total)
+    assert captured == alone
+    assert tap.count == 3
+    assert np.abs(tap.steps[0].values).max() > 0
+    np.testing.assert_array_equal(tap.steps[0].ids, batch["token_ids"])
+    model, batch = model_and_batch()
+    with embgrad.perturbed(model, {at: np.full(zoo.DIM, 0.5)}):
+        assert trained(model, batch, total) != alone
+
+
+def test_what_a_capture_sees_is_the_gradient_of_the_users_loss() -> None:
+    model = zoo.build("BertTextClassifier")
+    batch = zoo.batch(model)
+    total = total_of("BertTextClassifier", batch["padding_mask"])
+    with embgrad.capture(model) as tap:
+        (total(model(native(batch))) / 3).backward()
+    expected = embgrad.gradients(model, batch, zoo.objective("BertTextClassifier", batch["padding_mask"]))
+    close(tap.steps[0].values, expected.values / 3)
+
+
+def test_mixed_precision_keeps_the_names_of_tables() -> None:
+    model = zoo.build("BertTextClassifier", "mixed_bfloat16")
+    batch = zoo.batch(model)
+    objective = zoo.objective("BertTextClassifier", batch["padding_mask"])
+    found = embgrad.gradients(model, batch, objective, at=["word", "type"])
+    backbone = model.backbone
+    assert found["word"].provenance["path"] == f"{backbone.name}.token_embedding#0"
+    assert found["type"].provenance["path"] == f"{backbone.name}.segment_embedding#0"
+    assert found["word"].provenance["compute_dtype"] == "bfloat16"
+    ledger = embgrad.table_gradients(model, batch, objective)
+    total = total_of("BertTextClassifier", batch["padding_mask"])(model(native(batch), training=False).float())
+    own = torch.autograd.grad(total, backbone.token_embedding.embeddings.value)[0].numpy()
+    close(ledger.total, own, 0.02)
+
+
+def test_a_missing_input_is_named() -> None:
+    model = zoo.build("BertMaskedLM")
+    batch = zoo.batch(model)
+    del batch["mask_positions"]
+    with pytest.raises(embgrad.BatchError, match="the model needs 'mask_positions', which has no default"):
+        embgrad.gradients(model, batch, embgrad.Sum())
+
+
+def test_attribute_paths_and_layer_names_are_native_names() -> None:
+    model = zoo.build("RobertaTextClassifier")
+    batch = zoo.batch(model)
+    objective = zoo.objective("RobertaTextClassifier", batch["padding_mask"])
+    backbone = model.backbone.name
+    same = ["word", f"{backbone}.embeddings.token_embedding", "_backbone.embeddings.token_embedding", "token_embedding"]
+    first, *others = embgrad.gradients(model, batch, objective, at=same).values()
+    for other in others:
+        np.testing.assert_array_equal(other.values, first.values)
+    layers = ["layer.1", f"{backbone}.transformer_layer_1", f"{backbone}.transformer_layers.1", "transformer_layer_1"]
+    first, *others = embgrad.gradients(model, batch, objective, at=layers).values()
+    for other in others:
+        np.testing.assert_array_equal(other.values, first.values)
+    head = embgrad.gradients(model, batch, objective, at="output_dense")
+    assert head.provenance["path"] == "logits:output#0"
