@@ -34,7 +34,7 @@ from embgrad_torch.state import (
     running,
 )
 from embgrad_torch.tap import Taps, compute_dtype, expect_unwritten
-from embgrad_torch.walk import Structure, TablePaths, further_paths, scripted_name
+from embgrad_torch.walk import Structure, TablePaths, Walked, further_paths, scripted_name
 
 __all__ = ["points", "run"]
 
@@ -146,7 +146,7 @@ def _prepared(structure: Structure, watch: PassRecorder, request: Request, *, fr
     ):
         walked = structure.walked
         parameters = trainable(walked) if request.parameters else {}
-        tables = Tables(structure.parts, walked if request.tables else (), request)
+        tables = Tables(structure.parts, walked if request.tables else Walked(()), request)
         request = wrapped(request, lambda function: _with_trainable_weights(function, weights))
         taps = Taps(request, attached=not frozen)
         mode = LookupMode(watch, taps, TablePaths(walked))

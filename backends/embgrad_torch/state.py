@@ -207,20 +207,18 @@ def _expect_values() -> None:
 
 
 def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:
-    for layer in model.walked.keras:
-        if not layer.built:
-            raise UnsupportedError(
-                f"the Keras model {layer.name!r} creates its weights in its first call, which embgrad does not make for you. "
-                "Call it once before"
-            )
-    if not any(map(torch.nn.parameter.is_lazy, parameters)):
-        return
-    for module in model.modules:
-        if any(torch.nn.parameter.is_lazy(parameter) for parameter in module._parameters.values()):
-            raise UnsupportedError(
-                f"{type(module).__name__} creates its weights in its first call, which embgrad does not make for you. Call the "
-                "model once before"
-            )
+    unbuilt = [layer for layer in model.walked.keras if not layer.built]
+    if any(map(torch.nn.parameter.is_lazy, parameters)):
+        unbuilt += [
+            module
+            for module in model.modules
+            if any(torch.nn.parameter.is_lazy(parameter) for parameter in module._parameters.values())
+        ]
+    if unbuilt:
+        raise UnsupportedError(
+            f"{type(unbuilt[0]).__name__} creates its weights in its first call, which embgrad does not make for you. Call the "
+            "model once before"
+        )
 
 
 def _set_mode(model: Structure, training: bool, stack: contextlib.ExitStack) -> None:

@@ -126,7 +126,8 @@ def _held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
     if kind == "dict":
         return ((str(key), entry) for key, entry in value.items())
     if kind == "object":
-        return vars(value).items()
+        held: Iterable[tuple[str, Any]] = vars(value).items()
+        return held
     return keras_layers.attributes(value, value._modules) if is_keras(value) else _children(value)
 
 
@@ -219,10 +220,9 @@ def children_of(module: Any) -> list[Any]:
 
 
 def held_parameters(module: Any) -> list[Any]:
-    """Return the parameters that a module holds itself."""
+    """Return the parameters that a module holds itself, or a Keras layer with those that it holds."""
     if is_keras(module):
-        listed = (*module._trainable_variables, *module._non_trainable_variables)
-        return [variable._value for variable in listed if variable._value is not None]
+        return [variable._value for variable in module.weights if variable._value is not None]
     return list(module._parameters.values())
 
 

@@ -49,7 +49,10 @@ def declared(part: Any) -> Any:
         return None
     if _is_called_by_keras(part):
         if any(base.__qualname__ == "Sequential" for base in type(part).__mro__):
-            return part.inputs[0] if part.built and part.inputs else None
+            inputs: Any = (
+                getattr(part, "inputs", None) if part.built else None
+            )  # none where a layer has no symbolic call
+            return inputs[0] if inputs else None
         return part.input
     first = next(iter(parameters_of(part.call, skip=MODES)), None)
     if first is None or first.name in IDS_ALONE:

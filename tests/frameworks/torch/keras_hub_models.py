@@ -126,9 +126,7 @@ def test_every_form_of_the_batch_gives_the_same(name: str) -> None:
     model = zoo.build(name)
     batch = zoo.batch(model)
     extras = {key: value for key, value in batch.items() if key == "mask_positions"}
-    tokens = embgrad.TokenBatch(
-        batch["token_ids"], batch["padding_mask"], batch.get("segment_ids"), extras=extras
-    )
+    tokens = embgrad.TokenBatch(batch["token_ids"], batch["padding_mask"], batch.get("segment_ids"), extras=extras)
     forms = [batch, native(batch), tokens, {**tokens.to_huggingface(), **extras}]
     objective = zoo.objective(name, batch["padding_mask"])
     with warnings.catch_warnings():
@@ -206,7 +204,9 @@ def test_a_certificate_and_no_trace(name: str) -> None:
     with pytest.raises(embgrad.UnknownPointError, match=r"Did you mean 'layer\.0'"):
         embgrad.gradients(model, batch, objective, at="layers.0")
     with pytest.raises(embgrad.BatchError, match=rf"^id 99 at example 1, position 0 .*{zoo.VOCAB} rows"):
-        embgrad.gradients(model, {**batch, "token_ids": np.where(np.eye(3, 5, -1) > 0, 99, batch["token_ids"])}, objective)
+        embgrad.gradients(
+            model, {**batch, "token_ids": np.where(np.eye(3, 5, -1) > 0, 99, batch["token_ids"])}, objective
+        )
     assert different("", before, keras_on_torch.state(model)) == {}
 
 

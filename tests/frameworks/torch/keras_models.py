@@ -168,3 +168,109 @@ def test_parameters_and_the_table() -> None:
     np.testing.assert_allclose(shapes[3,], expected[1].numpy(), rtol=1e-5, atol=1e-8)
     ledger = embgrad.table_gradients(model, batch, embgrad.CrossEntropy(LABELS))
     np.testing.assert_allclose(ledger.total, expected[0].numpy(), rtol=1e-5, atol=1e-8)
+
+
+def test_a_model_that_was_never_called_is_refused_untouched() -> None:
+    bare = torch.nn.Sequential(layers.Embedding(20, 6))
+    for model, batch in ((Subclassed(), BATCH), (sequential(), {"input_ids": IDS}), (bare, {"input_ids": IDS})):
+        with pytest.raises(
+            embgrad.UnsupportedError, match=r"creates its weights in its first call.* Call the model once before"
+        ):
+            embgrad.gradients(model, batch, embgrad.Sum())
+        assert len(model(*native(batch).values())) == len(IDS)
+        assert embgrad.gradients(model, batch, embgrad.Sum()).values.shape == (2, 4, 6)
+
+
+def test_the_row_that_a_layer_masks_is_padding() -> None:
+    model = sequential()
+    model(torch.tensor(IDS))
+    (point,) = [point for point in embgrad.points(model, IDS) if point.lookup is not None]
+    assert point.lookup is not None
+    assert point.lookup.padding == 0
+    result = embgrad.gradients(model, IDS, embgrad.CrossEntropy(LABELS))
+    assert not result.values[IDS == 0].any()
+
+
+def test_masks_stay_at_tensors_that_points_replace() -> None:
+    model = keras.Sequential(
+        [layers.Embedding(20, 6, mask_zero=True), layers.Dropout(0.5, name="drop"), layers.LSTM(3)]
+    )
+    expected = own(model, lambda model: model(torch.tensor(IDS)))
+    for at in ("drop", "lstm:input"):
+        result = embgrad.gradients(
+            model, IDS, embgrad.CrossEntropy(LABELS), at=at.replace("lstm", model.layers[-1].name)
+        )
+        np.testing.assert_allclose(result.values, expected, rtol=1e-5, atol=1e-8)
+
+
+class AlwaysNoisy(Subclassed):
+    """A model with a layer that draws from Keras's own generator, whatever the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = layers.GaussianNoise(0.5)
+
+    def call(self, input_ids: Any, attention_mask: Any = None, training: bool = False) -> Any:
+        return super().call(input_ids, attention_mask, training=True)
+
+
+def test_random_numbers_of_layers_move_only_in_training() -> None:
+    model = built(AlwaysNoisy(), MODELS["subclassed"][2])
+    seed = model.drop.seed_generator.state.value
+    before = seed.tolist()
+    first, second = (embgrad.gradients(model, BATCH, embgrad.Logit(1)) for _ in range(2))
+    np.testing.assert_array_equal(first.objective, second.objective)
+    assert seed.tolist() == before
+    third = embgrad.gradients(model, BATCH, embgrad.Logit(1), training=True)
+    assert seed.tolist() != before
+    np.testing.assert_array_equal(third.objective, first.objective)  # drawn from the same state
+    assert (embgrad.gradients(model, BATCH, embgrad.Logit(1)).objective != first.objective).all()
+
+
+def parameters_of_keras(model: Any) -> str:
+    return str(model.words.embeddings.path)
+
+
+def test_modules_of_pytorch_in_keras_and_keras_layers_in_pytorch() -> None:
+    inner = torch.nn.Sequential(torch.nn.Embedding(20, 6), torch.nn.Linear(6, 3))
+    wrapped = keras.Sequential([keras.layers.TorchModuleWrapper(inner, name="inner"), layers.GlobalAveragePooling1D()])
+
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = layers.Embedding(20, 6), torch.nn.Linear(6, 3)
+
+        def forward(self, input_ids: Any) -> Any:
+            return self.head(self.words(input_ids).mean(1))
+
+    for model, path in ((wrapped, "inner.module.0#0"), (Mixed(), "words#0")):
+        logits = model(torch.tensor(IDS))
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(LABELS), reduction="sum")
+        table = next(one for one in model.parameters() if one.shape == (20, 6))
+        result = embgrad.gradients(model, IDS, embgrad.CrossEntropy(LABELS))
+        np.testing.assert_allclose(
+            result.values, torch.autograd.grad(loss, table)[0].numpy()[IDS], rtol=1e-5, atol=1e-8
+        )
+        assert result.provenance["path"] == path
+        parameters = embgrad.parameter_gradients(model, IDS, embgrad.CrossEntropy(LABELS))
+        assert len(parameters) == 3
+    assert [name.partition(".")[0] for name in parameters] == [parameters_of_keras(model), "head", "head"]
+
+
+def test_the_outputs_of_a_functional_model_have_their_declared_order() -> None:
+    ids = keras.Input((None,), dtype="int32", name="input_ids")
+    rows = layers.Embedding(20, 6)(ids)
+    inner = keras.Model(ids, {"sequence": rows, "pooled": layers.GlobalAveragePooling1D()(rows)}, name="inner")
+    returned = inner(ids)
+    model = keras.Model(ids, layers.Dense(3)(returned["pooled"]) + layers.Dense(3)(returned["sequence"])[:, 0])
+    result = embgrad.gradients(model, IDS, embgrad.CrossEntropy(LABELS), at="inner")
+    assert result.values.shape == (2, 4, 6)  # and not that of "pooled", which Keras returns first
+
+
+def test_two_parts_have_numbers() -> None:
+    parts = [built(Subclassed(), MODELS["subclassed"][2]) for _ in range(2)]
+    call = lambda parts, inputs: parts[1](**inputs)  # noqa: E731
+    result = embgrad.gradients(parts, BATCH, embgrad.CrossEntropy(LABELS), call=call)
+    assert result.provenance["path"] == "1.words#0"
+    names = list(embgrad.parameter_gradients(parts, BATCH, embgrad.CrossEntropy(LABELS), call=call))
+    assert [name.partition(".")[0] for name in names] == ["0"] * 3 + ["1"] * 3

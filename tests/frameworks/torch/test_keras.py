@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from tests.frameworks.keras_process import conformance_checks, passed
 
 HERE = Path(__file__).parent
 
 
-def test_keras_models_on_pytorch() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", str(HERE / "keras_models.py")],
-        cwd=HERE.parents[2],
-        env={**os.environ, "KERAS_BACKEND": "torch"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
-    assert " passed" in result.stdout
-    assert "skipped" not in result.stdout
+@pytest.mark.parametrize("file", ["keras_models.py", "keras_hub_models.py"])
+def test_keras_models_on_pytorch(file: str) -> None:
+    assert passed("torch", HERE / file) > 0
+
+
+def test_the_conformance_suite_on_keras_models() -> None:
+    assert conformance_checks("torch") > 300

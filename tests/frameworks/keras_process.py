@@ -1,0 +1,49 @@
+"""Tests in a process of their own, in which Keras 3 runs on a framework: it reads KERAS_BACKEND when it is imported."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["conformance_checks", "passed"]
+
+ROOT = Path(__file__).parents[2]
+
+#: The longest that such a process may take, in seconds.
+LONGEST = 900
+
+
+def conformance_checks(framework: str) -> int:
+    """Run the conformance suite on Keras's models on a framework; print and return how many checks ran, all of which passed."""
+    output = _run(framework, ROOT / "tests/contract/conformance/test_conformance.py", EMBGRAD_TEST_BACKENDS="keras")
+    checks = _number(r"conformance checks run: keras (\d+)", output)
+    print(f"conformance checks run: keras on {framework} {checks}")
+    assert _number(r"(\d+) passed", output) == checks
+    return checks
+
+
+def passed(framework: str, file: Path) -> int:
+    """Run a file of tests with Keras on a framework, and return how many passed; none may fail or be skipped."""
+    return _number(r"(\d+) passed", _run(framework, file))
+
+
+def _run(framework: str, file: Path, **settings: str) -> str:
+    environment = {**os.environ, "KERAS_BACKEND": framework, **settings}
+    for name in [name for name in environment if name.startswith("PYTEST_XDIST") or name == "PYTEST_CURRENT_TEST"]:
+        del environment[name]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout
+    return done.stdout
+
+
+def _number(pattern: str, output: str) -> int:
+    found = re.search(pattern, output)
+    assert found is not None, output[-2000:]
+    return int(found[1])
