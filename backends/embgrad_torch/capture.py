@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from embgrad.backend import Listener, PassListener, Perturber, Point, additions
 from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend.keras_layers import evaluating
 from embgrad.backend.patching import Interception
 from embgrad.backend.signature import NAMES
 from embgrad.common.pytree import every
@@ -26,7 +27,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_torch.checkpoints import segments_counted
-from embgrad_torch.inputs import has_values, is_floating, is_transformed, keras_evaluation, parameters, to_numpy
+from embgrad_torch.inputs import has_values, is_floating, is_transformed, parameters, to_numpy
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch, hooked
 from embgrad_torch.run import points
@@ -385,8 +386,8 @@ def _whole_numbers(name: str, value: Any) -> np.ndarray | None:
 
 def _discover(model: Any, args: Any, kwargs: Any, batch: TokenBatch) -> Sequence[Point]:
     """Return the points that the same call reaches, in a pass of embgrad's; hooks of the user on saved tensors are not called."""
-    evaluating = keras_evaluation(model, kwargs) if is_keras(model) else contextlib.nullcontext(kwargs)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor), evaluating as kwargs:
+    mode = evaluating(model, kwargs) if is_keras(model) else contextlib.nullcontext(kwargs)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor), mode as kwargs:
         return points(model, batch, lambda *_: model.forward(*args, **kwargs))
 
 

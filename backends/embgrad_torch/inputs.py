@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
@@ -24,7 +23,7 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
     *("TorchTensors", "computed_in", "dtype_name", "has_values", "is_floating", "is_quantised"),
-    *("is_transformed", "keras_evaluation", "like", "parameters", "plan", "to_numpy", "to_tensors", "unparallel"),
+    *("is_transformed", "like", "parameters", "plan", "to_numpy", "to_tensors", "unparallel"),
 ]
 
 #: The kinds of parameters that can be passed by position.
@@ -97,21 +96,6 @@ def _plan_keras_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch)
     inputs = batch.inputs()
     unused = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
     return CallPlan((inputs,), {}, tuple(unused))
-
-
-@contextlib.contextmanager
-def keras_evaluation(model: Any, kwargs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the keyword arguments of a call of a Keras model as they are in evaluation mode.
-
-    The call is open: Keras hands its mode on to the layers inside, in a context of the thread.
-    """
-    calls = model._get_call_context()
-    before = calls.get_value("training")
-    calls.set_value("training", False)
-    try:
-        yield {name: False if name in MODES else value for name, value in kwargs.items()}
-    finally:
-        calls.set_value("training", before)
 
 
 def unparallel(model: Any) -> Any:

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from embgrad.backend.keras_layers import declared_order
+from embgrad.backend.keras_layers import declared_order, with_mask
 from embgrad.common.pytree import every, first, with_first
 from embgrad.forward.points import INPUT, OUTPUT
 from embgrad.forward.recorder import PassRecorder
 from embgrad_torch.checkpoints import Recorded, repeated_key
 from embgrad_torch.inputs import is_floating
 from embgrad_torch.tap import PointHandler
-from embgrad_torch.walk import is_compiled_wrapper, spelled
+from embgrad_torch.walk import held_parameters, is_compiled_wrapper, spelled
 
 __all__ = ["ModuleWatch", "hooked"]
 
@@ -168,9 +168,7 @@ class ModuleWatch:
             new = self._at.tensor(key, tensor, again=again, aliased=aliased)
         finally:
             self._busy = False
-        if (mask := getattr(tensor, "_keras_mask", None)) is not None:
-            new._keras_mask = mask  # as Keras's layers hand it on
-        return None if new is tensor else with_first(nest, is_floating, new)
+        return None if new is tensor else with_first(nest, is_floating, with_mask(new, tensor))
 
 
 def _may_be(call: _ModuleCall, argument: Any) -> bool:
@@ -185,10 +183,8 @@ def _may_be(call: _ModuleCall, argument: Any) -> bool:
 
 def _is_aliased(module: Any, returned: Any, output: Any, call: _ModuleCall | None) -> bool:
     """Return whether an output shares its memory with the module's argument, attributes or other outputs."""
-    attributes = (*vars(module).values(), *module._buffers.values(), *module._parameters.values())
-    if output.is_inference() or any(
-        value is output or getattr(value, "_value", None) is output for value in attributes
-    ):
+    attributes = (*vars(module).values(), *module._buffers.values(), *held_parameters(module))
+    if output.is_inference() or any(value is output for value in attributes):
         return True
     others = [tensor for tensor in every(returned, is_floating) if tensor is not output]
     argument = None if call is None else call.argument

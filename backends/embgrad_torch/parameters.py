@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from embgrad.backend import ParameterValues, Request, TableRest, Weight
+from embgrad.backend.keras_layers import value_of
 from embgrad.backend.locks import held
 from embgrad.backend.signature import as_parts
 from embgrad.checkpoints.keras_bert import keras_checkpoint
@@ -132,8 +133,8 @@ def _names(parts: Sequence[Any], walked: Walked, shared: Mapping[int, Any]) -> d
     if not shared:
         return names
     for name, variable in keras_variables(walked):
-        if id(variable._value) in shared:
-            names.setdefault(id(variable._value), []).append(name)
+        if id(value_of(variable)) in shared:
+            names.setdefault(id(value_of(variable)), []).append(name)
     aliases = further_paths(parts, walked)
     for path, module in walked:
         for name, parameter in module._parameters.items():
@@ -170,7 +171,7 @@ def weights(model: Any) -> list[Weight]:
     by_memory: dict[Any, Weight] = {}
     owners = {id(node.value): node.owner_path for node in walked.variables}
     for name, variable in keras_variables(walked):
-        tensor = variable._value
+        tensor = value_of(variable)
         if _has_values(tensor) and memory_key(tensor) not in by_memory:
             by_memory[memory_key(tensor)] = _weight(name, owners.get(id(variable), ""), tensor, None)
     for path, module in walked:

@@ -13,6 +13,7 @@ import torch
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from embgrad.backend.keras_layers import value_of
 from embgrad.backend.locks import held, process_lock
 from embgrad.backend.object_state import ObjectState
 from embgrad.backend.rng import SharedGenerator
@@ -186,7 +187,9 @@ def _written(model: Structure, parameters: Sequence[Any], training: bool) -> lis
     seeds in integer ones, which training moves on.
     """
     if not training:
-        seeds = (node.value._value for node in model.walked.variables if not node.value._value.is_floating_point())
+        seeds = (
+            value_of(node.value) for node in model.walked.variables if not value_of(node.value).is_floating_point()
+        )
         return [seed for seed in _plain(list(seeds)) if not (seed.is_inference() or seed.is_meta)]
     overridden = any("train" in vars(part) or type(part).train is not torch.nn.Module.train for part in model.modules)
     keras = bool(model.walked.keras)

@@ -15,7 +15,7 @@ import torch
 
 from embgrad.backend import keras_layers
 from embgrad.backend.keras_inputs import is_keras, keras_bases, told_apart
-from embgrad.backend.keras_layers import Node
+from embgrad.backend.keras_layers import Node, value_of
 from embgrad.backend.locks import locks_of
 from embgrad.backend.signature import as_parts
 
@@ -90,7 +90,7 @@ def _walk_keras(parts: Sequence[Any]) -> Walked:
     nodes = list(keras_layers.walk(parts, _kinds, _held, _hidden, aliases))
     modules = [node for node in nodes if node.kind == "module"]
     walked = Walked((node.path, node.value) for node in modules)
-    walked.variables = [node for node in nodes if node.kind == "variable" and node.value._value is not None]
+    walked.variables = [node for node in nodes if node.kind == "variable" and value_of(node.value) is not None]
     walked.names = {key: names for key, names in keras_layers.further_names(modules, aliases).items() if names}
     walked.keras = [node.value for node in modules if is_keras(node.value) and not is_keras(node.owner)]
     return walked
@@ -161,13 +161,13 @@ class Structure:
 
     def parameters(self) -> list[Any]:
         """Return the parameters that the modules have now, each once."""
-        of_keras = {node.path: node.value._value for node in self.walked.variables}
+        of_keras = {node.path: value_of(node.value) for node in self.walked.variables}
         return _each_once([*(module._parameters for module in self.modules), of_keras])
 
     @property
     def device(self) -> Any:
         """The device of the inputs: that of the first parameter or buffer with values."""
-        of_keras = (node.value._value for node in self.walked.variables)
+        of_keras = (value_of(node.value) for node in self.walked.variables)
         of_modules = (
             tensor
             for module in self.modules
@@ -222,7 +222,7 @@ def children_of(module: Any) -> list[Any]:
 def held_parameters(module: Any) -> list[Any]:
     """Return the parameters that a module holds itself, or a Keras layer with those that it holds."""
     if is_keras(module):
-        return [variable._value for variable in module.weights if variable._value is not None]
+        return [value_of(variable) for variable in module.weights if value_of(variable) is not None]
     return list(module._parameters.values())
 
 
@@ -261,9 +261,9 @@ def named_parameters(walked: Walked) -> Iterator[tuple[str, Any]]:
     """
     yielded: set[int] = set()
     for name, variable in keras_variables(walked):
-        if id(variable._value) not in yielded:
-            yielded.add(id(variable._value))
-            yield name, variable._value
+        if id(value_of(variable)) not in yielded:
+            yielded.add(id(value_of(variable)))
+            yield name, value_of(variable)
     for path, module in walked:
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in yielded:
@@ -278,7 +278,7 @@ def keras_variables(walked: Walked) -> list[tuple[str, Any]]:
     """
     known = {id(node.value): node for node in walked.variables}
     listed = [variable for _, module in walked if known and is_keras(module) for variable in _listed(module)]
-    each = {id(variable): variable for variable in listed if variable._value is not None}
+    each = {id(variable): variable for variable in listed if value_of(variable) is not None}
     for node in walked.variables:
         each.setdefault(id(node.value), node.value)
     part = {key: f"{node.path.partition('.')[0]}." for key, node in known.items()} if walked[0][0] else {}
@@ -299,8 +299,8 @@ def tables(walked: Walked) -> list[tuple[str, Any]]:
     """
     matrices = []
     for path, node in zip(keras_layers.table_paths(walked.variables), walked.variables, strict=True):
-        if node.value._value.dim() == 2:
-            matrices.append((path != node.owner_path, path, node.value._value))
+        if value_of(node.value).dim() == 2:
+            matrices.append((path != node.owner_path, path, value_of(node.value)))
     for path, module in walked:
         embedding = isinstance(module, EMBEDDINGS)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -343,7 +343,7 @@ class TablePaths:
     def padding(self, table: Any) -> int | None:
         """Return the row that a table's Keras layer declares to be padding."""
         table = self._before_cast(table)
-        owners = (node.owner for node in self._walked.variables if node.value._value is table)
+        owners = (node.owner for node in self._walked.variables if value_of(node.value) is table)
         return next(filter(lambda row: row is not None, map(keras_layers.padding_row, owners)), None)
 
     def cast(self, matrix: Any, result: Any) -> None:

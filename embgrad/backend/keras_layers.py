@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from embgrad.backend.keras_inputs import is_keras, keras_bases
+from embgrad.backend.keras_inputs import MODES, is_keras, keras_bases
 
 __all__ = [
     "Node",
@@ -20,12 +20,15 @@ __all__ = [
     "bookkeeping",
     "declared_order",
     "errors_unchanged",
+    "evaluating",
     "further_names",
     "hidden",
     "padding_row",
     "table_path",
     "table_paths",
+    "value_of",
     "walk",
+    "with_mask",
 ]
 
 #: The attributes in which functional and sequential models hold their layers once more, which go by their names.
@@ -203,6 +206,33 @@ def errors_unchanged() -> Iterator[None]:
             with contextlib.suppress(AttributeError, TypeError):  # an error that takes no attributes
                 error._keras_call_info_injected = True  # type: ignore[attr-defined]
         raise
+
+
+@contextlib.contextmanager
+def evaluating(model: Any, kwargs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the keyword arguments of a call of a Keras model as they are in evaluation mode.
+
+    The call is open: Keras hands its mode on to the layers inside, in a context of the thread.
+    """
+    calls = model._get_call_context()
+    before = calls.get_value("training")
+    calls.set_value("training", False)
+    try:
+        yield {name: False if name in MODES else value for name, value in kwargs.items()}
+    finally:
+        calls.set_value("training", before)
+
+
+def value_of(variable: Any) -> Any:
+    """Return the framework's own tensor inside a variable of Keras 3: its `value` is another one under mixed precision."""
+    return variable._value
+
+
+def with_mask(new: Any, tensor: Any) -> Any:
+    """Return a tensor that replaces another, with the mask that Keras's layers hand on at that."""
+    if (mask := getattr(tensor, "_keras_mask", None)) is not None:
+        new._keras_mask = mask
+    return new
 
 
 def padding_row(owner: Any) -> int | None:

@@ -1,13 +1,10 @@
-"""The private names of PyTorch, Python and Keras that the backend uses, each with the reason."""
+"""The private names of PyTorch and Python that the backend uses, each with the reason."""
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["OF_KERAS", "PRIVATE_NAMES"]
-
-#: Those of Keras, which a process of its own has on PyTorch.
-OF_KERAS: Final = frozenset({"_get_call_context", "_keras_mask", "_value"})
+__all__ = ["PRIVATE_NAMES"]
 
 PRIVATE_NAMES: Final[dict[str, str]] = {
     "_C": "Switches of PyTorch's core, named below, and DisableTorchFunction, which its documentation does not list.",
@@ -28,11 +25,9 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "_forward_hooks": "There is no public question whether a module has hooks.",
     "_forward_pre_hooks": "There is no public question whether a module has hooks.",
     "_functorch": "There is no public question whether a transform of torch.func runs, nor a setting for donated buffers.",
-    "_get_call_context": "Keras has no public way to run a layer in another mode than the call around it.",
     "_get_current_function_mode_stack": "There is no public question which function modes are active.",
     "_has_any_global_hook": "There is no public question whether hooks are registered for all modules.",
     "_is_view": "There is no public question whether a tensor is a view.",
-    "_keras_mask": "Keras hands masks on at tensors, and its functions for that are private, too.",
     "_modules": "named_children leaves out a child's further names, and takes several times as long.",
     "_orig_mod": "What torch.compile made of a module has no public way to it.",
     "_parameters": "named_parameters leaves out what is None and takes several times as long.",
@@ -44,7 +39,6 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "_set_grad_enabled": "The public switch is a function that the user's modes are asked about; this is the one that it calls.",
     "_torchdynamo_orig_callable": "A compiled function has no public sign.",
     "_unsafe_preserve_version_counter": "No public way puts numbers back without a graph taking its tensors for overwritten.",
-    "_value": "A Keras variable's `value` is another tensor under mixed precision.",
     "_version": "No public attribute tells whether a tensor was written to.",
     "torch._C._dynamo.eval_frame": "No public question tells that Python runs inside a function that could not be compiled.",
 }
