@@ -40,8 +40,11 @@ AFTER: Final = {
     "embeddings.LayerNorm": ("attention.output", "the residual around the attention"),
 }
 
-#: The points that are not comparable across frameworks: gluonnlp's pooler applies the activation itself, others do not.
+#: The points that are not comparable across frameworks: the poolers of gluonnlp and keras-hub apply the activation themselves.
 APART: Final = ("pooler.dense:output",)
+
+#: The point that is not comparable where one of two models is keras-hub's.
+ACTIVATED: Final = "intermediate.dense:output"
 
 #: A function that maps a path to a spelling that both models may share.
 Spelling: TypeAlias = Callable[[str], str]
@@ -97,6 +100,8 @@ def narrowed(
         return _after_all_points(a, b, pairs, tuple(steps), high)
     weights = _between(a, b, pairs, first, _last_compared(steps, first), low, backward)
     module, piece = _containing_module(a, pairs, first, backward)
+    if backward and a.activates != b.activates and piece == PIECES["intermediate.dense"]:
+        module, piece = str(module).removesuffix(".dense"), "activation"  # between the two points that are comparable
     if backward and all(_bert_module(pair.name) is None for pair in pairs[first:]):
         module, piece = _block_code(pairs, block[0] if pairs[first] is ends[0] else module)
     before = _last_compared(steps, first)
@@ -236,12 +241,14 @@ def _paired_points(
     """
     both = set(a.canonical.values()) & set(b.canonical.values())
     same = a.reader.backend.name == b.reader.backend.name
+    apart = a.activates != b.activates
+    excluded = (*APART, ACTIVATED) if apart else () if same else APART
     ways: tuple[Spelling, ...] = (str, uncounted) if same or not both else (_no_name,)
     inside = [side.between(low[i], high[i]) for i, side in enumerate((a, b))]
     best: list[Pair] = []
     for way in ways:
         by_label, others_by_label = (
-            _labelled(side, inside[i], block[i], both, () if same else APART, way) for i, side in enumerate((a, b))
+            _labelled(side, inside[i], block[i], both, excluded, way) for i, side in enumerate((a, b))
         )
         pairs = [
             Pair(_name(a, key, both), key, others_by_label[label])
@@ -268,7 +275,7 @@ def _labelled(
         plain = way(point.path.removeprefix(block) if inside else point.path)
         name = canonical if canonical in both else plain
         label = f"{name}:{point.side}"
-        if (canonical in both or way is not _no_name) and label not in excluded:
+        if (canonical in both or way is not _no_name) and not label.endswith(tuple(excluded)):
             keys[f"{label}#{seen[label]}"] = point.key
             seen[label] += 1
     return keys

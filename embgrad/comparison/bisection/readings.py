@@ -31,6 +31,9 @@ __all__ = ["Reader", "Side"]
 #: The module in a BERT's layer that contains query, key and value, by Hugging Face's name.
 ATTENTION: Final = "attention.self"
 
+#: The dense transformation of what attention mixes.
+ATTENTION_OUTPUT: Final = "attention.output.dense"
+
 #: The modules of a BERT outside its layers that compute the same in each framework.
 OUTER: Final = ("embeddings.LayerNorm", "pooler.dense")
 
@@ -181,6 +184,7 @@ class Side:
         reader: reads the model's values and gradients.
         weights: the model's weights.
         canonical: the name in a BERT checkpoint, by module path.
+        activates: whether the dense module before a BERT's activation applies the activation itself, as keras-hub's does.
         order: the indices of the other side's examples, in the order of this side's; None for the same order.
     """
 
@@ -190,6 +194,7 @@ class Side:
         self.reader = reader
         self.weights = reader.weights() if weights is None else list(weights)
         self.canonical = _canonical(self.weights)
+        self.activates = any(path.endswith("feedforward_intermediate_dense") for path in self.canonical)
         self.order = order
         self._callers: dict[str, str] = {}
         # A path inside a module begins with that module's path and a mark; in a symbol's scopes the mark is an underscore.
@@ -276,11 +281,16 @@ def _is_known(name: str) -> bool:
 
 
 def _attentions(names_of: Mapping[str, set[str]]) -> dict[str, str]:
-    """Return the modules that contain query, key and value: one module with all three weights, or the parent of three modules."""
+    """Return the modules that contain query, key and value: one module with all three weights, or the parent of three modules.
+
+    Keras's attention also contains the dense transformation of its output, and so is no module of the checkpoint.
+    """
     around: dict[str, set[str]] = defaultdict(set)
     for path, names in names_of.items():
         for name in names:
             module, _, leaf = name.rpartition(".")
             if module.endswith(ATTENTION) and leaf in ("query", "key", "value"):
                 around[module].add(path if len(names) > 1 else path.rpartition(".")[0])
-    return {next(iter(paths)): module for module, paths in around.items() if len(paths) == 1}
+    dense = [path for path, names in names_of.items() if any(name.endswith(ATTENTION_OUTPUT) for name in names)]
+    unique = {next(iter(paths)): module for module, paths in around.items() if len(paths) == 1}
+    return {path: module for path, module in unique.items() if not any(inner.startswith(f"{path}.") for inner in dense)}
