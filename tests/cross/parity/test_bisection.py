@@ -14,6 +14,10 @@ from embgrad.cli.demo import FRAMEWORKS
 from embgrad.engine.weights import substituted, weights_of
 
 PAIRS = [("torch", "tensorflow"), ("torch", "gluon"), ("gluon", "tensorflow"), ("tensorflow", "torch")]
+#: Pairs with keras-hub's BERT and with embgrad's own for JAX.
+NEWER = [("torch", "keras"), ("keras", "jax"), ("jax", "torch")]
+#: The backends' names where they differ from the frameworks'.
+BACKENDS = {"keras": "tensorflow"}
 RANDOM = np.random.default_rng(0)
 BATCH = embgrad.TokenBatch(RANDOM.integers(3, 60, (3, 6)), [[1] * 6, [1] * 4 + [0] * 2, [1] * 3 + [0] * 3])
 POOLED = embgrad.Projection(RANDOM.normal(size=32), output="pooled")
@@ -48,16 +52,16 @@ def changed(model: Any, name: str, change: Any) -> Any:
     return substituted(model, {weight.name: value.T if weight.transposed else value})
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS)
+@pytest.mark.parametrize(("one", "other"), [*PAIRS, *NEWER])
 def test_one_checkpoint_agrees(models: dict[str, Any], one: str, other: str) -> None:
     found = embgrad.bisect(models[one], models[other], BATCH, POOLED)
     assert found.agrees
     assert max(step.forward.relative_l2 for step in found.steps if step.forward) < 3e-6
     assert max(step.backward.relative_l2 for step in found.steps if step.backward) < 3e-6
-    assert found.labels[0].startswith(one)
+    assert found.labels[0].startswith(BACKENDS.get(one, one))
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS[1:3])
+@pytest.mark.parametrize(("one", "other"), [*PAIRS[1:3], *NEWER[:2]])
 @pytest.mark.parametrize(
     ("module", "piece"),
     [
@@ -81,7 +85,7 @@ def test_a_perturbed_weight(models: dict[str, Any], one: str, other: str, module
     assert differing.relative_l2 == pytest.approx(1e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS[::3])
+@pytest.mark.parametrize(("one", "other"), [*PAIRS[::3], *NEWER])
 def test_a_transposed_weight(models: dict[str, Any], one: str, other: str) -> None:
     name = "encoder.layer.1.attention.self.key.weight"
     with changed(models[other], name, lambda value: value.T):
@@ -99,7 +103,7 @@ def test_a_transposed_weight(models: dict[str, Any], one: str, other: str) -> No
     ],
 )
 def test_a_changed_weight_outside_the_layers(models: dict[str, Any], name: str, first: str, module: str) -> None:
-    for one, other in PAIRS[1:3]:
+    for one, other in (*PAIRS[1:3], *NEWER[:2]):
         with changed(models[other], name, lambda value: value * 1.01):
             found = embgrad.bisect(models[one], models[other], BATCH, POOLED)
         assert (found.first, found.module) == (first, module)
@@ -116,7 +120,7 @@ def test_a_computation_that_differs(models: dict[str, Any]) -> None:
         found = getattr(holder, attribute)
         setattr(holder, attribute, value)
         try:
-            for other in ("tensorflow", "gluon"):
+            for other in ("tensorflow", "gluon", "jax", "keras"):
                 parting = embgrad.bisect(models[other], models["torch"], BATCH, POOLED)
                 assert (parting.first, parting.piece) == ("layer.2", piece)
                 assert not any(parameter.differs for parameter in parting.parameters)
@@ -141,7 +145,7 @@ def test_a_backward_pass_that_differs(models: dict[str, Any]) -> None:
     intermediate = models["torch"].encoder.layer[2].intermediate
     right, intermediate.intermediate_act_fn = intermediate.intermediate_act_fn, Wrong()
     try:
-        for other in ("tensorflow", "gluon"):
+        for other in ("tensorflow", "gluon", "jax", "keras"):
             found = embgrad.bisect(models[other], models["torch"], BATCH, POOLED)
             assert (found.first, found.direction, found.after) == ("layer.1", "backward", "layer.2")
             assert (found.module, found.piece) == ("encoder.layer.2.intermediate", "activation")

@@ -1,4 +1,4 @@
-"""The command line on MiniLM's weights in three frameworks, with a fault put in, and on the models that folders may hold."""
+"""The command line on MiniLM's weights in five frameworks, with a fault put in, and on the models that folders may hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embgrad.cli.demo import minilm_folder
 DATA = Path(__file__).parents[2] / "data"
 VOCABULARY = DATA / "tfhub_bert_tiny" / "assets" / "uncased_vocab.txt"
 TEXTS = "A gripping film, told with unforgettable warmth.\nNever again.\n\nThe plot collapses halfway through.\n"
-FRAMEWORKS = "torch,tensorflow,gluon"
+FRAMEWORKS = "torch,tensorflow,gluon,jax,keras"
 
 #: The command with a fault put into one framework's model by the framework's own means, before it is handed over.
 INJECT = """
@@ -84,13 +84,13 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_three_frameworks_agree(texts: Path) -> None:
+def test_five_frameworks_agree(texts: Path) -> None:
     asked = ("--model", str(minilm_folder()), "--frameworks", FRAMEWORKS, "--file", str(texts), "--json")
     done = child("-m", "embgrad", "compare", *asked)
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["agrees"] is True
-    assert list(found["comparisons"]) == ["tensorflow", "gluon"]
+    assert list(found["comparisons"]) == ["tensorflow", "gluon", "jax", "keras"]
     for one in found["comparisons"].values():
         assert one["figures"]["relative_l2"] <= 5e-6
         assert len(one["per_example"]) == 3
@@ -252,7 +252,7 @@ def build(framework):
         import torch
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Embedding(60, 4), torch.nn.Flatten(), torch.nn.Linear(12, 2))
-    if framework == "tensorflow":
+    if framework in ("tensorflow", "keras"):
         import keras
         return keras.Sequential([keras.layers.Embedding(60, 4), keras.layers.Flatten(), keras.layers.Dense(2)])
     from embgrad_gluon import import_mxnet
@@ -264,7 +264,7 @@ def build(framework):
 """
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS.split(","))
+@pytest.mark.parametrize("framework", ["torch", "tensorflow", "gluon", "keras"])
 def test_models_of_the_users_own(command: Any, tmp_path: Path, framework: str) -> None:
     (tmp_path / "own.py").write_text(MODELS)
     (tmp_path / "ids.json").write_text("[[1, 2, 3], [4, 5, 6]]")
@@ -278,7 +278,7 @@ def test_models_of_the_users_own(command: Any, tmp_path: Path, framework: str) -
     assert found["results"]["word"]["shape"] == [2, 3, 4]
 
 
-def test_doctor_finds_all_three() -> None:
+def test_doctor_finds_all_frameworks() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
     done = subprocess.run(
         [sys.executable, "-m", "embgrad", "doctor", "--json", "--timeout", "400"],

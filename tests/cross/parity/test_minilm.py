@@ -1,4 +1,4 @@
-"""The three frameworks on one checkpoint's real weights."""
+"""The each framework on one checkpoint's real weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tokenizers
 import embgrad
 from embgrad.cli.demo import TEXTS, minilm_folder
 
-FRAMEWORKS = ("torch", "tensorflow", "gluon")
+FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax", "keras")
 
 
 @pytest.fixture(scope="module")

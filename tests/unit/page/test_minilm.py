@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import embgrad
-from embgrad.cli.demo import FRAMEWORKS, TEXTS, minilm_folder
+from embgrad.cli.demo import TEXTS, minilm_folder
 from tests.cross.parity.table import measure
 from tests.unit.page.browser import Browser, Page
 
+FRAMEWORKS = ("torch", "tensorflow", "gluon")
 POINTS = ("word", "embeddings", *(f"layer.{number}" for number in range(6)))
 
 #: The picture's size: as much as shows every part.
