@@ -55,7 +55,7 @@ def run_kept(
         model: the model, as in `run`; so are `batch` and `request`.
         plain: runs the model without a trace.
     """
-    inputs = plan(model, batch, request.call).arrays
+    inputs = plan(model, batch, request.call, training=request.training).arrays
     question = (
         request.points,
         request.training,
@@ -138,7 +138,7 @@ class _Trace:
         if self._graph is None:
             graph, inputs = traced(structure, model, batch, request.call, training=request.training)
         else:
-            graph, inputs = self._graph, plan(model, batch, request.call).arrays
+            graph, inputs = self._graph, plan(model, batch, request.call, training=request.training).arrays
         survey = survey_of(graph, structure, inputs, watch, request)
         points = (survey.keys, survey.names, survey.branches, survey.products)
         if self._graph is None:

@@ -32,6 +32,9 @@ CALLS: Final[Mapping[str, str]] = {
     "core_call": "call_jaxpr",
 }
 
+#: Primitives that slice an array.
+SLICES: Final = ("slice", "dynamic_slice")
+
 #: Primitives that mark a graph whose values are computed again in the backward pass.
 REMATERIALISED: Final = ("checkpoint", "remat", "remat2")
 
@@ -83,7 +86,7 @@ def traced(
     Raises:
         UnsupportedError: the model's Python needs the values of arrays, which have none while JAX traces.
     """
-    planned = plan(model, batch, call)
+    planned = plan(model, batch, call, training=training)
     found: dict[str, Any] = {}
 
     def forward(arrays: Sequence[Any], inputs: Sequence[Any]) -> Any:
@@ -159,6 +162,10 @@ class Walker(Generic[Value]):
         """Return the result of a product, which may be a lookup by one-hot rows."""
         raise NotImplementedError
 
+    def sliced(self, number: int, equation: Any, values: Sequence[Value]) -> Value:
+        """Return a slice of a matrix, which may be a lookup of consecutive rows."""
+        raise NotImplementedError
+
     def branch(self, number: int, value: Value, count: int) -> int | None:
         """Return which of several branches is taken; None where that is not known."""
         raise NotImplementedError
@@ -200,6 +207,8 @@ class Walker(Generic[Value]):
             return [self.marked(self._next(), mark, values[0])]
         if name == "gather":
             return [self.gathered(self._next(), equation, values)]
+        if name in SLICES and is_slice(equation):
+            return [self.sliced(self._next(), equation, values)]
         if name == "dot_general":
             return [self.multiplied(self._next(), equation, values)]
         if name in REMATERIALISED and self.has_points(equation.params["jaxpr"]):
@@ -260,6 +269,19 @@ def is_lookup(equation: Any) -> bool:
         and tuple(equation.params["slice_sizes"]) == (1, operand.shape[1])
         and not numbers.operand_batching_dims
         and equation.outvars[0].aval.ndim - 1 in numbers.offset_dims
+    )
+
+
+def is_slice(equation: Any) -> bool:
+    """Return whether a slice takes whole consecutive rows of a floating matrix."""
+    operand, result = equation.invars[0].aval, equation.outvars[0].aval
+    strides = equation.params.get("strides")
+    return (
+        operand.ndim == 2
+        and jax.numpy.issubdtype(operand.dtype, jax.numpy.floating)
+        and operand.shape[1] == result.shape[1]
+        and operand.shape[0] > result.shape[0]
+        and (strides is None or set(strides) == {1})
     )
 
 

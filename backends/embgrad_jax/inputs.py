@@ -13,7 +13,7 @@ import numpy as np
 from embgrad.backend import Call, TokenBatch, expect_single, owned, parameters_of, plan_call
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad_jax.walk import is_equinox, is_linen, is_nnx
+from embgrad_jax.walk import is_linen
 
 __all__ = ["JaxTensors", "Plan", "Rows", "plan", "to_numpy"]
 
@@ -36,7 +36,7 @@ class Plan:
     unused: tuple[str, ...] = ()
 
 
-def plan(model: Any, batch: TokenBatch, call: Call | None) -> Plan:
+def plan(model: Any, batch: TokenBatch, call: Call | None, *, training: bool) -> Plan:
     """Return how the model is called on the batch.
 
     Raises:
@@ -53,10 +53,11 @@ def plan(model: Any, batch: TokenBatch, call: Call | None) -> Plan:
         )
     expect_single(model)
     if is_keras(model):
-        from embgrad_jax.keras import plan_keras
+        from embgrad_jax.keras import keras_arguments
 
-        return plan_keras(model, batch)
-    if not callable(model) or not (is_nnx(model) or is_equinox(model) or callable(model)):
+        nest, unused = keras_arguments(model, batch)
+        return _planned(nest, lambda model, nest: model(*nest[0], **nest[1], training=training), unused)
+    if not callable(model):
         raise UnsupportedError(
             f"the model is a {type(model).__qualname__} of arrays, which cannot be called. Pass call=lambda params, inputs: "
             'forward(params, inputs["input_ids"])'

@@ -18,8 +18,8 @@ import numpy as np
 from embgrad.forward.points import UNNAMED_TABLE, layout_of
 from embgrad.forward.recorder import PassRecorder
 from embgrad_jax.graphs import Graph, Walker, inner_jaxprs, is_lookup
+from embgrad_jax.leaves import Leaf
 from embgrad_jax.modules import Mark, mark_of
-from embgrad_jax.walk import Leaf
 
 __all__ = ["Survey", "bound", "surveyed"]
 
@@ -247,6 +247,20 @@ class _Surveyor(Walker[Cell]):
                 return self._looked_up(number, table, indices, result, (*rows.shape[:-1], table.shape[1]))
         return result
 
+    def sliced(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
+        """Record a slice of a table that takes a row for each position, as vectors of positions are often looked up."""
+        (result,) = self.apply(equation, values)
+        table = values[0]
+        if table.leaf is None or result.shape[0] != self._watch.batch.shape[1]:
+            return result
+        start = equation.params["start_indices"][0] if "start_indices" in equation.params else None
+        if start is None:
+            if values[1].compute is None:
+                return result
+            start = min(max(int(values[1].value), 0), table.shape[0] - result.shape[0])
+        indices = int(start) + np.arange(result.shape[0])
+        return self._looked_up(number, table, indices, result, result.shape, sliced=True)
+
     def branch(self, number: int, value: Cell, count: int) -> int | None:
         """Return the branch that a value which depends on the batch alone takes."""
         if value.compute is None:
@@ -270,12 +284,22 @@ class _Surveyor(Walker[Cell]):
 
     # Points
 
-    def _looked_up(self, number: int, table: Cell, indices: np.ndarray, result: Cell, shape: tuple[int, ...]) -> Cell:
+    def _looked_up(
+        self,
+        number: int,
+        table: Cell,
+        indices: np.ndarray,
+        result: Cell,
+        shape: tuple[int, ...],
+        *,
+        sliced: bool = False,
+    ) -> Cell:
         path = UNNAMED_TABLE if table.leaf is None else table.leaf.table
         indices = _as_given(indices, self._watch.batch.ids, table.shape[0])
         if table.leaf is None and layout_of(indices, self._watch.batch.ids) is None:
             return result
-        key = self._watch.see(path, indices, table.shape[0], table.shape[1])
+        padding = None if table.leaf is None else table.leaf.padding
+        key = self._watch.see(path, indices, table.shape[0], table.shape[1], padding, sliced=sliced)
         self._watch.record_output(result)
         if key is None:
             return result
@@ -305,7 +329,7 @@ class _Surveyor(Walker[Cell]):
 
 
 def _as_given(indices: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
-    """Return the batch's ids in place of indices that JAX made of them: it counts negative ones from the end, and may clip others.
+    """Return the batch's ids in place of indices that JAX made of them: negative ones count from the end, others may be clipped.
 
     Args:
         indices: the indices of a lookup.

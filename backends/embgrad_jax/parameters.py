@@ -14,8 +14,9 @@ from embgrad.backend import ParameterValues, TableRest, Weight, as_parts, model_
 from embgrad.checkpoints.keras_bert import keras_checkpoint
 from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad_jax.inputs import to_numpy
+from embgrad_jax.leaves import Leaf
 from embgrad_jax.lookup import Survey
-from embgrad_jax.walk import Leaf, Structure
+from embgrad_jax.walk import Structure
 
 __all__ = ["alone", "differentiated", "parameter_values", "rests", "weights"]
 

@@ -84,6 +84,10 @@ class Computation(Walker[Any]):
         key = self._survey.keys.get(number)
         return value if key is None else self._point(key, value)
 
+    def sliced(self, number: int, equation: Any, values: Sequence[Any]) -> Any:
+        """Return the rows with which the pass goes on after a slice of a table."""
+        return self.gathered(number, equation, values)
+
     def gathered(self, number: int, equation: Any, values: Sequence[Any]) -> Any:
         """Return the rows with which the pass goes on after a lookup."""
         (rows,) = bound(equation, values)

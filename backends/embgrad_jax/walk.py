@@ -6,8 +6,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import jax
@@ -16,6 +15,7 @@ import numpy as np
 
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.signature import as_parts
+from embgrad_jax.leaves import Leaf
 from embgrad_jax.modules import dressed
 
 __all__ = [
@@ -39,36 +39,6 @@ TABLES: Final = ("embedding", "embeddings", "weight")
 EMBEDS: Final = ("Embed", "Embedding")
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """An array of a model.
-
-    Attributes:
-        name: its path, as in `parameter_gradients`.
-        module: the path of the module that owns it.
-        table: the name of a lookup in it.
-        trainable: whether it is a parameter.
-        random: whether it is the state of a random generator.
-        array: its value.
-        get: returns the value that it has in the model now.
-        put: replaces its value in the model.
-    """
-
-    name: str
-    module: str
-    table: str
-    trainable: bool
-    random: bool
-    array: Any = field(repr=False)
-    get: Callable[[], Any] = field(repr=False)
-    put: Callable[[Any], None] = field(repr=False)
-
-    @property
-    def floating(self) -> bool:
-        """Return whether it holds floating-point numbers."""
-        return bool(jnp.issubdtype(self.array.dtype, jnp.floating))
-
-
 class Family(Protocol):
     """Parts of a model that are taken apart in one way.
 
@@ -78,9 +48,20 @@ class Family(Protocol):
         structure: everything that determines the parts beside the values of their arrays, comparable.
     """
 
-    leaves: Sequence[Leaf]
-    modules: dict[str, str]
-    structure: Hashable
+    @property
+    def leaves(self) -> Sequence[Leaf]:
+        """The arrays."""
+        ...
+
+    @property
+    def modules(self) -> Mapping[str, str]:
+        """The modules."""
+        ...
+
+    @property
+    def structure(self) -> Hashable:
+        """The structure."""
+        ...
 
     def opened(self, arrays: Sequence[Any], *, training: bool) -> Any:
         """Return a context manager: while it is open, its result holds the parts by index, made of other arrays and marked.
@@ -252,9 +233,11 @@ class NnxParts:
         is_table = isinstance(owner, self._nnx.Embed) and attribute == "embedding"
 
         def get() -> Any:
+            assert variable is not None, "an array outside of variables is no weight"
             return variable.get_value() if hasattr(variable, "get_value") else variable.value
 
         def put(new: Any) -> None:
+            assert variable is not None, "an array outside of variables is no weight"
             variable.set_value(new) if hasattr(variable, "set_value") else setattr(variable, "value", new)
 
         kind = type(variable)

@@ -6,7 +6,17 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["as_asked", "exact_below", "is_tensor", "is_traced", "owned", "taken", "to_numpy", "whole_numbers", "widened"]
+__all__ = [
+    "as_asked",
+    "exact_below",
+    "is_tensor",
+    "is_traced",
+    "owned",
+    "taken",
+    "to_numpy",
+    "whole_numbers",
+    "widened",
+]
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -19,7 +29,7 @@ def to_numpy(value: Any) -> np.ndarray:
     """
     if is_traced(value):
         raise ValueError(
-            "embgrad was called inside jax.jit (or grad, vmap), where arrays have no values; call it outside of the transformation"
+            "embgrad was called inside jax.jit (or grad, vmap), where arrays have no values; call it outside of that"
         )
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError("it is a masked array, whose mask would be lost")

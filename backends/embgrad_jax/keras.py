@@ -1,0 +1,167 @@
+"""Keras 3 models on JAX: their layers and variables by Keras's names, and calls with other values in the variables' places."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import keras
+import numpy as np
+
+from embgrad.backend import TokenBatch, keras_layers, parameters_of, plan_call
+from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, keras_bases
+from embgrad.backend.patching import Interception
+from embgrad.backend.signature import CallPlan
+from embgrad_jax.leaves import Leaf
+from embgrad_jax.modules import marked
+
+__all__ = ["KerasParts", "keras_arguments"]
+
+_calls: Final = Interception(lambda: keras.Layer, "__call__")
+
+
+class KerasParts:
+    """The parts that are Keras layers or models, which may share layers.
+
+    Args:
+        parts: the parts by index.
+        prefixes: the beginnings of the parts' names by index.
+    """
+
+    def __init__(self, parts: Mapping[int, Any], prefixes: Mapping[int, str]) -> None:
+        self._parts = parts
+        aliases: dict[int, list[str]] = {}
+        nodes = [
+            node
+            for index, part in parts.items()
+            for node in _prefixed(prefixes[index], keras_layers.walk([part], _kinds, _held, _hidden, aliases))
+        ]
+        layers = list({id(node.value): node for node in nodes if node.kind == "module"}.values())
+        variables = list({id(node.value): node for node in nodes if node.kind == "variable"}.values())
+        self._variables = [node for node in variables if keras_layers.value_of(node.value) is not None]
+        self._names = {id(node.value): node.path for node in layers}
+        self._further = keras_layers.further_names(layers, aliases)
+        self.modules = {node.path: type(node.value).__name__ for node in layers}
+        self.attributes = [vars(node.value) for node in layers]
+        tables = keras_layers.table_paths(self._variables)
+        seen: Counter[str] = Counter()
+        self.leaves: Sequence[Leaf] = [
+            self._leaf(node, table, seen) for node, table in zip(self._variables, tables, strict=True)
+        ]
+        self.structure: Hashable = tuple((node.path, type(node.value), _plain(node.value)) for node in layers) + tuple(
+            map(id, parts.values())
+        )
+
+    def _leaf(self, node: keras_layers.Node, table: str, seen: Counter[str]) -> Leaf:
+        variable = node.value
+        count = seen[variable.path]
+        seen[variable.path] += 1
+        return Leaf(
+            variable.path if not count else f"{variable.path}#{count}",
+            node.owner_path,
+            table,
+            bool(variable.trainable),
+            "SeedGenerator" in keras_bases(type(node.owner)) or "seed_generator_state" in variable.path,
+            keras_layers.value_of(variable),
+            lambda: keras_layers.value_of(variable),
+            variable.assign,
+            keras_layers.padding_row(node.owner),
+        )
+
+    @contextlib.contextmanager
+    def opened(
+        self, arrays: Sequence[Any], *, training: bool
+    ) -> Iterator[tuple[Mapping[int, Any], Callable[[], list[Any]]]]:
+        """Put other values in the places of the variables, and mark the calls of layers."""
+        variables = [node.value for node in self._variables]
+
+        def called(call: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+            path = self._names.get(id(layer))
+            if path is None:
+                return call(layer, *args, **kwargs)
+            proceed = lambda *args, **kwargs: call(layer, *args, **kwargs)  # noqa: E731
+            return marked(proceed, path, type(layer).__name__, args, kwargs, self._further.get(id(layer), ()))
+
+        scope = keras.StatelessScope(state_mapping=list(zip(variables, arrays, strict=True)))
+
+        def random_values() -> list[Any]:
+            values = [scope.get_current_value(variable) for variable in variables]
+            return [value for leaf, value in zip(self.leaves, values, strict=True) if leaf.random]
+
+        with scope, _calls.by(called):
+            yield self._parts, random_values
+
+
+def keras_arguments(model: Any, batch: TokenBatch) -> tuple[Any, tuple[str, ...]]:
+    """Return the arguments of a Keras model's call, positional and by name, and the parts of the batch that it cannot take.
+
+    Raises:
+        BatchError: the model needs an input that the batch does not have.
+    """
+
+    def native(name: str, value: Any, dtype: Any) -> Any:
+        return cast_exactly(name, value, dtype, str(dtype)) if isinstance(value, np.ndarray) and dtype else value
+
+    structure = declared(model)
+    if structure is not None:
+        inputs, unused = filled(structure, batch, native)
+        return ((inputs,), {}), unused
+    taken = parameters_of(model.call, skip=MODES)
+    planned = _planned(taken, batch)
+    dtypes = {"mask": np.bool_}  # as Keras's own masks are
+    args = tuple(native(p.name, value, dtypes.get(p.name)) for p, value in zip(taken, planned.args, strict=False))
+    kwargs = {name: native(name, value, dtypes.get(name)) for name, value in planned.kwargs.items()}
+    return (args, kwargs), planned.unused
+
+
+def _planned(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
+    """Return the arguments of `call`; for one that passes on everything, the batch in the user's form."""
+    if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return plan_call(parameters, batch, masks=MASKS)
+    inputs = batch.inputs()
+    unused = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
+    return CallPlan((inputs,), {}, tuple(unused))
+
+
+def _prefixed(prefix: str, nodes: Iterable[keras_layers.Node]) -> Iterator[keras_layers.Node]:
+    for node in nodes:
+        path, owner = (f"{prefix}{name}".rstrip(".") for name in (node.path, node.owner_path))
+        yield node._replace(path=path, owner_path=owner)
+
+
+class _Kinds(dict[type, "str | None"]):
+    """The kinds of classes in a Keras model, each computed once."""
+
+    def __missing__(self, cls: type) -> str | None:
+        bases = keras_bases(cls)
+        known = {"Layer": "module", "Variable": "variable", "SeedGenerator": "object"}
+        self[cls] = next((kind for base, kind in known.items() if base in bases), None)
+        if self[cls] is None and issubclass(cls, (list, tuple, set, frozenset, deque)):
+            self[cls] = "list"
+        elif self[cls] is None and issubclass(cls, Mapping):
+            self[cls] = "dict"
+        return self[cls]
+
+
+_kinds: Final = _Kinds()
+
+
+def _held(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+    if kind == "list":
+        return ((str(number), entry) for number, entry in enumerate(value))
+    if kind == "dict":
+        return ((str(key), entry) for key, entry in value.items())
+    return keras_layers.attributes(value) if kind == "module" else vars(value).items()
+
+
+def _hidden(module: Any) -> frozenset[str]:
+    return keras_layers.hidden() if is_keras(module) else frozenset()
+
+
+def _plain(layer: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the plain attributes of a layer, on which its computation may depend."""
+    plain = (bool, int, float, str, bytes, type(None), tuple)
+    return tuple(sorted((name, repr(value)) for name, value in vars(layer).items() if isinstance(value, plain)))

@@ -1,0 +1,43 @@
+"""The arrays of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+
+__all__ = ["Leaf"]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An array of a model.
+
+    Attributes:
+        name: its path, as in `parameter_gradients`.
+        module: the path of the module that owns it.
+        table: the name of a lookup in it.
+        trainable: whether it is a parameter.
+        random: whether it is the state of a random generator.
+        array: its value.
+        get: returns the value that it has in the model now.
+        put: replaces its value in the model.
+        padding: the row that its owner declares as padding; None where it declares none.
+    """
+
+    name: str
+    module: str
+    table: str
+    trainable: bool
+    random: bool
+    array: Any = field(repr=False)
+    get: Callable[[], Any] = field(repr=False)
+    put: Callable[[Any], Any] = field(repr=False)
+    padding: int | None = None
+
+    @property
+    def floating(self) -> bool:
+        """Return whether it holds floating-point numbers."""
+        return bool(jnp.issubdtype(self.array.dtype, jnp.floating))
