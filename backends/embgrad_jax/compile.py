@@ -41,10 +41,6 @@ class _Owner:
     """Stands for models that take no weak references, such as dicts of arrays: their traces depend on their structure alone."""
 
 
-_owner: Final = _Owner()
-_kept: Final[TraceCache[_Trace]]
-
-
 def run_kept(
     structure: Structure, model: Any, batch: TokenBatch, request: Request, plain: Callable[[Request], Run]
 ) -> Run:
@@ -217,6 +213,10 @@ def _compiled(
     return jax.jit(forward if stop is None else value)
 
 
+_owner: Final = _Owner()
+_kept: Final[TraceCache[_Trace]] = TraceCache()
+
+
 class _Fingerprint:
     """Everything that determines a trace beside the values of arrays: the model's structure, and the user's call by its code."""
 
@@ -266,6 +266,3 @@ def _described(value: Any, depth: int) -> Any:
         held = [*inside, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *read]
         return (value.__code__, [_described(entry, depth + 1) for entry in held])
     return _Identity(value)
-
-
-_kept = TraceCache()

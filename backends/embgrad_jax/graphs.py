@@ -80,7 +80,7 @@ class Graph:
 
 def traced(
     structure: Structure, model: Any, batch: TokenBatch, call: Call | None, *, training: bool
-) -> tuple[Graph, list[Any]]:
+) -> tuple[Graph, Sequence[Any]]:
     """Return the graph of a forward pass on a batch, and the arrays of the inputs. It runs the model's Python.
 
     Raises:

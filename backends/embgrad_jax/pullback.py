@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,7 +87,7 @@ def _native_answer(forward: Forward, batch: TokenBatch, request: Request, object
     def function(tensors: Sequence[Any]) -> Any:
         outputs = list(forward.outputs)
         for number, tensor in zip(numbers, tensors, strict=True):
-            outputs[number] = _noticed(tensor, lambda number=number: read.add(number))
+            outputs[number] = _noticed(tensor, functools.partial(read.add, number))
         value = objective.function(forward.graph.filled(outputs))
         kept.append(value)
         return value if is_floating(value) else jnp.zeros(())
@@ -107,7 +108,7 @@ def _native_answer(forward: Forward, batch: TokenBatch, request: Request, object
 def _noticed(value: Any, notice: Callable[[], None]) -> Any:
     """Return the value itself in such a way that `notice` is called when a gradient arrives at it."""
 
-    @jax.custom_vjp
+    @jax.custom_vjp  # type: ignore[untyped-decorator]
     def identity(value: Any) -> Any:
         return value
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from embgrad.backend import (
     Call,
@@ -154,7 +155,8 @@ def finished(
     answer = answer_of(forward, batch, request)
     keys = {name: survey.names[name] for name in request.points}
     activations = {key: to_numpy(forward.values[key]) for key in keys.values()}
-    pulled, below = [], dict.fromkeys(names)
+    pulled: list[tuple[Mapping[str, np.ndarray | None], Mapping[str, np.ndarray]]] = []
+    below: dict[str, np.ndarray | None] = dict.fromkeys(names)
     for cotangents in answer.sets if request.pullback else ():
         gradients = pulled_back(forward, cotangents, changes, names)
         if not pulled:

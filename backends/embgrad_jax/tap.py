@@ -129,7 +129,7 @@ class Computation(Walker[Any]):
         return _tapped(value, self._sinks[key]) if key in self._sinks else value
 
 
-@jax.custom_vjp
+@jax.custom_vjp  # type: ignore[untyped-decorator]
 def _tapped(value: Any, sink: Any) -> Any:
     """Return the value itself, bit for bit, in such a way that the sink gets the value's gradient."""
     return value

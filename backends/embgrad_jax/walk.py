@@ -117,7 +117,7 @@ def is_tree(part: object) -> bool:
 def is_model(part: object) -> bool:
     """Return whether an object is a model of JAX or a part of one."""
     if is_keras(part):
-        return sys.modules["keras"].config.backend() == "jax"
+        return bool(sys.modules["keras"].config.backend() == "jax")
     return is_nnx(part) or is_equinox(part) or is_companion(part) or is_tree(part)
 
 
@@ -261,7 +261,7 @@ class NnxParts:
             copied.train() if training else copied.eval()
         for path, module in list(nnx.iter_graph(copies)):
             if isinstance(module, nnx.Module) and callable(module):
-                object.__setattr__(module, "__class__", dressed(type(module), self._at[path]))
+                object.__setattr__(module, "__class__", dressed(_class_of(module), self._at[path]))
 
         def random_values() -> list[Any]:
             leaves = jax.tree_util.tree_leaves(nnx.split(copies)[1])
@@ -322,7 +322,7 @@ class TreePart:
             copied = equinox.nn.inference_mode(copied, value=not training)
             for path, module in _equinox_modules(copied, ()):
                 if callable(module):
-                    object.__setattr__(module, "__class__", dressed(type(module), self._named(path)))
+                    object.__setattr__(module, "__class__", dressed(_class_of(module), self._named(path)))
         yield {self._index: copied}, lambda: [array for leaf, array in zip(self.leaves, arrays) if leaf.random]  # noqa: B905
 
 
@@ -339,6 +339,10 @@ def _equinox_modules(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[
         return
     for name, entry in entries:
         yield from _equinox_modules(entry, (*path, str(name)))
+
+
+def _class_of(module: Any) -> Any:
+    return type(module)
 
 
 def _is_numeric(value: Any) -> bool:
