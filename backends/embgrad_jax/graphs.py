@@ -265,7 +265,7 @@ def is_lookup(equation: Any) -> bool:
     return (
         operand.ndim == 2
         and jax.numpy.issubdtype(operand.dtype, jax.numpy.floating)
-        and tuple(numbers.start_index_map) == (0,)
+        and tuple(numbers.start_index_map) in ((0,), (0, 1))  # a column is clipped to 0, as the slices are whole rows
         and tuple(equation.params["slice_sizes"]) == (1, operand.shape[1])
         and not numbers.operand_batching_dims
         and equation.outvars[0].aval.ndim - 1 in numbers.offset_dims

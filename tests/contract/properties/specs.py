@@ -39,7 +39,7 @@ class Spec:
         head: "linear" with a bias, "tied" to the table of words, or "none".
         masked: whether the model takes a mask, which attention and the mean respect.
         padding: the row that the table declares as padding, where a framework has that.
-        alternative: whether PyTorch's fused attention, Keras 3 or a hybridised net is used.
+        alternative: whether PyTorch's fused attention, Keras 3, a hybridised net or `nnx.jit` is used.
         seed: the seed of the weights.
     """
 

@@ -18,7 +18,7 @@ from tests import keras_hub_zoo as zoo
 __all__ = ["BACKENDS", "file_of", "run", "weights_of"]
 
 #: The Keras backends under test, of which the others are compared with the first.
-BACKENDS: Final = ("tensorflow", "torch")
+BACKENDS: Final = ("tensorflow", "torch", "jax")
 
 ROOT: Final = Path(__file__).parents[3]
 

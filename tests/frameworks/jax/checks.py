@@ -202,10 +202,10 @@ class ModelChecks:
         batch: Any = embgrad.TokenBatch(ids, mask=MASK) if case.masked else ids
         if case.further is not None:
             batch = {"input_ids": ids, "attention_mask": MASK, **case.further}
-        with pytest.raises(embgrad.BatchError, match=rf"id {number} at example 1, position 2"):
+        with pytest.raises(embgrad.BatchError, match=rf"id(s holds)? {number} at example 1, position 2"):
             embgrad.gradients(model, batch, case.objective, call=case.call)
 
-    @pytest.mark.parametrize("transformation", ["jit", "grad", "vmap"])
+    @pytest.mark.parametrize("transformation", ["jit", "vmap"])
     def test_ids_from_inside_of_a_transformation_are_refused(self, transformation: str) -> None:
         case = self.cases[0]
         model = self.known(case, "float64")[0]

@@ -56,7 +56,7 @@ ALLOWED = {
     BACKENDS / "embgrad_torch": {"torch", "transformers"},
     BACKENDS / "embgrad_tensorflow": {"tensorflow", "keras", "tf_keras", "transformers"},
     BACKENDS / "embgrad_gluon": {"mxnet", "gluonnlp"},
-    BACKENDS / "embgrad_jax": {"jax", "flax", "equinox"},
+    BACKENDS / "embgrad_jax": {"jax", "flax", "equinox", "keras"},
 }
 EVERYWHERE = {"numpy", "embgrad", *sys.stdlib_module_names}
 
