@@ -15,6 +15,7 @@ from embgrad.backend import TokenBatch, keras_layers, parameters_of, plan_call
 from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, keras_bases
 from embgrad.backend.patching import Interception
 from embgrad.backend.signature import CallPlan
+from embgrad.errors import UnsupportedError
 from embgrad_jax.leaves import Leaf
 from embgrad_jax.modules import marked
 
@@ -34,33 +35,44 @@ class KerasParts:
     def __init__(self, parts: Mapping[int, Any], prefixes: Mapping[int, str]) -> None:
         self._parts = parts
         aliases: dict[int, list[str]] = {}
-        nodes = [
-            node
+        prefixed = [
+            (node, prefixes[index])
             for index, part in parts.items()
             for node in _prefixed(prefixes[index], keras_layers.walk([part], _kinds, _held, _hidden, aliases))
         ]
-        layers = list({id(node.value): node for node in nodes if node.kind == "module"}.values())
-        variables = list({id(node.value): node for node in nodes if node.kind == "variable"}.values())
-        self._variables = [node for node in variables if keras_layers.value_of(node.value) is not None]
+        nodes = {
+            id(node.value): (node, prefix) for node, prefix in reversed(prefixed)
+        }  # of the first part that holds it
+        ordered = [nodes[key] for key in dict.fromkeys(id(node.value) for node, _ in prefixed)]
+        layers = [node for node, _ in ordered if node.kind == "module"]
+        variables = [
+            (node, prefix)
+            for node, prefix in ordered
+            if node.kind == "variable" and keras_layers.value_of(node.value) is not None
+        ]
+        self._variables = [node for node, _ in variables]
         self._names = {id(node.value): node.path for node in layers}
         self._further = keras_layers.further_names(layers, aliases)
         self.modules = {node.path: type(node.value).__name__ for node in layers}
         self.attributes = [vars(node.value) for node in layers]
+        for part in parts.values():
+            _expect_built(part)
         tables = keras_layers.table_paths(self._variables)
         seen: Counter[str] = Counter()
         self.leaves: Sequence[Leaf] = [
-            self._leaf(node, table, seen) for node, table in zip(self._variables, tables, strict=True)
+            self._leaf(node, prefix, table, seen) for (node, prefix), table in zip(variables, tables, strict=True)
         ]
         self.structure: Hashable = tuple((node.path, type(node.value), _plain(node.value)) for node in layers) + tuple(
             map(id, parts.values())
         )
 
-    def _leaf(self, node: keras_layers.Node, table: str, seen: Counter[str]) -> Leaf:
+    def _leaf(self, node: keras_layers.Node, prefix: str, table: str, seen: Counter[str]) -> Leaf:
         variable = node.value
-        count = seen[variable.path]
-        seen[variable.path] += 1
+        name = f"{prefix}{variable.path}"
+        count = seen[name]
+        seen[name] += 1
         return Leaf(
-            variable.path if not count else f"{variable.path}#{count}",
+            name if not count else f"{name}#{count}",
             node.owner_path,
             table,
             bool(variable.trainable),
@@ -124,6 +136,19 @@ def _planned(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> Call
     inputs = batch.inputs()
     unused = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
     return CallPlan((inputs,), {}, tuple(unused))
+
+
+def _expect_built(part: Any) -> None:
+    """Refuse a model whose weights do not exist yet: Keras would make them in the middle of a trace.
+
+    Raises:
+        UnsupportedError: the model was never called.
+    """
+    if not part.built:
+        raise UnsupportedError(
+            f"the Keras model {type(part).__name__} has no weights yet, as it was never called. Call it once on a batch, or "
+            "model.build(...), before you pass it"
+        )
 
 
 def _prefixed(prefix: str, nodes: Iterable[keras_layers.Node]) -> Iterator[keras_layers.Node]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -44,9 +45,7 @@ HINT: Final = (
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Sequence[Point]:
     """Return the points that a forward pass on the batch reaches."""
     watch = PassRecorder(batch, None)
-    with model_lock(as_parts(model)), preserved(model):
-        structure = Structure(model)
-        expect_arrays(structure.arrays)
+    with _prepared(model) as structure:
         graph, inputs = traced(structure, model, batch, call, training=False)
         surveyed(graph, structure.leaves, inputs, watch)
     return watch.points()
@@ -54,14 +53,22 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> Sequence[Point]:
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """Run one forward pass, and a pullback for each set of cotangents."""
-    with model_lock(as_parts(model)), preserved(model):
-        structure = Structure(model)
-        expect_arrays(structure.arrays)
+    with _prepared(model) as structure:
         if request.compiled and not (request.parameters or request.tables):
             from embgrad_jax.compile import run_kept
 
             return run_kept(structure, model, batch, request, lambda changed: _run(structure, model, batch, changed))
         return _run(structure, model, batch, request)
+
+
+@contextlib.contextmanager
+def _prepared(model: Any) -> Iterator[Structure]:
+    """Yield the structure of a model, which no other thread runs meanwhile and which is left as it is."""
+    with model_lock(as_parts(model)):
+        structure = Structure(model)
+        expect_arrays(structure.arrays)
+        with preserved(structure):
+            yield structure
 
 
 def _run(structure: Structure, model: Any, batch: TokenBatch, request: Request) -> Run:

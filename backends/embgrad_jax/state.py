@@ -8,23 +8,17 @@ from typing import Any
 
 import jax
 
-from embgrad.backend import ObjectState, as_parts
+from embgrad.backend import ObjectState
 from embgrad.errors import UnsupportedError
-from embgrad_jax.walk import is_nnx
+from embgrad_jax.walk import Structure
 
 __all__ = ["expect_arrays", "preserved"]
 
 
 @contextlib.contextmanager
-def preserved(model: Any) -> Iterator[None]:
-    """Restore the attributes of NNX modules, and the lists and dicts in them, which copies share with them."""
-    modules = []
-    parts = tuple(part for part in as_parts(model) if is_nnx(part))
-    if parts:
-        from flax import nnx
-
-        modules = [node for _, node in nnx.iter_graph(parts) if isinstance(node, nnx.Module)]
-    state = ObjectState(map(vars, modules))
+def preserved(structure: Structure) -> Iterator[None]:
+    """Restore the attributes of modules, and the lists and dicts in them, which copies share with them."""
+    state = ObjectState(attributes for family in structure.families for attributes in family.attributes)
     try:
         yield
     finally:

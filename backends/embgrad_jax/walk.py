@@ -63,6 +63,11 @@ class Family(Protocol):
         """The structure."""
         ...
 
+    @property
+    def attributes(self) -> Sequence[dict[str, Any]]:
+        """The attributes of modules that the copy of a part shares with it."""
+        ...
+
     def opened(self, arrays: Sequence[Any], *, training: bool) -> Any:
         """Return a context manager: while it is open, its result holds the parts by index, made of other arrays and marked.
 
@@ -209,6 +214,7 @@ class NnxParts:
         ]
         self._modules = {_joined(named, path): node for path, node in nodes}
         self.modules = {path: type(node).__name__ for path, node in self._modules.items()}
+        self.attributes = [vars(node) for node in self._modules.values()]
         self._at = {path: _joined(named, path) for path, _ in nodes}
         self.leaves = [self._leaf(path, value, named, variables) for path, value in self._flat(state, values)]
         self.structure = (self._graph, self._tree)
@@ -287,6 +293,7 @@ class TreePart:
         self._values = [None if _is_numeric(value) else value for _, value in leaves]
         self._numeric = [number for number, (_, value) in enumerate(leaves) if _is_numeric(value)]
         self._modules = dict(_equinox_modules(part, ()))
+        self.attributes: Sequence[dict[str, Any]] = ()
         self.modules = {self._named(path): type(module).__name__ for path, module in self._modules.items()}
         self.leaves = [self._leaf(part, *leaves[number], linen=linen) for number in self._numeric]
         if linen:

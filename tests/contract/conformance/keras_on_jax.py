@@ -27,7 +27,7 @@ def gradients(
     trained = model.trainable_variables
 
     def loss(values: Sequence[Any]) -> Any:
-        logits, _ = model.stateless_call(values, others, jnp.asarray(ids), training=False)
+        logits, _ = model.stateless_call(values, others, jnp.asarray(ids))
         logs = jax.nn.log_softmax(logits)
         losses = -jnp.take_along_axis(logs, jnp.asarray(labels)[:, None], 1)
         return losses.mean() if mean else losses.sum()
@@ -45,9 +45,8 @@ def state(model: Any) -> Mapping[str, Any]:
     return {
         "layers": [_attributes(layer) for layer in layers],
         "losses": [[Same(loss) for loss in layer.losses] for layer in layers],
-        "variables": [
-            (Same(one), Same(one.value), one.trainable, np.asarray(one.value).tobytes()) for one in variables
-        ],
+        # JAX's arrays cannot be written to: a weight that is restored is another array with the same bytes.
+        "variables": [(Same(one), one.trainable, np.asarray(one.value).tobytes()) for one in variables],
         "call context": keras.src.backend.common.global_state.get_global_attribute("current_call_ctx"),
         "naming": dict(keras.src.backend.common.global_state.get_global_attribute("object_name_uids", {}) or {}),
         "calls": [Same(keras.layers.Layer.__call__), Same(keras.Operation.__call__), Same(jnp.take)],
