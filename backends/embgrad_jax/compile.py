@@ -24,11 +24,10 @@ from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
 from embgrad.common.pytree import PLAIN
 from embgrad_jax.graphs import Graph, traced
 from embgrad_jax.inputs import plan
-from embgrad_jax.lookup import Survey, looked_into
+from embgrad_jax.lookup import Survey, looked_into, survey_of
 from embgrad_jax.modules import is_floating
-from embgrad_jax.pullback import Forward
-from embgrad_jax.run import changes_of, finished, survey_of
-from embgrad_jax.tap import Computation, StoppedError, computed
+from embgrad_jax.pullback import Forward, finished
+from embgrad_jax.tap import Computation, StoppedError, changes_of, computed
 from embgrad_jax.walk import Structure
 
 __all__ = ["run_kept"]

@@ -154,7 +154,7 @@ def _expect_built(part: Any) -> None:
 def _prefixed(prefix: str, nodes: Iterable[keras_layers.Node]) -> Iterator[keras_layers.Node]:
     for node in nodes:
         path, owner = (f"{prefix}{name}".rstrip(".") for name in (node.path, node.owner_path))
-        yield node._replace(path=path, owner_path=owner)
+        yield keras_layers.Node(path, node.value, node.kind, node.owner, owner)
 
 
 class _Kinds(dict[type, "str | None"]):

@@ -15,13 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from embgrad.backend import Request
 from embgrad.forward.points import UNNAMED_TABLE, layout_of
 from embgrad.forward.recorder import PassRecorder
 from embgrad_jax.graphs import Graph, Walker, inner_jaxprs, is_lookup
 from embgrad_jax.leaves import Leaf
 from embgrad_jax.modules import Mark, mark_of
+from embgrad_jax.walk import Structure
 
-__all__ = ["Survey", "bound", "surveyed"]
+__all__ = ["Survey", "bound", "looked_into", "survey_of", "surveyed"]
 
 #: Primitives whose result is the same table as their operand.
 SAME_TABLE: Final = (
@@ -35,6 +37,13 @@ SAME_TABLE: Final = (
 
 #: Primitives through which no gradient flows although their results are floating point.
 BLOCKING: Final = ("stop_gradient", "floor", "ceil", "round", "sign", "nextafter")
+
+
+#: Ends the message where a point was not found.
+HINT: Final = (
+    "Modules are seen in a copy of the model alone, which call=... is given: let it call that, not the model itself; and "
+    "points inside of functions with derivatives of their own are not seen"
+)
 
 
 class Cell:
@@ -128,6 +137,21 @@ def surveyed(
         survey.names = watch.resolve(hint)
     survey.depends = [surveyor.reached(result) for result in results[: graph.outputs]]
     return survey
+
+
+def survey_of(
+    graph: Graph, structure: Structure, inputs: Sequence[Any], watch: PassRecorder, request: Request
+) -> Survey:
+    """Return the points of a graph that a request reaches."""
+    return surveyed(
+        graph,
+        structure.leaves,
+        inputs,
+        watch,
+        overridden=frozenset(request.override),
+        detached=not request.parameters,
+        hint=HINT,
+    )
 
 
 class _Surveyor(Walker[Cell]):

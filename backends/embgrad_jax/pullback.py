@@ -11,14 +11,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embgrad.backend import NativeObjective, PointChanges, Request, TokenBatch
+from embgrad.backend import (
+    NativeObjective,
+    PassRecorder,
+    PointChanges,
+    Request,
+    Run,
+    TokenBatch,
+    compute_dtype,
+    values_at,
+)
 from embgrad.backend.cotangents import Answer, answered, answered_in_turn, native_answer
 from embgrad_jax.graphs import Graph
 from embgrad_jax.inputs import JaxTensors, Rows, to_numpy
 from embgrad_jax.lookup import Survey
 from embgrad_jax.modules import is_floating
+from embgrad_jax.parameters import differentiated, parameter_values, rests
+from embgrad_jax.walk import Structure
 
-__all__ = ["Forward", "Pulled", "answer_of", "pulled_back"]
+__all__ = ["Forward", "Pulled", "answer_of", "finished", "pulled_back"]
 
 #: Takes cotangents of the floating outputs and of the values upstream of edited points, by key; returns the gradients at the
 #: points by key, and those of arrays of the model by name.
@@ -171,3 +182,44 @@ def _added(total: Any, tensor: Any, cotangent: Any) -> Any:
     if isinstance(tensor, Rows):
         return total.at[tensor.examples, tensor.positions].add(cotangent)
     return total + cotangent
+
+
+def finished(
+    structure: Structure,
+    batch: TokenBatch,
+    request: Request,
+    watch: PassRecorder,
+    forward: Forward,
+    changes: PointChanges[Any],
+) -> Run:
+    """Answer the objectives of a pass, pull back, and return the values and gradients at the points."""
+    survey = forward.survey
+    if request.training:
+        random = [leaf for leaf in structure.leaves if leaf.random]
+        for leaf, value in zip(random, forward.random, strict=True):
+            leaf.put(value)
+    names = differentiated(structure.leaves, survey, parameters=request.parameters, tables=request.tables)
+    answer = answer_of(forward, batch, request)
+    keys = {name: survey.names[name] for name in request.points}
+    activations = {key: to_numpy(forward.values[key]) for key in keys.values()}
+    pulled: list[tuple[Mapping[str, np.ndarray | None], Mapping[str, np.ndarray]]] = []
+    below: dict[str, np.ndarray | None] = dict.fromkeys(names)
+    for cotangents in answer.sets if request.pullback else ():
+        gradients = pulled_back(forward, cotangents, changes, names)
+        if not pulled:
+            below = dict(gradients.arrays)
+        reduced = request.reduced({key: gradients.points[key] for key in keys.values()}, activations)
+        pulled.append((reduced, gradients.before))
+    found = values_at(
+        keys,
+        watch,
+        activations,
+        [gradients for gradients, _ in pulled],
+        [before for _, before in pulled],
+        rests(structure.leaves, survey, below) if request.tables else None,
+    )
+    read = [str(forward.values[key].dtype) for key in keys.values()]
+    read += [str(output.dtype) for output in answer.outputs]
+    dtype = compute_dtype(read, (str(leaf.array.dtype) for leaf in structure.leaves if leaf.floating))
+    parameters = parameter_values(structure.leaves, below) if request.parameters else None
+    return Run(found, dtype, forward.graph.unused, answer.objective, parameters, further=answer.further)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from embgrad.backend import (
     Call,
@@ -19,27 +18,18 @@ from embgrad.backend import (
     Run,
     TokenBatch,
     as_parts,
-    compute_dtype,
     model_lock,
-    values_at,
 )
 from embgrad_jax.graphs import Graph, traced
-from embgrad_jax.inputs import to_numpy
-from embgrad_jax.lookup import Survey, looked_into, surveyed
+from embgrad_jax.lookup import Survey, looked_into, survey_of, surveyed
 from embgrad_jax.modules import is_floating
-from embgrad_jax.parameters import differentiated, parameter_values, rests
-from embgrad_jax.pullback import Forward, answer_of, pulled_back
+from embgrad_jax.parameters import differentiated
+from embgrad_jax.pullback import Forward, finished
 from embgrad_jax.state import expect_arrays, preserved
-from embgrad_jax.tap import Computation, computed
+from embgrad_jax.tap import Computation, changes_of, computed
 from embgrad_jax.walk import Structure
 
-__all__ = ["HINT", "changes_of", "finished", "points", "run", "survey_of"]
-
-#: Ends the message where a point was not found.
-HINT: Final = (
-    "Modules are seen in a copy of the model alone, which call=... is given: let it call that, not the model itself; and "
-    "points inside of functions with derivatives of their own are not seen"
-)
+__all__ = ["points", "run"]
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Sequence[Point]:
@@ -79,26 +69,6 @@ def _run(structure: Structure, model: Any, batch: TokenBatch, request: Request) 
     changes = changes_of(request)
     forward = _forward(graph, structure, inputs, survey, watch, request, changes)
     return finished(structure, batch, request, watch, forward, changes)
-
-
-def survey_of(
-    graph: Graph, structure: Structure, inputs: Sequence[Any], watch: PassRecorder, request: Request
-) -> Survey:
-    """Return the points of a graph that a request reaches."""
-    return surveyed(
-        graph,
-        structure.leaves,
-        inputs,
-        watch,
-        overridden=frozenset(request.override),
-        detached=not request.parameters,
-        hint=HINT,
-    )
-
-
-def changes_of(request: Request) -> PointChanges[Any]:
-    """Return the changes of a request for JAX's arrays."""
-    return PointChanges(request, to_numpy, lambda array, like: jnp.asarray(array, like.dtype))
 
 
 def _forward(
@@ -142,44 +112,3 @@ def _forward(
 
     outputs = [jax.lax.stop_gradient(result) for result in results[: graph.outputs]]
     return Forward(graph, survey, outputs, results[graph.outputs :], values, upstream, pull)
-
-
-def finished(
-    structure: Structure,
-    batch: TokenBatch,
-    request: Request,
-    watch: PassRecorder,
-    forward: Forward,
-    changes: PointChanges[Any],
-) -> Run:
-    """Answer the objectives of a pass, pull back, and return the values and gradients at the points."""
-    survey = forward.survey
-    if request.training:
-        random = [leaf for leaf in structure.leaves if leaf.random]
-        for leaf, value in zip(random, forward.random, strict=True):
-            leaf.put(value)
-    names = differentiated(structure.leaves, survey, parameters=request.parameters, tables=request.tables)
-    answer = answer_of(forward, batch, request)
-    keys = {name: survey.names[name] for name in request.points}
-    activations = {key: to_numpy(forward.values[key]) for key in keys.values()}
-    pulled: list[tuple[Mapping[str, np.ndarray | None], Mapping[str, np.ndarray]]] = []
-    below: dict[str, np.ndarray | None] = dict.fromkeys(names)
-    for cotangents in answer.sets if request.pullback else ():
-        gradients = pulled_back(forward, cotangents, changes, names)
-        if not pulled:
-            below = dict(gradients.arrays)
-        reduced = request.reduced({key: gradients.points[key] for key in keys.values()}, activations)
-        pulled.append((reduced, gradients.before))
-    found = values_at(
-        keys,
-        watch,
-        activations,
-        [gradients for gradients, _ in pulled],
-        [before for _, before in pulled],
-        rests(structure.leaves, survey, below) if request.tables else None,
-    )
-    read = [str(forward.values[key].dtype) for key in keys.values()]
-    read += [str(output.dtype) for output in answer.outputs]
-    dtype = compute_dtype(read, (str(leaf.array.dtype) for leaf in structure.leaves if leaf.floating))
-    parameters = parameter_values(structure.leaves, below) if request.parameters else None
-    return Run(found, dtype, forward.graph.unused, answer.objective, parameters, further=answer.further)

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from embgrad.backend import PointChanges, Request
 from embgrad_jax.graphs import Graph, Walker
+from embgrad_jax.inputs import to_numpy
 from embgrad_jax.lookup import Survey, bound
 from embgrad_jax.modules import Mark
 
-__all__ = ["Computation", "StoppedError", "computed"]
+__all__ = ["Computation", "StoppedError", "changes_of", "computed"]
 
 #: Takes a point's key and the value there; returns the value that replaces it and the value to add, each None for no change.
 Changes = Callable[[str, Any], tuple[Any, Any]]
@@ -127,6 +129,11 @@ class Computation(Walker[Any]):
         if key in self._cut:
             self.upstream[key], value = value, lax.stop_gradient(value)
         return _tapped(value, self._sinks[key]) if key in self._sinks else value
+
+
+def changes_of(request: Request) -> PointChanges[Any]:
+    """Return the changes of a request for JAX's arrays."""
+    return PointChanges(request, to_numpy, lambda array, like: jnp.asarray(array, like.dtype))
 
 
 @jax.custom_vjp  # type: ignore[untyped-decorator]

@@ -15,7 +15,20 @@ BACKENDS = Path(__file__).parents[2] / "backends"
 INTERNAL = ("keras.src", "mxnet.base", "tensorflow.core", "tensorflow.python", "tf_keras.src")
 
 FRAMEWORKS = frozenset(
-    {"gluonnlp", "keras", "mxnet", "tensorflow", "tensorflow_hub", "tf_keras", "torch", "transformers"}
+    {
+        "equinox",
+        "flax",
+        "gluonnlp",
+        "jax",
+        "keras",
+        "keras_hub",
+        "mxnet",
+        "tensorflow",
+        "tensorflow_hub",
+        "tf_keras",
+        "torch",
+        "transformers",
+    }
 )
 
 #: Functions whose second argument is the name of an attribute.

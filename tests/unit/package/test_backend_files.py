@@ -11,7 +11,7 @@ import pytest
 from tests.unit.backend_files import circles, files_of, imports_of, private_names
 
 #: How many private names of other packages each backend uses. A number here only falls.
-MOST_PRIVATE = {"embgrad_torch": 34, "embgrad_tensorflow": 30, "embgrad_gluon": 32}
+MOST_PRIVATE = {"embgrad_torch": 34, "embgrad_tensorflow": 30, "embgrad_gluon": 32, "embgrad_jax": 0}
 
 
 @pytest.mark.parametrize("backend", MOST_PRIVATE)
@@ -53,6 +53,10 @@ OWN = {
         "importing": "MXNet is of 2022, and its import fails or leaves traces beside the NumPy and PyTorch of today",
         "normalising": "MXNet's gradient of layer norm takes ten times its forward pass",
     },
+    "embgrad_jax": {
+        "keras": "Keras's layers are called, and their variables replaced, in another way than modules that are pytrees",
+        "leaves": "an array of a model is an object of its own in no library of JAX's",
+    },
 }
 
 #: The files that a backend lacks, with the reason.
@@ -62,6 +66,10 @@ ABSENT = {
     "embgrad_gluon": {
         "compile": "hybridised nets run operator by operator, a tenth slower than their graphs",
         "prefix": "gluonnlp's language models take no keys and values of a text",
+    },
+    "embgrad_jax": {
+        "capture": "JAX keeps no record of a backward pass that was made outside of embgrad",
+        "prefix": "there is no common form of a cache of keys and values among JAX's libraries",
     },
 }
 

@@ -1,0 +1,75 @@
+"""A backend for a framework of one model, in NumPy: a table, a mean over positions, and a matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embgrad.backend import PassRecorder, Request, Run, answered, compute_dtype, model_lock, owned, values_at
+
+
+class Bag:
+    """The framework: logits (example, classes) = mean(table[ids]) @ matrix, with a pullback by hand."""
+
+    def __init__(self, table, matrix):
+        self.table, self.matrix = table, matrix
+
+    def __call__(self, rows):
+        return rows.mean(1) @ self.matrix
+
+    def pull_back(self, rows, cotangent):
+        return np.broadcast_to((cotangent @ self.matrix.T)[:, None] / rows.shape[1], rows.shape)
+
+
+class Arrays:
+    """How embgrad reads the framework's arrays."""
+
+    kind, scalars = "a NumPy array", ((),)
+
+    def is_tensor(self, value):
+        return isinstance(value, np.ndarray)
+
+    def dtype(self, array):
+        return str(array.dtype)
+
+    def to_numpy(self, array):
+        return owned(array)
+
+
+class TinyBackend:
+    """The backend: it finds the lookup, runs the model, and pulls cotangents back to the rows."""
+
+    name, package, extra = "tiny", "embgrad_tiny", None
+    supports = frozenset({"word"})
+
+    def owns(self, part):
+        return isinstance(part, Bag)
+
+    def versions(self):
+        return {"tiny": "1.0"}
+
+    def paths(self, model):
+        return ["table"]
+
+    def points(self, model, batch, call=None):
+        watch = PassRecorder(batch, None)
+        self._looked_up(model, batch, watch)
+        return watch.points()
+
+    def run(self, model, batch, request):
+        with model_lock([model]):
+            watch = PassRecorder(batch, request.reached, request.times)
+            rows = self._looked_up(model, batch, watch)
+            keys = watch.resolve()
+            answer = answered(model(rows), batch, Request((), request.respond, request.outputs), Arrays())
+            pulled = [
+                dict.fromkeys(keys.values(), model.pull_back(rows, cotangent)) for ((_, cotangent),) in answer.sets
+            ]
+        values = values_at(keys, watch, dict.fromkeys(keys.values(), rows), pulled)
+        unused = ("mask",) if batch.mask is not None else ()
+        return Run(values, compute_dtype([str(rows.dtype)], ()), unused, answer.objective)
+
+    def _looked_up(self, model, batch, watch):
+        watch.see("table", batch.ids, *model.table.shape)  # an id outside the table is an error from here on
+        rows = model.table[batch.ids]
+        watch.record_output(rows)
+        return rows
