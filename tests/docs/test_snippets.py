@@ -35,7 +35,7 @@ def expect_as_said(page: str) -> None:
 @pytest.mark.framework(REFERENCE)
 @pytest.mark.parametrize("page", pages())
 def test_the_needs_of_pages_are_known(page: str) -> None:
-    assert {*needs(page)} <= {"torch", "tensorflow", "gluon", "ray", *PARTS, *WEIGHTS}
+    assert {*needs(page)} <= {"torch", "tensorflow", "gluon", "jax", "ray", *PARTS, *WEIGHTS}
 
 
 @pytest.mark.framework(REFERENCE)

@@ -34,6 +34,7 @@ PARTS: Final = {
         "embgrad.inputs.tfhub",
     ),
     "gluon": ("embgrad_gluon",),
+    "jax": ("embgrad_jax", "embgrad.common.arrays:to_numpy ValueError: embgrad was called inside jax.jit"),
     "ray": (
         "embgrad.ray",
         "embgrad.cli.ray_run",
