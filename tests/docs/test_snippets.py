@@ -50,7 +50,7 @@ def test_other_pages_are_run_by_other_tests(page: str, test: str) -> None:
 def test_fences_name_a_known_language(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     opened = re.findall(r"^\s*```(.*)$", text, flags=re.MULTILINE)[::2]
-    assert {*opened} <= {"python", "text", "console", "toml", "{toctree}", "{eval-rst}", "{image}"}
+    assert {*opened} <= {"py", "python", "text", "console", "toml", "{toctree}", "{eval-rst}", "{image}"}
 
 
 @pytest.mark.framework(REFERENCE)

@@ -42,6 +42,39 @@ def test_the_gradient_is_the_closed_form(tiny: ModuleType) -> None:
     assert "word" in embgrad.points(model, IDS)[0].roles
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_half_precision_is_widened(tiny: ModuleType, dtype: str) -> None:
+    model = tiny.Bag(np.ones((5, 4), dtype), np.ones((4, 3), dtype))
+    result = embgrad.gradients(model, IDS, embgrad.Projection([1.0, -2.0, 0.5]))
+    wanted = np.float64 if dtype == "float64" else np.float32
+    assert (result.values.dtype, result.activations.dtype) == (wanted, wanted)
+    assert result.provenance["compute_dtype"] == dtype
+
+
+def test_each_of_several_objectives_is_evaluated(tiny: ModuleType) -> None:
+    model = tiny.Bag(np.arange(20.0).reshape(5, 4), np.eye(4))
+    first, last = embgrad.evaluate(model, IDS, [embgrad.Logit(0), embgrad.Logit(3)])
+    np.testing.assert_array_equal(first, model.table[IDS].mean(1)[:, 0])
+    np.testing.assert_array_equal(last, model.table[IDS].mean(1)[:, 3])
+
+
+def test_another_call_is_refused(tiny: ModuleType) -> None:
+    model = tiny.Bag(np.ones((5, 4)), np.ones((4, 3)))
+    for function in (embgrad.gradients, embgrad.evaluate):
+        with pytest.raises(embgrad.UnsupportedError, match="a Bag is called in one way only"):
+            function(model, IDS, embgrad.Logit(0), call=lambda model, ids: 2 * model(model.table[ids]))
+    with pytest.raises(embgrad.UnsupportedError, match="a Bag is called in one way only"):
+        embgrad.points(model, IDS, call=lambda model, ids: 2 * model(model.table[ids]))
+
+
+def test_what_the_model_cannot_take_is_warned_of(tiny: ModuleType) -> None:
+    model = tiny.Bag(np.ones((5, 4)), np.ones((4, 3)))
+    batch = embgrad.TokenBatch(IDS, types=np.ones_like(IDS))
+    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the types"):
+        result = embgrad.gradients(model, batch, embgrad.Logit(0))
+    assert result.provenance["unused"] == ["types"]
+
+
 def test_what_it_lacks_is_said(tiny: ModuleType) -> None:
     model = tiny.Bag(np.ones((5, 4)), np.ones((4, 3)))
     with pytest.raises(embgrad.UnsupportedError, match="the backend 'tiny' does not support 'override'"):

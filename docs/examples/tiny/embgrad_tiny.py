@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embgrad.backend import PassRecorder, Request, Run, answered, compute_dtype, model_lock, owned, values_at
+from embgrad.backend import PassRecorder, Run, answered, compute_dtype, model_lock, owned, values_at
+from embgrad.errors import UnsupportedError
 
 
 class Bag:
@@ -52,23 +53,27 @@ class TinyBackend:
 
     def points(self, model, batch, call=None):
         watch = PassRecorder(batch, None)
-        self._looked_up(model, batch, watch)
+        self._looked_up(model, batch, watch, call)
         return watch.points()
 
     def run(self, model, batch, request):
         with model_lock([model]):
             watch = PassRecorder(batch, request.reached, request.times)
-            rows = self._looked_up(model, batch, watch)
+            rows = self._looked_up(model, batch, watch, request.call)
             keys = watch.resolve()
-            answer = answered(model(rows), batch, Request((), request.respond, request.outputs), Arrays())
+            answer = answered(model(rows), batch, request, Arrays())
             pulled = [
-                dict.fromkeys(keys.values(), model.pull_back(rows, cotangent)) for ((_, cotangent),) in answer.sets
+                dict.fromkeys(keys.values(), owned(model.pull_back(rows, cotangent.astype(logits.dtype))))
+                for ((logits, cotangent),) in answer.sets
             ]
-        values = values_at(keys, watch, dict.fromkeys(keys.values(), rows), pulled)
-        unused = ("mask",) if batch.mask is not None else ()
-        return Run(values, compute_dtype([str(rows.dtype)], ()), unused, answer.objective)
+        values = values_at(keys, watch, dict.fromkeys(keys.values(), owned(rows)), pulled)
+        given = {"mask": batch.mask, "types": batch.types, **batch.extras}
+        unused = tuple(name for name, value in given.items() if value is not None)
+        return Run(values, compute_dtype([str(rows.dtype)], ()), unused, answer.objective, further=answer.further)
 
-    def _looked_up(self, model, batch, watch):
+    def _looked_up(self, model, batch, watch, call):
+        if call is not None:
+            raise UnsupportedError("a Bag is called in one way only. Leave call=... out")
         watch.see("table", batch.ids, *model.table.shape)  # an id outside the table is an error from here on
         rows = model.table[batch.ids]
         watch.record_output(rows)

@@ -94,6 +94,17 @@ def test_the_tour_lists_each_file() -> None:
     assert rows >= {name for listed in (*OWN.values(), *ABSENT.values()) for name in listed}
 
 
+def test_the_tour_of_jax_names_existing_definitions() -> None:
+    part = TOUR.split("## The backend for JAX")[1].split("\n## ")[0]
+    named = {name for listed in re.findall(r"\*\*Read:\*\* ([^)]*)\)", part) for name in re.findall(r"`(\w+)`", listed)}
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files_of("embgrad_jax")]
+    defined = {
+        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    }
+    assert len(named) >= 10
+    assert named <= defined
+
+
 @pytest.mark.parametrize("name", WALKED)
 def test_the_tour_names_existing_definitions(name: str) -> None:
     (path,) = [path for path in files_of("embgrad_torch") if path.stem == name]
