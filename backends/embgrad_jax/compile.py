@@ -16,12 +16,10 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from embgrad.backend import PassRecorder, Request, Run, TokenBatch, as_parts
-from embgrad.backend.code import content_of, globals_of
 from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
-from embgrad.common.pytree import PLAIN
+from embgrad_jax.fingerprint import Fingerprint
 from embgrad_jax.graphs import Graph, traced
 from embgrad_jax.inputs import plan
 from embgrad_jax.lookup import Survey, looked_into, survey_of
@@ -31,9 +29,6 @@ from embgrad_jax.tap import Computation, StoppedError, changes_of, computed
 from embgrad_jax.walk import Structure
 
 __all__ = ["run_kept"]
-
-#: The most numbers of an array held by a function that are compared by value; a larger array is compared by identity.
-LARGEST_ARRAY: Final = 1 << 12
 
 
 class _Owner:
@@ -64,7 +59,7 @@ def run_kept(
     return _kept.run(
         owners,
         question,
-        _Fingerprint(structure, request.call),
+        Fingerprint(structure, as_parts(model), request.call),
         lengths,
         request,
         _Maker(structure, model, batch, plain),
@@ -214,54 +209,3 @@ def _compiled(
 
 _owner: Final = _Owner()
 _kept: Final[TraceCache[_Trace]] = TraceCache()
-
-
-class _Fingerprint:
-    """Everything that determines a trace beside the values of arrays: the model's structure, and the user's call by its code."""
-
-    def __init__(self, structure: Structure, call: Any) -> None:
-        self._structure = structure.structure
-        self._call = _described(call, 0)
-
-    def kept(self) -> _Fingerprint:
-        """Return the fingerprint, which refers to no model."""
-        return self
-
-    def is_that_of(self, now: _Fingerprint) -> bool:
-        """Return whether a kept fingerprint is that of a model as it is now."""
-        return bool(self._structure == now._structure and self._call == now._call)
-
-
-class _Identity:
-    """An object that is equal to itself alone, while it lives."""
-
-    def __init__(self, value: Any) -> None:
-        try:
-            self._reference: Any = weakref.ref(value)
-        except TypeError:
-            self._reference = lambda: value
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Identity) and self._reference() is not None and self._reference() is other._reference()
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _described(value: Any, depth: int) -> Any:
-    """Return what is compared of a value that a function holds: plain values and small arrays, functions by their code."""
-    if isinstance(value, PLAIN):
-        return (type(value), value)
-    if isinstance(value, np.ndarray) and value.size <= LARGEST_ARRAY and value.dtype != object:
-        return (value.dtype.str, value.shape, value.tobytes())
-    if isinstance(value, (list, tuple)) and depth < 8:
-        return (type(value), [_described(entry, depth + 1) for entry in value])
-    if isinstance(value, dict) and depth < 8:
-        return {key: _described(entry, depth + 1) for key, entry in value.items()}
-    if isinstance(value, types.FunctionType) and depth < 8:
-        inside = [content_of(cell) for cell in value.__closure__ or ()]
-        read = [value.__globals__[name] for name in globals_of(value.__code__) if name in value.__globals__]
-        held = [*inside, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *read]
-        return (value.__code__, [_described(entry, depth + 1) for entry in held])
-    return _Identity(value)

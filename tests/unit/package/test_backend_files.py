@@ -54,6 +54,7 @@ OWN = {
         "normalising": "MXNet's gradient of layer norm takes ten times its forward pass",
     },
     "embgrad_jax": {
+        "fingerprint": "JAX does not notice that the model's Python has changed either",
         "keras": "Keras's layers are called, and their variables replaced, in another way than modules that are pytrees",
         "leaves": "an array of a model is an object of its own in no library of JAX's",
     },

@@ -1,0 +1,142 @@
+"""Notices that a model has changed: compares everything that its Python may read with what it was at an earlier call."""
+
+from __future__ import annotations
+
+import hashlib
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from embgrad.backend.code import attributes_of, content_of, globals_of, is_installed, members_of
+from embgrad.backend.keras_inputs import keras_bases
+from embgrad.common.pytree import PLAIN
+from embgrad_jax.walk import Structure, has_base, is_tree
+
+__all__ = ["Fingerprint"]
+
+#: The types whose objects are compared by identity: they hold nothing that a forward pass computes with.
+OPAQUE: Final = (types.ModuleType, types.BuiltinFunctionType, np.dtype, np.random.Generator)
+
+
+class Fingerprint:
+    """Everything that determines a trace beside the values of a model's arrays.
+
+    Objects are compared attribute by attribute, arrays of NumPy by their contents, functions and classes of the user's by their
+    code and by what they read from outside, and functions and classes of libraries by identity.
+
+    Args:
+        structure: the model's structure.
+        parts: the model's parts.
+        call: the user's function that calls them, or None.
+    """
+
+    def __init__(self, structure: Structure, parts: Sequence[Any], call: Any) -> None:
+        self._numbers: dict[int, int] = {}
+        self._alive: list[Any] = []
+        self._structure = structure.structure
+        self._passed: tuple[type, ...] = (jax.Array,)
+        self._described = []
+        for part in parts:
+            # Arrays of a model are arguments of the trace; those of NumPy are, where the part is a tree of arrays.
+            self._passed = (jax.Array, np.ndarray) if is_tree(part) else (jax.Array,)
+            self._described.append(self._of(part))
+        self._passed = ()
+        self._described.append(self._of(call))
+        self._alive = []
+
+    def kept(self) -> Fingerprint:
+        """Return the fingerprint, which keeps no model alive."""
+        return self
+
+    def is_that_of(self, now: Fingerprint) -> bool:
+        """Return whether a kept fingerprint is that of a model as it is now."""
+        try:
+            return bool(self._structure == now._structure and self._described == now._described)
+        except ValueError:  # a value of the user's that cannot be compared
+            return False
+
+    def _of(self, value: Any) -> Any:
+        """Return what is compared of a value; a number for an object that has been met before."""
+        if isinstance(value, PLAIN):
+            return (type(value), value)
+        if isinstance(value, self._passed):
+            return "an argument"
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            return (value.dtype.str, value.shape, hashlib.blake2b(np.ascontiguousarray(value).tobytes()).digest())
+        if isinstance(value, (jax.Array, OPAQUE)) or _is_variable(value):
+            return _Identity(value)
+        if id(value) in self._numbers:
+            return ("met", self._numbers[id(value)])
+        self._numbers[id(value)] = len(self._numbers)
+        self._alive.append(value)  # so that no other object gets its id
+        return self._inside(value)
+
+    def _inside(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return (
+                type(value),
+                [(key if isinstance(key, PLAIN) else _Identity(key), self._of(entry)) for key, entry in value.items()],
+            )
+        if isinstance(value, (list, tuple)):
+            return (type(value), [self._of(entry) for entry in value])
+        if isinstance(value, Set):
+            return (type(value), {entry if isinstance(entry, PLAIN) else id(entry) for entry in value})
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, types.MethodType):
+            return (self._of(value.__func__), self._of(value.__self__))
+        if isinstance(value, type):
+            return self._class(value)
+        if hasattr(value, "__wrapped__") and callable(value):  # a function under jit
+            return (_Identity(value), self._of(value.__wrapped__))
+        attributes = {name: self._of(entry) for name, entry in attributes_of(value).items() if name not in _IGNORED}
+        return (self._of(type(value)), attributes) if attributes else _Identity(value)
+
+    def _function(self, function: types.FunctionType) -> Any:
+        if is_installed(function.__module__):
+            return _Identity(function)
+        names = [name for name in globals_of(function.__code__) if name in function.__globals__]
+        held = [
+            *map(content_of, function.__closure__ or ()),
+            *(function.__defaults__ or ()),
+            *(function.__kwdefaults__ or {}).values(),
+            *(function.__globals__[name] for name in names),
+        ]
+        return (function.__code__, [self._of(entry) for entry in held])
+
+    def _class(self, cls: type) -> Any:
+        if is_installed(cls.__module__):
+            return _Identity(cls)
+        members = {name: [self._of(part) for part in parts] for name, parts in members_of(cls).items()}
+        return (_Identity(cls), members, [self._of(base) for base in cls.__bases__])
+
+
+#: Attributes by which libraries keep books of their own.
+_IGNORED: Final = frozenset(
+    {"_pytree__state", "_object__state", "_pytree__nodes", "__weakref__", "_called", "_parent_path"}
+)
+
+
+def _is_variable(value: Any) -> bool:
+    """Return whether an object is a variable of NNX or Keras, whose value is an argument of the trace."""
+    return has_base(value, "flax.nnx.variablelib", "Variable") or "Variable" in keras_bases(type(value))
+
+
+class _Identity:
+    """An object that is equal to itself alone, while it lives."""
+
+    def __init__(self, value: Any) -> None:
+        try:
+            self._reference: Callable[[], Any] = weakref.ref(value)
+        except TypeError:
+            self._reference = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, _Identity) and self._reference() is other._reference()
+        return same and self._reference() is not None
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,122 @@
+"""Kept traces: what has changed in a model or in the function that calls it is noticed."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import embgrad
+
+IDS = np.array([[5, 7, 9], [3, 2, 7]])
+
+
+class Settings:
+    """Holds what a model reads."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+class Scaled(nnx.Module):
+    factor = 1.0
+
+    def __init__(self) -> None:
+        self.embed = nnx.Embed(11, 4, param_dtype=jnp.float64, rngs=nnx.Rngs(1))
+        self.settings = Settings(1.0)
+
+    def __call__(self, ids: Any) -> Any:
+        return self.factor * self.settings.scale * self.embed(ids).sum(1)
+
+
+class Equinox(eqx.Module):
+    embed: eqx.nn.Embedding
+    settings: Any = eqx.field(static=True)
+
+    def __call__(self, ids: Any) -> Any:
+        return self.settings.scale * jax.vmap(jax.vmap(self.embed))(ids).sum(1)
+
+
+def set_scale(model: Any) -> None:
+    model.settings.scale = 3.0
+
+
+def set_factor(model: Any) -> None:
+    type(model).factor = 5.0
+
+
+def replace_call(model: Any) -> None:
+    type(model).__call__ = lambda self, ids: 7 * self.embed(ids).sum(1)
+
+
+def both(model: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    plain = embgrad.gradients(model, IDS, embgrad.Sum(), **options)
+    compiled = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True, **options)
+    assert compiled.provenance["compiled"] is True
+    return plain.values, compiled.values
+
+
+@pytest.mark.parametrize("change", [set_scale, set_factor, replace_call])
+def test_a_change_of_an_nnx_module_is_noticed(change: Callable[[Any], None]) -> None:
+    own = type("Own", (Scaled,), {"__module__": __name__})  # of this test alone, since the class is changed
+    model = own()
+    both(model)
+    change(model)
+    plain, compiled = both(model)
+    assert plain.flat[0] > 1
+    np.testing.assert_allclose(compiled, plain, rtol=1e-12)
+
+
+def test_a_changed_static_field_of_equinox_is_noticed() -> None:
+    model = Equinox(eqx.nn.Embedding(11, 4, key=jax.random.key(0)), Settings(1.0))
+    both(model)
+    set_scale(model)
+    plain, compiled = both(model)
+    assert plain.flat[0] == 3
+    np.testing.assert_allclose(compiled, plain, rtol=1e-12)
+
+
+@pytest.mark.parametrize("held", [types.SimpleNamespace(scale=1.0), np.ones(5000), {"scale": 1.0}])
+def test_a_change_of_what_a_call_holds_is_noticed(held: Any) -> None:
+    parameters = {"table": jnp.ones((11, 4))}
+
+    def call(parameters: Any, ids: Any) -> Any:
+        scale = (
+            held.scale
+            if isinstance(held, types.SimpleNamespace)
+            else held["scale"]
+            if isinstance(held, dict)
+            else held[0]
+        )
+        return scale * parameters["table"][ids].sum(1)
+
+    both(parameters, call=call)
+    if isinstance(held, types.SimpleNamespace):
+        held.scale = 2.0
+    else:
+        held["scale" if isinstance(held, dict) else 0] = 2.0
+    plain, compiled = both(parameters, call=call)
+    assert plain.flat[0] == 2
+    np.testing.assert_array_equal(compiled, plain)
+
+
+def test_new_weights_need_no_new_trace() -> None:
+    traces = itertools.count()
+
+    def call(parameters: Any, ids: Any) -> Any:
+        next(traces)
+        return (parameters["table"][ids] ** 2).sum(1)
+
+    for scale in (1.0, 2.0, 3.0):
+        parameters = {"table": scale * jnp.ones((11, 4))}
+        compiled = embgrad.gradients(parameters, IDS, embgrad.Sum(), call=call, compile=True)
+        np.testing.assert_array_equal(compiled.values, np.full((2, 3, 4), 2 * scale))
+    assert next(traces) == 2  # of the model, and of the trace that was compared with it
