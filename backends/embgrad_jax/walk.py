@@ -311,7 +311,9 @@ class TreePart:
         is_table = path[-1] in TABLES and (linen or (owner is not None and type(owner).__name__ in EMBEDS))
         table = module if is_table and module else self._named(path[1:] if linen else path)
         array = jnp.asarray(value)
-        trainable = path[0] == "params" if linen else bool(jnp.issubdtype(array.dtype, jnp.floating))
+        # Linen's other variables and Equinox's states are such as running averages.
+        is_state = path[0] != "params" if linen else has_base(part, "equinox.nn._stateful", "State")
+        trainable = not is_state and bool(jnp.issubdtype(array.dtype, jnp.floating))
         random = bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
         get, put = lambda: jnp.asarray(_value_at(part, keys)), lambda new: _put(part, keys, new)
         return Leaf(name, module, table, trainable, random, array, get, put)

@@ -199,9 +199,7 @@ class ModelChecks:
         model = self.known(case, "float64")[0]
         ids = IDS.copy()
         ids[1, 2] = number
-        batch: Any = embgrad.TokenBatch(ids, mask=MASK) if case.masked else ids
-        if case.further is not None:
-            batch = {"input_ids": ids, "attention_mask": MASK, **case.further}
+        batch: Any = {"input_ids": ids, "attention_mask": MASK, **(case.further or {})} if case.masked else ids
         with pytest.raises(embgrad.BatchError, match=rf"id(s holds)? {number} at example 1, position 2"):
             embgrad.gradients(model, batch, case.objective, call=case.call)
 

@@ -148,7 +148,7 @@ class TextTower(nnx.Module):
 
     def begin(self, rows: Any, ids: Any, mask: Any, places: Any) -> Any:
         """See `Case`."""
-        return rows + self.positional_embedding[: ids.shape[1]]
+        return rows + places
 
     def behind(self, x: Any, first: int, ids: Any, mask: Any, stop: int | None = None) -> Any:
         """See `Case`."""
@@ -296,7 +296,14 @@ CASES = [
         embeddings=True,
         places=lambda model: model.embeddings.position_embeddings.embedding[...],
     ),
-    _case("tower", TextTower, lambda model: model.token_embedding, layers=2, masked=False),
+    _case(
+        "tower",
+        TextTower,
+        lambda model: model.token_embedding,
+        layers=2,
+        masked=False,
+        places=lambda model: model.positional_embedding[...],
+    ),
     _case(
         "encoder_decoder",
         EncoderDecoder,
