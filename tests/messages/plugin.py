@@ -33,7 +33,7 @@ PARTS: Final = {
         "embgrad.inputs.extras:cut",
         "embgrad.inputs.tfhub",
     ),
-    "gluon": ("embgrad_gluon",),
+    "gluon": ("embgrad_gluon", "embgrad.checkpoints.bert_config:inexpressible"),
     "jax": ("embgrad_jax", "embgrad.common.arrays:to_numpy ValueError: embgrad was called inside jax.jit"),
     "ray": (
         "embgrad.ray",

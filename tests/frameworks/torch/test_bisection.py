@@ -265,7 +265,7 @@ def other_gain(b: Any) -> None:
             "out_proj.weight",
         ),
         (lambda b: b.blocks[3].down.bias.add_(0.01), "layer.3", "blocks.3.down", "down.bias"),
-        (lambda b: b.places.mul_(1.01), "embeddings", None, "places"),
+        (lambda b: b.places.mul_(1.01), "position", None, "places"),
         (other_factor, "layer.2", "blocks.2", None),
         (other_gain, "objective", None, None),
     ],

@@ -27,10 +27,8 @@ class Elsewhere(torch.nn.Module):
 
     def __init__(self, *devices: str) -> None:
         super().__init__()
-        self.devices = devices
-
-    def parameters(self, recurse: bool = True) -> Any:
-        return (SimpleNamespace(device=torch.device(device)) for device in self.devices)
+        claiming = [SimpleNamespace(device=torch.device(device)) for device in devices]
+        self._parameters: dict[str, Any] = {str(number): parameter for number, parameter in enumerate(claiming)}
 
 
 @pytest.mark.parametrize(("devices", "named"), [(["mps"], "'mps'"), (["cpu", "cuda:0"], "'cpu', 'cuda:0'")])
