@@ -23,11 +23,13 @@ MODES: Final = {
     "Gluon, imperative": "gluon",
     "Gluon, hybridised": "gluon",
     "Gluon, SymbolBlock": "gluon",
+    "JAX": "jax",
+    "JAX, compile=True": "jax",
     "NumPy, the reference": "reference",
 }
 
 #: The frameworks that are measured by default.
-FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
+FRAMEWORKS: Final = ("torch", "tensorflow", "gluon", "jax")
 
 #: Examples and positions for MiniLM, and the size of the limits.
 SIZES: Final = ((1, 16), (4, 64), (16, 128), (32, 256))
