@@ -49,7 +49,7 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, *, training: bool) ->
     if isinstance(model, (list, tuple)) and any(map(is_linen, model)):
         raise UnsupportedError(
             "the model is a Flax Linen module with its variables, and embgrad does not know how it is called. Pass "
-            'call=lambda parts, inputs: parts[0].apply(parts[1], inputs["input_ids"])'
+            'call=lambda parts, inputs: parts[0].apply(parts[1], inputs["input_ids"]); of bare ids, inputs are the ids'
         )
     expect_single(model)
     if is_keras(model):
@@ -60,7 +60,7 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, *, training: bool) ->
     if not callable(model):
         raise UnsupportedError(
             f"the model is a {type(model).__qualname__} of arrays, which cannot be called. Pass call=lambda params, inputs: "
-            'forward(params, inputs["input_ids"])'
+            'forward(params, inputs["input_ids"]); of bare ids, inputs are the ids'
         )
     planned = plan_call(parameters_of(model.__call__, NOT_THE_BATCHS), batch)
     return _planned(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 import embgrad
 
@@ -289,3 +289,14 @@ def _members(model: Any) -> list[Any]:
         (path, id(one), id(one.get_raw_value())) for path, one in nnx.iter_graph(model) if isinstance(one, nnx.Variable)
     ]
     return [[(path, kind, {name: id(value) for name, value in own.items()}) for path, kind, own in modules], arrays]
+
+
+def test_parts_without_a_call_are_refused_with_what_to_pass() -> None:
+    module = linen.Embed(11, 4)
+    variables = module.init(jax.random.key(0), jnp.asarray(IDS))
+    with pytest.raises(embgrad.UnsupportedError, match=r"a Flax Linen module with its variables.*parts\[0\]\.apply"):
+        embgrad.gradients((module, variables), IDS, embgrad.Sum())
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"the model is a dict of arrays, which cannot be called.*forward\(params"
+    ):
+        embgrad.gradients(variables, IDS, embgrad.Sum())
