@@ -102,7 +102,10 @@ def test_a_product_of_one_hot_rows_with_a_table_is_a_lookup(way: str, is_saved: 
 def test_other_products_are_no_lookups(way: str) -> None:
     model = Net(lambda table, ids: tf.reduce_sum(NO_LOOKUPS[way](table, ids)))
     seen = "rows#0" if way == "pairs" else "none"  # those are one-hot rows of other ids
-    with pytest.raises(embgrad.PointNotReachedError, match=rf"made no lookup .*lookups seen: {seen}"):
+    sliced = (
+        r"rows#0 \(12 rows × 4, indices of shape \(4,\)\)"  # rows 0 to 3 of the table, as many as there are positions
+    )
+    with pytest.raises(embgrad.PointNotReachedError, match=rf"made no lookup .*lookups seen: ({seen}|{sliced})"):
         embgrad.gradients(model, SMALL, TOTAL)
 
 

@@ -197,8 +197,8 @@ def test_ids_outside_are_refused_where_a_device_returns_zeros(keras: Any, swallo
     """As a GPU does: the operation comes to pass, and the lookup is refused when it is seen."""
 
     class Watch(PassRecorder):
-        def see(self, path: str, indices: Any, rows: int, dim: int, padding: int | None = None) -> str | None:
-            return super().see(path, indices, 3, dim, padding)
+        def see(self, path: str, indices: Any, rows: int, dim: int, *others: Any, **options: Any) -> str | None:
+            return super().see(path, indices, 3, dim, *others, **options)
 
     model, _ = masked_lstm(keras)
     watcher = Watcher(Watch(embgrad.TokenBatch(IDS), ("word",)), Tables([model]))
