@@ -57,15 +57,19 @@ class Cell:
         mask: the points and arrays on which it depends by a path that gradients take, one bit each.
         one_hot: for rows that are one-hot the cell of their indices; else None.
         counts: whether its last axis counts from 0, and it does not vary along others.
+        sources: the arrays of the batch on which it depends, one bit each.
     """
 
-    __slots__ = ("__weakref__", "_value", "compute", "counts", "dtype", "leaf", "mask", "one_hot", "shape")
+    __slots__ = ("__weakref__", "_value", "compute", "counts", "dtype", "leaf", "mask", "one_hot", "shape", "sources")
 
-    def __init__(self, shape: Any, dtype: Any, compute: Callable[[], Any] | None = None, mask: int = 0) -> None:
+    def __init__(
+        self, shape: Any, dtype: Any, compute: Callable[[], Any] | None = None, mask: int = 0, sources: int = 0
+    ) -> None:
         self.shape = tuple(shape)
         self.dtype = dtype
         self.compute = compute
         self.mask = mask
+        self.sources = sources
         self.leaf: Leaf | None = None
         self.one_hot: Callable[[], Any] | None = None
         self.counts = False
@@ -130,7 +134,7 @@ def surveyed(
         PointNotReachedError: a requested point is not reached.
     """
     surveyor = _Surveyor(graph, leaves, watch, overridden, detached=detached)
-    values = [surveyor.leaf(leaf) for leaf in leaves] + [surveyor.constant(value) for value in inputs]
+    values = [surveyor.leaf(leaf) for leaf in leaves] + surveyor.inputs(inputs)
     results = surveyor.walk(graph.jaxpr, values)
     survey = surveyor.survey
     if not watch.everything:
@@ -164,6 +168,7 @@ class _Surveyor(Walker[Cell]):
         self._overridden = overridden
         self._detached = detached
         self._recorded: list[bool] = []
+        self._ids = 0
         self._bits: dict[str, int] = {}
         self._by_id = dict(zip(graph.ids, leaves, strict=True))
 
@@ -174,6 +179,17 @@ class _Surveyor(Walker[Cell]):
         cell = Cell(leaf.array.shape, leaf.array.dtype, known, self._bit(f"leaf {leaf.name}") if floating else 0)
         cell.leaf = leaf
         return cell
+
+    def inputs(self, values: Sequence[Any]) -> list[Cell]:
+        """Return the cells of the batch's arrays, and note which of these are its ids."""
+        cells = []
+        for number, value in enumerate(values):
+            cell = self.constant(value)
+            cell.sources = 1 << number
+            if np.shape(value) == self._watch.batch.shape and np.array_equal(np.asarray(value), self._watch.batch.ids):
+                self._ids |= cell.sources
+            cells.append(cell)
+        return cells
 
     def reached(self, cell: Cell) -> frozenset[str]:
         """Return the keys of points and the names of arrays on which a value depends."""
@@ -195,16 +211,16 @@ class _Surveyor(Walker[Cell]):
         """Return cells of which nothing is computed yet."""
         name = equation.primitive.name
         self._count_inside(equation, 1)
-        mask = 0
+        mask = sources = 0
         for value in values:
-            mask |= value.mask
+            mask, sources = mask | value.mask, sources | value.sources
         results = _Lazily(equation, values) if all(value.compute is not None for value in values) else None
         cells = []
         for number, variable in enumerate(equation.outvars):
             aval = variable.aval
             passes = name not in BLOCKING and _is_floating(aval.dtype)
             compute = None if results is None else results.result(number)
-            cells.append(Cell(aval.shape, aval.dtype, compute, mask if passes else 0))
+            cells.append(Cell(aval.shape, aval.dtype, compute, mask if passes else 0, sources))
         self._follow(name, equation, values, cells[0] if cells else None)
         return cells
 
@@ -254,7 +270,7 @@ class _Surveyor(Walker[Cell]):
             return result
         if not is_lookup(equation):
             return result
-        indices = np.asarray(starts.value)[..., 0].reshape(result.shape[:-1])
+        indices = self._given(starts, np.asarray(starts.value)[..., 0].reshape(result.shape[:-1]), table.shape[0])
         return self._looked_up(number, table, indices, result, result.shape)
 
     def multiplied(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
@@ -267,7 +283,7 @@ class _Surveyor(Walker[Cell]):
             is_table = table.leaf is not None and len(table.shape) == 2 and tuple(along_table) == (0,)
             if is_table and rows.one_hot is not None and tuple(along_rows) == (len(rows.shape) - 1,):
                 self.survey.products[number] = left
-                indices = np.asarray(rows.one_hot())
+                indices = self._given(rows, np.asarray(rows.one_hot()), table.shape[0])
                 return self._looked_up(number, table, indices, result, (*rows.shape[:-1], table.shape[1]))
         return result
 
@@ -296,17 +312,23 @@ class _Surveyor(Walker[Cell]):
     def step(self, value: Cell, index: int) -> Cell:
         """Return an entry, known where the whole is."""
         compute = None if value.compute is None else lambda: value.value[index]
-        return Cell(value.shape[1:], value.dtype, compute, value.mask)
+        return Cell(value.shape[1:], value.dtype, compute, value.mask, value.sources)
 
     def stacked(self, values: Sequence[Cell], shape: tuple[int, ...], dtype: Any) -> Cell:
         """Return the array of all steps, known where each is."""
-        mask = 0
+        mask = sources = 0
         for value in values:
-            mask |= value.mask
+            mask, sources = mask | value.mask, sources | value.sources
         known = all(value.compute is not None for value in values)
-        return Cell(shape, dtype, (lambda: jnp.stack([value.value for value in values])) if known else None, mask)
+        compute = (lambda: jnp.stack([value.value for value in values])) if known else None
+        return Cell(shape, dtype, compute, mask, sources)
 
     # Points
+
+    def _given(self, cell: Cell, indices: np.ndarray, rows: int) -> np.ndarray:
+        """Return the batch's ids in place of the indices that JAX made of them, where these depend on the ids alone."""
+        of_ids = bool(cell.sources) and not cell.sources & ~self._ids
+        return _as_given(indices, self._watch.batch.ids, rows) if of_ids else indices
 
     def _looked_up(
         self,
@@ -319,7 +341,6 @@ class _Surveyor(Walker[Cell]):
         sliced: bool = False,
     ) -> Cell:
         path = UNNAMED_TABLE if table.leaf is None else table.leaf.table
-        indices = _as_given(indices, self._watch.batch.ids, table.shape[0])
         if table.leaf is None and layout_of(indices, self._watch.batch.ids) is None:
             return result
         padding = None if table.leaf is None else table.leaf.padding
