@@ -101,7 +101,12 @@ class Forward:
         return self._kept(self._kept(x @ weight) + bias)
 
     def _tanh(self, x: np.ndarray) -> np.ndarray:
-        return self._kept(np.tanh(x))
+        made = np.tanh(x)
+        if np.isrealobj(made):
+            return self._kept(made)
+        value = self._kept(made.real)
+        # Frameworks take the slope from the value, as 1 - y², where rounding counts for more the nearer the value is to 1.
+        return value + 1j * self._kept(made.imag + np.imag(x) * (made.real**2 - value**2))
 
     def _mix(self, x: np.ndarray) -> np.ndarray:
         return self._kept(x - self._kept(x.mean(1, keepdims=True)) / 2)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 from flax import linen, nnx
@@ -300,3 +301,35 @@ def test_parts_without_a_call_are_refused_with_what_to_pass() -> None:
         embgrad.UnsupportedError, match=r"the model is a dict of arrays, which cannot be called.*forward\(params"
     ):
         embgrad.gradients(variables, IDS, embgrad.Sum())
+
+
+def test_a_model_that_reads_the_values_of_arrays_is_refused() -> None:
+    """As jax.jit refuses it: what the model's Python decides by the values of one batch is not what it does on another."""
+
+    class Deciding(Tied):
+        def __call__(self, ids: Any) -> Any:
+            rows = self.embed(ids)
+            return rows if rows.sum() > 0 else -rows
+
+    with pytest.raises(
+        embgrad.UnsupportedError,
+        match=r"the model's Python reads the values of arrays, which jax\.jit does not allow either \(.+\)\. Write it with",
+    ):
+        embgrad.gradients(Deciding(), IDS, embgrad.Sum())
+
+
+def test_a_keras_model_that_was_never_called_is_refused() -> None:
+    class Unbuilt(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = keras.layers.Embedding(11, 4)
+
+        def call(self, ids: Any) -> Any:
+            return self.words(ids)
+
+    model = Unbuilt()
+    with pytest.raises(embgrad.UnsupportedError, match=r"the Keras model Unbuilt has no weights yet, .* Call it once on a"):
+        embgrad.gradients(model, IDS, embgrad.Sum())
+    assert not model.weights
+    model(jnp.asarray(IDS))
+    np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, np.ones((2, 3, 4)))
