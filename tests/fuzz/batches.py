@@ -114,6 +114,10 @@ def native(draw: Draw, framework: str, array: np.ndarray) -> Any:
         import tensorflow as tf
 
         return tf.constant(array)
+    if framework == "jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray(array)
     import mxnet as mx
 
     return mx.nd.array(array, dtype="float32" if whole and draw.chance(0.5) else "int64" if whole else "float64")

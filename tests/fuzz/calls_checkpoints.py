@@ -167,7 +167,7 @@ def _broken(draw: Draw, framework: str, config: dict[str, Any], weights: dict[st
         "a weight twice": written(held={**weights, f"bert.{name}": weights[name]}),
         "another name": written(held={**without, f"{name}x": weights[name]}),
         "patterns that match nothing": written(held={**weights, HEADS[0]: weights[name]}, ignore=["no.*"]),
-        "a framework that is none": written(framework=draw.choice(["torhc", "", "jax", "Torch"])),
+        "a framework that is none": written(framework=draw.choice(["torhc", "", "jaxx", "Torch"])),
         "a framework of nonsense": written(framework=nonsense(draw)),
         "patterns of nonsense": written(ignore=draw.choice([3, [3], None, [None], 0.5])),
         "no folder": lambda directory: embgrad.load_bert(directory / "nowhere", framework),

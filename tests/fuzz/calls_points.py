@@ -15,7 +15,7 @@ from tests.fuzz.drawing import Draw
 from tests.fuzz.nonsense import nonsense
 from tests.fuzz.oracle import POINTS, Oracle, Question
 from tests.fuzz.surroundings import surrounded
-from tests.fuzz.worlds import FLOOR, drawn_world
+from tests.fuzz.worlds import FLOOR, abilities, drawn_world
 
 #: Framework and architecture whose weights after a captured loop differ in their last bits: a hybridised block runs operator by
 #: operator under a capture, and MXNet then sums the gradients of a table's two lookups in another order.
@@ -78,6 +78,9 @@ def broken_points(draw: Draw, framework: str) -> Case:
 def capture(draw: Draw, framework: str) -> Case:
     """Draw one or two captured training steps, and the same steps on a twin without a capture."""
     world = drawn_world(draw, framework, TRAINED)
+    if "capture" not in abilities(framework):
+        run_without = lambda: _entered(world.model, "word", "sum")  # noqa: E731
+        return Case("capture", f"a backend that cannot: {framework}", run_without, None, REFUSAL, framework=framework)
     if world.dtype in ("float16", "bfloat16") or world.classes < 2:
         world = drawn_world(draw, framework, ("layers", "hidden"), exact=True, least=2)
     world.frozen = world.disturbed = False

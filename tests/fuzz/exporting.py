@@ -22,7 +22,7 @@ EXPORTED: Final = (
 
 
 def exported(framework: str, model: Any) -> Any:
-    """Return a SavedModel, a SymbolBlock or a `torch.compile`d model; the reference's model itself."""
+    """Return a SavedModel, a SymbolBlock or a `torch.compile`d model; the model itself in the reference and in JAX."""
     if framework == "tensorflow":
         return _savedmodel(model)
     if framework == "gluon":

@@ -22,7 +22,7 @@ from tests.fuzz.cases import Case
 from tests.fuzz.drawing import Draw
 
 #: The frameworks from which a call's number draws one, also where they are not under test.
-FRAMEWORKS: Final = ("reference", "torch", "tensorflow", "gluon")
+FRAMEWORKS: Final = ("reference", "torch", "tensorflow", "gluon", "jax")
 
 CALLS: Final[Mapping[Callable[[Draw, str], Case], float]] = {
     calls_gradients.gradients: 10.0,

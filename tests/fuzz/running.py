@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tests.fuzz.cases import Case
-from tests.fuzz.registry import drawn_case, framework_of
+from tests.fuzz.registry import FRAMEWORKS, drawn_case, framework_of
 from tests.fuzz.verdicts import Verdict, verdict_of
 
 
@@ -35,6 +35,9 @@ class Tally:
 
 
 def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
+    unknown = set(frameworks) - set(FRAMEWORKS)
+    if unknown:
+        raise ValueError(f"no call is of {', '.join(sorted(unknown))}: the frameworks are {', '.join(FRAMEWORKS)}")
     number = done = 0
     while done < calls:
         if framework_of(seed, number) in frameworks:

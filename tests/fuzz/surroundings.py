@@ -32,6 +32,15 @@ def surrounded(draw: Draw, framework: str) -> tuple[str, Callable[[], AbstractCo
             "tf.device('CPU:0')": lambda: tf.device("CPU:0"),
             "tf.name_scope('mine')": lambda: tf.name_scope("mine"),
         }
+    elif framework == "jax":
+        import jax
+
+        contexts |= {
+            "jax.disable_jit()": jax.disable_jit,
+            "jax.debug_nans(True)": lambda: jax.debug_nans(True),
+            "jax.default_matmul_precision('float32')": lambda: jax.default_matmul_precision("float32"),
+            "jax.named_scope('mine')": lambda: jax.named_scope("mine"),
+        }
     else:
         import mxnet as mx
 

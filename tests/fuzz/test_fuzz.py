@@ -128,7 +128,7 @@ def _hook(model: Any, framework: str) -> None:
     if framework in ("torch", "gluon"):
         model.register_forward_hook(lambda *_: None)
     else:
-        model.note = "mine"  # neither has hooks
+        model.note = "mine"  # the others have no hooks
 
 
 @pytest.mark.parametrize("state", ["hook", "argument", "random", "environment", "settings"])
