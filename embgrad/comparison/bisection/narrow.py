@@ -107,6 +107,9 @@ def narrowed(
     module, piece = _containing_module(a, pairs, first, backward)
     if backward and all(_bert_module(pair.name) is None for pair in pairs[first:]):
         module, piece = _block_code(pairs, block[0] if pairs[first] is ends[0] else module)
+    if backward and first > 0 and figures[first - 1] is None and first - 1 not in missing:
+        skipped = _containing_module(a, pairs, first - 1, backward)
+        module, piece = _either((module, piece), skipped)
     before = _last_compared(steps, first)
     after = None if before is None else pairs[before].name
     return Region(module, piece, after, pairs[first].name, weights, tuple(steps))
@@ -216,6 +219,16 @@ def _block_code(pairs: Sequence[Pair], module: str | None) -> tuple[str | None, 
         return module or None, None
     within, piece = AFTER["output.LayerNorm"]
     return name.removesuffix(layer[1]) + within, piece
+
+
+def _either(
+    one: tuple[str | None, str | None], other: tuple[str | None, str | None]
+) -> tuple[str | None, str | None]:
+    """Return the module around two, and the names of both: a point between them could not be compared."""
+    paths = [(module or "").split(".") for module, _ in (one, other)]
+    shared = [first for first, second in zip(*paths, strict=False) if first == second]
+    pieces = [piece for _, piece in (one, other) if piece is not None]
+    return ".".join(shared) or None, " or ".join(pieces) or None
 
 
 def _is_whole(side: str | None, backward: bool) -> bool:
