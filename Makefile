@@ -5,7 +5,7 @@ CONSTRAINTS := $(CURDIR)/constraints.txt
 VENV := .demo
 TOX := .tox/runner/bin/tox
 # The environments that have slow tests.
-SLOW := core,torch,tensorflow,mxnet,all
+SLOW := core,torch,tensorflow,mxnet,jax,all
 
 .PHONY: help demo test test-slow versions browser bench docs lint clean
 

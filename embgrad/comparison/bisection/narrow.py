@@ -221,9 +221,7 @@ def _block_code(pairs: Sequence[Pair], module: str | None) -> tuple[str | None, 
     return name.removesuffix(layer[1]) + within, piece
 
 
-def _either(
-    one: tuple[str | None, str | None], other: tuple[str | None, str | None]
-) -> tuple[str | None, str | None]:
+def _either(one: tuple[str | None, str | None], other: tuple[str | None, str | None]) -> tuple[str | None, str | None]:
     """Return the module around two, and the names of both: a point between them could not be compared."""
     paths = [(module or "").split(".") for module, _ in (one, other)]
     shared = [first for first, second in zip(*paths, strict=False) if first == second]

@@ -19,8 +19,9 @@ _SETTINGS: Final = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 
-#: For properties of a framework, in which a model takes up to 50 ms to build.
-property_of = settings(_SETTINGS, max_examples=25)
+#: For properties of a framework, in which a model takes up to 50 ms to build, and in JAX, which compiles each operation for each
+#: shape, a second to run.
+property_of = settings(_SETTINGS, max_examples=10 if "jax" in backends_under_test() else 25)
 
 #: For properties of the closed form.
 in_numpy = settings(_SETTINGS, max_examples=100)

@@ -69,6 +69,7 @@ class ModelChecks:
         close(result.values, own.gradients["word"])
         assert result.values.dtype == np.float64
 
+    @pytest.mark.sampled(2)
     def test_gradients_in_single_precision(self, case: Case) -> None:
         model, own = self.known(case, "float32")
         result = embgrad.gradients(model, case.batch, case.objective, call=case.call)
@@ -150,10 +151,12 @@ class ModelChecks:
         model, own = self.known(case, "float64")
         close(embgrad.evaluate(model, case.batch, case.objective, call=case.call), own.objective)
 
+    @pytest.mark.sampled(2)
     def test_pieces_give_the_whole(self, case: Case) -> None:
         own = self.known(case, "float64")[1]
         close(self.run(case, batch_size=1).values, own.gradients["word"])
 
+    @pytest.mark.sampled(1)
     def test_the_result_is_certified(self, case: Case) -> None:
         assert self.run(case, check=True).certificate is not None
 
@@ -164,6 +167,7 @@ class ModelChecks:
             for role in case.roles:
                 close(results[role].values, own.gradients[role], what=role)
 
+    @pytest.mark.sampled(2)
     def test_an_objective_of_the_users_is_differentiated(self, case: Case) -> None:
         model = self.known(case, "float64")[0]
 
@@ -178,6 +182,7 @@ class ModelChecks:
 
     # What stays as it is, and what is refused
 
+    @pytest.mark.sampled(2)
     def test_nothing_is_changed(self, case: Case) -> None:
         model = case.make("float64")
         before = self.state(model)

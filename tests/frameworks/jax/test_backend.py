@@ -328,7 +328,9 @@ def test_a_keras_model_that_was_never_called_is_refused() -> None:
             return self.words(ids)
 
     model = Unbuilt()
-    with pytest.raises(embgrad.UnsupportedError, match=r"the Keras model Unbuilt has no weights yet, .* Call it once on a"):
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"the Keras model Unbuilt has no weights yet, .* Call it once on a"
+    ):
         embgrad.gradients(model, IDS, embgrad.Sum())
     assert not model.weights
     model(jnp.asarray(IDS))
