@@ -11,6 +11,9 @@ import embgrad
 from tests import keras_hub_zoo as zoo
 from tests.cross.keras.worker import BACKENDS, file_of, run, weights_of
 
+#: The largest difference of single precision: layer norms of width 8 amplify the rounding of each framework.
+LARGEST = 1e-5
+
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,7 +50,7 @@ def test_the_same_values_on_each_backend(results: dict[str, Path], backend: str,
             (other.objective, first.objective),
         ):
             assert actual.shape == expected.shape
-            assert np.abs(actual - expected).max() <= 5e-6 * np.abs(expected).max(), role
+            assert np.abs(actual - expected).max() <= LARGEST * np.abs(expected).max(), role
         assert embgrad.compare(first, other).agrees, role
 
 
