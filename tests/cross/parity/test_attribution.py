@@ -1,4 +1,4 @@
-"""Each attribution method gives the same figures on real weights in three frameworks, sampled ones included."""
+"""Each attribution method gives the same figures on real weights in four frameworks, sampled ones included."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_each_method_agrees_between_frameworks() -> None:
         framework: embgrad.attribute(
             embgrad.load_bert(folder, framework), batch, objective, METHODS, tokenizer=tokenizer
         )
-        for framework in ("torch", "tensorflow", "gluon")
+        for framework in ("torch", "tensorflow", "gluon", "jax")
     }
     expected = results.pop("torch")
     for framework, found in results.items():

@@ -1,4 +1,4 @@
-"""Faithfulness on real weights is the same in three frameworks."""
+"""Faithfulness on real weights is the same in four frameworks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_faithfulness_infidelity_and_sensitivity_agree_between_frameworks() -> N
     objective = embgrad.Projection(vector, output="sequence", position=0)
     scores = {str(seed): np.random.default_rng(seed).normal(size=batch.shape) for seed in range(2)}
     results = {}
-    for framework in ("torch", "tensorflow", "gluon"):
+    for framework in ("torch", "tensorflow", "gluon", "jax"):
         model = embgrad.load_bert(folder, framework)
         results[framework] = (
             embgrad.faithfulness(model, batch, objective, scores),

@@ -1,4 +1,4 @@
-"""Each search makes the same run from one checkpoint in three frameworks: the same texts at each step, and the same figures."""
+"""Each search makes the same run from one checkpoint in four frameworks: the same texts at each step, and the same figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embgrad.cli.demo import minilm_folder
 from embgrad.results.search import Search
 from embgrad.search import PEZ, SearchMethod, UniversalTrigger, is_word
 
-FRAMEWORKS = ("torch", "tensorflow", "gluon")
+FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax")
 TEXTS = [
     "a gripping film, told with warmth",
     "the plot collapses halfway through",

@@ -19,7 +19,7 @@ import embgrad
 from embgrad.cli.demo import minilm_folder
 from embgrad.streaming.digest import function_digest
 
-FRAMEWORKS = ("torch", "tensorflow", "gluon")
+FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax")
 OBJECTIVE = embgrad.Sum(output="pooled")
 
 
