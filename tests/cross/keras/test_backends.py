@@ -11,8 +11,10 @@ import embgrad
 from tests import keras_hub_zoo as zoo
 from tests.cross.keras.worker import BACKENDS, file_of, run, weights_of
 
-#: The largest difference of single precision: layer norms of width 8 amplify the rounding of each framework.
-LARGEST = 1e-5
+
+def most(name: str) -> float:
+    """Return the largest difference of a model; Keras's operations differ most in RoBERTa, by 2e-7 in float64 already."""
+    return 1e-5 if name.startswith("Roberta") else 5e-6
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def test_the_same_values_on_each_backend(results: dict[str, Path], backend: str,
             (other.objective, first.objective),
         ):
             assert actual.shape == expected.shape
-            assert np.abs(actual - expected).max() <= LARGEST * np.abs(expected).max(), role
+            assert np.abs(actual - expected).max() <= most(name) * np.abs(expected).max(), role
         assert embgrad.compare(first, other).agrees, role
 
 
