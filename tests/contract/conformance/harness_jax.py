@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -190,7 +190,7 @@ class _Layers(nnx.Module):
 
     def __init__(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
         self.embeddings = _Embeddings(weights, dtype)
-        self.layers = nnx.List([_Layer(weights, dtype) for _ in self.calls])
+        self.layers = _list([_Layer(weights, dtype) for _ in self.calls])
         self.outer = _linear(weights["W"], weights["b"], dtype)
 
     def behind_the_first(self, hidden: Any) -> Any:
@@ -262,10 +262,10 @@ class Harness:
         model = _MODELS[architecture](weights, dtype or weights["W"].dtype.name)
         model.eval()
         if frozen:
-            for _, module in nnx.iter_modules(model):
+            for _, module in _modules(model):
                 for name, one in vars(module).items():
                     if isinstance(one, nnx.Param):
-                        setattr(module, name, Frozen(one.get_value()))
+                        setattr(module, name, Frozen(one[...]))
         return model
 
     def train(self, model: nnx.Module) -> None:
@@ -280,22 +280,22 @@ class Harness:
         def gradients(model: Any) -> Any:
             return optax.softmax_cross_entropy_with_integer_labels(model(jnp.asarray(ids)), jnp.asarray(labels)).sum()
 
-        return np.array(gradients(model)["table"]["embedding"].get_value())
+        return np.array(gradients(model)["table"]["embedding"][...])
 
     def state(self, model: nnx.Module) -> Mapping[str, Any]:
         """The variables, attributes and classes of every module, and JAX's and Flax's settings.
 
         Where the model is in training mode the counts of its random numbers are left out: a pass in training moves them.
         """
-        training = any(not one.deterministic for _, one in nnx.iter_modules(model) if isinstance(one, nnx.Dropout))
+        training = any(not one.deterministic for _, one in _modules(model) if isinstance(one, nnx.Dropout))
         variables = {
-            path: (type(one), id(one), _bytes(one.get_value()), repr(one.get_metadata()))
+            path: (type(one), id(one), _bytes(one[...]), repr(one.get_metadata()))
             for path, one in nnx.iter_graph(model)
             if isinstance(one, nnx.Variable) and not (training and isinstance(one, nnx.RngCount))
         }
         return {
             "variables": variables,
-            "modules": {path: _module_state(one) for path, one in nnx.iter_modules(model)},
+            "modules": {path: _module_state(one) for path, one in _modules(model)},
             "settings": {name: getattr(jax.config, name) for name in ("jax_enable_x64", "jax_disable_jit")},
             "all settings": repr(sorted(jax.config.values.items())),
             "calls": {one: one.__call__ for one in (nnx.Embed, nnx.Linear, nnx.Dropout, *_MODELS.values())},
@@ -342,14 +342,14 @@ class Harness:
 
 def _embed(table: np.ndarray, dtype: str) -> nnx.Embed:
     embed = nnx.Embed(*table.shape, dtype=jnp.dtype(dtype), param_dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
-    embed.embedding.set_value(jnp.asarray(table, dtype))
+    embed.embedding[...] = jnp.asarray(table, dtype)
     return embed
 
 
 def _linear(kernel: np.ndarray, bias: np.ndarray, dtype: str) -> nnx.Linear:
     linear = nnx.Linear(*kernel.shape, dtype=jnp.dtype(dtype), param_dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
-    linear.kernel.set_value(jnp.asarray(kernel, dtype))
-    linear.bias.set_value(jnp.asarray(bias, dtype))
+    linear.kernel[...] = jnp.asarray(kernel, dtype)
+    linear.bias[...] = jnp.asarray(bias, dtype)
     return linear
 
 
@@ -363,3 +363,13 @@ def _module_state(module: nnx.Module) -> dict[str, Any]:
 def _bytes(value: Any) -> bytes:
     keys = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(value) if keys else value).tobytes()
+
+
+def _modules(model: nnx.Module) -> Iterator[tuple[Any, nnx.Module]]:
+    """Yield the path and object of each module; Flax 0.11 has no `iter_modules`."""
+    return ((path, node) for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Module))
+
+
+def _list(modules: list[nnx.Module]) -> Any:
+    """Return a list of modules as a module holds it; in Flax 0.11 that is a plain list."""
+    return nnx.List(modules) if hasattr(nnx, "List") else modules

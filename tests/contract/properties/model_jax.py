@@ -27,7 +27,7 @@ class _Model(nnx.Module):
         for name in ("words", "positions", "segments"):
             if name in weights:
                 setattr(self, name, _table(spec, weights[name]))
-        self.blocks = nnx.List(
+        self.blocks = _list(
             [_Block(block, _inside(f"blocks.{number}.", weights), spec) for number, block in enumerate(spec.blocks)]
         )
         if spec.head == "linear":
@@ -72,8 +72,8 @@ class _Block(nnx.Module):
                 param_dtype=dtype,
                 rngs=nnx.Rngs(0),
             )
-            self.inner.scale.set_value(jnp.asarray(weights["gain"], dtype))
-            self.inner.bias.set_value(jnp.asarray(weights["shift"], dtype))
+            self.inner.scale[...] = jnp.asarray(weights["gain"], dtype)
+            self.inner.bias[...] = jnp.asarray(weights["shift"], dtype)
         elif block.kind == "attention":
             self.query, self.key, self.value = (
                 _linear(spec, weights[name], None) for name in ("query", "key", "value")
@@ -102,18 +102,23 @@ def _mean(hidden: Any, real: Any) -> Any:
 def _table(spec: Spec, weight: np.ndarray) -> nnx.Embed:
     dtype = jnp.dtype(spec.dtype)
     table = nnx.Embed(*weight.shape, dtype=dtype, param_dtype=dtype, rngs=nnx.Rngs(0))
-    table.embedding.set_value(jnp.asarray(weight, dtype))
+    table.embedding[...] = jnp.asarray(weight, dtype)
     return table
 
 
 def _linear(spec: Spec, weight: np.ndarray, bias: np.ndarray | None) -> nnx.Linear:
     dtype = jnp.dtype(spec.dtype)
     layer = nnx.Linear(*weight.shape, use_bias=bias is not None, dtype=dtype, param_dtype=dtype, rngs=nnx.Rngs(0))
-    layer.kernel.set_value(jnp.asarray(weight, dtype))
+    layer.kernel[...] = jnp.asarray(weight, dtype)
     if bias is not None:
-        layer.bias.set_value(jnp.asarray(bias, dtype))
+        layer.bias[...] = jnp.asarray(bias, dtype)
     return layer
 
 
 def _inside(prefix: str, weights: Weights) -> dict[str, np.ndarray]:
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def _list(modules: list[nnx.Module]) -> Any:
+    """Return a list of modules as a module holds it; in Flax 0.11 that is a plain list."""
+    return nnx.List(modules) if hasattr(nnx, "List") else modules
