@@ -93,7 +93,7 @@ class Fingerprint:
             return self._class(value)
         if hasattr(value, "__wrapped__") and callable(value):  # a function under jit
             return (_Identity(value), self._of(value.__wrapped__))
-        attributes = {name: self._of(entry) for name, entry in attributes_of(value).items() if name not in _IGNORED}
+        attributes = {name: self._of(entry) for name, entry in attributes_of(value).items()}
         return (self._of(type(value)), attributes) if attributes else _Identity(value)
 
     def _function(self, function: types.FunctionType) -> Any:
@@ -113,12 +113,6 @@ class Fingerprint:
             return _Identity(cls)
         members = {name: [self._of(part) for part in parts] for name, parts in members_of(cls).items()}
         return (_Identity(cls), members, [self._of(base) for base in cls.__bases__])
-
-
-#: Attributes by which libraries keep books of their own.
-_IGNORED: Final = frozenset(
-    {"_pytree__state", "_object__state", "_pytree__nodes", "__weakref__", "_called", "_parent_path"}
-)
 
 
 def _is_variable(value: Any) -> bool:
