@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -223,9 +224,9 @@ def _block_code(pairs: Sequence[Pair], module: str | None) -> tuple[str | None, 
 
 def _either(one: tuple[str | None, str | None], other: tuple[str | None, str | None]) -> tuple[str | None, str | None]:
     """Return the module around two, and the names of both: a point between them could not be compared."""
-    paths = [(module or "").split(".") for module, _ in (one, other)]
-    shared = [first for first, second in zip(*paths, strict=False) if first == second]
-    pieces = [piece for _, piece in (one, other) if piece is not None]
+    both = zip(*((module or "").split(".") for module, _ in (one, other)), strict=False)
+    shared = [first for first, second in itertools.takewhile(lambda names: names[0] == names[1], both)]
+    pieces = dict.fromkeys(piece for _, piece in (one, other) if piece is not None)
     return ".".join(shared) or None, " or ".join(pieces) or None
 
 
