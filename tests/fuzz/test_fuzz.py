@@ -55,6 +55,13 @@ def test_a_call_follows_from_the_seed_and_its_number_alone() -> None:
         assert _without_addresses(first.text) == _without_addresses(second.text)
 
 
+@of_the_fuzzer
+def test_a_framework_of_no_call_is_refused() -> None:
+    """The search for its calls would not end."""
+    with pytest.raises(ValueError, match="no call is of gloun: the frameworks are reference, torch"):
+        next(numbers(SEED, 1, ["gloun"]))
+
+
 def _without_addresses(text: str) -> list[str]:
     return [word for word in text.split() if "0x" not in word]
 
