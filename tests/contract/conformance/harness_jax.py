@@ -190,7 +190,7 @@ class _Layers(nnx.Module):
 
     def __init__(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
         self.embeddings = _Embeddings(weights, dtype)
-        self.layers = _list([_Layer(weights, dtype) for _ in self.calls])
+        self.layers = module_list([_Layer(weights, dtype) for _ in self.calls])
         self.outer = _linear(weights["W"], weights["b"], dtype)
 
     def behind_the_first(self, hidden: Any) -> Any:
@@ -370,6 +370,6 @@ def _modules(model: nnx.Module) -> Iterator[tuple[Any, nnx.Module]]:
     return ((path, node) for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Module))
 
 
-def _list(modules: list[nnx.Module]) -> Any:
+def module_list(modules: list[nnx.Module]) -> Any:
     """Return a list of modules as a module holds it; in Flax 0.11 that is a plain list."""
     return nnx.List(modules) if hasattr(nnx, "List") else modules

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from tests.contract.conformance.harness_jax import module_list
 from tests.contract.properties.specs import EPSILON, Block, Spec, weights_of
 
 Weights = Mapping[str, np.ndarray]
@@ -27,7 +28,7 @@ class _Model(nnx.Module):
         for name in ("words", "positions", "segments"):
             if name in weights:
                 setattr(self, name, _table(spec, weights[name]))
-        self.blocks = _list(
+        self.blocks = module_list(
             [_Block(block, _inside(f"blocks.{number}.", weights), spec) for number, block in enumerate(spec.blocks)]
         )
         if spec.head == "linear":
@@ -117,8 +118,3 @@ def _linear(spec: Spec, weight: np.ndarray, bias: np.ndarray | None) -> nnx.Line
 
 def _inside(prefix: str, weights: Weights) -> dict[str, np.ndarray]:
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-
-
-def _list(modules: list[nnx.Module]) -> Any:
-    """Return a list of modules as a module holds it; in Flax 0.11 that is a plain list."""
-    return nnx.List(modules) if hasattr(nnx, "List") else modules
