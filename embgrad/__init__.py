@@ -77,14 +77,14 @@ from embgrad.results.substitutions import Substitution, Substitutions
 from embgrad.results.table_norms import clipped_table, table_norms, table_products
 from embgrad.results.token_attribution import TokenAttribution
 from embgrad.results.token_matrix import TokenMatrix
-from embgrad.search.gcg import GCG
-from embgrad.search.hotflip import HotFlip
-from embgrad.search.pez import PEZ
-from embgrad.search.search import search
-from embgrad.search.substitutions import substitutions
-from embgrad.search.universal_trigger import UniversalTrigger
 from embgrad.streaming.saliencies import Saliencies
 from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
+from embgrad.token_search.gcg import GCG
+from embgrad.token_search.hotflip import HotFlip
+from embgrad.token_search.pez import PEZ
+from embgrad.token_search.search import search
+from embgrad.token_search.substitutions import substitutions
+from embgrad.token_search.universal_trigger import UniversalTrigger
 from embgrad.version import __version__
 
 __all__ = [

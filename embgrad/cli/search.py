@@ -27,10 +27,10 @@ from embgrad.cli.terminal import Terminal
 from embgrad.errors import did_you_mean, listed
 from embgrad.objectives.objectives import Objective
 from embgrad.results.search import Search
-from embgrad.search.rule import expect_goal
-from embgrad.search.search import METHODS
-from embgrad.search.search import search as searched
-from embgrad.search.vocabulary import is_ascii, is_word
+from embgrad.token_search.rule import expect_goal
+from embgrad.token_search.search import METHODS
+from embgrad.token_search.search import search as searched
+from embgrad.token_search.vocabulary import is_ascii, is_word
 
 __all__ = ["search"]
 

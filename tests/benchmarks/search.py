@@ -27,8 +27,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import embgrad
-from embgrad.search import GCG, is_ascii
-from embgrad.search.search import search
+from embgrad.token_search import GCG, is_ascii
+from embgrad.token_search.search import search
 
 ROOT: Final = Path(__file__).parents[2]
 VOCAB: Final = 50_257

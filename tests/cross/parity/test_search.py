@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 import embgrad
 from embgrad.cli.demo import minilm_folder
 from embgrad.results.search import Search
-from embgrad.search import PEZ, SearchMethod, UniversalTrigger, is_word
+from embgrad.token_search import PEZ, SearchMethod, UniversalTrigger, is_word
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon", "jax")
 TEXTS = [

@@ -11,7 +11,7 @@ import tf_keras
 
 import embgrad
 from embgrad.backend.registry import bind
-from embgrad.search.prefix import SharedPrefixes
+from embgrad.token_search.prefix import SharedPrefixes
 from tests.frameworks.tensorflow.helpers import policy, small_bert, small_gpt2
 
 IDS = np.tile([2, 7, 5, 9, 4, 3, 8, 6], (6, 1))

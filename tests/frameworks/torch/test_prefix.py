@@ -11,9 +11,9 @@ import transformers
 
 import embgrad
 from embgrad.backend.registry import bind
-from embgrad.search import GCG
-from embgrad.search.prefix import SharedPrefixes
-from embgrad.search.search import search
+from embgrad.token_search import GCG
+from embgrad.token_search.prefix import SharedPrefixes
+from embgrad.token_search.search import search
 
 VOCAB, LENGTH, TARGET = 40, 16, 12
 SMALL = {

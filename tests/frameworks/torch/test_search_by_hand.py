@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import embgrad
-from embgrad.search import PEZ, UniversalTrigger
-from embgrad.search.search import problem_of
+from embgrad.token_search import PEZ, UniversalTrigger
+from embgrad.token_search.search import problem_of
 
 STEPS, CLASS = 20, 1
 

@@ -14,7 +14,7 @@ import transformers
 
 import embgrad
 from embgrad.cli.demo import minilm_folder
-from embgrad.search import is_ascii, is_word
+from embgrad.token_search import is_ascii, is_word
 
 VOCAB, TOP = 500, 256
 IDS = np.random.default_rng(0).integers(3, VOCAB, (2, 7))

@@ -32,7 +32,7 @@ ROOMS = (
     {"engine"},
     {"attribution", "comparison"},
     {"streaming"},
-    {"search"},
+    {"token_search"},
     {"ray", "report"},
     {"cli", "testing", "pytest_plugin"},
     {"demo"},

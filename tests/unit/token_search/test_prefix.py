@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +10,15 @@ import pytest
 
 import embgrad
 from embgrad.backend.protocol import BoundModel
-from embgrad.search.prefix import SharedPrefixes
 from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, lookup
+from embgrad.token_search import prefix as prefix_module
+from embgrad.token_search.prefix import SharedPrefixes
 from tests.unit.attribution.language_models import causal, weights
 
 LENGTH = 8
 IDS = np.tile([2, 7, 5, 9, 4, 3, 8, 6], (6, 1))
 IDS[np.arange(6), [2, 2, 3, 3, 4, 4]] = [10, 11, 10, 11, 10, 11]
 OBJECTIVE = embgrad.LogProbability(np.where(np.arange(LENGTH) >= 6, IDS, -100))
-
-PREFIX = sys.modules[SharedPrefixes.__module__]  # `embgrad.search` is a function
 
 #: The shapes of the ids of each pass, in order.
 PASSES: list[tuple[int, ...]] = []
@@ -99,14 +97,14 @@ def test_no_pass_runs_more_texts_than_allowed() -> None:
 
 
 def test_large_passes_are_divided_where_more_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PREFIX, "ENOUGH_POSITIONS", 8)
+    monkeypatch.setattr(prefix_module, "ENOUGH_POSITIONS", 8)
     values, _ = shared()
     assert PASSES == [(1, 7), (3, 5), (2, 4), (2, 3)]
     np.testing.assert_allclose(values, embgrad.evaluate(causal(), IDS, OBJECTIVE), rtol=1e-14)
 
 
 def test_rows_are_widened_for_few_texts_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PREFIX, "MOST_WIDENED", 50)  # two texts with two rows of twelve entries
+    monkeypatch.setattr(prefix_module, "MOST_WIDENED", 50)  # two texts with two rows of twelve entries
     values, _ = shared()
     np.testing.assert_allclose(values, embgrad.evaluate(causal(), IDS, OBJECTIVE), rtol=1e-14)
 

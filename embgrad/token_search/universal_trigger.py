@@ -10,12 +10,12 @@ import numpy as np
 
 from embgrad.attribution.method import expect_choice, expect_count
 from embgrad.errors import BatchError, EmbgradError, brief
-from embgrad.search.draws import priorities
-from embgrad.search.estimates import top_substitutions
-from embgrad.search.method import SearchMethod, State
-from embgrad.search.problem import Problem
-from embgrad.search.resizing import expect_room
-from embgrad.search.trigger_texts import PLACES, TriggerTexts, trigger_texts
+from embgrad.token_search.draws import priorities
+from embgrad.token_search.estimates import top_substitutions
+from embgrad.token_search.method import SearchMethod, State
+from embgrad.token_search.problem import Problem
+from embgrad.token_search.resizing import expect_room
+from embgrad.token_search.trigger_texts import PLACES, TriggerTexts, trigger_texts
 
 __all__ = ["UniversalTrigger"]
 

@@ -18,11 +18,11 @@ import safetensors.numpy
 import embgrad
 from embgrad.common.safetensors import write_tensors
 from embgrad.results.search import Search
-from embgrad.search import GCG, HotFlip
-from embgrad.search import checkpoint as checkpoints
-from embgrad.search.search import METHODS as BY_NAME
-from embgrad.search.search import search
 from embgrad.testing.reference import ReferenceModel
+from embgrad.token_search import GCG, HotFlip
+from embgrad.token_search import checkpoint as checkpoints
+from embgrad.token_search.search import METHODS as BY_NAME
+from embgrad.token_search.search import search
 from tests.unit.attribution.models import BATCH, curved
 from tests.unit.refusals import refused
 

@@ -18,7 +18,7 @@ from embgrad.errors import ObjectiveError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
-from embgrad.search.families import Family, families
+from embgrad.token_search.families import Family, families
 
 __all__ = ["SharedPrefixes"]
 

@@ -22,11 +22,11 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
-from embgrad.search.estimates import NONE, top_substitutions_at
-from embgrad.search.prefix import SharedPrefixes
-from embgrad.search.rule import Rule
-from embgrad.search.stability import Stability
-from embgrad.search.texts import Texts
+from embgrad.token_search.estimates import NONE, top_substitutions_at
+from embgrad.token_search.prefix import SharedPrefixes
+from embgrad.token_search.rule import Rule
+from embgrad.token_search.stability import Stability
+from embgrad.token_search.texts import Texts
 
 __all__ = ["Problem", "Queries"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.search.vocabulary import allowed_ids, is_ascii, is_word, names_of, text_of_token
+from embgrad.token_search.vocabulary import allowed_ids, is_ascii, is_word, names_of, text_of_token
 from tests.unit.refusals import refused
 
 TOKENS = ["[PAD]", "[CLS]", "[UNK]", "film", "##ing", "café", "7", "a", "[unused1]"]

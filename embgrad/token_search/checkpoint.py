@@ -21,13 +21,13 @@ from embgrad.engine.task import Task
 from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief
 from embgrad.objectives.native import NativeObjective
 from embgrad.results.history import ARRAYS, History
-from embgrad.search.method import SearchMethod, State
-from embgrad.search.problem import Problem
-from embgrad.search.texts import Texts
 from embgrad.streaming.code_digest import UnreadableError
 from embgrad.streaming.digest import digest_of, function_digest, tokenizer_digest
 from embgrad.streaming.run_identity import objective_identity, weights_digest
 from embgrad.streaming.writer import changes_between
+from embgrad.token_search.method import SearchMethod, State
+from embgrad.token_search.problem import Problem
+from embgrad.token_search.texts import Texts
 
 __all__ = ["Checkpoint", "expect_target"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.inputs.batch import TokenBatch
-from embgrad.search.families import Family, families
+from embgrad.token_search.families import Family, families
 
 LENGTH = 8
 TEXT = np.arange(1, LENGTH + 1)

@@ -9,9 +9,9 @@ import numpy as np
 
 from embgrad.attribution.method import expect_count, expect_number
 from embgrad.errors import EmbgradError, brief
-from embgrad.search.method import SearchMethod, State
-from embgrad.search.problem import Problem
-from embgrad.search.projection import nearest_ids
+from embgrad.token_search.method import SearchMethod, State
+from embgrad.token_search.problem import Problem
+from embgrad.token_search.projection import nearest_ids
 
 __all__ = ["PEZ"]
 

@@ -13,9 +13,9 @@ import numpy as np
 from embgrad.attribution.passes import Passes
 from embgrad.attribution.removal import columns_read
 from embgrad.errors import BatchError
-from embgrad.search.problem import Problem
-from embgrad.search.resizing import movable
-from embgrad.search.texts import Texts
+from embgrad.token_search.problem import Problem
+from embgrad.token_search.resizing import movable
+from embgrad.token_search.texts import Texts
 
 __all__ = ["PLACES", "TriggerTexts", "trigger_texts"]
 

@@ -30,17 +30,17 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective, described
 from embgrad.results.history import ARRAYS
 from embgrad.results.search import History, Search
-from embgrad.search.checkpoint import Checkpoint, expect_target
-from embgrad.search.gcg import GCG
-from embgrad.search.hotflip import HotFlip
-from embgrad.search.method import SearchMethod, State
-from embgrad.search.pez import PEZ
-from embgrad.search.positions import searched_positions
-from embgrad.search.problem import Problem, Queries
-from embgrad.search.rule import Rule, expect_goal
-from embgrad.search.stability import decoded, stability_of
-from embgrad.search.universal_trigger import UniversalTrigger
-from embgrad.search.vocabulary import allowed_ids
+from embgrad.token_search.checkpoint import Checkpoint, expect_target
+from embgrad.token_search.gcg import GCG
+from embgrad.token_search.hotflip import HotFlip
+from embgrad.token_search.method import SearchMethod, State
+from embgrad.token_search.pez import PEZ
+from embgrad.token_search.positions import searched_positions
+from embgrad.token_search.problem import Problem, Queries
+from embgrad.token_search.rule import Rule, expect_goal
+from embgrad.token_search.stability import decoded, stability_of
+from embgrad.token_search.universal_trigger import UniversalTrigger
+from embgrad.token_search.vocabulary import allowed_ids
 
 __all__ = ["METHODS", "search"]
 

@@ -23,10 +23,10 @@ from embgrad.inputs.conventions import batch_of, tokenizer_of
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import as_objective
 from embgrad.results.substitutions import Substitutions
-from embgrad.search.estimates import top_substitutions_at
-from embgrad.search.positions import searched_positions
-from embgrad.search.rule import GOALS, expect_goal
-from embgrad.search.vocabulary import allowed_ids, names_of
+from embgrad.token_search.estimates import top_substitutions_at
+from embgrad.token_search.positions import searched_positions
+from embgrad.token_search.rule import GOALS, expect_goal
+from embgrad.token_search.vocabulary import allowed_ids, names_of
 
 __all__ = ["substitutions"]
 
@@ -60,7 +60,8 @@ def substitutions(
         allowed: the tokens that may replace others. None for all, but where a tokenizer is known not for special tokens, unknown
             words and ids without a token. Or ids, or a bool array, shape (vocab,). Or a function that takes a token as the
             tokenizer writes it, such as "##ing" or "Ġfilm", and returns whether it is allowed, which is not asked about special
-            tokens: `embgrad.search.is_word`, `embgrad.search.is_ascii` or your own. Or a list of these, which all must allow it.
+            tokens: `embgrad.token_search.is_word`, `embgrad.token_search.is_ascii` or your own. Or a list of these, which all
+            must allow it.
         positions: the positions to search. None for every real position but those of special tokens, where the batch or a
             tokenizer shows which those are; a position or a list of them, of which negative ones count back from an example's
             last real one; a slice of the positions up to the last real one; or a bool array, shape (example, position).

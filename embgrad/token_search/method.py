@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from embgrad.attribution.method import plain
-from embgrad.search.problem import Problem
-from embgrad.search.texts import Texts
+from embgrad.token_search.problem import Problem
+from embgrad.token_search.texts import Texts
 
 __all__ = ["SearchMethod", "State"]
 

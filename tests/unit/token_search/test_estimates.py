@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embgrad.engine.embedding_table import TableReader
-from embgrad.search import estimates
-from embgrad.search.estimates import top_substitutions
+from embgrad.token_search import estimates
+from embgrad.token_search.estimates import top_substitutions
 
 
 def reader(table: np.ndarray) -> TableReader:

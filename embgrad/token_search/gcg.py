@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from embgrad.attribution.method import expect_count
-from embgrad.search.draws import keys_of, priorities
-from embgrad.search.method import SearchMethod, State
-from embgrad.search.problem import Problem
-from embgrad.search.texts import Texts, joined
+from embgrad.token_search.draws import keys_of, priorities
+from embgrad.token_search.method import SearchMethod, State
+from embgrad.token_search.problem import Problem
+from embgrad.token_search.texts import Texts, joined
 
 __all__ = ["GCG"]
 

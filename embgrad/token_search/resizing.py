@@ -10,8 +10,8 @@ from embgrad.attribution.passes import Passes, passes_through
 from embgrad.attribution.removal import POSITION_IDS, columns_read, expect_deletable
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad.forward.points import WORD
-from embgrad.search.problem import Problem
-from embgrad.search.texts import Texts
+from embgrad.token_search.problem import Problem
+from embgrad.token_search.texts import Texts
 
 __all__ = ["expect_resizable", "expect_room", "movable"]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import pkgutil
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embgrad
-from embgrad.search.stability import stability_of
-from tests.unit.search.models import BATCH, IDS, Letters, curved, linear, per_position
+from embgrad.token_search.stability import stability_of
+from tests.unit.token_search.models import BATCH, IDS, Letters, curved, linear, per_position
 
 LOGIT = embgrad.Logit(1)
 
@@ -23,12 +23,10 @@ def refused(message: str, error: type[Exception] = embgrad.EmbgradError, **optio
     assert message in str(raised.value)
 
 
-def test_the_function_and_the_package_of_its_name_are_both_at_hand() -> None:
-    from embgrad.search import GCG
-
-    assert GCG is embgrad.GCG
-    assert callable(embgrad.search)
-    assert sys.modules["embgrad.search"].HotFlip is embgrad.HotFlip
+def test_no_public_function_hides_a_package_of_its_name() -> None:
+    packages = {module.name for module in pkgutil.iter_modules(embgrad.__path__) if module.ispkg}
+    assert "token_search" in packages
+    assert not {name for name in packages if callable(getattr(embgrad, name, None))}
 
 
 def test_a_method_may_be_named() -> None:

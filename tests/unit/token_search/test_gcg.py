@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from tests.unit.search.models import BATCH, IDS, MASK, all_swaps, best_of, curved, linear
+from tests.unit.token_search.models import BATCH, IDS, MASK, all_swaps, best_of, curved, linear
 
 LOGIT = embgrad.Logit(1)
 
@@ -89,7 +89,7 @@ def test_a_replacement_is_drawn_once_a_step_among_the_best_of_its_position() -> 
 
 
 def test_each_choice_is_as_likely_as_the_others() -> None:
-    from embgrad.search.draws import keys_of, priorities
+    from embgrad.token_search.draws import keys_of, priorities
 
     ids, counts = np.array([[4, 9]]), np.zeros((5, 40))
     positions, choices = np.meshgrid(np.arange(5), np.arange(40), indexing="ij")

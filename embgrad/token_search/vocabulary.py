@@ -200,7 +200,7 @@ def _unusable(allowed: Any, array: np.ndarray, vocab: int) -> str:
     hint = did_you_mean(allowed, READY) if isinstance(allowed, str) else ""
     return (
         f"allowed is {brief(allowed)}: expected ids, a bool array of shape ({vocab},), a function of a token such as "
-        f"embgrad.search.is_word, or a list of such functions.{hint}"
+        f"embgrad.token_search.is_word, or a list of such functions.{hint}"
     )
 
 

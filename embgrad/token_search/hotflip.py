@@ -10,10 +10,10 @@ import numpy as np
 
 from embgrad.attribution.method import expect_count
 from embgrad.common.options import expect_flag
-from embgrad.search.method import SearchMethod, State
-from embgrad.search.problem import Problem
-from embgrad.search.resizing import expect_resizable, expect_room
-from embgrad.search.texts import Texts, joined
+from embgrad.token_search.method import SearchMethod, State
+from embgrad.token_search.problem import Problem
+from embgrad.token_search.resizing import expect_resizable, expect_room
+from embgrad.token_search.texts import Texts, joined
 
 __all__ = ["HotFlip"]
 

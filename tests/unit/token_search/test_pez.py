@@ -10,11 +10,11 @@ import pytest
 
 import embgrad
 from embgrad.engine.embedding_table import TableReader
-from embgrad.search import PEZ, projection
-from embgrad.search.projection import nearest_ids
-from embgrad.search.search import problem_of
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from tests.unit.search.trigger_models import VOCAB, Tokenizer, batch
+from embgrad.token_search import PEZ, projection
+from embgrad.token_search.projection import nearest_ids
+from embgrad.token_search.search import problem_of
+from tests.unit.token_search.trigger_models import VOCAB, Tokenizer, batch
 
 LOGIT = embgrad.Logit(0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.search.positions import searched_positions
+from embgrad.token_search.positions import searched_positions
 from tests.unit.refusals import refused
 
 IDS = np.array([[2, 7, 5, 0, 0], [2, 4, 9, 3, 5]])

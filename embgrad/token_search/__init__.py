@@ -2,15 +2,15 @@
 
 from embgrad.results.search import History, Search
 from embgrad.results.substitutions import Substitution, Substitutions
-from embgrad.search.gcg import GCG
-from embgrad.search.hotflip import HotFlip
-from embgrad.search.method import SearchMethod, State
-from embgrad.search.pez import PEZ
-from embgrad.search.problem import Problem
-from embgrad.search.substitutions import substitutions
-from embgrad.search.texts import Texts
-from embgrad.search.universal_trigger import UniversalTrigger
-from embgrad.search.vocabulary import is_ascii, is_word
+from embgrad.token_search.gcg import GCG
+from embgrad.token_search.hotflip import HotFlip
+from embgrad.token_search.method import SearchMethod, State
+from embgrad.token_search.pez import PEZ
+from embgrad.token_search.problem import Problem
+from embgrad.token_search.substitutions import substitutions
+from embgrad.token_search.texts import Texts
+from embgrad.token_search.universal_trigger import UniversalTrigger
+from embgrad.token_search.vocabulary import is_ascii, is_word
 
 __all__ = [
     "GCG",

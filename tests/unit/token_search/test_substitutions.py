@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.search import is_word
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from embgrad.token_search import is_word
 from tests.unit.attribution.models import BATCH, IDS, MASK, VOCAB, curved, linear
 from tests.unit.refusals import refused
 

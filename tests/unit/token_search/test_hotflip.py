@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from tests.unit.search.models import (
+from tests.unit.token_search.models import (
     BATCH,
     CLASSES,
     IDS,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.search import UniversalTrigger
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from tests.unit.search.trigger_models import (
+from embgrad.token_search import UniversalTrigger
+from tests.unit.token_search.trigger_models import (
     CLS,
     LETTERS,
     SEP,
