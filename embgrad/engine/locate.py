@@ -51,13 +51,17 @@ class Sighting:
     times: Mapping[str, int]
     count: int
 
-    def arranged(self, changed: Iterable[str], batch: TokenBatch) -> dict[str, Located] | None:
+    def arranged(
+        self, changed: Iterable[str], batch: TokenBatch, reduced: Iterable[str] = ()
+    ) -> dict[str, Located] | None:
         """Return the points as they should be arranged in the whole batch, so that changes can be prepared.
 
-        The result is None if the arrangement of a changed point with more examples is not known.
+        The result is None if the arrangement with more examples is not known of a point whose values are changed, or reduced in
+        other axes than the tensor's own.
         """
         arrangements = {name: point.arrangement.for_batch(self.count, batch) for name, point in self.located.items()}
-        if any(arrangements[name] is None for name in changed):
+        needed = {*changed, *(name for name in reduced if not self.located[name].arrangement.keeps_axes)}
+        if any(arrangements[name] is None for name in needed):
             return None
         return {
             name: replace(point, arrangement=arrangements[name] or point.arrangement)

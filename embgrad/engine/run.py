@@ -263,7 +263,8 @@ def run_located(
     memos: Memos = defaultdict(CallbackMemo)
     # In training mode the model is run once, whatever the run shows.
     sighting = None if options.training else locate_in_sub_batch(bound, options.named, batch)
-    ready = None if sighting is None else sighting.arranged(options.changed, batch)
+    reduced = () if reduce is None else options.names
+    ready = None if sighting is None else sighting.arranged(options.changed, batch, reduced)
     if sighting is not None and ready is not None:
         _expect_each_once(task, ready)
         with contextlib.suppress(ProbeInconclusiveError, AmbiguousPointError, PointNotReachedError, UnsupportedError):
@@ -346,6 +347,8 @@ def _arranged(reduce: Reduce, located: Mapping[str, Located] | None) -> Reduce:
 
     def in_user_axes(key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
         arrangement = arrangements[key]
+        if arrangement.keeps_axes:  # its size may be that of the examples that located it
+            return reduce(key, gradient, value)
         reduced = reduce(key, arrangement.to_user_axes(gradient), arrangement.to_user_axes(value))
         return _without_dim(arrangement).to_native_axes(reduced)
 

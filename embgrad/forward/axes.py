@@ -77,6 +77,11 @@ class Arrangement:
         return Arrangement(native, shape, batch.ids, self.is_batch, layout, self.shared)
 
     @property
+    def keeps_axes(self) -> bool:
+        """Whether users see the tensor's own axes, whatever the number of examples."""
+        return self.layout is None and not self.shared
+
+    @property
     def editable(self) -> tuple[int, ...]:
         """The shape in which users may give values: the shape that they see, or one example's for a shared tensor."""
         return self.shape[1:] if self.shared else self.shape

@@ -333,6 +333,19 @@ def test_both_sides_of_an_encoder_decoder_get_their_gradients(build: Any) -> Non
 @pytest.mark.parametrize("build", [t5, bart])
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @Quiet()
+def test_more_pairs_than_locate_the_points_have_the_scores_of_two(build: Any, method: Any) -> None:
+    model = build()
+    result = attribute_tokens(model, {name: np.tile(rows, (3, 1)) for name, rows in PAIR.items()}, method=method)
+    two = attribute_tokens(model, PAIR, method=method)
+    assert result.decoder_scores is not None
+    assert two.decoder_scores is not None
+    np.testing.assert_allclose(result.scores, np.tile(two.scores, (3, 1, 1)), **EXACT)
+    np.testing.assert_allclose(result.decoder_scores, np.tile(two.decoder_scores, (3, 1, 1)), **EXACT)
+
+
+@pytest.mark.parametrize("build", [t5, bart])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@Quiet()
 def test_a_padded_batch_of_pairs_equals_each_pair_alone(build: Any, method: Any) -> None:
     model = build()
     result = attribute_tokens(model, PAIR, method=method)

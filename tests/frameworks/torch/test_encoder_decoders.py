@@ -165,3 +165,17 @@ def test_the_lookups_of_a_table_that_both_halves_share() -> None:
     ledger = embgrad.table_gradients(model, BATCH, objective)
     expected = torch.autograd.grad(losses(model(**native()).logits), model.shared.weight)[0].numpy()
     np.testing.assert_allclose(ledger.total, expected, rtol=1e-8, atol=1e-13)
+
+
+@pytest.mark.parametrize("option", ["add", "override"])
+@pytest.mark.parametrize(("build", "layer"), [(t5, "decoder.block.0"), (bart, "model.decoder.layers.0")])
+def test_the_decoders_points_take_as_many_examples_as_there_are(build: Any, layer: str, option: str) -> None:
+    model = build()
+    many = {name: np.tile(rows, (3, 1)) for name, rows in BATCH.items()}
+    change = np.random.default_rng(0).normal(size=(*DECODER.shape, 16))
+    points, objective = ["word", "layer.-1", layer], embgrad.Logit(3, position=1)
+    two = embgrad.gradients(model, BATCH, objective, at=points, **{option: {layer: change}})
+    results = embgrad.gradients(model, many, objective, at=points, **{option: {layer: np.tile(change, (3, 1, 1))}})
+    for name in points:
+        np.testing.assert_allclose(results[name].values, np.tile(two[name].values, (3, 1, 1)), rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(results[layer].activations, np.tile(two[layer].activations, (3, 1, 1)), rtol=1e-9)

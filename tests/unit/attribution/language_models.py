@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,12 @@ def _encoder_decoder(
     attention_mask: Any = None,
     decoder_input_ids: Any = None,
     decoder_attention_mask: Any = None,
+    *,
+    with_axis: bool = False,
 ) -> Tensor:
     mask = np.ones(input_ids.shape) if attention_mask is None else attention_mask
-    source = (lookup(model["E"], input_ids) * Tensor(mask[..., None].astype(float))).sum(1)
+    rows = lookup(model["E"], input_ids[:, None] if with_axis else input_ids)
+    source = (rows.reshape(*input_ids.shape, DIM) * Tensor(mask[..., None].astype(float))).sum(1)
     source = source * Tensor(1 / mask.sum(1, keepdims=True))
     states = means(lookup(model["D"], decoder_input_ids), decoder_attention_mask)
     return (states + source.reshape(len(input_ids), 1, DIM)) @ model["W"]
@@ -64,6 +68,11 @@ def _encoder_decoder(
 def encoder_decoder() -> ReferenceModel:
     """Return an encoder-decoder, whose logits add the mean of the encoder's embeddings."""
     return ReferenceModel(_encoder_decoder, weights())
+
+
+def encoder_decoder_with_axis() -> ReferenceModel:
+    """Return the encoder-decoder; its encoder looks up ids of shape (example, 1, position)."""
+    return ReferenceModel(partial(_encoder_decoder, with_axis=True), weights())
 
 
 class Ids(Tensor):

@@ -18,6 +18,7 @@ from tests.unit.attribution.language_models import (
     Generating,
     causal,
     encoder_decoder,
+    encoder_decoder_with_axis,
     headless,
     log_softmax,
     means,
@@ -449,6 +450,23 @@ def test_a_padded_batch_of_pairs_equals_each_pair_alone(method: Any, batch_size:
             assert not of_batch[example][:, ~real].any()
             assert not of_batch[example, count:].any()
         np.testing.assert_allclose(result.objective[example, :count], single.objective[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (4, 3, 5), (4, 5, 3), (4, 5, 5), (5, 5, 4), (13, 3, 5)], ids=str)
+@pytest.mark.parametrize("encoder", [encoder_decoder, encoder_decoder_with_axis], ids=["plain", "another axis"])
+@pytest.mark.parametrize("method", ["saliency", embgrad.IntegratedGradients(40), embgrad.Occlusion(1)], ids=str)
+def test_each_of_many_pairs_has_the_scores_of_the_pair_alone(method: Any, encoder: Any, shape: Any) -> None:
+    examples, positions, outputs = shape
+    draws = np.random.default_rng(0)
+    source, target = draws.integers(1, VOCAB, (examples, positions)), draws.integers(1, VOCAB, (examples, outputs))
+    result = attribute_tokens(encoder(), {"input_ids": source, "decoder_input_ids": target}, method=method)
+    assert result.decoder_scores is not None
+    for row in range(examples):
+        batch = {"input_ids": source[row : row + 1], "decoder_input_ids": target[row : row + 1]}
+        single = attribute_tokens(encoder(), batch, method=method)
+        assert single.decoder_scores is not None
+        np.testing.assert_allclose(result.scores[row], single.scores[0], atol=1e-13)
+        np.testing.assert_allclose(result.decoder_scores[row], single.decoder_scores[0], atol=1e-13)
 
 
 @pytest.mark.parametrize("baseline", ["zero", 1, np.int64(1), "pad"], ids=repr)
