@@ -25,7 +25,7 @@ from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.metrics import lengths
 from embgrad.common.options import count_or_none
-from embgrad.engine.decoder import takes_decoder
+from embgrad.engine.decoder import further_text, takes_decoder
 from embgrad.engine.embedding_table import table_of
 from embgrad.engine.generate import generated
 from embgrad.engine.options import expect_one_name
@@ -43,7 +43,7 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.alignment import Alignment, aligned
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
-from embgrad.inputs.decoder import IDS
+from embgrad.inputs.decoder import IDS, MASK, decoder_names, with_decoder_ids
 from embgrad.inputs.encode import with_tokens
 from embgrad.results.token_attribution import TokenAttribution
 
@@ -142,7 +142,16 @@ def _method(method: Any) -> Method:
 
 def _expect_decoder(bound: BoundModel, batch: TokenBatch) -> None:
     # Labels do not suffice: the model shifts them, so that they stand one position before the decoder's ids.
-    if takes_decoder(bound.model) and IDS not in batch.extras:
+    if decoder_names(batch.extras) is not None:
+        return
+    text = further_text(bound, batch)
+    if text is not None:
+        raise BatchError(
+            f"the model looks up the further input {text.name!r} beside the batch's ids, and whether it holds the output tokens is "
+            f"not known: give the decoder's ids as {IDS!r}, and their mask as {MASK!r}, which call=... can pass on under other "
+            "names"
+        )
+    if takes_decoder(bound.model):
         raise BatchError(
             f"{type(bound.model).__name__} is an encoder-decoder, and the batch has no {IDS!r}: give the ids of the output "
             "there, after the token with which the decoder starts, or generate=..."
@@ -312,7 +321,7 @@ def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
             ids = side.ids[rows].copy()
             ids[np.arange(len(rows)), at] = id_
             batch = passes.batch.take(rows)
-            batch = batch.replace(ids=ids) if number == 0 else batch.replace(extras={**batch.extras, IDS: ids})
+            batch = batch.replace(ids=ids) if number == 0 else with_decoder_ids(batch, ids)
             total[:, rows, at] = objectives[:, rows] - passes.evaluated(rows, batch)
     return _Made(scores, objectives, None, provenance)
 

@@ -112,9 +112,7 @@ class Passes:
 
     def _is_of_decoder(self, result: EmbeddingGradients) -> bool:
         """Return whether the point belongs to an encoder-decoder's decoder, whose length may be that of the batch."""
-        if not self.batch.extras:
-            return False
-        extras = with_decoder(self.bound.model, self.batch).extras
+        extras = with_decoder(self.bound, self.batch).extras
         if IDS not in extras:
             return False
         reads_others = not np.array_equal(result.ids, self.batch.ids)

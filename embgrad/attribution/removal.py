@@ -237,7 +237,7 @@ def _reads_text(passes: Passes) -> bool:
 
 
 def _has_decoder(passes: Passes) -> bool:
-    return IDS in with_decoder(passes.bound.model, passes.batch).extras
+    return IDS in with_decoder(passes.bound, passes.batch).extras
 
 
 def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:

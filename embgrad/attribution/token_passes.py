@@ -23,7 +23,7 @@ from embgrad.engine.run import reduced_of, run_located, run_task
 from embgrad.engine.task import Task
 from embgrad.errors import NoGradientError, ObjectiveError
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.decoder import IDS, MASK
+from embgrad.inputs.decoder import decoder_of as decoder_side
 from embgrad.objectives.log_probability import LogProbability
 
 __all__ = ["Scored", "TokenPasses"]
@@ -197,5 +197,4 @@ def _expect_logits(respond: Respond | NativeObjective, read: PointValues) -> Non
 
 def decoder_of(bound: BoundModel, batch: TokenBatch) -> TokenBatch | None:
     """Return the decoder's ids and mask as a batch; None where the model has no decoder of its own."""
-    extras = with_decoder(bound.model, batch).extras if batch.extras else {}
-    return None if IDS not in extras else TokenBatch(extras[IDS], extras.get(MASK))
+    return decoder_side(with_decoder(bound, batch))

@@ -13,16 +13,19 @@ from embgrad.common.arrays import whole_numbers
 from embgrad.errors import BatchError
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["MASKS", "MODES", "cast_exactly", "declared", "filled", "is_keras", "keras_bases", "told_apart"]
+__all__ = [
+    *("MASKS", "MODES", "cast_exactly", "declared", "declared_names", "filled", "is_keras", "keras_bases"),
+    "told_apart",
+]
 
 #: Names of parameters that select training or evaluation mode.
 MODES: Final = ("training", "is_training")
 
 #: Names of a first parameter that takes ids; a first parameter of any other name may take a dict of inputs.
-IDS_ALONE: Final = ("input_ids", "input_word_ids", "token_ids", "ids", "tokens")
+IDS_ALONE: Final = ("input_ids", "input_word_ids", "token_ids", "encoder_token_ids", "ids", "tokens")
 
-#: Keras's name for a mask, beside the names common to all frameworks. Elsewhere this name may mean 1 at padding.
-MASKS: Final = ("padding_mask",)
+#: Keras's names for a mask, beside the names common to all frameworks. Elsewhere these names may mean 1 at padding.
+MASKS: Final = ("padding_mask", "encoder_padding_mask")
 
 _known_bases: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
 
@@ -59,6 +62,12 @@ def declared(part: Any) -> Any:
         return None
     spec = _called_with(part)
     return spec if isinstance(spec, Mapping) else None
+
+
+def declared_names(part: Any) -> tuple[str, ...] | None:
+    """Return the names of the inputs that a Keras model declares; None where it declares none by name."""
+    structure = declared(part)
+    return None if structure is None else tuple(_leaves(structure))
 
 
 def _is_called_by_keras(part: Any) -> bool:

@@ -15,15 +15,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from embgrad.common.arrays import to_numpy
 from embgrad.errors import BatchError, UnsupportedError, brief, listed
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
+from embgrad.inputs.decoder import DECODER_MASKS, decoder_names, further_named
 
 __all__ = ["CallPlan", "as_parts", "expect_callable", "expect_single", "parameters_of", "plan_call", "plan_mapping"]
 
 #: The parameter names that models use for each field of a batch, in the conventions of all frameworks. Under each of these
 #: names a mask is 1 at real positions; names that mean the reverse in some framework (`key_padding_mask`) are not listed.
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "ids": ("input_ids", "input_word_ids", "token_ids", "ids", "tokens", "inputs", "x"),
+    "ids": ("input_ids", "input_word_ids", "token_ids", "encoder_token_ids", "ids", "tokens", "inputs", "x"),
     "mask": ("attention_mask", "input_mask", "mask"),
     "types": ("token_type_ids", "input_type_ids", "segment_ids", "token_types", "type_ids", "types"),
     "valid_length": ("valid_length", "valid_lengths", "lengths"),
@@ -214,7 +216,9 @@ def _distributed(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     ids = next((name for name in NAMES["ids"] if name in by_name), next(iter(by_name)))
     values = {ids: ("ids", True)}
-    values |= {name: (name, False) for name in batch.extras if name in by_name or takes_any}
+    further = {name: own for name in by_name if (own := further_named(name, batch.extras)) is not None}
+    values |= {name: (own, False) for name, own in further.items()}
+    values |= {name: (name, False) for name in batch.extras if takes_any and name not in further.values()}
     fields = {
         field: name for field, names in known_names.items() if (name := _first(names, by_name, values)) is not None
     }
@@ -227,7 +231,7 @@ def _distributed(
     _expect_complete(by_name, values)
     # Also if the lengths are one of the extras.
     lengths = ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []
-    return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, values))
+    return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, {*values, *further.values()}))
 
 
 def _takes_all(by_name: Mapping[str, inspect.Parameter], batch: TokenBatch) -> str | None:
@@ -287,12 +291,13 @@ def plan_mapping(
     """
     names = list(names)
     fields = {name: field for field, aliases in NAMES.items() for name in aliases}
-    fields["padding_mask"] = "mask"  # as keras-hub declares it: 1 at real positions
+    fields["padding_mask"] = fields["encoder_padding_mask"] = "mask"  # as keras-hub declares it: 1 at real positions
+    further = {name: other for name in names if (other := _further(name, batch)) is not None}
     filled: dict[str, Any] = {}
     for name in names:
         field = fields.get(name)
-        if name in batch.extras:
-            filled[name] = batch.extras[name]
+        if name in further:
+            filled[name] = further[name][1]
         elif name in optional and (field is None or getattr(batch, field, batch.mask) is None):
             filled[name] = None
         elif field is not None:
@@ -308,7 +313,22 @@ def plan_mapping(
     missing = [name for name in names if name not in filled]
     if missing:
         raise BatchError(_missing_message(missing))
-    return filled, _left_out(batch, {fields[name] for name in names if name in fields}, filled)
+    passed = {*filled, *(name for name, _ in further.values())}
+    return filled, _left_out(batch, {fields[name] for name in names if name in fields}, passed)
+
+
+def _further(name: str, batch: TokenBatch) -> tuple[str, Any] | None:
+    """Return the name and the value of the further input for a declared one; None where the batch has none.
+
+    An input of the decoder may have the name of another convention. A mask of the decoder that was not given is ones.
+    """
+    own = further_named(name, batch.extras)
+    if own is not None:
+        return own, batch.extras[own]
+    names = decoder_names(batch.extras)
+    if names is not None and name in DECODER_MASKS:
+        return names[0], np.ones_like(to_numpy(batch.extras[names[0]]))
+    return None
 
 
 def _left_out(batch: TokenBatch, used: Collection[str], passed: Collection[str]) -> tuple[str, ...]:

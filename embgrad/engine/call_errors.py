@@ -13,7 +13,7 @@ from embgrad.common.arrays import to_numpy
 from embgrad.engine.decoder import takes_decoder
 from embgrad.errors import BatchError, EmbgradError, listed
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.decoder import IDS, LABELS, MASK
+from embgrad.inputs.decoder import IDS, LABELS, MASK, NAMES
 
 __all__ = ["explained_decoder", "explained_errors", "explained_forward"]
 
@@ -63,7 +63,7 @@ def explained_decoder(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
     except EmbgradError:
         raise
     except Exception as failure:
-        present = {IDS, "decoder_inputs_embeds", LABELS} & set(batch.extras)
+        present = {"decoder_inputs_embeds", LABELS, *(ids for ids, _ in NAMES)} & set(batch.extras)
         if bound.call is not None or present or not takes_decoder(bound.model):
             raise
         raise BatchError(

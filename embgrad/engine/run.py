@@ -96,7 +96,7 @@ def _results_of(
     """Return the results of one objective, by the points' names."""
     common = provenance(task.bound, task.options, batch, run, respond)
     overridden = task.options.changes.get("override", ())
-    extras = with_decoder(task.bound.model, batch).extras if batch.extras else batch.extras
+    extras = with_decoder(task.bound, batch).extras
     names_of = Counter([located[name].key for name in task.options.names])
     results: dict[str, EmbeddingGradients] = {}
     for name in task.options.names:

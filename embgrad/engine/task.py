@@ -95,11 +95,11 @@ class Task:
 
     def respond(self, batch: TokenBatch, sets: int = 1, *, sized: bool = False) -> Respond | NativeObjective:
         """Return the objective as a backend's callback, see `Respond`; it knows the positions of an encoder-decoder's decoder."""
-        return respond_with(self.objective, with_decoder(self.bound.model, batch), sets, sized=sized)
+        return respond_with(self.objective, with_decoder(self.bound, batch), sets, sized=sized)
 
     def responses(self, batch: TokenBatch, sets: int = 1) -> list[Respond | NativeObjective]:
         """Return all objectives as a backend's callbacks, see `respond`."""
-        decoded = with_decoder(self.bound.model, batch)
+        decoded = with_decoder(self.bound, batch)
         return [respond_with(objective, decoded, sets) for objective in self.objectives]
 
     def request(

@@ -11,7 +11,7 @@ from embgrad.common.arrays import to_numpy
 from embgrad.common.pytree import every
 from embgrad.errors import BatchError, listed
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.decoder import IDS, MASK
+from embgrad.inputs.decoder import decoder_names, decoder_of
 
 __all__ = ["Alignment", "aligned"]
 
@@ -58,14 +58,14 @@ def aligned(batch: TokenBatch) -> tuple[TokenBatch, Alignment, Alignment | None]
     """
     move, decoder = _move(batch.real), None
     extras = dict(batch.extras)
-    if IDS in extras:
-        ids = to_numpy(extras[IDS])
-        real = np.ones(ids.shape, bool) if extras.get(MASK) is None else to_numpy(extras[MASK]).astype(bool)
-        decoder = _move(real)
+    names, side = decoder_names(extras), decoder_of(batch)
+    if names is not None and side is not None:
+        decoder = _move(side.real)
         if decoder.shifts.any():
-            extras[IDS], extras[MASK] = decoder.moved(ids), decoder.moved(real).astype(np.int64)
+            extras[names[0]] = decoder.moved(side.ids)
+            extras[names[1]] = decoder.moved(side.real).astype(np.int64)
     for name, value in batch.extras.items():
-        if name not in (IDS, MASK):
+        if name not in (names or ()):
             of_decoder = decoder is not None and (name.startswith("decoder") or name == "labels")
             own = decoder if of_decoder and decoder is not None else move
             extras[name] = _moved(name, value, own, 0 if name in batch.shared else len(batch))

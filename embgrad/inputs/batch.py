@@ -31,6 +31,7 @@ CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
     "huggingface": ("input_ids", "attention_mask", "token_type_ids"),
     "tfhub": ("input_word_ids", "input_mask", "input_type_ids"),
     "keras_hub": ("token_ids", "padding_mask", "segment_ids"),
+    "keras_hub_seq2seq": ("encoder_token_ids", "encoder_padding_mask", "encoder_segment_ids"),
 }
 
 #: The fields that are arrays with one entry for each example, or None.
