@@ -18,7 +18,7 @@ import embgrad
 
 __all__ = [
     *("DIM", "IDS", "LAYERS", "MODELS", "SIDES", "VOCAB", "Entry"),
-    *("batch", "build", "load", "objective", "save", "set_weights", "weights"),
+    *("batch", "build", "draw_weights", "load", "objective", "save", "set_weights", "weights"),
 ]
 
 #: The number of rows of every word table; 0 is padding.
@@ -104,7 +104,7 @@ class Entry:
             options: dict[str, Any] = {"num_classes": 3} if self.task == "TextClassifier" else {}
             task = getattr(keras_hub.models, self.name)
             model = task(backbone=backbone, preprocessor=None, **options)
-        set_weights(model, {path: _drawn(path, value) for path, value in weights(model).items()})
+        draw_weights(model)
         return model
 
 
@@ -186,6 +186,11 @@ def objective(name: str, mask: np.ndarray) -> embgrad.Objective:
 
 
 # Weights
+
+
+def draw_weights(model: Any) -> None:
+    """Give the model random weights that depend on their paths and shapes alone."""
+    set_weights(model, {path: _drawn(path, value) for path, value in weights(model).items()})
 
 
 def weights(model: Any) -> dict[str, np.ndarray]:

@@ -1,0 +1,54 @@
+"""The zoo's own comparison: it finds right models equal, and notices a wrong gradient and a changed model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import embgrad
+from tests.zoo import transformers_models
+from tests.zoo.hand_torch import TorchHand
+from tests.zoo.worker import examined
+
+
+def row(name: str) -> Any:
+    return examined(name, "torch", {name: name}, transformers_models, TorchHand())
+
+
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "LlamaForCausalLM", "T5ForConditionalGeneration"])
+def test_architectures_are_equal(name: str) -> None:
+    made = row(name)
+    assert (made.unchecked, made.layer, made.changed) == ("", "", [])
+    assert {check["status"] for check in made.checks.values()} == {"equal"}
+    assert len(made.checks) == (3 if name == "BertForSequenceClassification" else 4)
+    assert set(made.roles) >= {"word", "embeddings", "layer.0", "layer.-1"}
+
+
+def test_a_wrong_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = embgrad.gradients
+
+    def wrong(model: Any, batch: Any, objective: Any, **options: Any) -> Any:
+        result = right(model, batch, objective, **options)
+        values = result.values.copy()
+        values[1, 0, 3] += 1e-4 * abs(values).sum()
+        return dataclasses.replace(result, values=values)
+
+    monkeypatch.setattr(embgrad, "gradients", wrong)
+    statuses = {name: check["status"] for name, check in row("BertModel").checks.items()}
+    assert statuses == {"word": "wrong", "layer.-1": "wrong", "attribute": "equal"}
+
+
+def test_raw_errors_and_changes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: Any, *args: Any, **options: Any) -> Any:
+        model.train()
+        model.embeddings.register_forward_hook(lambda *values: None)
+        raise KeyError("offsets")
+
+    monkeypatch.setattr(embgrad, "attribute", broken)
+    made = row("BertModel")
+    assert made.checks["attribute"]["status"] == "raw"
+    assert made.checks["attribute"]["message"] == "KeyError: 'offsets'"
+    assert any("training" in text for text in made.changed)
+    assert any("_forward_hooks" in text for text in made.changed)
