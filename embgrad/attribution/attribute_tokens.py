@@ -19,6 +19,7 @@ from embgrad.attribution.path_methods import IntegratedGradients
 from embgrad.attribution.perturbation_methods import Occlusion
 from embgrad.attribution.quadrature import nodes_and_weights
 from embgrad.attribution.targets import NONE, Targets, targets_of
+from embgrad.attribution.text_inputs import expect_no_copies
 from embgrad.attribution.token_passes import TokenPasses, decoder_of
 from embgrad.backend.protocol import BoundModel, Call, Reduce
 from embgrad.backend.registry import bind
@@ -310,6 +311,7 @@ def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
     replacement = method.replacement
     id_ = id_of(replacement, passes.first, tokenizer) if isinstance(replacement, str) else int(replacement)
     provenance = dict(passes.described())
+    expect_no_copies(passes.first)
     done = [passes.evaluated(rows, passes.batch.take(rows)) for rows in passes.pieces(1)]
     objectives = np.concatenate(done, 1)
     scores = [np.zeros((len(objectives), *side.shape)) for side in passes.sides]

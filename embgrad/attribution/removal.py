@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -11,27 +11,22 @@ import numpy as np
 
 from embgrad.attribution.baselines import NAMES, absent_positions, baseline_values
 from embgrad.attribution.passes import Passes, Rows, size_of_pass
-from embgrad.common.arrays import to_numpy
+from embgrad.attribution.text_inputs import has_decoder, inputs_apart
 from embgrad.common.options import expect_flag
-from embgrad.common.pytree import every
-from embgrad.engine.decoder import with_decoder
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.task import Task
 from embgrad.errors import EmbgradError, ObjectiveError, UnsupportedError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.decoder import IDS, LABELS
+from embgrad.inputs.resized import resized
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
 from embgrad.objectives.selection import resolve_positions
 
-__all__ = ["DELETE", "POSITION_IDS", "Removal", "columns_read", "expect_deletable", "removal_of"]
+__all__ = ["DELETE", "Removal", "columns_read", "expect_deletable", "removal_of"]
 
 #: The way to remove tokens that makes texts shorter.
 DELETE: Final = "delete"
-
-#: The further input with the positions' numbers, which count from the first position again in a shorter text.
-POSITION_IDS: Final = "position_ids"
 
 #: What a message proposes where tokens cannot be deleted.
 INSTEAD: Final = "give remove='mask', 'pad' or 'zero', which keep the text's length"
@@ -101,11 +96,15 @@ class Removal:
         removable = absent_positions(self.passes, self.tokenizer, self.keep_special)
         if self.remove != DELETE:
             return removable
-        expect_deletable(self.passes)
+        _ = self._apart
         columns = columns_read(self.passes)
         if columns is not None:
             removable[np.flatnonzero(columns >= 0), columns[columns >= 0]] = False
         return removable
+
+    @cached_property
+    def _apart(self) -> frozenset[str]:
+        return expect_deletable(self.passes)
 
     def key(self, example: int, stays: np.ndarray) -> bytes:
         """Return bytes that two texts of an example share if the model cannot tell them apart, as without one of two equal words.
@@ -184,7 +183,7 @@ class Removal:
             objective.position = moved
         task = Task(passes.bound, objective, GradientOptions(()), pullback=False, quiet=True)
         try:
-            return evaluated(task, _shorter(passes.batch, examples, kept))
+            return evaluated(task, _shorter(passes.batch, examples, kept, self._apart))
         except ObjectiveError as error:
             numbers = sorted(set(examples.tolist()))
             raise ObjectiveError(
@@ -199,23 +198,15 @@ class Removal:
             ) from error
 
 
-def _shorter(batch: TokenBatch, examples: np.ndarray, kept: np.ndarray) -> TokenBatch:
+def _shorter(batch: TokenBatch, examples: np.ndarray, kept: np.ndarray, apart: Collection[str]) -> TokenBatch:
     """Return the batch of these examples with the kept positions alone, equally many for each."""
     columns = np.nonzero(kept)[1].reshape(len(kept), -1)
-    taken = batch.take(examples)
-    extras = dict(taken.extras)
-    if POSITION_IDS in extras:
-        first = _position_ids(batch)[examples, batch.real[examples].argmax(1)]
-        extras[POSITION_IDS] = first[:, None] + np.arange(columns.shape[1])
-    return taken.replace(
-        ids=np.take_along_axis(taken.ids, columns, 1),
-        mask=None if taken.mask is None else np.ones(columns.shape, np.int64),
-        types=None if taken.types is None else np.take_along_axis(taken.types, columns, 1),
-        tokens=None,
-        words=None,
-        extras=extras,
-        shared=batch.shared - {POSITION_IDS},
-    )
+
+    def cut(array: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(array[examples], columns, 1)
+
+    types = None if batch.types is None else cut(batch.types)
+    return resized(batch, examples, cut(batch.ids), np.ones(columns.shape, bool), types, INSTEAD, apart)
 
 
 def columns_read(passes: Passes) -> np.ndarray | None:
@@ -233,15 +224,14 @@ def columns_read(passes: Passes) -> np.ndarray | None:
 def _reads_text(passes: Passes) -> bool:
     """Return whether positions of the objective are those of the text, not of an encoder-decoder's decoder."""
     output = getattr(passes.objective, "output", None)
-    return not _has_decoder(passes) or (output is not None and output.startswith("encoder"))
+    return not has_decoder(passes) or (output is not None and output.startswith("encoder"))
 
 
-def _has_decoder(passes: Passes) -> bool:
-    return IDS in with_decoder(passes.bound, passes.batch).extras
-
-
-def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:
+def expect_deletable(passes: Passes, instead: str = INSTEAD) -> frozenset[str]:
     """Refuse to delete or insert tokens where something has an entry for each position and would have to follow.
+
+    Returns:
+        The names of the further inputs that stay as they are, see `inputs_apart`.
 
     Raises:
         UnsupportedError: the objective is a function, has a label for each position, or a further input has entries for them.
@@ -257,46 +247,4 @@ def expect_deletable(passes: Passes, instead: str = INSTEAD) -> None:
         raise UnsupportedError(
             f"the objective has a label for each position, {labels.shape}, which would have to follow the tokens: {instead}"
         )
-    batch = passes.batch
-    for name, value in batch.extras.items():
-        if name == POSITION_IDS:
-            _position_ids(batch)
-        elif not name.startswith("decoder") and not (name == LABELS and _has_decoder(passes)):
-            first = 0 if name in batch.shared else 1
-            wrong = [shape for shape in _shapes(value) if batch.shape[1] in shape[first:]]
-            if wrong:
-                raise UnsupportedError(
-                    f"the further input {name!r} has the shape {wrong[0]}, with as many entries as the text has positions, and "
-                    f"cannot follow it: {instead}"
-                )
-
-
-def _shapes(value: Any) -> list[tuple[int, ...]]:
-    """Return the shapes of the arrays in a further input, or of the array that its lists make up."""
-    arrays = every(value, lambda entry: hasattr(entry, "shape"))
-    if arrays:
-        return [tuple(array.shape) for array in arrays]
-    try:
-        return [to_numpy(value).shape]
-    except ValueError:  # the lists are ragged
-        return []
-
-
-def _position_ids(batch: TokenBatch) -> np.ndarray:
-    """Return the numbers of the positions, (example, position).
-
-    Raises:
-        UnsupportedError: they do not count the real positions.
-    """
-    try:
-        numbers = np.broadcast_to(to_numpy(batch.extras[POSITION_IDS]), batch.shape)
-    except ValueError:
-        numbers = np.zeros(batch.shape)
-    for example, real in enumerate(batch.real):
-        steps = np.diff(numbers[example, real])
-        if (steps != 1).any():
-            raise UnsupportedError(
-                f"{POSITION_IDS} of example {example} are {brief(numbers[example, real])}: expected numbers that rise by 1, so "
-                f"that those of a shorter text are known; {INSTEAD}"
-            )
-    return numbers
+    return inputs_apart(passes, instead)

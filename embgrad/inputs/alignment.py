@@ -12,6 +12,7 @@ from embgrad.common.pytree import every
 from embgrad.errors import BatchError, listed
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import decoder_names, decoder_of
+from embgrad.inputs.resized import input_after_move
 
 __all__ = ["Alignment", "aligned"]
 
@@ -68,7 +69,7 @@ def aligned(batch: TokenBatch) -> tuple[TokenBatch, Alignment, Alignment | None]
         if name not in (names or ()):
             of_decoder = decoder is not None and (name.startswith("decoder") or name == "labels")
             own = decoder if of_decoder and decoder is not None else move
-            extras[name] = _moved(name, value, own, 0 if name in batch.shared else len(batch))
+            extras[name] = _moved(name, value, own, batch)
     if not move.shifts.any():
         return (batch.replace(extras=extras) if decoder is not None else batch), move, decoder
     arrays = ("ids", "mask", "types", "words", "parts")
@@ -83,22 +84,20 @@ def aligned(batch: TokenBatch) -> tuple[TokenBatch, Alignment, Alignment | None]
     return batch.replace(**changes, texts=batch.texts, extras=extras), move, decoder
 
 
-def _moved(name: str, value: Any, move: Alignment, examples: int) -> Any:
+def _moved(name: str, value: Any, move: Alignment, batch: TokenBatch) -> Any:
     """Return a further input after the move of the positions that it may belong to.
 
-    Args:
-        name: its name.
-        value: the input.
-        move: the move.
-        examples: the number of examples that it has entries for; 0 where all examples share it.
-
     Raises:
-        BatchError: it has an axis as long as the positions that may belong to them.
+        BatchError: it has an axis as long as the positions that may belong to them, or may count or name positions.
     """
+    examples = 0 if name in batch.shared else len(batch)
     shapes = [tuple(map(int, array.shape)) for array in every(value, lambda entry: hasattr(entry, "shape"))]
     others = [shape[1:] if examples and shape[:1] == (examples,) else shape for shape in shapes]
-    if not move.shifts.any() or not any(move.length in shape for shape in others):
+    if not move.shifts.any():
         return value
+    if not any(move.length in shape for shape in others):
+        is_of_ids = move.length == batch.shape[1] and np.array_equal(move.shifts, _move(batch.real).shifts)
+        return input_after_move(name, value, batch, move.moved(batch.real)) if is_of_ids else value
     if hasattr(value, "shape") and shapes[0][:2] == (examples, move.length) and move.length not in shapes[0][2:]:
         return move.moved_rows(to_numpy(value))
     raise BatchError(

@@ -6,20 +6,22 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Final
 
 import numpy as np
 
-from embgrad.attribution.passes import size_of_pass
+from embgrad.attribution.passes import Passes, size_of_pass
+from embgrad.attribution.text_inputs import inputs_apart
 from embgrad.backend.protocol import BoundModel
 from embgrad.engine.embedding_table import TableReader
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.task import Task
-from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
+from embgrad.errors import EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.resized import resized
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective
 from embgrad.token_search.estimates import NONE, top_substitutions_at
@@ -28,7 +30,10 @@ from embgrad.token_search.rule import Rule
 from embgrad.token_search.stability import Stability
 from embgrad.token_search.texts import Texts
 
-__all__ = ["Problem", "Queries"]
+__all__ = ["INSTEAD", "Problem", "Queries"]
+
+#: What a message proposes where tokens cannot be inserted or deleted.
+INSTEAD: Final = "give insert=False and delete=False, which keep the text's length"
 
 
 @dataclass
@@ -97,6 +102,16 @@ class Problem:
         return values
 
     @cached_property
+    def passes(self) -> Passes:
+        """The passes through the model at the lookup of the ids."""
+        return Passes(self.bound, self.batch, self.objective, WORD, batch_size=self.batch_size)
+
+    @cached_property
+    def apart(self) -> frozenset[str]:
+        """The further inputs that stay as they are where tokens are inserted or deleted."""
+        return inputs_apart(self.passes, INSTEAD)
+
+    @cached_property
     def allowed_ids(self) -> np.ndarray:
         """The ids that may replace others, int64, ascending."""
         return np.flatnonzero(self.allowed)
@@ -108,12 +123,8 @@ class Problem:
 
     def batch_of(self, texts: Texts) -> TokenBatch:
         """Return the batch of texts as the model takes it, with the further inputs of their examples."""
-        changes: dict[str, Any] = {"ids": texts.ids}
-        if self.batch.mask is not None:
-            changes["mask"] = texts.real.astype(np.int64)
-        if texts.types is not None:
-            changes["types"] = texts.types
-        return self.batch.take(texts.examples).replace(**changes)
+        apart = self.apart if self.batch.extras and self._is_resized(texts).any() else frozenset()
+        return resized(self.batch, texts.examples, texts.ids, texts.real, texts.types, INSTEAD, apart)
 
     def whole_batch_of(self, texts: Texts, pad: int | None) -> TokenBatch:
         """Return the batch of texts of any lengths, padded on the right; where the batch has no mask, with one that they need.
@@ -146,7 +157,7 @@ class Problem:
         left = np.flatnonzero(np.isnan(values))
         for piece in self._pieces(texts.take(left)) if len(left) else ():
             task = Task(self.bound, self._objective_of(piece.texts), GradientOptions(()), pullback=False, quiet=True)
-            with _explained(piece):
+            with self._explained(piece):
                 values[left[piece.rows]] = evaluated(task, self.batch_of(piece.texts))[piece.places]
         np.add.at(self.queries.evaluations, texts.examples, 1)
         return values
@@ -163,7 +174,7 @@ class Problem:
         np.add.at(self.queries.gradients, texts.examples, 1)
         for piece in self._pieces(texts):
             task = Task(self.bound, self._objective_of(piece.texts), GradientOptions((WORD,)), quiet=True)
-            with _explained(piece):
+            with self._explained(piece):
                 result, places = results_of(task, self.batch_of(piece.texts))[WORD], piece.places
             yield piece.rows, np.asarray(result.objective)[places], result.values[places], result.activations[places]
 
@@ -223,9 +234,35 @@ class Problem:
 
     def _is_resized(self, texts: Texts) -> np.ndarray:
         """Return whether each text's real positions are others than its example's in the batch."""
-        width = self.batch.shape[1]
-        others = texts.real[:, :width] != self.original.real[texts.examples][:, : texts.real.shape[1]]
-        return np.asarray(others.any(1) | texts.real[:, width:].any(1))
+        width = max(self.batch.shape[1], texts.real.shape[1])
+        present, own = (
+            np.pad(real, ((0, 0), (0, width - real.shape[1])))
+            for real in (texts.real, self.original.real[texts.examples])
+        )
+        return np.asarray((present != own).any(1))
+
+    @contextlib.contextmanager
+    def _explained(self, piece: _Piece) -> Iterator[None]:
+        """Say of numbers that are not finite, and of errors at texts of another length, that the search tried these texts."""
+        examples = sorted(set(piece.texts.examples.tolist()))
+        named = (
+            f"example {examples[0]}" if len(examples) == 1 else f"one of the examples {examples[0]} to {examples[-1]}"
+        )
+        try:
+            yield
+        except (NoGradientError, ObjectiveError) as error:
+            raise type(error)(
+                f"at a text that the search tried in place of {named}, numbered in the pass: {error.message}"
+            ) from error
+        except EmbgradError:
+            raise
+        except Exception as error:
+            if not self._is_resized(piece.texts).any():
+                raise
+            raise UnsupportedError(
+                f"the model takes {self.batch.shape[1]} positions, and raised {type(error).__name__} for texts of "
+                f"{piece.texts.real.shape[1]} in place of {named}, in which tokens were inserted or deleted: {INSTEAD}"
+            ) from error
 
     def _whole_batches(self, texts: Texts) -> Iterator[_Piece]:
         """Yield the whole batch again and again, each time with another version of each example that has one left."""
@@ -254,18 +291,3 @@ class _Piece:
     rows: np.ndarray
     places: np.ndarray
     texts: Texts
-
-
-@contextlib.contextmanager
-def _explained(piece: _Piece) -> Iterator[None]:
-    """Say of numbers that are not finite that they are those of a text that the search tried."""
-    try:
-        yield
-    except (NoGradientError, ObjectiveError) as error:
-        examples = sorted(set(piece.texts.examples.tolist()))
-        named = (
-            f"example {examples[0]}" if len(examples) == 1 else f"one of the examples {examples[0]} to {examples[-1]}"
-        )
-        raise type(error)(
-            f"at a text that the search tried in place of {named}, numbered in the pass: {error.message}"
-        ) from error

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
-from embgrad.attribution.passes import Passes, passes_through
-from embgrad.attribution.removal import POSITION_IDS, columns_read, expect_deletable
+from embgrad.attribution.passes import Passes
+from embgrad.attribution.removal import columns_read, expect_deletable
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad.forward.points import WORD
-from embgrad.token_search.problem import Problem
+from embgrad.token_search.problem import INSTEAD, Problem
 from embgrad.token_search.texts import Texts
 
 __all__ = ["expect_resizable", "expect_room", "movable"]
-
-#: What a message proposes where tokens cannot move.
-INSTEAD: Final = "give insert=False and delete=False, which keep the text's length"
 
 
 def expect_resizable(problem: Problem) -> None:
@@ -27,7 +21,7 @@ def expect_resizable(problem: Problem) -> None:
         UnsupportedError: the objective or a further input is bound to the positions.
     """
     problem.batch.lengths()
-    passes = movable(problem, INSTEAD, f"tokens would move: {INSTEAD}")
+    passes = movable(problem, INSTEAD)
     columns = columns_read(passes)
     if columns is None:
         return
@@ -39,22 +33,18 @@ def expect_resizable(problem: Problem) -> None:
         )
 
 
-def movable(problem: Problem, instead: str, numbered: str) -> Passes:
+def movable(problem: Problem, instead: str) -> Passes:
     """Return the passes of a problem, in whose texts tokens can be inserted and deleted.
 
     Args:
         problem: what is searched.
         instead: what the message proposes where the objective or a further input has an entry for each position.
-        numbered: the end of the message where the batch numbers its positions.
 
     Raises:
         UnsupportedError: the objective is a function, has a label for each position, or a further input has entries for them.
     """
-    passes = passes_through(problem.bound, problem.batch, problem.objective, WORD, "keep", None)
-    expect_deletable(passes, instead)
-    if POSITION_IDS in problem.batch.extras:
-        raise UnsupportedError(f"the batch numbers its positions, {POSITION_IDS}, and {numbered}")
-    return passes
+    expect_deletable(problem.passes, instead)
+    return problem.passes
 
 
 def expect_room(problem: Problem, texts: Texts, instead: str) -> None:

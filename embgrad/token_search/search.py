@@ -10,6 +10,7 @@ import numpy as np
 
 from embgrad.attribution.method import chosen_method
 from embgrad.attribution.passes import size_of_pass
+from embgrad.attribution.text_inputs import expect_no_copies
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
@@ -190,6 +191,7 @@ def problem_of(
             size,
             Queries.none(len(tokens)),
         )
+        expect_no_copies(problem.passes)
     return problem, tokenizer
 
 

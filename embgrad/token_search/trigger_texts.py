@@ -139,7 +139,6 @@ def trigger_texts(problem: Problem, length: int, place: str, stable: np.ndarray 
     passes = movable(
         problem,
         "search each text by itself, by HotFlip or GCG, which keep its length",
-        "not those of a trigger: omit them, as texts with a trigger run without padding",
     )
     original = problem.original
     empty = np.flatnonzero(~original.free.any(1))

@@ -90,3 +90,14 @@ def test_moving_back_undoes_a_move() -> None:
     moved = np.stack([move.moved(array[:, middle]) for middle in range(4)], 1)
     np.testing.assert_array_equal(move.moved_back(moved), array)
     np.testing.assert_array_equal(move.moved_back(move.moved(IDS)), IDS)
+
+
+def test_the_last_positions_move_with_the_ids_and_other_positions_are_refused() -> None:
+    last = np.array([4, 4, 3])
+    moved, _, _ = aligned(TokenBatch(IDS, MASK, extras={"last": last, "lengths": np.array(MASK).sum(1)}))
+    np.testing.assert_array_equal(moved.extras["last"], np.array(MASK).sum(1) - 1)
+    np.testing.assert_array_equal(moved.extras["lengths"], np.array(MASK).sum(1))
+    with pytest.raises(
+        BatchError, match=r"'entity' is \[2, 3, 4\], and the batch is padded on the left: it may count or"
+    ):
+        aligned(TokenBatch(IDS, MASK, extras={"entity": np.array([2, 3, 4])}))

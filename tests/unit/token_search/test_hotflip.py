@@ -180,8 +180,10 @@ def test_positions_that_would_move_are_refused_and_those_before_are_not() -> Non
         objective = embgrad.Logit(0, position=position)
         found = embgrad.search(model, ids, objective, method, positions=positions)
         np.testing.assert_allclose(embgrad.evaluate(model, found.batch, objective), found.objective, atol=1e-12)
-    numbered = embgrad.TokenBatch(ids, extras={"position_ids": np.arange(4)[None]})
-    with pytest.raises(embgrad.UnsupportedError, match="numbers its positions, position_ids, and tokens would move"):
+    numbered = embgrad.TokenBatch(ids, extras={"position_ids": np.array([[3, 1, 2, 0]])})
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"position_ids of example 0 are \[3, 1, 2, 0\].*give insert=False and delete"
+    ):
         embgrad.search(model, numbered, embgrad.Logit(0, position=-1), method)
 
 

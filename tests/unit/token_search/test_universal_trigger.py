@@ -242,8 +242,8 @@ def test_what_does_not_fit_a_trigger_is_refused_before_the_search() -> None:
     refuses(
         "the objective is a function, which may know the whole batch in order", batch(), lambda output: output.column(0)
     )
-    extra = batch().replace(extras={"position_ids": np.tile(np.arange(7), (6, 1))})
-    refuses("the batch numbers its positions, position_ids", extra, LOGIT)
+    extra = batch().replace(extras={"position_ids": np.tile(np.arange(7)[::-1], (6, 1))})
+    refuses("position_ids of example 0 are [6, 5", extra, LOGIT)
 
 
 def test_labels_of_positions_are_refused() -> None:
