@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.attribution.passes import Passes
-from embgrad.engine.decoder import with_decoder
+from embgrad.engine.decoder import further_text, with_decoder
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.task import Task
@@ -32,7 +32,7 @@ def has_decoder(passes: Passes) -> bool:
 
 
 def inputs_apart(passes: Passes, instead: str) -> frozenset[str]:
-    """Return the further inputs that stay where tokens are inserted or deleted: a decoder's, and those without effect.
+    """Return the further inputs that stay where tokens are inserted or deleted: those of another text, or without effect.
 
     Args:
         passes: the passes through the model.
@@ -48,7 +48,9 @@ def inputs_apart(passes: Passes, instead: str) -> frozenset[str]:
             try:
                 expect_resizable_input(batch, name, instead)
             except UnsupportedError:
-                if has_positions(batch, name) or _has_effect(passes, name, CHANGES):
+                text = further_text(passes.bound, batch)
+                is_other_text = text is not None and text.name == name
+                if not is_other_text and (has_positions(batch, name) or _has_effect(passes, name, CHANGES)):
                     raise
                 apart.add(name)
     return frozenset(apart)

@@ -189,3 +189,17 @@ def test_a_model_that_takes_no_longer_text_is_named_with_what_to_do() -> None:
 def raising(own: Any, inputs: Any) -> Any:
     """Raise an error of the user's own."""
     raise ValueError("always")
+
+
+def test_a_second_text_of_the_same_length_stays() -> None:
+    def two_texts(own: Any, inputs: Any) -> Tensor:
+        first, second = (lookup(own["E"], np.asarray(inputs[name])).tanh().sum(1) for name in ("input_ids", "doc_ids"))
+        return first * second
+
+    second = np.array([[2, 3, 4, 5], [5, 6, 7, 8]])
+    given = embgrad.TokenBatch(IDS, extras={"doc_ids": second})
+    found = embgrad.search(model(), given, LOGIT, embgrad.HotFlip(steps=1, delete=True), call=two_texts)
+    np.testing.assert_array_equal(found.batch.extras["doc_ids"], second)
+    for example, real in enumerate(found.batch.real):
+        sums = [np.tanh(TABLE[ids]).sum(0)[1] for ids in (found.batch.ids[example, real], second[example])]
+        assert found.objective[example] == pytest.approx(sums[0] * sums[1], abs=1e-12)
