@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from embgrad.backend.locks import model_lock
 from embgrad.backend.object_state import ObjectState
+from embgrad.backend.recorded_changes import is_recorded, record_change
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.lookup import Handler, Operation
@@ -43,6 +44,8 @@ def preserve(parts: Sequence[Any], *, training: bool) -> Iterator[None]:
             attributes.restore()
             with autograd.pause():
                 for array, value in buffers:
+                    if is_recorded() and not same_bits(array, value):
+                        record_change(f"a parameter of shape {array.shape}")
                     value.copyto(array)
             for block, graph in graphs:
                 if block._cached_op is None and block._cached_graph is not graph:
@@ -72,6 +75,7 @@ class Attributes:
         self._state.restore()
         for array, values in self._arrays:
             if not same_bits(array, values):
+                record_change(f"an array of shape {array.shape}")
                 with import_mxnet().autograd.pause():
                     array[...] = values
 

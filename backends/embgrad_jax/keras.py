@@ -14,9 +14,10 @@ import numpy as np
 from embgrad.backend import TokenBatch, keras_layers, parameters_of, plan_call
 from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, keras_bases
 from embgrad.backend.patching import Interception
+from embgrad.backend.recorded_changes import is_recorded
 from embgrad.backend.signature import CallPlan
 from embgrad.errors import UnsupportedError
-from embgrad_jax.leaves import Leaf
+from embgrad_jax.leaves import Leaf, record_changes
 from embgrad_jax.modules import marked
 
 __all__ = ["KerasParts", "keras_arguments"]
@@ -105,6 +106,8 @@ class KerasParts:
 
         with scope, _calls.by(called):
             yield self._parts, random_values
+            if is_recorded():
+                record_changes(self.leaves, arrays, [scope.get_current_value(variable) for variable in variables])
 
 
 def keras_arguments(model: Any, batch: TokenBatch) -> tuple[Any, tuple[str, ...]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 
-__all__ = ["Leaf"]
+from embgrad.backend.recorded_changes import record_change
+
+__all__ = ["Leaf", "record_changes"]
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,10 @@ class Leaf:
     def floating(self) -> bool:
         """Return whether it holds floating-point numbers."""
         return bool(jnp.issubdtype(self.array.dtype, jnp.floating))
+
+
+def record_changes(leaves: Sequence[Leaf], arrays: Sequence[Any], after: Sequence[Any]) -> None:
+    """Record the leaves for whose arrays a pass has put others in their places."""
+    for leaf, array, other in zip(leaves, arrays, after, strict=False):
+        if other is not None and other is not array and not leaf.random:
+            record_change(leaf.name)

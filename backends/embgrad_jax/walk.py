@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend.recorded_changes import is_recorded
 from embgrad.backend.signature import as_parts
-from embgrad_jax.leaves import Leaf
+from embgrad_jax.leaves import Leaf, record_changes
 from embgrad_jax.modules import dressed
 
 __all__ = [
@@ -274,6 +275,8 @@ class NnxParts:
             return [value for leaf, value in zip(self.leaves, leaves, strict=True) if leaf.random]
 
         yield dict(zip(self._indices, copies, strict=True)), random_values
+        if is_recorded():
+            record_changes(self.leaves, arrays, jax.tree_util.tree_leaves(nnx.split(copies)[1]))
 
 
 class TreePart:

@@ -22,6 +22,7 @@ from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import process_lock
 from embgrad.backend.object_state import ObjectState, contains
 from embgrad.backend.patching import Interception
+from embgrad.backend.recorded_changes import record_change
 from embgrad.backend.rng import SharedGenerator, is_generator
 from embgrad.errors import UnsupportedError
 from embgrad_tensorflow.fingerprint import structure
@@ -152,6 +153,7 @@ class Snapshot:
         self.structure = structure(parts)
         self.nodes = self.structure.nodes
         self._variables: dict[int, tuple[Any, Any]] = {}
+        self._names: dict[int, str] = {}
         self._large: dict[int, tuple[Any, str]] = {}
         dictionaries: list[dict[str, Any]] = []
         self._losses: list[tuple[Any, list[Any]]] = []
@@ -197,7 +199,10 @@ class Snapshot:
         Raises:
             UnsupportedError: a variable was written to that is too large to be kept.
         """
+        self._attributes.record_changes()
         ids = {id(handle) for handle in written}
+        for key in self._names.keys() & ids:
+            record_change(self._names[key])
         all_known = ids <= self._variables.keys()
         for handle, value in [self._variables[key] for key in (ids if all_known else self._variables)]:
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
@@ -228,6 +233,7 @@ class Snapshot:
             return
         for native in on_devices(node.value):
             handle = native.handle
+            self._names[id(handle)] = node.path
             if not training and (native.shape.num_elements() or 0) > LARGE:
                 self._large[id(handle)] = (handle, node.path)
                 continue

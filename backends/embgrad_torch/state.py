@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from embgrad.backend.keras_layers import value_of
 from embgrad.backend.locks import held, process_lock
 from embgrad.backend.object_state import ObjectState
+from embgrad.backend.recorded_changes import record_change
 from embgrad.backend.rng import SharedGenerator
 from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad_torch.inputs import is_transformed
@@ -278,6 +279,7 @@ def _contents_restorer(tensors: Sequence[Any], buffers: Sequence[Any], training:
                 tensor.detach_()
         for tensor, before in copied:
             if not torch.equal(tensor, before):
+                record_change(f"a tensor of shape {tuple(tensor.shape)}")
                 tensor.data.copy_(before)
         for version in versions:
             version.__exit__()

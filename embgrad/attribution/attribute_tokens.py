@@ -317,14 +317,13 @@ def _by_occlusion(method: Method, passes: TokenPasses, tokenizer: Any) -> _Made:
     scores = [np.zeros((len(objectives), *side.shape)) for side in passes.sides]
     for number, (side, total) in enumerate(zip(passes.sides, scores, strict=True)):
         absent = absent_positions(passes.first, tokenizer, method.keep_special) if number == 0 else side.real
-        examples, positions = np.nonzero(absent)
-        for start in range(0, len(examples), passes.size):
-            rows, at = examples[start : start + passes.size], positions[start : start + passes.size]
+        for rows, at, chosen in passes.places(absent):
             ids = side.ids[rows].copy()
             ids[np.arange(len(rows)), at] = id_
             batch = passes.batch.take(rows)
             batch = batch.replace(ids=ids) if number == 0 else with_decoder_ids(batch, ids)
-            total[:, rows, at] = objectives[:, rows] - passes.evaluated(rows, batch)
+            changes = objectives[:, rows] - passes.evaluated(rows, batch)
+            total[:, rows[chosen], at[chosen]] = changes[:, chosen]
     return _Made(scores, objectives, None, provenance)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Call
 from embgrad.backend.registry import bind
 from embgrad.common.options import count_or_none
+from embgrad.engine.company import Company, company_of
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
@@ -36,6 +37,8 @@ MOST_POSITIONS: Final = 2048
 @dataclass(frozen=True)
 class Rows:
     """The rows of a batch of steps: whole batches of the user's examples, one after another, each with other values.
+
+    They are run so where an example's objective stays the same whatever other rows a pass has, see `Passes.company`.
 
     Attributes:
         count: how many times the user's batch is repeated.
@@ -63,6 +66,8 @@ class Passes:
         pads: see `gradients`.
         batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
         values: the values at the point that count as the batch's own, (example, position, dim); None for those that it has.
+        quiet: whether the user has been warned of the batch.
+        known: the `company` as tests on other passes of the batch have shown it; None where it is to be tested.
     """
 
     bound: BoundModel
@@ -72,6 +77,8 @@ class Passes:
     pads: str = "keep"
     batch_size: int | None = None
     values: np.ndarray | None = None
+    quiet: bool = False
+    known: Company | None = None
 
     @cached_property
     def state(self) -> EmbeddingGradients:
@@ -94,8 +101,10 @@ class Passes:
 
     def _result(self, *, pullback: bool) -> EmbeddingGradients:
         changes = {} if self.values is None else {"override": {self.at: self.values}}
-        options = GradientOptions((self.at,), pads=self.pads, changes=changes)
-        task = Task(self.bound, self.objective, options, pullback=pullback, quiet=self.values is not None)
+        # The gradient of an example's own objective: that of the sum is another where a function reads several examples.
+        split = pullback and self.is_native and self.company is Company.HELD
+        options = GradientOptions((self.at,), pads=self.pads, split=split, changes=changes)
+        task = Task(self.bound, self.objective, options, pullback=pullback, quiet=self.quiet or self.values is not None)
         is_whole = self.is_native or self.size >= len(self.batch)
         result = results_of(task, self.batch, None if is_whole else self.size)[self.at]
         if result.values.ndim != 3 or result.values.shape[:2] != self.batch.shape:
@@ -129,19 +138,49 @@ class Passes:
             return self
         objective = self.objective.take(examples, len(self.batch))
         values = None if self.values is None else self.values[examples]
-        return replace(self, batch=self.batch.take(examples), objective=objective, values=values)
+        return replace(self, batch=self.batch.take(examples), objective=objective, values=values, known=self.company)
+
+    def with_values(self, values: np.ndarray) -> Passes:
+        """Return the passes of the same batch with other values at the point, (example, position, dim), as its own."""
+        return replace(self, values=values, known=vars(self).get("company", self.known))
 
     @property
     def size(self) -> int:
-        """The most rows of one pass."""
+        """The most examples of the batch in one pass."""
         if self.is_native:
             return len(self.batch)
         return size_of_pass(self.batch_size, self.batch.shape[1])
 
+    @cached_property
+    def company(self) -> Company:
+        """With how many and with which other rows an example's objective stays the same, from a test with forward passes."""
+        if self.known is not None:
+            return self.known
+        if self.size == 1 and not self.is_native:
+            return Company.FREE
+        is_fixed = self.is_native or self.batch_size == len(self.batch)
+        if len(self.batch) == 1 and is_fixed:
+            return Company.FIXED
+        return company_of(self._values_in, self.state, None if is_fixed else self.size)
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether each pass has to run the batch's examples, all of them, in their order."""
+        return self.company is not Company.FREE
+
+    def _values_in(self, examples: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Return the objectives of these examples with these values at the point."""
+        options = GradientOptions((), pads=self.pads, changes={"override": {self.at: values}})
+        objective = self.objective
+        if not isinstance(objective, NativeObjective):
+            objective = objective.take(examples, len(self.batch))
+        task = Task(self.bound, objective, options, pullback=False, quiet=True)
+        return evaluated(task, self.batch.take(examples))
+
     @property
     def batches_at_once(self) -> int:
         """The largest number of times that one pass runs the batch; one at least."""
-        return max(1, self.size // len(self.batch))
+        return 1 if self.needs_whole else max(1, self.size // len(self.batch))
 
     def gradients(self, rows: Rows) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
         """Yield for pieces of the rows the first index, the index after the last, the gradients, and the objectives.
@@ -150,12 +189,12 @@ class Passes:
             NoGradientError: a gradient is not finite.
             ObjectiveError: an objective is not finite.
         """
-        for start, end, task, batch in self._pieces(rows, (self.at,)):
+        for piece in self._pieces(rows, (self.at,)):
             try:
-                result = results_of(task, batch)[self.at]
+                result = results_of(piece.task, piece.batch)[self.at]
             except (NoGradientError, ObjectiveError) as error:
-                raise self._explained(error, start, end) from error
-            yield start, end, result.values, result.objective
+                raise self._explained(error, piece.start, piece.end) from error
+            yield piece.start, piece.end, result.values[piece.read], result.objective[piece.read]
 
     def objectives(self, rows: Rows) -> np.ndarray:
         """Return the objectives at the rows' values, float64, (row,).
@@ -164,33 +203,36 @@ class Passes:
             ObjectiveError: an objective is not finite.
         """
         values = np.empty(rows.count * len(self.batch))
-        for start, end, task, batch in self._pieces(rows, ()):
+        for piece in self._pieces(rows, ()):
             try:
-                values[start:end] = evaluated(task, batch)
+                values[piece.start : piece.end] = evaluated(piece.task, piece.batch)[piece.read]
             except ObjectiveError as error:
-                raise self._explained(error, start, end) from error
+                raise self._explained(error, piece.start, piece.end) from error
         return values
 
     def objective_at(self, values: np.ndarray) -> np.ndarray:
         """Return the objectives at other values of the whole batch, float64, (example,)."""
         return self.objectives(Rows.of(values, len(self.batch)))
 
-    def _pieces(self, rows: Rows, names: tuple[str, ...]) -> Iterator[tuple[int, int, Task, TokenBatch]]:
+    def _pieces(self, rows: Rows, names: tuple[str, ...]) -> Iterator[_Piece]:
+        """Yield the passes for the rows: as many rows as one pass runs, whole batches, or a batch with one row in it."""
         count = len(self.batch)
-        for start in range(0, rows.count * count, self.size):
-            end = min(start + self.size, rows.count * count)
-            examples = np.arange(start, end) % count
-            changes = {"override": {self.at: rows.values(start, end)}}
+        is_held = self.company is Company.HELD
+        size = 1 if is_held else count if self.needs_whole else self.size
+        for start in range(0, rows.count * count, size):
+            end = min(start + size, rows.count * count)
+            examples, values, read = np.arange(start, end) % count, rows.values(start, end), slice(None)
+            if is_held:
+                values = self.inputs.copy()
+                values[examples] = rows.values(start, end)
+                examples, read = np.arange(count), slice(start % count, start % count + 1)
             objective = self.objective
             if not isinstance(objective, NativeObjective):
                 objective = objective.take(examples, count)
-            options = GradientOptions(names, pads=self.pads, changes=changes)
-            yield (
-                start,
-                end,
-                Task(self.bound, objective, options, pullback=bool(names), quiet=True),
-                self.batch.take(examples),
-            )
+            changes = {"override": {self.at: values}}
+            options = GradientOptions(names, pads=self.pads, split=is_held and bool(names), changes=changes)
+            task = Task(self.bound, objective, options, pullback=bool(names), quiet=True)
+            yield _Piece(start, end, task, self.batch.take(examples), read)
 
     def _explained(self, error: NoGradientError | ObjectiveError, start: int, end: int) -> Exception:
         count = len(self.batch)
@@ -202,6 +244,16 @@ class Passes:
             f"at values that the method puts in place of those at {self.at!r}, for {named}, numbered in the pass: "
             f"{error.message}"
         )
+
+
+class _Piece(NamedTuple):
+    """One pass: the first of its rows and the one after the last, what is run, and which of its results are those of the rows."""
+
+    start: int
+    end: int
+    task: Task
+    batch: TokenBatch
+    read: slice
 
 
 def size_of_pass(batch_size: int | None, positions: int) -> int:

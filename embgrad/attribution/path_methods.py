@@ -73,9 +73,7 @@ class IntegratedGradients(GradientMethod):
         left = missed(passes, delta, difference, before, most)
         while self.tolerance is not None and left.size and steps < MOST_DOUBLED * self.steps:
             steps *= 2
-            # A model that takes batches of one size alone is given whole batches.
-            whole = passes.is_native or passes.batch_size == len(inputs)
-            chosen = np.arange(len(inputs)) if whole else left
+            chosen = np.arange(len(inputs)) if passes.needs_whole else left
             taken[chosen] = steps
             values[chosen], _ = self._integrated(
                 passes.of_examples(chosen), inputs[chosen], baseline[chosen], *nodes_and_weights(self.rule, steps)

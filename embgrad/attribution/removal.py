@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from embgrad.attribution.baselines import NAMES, absent_positions, baseline_valu
 from embgrad.attribution.passes import Passes, Rows, size_of_pass
 from embgrad.attribution.text_inputs import has_decoder, inputs_apart
 from embgrad.common.options import expect_flag
+from embgrad.engine.company import Company
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.task import Task
@@ -162,10 +163,12 @@ class Removal:
                 f"no token of example {examples[lengths.argmin()]} stays where all that can be removed are, and a model takes no "
                 f"empty text: {INSTEAD}, or add a special token to the text"
             )
+        company = replace(self.passes, quiet=True).company
+        _expect_free(company, len(counts))
         objectives = np.empty(len(rows))
         for length in np.unique(lengths):
             same = np.flatnonzero(lengths == length)
-            size = size_of_pass(self.passes.batch_size, int(length))
+            size = 1 if company is Company.WHOLE else size_of_pass(self.passes.batch_size, int(length))
             for start in range(0, len(same), size):
                 piece = same[start : start + size]
                 objectives[piece] = self._of_shorter(examples[piece], rows[piece])
@@ -225,6 +228,19 @@ def _reads_text(passes: Passes) -> bool:
     """Return whether positions of the objective are those of the text, not of an encoder-decoder's decoder."""
     output = getattr(passes.objective, "output", None)
     return not has_decoder(passes) or (output is not None and output.startswith("encoder"))
+
+
+def _expect_free(company: Company, count: int) -> None:
+    """Refuse to run examples without the batch's others where their objectives are then others.
+
+    Raises:
+        UnsupportedError: the batch has several examples, and their objectives depend on one another, or on their number.
+    """
+    if company in (Company.WHOLE, Company.HELD) and count > 1:
+        raise UnsupportedError(
+            f"the objective of an example depends on the other {count - 1} of the batch, or on their number, and texts "
+            f"of different lengths are run apart: {INSTEAD}, or pass one example at a time"
+        )
 
 
 def expect_deletable(passes: Passes, instead: str = INSTEAD) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +97,7 @@ def _largest(passes: Passes, method: Method, moves: list[np.ndarray], tokenizer:
     """Return the largest relative change of each example's attribution, (example,)."""
     own = _flat(method, passes, tokenizer)
     norms = lengths(own)
-    changes = [lengths(_flat(method, replace(passes, values=passes.inputs + move), tokenizer) - own) for move in moves]
+    changes = [lengths(_flat(method, passes.with_values(passes.inputs + move), tokenizer) - own) for move in moves]
     return np.asarray(np.max(changes, 0) / np.where(norms > 0, norms, 1.0))
 
 

@@ -15,13 +15,14 @@ from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import BoundModel, NativeObjective, PointValues, Reduce
 from embgrad.common.finite import not_finite
 from embgrad.engine.call_errors import explained_errors
+from embgrad.engine.company import Company
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.evaluate import evaluated_each
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.run import reduced_of, run_located, run_task
 from embgrad.engine.task import Task
-from embgrad.errors import NoGradientError, ObjectiveError
+from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import decoder_of as decoder_side
 from embgrad.objectives.log_probability import LogProbability
@@ -88,9 +89,44 @@ class TokenPasses:
 
         Row r is the example at index r modulo the number of examples.
         """
-        count = times * len(self.batch)
-        for start in range(0, count, self.size):
-            yield np.arange(start, min(start + self.size, count))
+        count, size = times * len(self.batch), self.size if times == 1 else self._step_size
+        for start in range(0, count, size):
+            yield np.arange(start, min(start + size, count))
+
+    def places(self, chosen: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield for passes that each change one position of each row: the examples, the positions, and which are chosen.
+
+        Args:
+            chosen: bool, (example, position).
+        """
+        examples, positions = np.nonzero(chosen)
+        if self._company is not Company.FREE and len(self.batch) > 1:  # the batch as a whole, changed at one position
+            for position in np.flatnonzero(chosen.any(0)):
+                yield np.arange(len(chosen)), np.full(len(chosen), position), chosen[:, position]
+            return
+        for start in range(0, len(examples), self._step_size):
+            rows = slice(start, start + self._step_size)
+            yield examples[rows], positions[rows], np.ones(len(examples[rows]), bool)
+
+    @property
+    def _step_size(self) -> int:
+        """The most rows of a pass of which each is a step of an example."""
+        return self.size if self._company is Company.FREE else len(self.batch)
+
+    @cached_property
+    def _company(self) -> Company:
+        """See `Passes.company`.
+
+        Raises:
+            UnsupportedError: examples depend on one another.
+        """
+        company = replace(self.first, quiet=True).company
+        if company is Company.HELD:
+            raise UnsupportedError(
+                f"the log-probabilities of an example's tokens depend on the other {len(self.batch) - 1} of the batch, of which "
+                "each is attributed by itself: pass one example at a time"
+            )
+        return company
 
     def values(self) -> list[np.ndarray]:
         """Return the batch's own values at the points, float64, (example, position, dim)."""

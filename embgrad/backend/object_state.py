@@ -9,6 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from embgrad.backend.recorded_changes import is_recorded, record_change
+
 __all__ = ["ObjectState", "contains"]
 
 #: The containers that a forward pass may fill, each before its base classes.
@@ -68,6 +70,7 @@ class ObjectState:
 
     def restore(self) -> None:
         """Restore the snapshot without calling code of the user's classes; leave unchanged containers unwritten."""
+        self.record_changes()
         for namespace, before in self._attributes:
             if not (_are_same(namespace.values(), before.values()) and _are_same(namespace, before)):
                 self._restore_attributes(namespace, before)
@@ -80,6 +83,32 @@ class ObjectState:
         for array, copy in self._arrays:
             if array.tobytes() != copy.tobytes():  # compare bytes, so that NaN and -0.0 are seen
                 array[...] = copy
+
+    def record_changes(self) -> None:
+        """Record, where this is asked for, the attributes that held arrays and hold others now; of a dict the keys."""
+        if not is_recorded():
+            return
+        changed: dict[int, _Content | None] = {
+            id(array): None for array, copy in self._arrays if array.tobytes() != copy.tobytes()
+        }
+        for container, content in self._filled:
+            if not content.is_in(container) and any(map(_is_array, content.values)):
+                changed[id(container)] = content
+        for namespace, before in self._attributes:
+            for name, value in before.items():
+                if type(value) in ATOMS or name in self._skip:
+                    continue
+                own = changed.get(id(self._unwrap(value)))
+                if own is not None and own.keys is not None:
+                    now = self._unwrap(value)
+                    for key, entry in zip(own.keys, own.values, strict=True):
+                        if _is_array(entry) and dict.get(now, key) is not entry:
+                            record_change(str(key))
+                elif namespace.get(name, _ABSENT) is not value:
+                    if contains(value, _is_array, self._unwrap):
+                        record_change(name)
+                elif changed and contains(value, lambda inner: id(self._unwrap(inner)) in changed, self._unwrap):
+                    record_change(name)
 
     def _find(self) -> None:
         waiting: list[Any] = []
@@ -217,6 +246,11 @@ def container_of(cls: type) -> Any:
 def _are_same(current: Collection[Any], before: Collection[Any]) -> bool:
     """Return whether two collections hold the same objects, by identity: `==` may run the user's code."""
     return len(current) == len(before) and all(map(operator.is_, current, before))
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether a value is an array of any framework."""
+    return not isinstance(value, type) and hasattr(type(value), "shape")
 
 
 def _is_kept(array: np.ndarray) -> bool:

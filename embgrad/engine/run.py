@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import TypeVar
@@ -14,10 +14,12 @@ import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Change, PointValues, Reduce, Run
+from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.backend.replay import CallbackMemo
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import assembled
 from embgrad.engine.call_errors import explained_decoder, explained_errors
+from embgrad.engine.company import tolerance_of
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.locate import (
     ProbeInconclusiveError,
@@ -31,7 +33,7 @@ from embgrad.engine.locate import (
 from embgrad.engine.probe import could_be_positions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.task import Memos, Task
-from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError
+from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError, listed
 from embgrad.forward.axes import Arrangement, Located
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
@@ -142,14 +144,54 @@ def in_sub_batches(
     count = len(batch)
     is_cut = batch_size is not None and batch_size < count
     done: list[T] = []
+    # A model that draws random numbers computes something else in each pass.
+    is_compared = is_cut and not task.options.training
     with explained_errors(task.bound, batch, sub_batches=is_cut, size=batch_size), reporter(progress) as report:
         end = 0
         report(end, count)
         for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
             start, end = end, end + len(sub_batch)
-            done.append(run(task.for_examples(slice(start, end), count) if is_cut else task, sub_batch))
+            sub_task = task.for_examples(slice(start, end), count) if is_cut else task
+            with changes_recorded() if is_compared and not start else contextlib.nullcontext({}) as changed:
+                done.append(run(sub_task, sub_batch))
+            if changed:
+                _expect_same_alone(task, batch, sub_task, sub_batch, [*changed])
             report(end, count)
     return done
+
+
+def _expect_same_alone(
+    task: Task, batch: TokenBatch, sub_task: Task, sub_batch: TokenBatch, changed: Sequence[str]
+) -> None:
+    """Refuse sub-batches of a model that carries a state from call to call, where the objectives are others in the whole batch.
+
+    Args:
+        task: the task for all examples; `sub_task` is that for the first of them.
+        batch: all examples; `sub_batch` are the first of them.
+        changed: the names of what the model changed in the pass on these.
+
+    Raises:
+        UnsupportedError: an objective differs by more than rounding.
+    """
+    (alone, dtype), (whole, _) = (_forward_values(*some) for some in ((sub_task, sub_batch), (task, batch)))
+    for own, values in zip(alone, whole, strict=True):
+        apart = np.abs(own - values[: len(own)])
+        scale = max(float(np.abs(values).max()), float(np.abs(own).max()))
+        if (apart > tolerance_of(dtype) * scale).any():
+            example = int(apart.argmax())
+            raise UnsupportedError(
+                f"the model keeps {listed(changed)} from call to call, and L of example {example} is {own[example]:.6g} in a "
+                f"pass of {len(own)} examples and {values[example]:.6g} in one of {len(batch)}: expected the same in both. Give "
+                f"batch_size={len(batch)}, or reset what the model keeps before the call"
+            )
+
+
+def _forward_values(task: Task, batch: TokenBatch) -> tuple[list[np.ndarray], str]:
+    """Return the values of each objective from a forward pass, and the dtype in which the model computed."""
+    changes = {option: changes for option, changes in task.options.changes.items() if option != "edit"}
+    options = replace(task.options, names=(), changes=changes, split=False, compile=False)
+    run, responses, _ = run_located(replace(task, options=options, pullback=False, quiet=True), batch)
+    return [objective_values(respond, run, index) for index, respond in enumerate(responses)], run.compute_dtype
 
 
 def objectives_of(task: Task, batch: TokenBatch) -> list[np.ndarray]:

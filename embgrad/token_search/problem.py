@@ -13,6 +13,7 @@ import numpy as np
 from embgrad.attribution.passes import Passes, size_of_pass
 from embgrad.attribution.text_inputs import inputs_apart
 from embgrad.backend.protocol import BoundModel
+from embgrad.engine.company import Company
 from embgrad.engine.embedding_table import TableReader
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
@@ -23,7 +24,7 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.resized import resized
 from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objectives import Objective
+from embgrad.objectives.objectives import Objective, Sum
 from embgrad.token_search.estimates import NONE, top_substitutions_at
 from embgrad.token_search.prefix import SharedPrefixes
 from embgrad.token_search.rule import Rule
@@ -69,6 +70,7 @@ class Problem:
         stability: tells which texts tokenise to their own ids; None where any ids will do.
         batch_size: how many texts one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
         queries: the numbers of queries to the model.
+        joint: whether a search is for one text for all examples, see `SearchMethod`.
     """
 
     bound: BoundModel
@@ -81,6 +83,7 @@ class Problem:
     stability: Stability | None
     batch_size: int | None
     queries: Queries = field(repr=False)
+    joint: bool = False
 
     @property
     def sign(self) -> int:
@@ -110,6 +113,35 @@ class Problem:
     def apart(self) -> frozenset[str]:
         """The further inputs that stay as they are where tokens are inserted or deleted."""
         return inputs_apart(self.passes, INSTEAD)
+
+    @cached_property
+    def company(self) -> Company:
+        """With how many and with which other texts an example's objective stays the same, see `Passes.company`."""
+        batch, objective = self.batch, self.objective
+        if not self.bound.supports("override"):
+            return Company.FREE
+        if not isinstance(objective, NativeObjective):
+            if self._size == 1:
+                return Company.FREE
+            batch = batch if self._size >= len(batch) else batch[: self._size - 1]
+            # The positions of a joint search are those of texts that it has yet to make.
+            objective = (
+                Sum(output=objective.output) if self.joint else objective.take(np.arange(len(batch)), len(self.batch))
+            )
+        return Passes(self.bound, batch, objective, WORD, batch_size=self.batch_size, quiet=True).company
+
+    def expect_independent(self) -> None:
+        """Refuse examples that depend on one another, since each is searched by itself.
+
+        Raises:
+            UnsupportedError: the objective of an example changes with the values of the others.
+        """
+        if self.company is Company.HELD:
+            raise UnsupportedError(
+                f"the objective of an example depends on the other {len(self.batch) - 1} of the batch, as where a function "
+                "compares examples, and each example is searched by itself: hold the others fixed. Pass one example at a time, "
+                "with a function that knows the outputs of the others as constants"
+            )
 
     @cached_property
     def allowed_ids(self) -> np.ndarray:
@@ -151,8 +183,8 @@ class Problem:
         Raises:
             EmbgradError: as `evaluate` raises.
         """
-        values = np.empty(len(texts))
-        for rows, alike in self._by_length(texts):
+        values = np.full(len(texts), np.nan)
+        for rows, alike in self._by_length(texts) if self.company is Company.FREE else ():
             values[rows] = self.prefixes.evaluate(self.batch_of(alike), alike.examples, self._objective_of(alike))
         left = np.flatnonzero(np.isnan(values))
         for piece in self._pieces(texts.take(left)) if len(left) else ():
@@ -215,15 +247,23 @@ class Problem:
         """Yield pieces of the texts.
 
         Texts in which a token was inserted or deleted are run without padding, those of a length together, so that no model needs
-        a mask for them. A function as objective, which may know the labels of the whole batch in order, gets the whole batch.
+        a mask for them. A function as objective, which may know the labels of the whole batch in order, gets the whole batch, and
+        so does a model that accepts no other.
         """
-        if isinstance(self.objective, NativeObjective):
+        is_native, is_free = isinstance(self.objective, NativeObjective), self.company is Company.FREE
+        is_alone = self.company is Company.WHOLE and len(self.batch) == 1
+        if is_native or not (is_free or is_alone or self._is_open(texts)):
             yield from self._whole_batches(texts)
             return
+        size = 1 if is_alone else self._size
         for rows, alike in self._by_length(texts):
-            for start in range(0, len(rows), self._size):
-                some = np.arange(start, min(start + self._size, len(rows)))
+            for start in range(0, len(rows), size):
+                some = np.arange(start, min(start + size, len(rows)))
                 yield _Piece(rows[some], np.arange(len(some)), alike.take(some))
+
+    def _is_open(self, texts: Texts) -> bool:
+        """Return whether a model that accepts no other rows than the batch's may accept these, which are shorter or longer."""
+        return self.company is Company.FIXED and bool(self._is_resized(texts).any())
 
     def _by_length(self, texts: Texts) -> Iterator[tuple[np.ndarray, Texts]]:
         """Yield the indices of texts that can be run together, and these texts."""
@@ -267,9 +307,16 @@ class Problem:
     def _whole_batches(self, texts: Texts) -> Iterator[_Piece]:
         """Yield the whole batch again and again, each time with another version of each example that has one left."""
         if self._is_resized(texts).any():
+            is_native = isinstance(self.objective, NativeObjective)
+            subject = (
+                "the objective is a function, which"
+                if is_native
+                else "the model takes this number of examples alone, and"
+            )
+            instead = "give an objective of embgrad" if is_native else "pass one example at a time"
             raise UnsupportedError(
-                "the objective is a function, which gets the whole batch, and texts of several lengths make no batch: give an "
-                "objective of embgrad, or a method that does not insert or delete tokens"
+                f"{subject} gets the whole batch, and texts of several lengths make no batch: {instead}, or a method that does "
+                "not insert or delete tokens"
             )
         order = [texts.rows_of(example) for example in range(len(self.batch))]
         for turn in range(max(map(len, order))):

@@ -101,7 +101,8 @@ def search(
         EmbgradError: there is no such method or goal; or as `gradients` raises.
         FileFormatError: the file `to` holds another search, or something else.
         BatchError: a batch's own text does not tokenise to its ids; or as `substitutions` raises.
-        UnsupportedError: the objective is a `Scalar`, or the tokenizer cannot decode ids.
+        UnsupportedError: the objective is a `Scalar`, the objectives of examples depend on one another, or the tokenizer cannot
+            decode ids.
     """
     chosen, target = method_from(method), expect_target(to)
     problem, tokenizer = problem_of(
@@ -125,6 +126,7 @@ def search(
         Checkpoint(target, chosen, problem, tokenizer) as checkpoint,
     ):
         record = _Record(problem.queries, checkpoint.history)
+        problem.expect_independent()
         state = checkpoint.state
         if state is None:
             state = chosen.start(problem)
@@ -190,6 +192,7 @@ def problem_of(
             stability_of(tokens, tokenizer, some=joint) if stable and tokenizer is not None else None,
             size,
             Queries.none(len(tokens)),
+            joint,
         )
         expect_no_copies(problem.passes)
     return problem, tokenizer

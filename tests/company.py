@@ -1,0 +1,59 @@
+"""What attributions of models that carry a state, and of functions of several examples, must be, in any framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+
+LOGIT = embgrad.Logit(1)
+ZERO = embgrad.Occlusion("zero")
+
+
+def expect_of_own_number(model: Any, ids: Any, own: np.ndarray, *, cut: bool = True, **options: Any) -> None:
+    """Expect attributions that are those of single passes of as many examples as the batch has.
+
+    Args:
+        model: a model that carries a state.
+        ids: the batch.
+        own: L of each example by the framework's own forward pass.
+        cut: whether the model accepts sub-batches, and computes something else for them.
+        options: further arguments of each call.
+    """
+    g = embgrad.gradients(model, ids, LOGIT, **options)
+    np.testing.assert_allclose(g.objective, own, rtol=1e-5)
+
+    def at(values: np.ndarray) -> Any:
+        return embgrad.gradients(model, ids, LOGIT, override={"word": values}, **options)
+
+    occluded = embgrad.attribute(model, ids, LOGIT, ZERO, **options)
+    for position in range(g.shape[1]):
+        without = at(g.activations * (np.arange(g.shape[1]) != position)[:, None])
+        np.testing.assert_allclose(occluded.scores[:, position], g.objective - without.objective, atol=2e-6)
+    steps = embgrad.attribute(model, ids, LOGIT, embgrad.IntegratedGradients(2, rule="riemann_middle"), **options)
+    by_hand = np.mean([at(g.activations * share).values for share in (0.25, 0.75)], 0) * g.activations
+    np.testing.assert_allclose(steps.values, by_hand, rtol=1e-4, atol=2e-6)
+    again = embgrad.gradients(model, ids, LOGIT, **options)
+    np.testing.assert_array_equal(again.values, g.values, "the state is that before the calls")
+    if cut:
+        with pytest.raises(embgrad.UnsupportedError, match=r"the model keeps .* from call to call, and L of example"):
+            embgrad.gradients(model, ids, LOGIT, batch_size=1, **options)
+
+
+def expect_others_held(model: Any, ids: Any, function: Any, **options: Any) -> None:
+    """Expect attributions of each example's own L, with the other examples as they are, and no search."""
+    g = embgrad.gradients(model, ids, function, split=True, **options)
+    occluded = embgrad.attribute(model, ids, function, ZERO, **options)
+    product = embgrad.attribute(model, ids, function, "input_x_gradient", **options)
+    np.testing.assert_allclose(product.scores, (g.values * g.activations).sum(-1), rtol=1e-4, atol=1e-6)
+    for example in range(len(ids)):
+        values = np.array(g.activations)
+        values[example, 0] = 0
+        without = embgrad.evaluate(model, ids, function, override={"word": values}, **options)
+        expected = g.objective[example] - without[example]
+        np.testing.assert_allclose(occluded.scores[example, 0], expected, rtol=1e-4, atol=1e-6)
+    with pytest.raises(embgrad.UnsupportedError, match="as where a function compares examples"):
+        embgrad.search(model, ids, function, embgrad.HotFlip(steps=1), **options)

@@ -1,0 +1,68 @@
+"""JAX models that carry a state from call to call, and objectives of several examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.company import expect_of_own_number, expect_others_held
+
+IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
+
+
+class Carry(nnx.Module):
+    """A sum of rows that begins with that of the call before, in a variable of one of several classes."""
+
+    def __init__(self, kind: type) -> None:
+        self.table = nnx.Embed(9, 4, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(4, 2, rngs=nnx.Rngs(1))
+        self.state = kind(jnp.zeros((3, 4)))
+
+    def __call__(self, ids: Any) -> Any:
+        before = self.state[...] if self.state[...].shape[0] == ids.shape[0] else jnp.zeros((ids.shape[0], 4))
+        out = jnp.tanh(self.table(ids).sum(1) + before)
+        self.state.set_value(out)
+        return self.head(out)
+
+
+@pytest.mark.parametrize("kind", [nnx.BatchStat, nnx.Cache, nnx.Variable])
+def test_a_state_that_goes_on_from_call_to_call(kind: type) -> None:
+    model = Carry(kind)
+    model(jnp.asarray(IDS[::-1]))
+    state = np.array(model.state[...])
+    rows = np.tanh(np.array(model.table.embedding[...])[IDS].sum(1) + state)
+    own = np.array(model.head(jnp.asarray(rows)))[:, 1]
+    expect_of_own_number(model, IDS, own)
+    np.testing.assert_array_equal(model.state[...], state)
+
+
+def test_a_stateful_layer_of_keras() -> None:
+    given = keras.Input(batch_shape=(3, 3), dtype="int32")
+    model = keras.Model(given, keras.layers.LSTM(4, stateful=True)(keras.layers.Embedding(9, 4)(given)))
+    model(IDS[::-1].copy())
+    lstm = model.layers[-1]
+    state = [np.array(value) for value in lstm.states]
+    own = np.array(model(IDS))[:, 1]
+    for variable, value in zip(lstm.states, state, strict=True):
+        variable.assign(value)
+    expect_of_own_number(model, IDS, own, cut=False)
+
+
+def test_a_similarity_of_the_rows_of_a_batch() -> None:
+    class Encoder(nnx.Module):
+        def __init__(self) -> None:
+            self.table, self.head = nnx.Embed(9, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 3, rngs=nnx.Rngs(1))
+
+        def __call__(self, ids: Any) -> Any:
+            return self.head(self.table(ids).sum(1))
+
+    def similarity(out: Any) -> Any:
+        rows = out / jnp.linalg.norm(out, axis=-1, keepdims=True)
+        return (rows * jnp.roll(rows, 1, 0)).sum(1)
+
+    expect_others_held(Encoder(), IDS, similarity)
