@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from typing import TypeVar
@@ -152,7 +153,10 @@ def in_sub_batches(
         for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
             start, end = end, end + len(sub_batch)
             sub_task = task.for_examples(slice(start, end), count) if is_cut else task
-            with changes_recorded() if is_compared and not start else contextlib.nullcontext({}) as changed:
+            recording: AbstractContextManager[dict[str, None]] = (
+                changes_recorded() if is_compared and not start else contextlib.nullcontext({})
+            )
+            with recording as changed:
                 done.append(run(sub_task, sub_batch))
             if changed:
                 _expect_same_alone(task, batch, sub_task, sub_batch, [*changed])

@@ -272,3 +272,45 @@ def test_a_linear_model_keeps_its_closed_form() -> None:
     found = embgrad.attribute(linear(), BATCH, LOGIT, embgrad.IntegratedGradients(2))
     expected = (linear()["E"].value[IDS] @ linear()["W"].value[:, 1]) * MASK
     np.testing.assert_allclose(found.scores, expected, atol=1e-12)
+
+
+def test_a_search_that_deletes_tokens_is_refused_where_the_number_of_examples_counts() -> None:
+    with pytest.raises(
+        embgrad.UnsupportedError,
+        match=r"the model takes this number of examples alone, and gets the whole batch, and texts",
+    ):
+        embgrad.search(stateful(3, DIM), FULL, LOGIT, embgrad.HotFlip(steps=1, delete=True))
+    model = stateful(1, DIM)
+    state = model.kept["state"].copy()  # type: ignore[attr-defined]
+    found = embgrad.search(model, FULL[:1], LOGIT, embgrad.HotFlip(steps=1, delete=True))
+    text = found.batch.ids[found.batch.real][None]
+    np.testing.assert_allclose(found.objective, carried(rows_of(text), state), rtol=1e-12)
+
+
+def test_a_search_that_deletes_tokens_for_a_model_that_accepts_one_order_alone() -> None:
+    def ordered(model: Any, inputs: Any) -> Any:
+        ids = inputs if isinstance(inputs, np.ndarray) else inputs["input_ids"]
+        if ids.shape[1] == 4 and len(ids) != 3:
+            raise RuntimeError("three texts at a time")
+        return model.forward(model, ids)
+
+    method = embgrad.HotFlip(steps=1, delete=True)
+    found, expected = (embgrad.search(plain(), FULL, LOGIT, method, call=call) for call in (ordered, None))
+    np.testing.assert_array_equal(found.batch.ids, expected.batch.ids)
+    np.testing.assert_allclose(found.objective, expected.objective, rtol=1e-12)
+
+
+def test_output_tokens_of_examples_that_depend_on_one_another_are_refused() -> None:
+    def forward(model: Any, ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], ids)
+        return (rows + rows.mean(0)).tanh() @ model["V"]
+
+    model = ReferenceModel(forward, {**WEIGHTS, "V": np.random.default_rng(8).normal(size=(DIM, 12))})
+    assert embgrad.attribute_tokens(model, FULL).scores.shape == (3, 3, 4)
+    for method in (embgrad.IntegratedGradients(2), embgrad.Occlusion(0)):
+        with pytest.raises(
+            embgrad.UnsupportedError, match="tokens depend on the other 2 of the batch, of which each is"
+        ):
+            embgrad.attribute_tokens(model, FULL, method=method)
+        single = embgrad.attribute_tokens(model, FULL[:1], method=method)
+        assert single.scores.shape == (1, 3, 4)
