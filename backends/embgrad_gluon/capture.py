@@ -8,16 +8,17 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Listener, PassListener, Perturber, Point, additions, call_recorded
+from embgrad.backend import Listener, PassListener, Perturber, Request, Run, additions, call_recorded
 from embgrad.backend.patching import Interception
 from embgrad.backend.rng import preserve_generators
 from embgrad.common.arrays import owned
 from embgrad.errors import NoGradientError, UnsupportedError
+from embgrad.forward.descent import Reached
 from embgrad.forward.points import split_name
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
@@ -131,14 +132,19 @@ class _Observer:
         """Begin a pass."""
         self.recorded += 1
 
-        def discover(batch: TokenBatch) -> Sequence[Point]:
+        def discover(batch: TokenBatch) -> Reached:
             _expect_initialised(self.model)
 
             def call(*_: Any) -> Any:
                 return import_mxnet().gluon.Block.__call__(self.model, *args)
 
+            def again(request: Request) -> Run:
+                with preserve_generators():
+                    return run.run(self.model, batch, replace(request, call=call))
+
             with preserve_generators():
-                return run.points(self.model, batch, call, without_random_numbers())
+                reached = run.points(self.model, batch, call, without_random_numbers())
+            return reached.repeated_by(again, args)
 
         taps = self._taps_of(self._listener.begin(arguments_of(self.model, args), discover))
         handlers = Lookups(self._tables, taps, cut=False).handlers()

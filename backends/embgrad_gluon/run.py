@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run
+from embgrad.backend import Call, NativeObjective, ParameterValues, Request, Run
 from embgrad.backend.cotangents import Answer, answer, answered_in_turn, compute_dtype, native_answer, values_at
 from embgrad.backend.signature import as_parts
 from embgrad.common.pytree import every, first
 from embgrad.errors import UnsupportedError
+from embgrad.forward.descent import Reached
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_gluon import bert
@@ -40,9 +41,7 @@ WRITES_WHILE_RECORDING: Final = (
 )
 
 
-def points(
-    model: Any, batch: TokenBatch, call: Call | None, handlers: Mapping[str, Handler] | None = None
-) -> list[Point]:
+def points(model: Any, batch: TokenBatch, call: Call | None, handlers: Mapping[str, Handler] | None = None) -> Reached:
     """Return the points that a forward pass in evaluation mode reaches, in order.
 
     Args:

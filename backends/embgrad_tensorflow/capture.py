@@ -7,24 +7,25 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 import tensorflow as tf
 
-from embgrad.backend import Listener, PassListener, Perturber, Point, additions
+from embgrad.backend import Listener, PassListener, Perturber, additions
 from embgrad.backend.patching import Interception
 from embgrad.common.arrays import owned
 from embgrad.common.tolerance import coarsest
 from embgrad.errors import PointNotReachedError, UnsupportedError
+from embgrad.forward.descent import Reached
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.graphs import function_calls
 from embgrad_tensorflow.inputs import integers, is_symbolic, like_evaluation
 from embgrad_tensorflow.lookup import Replacing, Watcher
 from embgrad_tensorflow.modules import Calls, Modules, around, intercept_calls
-from embgrad_tensorflow.run import closed_graphs, points
+from embgrad_tensorflow.run import closed_graphs, points, run
 from embgrad_tensorflow.state import depth, expect_eager, tape_pushes, tapes_of_this_thread
 from embgrad_tensorflow.tap import Additions, PointWork, dense, with_mask
 from embgrad_tensorflow.walk import Tables, handle_of, walk
@@ -218,9 +219,16 @@ class _Observer:
             graph = getattr(graph, "outer_graph", None)
 
     def _forward(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        def discover(batch: TokenBatch) -> Sequence[Point]:
+        def discover(batch: TokenBatch) -> Reached:
             positional, by_name = like_evaluation(self._model, args, kwargs)
-            return points(self._model, batch, lambda model, _: model(*positional, **by_name))
+
+            def call(model: Any, _: Any) -> Any:
+                return model(*positional, **by_name)
+
+            reached = points(self._model, batch, call)
+            return reached.repeated_by(
+                lambda request: run(self._model, batch, replace(request, call=call)), (args, kwargs)
+            )
 
         watch = self._listener.begin(integers(self._model, args, kwargs), discover)
         at = self._points_of(watch)

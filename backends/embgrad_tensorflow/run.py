@@ -11,13 +11,14 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend import Call, Point, PointValues, Request, Run
+from embgrad.backend import Call, PointValues, Request, Run
 from embgrad.backend.cotangents import Answer, answered, answered_in_turn, values_at
 from embgrad.backend.locks import model_lock
 from embgrad.backend.objective_callback import Respond
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import taken
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError
+from embgrad.forward.descent import Reached
 from embgrad.forward.points import split_name
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
@@ -116,7 +117,7 @@ class _Pass:
             self.taps.tape.watch([variable for variable in graph.variables if variable.dtype.is_floating])
 
 
-def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
+def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
     """Return the lookups and the calls of modules that a forward pass on the batch makes, in order."""
     with _working(model):
         planned = _planned(model, batch, False, call)

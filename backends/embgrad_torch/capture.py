@@ -9,14 +9,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from embgrad.backend import Listener, PassListener, Perturber, Point, additions
+from embgrad.backend import Call, Listener, PassListener, Perturber, Request, Run, additions
 from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.keras_layers import evaluating
@@ -24,13 +24,14 @@ from embgrad.backend.patching import Interception
 from embgrad.backend.signature import NAMES
 from embgrad.common.pytree import every
 from embgrad.errors import UnsupportedError
+from embgrad.forward.descent import Reached
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_torch.checkpoints import segments_counted
 from embgrad_torch.inputs import has_values, is_floating, is_transformed, parameters, to_numpy
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch, hooked
-from embgrad_torch.run import points
+from embgrad_torch.run import points, run
 from embgrad_torch.state import is_running
 from embgrad_torch.tap import CapturedPoints, PerturbedPoints, expect_uncompiled
 from embgrad_torch.walk import TablePaths, is_compiled_wrapper, spelled, walk
@@ -384,11 +385,21 @@ def _whole_numbers(name: str, value: Any) -> np.ndarray | None:
     return to_numpy(value) if value.dtype is not torch.bool or name in NAMES["mask"] else None
 
 
-def _discover(model: Any, args: Any, kwargs: Any, batch: TokenBatch) -> Sequence[Point]:
+def _discover(model: Any, args: Any, kwargs: Any, batch: TokenBatch) -> Reached:
     """Return the points that the same call reaches, in a pass of embgrad's; hooks of the user on saved tensors are not called."""
-    mode = evaluating(model, kwargs) if is_keras(model) else contextlib.nullcontext(kwargs)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor), mode as kwargs:
-        return points(model, batch, lambda *_: model.forward(*args, **kwargs))
+
+    @contextlib.contextmanager
+    def prepared() -> Iterator[Call]:
+        mode = evaluating(model, kwargs) if is_keras(model) else contextlib.nullcontext(kwargs)
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor), mode as by_name:
+            yield lambda *_: model.forward(*args, **by_name)
+
+    def again(request: Request) -> Run:
+        with prepared() as call:
+            return run(model, batch, replace(request, call=call))
+
+    with prepared() as call:
+        return points(model, batch, call).repeated_by(again, (args, kwargs))
 
 
 def _expect_hookable(model: Any) -> None:

@@ -9,11 +9,12 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from embgrad.backend import Call, NativeObjective, Point, Request, Run
+from embgrad.backend import Call, NativeObjective, Request, Run
 from embgrad.backend.cotangents import Answer, answered, answered_in_turn, values_at
 from embgrad.backend.objective_callback import Respond
 from embgrad.backend.replay import Retries, wrapped
 from embgrad.backend.signature import as_parts
+from embgrad.forward.descent import Reached
 from embgrad.forward.points import Lookup
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
@@ -64,10 +65,10 @@ class _Pass:
     tables: Tables
 
 
-def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
+def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
     """Return the points that a forward pass reaches."""
 
-    def reached(frozen: bool) -> list[Point]:
+    def reached(frozen: bool) -> Reached:
         watch = PassRecorder(batch, None)
         with _prepared(Structure(as_parts(model)), watch, _NOTHING, frozen=frozen) as this:
             _forward(model, batch, call, this)

@@ -458,7 +458,8 @@ class BoundModel:
 
     def points(self, batch: TokenBatch) -> list[Point]:
         """Return the points that a forward pass in evaluation mode reaches, in order."""
-        return list(self.backend.points(self.model, batch, self.call))
+        reached = self.backend.points(self.model, batch, self.call)
+        return reached if isinstance(reached, list) else list(reached)
 
     def run(self, batch: TokenBatch, request: Request) -> Run:
         """Run one forward pass, and the pullbacks that the request asks for."""

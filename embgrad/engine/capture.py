@@ -14,6 +14,7 @@ from embgrad.backend.registry import bind
 from embgrad.common.arrays import owned
 from embgrad.common.keywords import explained
 from embgrad.common.tolerance import coarsest
+from embgrad.engine.descent import with_roles_of_user_pass
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.provenance import origins
 from embgrad.engine.user_passes import (
@@ -173,7 +174,7 @@ class Tap:
         if self.at == WORD:
             return PassRecorder(batch, (WORD,))
         if self._key is None:
-            reached = list(discover(batch))
+            reached = with_roles_of_user_pass(discover(batch), (self.at,), arguments)
             words = [point for point in reached if WORD in point.roles]
             point, self._by_role = point_of(self.at, reached, words, batch)
             self._key = point.key

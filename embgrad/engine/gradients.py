@@ -16,6 +16,7 @@ from embgrad.common.progress import Progress
 from embgrad.engine.assemble import joined
 from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
 from embgrad.engine.check import certified
+from embgrad.engine.descent import with_certain_roles
 from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.run import expect_examples_first, in_sub_batches, run_task
@@ -245,6 +246,7 @@ def points(
     tokens = batch_of(batch, tokenizer, max_length, model)
     with explained_forward(bound, tokens):
         reached = bound.points(tokens)
+        reached = with_certain_roles(bound, tokens, reached, reached)
     return [point for point in reached if point.listed]
 
 

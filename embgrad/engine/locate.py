@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from embgrad.backend.protocol import BoundModel, PointValues
+from embgrad.engine.descent import with_roles_of_text
 from embgrad.engine.probe import example_axis, expect_ids_followed, with_layout, word_resolved
 from embgrad.errors import AmbiguousPointError, listed
 from embgrad.forward.axes import Located, axis_of_examples, of_lookup, of_module
@@ -79,7 +80,7 @@ def locate(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> dict[s
     Raises:
         PointError: a name means no point, or several.
     """
-    return _located(bound, names, batch, bound.points(batch))
+    return _located(bound, tuple(names), batch, bound.points(batch))
 
 
 def locate_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> Sighting | None:
@@ -154,12 +155,14 @@ def expect_each_once(option: str, names: Iterable[str], located: Mapping[str, Lo
         raise AmbiguousPointError(f"{option} names one point several times, as {listed(twice)}: name it once")
 
 
-def _located(bound: BoundModel, names: Iterable[str], batch: TokenBatch, points: list[Point]) -> dict[str, Located]:
+def _located(bound: BoundModel, names: Sequence[str], batch: TokenBatch, points: list[Point]) -> dict[str, Located]:
+    resolved = points
     try:
-        points = word_resolved(bound, batch, points)
+        resolved = word_resolved(bound, batch, points)
     except AmbiguousPointError:
         if any(split_name(name).path == WORD for name in names):
             raise
+    points = with_roles_of_text(bound, batch, points, resolved, names)
     words = [point for point in points if WORD in point.roles]
     return {name: _at(bound, name, *point_of(name, points, words, batch), batch) for name in names}
 

@@ -11,6 +11,7 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
+from embgrad.engine.descent import with_roles_of_user_pass
 from embgrad.engine.interventions import checked_option, prepared
 from embgrad.engine.user_passes import (
     PassAxes,
@@ -72,7 +73,7 @@ class Perturbation:
         """See `embgrad.backend.PassListener`."""
         batch = batch_of(arguments, word=WORD in self._add)
         if self._points is None:
-            self._points = self._located(batch, discover)
+            self._points = self._located(batch, discover, arguments)
         return PassRecorder(batch, [*self._points, *([WORD] if WORD in self._add else ())])
 
     def addition(self, watch: PassRecorder, key: str, value: np.ndarray) -> np.ndarray:
@@ -99,13 +100,13 @@ class Perturbation:
         self._outside[path] = None
 
     def _located(
-        self, batch: TokenBatch, discover: Callable[[TokenBatch], Sequence[Point]]
+        self, batch: TokenBatch, discover: Callable[[TokenBatch], Sequence[Point]], arguments: Mapping[str, Any]
     ) -> dict[str, tuple[str, bool]]:
         """Return by key the names of the points other than `word`, which needs no pass in advance."""
         names = [name for name in self.names if name != WORD]
         if not names:
             return {}
-        reached = list(discover(batch))
+        reached = with_roles_of_user_pass(discover(batch), names, arguments)
         words = [point for point in reached if WORD in point.roles]
         located = {name: point_of(name, reached, words, batch) for name in names}
         _expect_each_once({name: point.key for name, (point, _) in located.items()})

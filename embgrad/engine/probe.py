@@ -14,6 +14,7 @@ from embgrad.errors import AmbiguousPointError, PointNotReachedError
 from embgrad.forward.axes import axis_of_examples
 from embgrad.forward.points import WORD, Lookup, Point, layout_is_open
 from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.other_ids import with_other_ids
 
 __all__ = [
     "could_be_positions",
@@ -38,7 +39,7 @@ def word_resolved(bound: BoundModel, batch: TokenBatch, points: Sequence[Point])
         AmbiguousPointError: the probe failed.
     """
     lookups = [point.lookup for point in points if point.lookup is not None and WORD in point.roles]
-    other = _with_other_ids(batch, min(lookup.rows for lookup in lookups)) if len(lookups) > 1 else None
+    other = with_other_ids(batch, min(lookup.rows for lookup in lookups)) if len(lookups) > 1 else None
     if other is None:
         return list(points)
     try:
@@ -125,7 +126,7 @@ def expect_ids_followed(bound: BoundModel, batch: TokenBatch, lookup: Lookup) ->
     """
     if lookup.layout is None or not could_be_positions(batch.ids):
         return
-    other = _with_other_ids(batch, lookup.rows)
+    other = with_other_ids(batch, lookup.rows)
     if other is None:
         return
     try:
@@ -163,16 +164,6 @@ def could_be_positions(ids: np.ndarray) -> bool:
         return False
     steps = np.diff(ids, axis=1)
     return bool(((steps == 0) | (steps == 1)).all())
-
-
-def _with_other_ids(batch: TokenBatch, rows: int) -> TokenBatch | None:
-    """Return the batch with every id changed to another valid id; None where there is no other."""
-    distinct = np.unique(batch.ids)
-    if len(distinct) == 1:
-        others = [row for row in range(rows) if row != distinct[0]][:1]
-        return batch.replace(ids=np.full_like(batch.ids, others[0]), tokens=None) if others else None
-    changed = np.roll(distinct, -1)[np.searchsorted(distinct, batch.ids)]
-    return batch.replace(ids=changed, tokens=None)
 
 
 def _with_one_other_id(batch: TokenBatch) -> TokenBatch:

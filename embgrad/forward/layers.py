@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -56,15 +57,25 @@ class Calls:
         all: the calls.
         holding: the indices of the calls during which other calls are made.
         items: for each call the item of a list that its module is; None where its path names no item of a list.
-        hidden: the indices of the calls whose input and output have an entry for each example and position.
+        foreign: the indices of the calls that are no layers of the text's, since their input does not descend from the ids.
+        hidden: the indices of the other calls whose input and output have an entry for each example and position.
     """
 
-    def __init__(self, shape: tuple[int, int], calls: Sequence[ModuleCall]) -> None:
+    def __init__(
+        self, shape: tuple[int, int], calls: Sequence[ModuleCall], foreign: Collection[int] = frozenset()
+    ) -> None:
         self.shape = shape
         self.all = calls
         self.holding = {call.parent for call in calls}
         self.items = _list_items(calls)
-        self.hidden = [number for number, call in enumerate(calls) if _is_hidden(call, *shape)]
+        self.foreign = foreign
+        self.hidden = [n for n, call in enumerate(calls) if n not in foreign and _is_hidden(call, *shape)]
+        self._slight: dict[int, bool] = {}
+
+    @functools.cached_property
+    def heavy(self) -> set[int]:
+        """The indices of the hidden calls that hold others and are not slight."""
+        return {number for number in self.hidden if number in self.holding and not self.is_slight(number)}
 
     def parent(self, number: int) -> int | None:
         """Return the index of the call during which a call was made; None for the outermost."""
@@ -85,7 +96,8 @@ class Calls:
 
     def is_inside(self, number: int, outer: Iterable[int]) -> bool:
         """Return whether a call is made during one of the outer calls, at any depth."""
-        return not set(outer).isdisjoint(ancestors(self.all, self.parent(number)))
+        outside = outer if isinstance(outer, (set, frozenset)) else set(outer)
+        return any(number in outside for number in ancestors(self.all, self.parent(number)))
 
     def positions(self, number: int) -> int:
         """Return how many positions a call's input or output has for each example, the larger of the two.
@@ -98,6 +110,11 @@ class Calls:
 
     def is_slight(self, number: int) -> bool:
         """Return whether a call consists only of dropout, norms and the like: of modules so named, or that return their input."""
+        if number not in self._slight:
+            self._slight[number] = self._consists_of_slight(number)
+        return self._slight[number]
+
+    def _consists_of_slight(self, number: int) -> bool:
         inside = [number]
         # Calls made during a call come right after it.
         for after in range(number + 1, len(self.all)):
@@ -321,13 +338,12 @@ def _runs(calls: Calls, group: Sequence[int]) -> list[list[int]]:
     runs = list[list[int]]()
     outputs = list[set[int | None]]()  # for each run its last block's output, also after dropout and the like
     members, bridged = set(group), not calls.holding.isdisjoint(group)
-    heavy = {number for number in calls.hidden if number in calls.holding and not calls.is_slight(number)}
     for number in range(group[0], group[-1] + 1):
         call = calls.all[number]
         if call.parent != calls.parent(group[0]):
             continue
         if number not in members:
-            for tokens in outputs if bridged and number not in heavy else ():
+            for tokens in outputs if bridged and number not in calls.heavy else ():
                 tokens.update({call.token} if call.source in tokens else ())
             continue
         before = next(

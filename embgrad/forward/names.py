@@ -20,7 +20,7 @@ from embgrad.forward.recorder import not_looked_up, several_words
 from embgrad.forward.roles import EMBEDDINGS, LAYER, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["LAYER_ROLE", "point_of"]
+__all__ = ["LAYER_ROLE", "needs_added", "needs_layers", "point_of"]
 
 #: The role of a layer, counted from the first or, if negative, from the last.
 LAYER_ROLE: Final = re.compile(rf"{LAYER}\.(-?\d+)")
@@ -75,6 +75,17 @@ def point_of(name: str, points: Sequence[Point], words: Sequence[Point], batch: 
             [point.lookup for point in fitting if point.lookup is not None],
         )
     return fitting[0], False
+
+
+def needs_layers(name: str) -> bool:
+    """Return whether it depends on a model's layers which point a name means, as for a layer or the embedding block's output."""
+    return needs_added(name) or LAYER_ROLE.fullmatch(split_name(name).path) is not None
+
+
+def needs_added(name: str) -> bool:
+    """Return whether it depends on the lookups by position and by type which point a name means."""
+    path, side, _ = split_name(name)
+    return side is None and path in (EMBEDDINGS, POSITION, TYPE)
 
 
 def _word(
@@ -173,7 +184,10 @@ def _no_layers(points: Sequence[Point], batch: TokenBatch) -> str:
     if not lists:
         return missing
     candidates = ", ".join(_spanned(paths) for paths in lists[:3])
-    return f"{missing} (found {candidates}, but these do not follow one another, differ in kind or are parts of layers)"
+    return (
+        f"{missing} (found {candidates}, but these do not follow one another, differ in kind, are parts of layers or do not take "
+        "the ids)"
+    )
 
 
 def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:

@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.errors import AmbiguousPointError, BatchError, EmbgradError, PointNotReachedError, listed
-from embgrad.forward.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, Point, layout_of, split_name
+from embgrad.forward.descent import Reached
+from embgrad.forward.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, layout_of, split_name
 from embgrad.forward.roles import points_of
 from embgrad.inputs.batch import TokenBatch
 
@@ -172,9 +173,9 @@ class PassRecorder:
         """Return whether the point with this key is requested."""
         return key in self._names
 
-    def points(self) -> list[Point]:
+    def points(self) -> Reached:
         """Return the points that the pass reached, lookups first, each in order."""
-        return points_of(self.batch, self.lookups, self.calls)
+        return Reached(points_of(self.batch, self.lookups, self.calls), self.batch, self.lookups, self.calls)
 
     def recorded(self, key: str) -> Lookup | ModuleCall:
         """Return the recorded lookup or call that a key identifies."""

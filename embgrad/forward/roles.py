@@ -13,7 +13,7 @@ from embgrad.forward.layers import Calls, Stack, ancestors, is_decoders, stacked
 from embgrad.forward.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, Point
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["EMBEDDINGS", "LAYER", "POSITION", "TYPE", "points_of"]
+__all__ = ["EMBEDDINGS", "LAYER", "POSITION", "TYPE", "points_of", "with_role_by_position"]
 
 POSITION: Final = "position"
 TYPE: Final = "type"
@@ -24,20 +24,29 @@ LAYER: Final = "layer"
 SPELLED: Final = {POSITION: re.compile(r"(?:^|[^a-z])pos|wpe"), TYPE: re.compile("type|seg")}
 
 
-def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[ModuleCall]) -> list[Point]:
+def points_of(
+    batch: TokenBatch,
+    lookups: Sequence[Lookup],
+    calls: Sequence[ModuleCall],
+    foreign: Collection[int] = frozenset(),
+    apart: Collection[str] = frozenset(),
+) -> list[Point]:
     """Return the points that a forward pass reached, with roles: the lookups in order, then the modules in order of their calls.
 
     Args:
         batch: the batch that the model was run on.
         lookups: the pass's lookups.
         calls: the pass's module calls, with tokens.
+        foreign: the indices of the calls that do not compute the text's layers, such as those of an image.
+        apart: the keys of lookups by position or type that do not lead to the text's layers.
     """
+    every = lookups
     roles: dict[str, list[str]] = defaultdict(list)
     for lookup in lookups:
         if lookup.layout is not None:
             roles[lookup.key].append(WORD)
-    reading = Calls(batch.shape, calls)
-    lookups = _without_slices(lookups, calls, ())
+    reading = Calls(batch.shape, calls, foreign)
+    lookups = _without_slices([lookup for lookup in every if lookup.key not in apart], calls, ())
     stack = _layers(batch, reading, lookups)
     lookups = _without_slices(lookups, calls, stack.blocks)
     away = _away(batch, reading, lookups, stack.blocks)
@@ -60,8 +69,10 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
     if layers:
         roles[calls[layers[-1]].key(OUTPUT)].append(f"{LAYER}.-1")
     times = _times(calls)
-    at_lookups = [_at_lookup(lookup, roles[lookup.key], _other_names(lookup, calls), times) for lookup in lookups]
-    return [*at_lookups, *_at_modules(lookups, calls, roles, times)]
+    kept = {lookup.key for lookup in lookups} | set(apart)
+    listed = [lookup for lookup in every if lookup.key in kept]
+    at_lookups = [_at_lookup(lookup, roles[lookup.key], _other_names(lookup, calls), times) for lookup in listed]
+    return [*at_lookups, *_at_modules(listed, calls, roles, times)]
 
 
 def _at_lookup(lookup: Lookup, roles: Iterable[str], also: tuple[str, ...], times: Sequence[tuple[int, int]]) -> Point:
@@ -157,16 +168,22 @@ def _position(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
 
 def _type(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
     """Return the first lookup whose indices are the batch's types, or zeros where it has none."""
-    types = np.zeros_like(batch.ids) if batch.types is None else batch.types
-    fitting = [
-        lookup
-        for lookup in lookups
-        if not lookup.sliced
-        and any(
-            np.array_equal(np.broadcast_to(rows, batch.shape), types) for rows in _per_position(lookup.indices, batch)
-        )
-    ]
-    return _preferred(fitting, TYPE, decided=batch.shape[1] > 1 or bool(types.any()))
+    fitting = [lookup for lookup in lookups if _are_types(lookup, batch)]
+    return _preferred(fitting, TYPE, decided=batch.shape[1] > 1 or bool(_types(batch).any()))
+
+
+def _types(batch: TokenBatch) -> np.ndarray:
+    return np.zeros_like(batch.ids) if batch.types is None else batch.types
+
+
+def _are_types(lookup: Lookup, batch: TokenBatch) -> bool:
+    readings = () if lookup.sliced else _per_position(lookup.indices, batch)
+    return any(np.array_equal(np.broadcast_to(rows, batch.shape), _types(batch)) for rows in readings)
+
+
+def with_role_by_position(batch: TokenBatch, lookups: Sequence[Lookup]) -> list[Lookup]:
+    """Return the lookups that may be the one by position or the one by type."""
+    return [lookup for lookup in lookups if _counts_up(lookup, batch) or _are_types(lookup, batch)]
 
 
 def _preferred(fitting: Sequence[Lookup], role: str, decided: bool) -> Lookup | None:
@@ -318,6 +335,7 @@ def _are_parts(calls: Calls, layers: Sequence[int]) -> bool:
     others = [
         (number, call)
         for number, call in enumerate(calls.all)
+        if number not in calls.foreign
         if "decoder" in path or "decoder" not in call.path.lower()  # a decoder may have other positions
     ]
     positions = calls.shape[1]
@@ -347,6 +365,8 @@ def _away(batch: TokenBatch, calls: Calls, lookups: Sequence[Lookup], layers: Se
     def is_away(number: int) -> bool:
         call = calls.all[number]
         if number not in calls.holding or calls.items[number] is None or call.token_shape[1:] == turned:
+            return False
+        if number in calls.foreign:
             return False
         if calls.positions(number) in (0, 1, calls.shape[1]) or (call.token or 0) < (word.token or 0):
             return False
@@ -388,7 +408,7 @@ def _embeddings(
     word, calls = _word_of(lookups, added), reading.all
     if word is None:
         return None
-    block = _block(word, calls, layers, added)
+    block = _block(word, calls, layers[:1] or _later_blocks(word, reading), added)
     entered = layers[0] if layers and is_entered else None
     if block is not None and (entered is None or not _leads_slightly(reading, block, entered)):
         return calls[block].key(OUTPUT)
@@ -405,7 +425,7 @@ def _word_of(lookups: Sequence[Lookup], added: Sequence[Lookup | None]) -> Looku
 
 def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], added: Sequence[Lookup]) -> int | None:
     """Return the outermost call that makes the lookups by id, position and type and holds no layer; None where there is none."""
-    above_layers = {number for layer in layers[:1] for number in ancestors(calls, layer)}
+    above_layers = {number for layer in layers for number in ancestors(calls, layer)}
     inside = [
         number
         for number in ancestors(calls, word.parent)
@@ -413,6 +433,16 @@ def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], add
     ]
     with_all = [n for n in inside if added and all(n in ancestors(calls, lookup.parent) for lookup in added)]
     return with_all[-1] if with_all else None
+
+
+def _later_blocks(word: Lookup, reading: Calls) -> list[int]:
+    """Return the calls of blocks at any number of positions whose input is made after the lookup of the ids."""
+    return [
+        number
+        for number, call in enumerate(reading.all)
+        if number in reading.holding and reading.items[number] is not None and reading.positions(number) > 1
+        if (call.source or 0) > (word.token or 0)
+    ]
 
 
 def _leads_slightly(calls: Calls, block: int, layer: int) -> bool:

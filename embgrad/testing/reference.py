@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -31,7 +32,8 @@ from embgrad.backend.signature import as_parts, expect_single, parameters_of, pl
 from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
 from embgrad.common.pytree import copied
-from embgrad.forward.points import UNNAMED_TABLE, Point
+from embgrad.forward.descent import Reached
+from embgrad.forward.points import UNNAMED_TABLE
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad.testing.tensors import ReferenceModel, Tensor, hearing, lookup, observing, pull_back
@@ -167,7 +169,7 @@ class ReferenceBackend:
         """Return NumPy's version."""
         return {"numpy": np.__version__}
 
-    def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
+    def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Reached:
         """Return the points that a forward pass reaches."""
         with _running(model, training=False):
             _, observer, _ = _forward(model, batch, None, _NOTHING, call)
@@ -286,8 +288,14 @@ class ReferenceBackend:
             arguments = named_arguments(parameters_of(part.forward)[1:], args, kwargs)
             integers = integer_arguments(arguments or {}, _whole_numbers)
 
-            def discover(batch: TokenBatch) -> Sequence[Point]:
-                return self.points(model, batch, lambda *_: part.forward(part, *args, **kwargs))
+            def discover(batch: TokenBatch) -> Reached:
+                def call(*_: Any) -> Any:
+                    return part.forward(part, *args, **kwargs)
+
+                reached = self.points(model, batch, call)
+                return reached.repeated_by(
+                    lambda request: self.run(model, batch, replace(request, call=call)), (args, kwargs)
+                )
 
             watch = listener.begin(integers, discover)
             others = outer if isinstance(outer, _Observer) else None

@@ -16,6 +16,7 @@ from embgrad.backend.registry import bind
 from embgrad.checkpoints.load_bert import LAYER_MODULES
 from embgrad.comparison.bisection.records import LAYER, Reading
 from embgrad.engine.call_errors import explained_forward
+from embgrad.engine.descent import with_certain_roles
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import with_layout, word_resolved
 from embgrad.engine.task import Task
@@ -121,9 +122,10 @@ class Reader:
     def _seen(self) -> list[Point]:
         seen = self._bound.points(self.batch)
         try:
-            return word_resolved(self._bound, self.batch, seen)
+            resolved = word_resolved(self._bound, self.batch, seen)
         except AmbiguousPointError:  # then no lookup has the role `word`; the other roles are unaffected
-            return [replace(point, roles=tuple(role for role in point.roles if role != WORD)) for point in seen]
+            resolved = [replace(point, roles=tuple(role for role in point.roles if role != WORD)) for point in seen]
+        return with_certain_roles(self._bound, self.batch, seen, resolved)
 
     def _named(self) -> dict[str, str]:
         """Return the points' keys by role; several lookups of the ids are `word#0`, `word#1`, …"""
