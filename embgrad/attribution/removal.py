@@ -21,7 +21,8 @@ from embgrad.errors import EmbgradError, ObjectiveError, UnsupportedError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.resized import resized
 from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objectives import Objective
+from embgrad.objectives.objective import SCORES
+from embgrad.objectives.objectives import Objective, Sum
 from embgrad.objectives.selection import resolve_positions
 
 __all__ = ["DELETE", "Removal", "columns_read", "expect_deletable", "removal_of"]
@@ -262,5 +263,9 @@ def expect_deletable(passes: Passes, instead: str = INSTEAD) -> frozenset[str]:
     if isinstance(labels, np.ndarray) and labels.ndim == 2 and not follows and _reads_text(passes):
         raise UnsupportedError(
             f"the objective has a label for each position, {labels.shape}, which would have to follow the tokens: {instead}"
+        )
+    if passes.objective.output in SCORES and not isinstance(passes.objective, Sum) and _reads_text(passes):
+        raise UnsupportedError(
+            f"the objective chooses positions of {passes.objective.output!r}, which would have to follow the tokens: {instead}"
         )
     return inputs_apart(passes, instead)

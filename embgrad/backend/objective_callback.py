@@ -9,7 +9,7 @@ import numpy as np
 from embgrad.backend.protocol import Run
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective, native_values
-from embgrad.objectives.objectives import Objective
+from embgrad.objectives.objective import Layouts, Objective
 
 __all__ = ["Respond", "objective_values", "respond_with"]
 
@@ -22,6 +22,7 @@ class Respond:
         batch: the batch that the model runs on.
         sets: the number of sets of cotangents: 0, 1 for the sum over examples, or the number of examples for one set each.
         sized: compute `size`, for an estimate of the values' rounding error.
+        layouts: what is known of the model's outputs, read when the callback runs.
 
     Attributes:
         objective: see above.
@@ -31,7 +32,15 @@ class Respond:
             0 if it was not computed.
     """
 
-    def __init__(self, objective: Objective, batch: TokenBatch, sets: int, *, sized: bool = False) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        batch: TokenBatch,
+        sets: int,
+        *,
+        sized: bool = False,
+        layouts: Layouts | None = None,
+    ) -> None:
         self.values = np.zeros(len(batch))
         self.shape: tuple[int, ...] = ()
         self.size = 0.0
@@ -39,6 +48,7 @@ class Respond:
         self._batch = batch
         self._sets = sets
         self._sized = sized
+        self._layouts = {} if layouts is None else layouts
         self._rows: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -62,9 +72,9 @@ class Respond:
         rows, self._rows = self._rows, None
         if rows is None:
             self.shape = outputs[name].shape
-            values, cotangent = self.objective.evaluate(outputs[name], self._batch)
+            values, cotangent = self._with_axes().evaluate(outputs[name], self._batch)
         else:
-            values, cotangent = self.objective.evaluate_rows(outputs[name], rows, self._batch)
+            values, cotangent = self._with_axes().evaluate_rows(outputs[name], rows, self._batch)
         self.values[...] = values  # in place: a new array for each of many objectives would fragment the memory
         if self._sized:
             counted = cotangent != 0  # where the cotangent is 0 the output may be infinite, as at masked classes
@@ -74,12 +84,28 @@ class Respond:
         owners = np.arange(len(cotangent)) if rows is None else rows[0]
         return [{name: _only(cotangent, owners == example)} for example in range(len(self._batch))]
 
+    def _with_axes(self) -> Objective:
+        """Return the objective with the output's axes that are positions, as far as they are known and fit its shape."""
+        layout = self._layouts.get((self.objective.output, len(self.shape)))
+        if layout is None or self.objective.axes is not None:
+            return self.objective
+        if any(size not in (None, actual) for size, actual in zip(layout[1:], self.shape[1:], strict=True)):
+            return self.objective  # it was an output with other classes
+        return self.objective.with_axes([axis for axis, size in enumerate(layout) if size is None])
+
 
 def respond_with(
-    objective: Objective | NativeObjective, batch: TokenBatch, sets: int = 1, *, sized: bool = False
+    objective: Objective | NativeObjective,
+    batch: TokenBatch,
+    sets: int = 1,
+    *,
+    sized: bool = False,
+    layouts: Layouts | None = None,
 ) -> Respond | NativeObjective:
     """Return the objective in the form that `Request.respond` takes."""
-    return Respond(objective, batch, sets, sized=sized) if isinstance(objective, Objective) else objective
+    if not isinstance(objective, Objective):
+        return objective
+    return Respond(objective, batch, sets, sized=sized, layouts=layouts)
 
 
 def objective_values(respond: Respond | NativeObjective, run: Run, index: int = 0) -> np.ndarray:

@@ -106,7 +106,7 @@ def parameter_gradients(
     canonical = canonical_names(bound.backend, bound.model) if names == "canonical" else None
     respond = task.respond(tokens)
     with explained_forward(bound, tokens):
-        run = bound.run(tokens, replace(task.request(respond), parameters=True))
+        run = task.run(tokens, replace(task.request(respond), parameters=True))
     parameters = run.parameters or {}
     unreached = [name for name, parameter in parameters.items() if parameter.gradient is None]
     if len(unreached) == len(parameters):

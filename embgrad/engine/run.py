@@ -278,7 +278,7 @@ def objective_with(
     request = replace(task.request(respond, (), located), compiled=False)
     before = request.add.get(key)
     added = change if before is None else lambda value: before(value) + change(value)
-    run = task.bound.run(batch, replace(request, add={**request.add, key: added}))
+    run = task.run(batch, replace(request, add={**request.add, key: added}))
     values = objective_values(respond, run)
     # embgrad's objectives are computed in float64 from outputs in the model's dtype, the user's functions in that dtype.
     return values, respond.size if isinstance(respond, Respond) else float(np.abs(values).sum())
@@ -359,7 +359,7 @@ def _run_once(
     )
     try:
         kept = None if reduce is None else _in_one_array(_arranged(reduce, located), len(responses) * max(sets, 1))
-        return task.bound.run(batch, replace(request, reduce=kept)), responses
+        return task.run(batch, replace(request, reduce=kept)), responses
     except (AmbiguousPointError, PointNotReachedError) as error:
         if located is not None:
             raise

@@ -193,7 +193,7 @@ def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequenc
     keys = [point.key for point in points if point.lookup is not None and point.path == path]
     respond = task.respond(batch)
     request = task.request(respond)
-    run = task.bound.run(batch, replace(request, points=tuple(keys), tables=True))
+    run = task.run(batch, replace(request, points=tuple(keys), tables=True))
     values = [run.points[key] for key in keys]
     rest, lookup = values[0].rest, values[0].lookup
     if rest is None or lookup is None:
@@ -212,7 +212,7 @@ def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequenc
     own = None
     if not task.options.training:
         with contextlib.suppress(UnsupportedError):  # the gradients of some parameters cannot be read
-            whole = task.bound.run(batch, replace(request, parameters=True))
+            whole = task.run(batch, replace(request, parameters=True))
             own = _own(whole.parameters or {}, rest.names)
     return TableGradients(
         lookup=by_lookups,
@@ -240,7 +240,7 @@ def why_no_sum(
     keys = [point.key for point in points if point.lookup is not None and point.path == ledger.path]
     own = (ledger.own - ledger.head).astype(np.float64)
     request = replace(task.request(task.respond(batch)), points=tuple(keys))
-    run = task.bound.run(batch, request)
+    run = task.run(batch, request)
     plain, divided = [], []
     for values in (run.points[key] for key in keys):
         lookup, gradient = values.lookup, values.gradients[0]

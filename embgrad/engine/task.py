@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from embgrad.backend.objective_callback import Respond, respond_with
-from embgrad.backend.protocol import BoundModel, Change, Reads, Request, reads_the_whole
+from embgrad.backend.protocol import BoundModel, Change, Reads, Request, Run, reads_the_whole
 from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.input_warnings import (
@@ -18,10 +18,12 @@ from embgrad.engine.input_warnings import (
 )
 from embgrad.engine.interventions import prepared
 from embgrad.engine.options import GradientOptions
+from embgrad.engine.output_axes import layouts_of, run_with_axes
 from embgrad.errors import UnsupportedError
 from embgrad.forward.axes import Located
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objective import Layouts
 from embgrad.objectives.objectives import Objective
 
 __all__ = ["Memos", "Task"]
@@ -43,6 +45,7 @@ class Task:
         pullback: whether gradients are computed; otherwise the results' `values` are zeros.
         quiet: whether `warn` does nothing, as for further passes on a batch of which the user has been warned.
         further: further objectives, which share the forward pass.
+        layouts: what is known of the model's outputs, see `run`.
 
     Raises:
         UnsupportedError: the backend does not support the options.
@@ -56,12 +59,15 @@ class Task:
     pullback: bool = True
     quiet: bool = False
     further: tuple[Objective | NativeObjective, ...] = ()
+    layouts: Layouts | None = None
 
     def __post_init__(self) -> None:
         for objective in self.objectives:
             self.options.expect_supported(self.bound, objective)
         if self.further and self.pullback:
             self.bound.expect_ability("split")
+        if self.layouts is None:
+            object.__setattr__(self, "layouts", layouts_of(self.bound))
 
     @property
     def objectives(self) -> tuple[Objective | NativeObjective, ...]:
@@ -95,12 +101,18 @@ class Task:
 
     def respond(self, batch: TokenBatch, sets: int = 1, *, sized: bool = False) -> Respond | NativeObjective:
         """Return the objective as a backend's callback, see `Respond`; it knows the positions of an encoder-decoder's decoder."""
-        return respond_with(self.objective, with_decoder(self.bound, batch), sets, sized=sized)
+        decoded = with_decoder(self.bound, batch)
+        return respond_with(self.objective, decoded, sets, sized=sized, layouts=self.layouts)
 
     def responses(self, batch: TokenBatch, sets: int = 1) -> list[Respond | NativeObjective]:
         """Return all objectives as a backend's callbacks, see `respond`."""
         decoded = with_decoder(self.bound, batch)
-        return [respond_with(objective, decoded, sets) for objective in self.objectives]
+        return [respond_with(objective, decoded, sets, layouts=self.layouts) for objective in self.objectives]
+
+    def run(self, batch: TokenBatch, request: Request) -> Run:
+        """Return the run of a request on a batch, in which the objective knows the axes of its output, see `run_with_axes`."""
+        assert self.layouts is not None, "they are set when the task is made"
+        return run_with_axes(self.bound, batch, request, self.layouts)
 
     def request(
         self,

@@ -179,13 +179,13 @@ class LogProbability(Objective):
 
     def _of_rows(self, labels: np.ndarray, rows: Rows, name: str) -> np.ndarray:
         """Return the label of each row."""
-        if rows.values.shape[1] == 1:
+        if rows.classes == 1:
             raise ObjectiveError(
                 "the output has one entry for each position or example: the log-probability of a single class is always 0; for a "
                 "single logit use Sum(), or give a callable"
             )
         if self.at_end:
-            if rows.positions is None:
+            if rows.positions is None or rows.columns is not None:
                 raise ObjectiveError(
                     "the output has one row for each example, and a continuation needs one for each position: name another "
                     "output with output=..., or give labels"

@@ -4,20 +4,48 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from embgrad.errors import ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import positions_of
-from embgrad.objectives.selection import Rows, expect_one_per_example, resolve_positions, whole
+from embgrad.objectives.outputs import ROLES
+from embgrad.objectives.selection import Rows, alike, expect_one_per_example, resolve_positions, whole
 
-__all__ = ["Objective"]
+__all__ = ["SCORES", "Layouts", "Objective", "OpenAxesError"]
+
+#: By an output's name and number of axes, its shape with None at the axes that are the batch's positions.
+Layouts = dict[tuple[str | None, int], tuple[int | None, ...]]
+
+#: The outputs that have one number for each position: the scores of where an answer starts and ends.
+SCORES: Final = ("start_logits", "end_logits")
+
+
+class OpenAxesError(ObjectiveError):
+    """The error for a padded batch and an output with an axis that may be the batch's positions, or classes by chance.
+
+    Args:
+        output: the name of the output as the objective gives it.
+        shape: its shape.
+        axis: its axis that is as long as the batch has positions.
+    """
+
+    def __init__(self, output: str | None, shape: Sequence[int], axis: int) -> None:
+        self.output, self.shape, self.axis = output, tuple(shape), axis
+        super().__init__(
+            f"the output has the shape {self.shape}, and its axis {axis} may be the {self.shape[axis]} positions of the padded "
+            "batch, of which the real ones count, or classes, of which all count: pass "
+            f"objective.with_axes([{axis}]) for positions, or objective.with_axes([]) for classes"
+        )
 
 
 class Objective(ABC):
     """Base class of objectives: computes the value L of each example from one output of the model, and its cotangent.
+
+    An output with an axis that is the batch's positions, as `start_logits`, (example, position), counts at real positions only.
 
     Args:
         output: the output's role (`logits`, `pooled`, `sequence`) or native name; None for the logits, or else
@@ -37,6 +65,9 @@ class Objective(ABC):
     # Defaults for user-defined subclasses that do not call this class's __init__.
     output: str | None = None
     position: Any = None
+
+    #: The axes of the output that are the batch's positions, beside that of a per-position output; None where this is not known.
+    axes: tuple[int, ...] | None = None
 
     def __init__(self, *, output: str | None = None, position: Any = None) -> None:
         if output is not None and not isinstance(output, str):
@@ -77,9 +108,20 @@ class Objective(ABC):
                 f"the output has shape {output.shape}: expected {len(batch)} examples on its first axis; name another "
                 "with output=..., or give a callable, which may read any output"
             )
-        rows = self._select(output, batch)
-        values, slopes = self._values(rows)
-        return values, self._scatter(slopes, rows, output.shape)
+        places = self.places(output.shape, batch)
+        if places is not None:
+            cotangent = np.zeros(output.shape)
+            values, cotangent[places] = self._of_places(output[places], places, output.shape, batch)
+            return values, cotangent
+        self._expect_rows_of_examples(output, batch)
+        counted = np.ones(output.shape, bool)
+        for axis in range(1, output.ndim):
+            real = self._real_along(axis, output.shape, batch)
+            if real is not None:
+                counted &= np.expand_dims(real, [other for other in range(1, output.ndim) if other != axis])
+        rows, each = output.reshape(len(batch), -1), np.arange(len(batch))
+        values, slopes = self._of_entries(rows, each, None, counted.reshape(rows.shape), len(batch))
+        return values, slopes.reshape(output.shape)
 
     def evaluate_rows(
         self, rows: np.ndarray, places: tuple[np.ndarray, np.ndarray], batch: TokenBatch
@@ -94,7 +136,76 @@ class Objective(ABC):
         Returns:
             L of shape (example,) and the cotangent of the rows' shape, both float64.
         """
-        return self._values(Rows(rows.astype(np.float64), *places, len(batch)))
+        positions = positions_of((len(batch), rows.shape[1]), batch, self.output)
+        return self._of_places(rows, places, (*positions.shape, rows.shape[1]), batch)
+
+    def with_axes(self, axes: Sequence[int]) -> Objective:
+        """Return the objective for an output of which these axes are the batch's positions, so that real positions alone count.
+
+        embgrad finds them by itself, with a pass of one example without its padding, where an axis is as long as a padded batch
+        has positions. Where the model takes no other number of positions, say which they are.
+
+        Args:
+            axes: the axes, from 1: [1] for an output (example, position), [] for (example, class).
+        """
+        known = copy.copy(self)
+        known.axes = tuple(axes)
+        return known
+
+    def _of_places(
+        self, rows: np.ndarray, places: tuple[np.ndarray, np.ndarray], shape: tuple[int, ...], batch: TokenBatch
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return L of each example, and the slopes of rows of a per-position output of this shape."""
+        real = self._real_along(2, shape, batch)
+        return self._of_entries(rows, *places, None if real is None else real[places[0]], len(batch))
+
+    def _of_entries(
+        self,
+        values: np.ndarray,
+        examples: np.ndarray,
+        positions: np.ndarray | None,
+        counted: np.ndarray | None,
+        count: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return L of each example, and the slopes of the rows.
+
+        Args:
+            values: the rows, (row, entry).
+            examples: the rows' examples.
+            positions: the rows' positions; None where each example has one row.
+            counted: the entries that count, bool, (row, entry); None for all. The others are not read, and their slopes are 0.
+            count: the number of examples.
+        """
+        if counted is None or counted.all():
+            return self._values(Rows(values.astype(np.float64), examples, positions, count))
+        totals, slopes = np.zeros(count), np.zeros(values.shape)
+        for some, columns in alike(counted):  # as each example alone, without its padding
+            entries = (some[:, None], columns)
+            own = None if positions is None else positions[some]
+            rows = Rows(values[entries].astype(np.float64), examples[some], own, count, columns, values.shape[1])
+            part, slopes[entries] = self._values(rows)
+            totals += part if positions is not None else np.bincount(examples[some], part, count)
+        return totals, slopes
+
+    def _real_along(self, axis: int, shape: tuple[int, ...], batch: TokenBatch) -> np.ndarray | None:
+        """Return the real positions along an axis of an output that is the positions of a padded batch, else None.
+
+        Raises:
+            OpenAxesError: it is not known whether the axis is the positions.
+        """
+        positions = positions_of((shape[0], shape[axis]), batch, self.output)
+        if shape[axis] != positions.shape[1] or not positions.padded:
+            return None
+        axes = self._known_axes() if self.axes is None else self.axes
+        if axes is None:
+            raise OpenAxesError(self.output, shape, axis)
+        return positions.real if axis in axes else None
+
+    def _known_axes(self) -> tuple[int, ...] | None:
+        """Return the axes that are positions by the output's name; None where it does not say."""
+        if self.output in SCORES:
+            return (1,)
+        return () if self.output in ("pooled", "sequence", *ROLES["pooled"], *ROLES["sequence"]) else None
 
     def _values(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Return L of each example, and the slopes of the rows."""
@@ -168,10 +279,8 @@ class Objective(ABC):
         expect_one_per_example(value, count, name)
         return value[examples]
 
-    def _select(self, output: np.ndarray, batch: TokenBatch) -> Rows:
-        places = self.places(output.shape, batch)
-        if places is not None:
-            return Rows(output[places].astype(np.float64), *places, len(batch))
+    def _expect_rows_of_examples(self, output: np.ndarray, batch: TokenBatch) -> None:
+        """Refuse an output that is not per position, and whose examples have no row of classes each."""
         if self.position is not None:
             raise ObjectiveError(
                 f"position={brief(self.position)} selects one position, but the output has shape {output.shape}: "
@@ -183,8 +292,6 @@ class Objective(ABC):
                 f"{len(batch)} examples and {self._positions(output, batch)} positions; name another with output=..., or give a "
                 "callable"
             )
-        values = output.astype(np.float64).reshape(len(batch), -1)
-        return Rows(values, np.arange(len(batch)), None, len(batch))
 
     def _positions(self, output: np.ndarray, batch: TokenBatch) -> int:
         """Return the number of positions that belong to the output, for messages."""
@@ -195,11 +302,3 @@ class Objective(ABC):
             examples, positions = np.nonzero(batch.real)
             return examples, positions
         return np.arange(len(batch)), resolve_positions(self.position, batch)
-
-    @staticmethod
-    def _scatter(slopes: np.ndarray, rows: Rows, shape: tuple[int, ...]) -> np.ndarray:
-        if rows.positions is None:
-            return slopes.reshape(shape)
-        cotangent = np.zeros(shape)
-        cotangent[rows.examples, rows.positions] = slopes
-        return cotangent

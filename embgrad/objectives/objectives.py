@@ -95,14 +95,16 @@ class Projection(Objective):
         return self.vector if name == "vector" and self.vector.ndim == 1 else super()._cut(name, examples, count)
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        classes = rows.values.shape[1]
-        if self.vector.shape[-1] != classes:
-            raise ObjectiveError(f"vector has shape {self.vector.shape}: the output has {classes} entries in a row")
+        if self.vector.shape[-1] != rows.classes:
+            raise ObjectiveError(
+                f"vector has shape {self.vector.shape}: the output has {rows.classes} entries in a row"
+            )
         if self.vector.ndim == 2:
             expect_one_per_example(self.vector, rows.count, "vector")
-        slopes = (
-            self.vector[rows.examples] if self.vector.ndim == 2 else np.broadcast_to(self.vector, rows.values.shape)
-        )
+        shape = (len(rows.values), rows.classes)
+        slopes = self.vector[rows.examples] if self.vector.ndim == 2 else np.broadcast_to(self.vector, shape)
+        if rows.columns is not None:
+            slopes = np.take_along_axis(slopes, rows.columns, 1)
         return (rows.values * slopes).sum(1), slopes
 
 
@@ -225,7 +227,7 @@ class CrossEntropy(Objective):
 
     def _labels_of(self, rows: Rows) -> np.ndarray:
         """Return the label of each row."""
-        if rows.values.shape[1] == 1:
+        if rows.classes == 1:
             raise ObjectiveError(
                 "the output has one entry for each example: a cross-entropy over one class is always 0; for a single logit use "
                 "Sum(), or give a callable with the binary cross-entropy"
@@ -282,7 +284,7 @@ class Probability(Objective):
         return super()._places(shape, batch)
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        if rows.values.shape[1] == 1:
+        if rows.classes == 1:
             raise ObjectiveError(
                 "the output has one entry for each example: the probability of a single class is always 1; for a single logit "
                 "give a callable with the sigmoid"

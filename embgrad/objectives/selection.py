@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
     "Rows",
+    "alike",
     "chosen_entries",
     "entries",
     "expect_inside",
@@ -32,17 +34,39 @@ class Rows:
         examples: (row,).
         positions: (row,), or None where the output has one row for each example.
         count: the number of examples in the batch.
+        columns: the indices in the output's rows of the entries in `values`, (row, classes), where only some count: those at real
+            positions. None where all count.
+        width: the number of entries in the output's rows; None for that of `values`.
     """
 
     values: np.ndarray
     examples: np.ndarray
     positions: np.ndarray | None
     count: int
+    columns: np.ndarray | None = None
+    width: int | None = None
+
+    @property
+    def classes(self) -> int:
+        """The number of entries in a row of the output, those that do not count included."""
+        return self.values.shape[1] if self.width is None else self.width
 
     def location(self, row: int) -> str:
         """Return the example and position of a row as text, for messages."""
         where = f"example {self.examples[row]}"
         return where if self.positions is None else f"{where}, position {self.positions[row]}"
+
+
+def alike(counted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the rows of which equally many entries count, as (rows, columns), integers of shape (n,) and (n, entries).
+
+    Args:
+        counted: whether an entry counts, bool, (row, entry).
+    """
+    counts = counted.sum(1)
+    for count in np.unique(counts):
+        rows = np.flatnonzero(counts == count)
+        yield rows, np.nonzero(counted[rows])[1].reshape(len(rows), int(count))
 
 
 def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
@@ -88,8 +112,8 @@ def chosen_entries(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
 
 
 def expect_inside(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
-    """Return the chosen indices after checking that each is a class of the output."""
-    classes = rows.values.shape[1]
+    """Return where the chosen entries stand in the rows' values, after checking that each is an entry that counts."""
+    classes = rows.classes
     wrong = np.flatnonzero((chosen < 0) | (chosen >= classes))
     if wrong.size:
         row = int(wrong[0])
@@ -97,7 +121,17 @@ def expect_inside(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
             f"{name} {chosen[row]} at {rows.location(row)} is out of range: the output has {classes} classes, expected 0 to "
             f"{classes - 1}"
         )
-    return chosen
+    if rows.columns is None:
+        return chosen
+    matches = rows.columns == chosen[:, None]
+    wrong = np.flatnonzero(~matches.any(1))
+    if wrong.size:
+        row = int(wrong[0])
+        raise ObjectiveError(
+            f"{name} {chosen[row]} at {rows.location(row)} is padding: the output has an entry for each position, of which the "
+            f"real ones count, {brief(rows.columns[row].tolist())}; expected one of them"
+        )
+    return np.asarray(matches.argmax(1))
 
 
 def entries(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:

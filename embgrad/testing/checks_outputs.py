@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,33 @@ class OutputChecks:
         with pytest.raises(embgrad.ObjectiveError, match="labels of shape"):
             embgrad.gradients(model("positions"), batch, embgrad.CrossEntropy([0, 1, 2]))
 
+    def test_scores_of_the_positions_count_at_real_positions(self, harness: Harness) -> None:
+        weights, batch, labels = example_weights(), example_batch(masked=True), np.array([2, 1, 0])
+        weights = {**weights, "W": weights["W"][:, :1], "b": weights["b"][:1]}
+        hidden = np.tanh(weights["E"][batch.ids] @ weights["W1"] + weights["b1"])
+        scores = np.where(batch.real, (hidden @ weights["W"] + weights["b"])[..., 0], -np.inf)
+        chosen = np.eye(POSITIONS)[labels]
+        for objective, values, slopes in (
+            (embgrad.Sum(), np.where(batch.real, scores, 0).sum(1), batch.real),
+            (embgrad.CrossEntropy(labels), -np.log((softmax(scores) * chosen).sum(1)), softmax(scores) - chosen),
+        ):
+            result = _of_scores(harness, weights, batch, objective)
+            close(result.objective, values, 1e-12)
+            expected = ((slopes[..., None] @ weights["W"].T) * (1 - hidden**2)) @ weights["W1"].T
+            close(result.values, expected, 1e-12)
+        with pytest.raises(embgrad.ObjectiveError, match=r"label 3 at example 2 is padding: .*\[0, 1\]"):
+            _of_scores(harness, weights, batch, embgrad.CrossEntropy([2, 1, 3]))
+
+    def test_as_many_classes_as_positions_all_count(self, model: Any) -> None:
+        weights, whole = example_weights(), example_batch()
+        mask = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0]])
+        batch = embgrad.TokenBatch(whole.ids[:, :CLASSES], mask)
+        means = (weights["E"][batch.ids] * mask[..., None]).sum(1) / mask.sum(1)[:, None]
+        logits = means @ weights["W"] + weights["b"]
+        close(embgrad.evaluate(model("masked"), batch, embgrad.Sum()), logits.sum(1), 1e-12)
+        surprisals = -np.log(softmax(logits)[:, 2])
+        close(embgrad.evaluate(model("masked"), batch, embgrad.CrossEntropy([2, 2, 2])), surprisals, 1e-12)
+
     # Native objectives
 
     def test_a_native_objective_is_the_same_arithmetic(self, harness: Harness, model: Any) -> None:
@@ -107,3 +135,14 @@ class OutputChecks:
         for returned in (1.0, None):
             with pytest.raises(embgrad.ObjectiveError, match=f"returned {type(returned).__name__}: expected"):
                 embgrad.gradients(model("hidden"), example_batch(), lambda outputs, returned=returned: returned)
+
+
+def _of_scores(
+    harness: Harness, weights: Mapping[str, np.ndarray], batch: embgrad.TokenBatch, objective: embgrad.Objective
+) -> embgrad.EmbeddingGradients:
+    """Return the result of a model whose output, (example, position), is the only column of its logits at each position."""
+
+    def call(model: Any, inputs: Any) -> Any:
+        return model(inputs["input_ids"])[:, :, 0]
+
+    return embgrad.gradients(harness.build("positions", weights), batch, objective, call=call)

@@ -65,6 +65,14 @@ class Tensor:
 
         return Tensor(self.value @ matrix.value, [(self, lambda g: g @ matrix.value.T), (matrix, to_matrix)])
 
+    def __getitem__(self, entries: tuple[slice | int, ...]) -> Tensor:
+        def back(g: np.ndarray) -> np.ndarray:
+            whole = np.zeros(self.value.shape, g.dtype)
+            whole[entries] = g
+            return whole
+
+        return Tensor(self.value[entries], [(self, back)])
+
     def tanh(self) -> Tensor:
         """Return the hyperbolic tangent."""
         result = np.tanh(self.value)

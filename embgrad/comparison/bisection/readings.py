@@ -107,7 +107,7 @@ class Reader:
         respond = self._task.respond(self.batch, sized=True)
         request = replace(self._task.request(respond, tuple(keys)), several=False)
         try:
-            run = self._bound.run(self.batch, request)
+            run = self._task.run(self.batch, request)
             self.objective = objective_values(respond, run)
             self.size = respond.size if isinstance(respond, Respond) else 0.0
         except (NoGradientError, ObjectiveError) as failure:

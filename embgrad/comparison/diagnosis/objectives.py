@@ -33,7 +33,8 @@ class OtherMask(Objective):
 
     def evaluate(self, output: np.ndarray, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         """Return the inner objective's values and cotangents, with the objective's mask."""
-        return self._inner.evaluate(output, batch.replace(mask=self._mask))
+        inner = self._inner if self.axes is None else self._inner.with_axes(self.axes)
+        return inner.evaluate(output, batch.replace(mask=self._mask))
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         return self._inner._rows(rows)

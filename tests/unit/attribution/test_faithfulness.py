@@ -320,6 +320,14 @@ def test_labels_of_positions_cannot_follow_deleted_tokens() -> None:
     assert measured(scores(), tagger(), labels, remove="zero").deletion.shape == (1, 2, 7)
 
 
+def test_chosen_positions_cannot_follow_deleted_tokens() -> None:
+    objective = embgrad.Probability([2, 2], output="start_logits")
+    with pytest.raises(
+        embgrad.UnsupportedError, match="the objective chooses positions of 'start_logits', which would have"
+    ):
+        measured(scores(), tagger(), objective)
+
+
 def test_a_model_of_one_shape_takes_no_shorter_text() -> None:
     def fixed(model: Any, inputs: Any) -> Any:
         assert np.asarray(inputs["input_ids"]).shape[1] == 8

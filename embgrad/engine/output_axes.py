@@ -1,0 +1,144 @@
+"""Runs in which a probe shows whether an output's axis is the batch's positions, or as many classes by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from embgrad.backend.protocol import BoundModel, Request, Run
+from embgrad.backend.signature import as_parts
+from embgrad.common.arrays import to_numpy
+from embgrad.engine.decoder import with_decoder
+from embgrad.errors import ObjectiveError
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.decoder import IDS, LABELS, positions_of
+from embgrad.objectives.objective import Layouts, OpenAxesError
+
+__all__ = ["layouts_of", "run_with_axes"]
+
+#: By model, what probes have shown of its outputs.
+_layouts: WeakKeyDictionary[Any, dict[Hashable, Layouts]] = WeakKeyDictionary()
+
+
+def layouts_of(bound: BoundModel) -> Layouts:
+    """Return what probes have shown of the model's outputs, to which further ones are added.
+
+    It is empty, and remembered by the caller alone, where the user calls the model, or the model cannot be remembered.
+    """
+    known = bound.remembered(_layouts) if bound.call is None else None
+    return {} if known is None else known.setdefault("outputs", {})
+
+
+def run_with_axes(bound: BoundModel, batch: TokenBatch, request: Request, layouts: Layouts) -> Run:
+    """Return a run of a batch, which is repeated after a probe where an axis of an output may be the batch's positions.
+
+    Args:
+        bound: the model.
+        batch: the batch to run.
+        request: the request; its callbacks read `layouts`.
+        layouts: what is known of the outputs.
+
+    Raises:
+        OpenAxesError: the probe did not show it.
+    """
+    probed = set()
+    while True:
+        try:
+            return bound.run(batch, request)
+        except OpenAxesError as error:
+            key = (error.output, len(error.shape))
+            if key in probed:
+                raise
+            probed.add(key)
+            layouts[key] = _layout(bound, batch, error)
+
+
+def _layout(bound: BoundModel, batch: TokenBatch, error: OpenAxesError) -> tuple[int | None, ...]:
+    """Return the shape of an output with None at the axes that are positions, from a pass of an example without its padding.
+
+    Raises:
+        OpenAxesError: the pass failed, or it did not show the axis in question.
+        ObjectiveError: the output's first axis is not the examples.
+    """
+    decoded = with_decoder(bound, batch)
+    example = _without_padding(batch, decoded, positions_of(_sides(error.shape, error.axis), decoded, error.output))
+    if example is None:
+        raise error
+    shapes: list[tuple[int, ...]] = []
+
+    def respond(outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
+        shapes.append(outputs[error.output].shape)
+        return []
+
+    try:
+        bound.run(example, Request((), respond, (error.output,), call=bound.call, pullback=False))
+    except Exception as failure:  # the model may take no other number of positions
+        if _declares_classes(bound.model, error):
+            return error.shape
+        raise error from failure
+    alone, decoded_alone = shapes[0], with_decoder(bound, example)
+    if alone[0] != len(example):
+        raise ObjectiveError(
+            f"the output has the shape {alone} for {len(example)} examples of {example.shape[1]} positions: expected the "
+            "examples on its first axis; transpose it in call=lambda model, inputs: ..., or give a callable"
+        )
+    if len(alone) != len(error.shape):
+        raise error
+    layout: list[int | None] = [*error.shape]
+    for axis, (size, whole) in enumerate(zip(alone, error.shape, strict=True)):
+        if axis and size != whole:
+            follows = size == positions_of(_sides(alone, axis), decoded_alone, error.output).shape[1]
+            if not follows and axis == error.axis:
+                raise error
+            layout[axis] = None if follows else whole
+    return tuple(layout)
+
+
+def _sides(shape: Sequence[int], axis: int) -> tuple[int, int]:
+    """Return the lengths by which `positions_of` distinguishes the encoder's positions from the decoder's."""
+    return shape[0], shape[axis]
+
+
+def _declares_classes(model: Any, error: OpenAxesError) -> bool:
+    """Return whether the model's configuration says that its logits have as many classes as the axis is long."""
+    if len(error.shape) != 2 or error.output not in (None, "logits"):
+        return False
+    return any(getattr(getattr(part, "config", None), "num_labels", None) == error.shape[1] for part in as_parts(model))
+
+
+def _without_padding(batch: TokenBatch, decoded: TokenBatch, positions: TokenBatch) -> TokenBatch | None:
+    """Return an example without its padding, of those that have some among these positions; None where there is none.
+
+    It is repeated, so that the batch has not as many examples as positions.
+    """
+    counts = positions.real.sum(1)
+    padded = np.flatnonzero((counts > 0) & (counts < positions.shape[1]) & batch.real.any(1))
+    if not len(padded):
+        return None
+    number = int(padded[counts[padded].argmax()])
+    real = batch.real[number]
+    example = batch.take([number] * (3 if int(real.sum()) == 2 else 2))
+    decoder = positions_of((len(batch), -1), decoded, None).real[number] if IDS in decoded.extras else None
+
+    def cut(name: str, value: Any) -> Any:
+        shape = tuple(getattr(value, "shape", ()))
+        by_name = name.startswith("decoder") or name == LABELS
+        is_of_decoder = decoder is not None and (by_name or shape[1:2] == (len(decoder),) != (len(real),))
+        kept = decoder if is_of_decoder and decoder is not None else real
+        axes = [axis for axis in range(1, len(shape)) if shape[axis] == len(kept)]
+        array = to_numpy(value) if axes else value
+        for axis in axes:
+            array = np.compress(kept, array, axis)
+        return array
+
+    return example.replace(
+        ids=example.ids[:, real],
+        mask=None if example.mask is None else example.mask[:, real],
+        types=None if example.types is None else example.types[:, real],
+        tokens=None,
+        words=None,
+        extras={name: cut(name, value) for name, value in example.extras.items()},
+    )
