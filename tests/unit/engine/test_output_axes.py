@@ -177,7 +177,7 @@ def test_further_inputs_of_the_probe_lose_the_padding() -> None:
     np.testing.assert_allclose(
         embgrad.evaluate(passes.model, batch, embgrad.Sum()), (scores_by_hand(IDS) * MASK).sum(1)
     )
-    assert passes.lengths == [3, 2, 3]
+    assert passes.lengths[-3:] == [3, 2, 3]
 
 
 def test_another_number_of_classes_is_probed_again() -> None:
