@@ -28,8 +28,17 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "ids": ("input_ids", "input_word_ids", "token_ids", "encoder_token_ids", "ids", "tokens", "inputs", "x"),
     "mask": ("attention_mask", "input_mask", "mask"),
     "types": ("token_type_ids", "input_type_ids", "segment_ids", "token_types", "type_ids", "types"),
-    "valid_length": ("valid_length", "valid_lengths", "lengths"),
+    "valid_length": (
+        *("valid_length", "valid_lengths", "lengths", "lens", "seq_lens", "seq_lengths", "sequence_lengths"),
+        *("src_lens", "src_lengths", "input_lengths", "text_lengths", "token_lengths"),
+    ),
 }
+
+#: Further names that the lengths may have, or one number for all examples: they are not filled, and messages explain them.
+LENGTH_NAMES: Final = (
+    *("len", "length", "seq_len", "seq_length", "seqlen", "sequence_length", "src_len", "src_length", "input_length"),
+    *("text_length", "token_length", "num_tokens"),
+)
 
 
 #: Names of a parameter that takes a dict of all inputs, if it is the only required parameter and has no annotation.
@@ -179,8 +188,9 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks:
 
     If the model's only required parameter takes a dict, it gets the whole batch as a dict, see `_takes_all`. Otherwise the
     ids are passed to the parameter with a known name, or else to the first one. The mask, the types and the valid lengths are
-    passed to parameters with a known name if the user gave them, or if the parameter has no default; in the latter case
-    missing ones are filled in (ones, zeros, and the full length). Extras are passed by their own names.
+    passed to parameters with a known name if the user gave them, or if the parameter has no default; in the latter case a
+    missing mask is ones, and missing types are zeros. Lengths are counted from the mask alone. Extras are passed by their own
+    names.
 
     Args:
         parameters: the model's parameters, in order.
@@ -227,11 +237,22 @@ def _distributed(
         # A mask holds more information than lengths.
         is_needed = is_given and not (field == "valid_length" and "mask" in fields)
         if field != "ids" and (is_needed or by_name[name].default is inspect.Parameter.empty):
+            _expect_known(field, name, batch)
             values[name] = (field, True)
     _expect_complete(by_name, values)
     # Also if the lengths are one of the extras.
     lengths = ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []
     return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, {*values, *further.values()}))
+
+
+def _expect_known(field: str, name: str, batch: TokenBatch) -> None:
+    """Refuse to invent lengths: without a mask ids may hold padding. gluonnlp's own batches always have lengths.
+
+    Raises:
+        BatchError: the batch has no mask.
+    """
+    if field == "valid_length" and batch.mask is None and batch.convention != "gluonnlp":
+        raise BatchError(_missing_message([name]))
 
 
 def _takes_all(by_name: Mapping[str, inspect.Parameter], batch: TokenBatch) -> str | None:
@@ -276,7 +297,8 @@ def plan_mapping(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the batch by the input names of a model that declares them (a functional Keras model, a symbol).
 
-    Every declared input is filled: types with zeros and the mask with ones if the user gave none.
+    Every declared input is filled: types with zeros and the mask with ones if the user gave none. Lengths are counted from the
+    mask alone.
 
     Args:
         names: the names of the declared inputs.
@@ -301,6 +323,7 @@ def plan_mapping(
         elif name in optional and (field is None or getattr(batch, field, batch.mask) is None):
             filled[name] = None
         elif field is not None:
+            _expect_known(field, name, batch)
             filled[name] = _field(field, batch)
     if not any(fields.get(name) == "ids" for name in filled):
         nameless = [name for name in names if name not in filled]
@@ -377,6 +400,13 @@ def _expect_complete(by_name: Mapping[str, inspect.Parameter], values: Mapping[s
 
 
 def _missing_message(missing: Sequence[str]) -> str:
+    lengths = next((name for name in missing if name in (*NAMES["valid_length"], *LENGTH_NAMES)), None)
+    if lengths is not None:
+        counted = "" if lengths in LENGTH_NAMES else ", or the batch's mask, from which the lengths are counted"
+        return (
+            f"the model needs {listed(missing)}, which has no default, and the number of real tokens of each example is not "
+            f"known: give the batch as a dict with the key {lengths!r}{counted}, or pass call=lambda model, inputs: ..."
+        )
     return (
         f"the model needs {listed(missing)}, which has no default, and the batch has no entry of that name. Give the batch as a "
         "dict with that key, or pass call=lambda model, inputs: ..."

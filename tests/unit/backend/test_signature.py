@@ -74,7 +74,6 @@ models = SimpleNamespace(
         (models.gpt2, BARE, [IDS], {}, ()),
         (models.gluonnlp, BARE, [IDS, ZEROS], {}, ()),
         (models.gluonnlp, FULL, [IDS, TYPES, LENGTHS], {}, ()),
-        (models.gluon_classifier, BARE, [IDS, [3, 3]], {}, ()),
         (models.gluon_classifier, FULL, [IDS, LENGTHS], {}, ("types",)),
         (models.both, FULL.replace(types=None), [IDS, MASK], {}, ()),
         (models.both, BARE, [IDS], {}, ()),
@@ -154,6 +153,39 @@ def test_explicit_lengths_replace_the_mask() -> None:
 
     batch = FULL.replace(types=None, extras={"lengths": [2, 3]})
     expect_plan(planned(recurrent, batch), [IDS, [2, 3]], {})
+
+
+@pytest.mark.parametrize("name", ["lengths", "valid_length", "src_lengths", "token_lengths", "seq_lens"])
+def test_lengths_are_counted_from_the_mask_or_refused(name: str) -> None:
+    def recurrent(text, lengths): ...
+
+    function = SimpleNamespace(forward=recurrent)
+    parameters = [p.replace(name=name) if p.name == "lengths" else p for p in parameters_of(function.forward)]
+    expect_plan(plan_call(parameters, FULL.replace(types=None)), [IDS, LENGTHS], {})
+    text = (
+        f"the model needs '{name}', which has no default, and the number of real tokens of each example is not known: give the "
+        f"batch as a dict with the key '{name}', or the batch's mask, from which the lengths are counted, or pass call="
+    )
+    for call in (lambda: plan_call(parameters, BARE), lambda: plan_mapping(["text", name], BARE)):
+        with refused(embgrad.BatchError, text):
+            call()
+    whole = BARE.replace(convention="gluonnlp")  # whose batches always have lengths
+    expect_plan(plan_call(parameters, whole), [IDS, [3, 3]], {})
+
+
+def test_a_length_that_may_be_of_all_examples_is_not_counted() -> None:
+    def recurrent(text, seq_len): ...
+
+    with refused(embgrad.BatchError, "the model needs 'seq_len'", "with the key 'seq_len', or pass call=lambda"):
+        planned(recurrent, FULL)
+    expect_plan(planned(recurrent, BARE.replace(extras={"seq_len": 3})), [IDS, 3], {})
+
+
+def test_optional_lengths_that_are_not_known_are_not_passed() -> None:
+    def recurrent(text, lengths=None, seq_len=128): ...
+
+    expect_plan(planned(recurrent, BARE), [IDS], {})
+    expect_plan(planned(recurrent, FULL.replace(types=None)), [IDS, LENGTHS], {})
 
 
 def test_left_padding_reaches_a_model_that_takes_lengths_and_a_mask() -> None:
