@@ -17,6 +17,7 @@ from embgrad.engine.assemble import joined
 from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
 from embgrad.engine.check import certified
 from embgrad.engine.descent import with_certain_roles
+from embgrad.engine.input_warnings import warn_of_leak
 from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.run import expect_examples_first, in_sub_batches, run_task
@@ -219,12 +220,14 @@ def results_of_each(
     pieces = in_sub_batches(task, batch, batch_size, progress, run)
     if options.compile:
         _warn_of_uncompiled([by_name for results in pieces for by_name in results])
-    if len(pieces) == 1:
-        return pieces[0]
-    return [
+    joint = [
         {name: joined([by_name[name] for by_name in results], described(objective)) for name in options.names}
         for objective, results in zip(task.objectives, zip(*pieces, strict=True), strict=True)
     ]
+    if batch.padded and not task.quiet:
+        for objective, by_name in zip(task.objectives, joint, strict=True):
+            warn_of_leak(by_name[options.names[0]], objective, bound)
+    return joint
 
 
 @explained

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
@@ -82,7 +83,8 @@ def test_labels_of_a_decoder_are_no_warning() -> None:
     ) -> Tensor:
         return language(model, input_ids)
 
-    assert of_labels(IDS, forward=decoding, decoder_input_ids=IDS) == []
+    of_decoder = of_labels(IDS, forward=decoding, decoder_input_ids=IDS)  # it reads all of the ids, padding included
+    assert [text.partition(":")[0] for text in of_decoder] == ["the model reads padding though it was given a mask"]
 
     class Config:
         is_encoder_decoder = True
@@ -170,3 +172,63 @@ def test_a_mask_of_zeros_is_a_warning() -> None:
         "the mask is 0 at all 10 positions, so that all of them count as padding: expected 1 at real positions. Pass an "
         "additive mask, of 0 and large negative numbers, to the model with call=..."
     ]
+
+
+# Padding that the model reads though it took the mask
+
+
+def running(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+    """Return logits of the sum of each position's row and half of the one before, of real positions: the first reads padding."""
+    rows, mask = lookup(model["E"], input_ids), Tensor(attention_mask[..., None] * 1.0)
+    shift = Tensor(np.eye(input_ids.shape[1], k=1) * 0.5)
+    before = rows.swap(1, 2) @ shift
+    return ((rows + before.swap(1, 2)) * mask).sum(1).tanh() @ model["W"]
+
+
+def masked(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+    return (lookup(model["E"], input_ids) * Tensor(attention_mask[..., None] * 1.0)).sum(1).tanh() @ model["W"]
+
+
+def of_leak(forward: Any, mask: np.ndarray, objective: Any = None, **options: Any) -> list[str]:
+    batch = {"input_ids": IDS, "attention_mask": mask}
+    chosen = embgrad.Logit(3) if objective is None else objective
+    found = warned(lambda: embgrad.gradients(model(forward), batch, chosen, **options))
+    return [text for text in found if "reads padding though" in text]
+
+
+def test_padding_that_a_model_reads_beside_its_mask_is_a_warning() -> None:
+    batch = {"input_ids": IDS, "attention_mask": LEFT}
+    with pytest.warns(embgrad.errors.EmbgradWarning):
+        result = embgrad.gradients(model(running), batch, embgrad.Logit(3))
+    largest = np.abs(result.values[LEFT == 1]).max()
+    expected = [
+        f"the model reads padding though it was given a mask: at 'word' the gradient at padding is up to {result.pad_leak:.2g}, "
+        f"{result.pad_leak / largest:.0%} of the largest at real positions, so that an example's result depends on its padding. "
+        "Pad on the other side, or run texts of one length at a time, without padding"
+    ]
+    assert result.pad_leak > 0.05 * largest
+    assert (
+        of_leak(running, LEFT)
+        == of_leak(running, LEFT, pads="zero")
+        == of_leak(running, LEFT, batch_size=1)
+        == expected
+    )
+    assert len(of_leak(running, LEFT, [embgrad.Logit(3), embgrad.Logit(2)])) == 2
+
+
+def test_padding_that_a_model_does_not_read_is_no_warning() -> None:
+    assert of_leak(running, MASK) == of_leak(masked, MASK) == of_leak(masked, LEFT) == []
+    assert of_leak(running, np.ones((2, 5), int)) == []
+    assert of_leak(language, LEFT, embgrad.Logit(3, position=-1)) == []
+
+
+def test_padding_that_the_user_reads_is_no_warning() -> None:
+    assert of_leak(running, LEFT, call=lambda model, inputs: model(**inputs)) == []
+    assert of_leak(running, LEFT, lambda logits: logits.column(3)) == []
+
+
+def test_padding_of_a_model_without_a_mask_is_the_warning_of_the_mask_alone() -> None:
+    def unmasked(model: Any, input_ids: np.ndarray) -> Tensor:
+        return lookup(model["E"], input_ids).sum(1) @ model["W"]
+
+    assert of_leak(unmasked, LEFT) == []
