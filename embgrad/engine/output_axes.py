@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,7 +11,6 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Request, Run
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import to_numpy
-from embgrad.engine.decoder import with_decoder
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, positions_of
@@ -32,7 +31,9 @@ def layouts_of(bound: BoundModel) -> Layouts:
     return {} if known is None else known.setdefault("outputs", {})
 
 
-def run_with_axes(bound: BoundModel, batch: TokenBatch, request: Request, layouts: Layouts) -> Run:
+def run_with_axes(
+    bound: BoundModel, batch: TokenBatch, request: Request, layouts: Layouts, decode: Callable[[TokenBatch], TokenBatch]
+) -> Run:
     """Return a run of a batch, which is repeated after a probe where an axis of an output may be the batch's positions.
 
     Args:
@@ -40,6 +41,7 @@ def run_with_axes(bound: BoundModel, batch: TokenBatch, request: Request, layout
         batch: the batch to run.
         request: the request; its callbacks read `layouts`.
         layouts: what is known of the outputs.
+        decode: returns a batch with the ids of its decoder, see `embgrad.engine.decoder.with_decoder`.
 
     Raises:
         OpenAxesError: the probe did not show it.
@@ -53,17 +55,19 @@ def run_with_axes(bound: BoundModel, batch: TokenBatch, request: Request, layout
             if key in probed:
                 raise
             probed.add(key)
-            layouts[key] = _layout(bound, batch, error)
+            layouts[key] = _layout(bound, batch, decode, error)
 
 
-def _layout(bound: BoundModel, batch: TokenBatch, error: OpenAxesError) -> tuple[int | None, ...]:
+def _layout(
+    bound: BoundModel, batch: TokenBatch, decode: Callable[[TokenBatch], TokenBatch], error: OpenAxesError
+) -> tuple[int | None, ...]:
     """Return the shape of an output with None at the axes that are positions, from a pass of an example without its padding.
 
     Raises:
         OpenAxesError: the pass failed, or it did not show the axis in question.
         ObjectiveError: the output's first axis is not the examples.
     """
-    decoded = with_decoder(bound, batch)
+    decoded = decode(batch)
     example = _without_padding(batch, decoded, positions_of(_sides(error.shape, error.axis), decoded, error.output))
     if example is None:
         raise error
@@ -79,7 +83,7 @@ def _layout(bound: BoundModel, batch: TokenBatch, error: OpenAxesError) -> tuple
         if _declares_classes(bound.model, error):
             return error.shape
         raise error from failure
-    alone, decoded_alone = shapes[0], with_decoder(bound, example)
+    alone, decoded_alone = shapes[0], decode(example)
     if alone[0] != len(example):
         raise ObjectiveError(
             f"the output has the shape {alone} for {len(example)} examples of {example.shape[1]} positions: expected the "

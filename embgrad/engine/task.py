@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from embgrad.backend.objective_callback import Respond, respond_with
@@ -112,7 +113,8 @@ class Task:
     def run(self, batch: TokenBatch, request: Request) -> Run:
         """Return the run of a request on a batch, in which the objective knows the axes of its output, see `run_with_axes`."""
         assert self.layouts is not None, "they are set when the task is made"
-        return run_with_axes(self.bound, batch, request, self.layouts)
+        decode = partial(with_decoder, self.bound)
+        return run_with_axes(self.bound, batch, request, self.layouts, decode)
 
     def request(
         self,

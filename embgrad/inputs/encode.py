@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.common.options import count_or_none
-from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.errors import BatchError, EmbgradWarning, brief, did_you_mean, level_of_user, listed
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.collate import Encoded, Padding, padded
 from embgrad.inputs.fast_tokenizers import (
@@ -18,9 +19,10 @@ from embgrad.inputs.fast_tokenizers import (
     with_huggingface,
     with_tokenizers,
 )
+from embgrad.inputs.special_tokens import special_ids
 from embgrad.inputs.tfhub import is_preprocessor, preprocessed
 
-__all__ = ["as_example", "encode", "encoded", "expect_id", "padding_of", "with_tokens"]
+__all__ = ["as_example", "encode", "encoded", "expect_id", "padding_of", "warn_of_doubled", "with_tokens"]
 
 #: BERT's special tokens, for tokenizers that only split text and number the pieces.
 BERT_SPECIAL: Final = ("[CLS]", "[SEP]", "[PAD]")
@@ -63,6 +65,7 @@ def encode(
     expect_id(pad_id)
     padding = padding_of(tokenizer)
     unpadded = encoded(examples, tokenizer, max_length)
+    warn_of_doubled(unpadded, tokenizer)
     padding = Padding(
         padding.id if pad_id is None else pad_id, padding.type, padding.token, padding_side or padding.side
     )
@@ -135,6 +138,39 @@ def encoded(examples: list[tuple[str, ...]], tokenizer: Any, max_length: int | N
     unpadded = _encoder_of(tokenizer)[0](tokenizer, examples, max_length)
     _expect_short(unpadded, max_length)
     return unpadded
+
+
+def warn_of_doubled(examples: Sequence[Encoded], tokenizer: Any) -> None:
+    """Warn where the tokenizer adds a special token to a text that has it already, as one made with a chat template has."""
+    special = special_ids(tokenizer)
+    doubled: dict[str, str] = {}
+    for example in examples:
+        if not example.tokens or not example.texts:
+            continue
+        for side, step, text in (("begins", 1, example.texts[0]), ("ends", -1, example.texts[-1])):
+            token = example.tokens[::step][0]
+            is_special = token in BERT_SPECIAL if special is None else example.ids[::step][0] in special
+            in_text = _count_at_end(text, token, step) if is_special else 0
+            if in_text and all(other == token for other in example.tokens[::step][: in_text + 1]):
+                doubled.setdefault(token, side)
+    for token, side in doubled.items():
+        warnings.warn(
+            f"the tokenizer adds {token!r} to a text that {side} with it already, so that it stands there twice: remove it "
+            "from the texts, or pass ids in their place, which the tokenizer makes with add_special_tokens=False",
+            EmbgradWarning,
+            stacklevel=level_of_user() + 1,
+        )
+
+
+def _count_at_end(text: str, token: str, step: int) -> int:
+    """Return how many times a text begins with a token, or ends with it where `step` is -1."""
+    count = 0
+    while True:
+        text = text.lstrip() if step == 1 else text.rstrip()
+        rest = text.removeprefix(token) if step == 1 else text.removesuffix(token)
+        if rest == text:
+            return count
+        text, count = rest, count + 1
 
 
 def _expect_short(encoded: Sequence[Encoded], max_length: int | None) -> None:

@@ -11,7 +11,7 @@ from embgrad.common.options import expect_flag
 from embgrad.errors import ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
-from embgrad.inputs.encode import encode
+from embgrad.inputs.encode import as_example, encoded
 from embgrad.inputs.special_tokens import special_ids
 from embgrad.objectives.objective import Objective
 from embgrad.objectives.probabilities import refuse_probabilities, surprisals
@@ -208,8 +208,9 @@ def ids_of_text(text: Any, tokenizer: Any) -> list[int]:
         ObjectiveError: the text has no tokens.
     """
     special = _special(tokenizer)
-    batch = encode([text], tokenizer)
-    ids: list[int] = batch.ids[0][batch.real[0]].tolist()
+    ids = list(
+        encoded([as_example(text, 0)], tokenizer)[0].ids
+    )  # without a warning of special tokens, which are cut off
     while ids and ids[0] in special:
         ids = ids[1:]
     while ids and ids[-1] in special:

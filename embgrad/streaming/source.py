@@ -17,7 +17,7 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import is_text
 from embgrad.inputs.collate import Encoded, Padding, padded
 from embgrad.inputs.conventions import as_batch, batch_of
-from embgrad.inputs.encode import as_example, encoded, padding_of
+from embgrad.inputs.encode import as_example, encoded, padding_of, warn_of_doubled
 from embgrad.inputs.fast_tokenizers import apart
 from embgrad.streaming.code_digest import UnreadableError
 
@@ -139,6 +139,7 @@ class Source:
             return Portion(number, start, len(texts), digest=digest)
         try:
             examples = encoded(texts, self.tokenizer, self.max_length)
+            warn_of_doubled(examples, self.tokenizer)
         except Exception as error:
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"while encoding {span}")

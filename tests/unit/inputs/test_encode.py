@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -303,3 +304,48 @@ def test_a_random_tokenizer_reports_no_false_truncation() -> None:
     cut = embgrad.encode(["abcdabcdabcd"] * 8, drawing, max_length=1)
     assert (cut.truncated >= 0).all()
     assert cut.ids.shape == (8, 1)
+
+
+# Special tokens that a text has already
+
+
+def doubled(token: str, side: str) -> str:
+    return (
+        f"the tokenizer adds '{token}' to a text that {side} with it already, so that it stands there twice: remove it from the "
+        "texts, or pass ids in their place, which the tokenizer makes with add_special_tokens=False"
+    )
+
+
+def warnings_of(texts: Any, tokenizer: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        embgrad.encode(texts, tokenizer)
+    assert all(item.filename == __file__ and item.category is embgrad.errors.EmbgradWarning for item in caught)
+    return [str(item.message) for item in caught]
+
+
+@pytest.mark.parametrize("kind", ["tokenizers", "pieces"])
+def test_a_special_token_that_a_text_has_already_is_a_warning(tokenizer: Tokenizer, kind: str) -> None:
+    used = tokenizer if kind == "tokenizers" else Pieces()
+    start, end = doubled("[CLS]", "begins"), doubled("[SEP]", "ends")
+    assert warnings_of(["a film", "[CLS] a film"], used) == [start]
+    assert warnings_of("a film [SEP] ", used) == [end]
+    assert warnings_of(["[CLS] a film [SEP]", "[CLS] a"], used) == [start, end]
+    assert warnings_of([("[CLS] a", "film [SEP]")], used) == [start, end]
+    assert warnings_of(["[CLS] [CLS] a film"], used) == [start]
+    assert warnings_of(["a [CLS] film", "film [SEP] a", ("a [SEP]", "film")], used) == []
+
+
+def test_tokens_that_no_tokenizer_adds_are_no_warning(tokenizer: Tokenizer, byte_level: Tokenizer) -> None:
+    plain = Tokenizer.from_str(tokenizer.to_str())
+    plain.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    assert warnings_of(["[CLS] [CLS] a film [SEP] [SEP]", "a a film film", ""], plain) == []
+    assert warnings_of(["a a film", ""], byte_level) == []
+    assert warnings_of("aabb", letters) == []
+
+
+def test_ids_and_continuations_are_no_warning(tokenizer: Tokenizer) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        embgrad.LogProbability.of("film [SEP]", tokenizer)
+        embgrad.inputs.conventions.batch_of([[2, 2, 5, 3, 3]], tokenizer)
