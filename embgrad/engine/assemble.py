@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.protocol import PointValues
+from embgrad.backend.protocol import BoundModel, PointValues
 from embgrad.common.arrays import taken
 from embgrad.common.finite import not_finite
-from embgrad.errors import NoGradientError, UnsupportedError, listed
+from embgrad.errors import EmbgradWarning, NoGradientError, UnsupportedError, level_of_user, listed
 from embgrad.forward.axes import Arrangement
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS as DECODER_IDS
 from embgrad.inputs.extras import equals, mask_of_further
+from embgrad.objectives.native import NativeObjective
 from embgrad.results.certificate import worst
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import RowSparse, scatter
 
-__all__ = ["assembled", "joined"]
+__all__ = ["assembled", "joined", "warn_of_leak"]
 
 #: The attributes of a result with one entry for each position.
 PER_POSITION: Final = ("ids", "mask", "types", "words_of")
+
+#: The largest gradient at padding, as a share of the largest at real positions, that is not warned of: rounding stays far below.
+LEAST_LEAK: Final = 1e-3
 
 
 def assembled(
@@ -221,3 +226,26 @@ def _joint_shape(shapes: Sequence[Sequence[int] | None]) -> list[int] | None:
     """Return the shape of the output of all sub-batches together."""
     known = [shape for shape in shapes if shape is not None]
     return [sum(shape[0] for shape in known), *known[0][1:]] if len(known) == len(shapes) else None
+
+
+def warn_of_leak(result: EmbeddingGradients, objective: Any, bound: BoundModel) -> None:
+    """Warn where a model that took the mask reads padding nevertheless, as some recurrent layers and convolutions do.
+
+    Where the user calls the model, or a function is the objective, these may read it on purpose.
+    """
+    if bound.call is not None or isinstance(objective, NativeObjective) or not result.pad_leak or result.mask is None:
+        return
+    if "mask" in result.provenance["unused"]:
+        return
+    real = np.asarray(result.mask, bool)
+    largest = float(np.abs(result.values[real]).max(initial=0.0))
+    if result.pad_leak <= LEAST_LEAK * largest or not real.any(1).all():
+        return
+    share = f", {result.pad_leak / largest:.0%} of the largest at real positions" if largest else ""
+    warnings.warn(
+        f"the model reads padding though it was given a mask: at {result.provenance['point']!r} the gradient at padding is up to "
+        f"{result.pad_leak:.2g}{share}, so that an example's result depends on its padding. Pad on the other side, or run texts "
+        "of one length at a time, without padding",
+        EmbgradWarning,
+        stacklevel=level_of_user() + 1,
+    )

@@ -13,11 +13,10 @@ from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
-from embgrad.engine.assemble import joined
+from embgrad.engine.assemble import joined, warn_of_leak
 from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
 from embgrad.engine.check import certified
 from embgrad.engine.descent import with_certain_roles
-from embgrad.engine.input_warnings import warn_of_leak
 from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.run import expect_examples_first, in_sub_batches, run_task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Sequence
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,14 +15,9 @@ from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
-from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import CrossEntropy
-from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["warn_of_empty_mask", "warn_of_labels", "warn_of_leak", "warn_of_left_padding", "warn_of_unused"]
-
-#: The largest gradient at padding, as a share of the largest at real positions, that is not warned of: rounding stays far below.
-LEAST_LEAK: Final = 1e-3
+__all__ = ["warn_of_empty_mask", "warn_of_labels", "warn_of_left_padding", "warn_of_unused"]
 
 
 def warn_of_empty_mask(batch: TokenBatch) -> None:
@@ -117,29 +112,6 @@ def warn_of_unused(unused: Sequence[str], batch: TokenBatch, masked_id: int | No
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )
-
-
-def warn_of_leak(result: EmbeddingGradients, objective: Any, bound: BoundModel) -> None:
-    """Warn where a model that took the mask reads padding nevertheless, as some recurrent layers and convolutions do.
-
-    Where the user calls the model, or a function is the objective, these may read it on purpose.
-    """
-    if bound.call is not None or isinstance(objective, NativeObjective) or not result.pad_leak or result.mask is None:
-        return
-    if "mask" in result.provenance["unused"]:
-        return
-    real = np.asarray(result.mask, bool)
-    largest = float(np.abs(result.values[real]).max(initial=0.0))
-    if result.pad_leak <= LEAST_LEAK * largest or not real.any(1).all():
-        return
-    share = f", {result.pad_leak / largest:.0%} of the largest at real positions" if largest else ""
-    warnings.warn(
-        f"the model reads padding though it was given a mask: at {result.provenance['point']!r} the gradient at padding is up to "
-        f"{result.pad_leak:.2g}{share}, so that an example's result depends on its padding. Pad on the other side, or run texts "
-        "of one length at a time, without padding",
-        EmbgradWarning,
-        stacklevel=level_of_user() + 1,
-    )
 
 
 def _table_by_column(bound: BoundModel, example: TokenBatch, start: int) -> str | None:
