@@ -17,7 +17,7 @@ import numpy as np
 
 from embgrad.common.arrays import to_numpy
 from embgrad.errors import BatchError, UnsupportedError, brief, listed
-from embgrad.inputs.batch import CONVENTIONS, TokenBatch
+from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, TYPE_NAMES, TokenBatch
 from embgrad.inputs.decoder import DECODER_MASKS, decoder_names, further_named
 
 __all__ = ["CallPlan", "as_parts", "expect_callable", "expect_single", "parameters_of", "plan_call", "plan_mapping"]
@@ -25,9 +25,9 @@ __all__ = ["CallPlan", "as_parts", "expect_callable", "expect_single", "paramete
 #: The parameter names that models use for each field of a batch, in the conventions of all frameworks. Under each of these
 #: names a mask is 1 at real positions; names that mean the reverse in some framework (`key_padding_mask`) are not listed.
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "ids": ("input_ids", "input_word_ids", "token_ids", "encoder_token_ids", "ids", "tokens", "inputs", "x"),
-    "mask": ("attention_mask", "input_mask", "mask"),
-    "types": ("token_type_ids", "input_type_ids", "segment_ids", "token_types", "type_ids", "types"),
+    "ids": ("input_ids", "input_word_ids", "token_ids", "encoder_token_ids", *ID_NAMES),
+    "mask": MASK_NAMES,
+    "types": TYPE_NAMES,
     "valid_length": (
         *("valid_length", "valid_lengths", "lengths", "lens", "seq_lens", "seq_lengths", "sequence_lengths"),
         *("src_lens", "src_lengths", "input_lengths", "text_lengths", "token_lengths"),

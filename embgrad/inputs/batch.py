@@ -24,7 +24,7 @@ from embgrad.inputs.checks import (
 )
 from embgrad.inputs.extras import cut, is_of_each
 
-__all__ = ["CONVENTIONS", "TokenBatch"]
+__all__ = ["CONVENTIONS", "ID_NAMES", "MASK_NAMES", "TYPE_NAMES", "TokenBatch"]
 
 #: The keys of each known convention of dicts, as (ids, mask, types).
 CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -33,6 +33,13 @@ CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
     "keras_hub": ("token_ids", "padding_mask", "segment_ids"),
     "keras_hub_seq2seq": ("encoder_token_ids", "encoder_padding_mask", "encoder_segment_ids"),
 }
+
+#: The names that models have for the ids beside those of a convention, in order.
+ID_NAMES: Final = ("ids", "tokens", "inputs", "x")
+
+#: The names that models have for a mask that is 1 at real positions, and for types.
+MASK_NAMES: Final = ("attention_mask", "input_mask", "mask")
+TYPE_NAMES: Final = ("token_type_ids", "input_type_ids", "segment_ids", "token_types", "type_ids", "types")
 
 #: The fields that are arrays with one entry for each example, or None.
 _ARRAYS: Final = ("ids", "mask", "types", "words", "truncated", "offsets", "parts")

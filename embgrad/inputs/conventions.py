@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.common.arrays import whole_numbers
 from embgrad.errors import BatchError, brief, did_you_mean, listed
-from embgrad.inputs.batch import CONVENTIONS, TokenBatch
+from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, TYPE_NAMES, TokenBatch
 from embgrad.inputs.checks import as_array, checked_ids, is_text
 from embgrad.inputs.encode import encode, with_tokens
 from embgrad.inputs.fast_tokenizers import words_of
@@ -40,7 +41,7 @@ def batch_of(batch: Any, tokenizer: Any, max_length: int | None = None, model: A
         return as_batch(batch) if tokenizer is None else encode(batch, tokenizer, max_length=max_length)
     if tokenizer is not None and isinstance(batch, (list, tuple)) and not batch:
         raise BatchError("the batch is an empty list: expected at least one text or pair of texts")
-    checked = as_batch(batch)
+    checked = as_batch(batch, model)
     if max_length is not None:
         raise BatchError(
             f"max_length={brief(max_length)} cuts texts, and the batch holds ids: expected ids of that length, ids[:, "
@@ -55,8 +56,12 @@ def _length_of(model: Any) -> int | None:
     return next((length for length in lengths if type(length) is int and length > 0), None)
 
 
-def as_batch(batch: Any) -> TokenBatch:
+def as_batch(batch: Any, model: Any = None) -> TokenBatch:
     """Return a TokenBatch from a TokenBatch, a dict in a known convention, gluonnlp's triple or an array of ids.
+
+    Args:
+        batch: the batch.
+        model: the model, by whose own names of inputs a dict may give them; None for known conventions alone.
 
     Raises:
         BatchError: the batch is text, which needs a tokenizer, or is in none of these forms.
@@ -69,7 +74,7 @@ def as_batch(batch: Any) -> TokenBatch:
             "embgrad.encode(texts, tokenizer)"
         )
     if isinstance(batch, Mapping):
-        return _from_mapping(batch)
+        return _from_mapping(batch, model)
     _expect_no_model(batch)
     _expect_one_batch(batch)
     if isinstance(batch, tuple) and len(batch) == 3 and _is_triple(*batch):
@@ -124,7 +129,7 @@ def _is_triple(ids: Any, types: Any, valid_length: Any) -> bool:
     return as_array(ids, "ids").ndim != 1 and as_array(valid_length, "valid_length").ndim == 1
 
 
-def _from_mapping(mapping: Mapping[str, Any]) -> TokenBatch:
+def _from_mapping(mapping: Mapping[str, Any], model: Any) -> TokenBatch:
     if mapping.get("inputs_embeds") is not None:
         raise BatchError(
             "the batch holds 'inputs_embeds', and the gradient is taken where the model looks up ids: expected the ids in its "
@@ -132,6 +137,9 @@ def _from_mapping(mapping: Mapping[str, Any]) -> TokenBatch:
         )
     known = {keys[0]: name for name, keys in CONVENTIONS.items()}
     id_keys = [key for key in known if key in mapping]
+    own = None if id_keys else _own_name_of_ids(mapping, model)
+    if own is not None:
+        return _from_own_names(mapping, own)
     if not id_keys:
         near = next((hint for key in mapping if (hint := did_you_mean(str(key), known))), "")
         raise BatchError(
@@ -157,6 +165,69 @@ def _from_mapping(mapping: Mapping[str, Any]) -> TokenBatch:
         mapping[ids], mapping.get(mask), mapping.get(types), extras=extras, convention=convention, mask_is_bool=as_bool
     )
     return _with_encodings(result, getattr(mapping, "encodings", None))
+
+
+def _own_name_of_ids(mapping: Mapping[str, Any], model: Any) -> str | None:
+    """Return the key of the ids in a dict with the model's own names of inputs; None where they are not known by their names.
+
+    A Keras model declares its inputs; that of the ids has a known name, or is the only one for whole numbers of two axes. Of
+    another model's parameters it is the first with a known name, or else the first, as when the model is called.
+    """
+    names = _declared_names(model)
+    if names is not None:
+        fitting = [name for name in names if _holds_ids(mapping.get(name)) and name not in (*MASK_NAMES, *TYPE_NAMES)]
+        fitting = [name for name in ID_NAMES if name in fitting] or fitting
+        return fitting[0] if len(fitting) == 1 else None
+    parameters = _parameter_names(model)
+    first = next((name for name in ID_NAMES if name in parameters), next(iter(parameters), None))
+    return first if first is not None and _holds_ids(mapping.get(first)) else None
+
+
+def _declared_names(model: Any) -> list[str] | None:
+    """Return the names of the inputs of a functional Keras model; None for other models."""
+    inputs = getattr(model, "inputs", None)
+    names = [getattr(entry, "name", None) for entry in inputs] if isinstance(inputs, (list, tuple)) else []
+    return [str(name) for name in names] if names and all(isinstance(name, str) for name in names) else None
+
+
+def _parameter_names(model: Any) -> list[str]:
+    """Return the names of the parameters of a model's own call, or none where its signature does not show them."""
+    function = next(
+        (method for name in ("forward", "call") if (method := getattr(model, name, None)) is not None), None
+    )
+    try:
+        parameters = [] if function is None else list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # the function has no signature
+        return []
+    return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def _holds_ids(value: Any) -> bool:
+    """Return whether a value is an array of whole numbers with two axes."""
+    try:
+        array = None if value is None else as_array(value, "ids")
+    except BatchError:
+        return False
+    return array is not None and array.ndim == 2 and whole_numbers(array) is not None
+
+
+def _own(names: Sequence[str], mapping: Mapping[str, Any], ids: str) -> str | None:
+    """Return the first of the names under which a dict holds an array of the ids' shape; None where there is none."""
+    shape = as_array(mapping[ids], "ids").shape
+    present = [name for name in names if mapping.get(name) is not None]
+    return next((name for name in present if as_array(mapping[name], name).shape == shape), None)
+
+
+def _from_own_names(mapping: Mapping[str, Any], ids: str) -> TokenBatch:
+    """Return the batch of a dict with a model's own names of inputs."""
+    mask, types = _own(MASK_NAMES, mapping, ids), _own(TYPE_NAMES, mapping, ids)
+    return TokenBatch(
+        mapping[ids],
+        None if mask is None else mapping[mask],
+        None if types is None else mapping[types],
+        extras={key: value for key, value in mapping.items() if key not in (ids, mask, types)},
+        mask_is_bool=mask is not None and as_array(mapping[mask], "mask").dtype == bool,
+    )
 
 
 def _with_encodings(batch: TokenBatch, encodings: Any) -> TokenBatch:

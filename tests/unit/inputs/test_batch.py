@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import pickle
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as npst
 
 import embgrad
 from embgrad.inputs.batch import CONVENTIONS
-from embgrad.inputs.conventions import as_batch
+from embgrad.inputs.conventions import as_batch, batch_of
 from tests.unit.refusals import refused
 from tests.unit.tensorlike import GluonLike, TensorFlowLike, TorchLike
 
@@ -547,3 +547,61 @@ def test_encodings_beside_the_ids_give_tokens_and_words() -> None:
 def test_batches_that_are_refused(given_as: Any, fragments: list[str]) -> None:
     with refused(embgrad.BatchError, *fragments):
         as_batch(given_as)
+
+
+# A model's own names of inputs
+
+
+class Called:
+    """A model that is called with ids under another name, as PyTorch's modules may be."""
+
+    def forward(self, words: Any, lengths: Any, mask: Any = None) -> Any: ...
+
+
+class Known:
+    """A model whose second parameter has a name that means ids."""
+
+    def call(self, lengths: Any, ids: Any, training: bool = False) -> Any: ...
+
+
+def declaring(*names: str) -> Any:
+    """Return what declares its inputs as a functional Keras model does."""
+    return SimpleNamespace(inputs=[SimpleNamespace(name=name) for name in names])
+
+
+OWN_IDS, OWN_MASK = np.array([[1, 2, 3], [4, 5, 0]]), np.array([[1, 1, 1], [1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("model", "ids"),
+    [
+        (Called(), "words"),
+        (Known(), "ids"),
+        (declaring("words", "lengths"), "words"),
+        (declaring("other", "tokens"), "tokens"),
+        (declaring("words", "mask"), "words"),
+    ],
+)
+def test_a_dict_with_a_models_own_names(model: Any, ids: str) -> None:
+    mapping = {ids: OWN_IDS, "lengths": np.array([3, 2]), "mask": OWN_MASK == 1, "other": OWN_IDS + 1}
+    batch = batch_of(mapping, None, model=model)
+    np.testing.assert_array_equal(batch.ids, OWN_IDS)
+    np.testing.assert_array_equal(batch.mask, OWN_MASK)
+    assert batch.mask_is_bool
+    assert list(batch.extras) == ["lengths", "other"]
+
+
+@pytest.mark.parametrize(
+    ("model", "mapping"),
+    [
+        (None, {"words": OWN_IDS}),
+        (Called(), {"tokens": OWN_IDS, "lengths": np.array([3, 2])}),
+        (Called(), {"words": OWN_IDS + 0.5}),
+        (Called(), {"lengths": np.array([3, 2]), "labels": OWN_IDS}),
+        (declaring("premise", "hypothesis"), {"premise": OWN_IDS, "hypothesis": OWN_IDS}),
+        (declaring("labels"), {"words": OWN_IDS}),
+    ],
+)
+def test_a_dict_without_known_ids_is_refused(model: Any, mapping: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match="and none of them holds the token ids"):
+        batch_of(mapping, None, model=model)
