@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from embgrad.backend.protocol import BoundModel
+from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy
 from embgrad.engine.decoder import takes_decoder
 from embgrad.errors import BatchError, EmbgradError, listed
-from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK, NAMES
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objective import Objective
 
 __all__ = ["explained_decoder", "explained_errors", "explained_forward"]
 
 
 @contextlib.contextmanager
 def explained_errors(
-    bound: BoundModel, batch: TokenBatch, *, sub_batches: bool = False, size: int | None = None
+    bound: BoundModel,
+    batch: TokenBatch,
+    *,
+    sub_batches: bool = False,
+    size: int | None = None,
+    objectives: Sequence[Objective | NativeObjective] = (),
 ) -> Iterator[None]:
-    """Explain an error where probes show that an example is longer than the model accepts.
+    """Explain an error where probes show that an example is longer than the model accepts, or that it takes a dict.
 
-    With `sub_batches` a model may also accept all examples at once but no sub-batch, such as one with a cache for all of them.
+    With `sub_batches` a model may also accept all examples at once but no sub-batch, such as one with a cache for all of them,
+    and so may a function as objective that holds labels of all.
 
     Args:
         bound: the model.
         batch: the whole batch.
         sub_batches: whether sub-batches are run.
         size: the number of examples that are run at once; None for all but one.
+        objectives: the objectives.
 
     Raises:
         BatchError: a probe has shown the cause; the original error is its `__cause__`.
@@ -44,6 +54,10 @@ def explained_errors(
         explanation = _length_message(bound, batch)
         if explanation is None and sub_batches and not is_ours:
             explanation = _sub_batch_message(bound, batch, size, failure)
+        if explanation is None and sub_batches and not is_ours:
+            explanation = _function_message(bound, batch, size, failure, objectives)
+        if explanation is None and not is_ours:
+            explanation = _form_message(bound, batch, failure)
         if explanation is None:
             raise
         raise BatchError(explanation) from failure
@@ -95,6 +109,71 @@ def _sub_batch_message(bound: BoundModel, batch: TokenBatch, size: int | None, f
         f"them{extras}: batch_size=... and split=... need a model that accepts any number of examples. Omit them, or slice the "
         "other inputs yourself in call=lambda model, inputs: ..."
     )
+
+
+def _function_message(
+    bound: BoundModel,
+    batch: TokenBatch,
+    size: int | None,
+    failure: Exception,
+    objectives: Sequence[Objective | NativeObjective],
+) -> str | None:
+    """Return the message for a function as objective that takes the outputs of the whole batch, but not of a sub-batch."""
+    functions = [objective for objective in objectives if isinstance(objective, NativeObjective)]
+    sub_batch = batch[: size or -1]
+    if not functions or not 0 < len(sub_batch) < len(batch):
+        return None
+
+    def takes(examples: TokenBatch, function: NativeObjective) -> bool:
+        try:
+            bound.run(examples, Request((), function, call=bound.call, pullback=False))
+        except Exception:  # the user's own
+            return False
+        return True
+
+    if all(takes(batch, function) <= takes(sub_batch, function) for function in functions):
+        return None
+    return (
+        f"the objective is a function that takes the outputs of all {len(batch)} examples, and raised {type(failure).__name__} "
+        f"for those of {len(sub_batch)}: what it holds of each example, such as labels, is not sliced with the batch. Give an "
+        "objective of embgrad's, such as embgrad.CrossEntropy(labels), or omit batch_size"
+    )
+
+
+def _form_message(bound: BoundModel, batch: TokenBatch, failure: Exception) -> str | None:
+    """Return the message for inputs of another form than the model, or the user's function that calls it, takes."""
+    if bound.call is not None and isinstance(failure, KeyError) and _is_raised_by(bound.call, failure):
+        inputs = batch.inputs()
+        names = listed(inputs) if isinstance(inputs, Mapping) else ""
+        return f"call=... reads the input {failure.args[0]!r}, and the batch's inputs are {names}: expected one of these names"
+    is_dict = batch.convention in CONVENTIONS
+    other = batch.replace(convention="ids", extras={}) if is_dict else batch.replace(convention="huggingface")
+    error = type(failure).__name__
+    if bound.call is not None:
+        if bound.accepts(batch) or not bound.accepts(other):
+            return None
+        given, wanted = ("a dict", "the ids alone") if is_dict else ("the ids alone", "a dict, {'input_ids': ids}")
+        return (
+            f"call=... raised {error} for {given}, as the batch was given, and takes {wanted}: give the batch so, or change the "
+            "function"
+        )
+    as_dict = replace(bound, call=lambda model, inputs: model(inputs))
+    if batch.convention == "gluonnlp" or isinstance(bound.model, (list, tuple)):
+        return None
+    if bound.accepts(batch) or not as_dict.accepts(batch if is_dict else other):
+        return None
+    return (
+        f"the model {type(bound.model).__name__} takes one dict of all inputs, and raised {error} for the ids alone: give the "
+        "batch as a dict, {'input_ids': ids}, and pass call=lambda model, inputs: model(inputs)"
+    )
+
+
+def _is_raised_by(function: Any, failure: Exception) -> bool:
+    """Return whether an exception comes from a function's own code, and not from what it called."""
+    trace = failure.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code is getattr(function, "__code__", None)
 
 
 def _length_message(bound: BoundModel, batch: TokenBatch) -> str | None:

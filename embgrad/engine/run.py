@@ -147,7 +147,8 @@ def in_sub_batches(
     done: list[T] = []
     # A model that draws random numbers computes something else in each pass.
     is_compared = is_cut and not task.options.training
-    with explained_errors(task.bound, batch, sub_batches=is_cut, size=batch_size), reporter(progress) as report:
+    explained = explained_errors(task.bound, batch, sub_batches=is_cut, size=batch_size, objectives=task.objectives)
+    with explained, reporter(progress) as report:
         end = 0
         report(end, count)
         for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
