@@ -27,7 +27,22 @@ INSTEAD: Final = {
     **dict.fromkeys(("labels", "label", "target", "targets", "y"), _LABELS),
     **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", "mask", "ids"), _INPUTS),
     "inputs_embeds": "pass the ids, and replace their embeddings with override={'word': array}",
+    "internal_batch_size": "batch_size=... is the number of examples that are run at once, steps included",
     "device": "the inputs go to the model's own device; move the model",
+}
+
+#: By the names that arguments of attribution methods have here or in other libraries, the method that takes them.
+OF_METHODS: Final = {
+    **dict.fromkeys(("steps", "n_steps"), "embgrad.IntegratedGradients(steps=...)"),
+    **dict.fromkeys(("baseline", "reference"), "embgrad.IntegratedGradients(baseline=...)"),
+    **dict.fromkeys(("rule", "tolerance"), "embgrad.IntegratedGradients({}=...)"),
+    "baselines": "embgrad.IntegratedGradients(baseline=...), or embgrad.GradientShap(baselines=...)",
+    **dict.fromkeys(
+        ("samples", "n_samples", "nt_samples", "seed"), "embgrad.SmoothGrad({}=...), or another that draws"
+    ),
+    **dict.fromkeys(("sigma", "stdevs"), "embgrad.SmoothGrad(sigma=...)"),
+    "replacement": "embgrad.Occlusion(replacement=...)",
+    "keep_special": "embgrad.IntegratedGradients(keep_special=...), or another with a baseline",
 }
 
 
@@ -66,6 +81,9 @@ def _unknown(function: str, name: str, known: list[str]) -> str:
     instead = INSTEAD.get(name)
     if instead is not None:
         return f"{function} takes no {name!r}: {instead}"
+    if function.startswith("attribute") and name in OF_METHODS:
+        own = "samples" if name in ("n_samples", "nt_samples") else name
+        return f"{function} takes no {name!r}, which belongs to the method: pass method={OF_METHODS[name].format(own)}"
     return f"{function} takes no {name!r}: expected one of {listed(known, 20)}.{did_you_mean(name, known)}"
 
 

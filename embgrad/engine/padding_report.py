@@ -80,12 +80,13 @@ class PaddingReport:
     def __str__(self) -> str:
         zero = "is zero" if self.row_is_zero else f"is not zero (norm {self.row_norm:.4g})"
         declared = "declared" if self.declared == self.pad_id else "not declared"
+        by = "padding_idx in PyTorch, mask_zero in Keras"
         shared = f"shared by {', '.join(self.names)}" if len(self.names) > 1 else "not shared"
         own = "" if self.own is None else f"; the framework's own gradient of the row has norm {self.own:.4g}"
         lines = [
             f"padding: id {self.pad_id}, at {self.pads} of {self.positions} positions; the model "
             f"{'took the mask' if self.mask_taken else 'did not take the mask'}",
-            f"row {self.pad_id} of the table {zero}; it is {declared} to be padding; the table is {shared}",
+            f"row {self.pad_id} of the table {zero}; it is {declared} to be padding ({by}); the table is {shared}",
             f"reached by {', '.join(self.doors) or 'nothing'}: at padding {self.at_pads:.4g}, at real positions "
             f"{self.at_real:.4g}, head {self.head:.4g}{own}",
             f"pad leak {self.pad_leak:.3g}; over all positions the mean gradient is off by {self.average_off:.1%}, the mean "

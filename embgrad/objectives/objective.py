@@ -177,12 +177,14 @@ class Objective(ABC):
             count: the number of examples.
         """
         if counted is None or counted.all():
-            return self._values(Rows(values.astype(np.float64), examples, positions, count))
+            rows = Rows(values.astype(np.float64), examples, positions, count, output=self.output)
+            return self._values(rows)
         totals, slopes = np.zeros(count), np.zeros(values.shape)
         for some, columns in alike(counted):  # as each example alone, without its padding
             entries = (some[:, None], columns)
             own = None if positions is None else positions[some]
-            rows = Rows(values[entries].astype(np.float64), examples[some], own, count, columns, values.shape[1])
+            shown = values[entries].astype(np.float64)
+            rows = Rows(shown, examples[some], own, count, columns, values.shape[1], self.output)
             part, slopes[entries] = self._values(rows)
             totals += part if positions is not None else np.bincount(examples[some], part, count)
         return totals, slopes

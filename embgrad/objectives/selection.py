@@ -37,6 +37,7 @@ class Rows:
         columns: the indices in the output's rows of the entries in `values`, (row, classes), where only some count: those at real
             positions. None where all count.
         width: the number of entries in the output's rows; None for that of `values`.
+        output: the output's name as the objective gives it; None for the default.
     """
 
     values: np.ndarray
@@ -45,6 +46,7 @@ class Rows:
     count: int
     columns: np.ndarray | None = None
     width: int | None = None
+    output: str | None = None
 
     @property
     def classes(self) -> int:
@@ -117,9 +119,10 @@ def expect_inside(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
     wrong = np.flatnonzero((chosen < 0) | (chosen >= classes))
     if wrong.size:
         row = int(wrong[0])
+        output = "the output" if rows.output is None else f"the output {rows.output!r}"
         raise ObjectiveError(
-            f"{name} {chosen[row]} at {rows.location(row)} is out of range: the output has {classes} classes, expected 0 to "
-            f"{classes - 1}"
+            f"{name} {chosen[row]} at {rows.location(row)} is out of range: {output} has {classes} classes, expected 0 to "
+            f"{classes - 1}, or another output with output=... where these are no classes"
         )
     if rows.columns is None:
         return chosen

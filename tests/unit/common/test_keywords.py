@@ -78,3 +78,25 @@ def test_errors_of_the_function_itself_propagate() -> None:
     assert double(2) == 4
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
         double(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("n_steps", "embgrad.IntegratedGradients(steps=...)"),
+        ("tolerance", "embgrad.IntegratedGradients(tolerance=...)"),
+        ("baselines", "embgrad.IntegratedGradients(baseline=...), or embgrad.GradientShap(baselines=...)"),
+        ("n_samples", "embgrad.SmoothGrad(samples=...), or another that draws"),
+        ("seed", "embgrad.SmoothGrad(seed=...), or another that draws"),
+        ("replacement", "embgrad.Occlusion(replacement=...)"),
+    ],
+)
+def test_an_argument_of_a_method_names_the_method(name: str, instead: str) -> None:
+    with pytest.raises(embgrad.EmbgradError) as raised:
+        embgrad.attribute(None, [[1]], embgrad.Sum(), "saliency", **{name: 1})
+    assert raised.value.message == f"attribute takes no {name!r}, which belongs to the method: pass method={instead}"
+
+
+def test_captums_batch_size_is_explained() -> None:
+    with pytest.raises(embgrad.EmbgradError, match=r"takes no 'internal_batch_size': batch_size=\.\.\. is the"):
+        embgrad.attribute(None, [[1]], embgrad.Sum(), "saliency", internal_batch_size=1)

@@ -153,3 +153,13 @@ def test_positions_of_the_decoder() -> None:
     batch = TokenBatch(np.ones((2, 5), int), [[1] * 5, [1, 0, 0, 0, 0]], extras=extras)
     values = Sum(output="start_logits").evaluate(SCORES[:2, :3], batch)[0]
     np.testing.assert_array_equal(values, [SCORES[0, :2].sum(), SCORES[1, :3].sum()])
+
+
+def test_an_index_out_of_range_names_the_output() -> None:
+    for objective in (LogProbability(9, output="last_hidden_state"), Logit(9, output="last_hidden_state")):
+        with refused(
+            Exception,
+            "9 at example 0 is out of range: the output 'last_hidden_state' has 3 classes, expected 0 to 2, or another output "
+            "with output=... where these are no classes",
+        ):
+            objective.evaluate(SCORES[:, :3], BATCH)
