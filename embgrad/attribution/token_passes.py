@@ -139,7 +139,13 @@ class TokenPasses:
         return [np.concatenate(arrays).astype(np.float64) for arrays in zip(*pieces, strict=True)]
 
     def scored(
-        self, rows: np.ndarray, reduce: Reduce, values: Sequence[np.ndarray] | None = None, *, quiet: bool = False
+        self,
+        rows: np.ndarray,
+        reduce: Reduce,
+        values: Sequence[np.ndarray] | None = None,
+        *,
+        quiet: bool = False,
+        weighed: np.ndarray | None = None,
     ) -> Scored:
         """Return the reduced gradients of some rows.
 
@@ -149,18 +155,22 @@ class TokenPasses:
                 kept, (row, position, 1).
             values: the values at the points, to put in place of the model's own; None to leave those.
             quiet: whether warnings about the batch were given before.
+            weighed: the rows whose gradients count, bool, (row,); those of the others are 0, whatever they are. None for all.
 
         Raises:
             NoGradientError: an output does not depend on a point, or a gradient is not finite.
         """
         changes = {} if values is None else {"override": dict(zip(self.names, values, strict=True))}
-        return self._passed(self._task(rows % len(self.batch), changes, pullback=True, quiet=quiet), rows, reduce)
+        task = self._task(rows % len(self.batch), changes, pullback=True, quiet=quiet)
+        return self._passed(task, rows, reduce, weighed)
 
     def described(self) -> Mapping[str, Any]:
         """Return the provenance of a pass on the first example, without gradients, and warn of the batch as `scored` does."""
         return self._passed(self._task(np.arange(1), {}, pullback=False, quiet=False), np.arange(1)).provenance
 
-    def _passed(self, task: Task, rows: np.ndarray, reduce: Reduce | None = None) -> Scored:
+    def _passed(
+        self, task: Task, rows: np.ndarray, reduce: Reduce | None = None, weighed: np.ndarray | None = None
+    ) -> Scored:
         """Return the results of a pass; there are scores if the task has a pullback."""
         batch = self.batch.take(rows % len(self.batch))
         with explained_errors(self.bound, batch):
@@ -172,7 +182,7 @@ class TokenPasses:
             read = run.points[point.key if point.key in run.points else name]
             _expect_logits(responses[0], read)
             if task.pullback:
-                scores.append(self._expect_all(name, reduced_of(read, point.arrangement)))
+                scores.append(self._expect_all(name, reduced_of(read, point.arrangement), weighed))
         return Scored(
             np.stack([objective_values(respond, run, index) for index, respond in enumerate(responses)]),
             tuple(scores),
@@ -188,7 +198,9 @@ class TokenPasses:
         task = self._task(rows % len(self.batch), {}, pullback=False, quiet=True)
         return np.stack(evaluated_each(replace(task, options=GradientOptions(())), batch))
 
-    def _expect_all(self, name: str, kept: Sequence[np.ndarray | None]) -> np.ndarray:
+    def _expect_all(
+        self, name: str, kept: Sequence[np.ndarray | None], weighed: np.ndarray | None = None
+    ) -> np.ndarray:
         """Return the reduced gradients of all outputs at a point, float64, (output, row, position)."""
         arrays = []
         for output, array in enumerate(kept):
@@ -198,6 +210,8 @@ class TokenPasses:
                     "no path in the graph leads from them to it. Check whether the model detaches the value, and whether its "
                     "logits are read"
                 )
+            if weighed is not None:
+                array[~weighed] = 0
             wrong = not_finite(array)
             if wrong is not None:
                 raise NoGradientError(

@@ -45,6 +45,15 @@ OF_METHODS: Final = {
     "keep_special": "embgrad.IntegratedGradients(keep_special=...), or another with a baseline",
 }
 
+#: The same of the methods of a search.
+OF_SEARCHES: Final = {
+    **dict.fromkeys(("seed", "steps", "candidates"), "embgrad.GCG({}=...), or another that has it"),
+    **dict.fromkeys(("beam", "insert", "delete"), "embgrad.HotFlip({}=...)"),
+    **dict.fromkeys(("length", "place", "initial", "examples"), "embgrad.UniversalTrigger({}=...)"),
+    **dict.fromkeys(("learning_rate", "weight_decay"), "embgrad.PEZ({}=...)"),
+    "top": "embgrad.GCG(top=...)",
+}
+
 
 class ArgumentError(EmbgradError, TypeError):
     """A function was called with an argument that it does not have, or without one that it needs."""
@@ -84,6 +93,10 @@ def _unknown(function: str, name: str, known: list[str]) -> str:
     if function.startswith("attribute") and name in OF_METHODS:
         own = "samples" if name in ("n_samples", "nt_samples") else name
         return f"{function} takes no {name!r}, which belongs to the method: pass method={OF_METHODS[name].format(own)}"
+    if function == "search" and name in OF_SEARCHES:
+        return (
+            f"{function} takes no {name!r}, which belongs to the method: pass method={OF_SEARCHES[name].format(name)}"
+        )
     return f"{function} takes no {name!r}: expected one of {listed(known, 20)}.{did_you_mean(name, known)}"
 
 

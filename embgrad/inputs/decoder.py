@@ -65,7 +65,7 @@ def decoder_of(batch: TokenBatch) -> TokenBatch | None:
 
 
 def with_decoder_ids(batch: TokenBatch, ids: np.ndarray, mask: np.ndarray | None = None) -> TokenBatch:
-    """Return the batch with these ids of the decoder, under the batch's own names for them, and with this mask if there is one."""
+    """Return the batch with these ids of the decoder, under the batch's own names for them, and with a mask if given."""
     names = decoder_names(batch.extras) or (IDS, MASK)
     of_mask = {} if mask is None else {names[1]: mask}
     return batch.replace(extras={**batch.extras, names[0]: ids, **of_mask})

@@ -22,7 +22,17 @@ from embgrad.inputs.fast_tokenizers import (
 from embgrad.inputs.special_tokens import special_ids
 from embgrad.inputs.tfhub import is_preprocessor, preprocessed
 
-__all__ = ["as_example", "encode", "encoded", "expect_id", "padding_of", "warn_of_doubled", "with_tokens"]
+__all__ = [
+    "BERT_SPECIAL",
+    "as_example",
+    "encode",
+    "encoded",
+    "expect_id",
+    "padding_of",
+    "warn_of_doubled",
+    "with_known_tokens",
+    "with_tokens",
+]
 
 #: BERT's special tokens, for tokenizers that only split text and number the pieces.
 BERT_SPECIAL: Final = ("[CLS]", "[SEP]", "[PAD]")
@@ -92,6 +102,16 @@ def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
         )
     tokens = {number: _token(token_of, number, tokenizer) for number in np.unique(batch.ids).tolist()}
     return batch.replace(tokens=[[tokens[number] for number in row] for row in batch.ids.tolist()])
+
+
+def with_known_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
+    """Return what `with_tokens` does, and the batch unchanged where the tokenizer does not name all its ids, or there is none."""
+    if tokenizer is None:
+        return batch
+    try:
+        return with_tokens(batch, tokenizer)
+    except BatchError:  # models may have more ids than their tokenizers, and a function names none
+        return batch
 
 
 def _token(token_of: Callable[[int], Any], number: int, tokenizer: Any) -> str:

@@ -24,7 +24,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
-from embgrad.inputs.encode import with_tokens
+from embgrad.inputs.encode import with_known_tokens
 from embgrad.inputs.special_tokens import id_of_special
 from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.native import NativeObjective
@@ -247,7 +247,7 @@ def _result(
     batch = problem.batch
     texts: dict[str, Any] = {"texts_before": None, "texts": None}
     if tokenizer is not None:
-        found, batch = with_tokens(found, tokenizer), with_tokens(batch, tokenizer)
+        found, batch = with_known_tokens(found, tokenizer), with_known_tokens(batch, tokenizer)
         if hasattr(tokenizer, "decode"):
             for name, side in (("texts_before", batch), ("texts", found)):
                 rows = [row[real] for row, real in zip(side.ids, side.real, strict=True)]

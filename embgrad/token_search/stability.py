@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,6 +12,7 @@ import numpy as np
 
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.encode import BERT_SPECIAL, encoded
 from embgrad.inputs.special_tokens import special_ids
 
 __all__ = ["Stability", "decoded", "stability_of"]
@@ -47,8 +49,8 @@ def stability_of(batch: TokenBatch, tokenizer: Any, *, some: bool = False) -> St
     """
     if not hasattr(tokenizer, "decode"):
         raise UnsupportedError(
-            f"the tokenizer is a {type(tokenizer).__name__} without decode, so that it cannot be checked which ids a text "
-            "tokenises to: pass stable=False, or a tokenizer of Hugging Face"
+            f"the tokenizer is a {type(tokenizer).__name__} without a method decode(ids), so that it cannot be checked which ids "
+            "a text tokenises to: pass stable=False, which keeps any ids, or a tokenizer that has decode"
         )
     rows = [row[real] for row, real in zip(batch.ids, batch.real, strict=True)]
     best, unstable = None, np.ones(len(rows), bool)
@@ -72,7 +74,8 @@ def stability_of(batch: TokenBatch, tokenizer: Any, *, some: bool = False) -> St
 
 def decoded(batch_ids: Sequence[np.ndarray], tokenizer: Any) -> list[str]:
     """Return the text of each sequence of ids without special tokens."""
-    return [_decode(tokenizer, row.tolist(), skip_special_tokens=True) for row in batch_ids]
+    decode = _decoder_of(tokenizer, skip_special_tokens=True)
+    return [decode(row.tolist()) for row in batch_ids]
 
 
 #: The most ids that a message shows.
@@ -85,30 +88,76 @@ def _shown(ids: Sequence[int]) -> str:
 
 def _with_special_tokens_in_text(tokenizer: Any) -> RoundTrip:
     def round_trip(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        return _encode(tokenizer, [(_decode(tokenizer, row, skip_special_tokens=False),) for row in rows], added=False)
+        return _encoded_again(tokenizer, rows, lambda row: (row,), added=False)
 
     return round_trip
 
 
 def _with_special_tokens_added(tokenizer: Any) -> RoundTrip:
-    special = set(special_ids(tokenizer) or ())
+    special = set(special_ids(tokenizer) or _added_ids(tokenizer))
 
     def round_trip(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        return _encode(tokenizer, [texts_of(row) for row in rows], added=True)
+        return _encoded_again(tokenizer, rows, texts_of, added=True)
 
-    def texts_of(row: Sequence[int]) -> tuple[str, ...]:
-        """Return the text between special tokens, or the first two texts."""
+    def texts_of(row: Sequence[int]) -> tuple[Sequence[int], ...]:
+        """Return the ids between special tokens, those of the first two texts."""
         between = [list(ids) for is_special, ids in groupby(row, special.__contains__) if not is_special]
-        return tuple(_decode(tokenizer, ids, skip_special_tokens=False) for ids in between[:2]) or ("",)
+        return tuple(between[:2]) or ((),)
 
     return round_trip
 
 
-def _decode(tokenizer: Any, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-    options: dict[str, Any] = {"skip_special_tokens": skip_special_tokens}
-    if hasattr(tokenizer, "convert_ids_to_tokens"):  # Hugging Face's, which would move spaces before punctuation
-        options["clean_up_tokenization_spaces"] = False
-    return str(tokenizer.decode(list(ids), **options))
+def _encoded_again(
+    tokenizer: Any,
+    rows: Sequence[Sequence[int]],
+    texts_of: Callable[[Sequence[int]], tuple[Sequence[int], ...]],
+    *,
+    added: bool,
+) -> list[list[int]]:
+    """Return the ids to which the texts of rows of ids tokenise; none for a text that the user's tokenizer does not take."""
+    decode = _decoder_of(tokenizer, skip_special_tokens=False)
+    if _takes_options(tokenizer):
+        return _encode(tokenizer, [tuple(map(decode, texts_of(row))) for row in rows], added=added)
+    result: list[list[int]] = []
+    for row in rows:
+        try:
+            result.append(list(encoded([tuple(map(decode, texts_of(row)))], tokenizer)[0].ids))
+        except (BatchError, LookupError, ValueError):  # a token that it cannot write, or a text that it cannot read
+            result.append([])
+    return result
+
+
+def _takes_options(tokenizer: Any) -> bool:
+    """Return whether a tokenizer is called as those of Hugging Face are, with lists of texts and options."""
+    return hasattr(tokenizer, "encode_batch") or _accepts(tokenizer, "add_special_tokens")
+
+
+def _accepts(function: Any, name: str) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # it is none, or has no signature
+        return False
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _added_ids(tokenizer: Any) -> list[int]:
+    """Return the ids of the special tokens that `embgrad.encode` adds for a tokenizer that adds none."""
+    if not hasattr(tokenizer, "convert_tokens_to_ids"):
+        return []
+    return [int(id_) for id_ in tokenizer.convert_tokens_to_ids(list(BERT_SPECIAL))]
+
+
+def _decoder_of(tokenizer: Any, *, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
+    """Return a function that returns the text of ids, with those options that the tokenizer's own method takes."""
+    options: dict[str, Any] = {
+        "skip_special_tokens": skip_special_tokens,
+        "clean_up_tokenization_spaces": False,  # of Hugging Face, which would move spaces before punctuation
+    }
+    if hasattr(tokenizer, "encode_batch"):
+        options.popitem()
+    else:
+        options = {name: value for name, value in options.items() if _accepts(tokenizer.decode, name)}
+    return lambda ids: str(tokenizer.decode(list(ids), **options)) if len(ids) else ""
 
 
 def _encode(tokenizer: Any, texts: Sequence[tuple[str, ...]], *, added: bool) -> list[list[int]]:

@@ -97,6 +97,24 @@ def test_an_argument_of_a_method_names_the_method(name: str, instead: str) -> No
     assert raised.value.message == f"attribute takes no {name!r}, which belongs to the method: pass method={instead}"
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("seed", "embgrad.GCG(seed=...), or another that has it"),
+        ("beam", "embgrad.HotFlip(beam=...)"),
+        ("length", "embgrad.UniversalTrigger(length=...)"),
+        ("weight_decay", "embgrad.PEZ(weight_decay=...)"),
+        ("top", "embgrad.GCG(top=...)"),
+    ],
+)
+def test_an_argument_of_a_search_names_the_method_that_has_it(name: str, instead: str) -> None:
+    with pytest.raises(embgrad.EmbgradError) as raised:
+        embgrad.search(None, [[1]], embgrad.Sum(), "pez", **{name: 1})
+    assert raised.value.message == f"search takes no {name!r}, which belongs to the method: pass method={instead}"
+    named = getattr(embgrad, instead.removeprefix("embgrad.").partition("(")[0])
+    assert name in inspect.signature(named).parameters
+
+
 def test_captums_batch_size_is_explained() -> None:
     with pytest.raises(embgrad.EmbgradError, match=r"takes no 'internal_batch_size': batch_size=\.\.\. is the"):
         embgrad.attribute(None, [[1]], embgrad.Sum(), "saliency", internal_batch_size=1)

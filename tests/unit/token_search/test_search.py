@@ -168,5 +168,5 @@ class TestStability:
             def get_vocab(self) -> dict[str, int]:
                 return {f"t{number}": number for number in range(12)}
 
-        refused("a Names without decode", embgrad.UnsupportedError, tokenizer=Names())
+        refused("a Names without a method decode(ids)", embgrad.UnsupportedError, tokenizer=Names())
         assert embgrad.search(curved(), BATCH, LOGIT, "hotflip", tokenizer=Names(), stable=False).texts is None
