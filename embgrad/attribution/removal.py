@@ -12,10 +12,12 @@ import numpy as np
 from embgrad.attribution.baselines import NAMES, absent_positions, baseline_values
 from embgrad.attribution.passes import Passes, Rows, size_of_pass
 from embgrad.attribution.text_inputs import has_decoder, inputs_apart
+from embgrad.backend.objective_callback import Respond
 from embgrad.common.options import expect_flag
 from embgrad.engine.company import Company
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.options import GradientOptions
+from embgrad.engine.run import run_located
 from embgrad.engine.task import Task
 from embgrad.errors import EmbgradError, ObjectiveError, UnsupportedError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
@@ -175,11 +177,25 @@ class Removal:
                 objectives[piece] = self._of_shorter(examples[piece], rows[piece])
         return np.split(objectives, counts.cumsum()[:-1])
 
+    @cached_property
+    def _width(self) -> int | None:
+        """The number of entries in a row of the output; None for a sum, which may have any, and is over real positions."""
+        passes = self.passes
+        assert isinstance(passes.objective, Objective), "a function as objective is refused before"
+        if isinstance(passes.objective, Sum):
+            return None
+        some = slice(0, min(passes.size, len(passes.batch)))
+        objective = passes.objective.take(some, len(passes.batch))
+        task = Task(passes.bound, objective, GradientOptions(()), pullback=False, quiet=True)
+        (respond,) = run_located(task, passes.batch[some])[1]
+        return respond.shape[-1] if isinstance(respond, Respond) else None
+
     def _of_shorter(self, examples: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """Return the objectives of examples of which equally many tokens are kept, (row,)."""
         passes = self.passes
         assert isinstance(passes.objective, Objective), "a function as objective is refused before"
         objective = passes.objective.take(examples, len(passes.batch))
+        objective.width = self._width
         columns = columns_read(passes)
         if columns is not None:
             before = np.arange(kept.shape[1]) < columns[examples, None]

@@ -69,6 +69,9 @@ class Objective(ABC):
     #: The axes of the output that are the batch's positions, beside that of a per-position output; None where this is not known.
     axes: tuple[int, ...] | None = None
 
+    #: The number of entries that a row of the output must have, as in the text before tokens were deleted; None for any.
+    width: int | None = None
+
     def __init__(self, *, output: str | None = None, position: Any = None) -> None:
         if output is not None and not isinstance(output, str):
             raise ObjectiveError(
@@ -176,6 +179,12 @@ class Objective(ABC):
             counted: the entries that count, bool, (row, entry); None for all. The others are not read, and their slopes are 0.
             count: the number of examples.
         """
+        if self.width is not None and values.shape[1] != self.width:
+            raise ObjectiveError(
+                f"the output has {values.shape[1]} entries in a row, and {self.width} for the whole text: they follow its "
+                "positions, and what the objective chooses among them would be of another token; give remove='mask', 'pad' or "
+                "'zero', which keep the text's length"
+            )
         if counted is None or counted.all():
             rows = Rows(values.astype(np.float64), examples, positions, count, output=self.output)
             return self._values(rows)

@@ -328,6 +328,16 @@ def test_chosen_positions_cannot_follow_deleted_tokens() -> None:
         measured(scores(), tagger(), objective)
 
 
+def test_chosen_positions_of_an_output_without_a_name_cannot_follow_either() -> None:
+    def scored(model: Any, inputs: Any) -> Any:
+        return model(inputs["input_ids"], inputs["attention_mask"])[:, :, 0]
+
+    message = "entries in a row, and 8 for the whole text: they follow its positions"
+    with pytest.raises(embgrad.ObjectiveError, match=message):
+        measured(scores(), tagger(), embgrad.Logit([1, 1]), call=scored)
+    assert measured(scores(), tagger(), embgrad.Sum(), call=scored).deletion.shape == (1, 2, 7)
+
+
 def test_a_model_of_one_shape_takes_no_shorter_text() -> None:
     def fixed(model: Any, inputs: Any) -> Any:
         assert np.asarray(inputs["input_ids"]).shape[1] == 8
