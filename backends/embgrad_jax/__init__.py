@@ -1,4 +1,4 @@
-"""JAX for embgrad: Flax NNX and Linen, Equinox, Keras 3 on JAX, and functions of pytrees. Importing this imports no framework.
+"""JAX for embgrad: Flax, Hugging Face's Flax models, Equinox, Keras 3, functions of pytrees. Importing this imports no framework.
 
 PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported before pytest's plugins are looked for.
 """
@@ -50,6 +50,12 @@ class JaxBackend:
         from embgrad_jax.walk import is_model
 
         return is_model(part)
+
+    def generates(self, model: object) -> bool:
+        """Return whether a model's method `generate` is called outside of a trace, in which arrays have no values."""
+        from embgrad_jax.walk import is_huggingface
+
+        return is_huggingface(model)
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of JAX, and of Flax, Equinox and Keras where they are in use."""

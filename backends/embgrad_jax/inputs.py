@@ -13,7 +13,7 @@ import numpy as np
 from embgrad.backend import Call, TokenBatch, expect_single, owned, parameters_of, plan_call
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad_jax.walk import is_linen
+from embgrad_jax.walk import is_huggingface, is_linen
 
 __all__ = ["JaxTensors", "Plan", "Rows", "plan", "to_numpy"]
 
@@ -57,6 +57,11 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, *, training: bool) ->
 
         nest, unused = keras_arguments(model, batch)
         return _planned(nest, lambda model, nest: model(*nest[0], **nest[1], training=training), unused)
+    if is_huggingface(model) and training:
+        raise UnsupportedError(
+            f"the model is a {type(model).__name__}, whose dropout needs a key: pass call=lambda model, inputs: model(**inputs, "
+            "train=True, dropout_rng=key), or omit training"
+        )
     if not callable(model):
         raise UnsupportedError(
             f"the model is a {type(model).__qualname__} of arrays, which cannot be called. Pass call=lambda params, inputs: "

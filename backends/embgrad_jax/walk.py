@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import sys
 import types
@@ -16,6 +17,7 @@ import numpy as np
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.recorded_changes import is_recorded
 from embgrad.backend.signature import as_parts
+from embgrad.errors import UnsupportedError
 from embgrad_jax.leaves import Leaf, record_changes
 from embgrad_jax.modules import dressed
 
@@ -27,6 +29,7 @@ __all__ = [
     "has_base",
     "is_companion",
     "is_equinox",
+    "is_huggingface",
     "is_linen",
     "is_model",
     "is_nnx",
@@ -102,6 +105,11 @@ def is_linen(part: object) -> bool:
     return has_base(part, "flax.linen.module", "Module")
 
 
+def is_huggingface(part: object) -> bool:
+    """Return whether an object is a Flax model of Hugging Face, which holds a Linen module and its parameters."""
+    return has_base(part, "transformers.modeling_flax_utils", "FlaxPreTrainedModel")
+
+
 def is_companion(part: object) -> bool:
     """Return whether an object holds no arrays and goes with a part that does: a Linen module, a graph definition, a function."""
     if is_linen(part) or isinstance(part, (types.FunctionType, types.MethodType, functools.partial)):
@@ -124,7 +132,7 @@ def is_model(part: object) -> bool:
     """Return whether an object is a model of JAX or a part of one."""
     if is_keras(part):
         return bool(sys.modules["keras"].config.backend() == "jax")
-    return is_nnx(part) or is_equinox(part) or is_companion(part) or is_tree(part)
+    return is_nnx(part) or is_equinox(part) or is_huggingface(part) or is_companion(part) or is_tree(part)
 
 
 class Structure:
@@ -155,7 +163,9 @@ class Structure:
 
             self.families.append(KerasParts({index: parts[index] for index in keras}, prefixes))
         self.families += [
-            TreePart(index, parts[index], prefixes[index], linen=any(map(is_linen, parts)))
+            HuggingFacePart(index, parts[index], prefixes[index])
+            if is_huggingface(parts[index])
+            else TreePart(index, parts[index], prefixes[index], linen=any(map(is_linen, parts)))
             for index in holders
             if index not in nnx and index not in keras
         ]
@@ -336,6 +346,38 @@ class TreePart:
                 if callable(module):
                     object.__setattr__(module, "__class__", dressed(_class_of(module), self._named(path)))
         yield {self._index: copied}, lambda: [array for leaf, array in zip(self.leaves, arrays) if leaf.random]  # noqa: B905
+
+
+class HuggingFacePart(TreePart):
+    """A part that is a Flax model of Hugging Face.
+
+    Args:
+        index: which part it is.
+        part: the model.
+        prefix: the beginning of its names.
+
+    Raises:
+        UnsupportedError: the model holds no parameters.
+    """
+
+    def __init__(self, index: int, part: Any, prefix: str) -> None:
+        try:
+            params = part.params
+        except ValueError as error:
+            raise UnsupportedError(
+                f"the model is a {type(part).__name__} without parameters, as _do_init=False makes it. Pass them beside it, "
+                "(model, params), with call=lambda parts, inputs: parts[0](**inputs, params=parts[1])"
+            ) from error
+        super().__init__(index, {"params": params}, prefix, linen=True)
+        self._part = part
+
+    @contextlib.contextmanager
+    def opened(self, arrays: Sequence[Any], *, training: bool) -> Iterator[Any]:
+        """Make a copy of the model with other parameters."""
+        with super().opened(arrays, training=training) as (made, random_values):
+            copied = copy.copy(self._part)
+            copied.params = made[self._index]["params"]
+            yield {self._index: copied}, random_values
 
 
 def _equinox_modules(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -45,7 +45,7 @@ from embgrad.inputs.alignment import Alignment, aligned
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
 from embgrad.inputs.decoder import IDS, MASK, decoder_names, with_decoder_ids
-from embgrad.inputs.encode import with_known_tokens
+from embgrad.inputs.encode import with_tokens
 from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["attribute_tokens"]
@@ -89,7 +89,8 @@ def attribute_tokens(
         method: `Saliency`, `InputXGradient`, `IntegratedGradients` or `Occlusion`, or a name, such as "integrated_gradients".
             `Occlusion` changes input tokens, and still asks for the same output tokens.
         generate: continue the prompts by the model's own method `generate` first: the number of new tokens, for greedy
-            search, or a dict of the method's own arguments, such as {"max_new_tokens": 20, "do_sample": False}.
+            search, or a dict of the method's own arguments, such as {"max_new_tokens": 20, "do_sample": False}, or
+            {"max_length": 40, "stop_token_ids": None} for a model of keras-hub.
         at: the point whose values are the inputs, see `attribute`; in an encoder-decoder "word".
         batch_size: how many examples or steps one pass runs at most; None for as many as have 2,048 positions.
 
@@ -149,8 +150,8 @@ def _expect_decoder(bound: BoundModel, batch: TokenBatch) -> None:
     if text is not None:
         raise BatchError(
             f"the model looks up the further input {text.name!r} beside the batch's ids, and whether it holds the output tokens "
-            f"is not known: give the decoder's ids as {IDS!r}, and their mask as {MASK!r}, which call=... can pass on under other "
-            "names"
+            f"is not known: give the decoder's ids as {IDS!r}, and their mask as {MASK!r}, which call=... can pass on under "
+            "other names"
         )
     if takes_decoder(bound.model):
         raise BatchError(
@@ -250,7 +251,7 @@ def _by_integration(method: Method, passes: TokenPasses, tokenizer: Any) -> _Mad
             for origin, difference in zip(origins, differences, strict=True)
         ]
         reduce = _product_with([difference[example] for difference in differences], passes.names)
-        part = passes.scored(rows, reduce, values, quiet=bool(provenance), weighed=weights[step] != 0)
+        part = passes.scored(rows, reduce, values, quiet=bool(provenance))
         provenance = provenance or dict(part.provenance)
         for total, scored in zip(scores, part.scores, strict=True):
             for row, (at, weight) in enumerate(zip(example, weights[step], strict=True)):
@@ -346,8 +347,8 @@ def _result(
     tokenizer: Any,
 ) -> TokenAttribution:
     """Return the result for the batch as the user gave it."""
-    named = with_known_tokens(batch, tokenizer)
-    named_decoder = None if decoder is None else with_known_tokens(decoder, tokenizer)
+    named = _named(batch, tokenizer)
+    named_decoder = None if decoder is None else _named(decoder, tokenizer)
     side = named if named_decoder is None else named_decoder
     scores = [np.swapaxes(array, 0, 1) for array in made.scores]
     absent = ~targets.present
@@ -392,6 +393,16 @@ def _result(
         offsets=None if batch.offsets is None else batch.offsets.copy(),
         parts=None if batch.parts is None else batch.parts.copy(),
     )
+
+
+def _named(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
+    """Return the batch with the tokens' texts, where the tokenizer has one for each id; models may have more ids."""
+    if batch.tokens is not None or tokenizer is None:
+        return batch
+    try:
+        return with_tokens(batch, tokenizer)
+    except BatchError:
+        return batch
 
 
 def _cleared(scores: np.ndarray, absent: np.ndarray, real: np.ndarray) -> np.ndarray:

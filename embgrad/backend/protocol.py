@@ -374,7 +374,8 @@ class Backend(Protocol):
     A backend may also have a mapping `instead`, from an absent ability to the end of the error's message, which says what to do;
     a method `device_meter(model)` that returns an `embgrad.common.memory_meter.MemoryMeter` of the model's device, or None
     for a model on the CPU, or raises UnsupportedError where that memory cannot be measured; a method `prefix(model)` that
-    returns an empty `embgrad.backend.prefix.Prefix`, or None for a model that keeps nothing of a text; and a method
+    returns an empty `embgrad.backend.prefix.Prefix`, or None for a model that keeps nothing of a text; a method
+    `generates(model)` that returns whether the model's own `generate` is called with NumPy outside of a pass; and a method
     `owns_part(part)`, which is asked in place of `owns` about the parts of a sequence, where some objects are a model only
     together, such as a function and its parameters.
     """

@@ -10,10 +10,11 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy, whole_numbers
 from embgrad.engine.decoder import parameters_of_call, takes_decoder
+from embgrad.engine.keras_generate import generated_by_keras_hub, is_keras_hub
 from embgrad.errors import EmbgradError, OutputError, UnsupportedError, brief, listed
 from embgrad.inputs.alignment import Alignment
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.decoder import IDS, MASK
+from embgrad.inputs.decoder import IDS, MASK, NAMES, decoder_names
 
 __all__ = ["generated"]
 
@@ -21,7 +22,7 @@ __all__ = ["generated"]
 UNNEEDED: Final = frozenset({"labels"})
 
 #: The arguments of the method that the batch gives.
-OF_BATCH: Final = ("input_ids", "attention_mask", "token_type_ids", "inputs", IDS)
+OF_BATCH: Final = ("input_ids", "attention_mask", "token_type_ids", "inputs", *(ids for ids, _ in NAMES))
 
 
 def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any) -> tuple[TokenBatch, int]:
@@ -49,6 +50,9 @@ def generated(bound: BoundModel, batch: TokenBatch, options: Any, tokenizer: Any
             "and the positions of the continuations as targets"
         )
     encoder_decoder = bool(takes_decoder(bound.model))
+    if is_keras_hub(bound.model):
+        _expect_plain(batch, encoder_decoder, starts=True)
+        return generated_by_keras_hub(bound, batch, options)
     _expect_plain(batch, encoder_decoder)
     prompts = _prompts(bound, batch, padded_left=not encoder_decoder)
     returned = _returned(bound, prompts, arguments)
@@ -95,13 +99,21 @@ def _arguments(options: Any) -> dict[str, Any]:
     return {"max_new_tokens": int(options), "do_sample": False}
 
 
-def _expect_plain(batch: TokenBatch, encoder_decoder: bool) -> None:
+def _expect_plain(batch: TokenBatch, encoder_decoder: bool, *, starts: bool = False) -> None:
     """Refuse prompts with inputs that the continuation would need as well.
+
+    Args:
+        batch: the prompts.
+        encoder_decoder: whether the model is an encoder-decoder, which keeps the encoder's inputs.
+        starts: whether the method continues the decoder's ids that the batch has.
 
     Raises:
         UnsupportedError: the batch has such inputs.
     """
-    others = [name for name in batch.extras if name not in UNNEEDED and (not encoder_decoder or name in (IDS, MASK))]
+    of_decoder = set(decoder_names(batch.extras) or ())
+    others = [name for name in batch.extras if name not in UNNEEDED and (not encoder_decoder or name in of_decoder)]
+    if starts and encoder_decoder:
+        others = [name for name in batch.extras if name not in UNNEEDED | of_decoder]
     if others:
         raise UnsupportedError(
             f"the batch has {listed(others)} beside the prompts, and generate=... continues these alone: leave it out, or give "
@@ -129,16 +141,14 @@ def _prompts(bound: BoundModel, batch: TokenBatch, *, padded_left: bool) -> Toke
 def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, Any]) -> Any:
     """Return what the model's method `generate` returns for native inputs."""
     returned: list[Any] = []
+    generates = getattr(bound.backend, "generates", None)
+    if generates is not None and generates(bound.model):
+        with bound.backend.alone(bound.model):
+            inputs = {name: np.asarray(value, np.int32) for name, value in prompts.to_huggingface().items()}
+            return _called(bound.model, inputs, arguments)
 
     def generate(model: Any, inputs: Any) -> Any:
-        try:
-            named = isinstance(inputs, Mapping)
-            returned.append(model.generate(**inputs, **arguments) if named else model.generate(inputs, **arguments))
-        except (TypeError, ValueError) as error:
-            raise EmbgradError(
-                f"the model's method generate() refuses {brief(dict(arguments))}: {error}. Correct generate=..., "
-                "or give the continuations in the batch"
-            ) from error
+        returned.append(_called(model, inputs, arguments))
         return returned[-1]
 
     try:
@@ -149,10 +159,24 @@ def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, An
     return returned[-1]
 
 
+def _called(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> Any:
+    try:
+        return (
+            model.generate(**inputs, **arguments)
+            if isinstance(inputs, Mapping)
+            else model.generate(inputs, **arguments)
+        )
+    except (TypeError, ValueError) as error:
+        raise EmbgradError(
+            f"the model's method generate() refuses {brief(dict(arguments))}: {error}. Correct generate=..., "
+            "or give the continuations in the batch"
+        ) from error
+
+
 def _ids(returned: Any) -> np.ndarray | None:
     try:
         return whole_numbers(to_numpy(returned))
-    except ValueError:
+    except (TypeError, ValueError):  # no array, or one without values, as where JAX traces
         return None
 
 

@@ -14,7 +14,8 @@ from embgrad.inputs.checks import IGNORED, as_array
 
 __all__ = [
     *("DECODER_MASKS", "IDS", "LABELS", "MASK", "NAMES", "UNDECIDED"),
-    *("decoder_by_labels", "decoder_names", "decoder_of", "further_named", "positions_of", "with_decoder_ids"),
+    *("decoder_by_labels", "decoder_names", "decoder_of", "further_named", "is_undecided"),
+    *("positions_of", "undecided_error", "with_decoder_ids"),
 ]
 
 #: The names of the further inputs that hold the decoder's ids and mask, in each convention.
@@ -100,17 +101,30 @@ def positions_of(shape: Sequence[int], batch: TokenBatch, output: str | None) ->
         return batch
     decoder = decoder_of(batch)
     if decoder is not None:
-        fits = tuple(shape[:2]) == decoder.shape
-        if fits and len(shape) > 2 and UNDECIDED in batch.extras:
-            raise ObjectiveError(
-                f"the output has the shape {tuple(shape)}, and the model looks up the further input "
-                f"{batch.extras[UNDECIDED]!r} beside the batch's ids: whether the output's positions are this input's, and which "
-                f"of them are padding, is not known. Name the decoder's ids {IDS!r} and their mask {MASK!r}, or let call=... "
-                "return the batch's own output under a name that begins with 'encoder'"
-            )
+        if is_undecided(shape, batch, output):
+            if len(shape) > 2:
+                raise undecided_error(shape, batch)
+            return batch if batch.padded else decoder
         return batch if tuple(shape[:2]) == batch.shape != decoder.shape else decoder
     by_labels = decoder_by_labels(batch)
     return by_labels if by_labels is not None and tuple(shape[:2]) == by_labels.shape != batch.shape else batch
+
+
+def is_undecided(shape: Sequence[int], batch: TokenBatch, output: str | None) -> bool:
+    """Return whether an output of this shape may be of a second text, which may be the decoder's, or whose mask is not known."""
+    if UNDECIDED not in batch.extras or (output is not None and output.startswith("encoder")):
+        return False
+    return tuple(shape[:2]) == np.shape(batch.extras[IDS])
+
+
+def undecided_error(shape: Sequence[int], batch: TokenBatch) -> ObjectiveError:
+    """Return the error of an output of which it is not known whose positions it has."""
+    return ObjectiveError(
+        f"the output has the shape {tuple(shape)}, and the model looks up the further input {batch.extras[UNDECIDED]!r} beside "
+        "the batch's ids: whether the output's positions are this input's, and which of them are padding, is not known. Name the "
+        f"decoder's ids {IDS!r} and their mask {MASK!r}, or let call=... return the batch's own output under a name that begins "
+        "with 'encoder'"
+    )
 
 
 def decoder_by_labels(batch: TokenBatch) -> TokenBatch | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.errors import ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.decoder import positions_of
+from embgrad.inputs.decoder import is_undecided, positions_of, undecided_error
 from embgrad.objectives.outputs import ROLES
 from embgrad.objectives.selection import Rows, alike, expect_one_per_example, resolve_positions, whole
 
@@ -210,6 +210,8 @@ class Objective(ABC):
         axes = self._known_axes() if self.axes is None else self.axes
         if axes is None:
             raise OpenAxesError(self.output, shape, axis)
+        if axis in axes and is_undecided((shape[0], shape[axis]), batch, self.output):
+            raise undecided_error(shape, batch)
         return positions.real if axis in axes else None
 
     def _known_axes(self) -> tuple[int, ...] | None:

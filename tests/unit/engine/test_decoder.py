@@ -132,6 +132,16 @@ def test_an_output_that_may_be_of_either_text_is_refused(name: str, further: dic
     np.testing.assert_allclose(found, by_hand(IDS, OUT, MASK))
 
 
+@pytest.mark.parametrize("name", ["y", "answer_ids"])
+def test_an_output_of_two_axes_that_may_be_of_either_text_is_refused(name: str) -> None:
+    further = {"answer_mask": OUT_MASK} if name == "answer_ids" else {}
+    batch = embgrad.TokenBatch(IDS, MASK, extras={name: OUT, **further})
+    with pytest.raises(embgrad.ObjectiveError, match=UNDECIDED.format(name)):
+        embgrad.gradients(
+            model(), batch, embgrad.Sum(), call=lambda model, inputs: calls(name)(model, inputs).sum(2), batch_size=None
+        )
+
+
 def test_a_second_text_is_no_obstacle_to_an_output_without_positions() -> None:
     batch = embgrad.TokenBatch(IDS, MASK, extras={"y": OUT})
     pooled = lambda model, inputs: calls("y")(model, inputs).sum(1)  # noqa: E731

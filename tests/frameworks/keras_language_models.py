@@ -1,0 +1,171 @@
+"""keras-hub's encoder-decoders and language models on any Keras backend, which KERAS_BACKEND names.
+
+`test_keras_language_models.py` of each framework runs these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+import embgrad
+
+SIZES = {"vocabulary_size": 30, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
+IDS = np.array([[5, 9, 21, 7, 0, 0], [8, 3, 0, 0, 0, 0]])
+MASK = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
+OUT = np.array([[2, 12, 6, 28, 4, 11], [2, 7, 19, 25, 0, 0]])
+OUT_MASK = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+DATA = {
+    "encoder_token_ids": IDS,
+    "encoder_padding_mask": MASK,
+    "decoder_token_ids": OUT,
+    "decoder_padding_mask": OUT_MASK,
+}
+WEIGHTS = np.random.default_rng(1).normal(size=8)
+OBJECTIVE = embgrad.Projection(WEIGHTS, output="decoder_sequence_output")
+
+
+@pytest.fixture(autouse=True)
+def _the_same_weights() -> None:
+    keras.utils.set_random_seed(0)
+
+
+def backbone(name: str) -> Any:
+    further = {} if name == "T5" else {"max_sequence_length": 16}
+    return getattr(keras_hub.models, f"{name}Backbone")(**SIZES, **further)
+
+
+def bart() -> Any:
+    return keras_hub.models.BartSeq2SeqLM(backbone=backbone("Bart"), preprocessor=None)
+
+
+def gpt2() -> Any:
+    return keras_hub.models.GPT2CausalLM(backbone=backbone("GPT2"), preprocessor=None)
+
+
+def native(data: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {name: keras.ops.convert_to_tensor(value) for name, value in data.items()}
+
+
+def numbers(value: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(value), np.float64)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+
+
+@pytest.mark.parametrize("name", ["Bart", "T5"])
+def test_the_decoders_output_has_the_decoders_mask_however_the_model_is_called(name: str) -> None:
+    model = backbone(name)
+    states = numbers(model(native(DATA))["decoder_sequence_output"])
+    first = embgrad.gradients(model, DATA, OBJECTIVE, check=True)
+    np.testing.assert_allclose(first.objective, ((states @ WEIGHTS) * OUT_MASK).sum(1), rtol=1e-5, atol=1e-5)
+    assert first.certificate is not None
+    assert first.pad_leak == 0
+    of_huggingface = {"decoder_input_ids": OUT, "decoder_attention_mask": OUT_MASK}
+    own = {key: DATA[key] for key in ("decoder_token_ids", "decoder_padding_mask")}
+
+    def call(model: Any, inputs: Any) -> Any:
+        encoder = {"encoder_token_ids": inputs["input_ids"], "encoder_padding_mask": inputs["attention_mask"]}
+        names = own if "decoder_token_ids" in inputs else of_huggingface
+        return model({**encoder, **{key: inputs[name] for key, name in zip(own, names, strict=True)}})
+
+    for further in (own, of_huggingface):
+        batch = embgrad.TokenBatch(IDS, MASK, extras=further)
+        for by in (None, call):
+            g = embgrad.gradients(model, batch, OBJECTIVE, call=by)
+            np.testing.assert_allclose(g.values, first.values, atol=1e-6)
+            np.testing.assert_allclose(g.objective, first.objective, rtol=1e-6)
+    encoder = embgrad.evaluate(model, DATA, embgrad.Projection(WEIGHTS, output="encoder_sequence_output"))
+    states = numbers(model(native(DATA))["encoder_sequence_output"])
+    np.testing.assert_allclose(encoder, ((states @ WEIGHTS) * MASK).sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_mask_of_the_decoder_that_is_not_given_is_ones() -> None:
+    model = backbone("Bart")
+    without = {key: value for key, value in DATA.items() if key != "decoder_padding_mask"}
+    ones = {**DATA, "decoder_padding_mask": np.ones_like(OUT)}
+    np.testing.assert_array_equal(embgrad.evaluate(model, without, OBJECTIVE), embgrad.evaluate(model, ones, OBJECTIVE))
+
+
+def test_the_decoders_tokens_are_the_output_tokens() -> None:
+    model = bart()
+    a = embgrad.attribute_tokens(model, DATA)
+    np.testing.assert_array_equal(a.outputs, [[1, 2, 3, 4, 5], [1, 2, 3, -1, -1]])
+    np.testing.assert_array_equal(a.decoder_ids, OUT)
+    log_p = log_softmax(numbers(model(native(DATA))))
+    for example, output in np.argwhere(a.outputs >= 0):
+        position = a.outputs[example, output]
+        expected = log_p[example, position - 1, OUT[example, position]]
+        np.testing.assert_allclose(a.objective[example, output], expected, rtol=1e-5)
+    occluded = embgrad.attribute_tokens(
+        model, DATA, targets=[-1], method=embgrad.Occlusion(replacement=3, keep_special=False)
+    )
+    changed = OUT.copy()
+    changed[0, 2] = 3
+    other = log_softmax(numbers(model(native({**DATA, "decoder_token_ids": changed}))))[0, 4, 11]
+    assert occluded.decoder_scores is not None
+    np.testing.assert_allclose(occluded.decoder_scores[0, 0, 2], log_p[0, 4, 11] - other, atol=2e-6)
+
+
+def test_a_causal_model_continues_prompts_of_other_lengths_on_either_side() -> None:
+    model = gpt2()
+    compiled = model.make_generate_function()
+    sampler, before = model.sampler, [numbers(weight) for weight in model.weights]
+    prompts = [np.array([5, 9, 21, 7]), np.array([8, 3])]
+    right = {"token_ids": IDS[:, :4], "padding_mask": MASK[:, :4]}
+    left = {"token_ids": np.array([prompts[0], [0, 0, 8, 3]]), "padding_mask": np.array([[1, 1, 1, 1], [0, 0, 1, 1]])}
+    results = [embgrad.attribute_tokens(model, batch, generate=3) for batch in (right, left)]
+    for example, prompt in enumerate(prompts):
+        ids = prompt[None]
+        for _ in range(3):
+            inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+            ids = np.append(ids, numbers(model(native(inputs)))[:, -1].argmax(-1)[:, None], 1)
+        alone = embgrad.attribute_tokens(model, ids, targets=slice(-3, None))
+        for result in results:
+            np.testing.assert_array_equal(result.ids[example][result.real[example]], ids[0])
+            np.testing.assert_allclose(result.objective[example], alone.objective[0], rtol=1e-5)
+            np.testing.assert_allclose(result.scores[example][:, result.real[example]], alone.scores[0], atol=1e-5)
+    assert model.generate_function is compiled
+    assert model.sampler is sampler
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(numbers(weight), value)
+
+
+def test_keras_hubs_options_go_with_the_models_own_sampler() -> None:
+    model = gpt2()
+    model.compile(sampler=keras_hub.samplers.TopKSampler(k=5, seed=3))
+    seeds = [numbers(variable) for variable in model.sampler.variables]
+    expected = model.generate(
+        {"token_ids": np.pad(IDS[:, :2], ((0, 0), (0, 4))), "padding_mask": np.array([[1, 1, 0, 0, 0, 0]] * 2)},
+        stop_token_ids=None,
+    )
+    for variable, value in zip(model.sampler.variables, seeds, strict=True):
+        variable.assign(value.astype("uint32"))
+    result = embgrad.attribute_tokens(model, IDS[:, :2], generate={"max_length": 6, "stop_token_ids": None})
+    np.testing.assert_array_equal(result.ids, numbers(expected["token_ids"]))
+    for variable, value in zip(model.sampler.variables, seeds, strict=True):
+        np.testing.assert_array_equal(numbers(variable), value)
+
+
+def test_an_encoder_decoder_generates() -> None:
+    model = bart()
+    start = np.array([[2], [2]])
+    encoder = {key: DATA[key] for key in ("encoder_token_ids", "encoder_padding_mask")}
+    result = embgrad.attribute_tokens(model, {**encoder, "decoder_token_ids": start}, generate=2)
+    ids = start
+    for _ in range(2):
+        inputs = {**encoder, "decoder_token_ids": ids, "decoder_padding_mask": np.ones_like(ids)}
+        ids = np.append(ids, numbers(model(native(inputs)))[:, -1].argmax(-1)[:, None], 1)
+    np.testing.assert_array_equal(result.decoder_ids, ids)
+    given = embgrad.attribute_tokens(model, {**encoder, "decoder_token_ids": ids})
+    np.testing.assert_allclose(result.scores, given.scores, atol=1e-6)
+    assert result.decoder_scores is not None
+    assert given.decoder_scores is not None
+    np.testing.assert_allclose(result.decoder_scores, given.decoder_scores, atol=1e-6)
