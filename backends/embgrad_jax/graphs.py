@@ -39,6 +39,10 @@ SLICES: Final = ("slice", "dynamic_slice")
 REMATERIALISED: Final = ("checkpoint", "remat", "remat2")
 
 
+def _is_graph(value: object) -> bool:
+    return hasattr(value, "eqns")
+
+
 @dataclass(frozen=True)
 class Output:
     """The place of an array in a model's return value.
@@ -72,6 +76,16 @@ class Graph:
     outputs: int
     unused: tuple[str, ...]
     ids: tuple[int, ...]
+
+    def products(self) -> set[str]:
+        """Return the names of the dtypes of the products of matrices, in inner graphs too."""
+        dtypes, graphs = set[str](), [self.jaxpr.jaxpr]
+        for graph in graphs:
+            for equation in graph.eqns:
+                if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+                    dtypes.add(str(equation.outvars[0].aval.dtype))
+                graphs += [getattr(inner, "jaxpr", inner) for inner in every(equation.params, _is_graph)]
+        return dtypes
 
     def filled(self, arrays: Sequence[Any]) -> Any:
         """Return the model's return value with these arrays in it."""

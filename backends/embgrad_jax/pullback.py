@@ -220,6 +220,7 @@ def finished(
     )
     read = [str(forward.values[key].dtype) for key in keys.values()]
     read += [str(output.dtype) for output in answer.outputs]
-    dtype = compute_dtype(read, (str(leaf.array.dtype) for leaf in structure.leaves if leaf.floating))
+    floating = (str(leaf.array.dtype) for leaf in structure.leaves if leaf.floating)
+    dtype = compute_dtype(read, floating, forward.graph.products())
     parameters = parameter_values(structure.leaves, below) if request.parameters else None
     return Run(found, dtype, forward.graph.unused, answer.objective, parameters, further=answer.further)

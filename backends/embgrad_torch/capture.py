@@ -23,6 +23,7 @@ from embgrad.backend.keras_layers import evaluating
 from embgrad.backend.patching import Interception
 from embgrad.backend.signature import NAMES
 from embgrad.common.pytree import every
+from embgrad.common.tolerance import coarsest
 from embgrad.errors import UnsupportedError
 from embgrad.forward.descent import Reached
 from embgrad.forward.recorder import PassRecorder
@@ -204,7 +205,8 @@ class _Capture:
         if raised:
             return
         points.over = True
-        captured.token = self._listener.end(captured.watch, points.values, points.dtype)
+        dtype = coarsest([points.dtype, *current.mode.halves])
+        captured.token = self._listener.end(captured.watch, points.values, dtype)
         points.values = {}
         self._alive.add(captured)
         if points.awaited:

@@ -15,7 +15,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.forward.points import UNNAMED_TABLE, layout_of
 from embgrad.forward.recorder import PassRecorder
 from embgrad_torch.checkpoints import Recorded, repeated_key
-from embgrad_torch.inputs import Head, has_values, is_quantised, is_transformed
+from embgrad_torch.inputs import Head, dtype_name, has_values, is_quantised, is_transformed
 from embgrad_torch.state import ACCUMULATING, is_running
 from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled
 from embgrad_torch.walk import TablePaths
@@ -68,6 +68,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         differentiated: whether the model took gradients of frozen weights itself.
         on_accumulating: called before the model itself accumulates gradients in leaves.
         head: the last linear map; None where there is none.
+        halves: the names of the dtypes of half precision in which the model multiplied matrices, as under autocast.
 
     Args:
         paths: the tables' attribute paths.
@@ -83,6 +84,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.differentiated = False
         self.on_accumulating: Callable[[], None] = lambda: None
         self.head: Head | None = None
+        self.halves: set[str] = set()
         self._paths = paths
         self._recorded: list[tuple[str, np.ndarray, Recorded]] = []
         self._scaled: list[tuple[Any, Any, Any]] = []
@@ -95,8 +97,12 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             return func(*args, **(kwargs or {}))
         handler = HANDLERS.get(func)
         if handler is not None and not (self.at.plain and is_running()):
-            return handler(self, func, args, kwargs or {})
-        return func(*args, **kwargs) if kwargs else func(*args)
+            result = handler(self, func, args, kwargs or {})
+        else:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        if func in PRODUCTS and result.dtype in HALF:
+            self.halves.add(dtype_name(result.dtype))
+        return result
 
     def is_active(self) -> bool:
         """Return whether the mode is active in this thread, or in the engine's thread that works for it."""
@@ -423,6 +429,18 @@ HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]],
     torch._C._set_grad_enabled: LookupMode.on_grad_mode,
     **dict.fromkeys(DIFFERENTIATING, LookupMode.on_differentiating),
 }
+
+#: The functions that multiply matrices.
+PRODUCTS: Final = frozenset(
+    {
+        *(functional.linear, functional.conv1d, functional.scaled_dot_product_attention),
+        *(torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum),
+        *(torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.mm, torch.Tensor.bmm),
+    }
+)
+
+#: The dtypes of half precision.
+HALF: Final = frozenset({torch.bfloat16, torch.float16})
 
 #: The functions that look up rows, for a compiler that traces into the mode: it supports no dict of functions.
 _LOOKING_UP: Final = frozenset({*READERS, functional.embedding_bag, torch.embedding_bag})

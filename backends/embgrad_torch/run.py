@@ -113,7 +113,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
             pulled = pull_back(sets, taps, requested, this.mode, structure.parameters, request, since)
             if this.mode.differentiated:  # and the model has caught the exception
                 raise WeightsDifferentiated
-        dtype = compute_dtype(request, taps, chosen, answer, returned, structure.parameters())
+        dtype = compute_dtype(request, taps, chosen, answer, returned, structure.parameters(), this.mode.halves)
     keys = {name: chosen[name] for name in request.points}
     gradients = pulled[0].parameters if pulled else [None] * len(requested)
     reached = {key: watch.recorded(key) for key in keys.values()}

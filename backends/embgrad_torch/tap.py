@@ -338,14 +338,23 @@ def expect_uncompiled() -> None:
 
 
 def compute_dtype(
-    request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parameters: Iterable[Any]
+    request: Request,
+    taps: Taps,
+    chosen: Any,
+    answered: Answer,
+    returned: Any,
+    parameters: Iterable[Any],
+    halves: Iterable[str],
 ) -> str:
-    """Return the coarsest dtype of the points, the outputs that were read and autocast; else an output's or a parameter's."""
+    """Return the coarsest dtype of the points, the outputs that were read, autocast and products in half precision.
+
+    Where nothing was read an output or a parameter stands for the points.
+    """
     tensors = [taps.marks[chosen[name]] for name in request.points]
     tensors += answered.outputs
     if not tensors:
         tensors.append(next(tensor for tensor in (first(returned, is_floating), *parameters) if tensor is not None))
-    return computed_in(tensors)
+    return coarsest([computed_in(tensors), *halves])
 
 
 def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:

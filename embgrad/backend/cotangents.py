@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.backend.protocol import PointValues, Request, TableRest
 from embgrad.common.arrays import owned
-from embgrad.common.tolerance import coarsest
+from embgrad.common.tolerance import HALVES, coarsest
 from embgrad.errors import ObjectiveError, OutputError, listed
 from embgrad.forward.points import Lookup
 from embgrad.forward.recorder import PassRecorder
@@ -251,14 +251,17 @@ def values_at(
     return values
 
 
-def compute_dtype(read: Iterable[str], fallback: Iterable[str]) -> str:
+def compute_dtype(read: Iterable[str], fallback: Iterable[str], products: Iterable[str] = ()) -> str:
     """Return the dtype in which a model computed: the coarsest of the dtypes that were seen.
 
     Args:
         read: the dtypes of the points and outputs that were read.
         fallback: the dtypes of the returned tensors and the parameters; the first is used if nothing was read.
+        products: the dtypes of the products of matrices inside the model. Of these only half precision counts, which the
+            lookup and the output do not show where the model casts, as under autocast.
     """
-    return coarsest(list(read) or list(itertools.islice(fallback, 1)) or ["float32"])
+    halves = [dtype for dtype in products if dtype in HALVES]
+    return coarsest([*(list(read) or list(itertools.islice(fallback, 1)) or ["float32"]), *halves])
 
 
 def _hint(objective: NativeObjective, shape: tuple[int, ...]) -> str:
