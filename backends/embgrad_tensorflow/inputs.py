@@ -263,14 +263,17 @@ def unused_inputs(
     """
     rows = [lookup.padding for lookup in watch.lookups if lookup.layout is not None]
     row = next((row for row in rows if row is not None), None)
-    if "mask" not in unused or row is None or any(_reaches(values, batch.ids == row) for values in points):
+    if "mask" not in unused or row is None or any(_reaches(values, row) for values in points):
         return unused, None
     same = np.array_equal(batch.ids != row, batch.real)
     return tuple(name for name in unused if not (same and name == "mask")), row
 
 
-def _reaches(values: PointValues, where: np.ndarray) -> bool:
-    """Return whether a lookup of the ids has a gradient at any of these positions."""
-    layout = None if values.lookup is None else values.lookup.layout
-    gradients = [] if layout is None else [gradient for gradient in values.gradients if gradient is not None]
-    return any(bool(layout.vectors(gradient)[where].any()) for gradient in gradients if layout is not None)
+def _reaches(values: PointValues, row: int) -> bool:
+    """Return whether a lookup of the ids has a gradient where it looks up this row."""
+    lookup = values.lookup
+    if lookup is None or lookup.layout is None:
+        return False
+    where = lookup.indices == row
+    gradients = [gradient for gradient in values.gradients if gradient is not None]
+    return any(bool(gradient.reshape(-1, *where.shape, gradient.shape[-1])[:, where].any()) for gradient in gradients)

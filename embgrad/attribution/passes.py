@@ -112,6 +112,12 @@ class Passes:
                 f"the point {self.at!r} has the shape {result.values.shape}: expected (example, position, dim), "
                 f"{self.batch.shape} first, since positions are what an attribution is of"
             )
+        if "order" in result.provenance:
+            raise UnsupportedError(
+                f"nothing shows that the entries at the point {self.at!r} belong to the batch's examples and positions, which an "
+                "attribution is of: the model changes its ids or their order first. Use 'word' where the model has it, or the "
+                "output of a module behind it"
+            )
         if self._is_of_decoder(result):
             raise UnsupportedError(
                 f"the point {self.at!r} is of the decoder's positions, and an attribution is of the batch's ids: expected a "

@@ -22,10 +22,13 @@ from embgrad.results.certificate import worst
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.row_sparse import RowSparse, scatter
 
-__all__ = ["assembled", "joined", "warn_of_leak"]
+__all__ = ["assembled", "in_own_order", "joined", "warn_of_leak"]
 
 #: The attributes of a result with one entry for each position.
 PER_POSITION: Final = ("ids", "mask", "types", "words_of")
+
+#: The provenance's "order" where nothing shows which examples and positions a tensor's entries belong to.
+UNKNOWN: Final = "the model's own"
 
 #: The largest gradient at padding, as a share of the largest at real positions, that is not warned of: rounding stays far below.
 LEAST_LEAK: Final = 1e-3
@@ -80,7 +83,7 @@ def assembled(
             f"expected (example, position, …), {batch.shape} first; omit pads"
         )
     rows = values.lookup.rows if values.lookup is not None and of_table else None
-    same = is_batch or values.lookup is None
+    same = is_batch or (values.lookup is None and arrangement.in_order)
     return EmbeddingGradients(
         values=_by_example(gradients, split),
         activations=taken(arrangement.to_user_axes(values.activation)),
@@ -92,12 +95,20 @@ def assembled(
         words_of=_copied(batch.words if same else None),
         vocab=rows,
         pad_leak=leak,
-        provenance=provenance,
+        provenance={**provenance, **_order(values, arrangement, batch)},
         tables=tuple(scatter(arrangement.ids, pullback, rows) for pullback in gradients)
         if split and rows is not None
         else None,
         before=None if before is None else _by_example(before, split),
     )
+
+
+def _order(values: PointValues, arrangement: Arrangement, batch: TokenBatch) -> dict[str, str]:
+    """Return the entry of the provenance for a point of which the examples and positions are not known to be the batch's."""
+    if not arrangement.in_order:
+        return {"order": UNKNOWN}
+    is_other = values.lookup is not None and not arrangement.is_batch and arrangement.shape[:2] == batch.shape
+    return {"order": "not that of the batch's ids"} if is_other else {}
 
 
 def _is_of_decoder(values: PointValues, arrangement: Arrangement, batch: TokenBatch, extras: Mapping[str, Any]) -> bool:
@@ -191,6 +202,8 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
     first = pieces[0]
     if len(pieces) == 1:
         return first
+    if any(piece.provenance.get("order") == UNKNOWN for piece in pieces):
+        raise UnsupportedError(in_own_order(first.provenance["point"]))
     for piece in pieces[1:]:
         if piece.values.shape[1:] != first.values.shape[1:] or len(piece.values) != len(piece.objective):
             raise UnsupportedError(
@@ -219,6 +232,14 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
         },
         tables=tables or None,
         certificate=None if first.certificate is None else worst([piece.certificate for piece in pieces]),
+    )
+
+
+def in_own_order(name: str) -> str:
+    """Return the message for a point that has its examples in an order of the model's own, where the batch's is needed."""
+    return (
+        f"the point {name!r} has its examples in an order of the model's own: split=... and batch_size=... need the batch's. "
+        "Omit them, or pass the batch in the model's order"
     )
 
 

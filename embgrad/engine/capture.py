@@ -178,13 +178,15 @@ class Tap:
             words = [point for point in reached if WORD in point.roles]
             point, self._by_role = point_of(self.at, reached, words, batch)
             self._key = point.key
+            self._axes.look_at(words, batch)
         return PassRecorder(batch, (self._key,))
 
     def end(self, watch: PassRecorder, values: Mapping[str, np.ndarray], compute_dtype: str) -> _Pass:
         """See `embgrad.Listener`."""
         key = self._resolved(watch)
         record, batch = watch.recorded(key), watch.batch
-        arrangement = self._axes.arrangement(record, values[key].shape, batch, by_role=self._by_role)
+        shape, lookups = values[key].shape, watch.lookups
+        arrangement = self._axes.arrangement(record, shape, batch, by_role=self._by_role, lookups=lookups)
         lookup = record if isinstance(record, Lookup) else None
         return _Pass(key, arrangement, lookup, values[key], batch, compute_dtype)
 

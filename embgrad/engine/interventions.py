@@ -90,11 +90,12 @@ def prepared(
     if isinstance(change, BroadcastArray):
         change = _without_examples(option, name, change.array, arrangement)
     if not callable(change):
-        fixed = _fitting(option, name, _cut(change, arrangement, examples, count), arrangement)
+        spread = _spread(option, name, _cut(change, arrangement, examples, count), arrangement)
+        fixed = _native(option, spread, arrangement) if arrangement.is_whole else None
 
         def constant(value: np.ndarray) -> np.ndarray:
             _expect_shape(name, value, arrangement)
-            return fixed
+            return _native(option, spread, arrangement, value) if fixed is None else fixed
 
         return constant
 
@@ -106,7 +107,8 @@ def prepared(
         result = change(argument)
         if result is None and option == "add":
             raise PointError(f"the function add[{name!r}] returned None: expected the array to add")
-        return _fitting(option, name, argument if result is None else _numbers(option, name, result), arrangement)
+        spread = _spread(option, name, argument if result is None else _numbers(option, name, result), arrangement)
+        return _native(option, spread, arrangement, value)
 
     return called
 
@@ -168,16 +170,20 @@ def _of_one_example(option: str, name: str, array: np.ndarray) -> np.ndarray:
     return np.asarray(array[0])
 
 
-def _fitting(option: str, name: str, array: np.ndarray, arrangement: Arrangement) -> np.ndarray:
-    """Return the array broadcast to the point, in the tensor's own axes."""
+def _spread(option: str, name: str, array: np.ndarray, arrangement: Arrangement) -> np.ndarray:
+    """Return the array broadcast to the point, in the axes that users see."""
     if arrangement.shared and array.ndim == len(arrangement.shape):
         array = _of_one_example(option, name, array)
     try:
-        spread = np.broadcast_to(array, arrangement.editable)
+        return np.broadcast_to(array, arrangement.editable)
     except ValueError:
         raise PointError(
             f"{option}[{name!r}] has the shape {array.shape}: expected one that broadcasts to the point's, {arrangement.editable}"
         ) from None
-    return np.ascontiguousarray(
-        spread.reshape(arrangement.native) if arrangement.shared else arrangement.to_native_axes(spread)
-    )
+
+
+def _native(option: str, spread: np.ndarray, arrangement: Arrangement, value: np.ndarray | None = None) -> np.ndarray:
+    """Return an array of the users' axes in the tensor's own axes; what users do not see stays as it is in `value`."""
+    if arrangement.shared:
+        return np.ascontiguousarray(spread.reshape(arrangement.native))
+    return np.ascontiguousarray(arrangement.to_native_axes(spread, None if option == "add" else value))

@@ -9,7 +9,15 @@ from weakref import WeakKeyDictionary
 
 from embgrad.backend.protocol import BoundModel, PointValues
 from embgrad.engine.descent import with_roles_of_text
-from embgrad.engine.probe import example_axis, expect_ids_followed, with_layout, word_resolved
+from embgrad.engine.probe import (
+    Order,
+    example_axis,
+    expect_ids_followed,
+    expect_word,
+    order_of,
+    with_layout,
+    word_resolved,
+)
 from embgrad.errors import AmbiguousPointError, listed
 from embgrad.forward.axes import Located, axis_of_examples, of_lookup, of_module
 from embgrad.forward.names import point_of
@@ -29,6 +37,9 @@ __all__ = [
 
 #: The number of examples that a forward pass runs to locate points for a larger batch.
 PROBED: Final = 2
+
+#: The number of examples in a pass that shows whether the model sorts its examples by length, see `_unsorted`.
+UNSORTED: Final = 3
 
 #: The most forms of batches for which the lookup of the ids is remembered, for each model.
 MOST_FORMS: Final = 64
@@ -96,11 +107,14 @@ def locate_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenBat
     if known is not None and form in known:
         return known[form]
     count = PROBED if known is None or len(batch) >= 2 * PROBED else len(batch)
-    if len(batch) < count or batch.shape[1] == count or (known is None and len(batch) < 2 * PROBED):
+    examples = _unsorted(batch) or list(range(count))
+    count = len(examples)
+    if batch.shape[1] == count or (known is None and len(batch) < 2 * PROBED):
         return None
     try:
-        points = bound.points(batch[:count])
-        sighting = Sighting(_located(bound, wanted, batch[:count], points), _times(bound, points), count)
+        sub_batch = batch.take(examples)
+        points = bound.points(sub_batch)
+        sighting = Sighting(_located(bound, wanted, sub_batch, points), _times(bound, points), count)
     except Exception:  # the model may accept no other number of examples, and the whole batch gives the better message
         return None
     if known is not None:
@@ -128,18 +142,25 @@ def in_whole_batch(bound: BoundModel, name: str, point: Located, values: PointVa
     if name == WORD and (values.lookup is None or values.lookup.layout is None):
         raise ProbeInconclusiveError(point.key)
     shape, native = values.activation.shape, point.arrangement.native
+    ordered = point.arrangement.in_order
     if values.lookup is None:
         axis = _example_axis(native, shape, batch)
-        return replace(point, arrangement=of_module(name, shape, batch, axis, by_role=point.by_role))
+        arrangement = of_module(name, shape, batch, axis, by_role=point.by_role, in_order=ordered)
+        return replace(point, arrangement=arrangement)
     lookup = with_layout(bound, batch, values.lookup)
     axis = None if lookup.layout else _example_axis(native, shape, batch)
-    return replace(point, arrangement=of_lookup(name, lookup, batch, axis, by_role=point.by_role), lookup=lookup)
+    arrangement = of_lookup(name, lookup, batch, axis, by_role=point.by_role, in_order=ordered)
+    if lookup.layout is None and lookup.indices.shape == batch.shape and not point.arrangement.is_batch:
+        arrangement = replace(arrangement, is_batch=False)
+    if arrangement.is_whole != point.arrangement.is_whole:  # the examples of the sub-batch stood in the model's order
+        raise ProbeInconclusiveError(point.key)
+    return replace(point, arrangement=arrangement, lookup=lookup)
 
 
 def word_of(bound: BoundModel, lookup: Lookup, batch: TokenBatch) -> Located:
     """Return "word", which is the only lookup of the ids, after the run in which it was made."""
     expect_ids_followed(bound, batch, lookup)
-    lookup = with_layout(bound, batch, lookup)
+    lookup = expect_word(bound, batch, lookup)
     return Located(lookup.key, of_lookup(WORD, lookup, batch, by_role=True), lookup, True)
 
 
@@ -164,19 +185,27 @@ def _located(bound: BoundModel, names: Sequence[str], batch: TokenBatch, points:
             raise
     points = with_roles_of_text(bound, batch, points, resolved, names)
     words = [point for point in points if WORD in point.roles]
-    return {name: _at(bound, name, *point_of(name, points, words, batch), batch) for name in names}
+    named = {name: point_of(name, points, words, batch) for name in names}
+    known = all(point.lookup is not None and point.lookup.layout is not None for point, _ in named.values())
+    order = Order(True) if known else order_of(bound, batch, points)
+    return {name: _at(bound, name, point, by_role, batch, order) for name, (point, by_role) in named.items()}
 
 
-def _at(bound: BoundModel, name: str, point: Point, by_role: bool, batch: TokenBatch) -> Located:
+def _at(bound: BoundModel, name: str, point: Point, by_role: bool, batch: TokenBatch, order: Order) -> Located:
     if point.lookup is None:
         bound.expect_ability("modules")
-        axis = example_axis(bound, batch, point)
-        return Located(point.key, of_module(name, point.shape, batch, axis, by_role=by_role), None, by_role)
+        axis = example_axis(bound, batch, point) if order.is_batch else None
+        arrangement = of_module(name, point.shape, batch, axis, by_role=by_role, in_order=order.is_batch)
+        return Located(point.key, arrangement, None, by_role)
     if by_role and WORD in point.roles and name == WORD:
         expect_ids_followed(bound, batch, point.lookup)
-    lookup = with_layout(bound, batch, point.lookup)
-    axis = None if lookup.layout else example_axis(bound, batch, point)
-    return Located(point.key, of_lookup(name, lookup, batch, axis, by_role=by_role), lookup, by_role)
+    is_word = by_role and WORD in point.roles
+    lookup = expect_word(bound, batch, point.lookup) if is_word else with_layout(bound, batch, point.lookup)
+    axis = None if lookup.layout or not order.is_batch else example_axis(bound, batch, point)
+    arrangement = of_lookup(name, lookup, batch, axis, by_role=by_role, in_order=order.is_batch)
+    if lookup.key in order.changed:
+        arrangement = replace(arrangement, is_batch=False)
+    return Located(point.key, arrangement, lookup, by_role)
 
 
 def _times(bound: BoundModel, points: Iterable[Point]) -> dict[str, int]:
@@ -189,9 +218,20 @@ def _times(bound: BoundModel, points: Iterable[Point]) -> dict[str, int]:
     return times
 
 
+def _unsorted(batch: TokenBatch) -> list[int] | None:
+    """Return a long, a short and the long example again, which no order by length leaves as they are; None where all are equal.
+
+    A model that sorts its examples by length does so in this sub-batch as well, whatever the examples' order.
+    """
+    lengths = batch.real.sum(1) if batch.mask is not None else (batch.ids != 0).sum(1)
+    longest, shortest = int(lengths.argmax()), int(lengths.argmin())
+    return None if lengths[longest] == lengths[shortest] else [longest, shortest, longest]
+
+
 def _form(batch: TokenBatch) -> Hashable:
     """Return the properties of a batch, without its number of examples, that can decide how a model is called."""
-    return (batch.shape[1], batch.convention, batch.mask is None, batch.types is None, tuple(batch.extras))
+    sortable = _unsorted(batch) is not None
+    return (batch.shape[1], batch.convention, batch.mask is None, batch.types is None, tuple(batch.extras), sortable)
 
 
 def _example_axis(probed: tuple[int, ...], whole: tuple[int, ...], batch: TokenBatch) -> int | None:
@@ -199,7 +239,8 @@ def _example_axis(probed: tuple[int, ...], whole: tuple[int, ...], batch: TokenB
     examples, positions = batch.shape
     if examples != positions or tuple(whole[:2]) != batch.shape:
         return None
-    axis = axis_of_examples(probed, PROBED, positions)
+    axes = (axis_of_examples(probed, count, positions) for count in (PROBED, UNSORTED))
+    axis = next((axis for axis in axes if axis is not None), None)
     if axis is None:
         raise ProbeInconclusiveError(probed, whole)
     return axis

@@ -79,7 +79,8 @@ class Perturbation:
     def addition(self, watch: PassRecorder, key: str, value: np.ndarray) -> np.ndarray:
         """See `embgrad.backend.Perturber`."""
         name, by_role = (self._points or {}).get(key, (WORD, True))
-        arrangement = self._axes[name].arrangement(watch.recorded(key), value.shape, watch.batch, by_role=by_role)
+        record, axes = watch.recorded(key), self._axes[name]
+        arrangement = axes.arrangement(record, value.shape, watch.batch, by_role=by_role, lookups=watch.lookups)
         array = prepared("add", name, self._add[name], arrangement)(value)
         if np.isnan(array).any():
             raise PointError(
@@ -110,6 +111,8 @@ class Perturbation:
         words = [point for point in reached if WORD in point.roles]
         located = {name: point_of(name, reached, words, batch) for name in names}
         _expect_each_once({name: point.key for name, (point, _) in located.items()})
+        for name in names:
+            self._axes[name].look_at(words, batch)
         return {point.key: (name, by_role) for name, (point, by_role) in located.items()}
 
 

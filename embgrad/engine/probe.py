@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from itertools import combinations
-from typing import Final
+from itertools import combinations, product
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel
 from embgrad.errors import AmbiguousPointError, PointNotReachedError
 from embgrad.forward.axes import axis_of_examples
-from embgrad.forward.points import WORD, Lookup, Point, layout_is_open
+from embgrad.forward.gather import Window, gather_of, reproduces, window_of
+from embgrad.forward.points import WORD, Layout, Lookup, Point, are_equal, layout_is_open, reads_both_ways
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.other_ids import with_other_ids
 
@@ -20,30 +22,44 @@ __all__ = [
     "could_be_positions",
     "example_axis",
     "expect_ids_followed",
+    "expect_word",
+    "order_of",
     "with_layout",
     "with_shared",
     "word_resolved",
 ]
 
+T = TypeVar("T")
+
 #: The most further inputs that are tried together as inputs that all examples share.
 MOST_SHARED: Final = 3
 
+#: The most forms of batches for which what a probe showed is remembered, for each model.
+MOST_FORMS: Final = 64
+
+#: By model, by lookup and numbers of positions, the window in which a probe has found the ids.
+_windows: WeakKeyDictionary[Any, dict[Hashable, Window]] = WeakKeyDictionary()
+
 
 def word_resolved(bound: BoundModel, batch: TokenBatch, points: Sequence[Point]) -> list[Point]:
-    """Return the points with the role "word" only at lookups whose indices follow the ids.
+    """Return the points with the role "word" only at lookups whose indices follow the ids, and with the layouts of these.
 
     Other lookups' indices can equal the ids by chance: positions 0, 1, 2, … or types of zeros. Where several lookups have the
-    role, a probe with other ids shows which of them follow.
+    role, a probe with other ids shows which of them follow. Where indices hold the ids in an order that no probe shows, the only
+    such lookup keeps the role without a layout.
 
     Raises:
         AmbiguousPointError: the probe failed.
     """
     lookups = [point.lookup for point in points if point.lookup is not None and WORD in point.roles]
+    if not any(lookup.layout is not None and lookup.layout.determined for lookup in lookups):
+        alone = len(lookups) == 1
+        return [_with_probed_layout(bound, batch, point, alone) if WORD in point.roles else point for point in points]
     other = with_other_ids(batch, min(lookup.rows for lookup in lookups)) if len(lookups) > 1 else None
     if other is None:
         return list(points)
     try:
-        probed = {point.key: point.roles for point in bound.points(other)}
+        probed = {point.key: _followed(point) for point in bound.points(other)}
     except Exception as failure:
         raise AmbiguousPointError(
             f"'word' fits {len(lookups)} lookups, {', '.join(map(str, lookups))}, and a forward pass with other ids, which would "
@@ -51,6 +67,19 @@ def word_resolved(bound: BoundModel, batch: TokenBatch, points: Sequence[Point])
             lookups,
         ) from failure
     return [_with_probed_roles(point, probed.get(point.key)) for point in points]
+
+
+def _with_probed_layout(bound: BoundModel, batch: TokenBatch, point: Point, alone: bool) -> Point:
+    """Return the point of a lookup whose indices hold the ids with its layout; without the role "word" if it has none."""
+    lookup = None if point.lookup is None else with_layout(bound, batch, point.lookup)
+    keeps = alone or (lookup is not None and lookup.layout is not None)
+    return replace(point, lookup=lookup, roles=tuple(role for role in point.roles if role != WORD or keeps))
+
+
+def _followed(point: Point) -> tuple[str, ...]:
+    """Return a point's roles in a probe, "word" only where the indices are the ids, and not these in another order by chance."""
+    layout = None if point.lookup is None else point.lookup.layout
+    return tuple(role for role in point.roles if role != WORD or (layout is not None and layout.determined))
 
 
 def _with_probed_roles(point: Point, probed: Sequence[str] | None) -> Point:
@@ -64,13 +93,21 @@ def _with_probed_roles(point: Point, probed: Sequence[str] | None) -> Point:
 
 
 def with_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
-    """Return the lookup with its layout, from a probe with one id changed where the batch's ids do not determine it.
+    """Return the lookup with its layout, from a probe where the batch's ids do not determine it.
+
+    A lookup whose indices hold the ids has no layout where no probe shows an order.
 
     Raises:
         AmbiguousPointError: the probe did not show the layout either.
     """
-    if lookup.layout is None or not layout_is_open(lookup.indices, batch.ids):
+    if lookup.layout is None or lookup.layout.gather is not None:
         return lookup
+    if not lookup.layout.determined:
+        return replace(lookup, layout=_probed_layout(bound, batch, lookup))
+    if not layout_is_open(lookup.indices, batch.ids):
+        if lookup.rows < 2 or not reads_both_ways(batch.ids, batch.real) or _reads_forward(bound, batch, lookup):
+            return lookup
+        return replace(lookup, layout=_probed_layout(bound, batch, lookup) or lookup.layout)
     layout = None
     if lookup.rows > 1:
         lookups = (point.lookup for point in bound.points(_with_one_other_id(batch)))
@@ -82,6 +119,158 @@ def with_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
             [lookup],
         )
     return replace(lookup, layout=layout)
+
+
+def _probed_layout(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Layout | None:
+    """Return the layout of a lookup whose indices hold the ids, from probes; None where they show none, see `gather_of`."""
+    known = bound.remembered(_windows) if bound.call is None else None
+    form = (lookup.key, batch.shape[1], lookup.indices.size // len(batch))
+    if known is not None and form in known:
+        gather = known[form].gather(batch.shape)
+        if reproduces(gather, lookup.indices, batch):
+            return Layout(batch.shape, transposed=False, gather=gather)
+
+    def read(other: TokenBatch) -> np.ndarray | None:
+        lookups = (point.lookup for point in bound.points(other) if point.key == lookup.key)
+        return next((probed.indices for probed in lookups if probed is not None), None)
+
+    probed = gather_of(read, batch, lookup)
+    if probed is None:
+        return None
+    window = window_of(probed, lookup, batch)
+    if known is not None and window is not None:
+        _remember(known, form, window)
+    return Layout(batch.shape, transposed=False, gather=probed)
+
+
+def _reads_forward(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> bool:
+    """Return whether a lookup takes ids that read the same in both directions in the batch's order.
+
+    A probe with the first id of an example changed shows it; where the model raises, nothing contradicts the order.
+    """
+    known = bound.remembered(_orders) if bound.call is None else None
+    form = (lookup.key, batch.shape, batch.real.tobytes(), (batch.ids == 0).tobytes(), tuple(batch.extras))
+    if known is not None and form in known:
+        return known[form].is_batch
+    assert lookup.layout is not None
+    example = int((batch.real.sum(1) > 1).argmax())
+    ids = batch.ids.copy()
+    others = ids[batch.real & (ids != ids[example, 0]) & (ids != 0)]  # 0 may be padding, which a model may look for
+    ids[example, 0] = others[0] if others.size else 1 + int(ids[example, 0] == 1 and lookup.rows > 2)
+    try:
+        probed = {point.key: point.lookup for point in bound.points(batch.replace(ids=ids, tokens=None))}
+    except Exception:  # the model may not take other ids
+        return True
+    read = probed.get(lookup.key)
+    same = read is None or (
+        read.indices.shape == lookup.indices.shape
+        and are_equal(lookup.layout.indices(read.indices).ravel(), ids.ravel())
+    )
+    if known is not None:
+        _remember(known, form, Order(same))
+    return same
+
+
+def expect_word(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
+    """Return the lookup that is `word` with its layout, see `with_layout`.
+
+    Raises:
+        PointNotReachedError: the indices hold the ids, and not each of them once, or no probe shows in which order.
+    """
+    known = with_layout(bound, batch, lookup)
+    if known.layout is None:
+        raise PointNotReachedError(
+            f"the indices of {lookup} hold the batch's ids, of shape {batch.shape}, in an order that forward passes on other "
+            "ids did not show. Give the model the ids in the order in which it looks them up, or name the table with at=..., "
+            "to have its gradient in the lookup's own order"
+        )
+    return known
+
+
+class Order(NamedTuple):
+    """What is known of the order in which a model takes its examples and positions.
+
+    Attributes:
+        is_batch: whether it is the batch's, as far as the lookups show.
+        changed: the keys of lookups whose indices follow the ids without being the ids, where no lookup's indices are.
+    """
+
+    is_batch: bool
+    changed: frozenset[str] = frozenset()
+
+
+#: By model and by form of a batch, the order in which a model looks up ids where these do not show it.
+_orders: WeakKeyDictionary[Any, dict[Hashable, Order]] = WeakKeyDictionary()
+
+
+def order_of(bound: BoundModel, batch: TokenBatch, points: Sequence[Point]) -> Order:
+    """Return the order in which a model takes its examples and positions.
+
+    Where a lookup's indices are the ids, it is known. Where the model changes its ids first, probes that change some of them show
+    whether each index follows the id at its own example and position. Without such a lookup nothing contradicts the order.
+
+    Args:
+        bound: the model.
+        batch: the batch.
+        points: the points that a forward pass on the batch reached.
+    """
+    lookups = [point.lookup for point in points if point.lookup is not None]
+    layouts = [lookup.layout for lookup in lookups if lookup.layout is not None]
+    if layouts or not lookups:
+        return Order(not lookups or any(layout.is_in_order for layout in layouts))
+    known = bound.remembered(_orders) if bound.call is None else None
+    form = (batch.shape, batch.real.tobytes(), (batch.ids == 0).tobytes(), tuple(batch.extras))
+    if known is None or form not in known:
+        try:
+            order = _probed_order(bound, batch, lookups)
+        except Exception:  # the model may not take other ids: then nothing shows the order
+            return Order(False)
+        if known is None:
+            return order
+        _remember(known, form, order)
+    return known[form]
+
+
+def _probed_order(bound: BoundModel, batch: TokenBatch, lookups: Sequence[Lookup]) -> Order:
+    """Return the order where no lookup's indices are the ids: an index may follow other ids than that at its own place."""
+    changed = with_other_ids(batch, min(lookup.rows for lookup in lookups))
+    if changed is None:
+        return Order(False)
+
+    def differing(where: np.ndarray) -> dict[str, np.ndarray]:
+        """Return by key which indices change with the ids at some positions; all of them if their number changes."""
+        probed = bound.points(batch.replace(ids=np.where(where, changed.ids, batch.ids), tokens=None))
+        read = {point.key: point.lookup.indices for point in probed if point.lookup is not None}
+        return {
+            lookup.key: other != lookup.indices
+            if (other := read.get(lookup.key)) is not None and other.shape == lookup.indices.shape
+            else np.ones(lookup.indices.shape, bool)
+            for lookup in lookups
+        }
+
+    following = [key for key, differs in differing(np.ones(batch.shape, bool)).items() if differs.any()]
+    if not following:
+        return Order(True)
+    shaped = [lookup.key for lookup in lookups if lookup.key in following and lookup.indices.size == batch.ids.size]
+    alone = {key: np.zeros(batch.shape, bool) for key in shaped}  # an index did not follow its own id
+    others = {key: np.zeros(batch.shape, bool) for key in shaped}  # an index followed other ids
+    for axis, count in enumerate(batch.shape):
+        numbers = np.expand_dims(np.arange(count), 1 - axis)
+        for bit, value in product(range((count - 1).bit_length()), (0, 1)):
+            where = np.broadcast_to(numbers >> bit & 1 == value, batch.shape)
+            differs = differing(where)
+            for key in shaped:
+                follows = differs[key].reshape(batch.shape)
+                alone[key] |= where & ~follows
+                others[key] |= ~where & follows
+    is_batch = bool(shaped) and not any((alone[key] & others[key]).any() for key in shaped)
+    return Order(is_batch, frozenset(following))
+
+
+def _remember(known: dict[Hashable, T], form: Hashable, value: T) -> None:
+    if len(known) >= MOST_FORMS:
+        known.clear()
+    known[form] = value
 
 
 def example_axis(bound: BoundModel, batch: TokenBatch, point: Point) -> int | None:
@@ -124,13 +313,15 @@ def expect_ids_followed(bound: BoundModel, batch: TokenBatch, lookup: Lookup) ->
     Raises:
         PointNotReachedError: the indices did not change.
     """
-    if lookup.layout is None or not could_be_positions(batch.ids):
+    if lookup.layout is None or lookup.layout.gather is not None or not lookup.layout.determined:
+        return  # a probe shows these layouts
+    if not could_be_positions(batch.ids):
         return
     other = with_other_ids(batch, lookup.rows)
     if other is None:
         return
     try:
-        probed = {point.key: point.roles for point in bound.points(other)}
+        probed = {point.key: _followed(point) for point in bound.points(other)}
     except Exception:  # the model may not accept other ids: then nothing contradicts the lookup
         return
     if WORD not in probed.get(lookup.key, (WORD,)):

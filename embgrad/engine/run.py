@@ -18,7 +18,7 @@ from embgrad.backend.protocol import Change, PointValues, Reduce, Run
 from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.backend.replay import CallbackMemo
 from embgrad.common.progress import Progress, reporter
-from embgrad.engine.assemble import assembled
+from embgrad.engine.assemble import assembled, in_own_order
 from embgrad.engine.call_errors import explained_decoder, explained_errors
 from embgrad.engine.company import tolerance_of
 from embgrad.engine.decoder import with_decoder
@@ -250,6 +250,8 @@ def expect_examples_first(task: Task, batch: TokenBatch, whole: TokenBatch) -> N
     shapes = {point.key: point.shape for point in task.bound.points(other)} if unknown else {}
     for name, point in unknown.items():
         native = point.arrangement.native
+        if not point.arrangement.in_order:
+            raise UnsupportedError(in_own_order(name))
         if shapes.get(point.key) != (len(other), *native[1:]) or native[0] != len(batch):
             raise UnsupportedError(
                 f"the point {name!r} has the shape {native} with {len(batch)} examples, and "

@@ -21,8 +21,9 @@ from embgrad.errors import (
     listed,
 )
 from embgrad.forward.axes import Arrangement, of_lookup, of_module
+from embgrad.forward.gather import only_window
 from embgrad.forward.names import LAYER_ROLE
-from embgrad.forward.points import UNNAMED_TABLE, WORD, Lookup, ModuleCall, layout_is_open, split_name
+from embgrad.forward.points import UNNAMED_TABLE, WORD, Layout, Lookup, ModuleCall, Point, layout_is_open, split_name
 from embgrad.forward.roles import EMBEDDINGS, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch
 
@@ -112,9 +113,22 @@ class PassAxes:
         self._at = at
         self._consequence = consequence
         self._is_transposed: bool | None = None
+        self._in_order = True
+
+    def look_at(self, words: Sequence[Point], batch: TokenBatch) -> None:
+        """Take from the lookups of the ids in a pass on a batch whether the model takes examples and positions in its order."""
+        lookups = [point.lookup for point in words if point.lookup is not None and point.lookup.layout is not None]
+        layouts = [_layout_alone(lookup, batch) for lookup in lookups]
+        self._in_order = not layouts or any(layout is not None and layout.is_in_order for layout in layouts)
 
     def arrangement(
-        self, record: Lookup | ModuleCall, shape: Sequence[int], batch: TokenBatch, *, by_role: bool
+        self,
+        record: Lookup | ModuleCall,
+        shape: Sequence[int],
+        batch: TokenBatch,
+        *,
+        by_role: bool,
+        lookups: Sequence[Lookup] = (),
     ) -> Arrangement:
         """Return the arrangement of the point's tensor.
 
@@ -123,16 +137,30 @@ class PassAxes:
             shape: the tensor's shape in the model.
             batch: the ids with which the model was called.
             by_role: whether the point was named by its role.
+            lookups: the lookups of the pass so far.
+
+        Raises:
+            PointNotReachedError: the point is "word", and the lookup takes the ids in an order that it does not show.
+            UnsupportedError: the point was named by another role, and the model takes the ids in another order.
         """
         if isinstance(record, Lookup):
             lookup = self._with_layout(record, batch)
-            return of_lookup(self._at, lookup, batch, by_role=lookup.layout is not None)
-        return of_module(self._at, shape, batch, self._example_axis(shape, batch), by_role=by_role)
+            if lookup.layout is None and self._at == WORD:
+                raise PointNotReachedError(
+                    f"the indices of {record} hold the ids of the model's call, of shape {batch.shape}, in another order, which "
+                    "a single pass does not show. Call the model with ids in that order, or use embgrad.gradients"
+                )
+            ordered = any(other.layout is not None and other.layout.is_in_order for other in lookups)
+            return of_lookup(self._at, lookup, batch, by_role=lookup.layout is not None, in_order=ordered)
+        axis = self._example_axis(shape, batch) if self._in_order else None
+        return of_module(self._at, shape, batch, axis, by_role=by_role, in_order=self._in_order)
 
     def _with_layout(self, lookup: Lookup, batch: TokenBatch) -> Lookup:
         """Return the lookup with the layout of earlier passes, where the ids do not determine it."""
         if lookup.layout is None:
             return lookup
+        if not lookup.layout.determined:
+            return replace(lookup, layout=_layout_alone(lookup, batch))
         if not layout_is_open(lookup.indices, batch.ids):
             self._is_transposed = lookup.layout.transposed
             return lookup
@@ -163,6 +191,12 @@ class PassAxes:
             )
             return otherwise
         return self._is_transposed
+
+
+def _layout_alone(lookup: Lookup, batch: TokenBatch) -> Layout | None:
+    """Return the layout of a lookup of the ids as far as the indices alone show it: a probe would be a pass of embgrad's."""
+    is_known = lookup.layout is None or lookup.layout.determined
+    return lookup.layout if is_known else only_window(lookup, batch)
 
 
 def batch_of(arguments: Mapping[str, Any], *, word: bool) -> TokenBatch:

@@ -25,6 +25,8 @@ class Arrangement:
         is_batch: whether the first two axes that users see are the batch's examples and positions.
         layout: the layout of a lookup's indices or of a sequence of hidden states; None where the axes stay as they are.
         shared: whether all examples share one tensor, which users see repeated for each example.
+        in_order: False where the model takes the examples or positions in another order than the batch's, so that nothing shows
+            which of them the tensor's entries belong to.
     """
 
     native: tuple[int, ...]
@@ -33,24 +35,34 @@ class Arrangement:
     is_batch: bool
     layout: Layout | None = None
     shared: bool = False
+    in_order: bool = True
 
     def to_user_axes(self, tensor: np.ndarray) -> np.ndarray:
         """Return the tensor in the axes that users see; a shared tensor is repeated (as a broadcast view) for each example."""
         if self.shared:
             return np.broadcast_to(tensor.reshape(self.shape[1:]), self.shape)
-        if self.layout is None or (tensor.shape == self.shape and not self.layout.transposed):
+        if self.layout is None or (tensor.shape == self.shape and self.is_whole and not self.layout.transposed):
             return tensor
-        examples, positions = self.layout.shape
-        first, second = (positions, examples) if self.layout.transposed else (examples, positions)
-        separate = np.reshape(tensor, (first, second, *self.shape[2:]))
-        return np.swapaxes(separate, 0, 1) if self.layout.transposed else separate
+        return self.layout.example_first(tensor, self.shape[2:])
 
-    def to_native_axes(self, array: np.ndarray) -> np.ndarray:
-        """Return an array of the users' axes in the tensor's own axes: the inverse of `to_user_axes`."""
+    def to_native_axes(self, array: np.ndarray, rest: np.ndarray | None = None) -> np.ndarray:
+        """Return an array of the users' axes in the tensor's own axes: the inverse of `to_user_axes`.
+
+        Args:
+            array: the array.
+            rest: an array in the tensor's own axes, from which entries are taken that users do not see; None for zeros.
+        """
         if self.layout is None:
             return array.reshape(self.native)
+        if not self.is_whole:
+            return self.layout.native(array, np.zeros(self.native, array.dtype) if rest is None else rest)
         transposed = np.swapaxes(array, 0, 1) if self.layout.transposed else array
         return transposed.reshape(self.native)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether users see all of the tensor, in an order that its shape shows."""
+        return self.layout is None or self.layout.gather is None
 
     def for_batch(self, count: int, batch: TokenBatch) -> Arrangement | None:
         """Return the arrangement of the same tensor with more examples; None where this arrangement does not determine it.
@@ -61,6 +73,8 @@ class Arrangement:
         """
         examples, positions = batch.shape
         first, rest = self.native[:2], self.native[2:]
+        if not self.is_whole or not self.in_order:
+            return None
         if self.shared:
             native = self.native
         elif first == (count, positions):
@@ -105,7 +119,13 @@ class Located:
 
 
 def of_lookup(
-    name: str, lookup: Lookup, batch: TokenBatch, example_axis: int | None = None, *, by_role: bool
+    name: str,
+    lookup: Lookup,
+    batch: TokenBatch,
+    example_axis: int | None = None,
+    *,
+    by_role: bool,
+    in_order: bool = True,
 ) -> Arrangement:
     """Return the arrangement of a lookup's output.
 
@@ -115,17 +135,20 @@ def of_lookup(
         batch: the batch that the model was run on.
         example_axis: which of the indices' two axes holds the examples, where both axes are equally long; else None.
         by_role: whether users see the point as (example, position, dim), as they do for roles.
+        in_order: whether the model takes the examples and positions in the batch's order.
 
     Raises:
-        UnsupportedError: the lookup has no index for each example and position.
+        UnsupportedError: the lookup has no index for each example and position, or these are in another order.
     """
     if lookup.layout is not None:
         shape = (*lookup.layout.shape, lookup.dim)
         return Arrangement(lookup.shape, shape, batch.ids, is_batch=True, layout=lookup.layout)
     examples, positions = batch.shape
+    if by_role and not in_order and lookup.indices.size != positions:
+        raise UnsupportedError(_in_other_order(name, str(lookup)))
     direct = lookup.indices.shape == batch.shape and example_axis != 1
     if not by_role or direct:
-        return Arrangement(lookup.shape, lookup.shape, lookup.indices, is_batch=direct)
+        return Arrangement(lookup.shape, lookup.shape, lookup.indices, is_batch=direct and in_order, in_order=in_order)
     if lookup.indices.size == positions:
         ids = np.broadcast_to(lookup.indices.reshape(1, positions), batch.shape)
         return Arrangement(lookup.shape, (*batch.shape, lookup.dim), ids, is_batch=True, shared=True)
@@ -142,7 +165,13 @@ def of_lookup(
 
 
 def of_module(
-    name: str, shape: Sequence[int], batch: TokenBatch, example_axis: int | None, *, by_role: bool
+    name: str,
+    shape: Sequence[int],
+    batch: TokenBatch,
+    example_axis: int | None,
+    *,
+    by_role: bool,
+    in_order: bool = True,
 ) -> Arrangement:
     """Return the arrangement of a module's input or output.
 
@@ -152,11 +181,16 @@ def of_module(
         batch: the batch that the model was run on.
         example_axis: which of the first two axes holds the examples, where both axes are equally long; else None.
         by_role: see `of_lookup`.
+        in_order: see `of_lookup`.
 
     Raises:
-        UnsupportedError: the tensor has no entry for each example and position.
+        UnsupportedError: the tensor has no entry for each example and position, or these are in another order.
     """
     native = tuple(map(int, shape))
+    if not in_order and by_role:
+        raise UnsupportedError(_in_other_order(name, f"of shape {native}"))
+    if not in_order:
+        return Arrangement(native, native, batch.ids, is_batch=False, in_order=False)
     examples, positions = batch.shape
     direct = native[:2] == (examples, positions) and example_axis != 1
     transposed = native[:2] == (positions, examples) and not direct and len(native) > 2
@@ -171,6 +205,14 @@ def of_module(
         return Arrangement(native, native, batch.ids, is_batch=direct and determined)
     layout = Layout(batch.shape, transposed=True)
     return Arrangement(native, (*batch.shape, *native[2:]), batch.ids, is_batch=True, layout=layout)
+
+
+def _in_other_order(name: str, what: str) -> str:
+    return (
+        f"the point {name!r} is {what}, and the model takes the batch's examples or positions in an order of its own, so that "
+        "nothing shows which of them each row belongs to. Pass the batch in the model's order, use 'word' where the model has "
+        "it, or name the point by its path, to have its gradient in the model's order"
+    )
 
 
 def axis_of_examples(shape: Sequence[int], examples: int, positions: int) -> int | None:

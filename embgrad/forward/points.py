@@ -20,6 +20,8 @@ __all__ = [
     "Point",
     "layout_is_open",
     "layout_of",
+    "may_hold",
+    "reads_both_ways",
     "split_name",
 ]
 
@@ -60,29 +62,73 @@ def split_name(name: str) -> Name:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of axes in which a lookup's indices hold the batch's ids.
+    """The order in which a lookup's indices hold the batch's ids.
 
     Attributes:
         shape: the ids' shape, (example, position).
         transposed: whether position comes before example, as in time-major recurrent nets.
+        gather: for each example and position the number of its index, counted through the flat indices, and -1 where the ids'
+            padding is not looked up; None where the indices are the ids or their transpose.
+        determined: whether the order is known. The indices may hold the ids in another order, or more than the ids; a probe
+            then shows the order, see `embgrad.forward.gather`.
     """
 
     shape: tuple[int, int]
     transposed: bool
+    gather: np.ndarray | None = field(default=None, compare=False, repr=False)
+    determined: bool = True
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the lookup takes the examples, and each example's positions, in the batch's order."""
+        if self.gather is None:
+            return self.determined
+        example_first = self.gather[self.gather >= 0]
+        position_first = self.gather.T[self.gather.T >= 0]
+        return any(bool((np.diff(order) > 0).all()) for order in (example_first, position_first))
 
     def indices(self, array: np.ndarray) -> np.ndarray:
-        """Return the lookup's indices rearranged as (example, position)."""
-        return self._example_first(array, ())
+        """Return the lookup's indices rearranged as (example, position); 0 where padding is not looked up."""
+        return self.example_first(array, ())
 
     def vectors(self, array: np.ndarray) -> np.ndarray:
-        """Return the lookup's output, or its gradient, rearranged as (example, position, dim)."""
-        return self._example_first(array, array.shape[-1:])
+        """Return the lookup's output, or its gradient, rearranged as (example, position, dim); 0 where nothing is looked up."""
+        return self.example_first(array, array.shape[-1:])
 
-    def _example_first(self, array: np.ndarray, trailing: tuple[int, ...]) -> np.ndarray:
+    def example_first(self, array: np.ndarray, trailing: tuple[int, ...]) -> np.ndarray:
+        """Return an array with an entry of the shape `trailing` for each index, rearranged as (example, position, …)."""
+        if self.gather is not None:
+            gathered: np.ndarray = np.reshape(array, (-1, *trailing))[self.gather]
+            gathered[self.gather < 0] = 0
+            return gathered
         examples, positions = self.shape
         first, second = (positions, examples) if self.transposed else (examples, positions)
         separate = np.reshape(array, (first, second, *trailing))
         return np.swapaxes(separate, 0, 1) if self.transposed else separate
+
+    def native(self, array: np.ndarray, rest: np.ndarray) -> np.ndarray:
+        """Return an array (example, position, …) in the indices' own order: the inverse of `example_first`.
+
+        Args:
+            array: the array.
+            rest: an array in the indices' own order, from which entries are taken that are not the batch's.
+        """
+        if self.gather is None:
+            return np.reshape(np.swapaxes(array, 0, 1) if self.transposed else array, rest.shape)
+        looked_up = self.gather >= 0
+        filled = np.array(rest, dtype=np.result_type(array, rest))
+        filled.reshape(-1, *array.shape[2:])[self.gather[looked_up]] = array[looked_up]
+        return filled
+
+
+def may_hold(indices: np.ndarray, ids: np.ndarray, real: np.ndarray) -> bool:
+    """Return whether the indices hold each of the ids at real positions, as often as it occurs there, in any order."""
+    needed = ids[real]
+    if not needed.size or indices.size < needed.size or indices.max() < needed.max():
+        return False
+    values, counts = np.unique(needed, return_counts=True)
+    ordered = np.sort(indices, axis=None)
+    return bool((np.searchsorted(ordered, values, "right") - np.searchsorted(ordered, values) >= counts).all())
 
 
 def layout_of(indices: np.ndarray, ids: np.ndarray) -> Layout | None:
@@ -124,6 +170,22 @@ def layout_is_open(indices: np.ndarray, ids: np.ndarray) -> bool:
     decided = ids.shape[0] != ids.shape[1] and indices.shape in (ids.shape, ids.shape[::-1])
     flat = indices.ravel()
     return not decided and are_equal(flat, ids.ravel()) and are_equal(flat, ids.T.ravel())
+
+
+def reads_both_ways(ids: np.ndarray, real: np.ndarray) -> bool:
+    """Return whether ids stay the same if the examples, or each example's positions or real positions, are reversed.
+
+    Only a run on other ids shows then whether a model reverses them.
+    """
+    examples, positions = ids.shape
+    if examples > 1 and are_equal(ids, ids[::-1]):
+        return True
+    if positions < 2 or ids.item(0) not in (ids.item(positions - 1), ids.item(max(int(real[0].sum()) - 1, 0))):
+        return False
+    if are_equal(ids, ids[:, ::-1]):
+        return True
+    rows = [row[where] for row, where in zip(ids, real, strict=True)]
+    return max(map(len, rows)) > 1 and all(are_equal(row, row[::-1]) for row in rows)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,18 @@ import numpy as np
 
 from embgrad.errors import AmbiguousPointError, BatchError, EmbgradError, PointNotReachedError, listed
 from embgrad.forward.descent import Reached
-from embgrad.forward.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, layout_of, split_name
+from embgrad.forward.points import (
+    INPUT,
+    OUTPUT,
+    UNNAMED_TABLE,
+    WORD,
+    Layout,
+    Lookup,
+    ModuleCall,
+    layout_of,
+    may_hold,
+    split_name,
+)
 from embgrad.forward.roles import points_of
 from embgrad.inputs.batch import TokenBatch
 
@@ -59,6 +70,7 @@ class PassRecorder:
         self._counts: Counter[str] = Counter()
         self._reached: set[str] = set()
         self._tokens = _Tokens()
+        self._equalled = False  # whether the indices of a lookup were the ids
 
     @property
     def needs_modules(self) -> bool:
@@ -107,7 +119,7 @@ class PassRecorder:
             indices=whole.astype(np.int64),
             rows=int(rows),
             dim=int(dim),
-            layout=None if sliced else layout_of(whole, self.batch.ids),
+            layout=None if sliced else self._layout(whole),
             padding=padding,
             parent=self._open[-1] if self._open else None,
             sliced=sliced,
@@ -116,6 +128,18 @@ class PassRecorder:
         key = lookup.key
         self._reached.add(key)
         return key if key in self._names or (lookup.layout is not None and WORD in self._names) else None
+
+    def _layout(self, indices: np.ndarray) -> Layout | None:
+        """Return the layout of a lookup's indices: undetermined where they hold the ids, and no indices equal the ids so far."""
+        layout = layout_of(indices, self.batch.ids)
+        if layout is not None and not self._equalled:
+            self._equalled = True
+            undetermined = (lookup.layout is not None and not lookup.layout.determined for lookup in self.lookups)
+            for number in [number for number, is_open in enumerate(undetermined) if is_open]:
+                self.lookups[number] = replace(self.lookups[number], layout=None)
+        if layout is None and not self._equalled and may_hold(indices, self.batch.ids, self.batch.real):
+            return Layout(self.batch.shape, transposed=False, determined=False)
+        return layout
 
     def record_output(self, tensor: Any) -> None:
         """Record the output of the last lookup, where every point is recorded."""
@@ -275,10 +299,13 @@ PointWatch = PassRecorder
 def not_looked_up(batch: TokenBatch, lookups: Sequence[Lookup], hint: str = "") -> str:
     """Return the message for a pass in which no lookup is `word`."""
     recorded = "; ".join(str(lookup) for lookup in lookups) or "none"
+    tables = [lookup for lookup in lookups if lookup.path != UNNAMED_TABLE]
+    path = max(tables, key=lambda lookup: lookup.indices.size).path if tables else ""
+    named = f": {path!r} for the rows, or '{path}:output' where a module goes on to change them" if tables else ""
     return (
         f"the model made no lookup whose indices are the batch's ids, of shape {batch.shape}; lookups seen: {recorded}. Expected "
-        "the model to look up the ids that it is given: if it changes them first, give it the changed ones, or name the table "
-        f"with at=...{' ' if hint else ''}{hint}"
+        "the model to look up the ids that it is given: if it changes them first, give it the changed ones, or name a point "
+        f"with at=...{named}{'. ' if hint and named else ' ' if hint else ''}{hint}"
     )
 
 

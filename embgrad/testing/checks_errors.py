@@ -84,7 +84,7 @@ MISTAKES: Final[Mapping[type[embgrad.EmbgradError], tuple[str, Callable[[Any, Pa
         "no_lookup",
         _asked(),
         "the model made no lookup whose indices are the batch's ids, of shape (3, 4); lookups seen: none. Expected the model to "
-        "look up the ids that it is given: if it changes them first, give it the changed ones, or name the table with at=...…",
+        "look up the ids that it is given: if it changes them first, give it the changed ones, or name a point with at=...…",
     ),
     errors.OutputError: (
         "named",

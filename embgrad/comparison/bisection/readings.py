@@ -18,7 +18,7 @@ from embgrad.comparison.bisection.records import LAYER, Reading
 from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.descent import with_certain_roles
 from embgrad.engine.options import GradientOptions
-from embgrad.engine.probe import with_layout, word_resolved
+from embgrad.engine.probe import order_of, with_layout, word_resolved
 from embgrad.engine.task import Task
 from embgrad.engine.weights import weights_of
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
@@ -69,6 +69,7 @@ class Reader:
         with explained_forward(self._bound, batch):
             self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
+        self._in_order = order_of(self._bound, batch, list(self.points.values())).is_batch
         self._arrangements: dict[str, Arrangement] = {}
         self.roles: dict[str, str] = {}
         for role, key in self._named().items():
@@ -124,7 +125,11 @@ class Reader:
         try:
             resolved = word_resolved(self._bound, self.batch, seen)
         except AmbiguousPointError:  # then no lookup has the role `word`; the other roles are unaffected
-            resolved = [replace(point, roles=tuple(role for role in point.roles if role != WORD)) for point in seen]
+            resolved = [_without_word(point) for point in seen]
+        resolved = [
+            _without_word(point) if point.lookup is not None and point.lookup.layout is None else point
+            for point in resolved
+        ]
         return with_certain_roles(self._bound, self.batch, seen, resolved)
 
     def _named(self) -> dict[str, str]:
@@ -153,15 +158,18 @@ class Reader:
         axis = self._turned.get(point.key)
         if point.lookup is None:
             self._bound.expect_ability("modules")
-            return of_module(role, point.shape, self.batch, axis, by_role=True)
+            return of_module(role, point.shape, self.batch, axis, by_role=True, in_order=self._in_order)
         lookup = with_layout(self._bound, self.batch, point.lookup)
-        return of_lookup(role, lookup, self.batch, None if lookup.layout else axis, by_role=True)
+        axis = None if lookup.layout else axis
+        return of_lookup(role, lookup, self.batch, axis, by_role=True, in_order=self._in_order)
 
     def _arrangement(self, key: str) -> Arrangement:
         if key not in self._arrangements:
             point = self.points[key]
             axis = self._turned.get(key)
-            self._arrangements[key] = of_module(point.name, point.shape, self.batch, axis, by_role=False)
+            self._arrangements[key] = of_module(
+                point.name, point.shape, self.batch, axis, by_role=False, in_order=self._in_order
+            )
         return self._arrangements[key]
 
     def _reading(self, key: str, read: PointValues) -> Reading:
@@ -286,3 +294,7 @@ def _attentions(names_of: Mapping[str, set[str]]) -> dict[str, str]:
             if module.endswith(ATTENTION) and leaf in ("query", "key", "value"):
                 around[module].add(path if len(names) > 1 else path.rpartition(".")[0])
     return {next(iter(paths)): module for module, paths in around.items() if len(paths) == 1}
+
+
+def _without_word(point: Point) -> Point:
+    return replace(point, roles=tuple(role for role in point.roles if role != WORD))

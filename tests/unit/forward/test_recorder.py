@@ -44,7 +44,7 @@ def test_nothing_looked_up() -> None:
 def test_other_indices_looked_up() -> None:
     watch = PassRecorder(BATCH, ["word"])
     watch.see("table", IDS + 1, 10, 4)
-    with pytest.raises(embgrad.PointNotReachedError, match=r"seen: table#0 \(10 rows.*changed ones, or name the table"):
+    with pytest.raises(embgrad.PointNotReachedError, match=r"seen: table#0 \(10 rows.*changed ones, or name a point"):
         watch.resolve()
 
 

@@ -1,0 +1,323 @@
+"""Models that take examples or positions in an order of their own, on the reference: what is put back, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.forward.gather import only_window
+from embgrad.forward.points import Layout, Lookup, may_hold, reads_both_ways
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
+from tests.unit.refusals import refused
+
+VOCAB, DIM, CLASSES = 12, 3, 2
+IDS = np.array([[3, 4, 0, 0], [5, 6, 7, 8], [9, 10, 3, 0]])
+MASK = (IDS > 0).astype(int)
+TOKENS = [[f"token {id_}" for id_ in row] for row in IDS]
+BATCH = embgrad.TokenBatch(IDS, MASK, tokens=TOKENS)
+WEIGHTS = {
+    "table": np.random.default_rng(0).normal(size=(VOCAB, DIM)),
+    "place": np.random.default_rng(1).normal(size=(8, DIM)),
+    "W": np.random.default_rng(2).normal(size=(DIM, CLASSES)),
+}
+OBJECTIVE = embgrad.Logit([0, 1, 1])
+
+Prepare = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+def built(prepare: Prepare, *, takes_mask: bool = True) -> ReferenceModel:
+    """Return a model of tanh(E[ids] + P[position]), summed where the mask is 1.
+
+    Args:
+        prepare: takes ids and mask, and returns those to run with, and the examples' numbers in their order.
+        takes_mask: whether the model has a mask; else 0 is padding.
+    """
+
+    def run(model: Any, input_ids: np.ndarray, mask: np.ndarray) -> Tensor:
+        ids, real, order = prepare(input_ids, mask)
+        rows = lookup(model["table"], ids) + Tensor(model["place"].value[: ids.shape[1]][None])
+        hidden = model.module("layers.0", lambda x: x.tanh(), rows)
+        hidden = model.module("layers.1", lambda x: x * 1.0, hidden)
+        return (
+            Tensor(np.eye(len(ids))[np.argsort(order)]) @ (hidden * Tensor(real[..., None] * 1.0)).sum(1) @ model["W"]
+        )
+
+    def with_mask(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        return run(model, input_ids, attention_mask)
+
+    def without(model: Any, input_ids: np.ndarray) -> Tensor:
+        return run(model, input_ids, (input_ids != 0).astype(int))
+
+    return ReferenceModel(with_mask if takes_mask else without, dict(WEIGHTS), ["layers.0", "layers.1"])
+
+
+def by_length(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    order = np.argsort(-mask.sum(1), kind="stable")
+    return ids[order], mask[order], order
+
+
+def by_length_upwards(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    order = np.argsort(mask.sum(1), kind="stable")
+    return ids[order], mask[order], order
+
+
+def backwards(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Reverse each text, and leave its padding where it is."""
+    lengths, place = mask.sum(1)[:, None], np.arange(ids.shape[1])[None]
+    source = np.where(place < lengths, lengths - 1 - place, place)
+    return np.take_along_axis(ids, source, 1), mask, np.arange(len(ids))
+
+
+def in_place(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return ids, mask, np.arange(len(ids))
+
+
+def shifted(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Put 2 before each text, and drop its last id, as decoders shift their labels."""
+    moved = np.concatenate([np.full_like(ids[:, :1], 2), ids[:, :-1]], 1)
+    return moved, mask, np.arange(len(ids))
+
+
+def sharing(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Read rare ids as 1, each at its own position."""
+    return np.where(ids > 8, 1, ids), mask, np.arange(len(ids))
+
+
+def in_window(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    widths = ((0, 0), (0, -ids.shape[1] % 6))
+    return np.pad(ids, widths, constant_values=11), np.pad(mask, widths), np.arange(len(ids))
+
+
+def by_hand(prepare: Prepare, batch: embgrad.TokenBatch, classes: np.ndarray) -> np.ndarray:
+    """Return the gradient, from the place that each id's number takes when numbers are prepared in place of ids."""
+    numbers = 100 + np.arange(batch.ids.size).reshape(batch.shape)
+    taken, real, order = prepare(np.where(batch.ids == 0, 0, numbers), batch.mask)
+    gradient = np.zeros((*batch.shape, DIM))
+    for row, column in np.argwhere((taken >= 100) & (real == 1)):
+        example, position = divmod(int(taken[row, column]) - 100, batch.shape[1])
+        assert example == order[row]
+        bent = np.tanh(WEIGHTS["table"][batch.ids[example, position]] + WEIGHTS["place"][column])
+        gradient[example, position] = (1 - bent**2) * WEIGHTS["W"][:, classes[example]]
+    return gradient
+
+
+@pytest.mark.parametrize("takes_mask", [True, False])
+@pytest.mark.parametrize("prepare", [by_length, by_length_upwards, backwards, in_place, in_window])
+def test_word_is_in_the_batchs_order(prepare: Prepare, takes_mask: bool) -> None:
+    model = built(prepare, takes_mask=takes_mask)
+    batch = BATCH if takes_mask else embgrad.TokenBatch(IDS, tokens=TOKENS)
+    expected = by_hand(prepare, BATCH, np.array([0, 1, 1]))
+    for options in ({}, {"batch_size": 1}, {"batch_size": 2}, {"split": True}, {"check": True}):
+        for at in ("word", "table"):
+            result = embgrad.gradients(model, batch, OBJECTIVE, at=at, **options)
+            np.testing.assert_allclose(result.values, expected, atol=1e-14)
+            assert result.tokens == BATCH.tokens
+            assert result.ids.tolist() == IDS.tolist()
+    if takes_mask:
+        assert embgrad.gradients(model, batch, OBJECTIVE, at="table", pads="zero").mask.tolist() == MASK.tolist()
+        attribution = embgrad.attribute(model, batch, OBJECTIVE, "input_x_gradient")
+        np.testing.assert_allclose(attribution.scores, (expected * WEIGHTS["table"][IDS]).sum(-1), atol=1e-14)
+        assert [word.text for word in attribution.words()[0]] == TOKENS[0][:2]
+
+
+def test_word_and_a_module_that_follow_in_one_call() -> None:
+    model = built(by_length)
+    both = embgrad.gradients(model, BATCH, OBJECTIVE, at=["word", "layers.0"])
+    assert both["word"].tokens == BATCH.tokens
+    assert both["layers.0"].tokens is None
+    assert both["layers.0"].mask is None
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("prepare", [by_length, by_length_upwards])
+def test_what_follows_in_another_order_has_no_tokens(prepare: Prepare, count: int) -> None:
+    model = built(prepare)
+    batch = embgrad.TokenBatch(np.tile(IDS, (count, 1)), np.tile(MASK, (count, 1)), tokens=TOKENS * count)
+    objective = embgrad.Logit(1)
+    result = embgrad.gradients(model, batch, objective, at="layers.0")
+    assert (result.tokens, result.mask) == (None, None)
+    with refused(
+        embgrad.UnsupportedError, "nothing shows that the entries at the point 'layers.0'", "output of a module"
+    ):
+        embgrad.attribute(model, batch, objective, "saliency", at="layers.0")
+    with refused(embgrad.UnsupportedError, "'layers.0' has its examples in an order of the model's own", "Omit them"):
+        embgrad.gradients(model, batch, objective, at="layers.0", split=True)
+    with refused(
+        embgrad.UnsupportedError, "the point 'layer.0' is", "an order of its own", "name the point by its path"
+    ):
+        embgrad.gradients(model, batch, objective, at="layer.0")
+
+
+def test_sub_batches_of_which_one_is_in_another_order() -> None:
+    model = built(by_length)
+    batch = embgrad.TokenBatch(IDS[[1, 0, 0, 1]], MASK[[1, 0, 0, 1]])  # the first two are in order
+    with refused(embgrad.UnsupportedError, "'layers.0' has its examples in an order of the model's own"):
+        embgrad.gradients(model, batch, embgrad.Logit(1), at="layers.0", batch_size=2)
+
+
+def test_what_follows_in_the_batchs_order_has_its_tokens() -> None:
+    for prepare in (in_place, sharing):
+        result = embgrad.gradients(built(prepare), BATCH, OBJECTIVE, at="layers.0")
+        assert result.tokens == BATCH.tokens
+        assert result.mask.tolist() == MASK.tolist()
+
+
+def test_ids_that_are_dropped_or_changed_leave_the_table_without_tokens() -> None:
+    for prepare in (shifted, sharing):
+        model = built(prepare)
+        with refused(
+            embgrad.PointNotReachedError, "no lookup whose indices are the batch's ids", "'table' for the rows"
+        ):
+            embgrad.gradients(model, BATCH, OBJECTIVE)
+        result = embgrad.gradients(model, BATCH, OBJECTIVE, at="table")
+        assert (result.tokens, result.mask, result.words_of) == (None, None, None)
+        assert result.ids.tolist() == prepare(IDS, MASK)[0].tolist()
+        with refused(embgrad.UnsupportedError, "nothing shows that the entries at the point 'table'"):
+            embgrad.attribute(model, BATCH, OBJECTIVE, "saliency", at="table")
+    assert embgrad.gradients(built(shifted), BATCH, OBJECTIVE, at="layers.0").tokens is None
+
+
+def test_an_order_that_no_probe_shows_is_refused() -> None:
+    def by_content(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return np.sort(ids, 1), mask, np.arange(len(ids))
+
+    with refused(
+        embgrad.PointNotReachedError,
+        "the indices of table#0 (12 rows × 3, indices of shape (3, 4)) hold the batch's ids, of shape (3, 4)",
+        "did not show",
+        "name the table with at=...",
+    ):
+        embgrad.gradients(built(by_content), BATCH, OBJECTIVE)
+
+
+@pytest.mark.parametrize("ids", [[[3, 4, 3]], [[5, 6], [5, 6]], [[3, 4, 3], [7, 7, 0]]])
+def test_ids_that_read_the_same_both_ways_hide_no_order(ids: list[list[int]]) -> None:
+    mask = (np.array(ids) > 0).astype(int)
+    batch = embgrad.TokenBatch(ids, mask)
+
+    def examples_backwards(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        order = np.arange(len(ids))[::-1]
+        return ids[order], mask[order], order
+
+    classes = np.arange(len(ids)) % 2
+    for prepare in (in_place, backwards, examples_backwards):
+        result = embgrad.gradients(built(prepare), batch, embgrad.Logit(classes))
+        np.testing.assert_allclose(result.values, by_hand(prepare, batch, classes), atol=1e-14)
+
+
+def test_ordinary_models_take_one_pass_and_no_warning() -> None:
+    passes: list[int] = []
+
+    def counted(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        passes.append(len(ids))
+        return in_place(ids, mask)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        embgrad.gradients(built(counted), BATCH, OBJECTIVE)
+    assert passes == [3]
+
+
+def test_a_window_is_remembered() -> None:
+    passes: list[int] = []
+
+    def counted(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        passes.append(len(ids))
+        return in_window(ids, mask)
+
+    model = built(counted)
+    embgrad.gradients(model, BATCH, OBJECTIVE)
+    assert len(passes) > 1
+    passes.clear()
+    embgrad.gradients(model, embgrad.TokenBatch(IDS[:2] + MASK[:2], MASK[:2]), embgrad.Logit(1))
+    assert passes == [2]
+
+
+def test_capture_shows_a_window_and_refuses_another_order() -> None:
+    model = built(in_window)
+    with embgrad.capture(model, at="word") as tap:
+        output = model(IDS, MASK)
+        pull_back([(output, np.ones(output.shape))], list(model.parameters.values()))
+    (step,) = tap.steps
+    assert step.ids.tolist() == IDS.tolist()
+    assert step.mask.tolist() == MASK.tolist()
+    rows = WEIGHTS["table"][IDS] + WEIGHTS["place"][:4]
+    np.testing.assert_allclose(
+        step.values, (1 - np.tanh(rows) ** 2) * WEIGHTS["W"].sum(1) * MASK[..., None], atol=1e-14
+    )
+    model = built(by_length)
+    with (
+        refused(embgrad.PointNotReachedError, "hold the ids of the model's call, of shape (3, 4)", "embgrad.gradients"),
+        embgrad.capture(model, at="word"),
+    ):
+        model(IDS, MASK)
+    with embgrad.capture(model, at="layers.0") as tap:
+        output = model(IDS, MASK)
+        pull_back([(output, np.ones(output.shape))], list(model.parameters.values()))
+    assert tap.steps[0].mask is None
+
+
+def test_an_addition_in_the_users_pass_leaves_what_the_model_added() -> None:
+    model, added = built(in_window), np.random.default_rng(5).normal(size=(3, 4, DIM))
+    with embgrad.perturbed(model, {"word": added}):
+        output = model(IDS, MASK).value
+    rows = np.tanh(WEIGHTS["table"][IDS] + added + WEIGHTS["place"][:4])
+    np.testing.assert_allclose(output, (rows * MASK[..., None]).sum(1) @ WEIGHTS["W"], atol=1e-14)
+
+
+def test_where_ids_stand_side_by_side() -> None:
+    ids = np.array([[3, 4], [5, 6]])
+    batch = embgrad.TokenBatch(ids)
+
+    def recorded(indices: Any) -> Lookup:
+        return Lookup("table", 0, np.array(indices), VOCAB, DIM, Layout((2, 2), transposed=False, determined=False))
+
+    for indices in ([[1, 3, 4], [1, 5, 6]], [[1, 1], [3, 5], [4, 6]], [1, 3, 4, 1, 5, 6]):
+        layout = only_window(recorded(indices), batch)
+        assert layout is not None
+        assert layout.indices(np.array(indices)).tolist() == ids.tolist()
+        assert layout.is_in_order
+    for indices in ([[3, 4, 3, 4], [5, 6, 5, 6]], [[5, 6, 1], [3, 4, 1]], [3, 4, 5, 6, 1]):
+        assert only_window(recorded(indices), batch) is None
+
+
+def test_an_undetermined_layout_is_in_no_known_order() -> None:
+    assert Layout((2, 2), transposed=True).is_in_order
+    assert not Layout((2, 2), transposed=False, determined=False).is_in_order
+    assert not Layout((2, 2), transposed=False, gather=np.array([[1, 0], [2, 3]])).is_in_order
+    assert Layout((2, 2), transposed=False, gather=np.array([[0, -1], [1, 2]])).is_in_order
+    assert replace(Layout((2, 2), transposed=False), gather=np.array([[0, 2], [1, 3]])).is_in_order
+
+
+def test_which_indices_may_hold_the_ids() -> None:
+    ids, real = np.array([[3, 3, 0]]), np.array([[True, True, False]])
+    for indices, expected in (
+        ([3, 3], True),
+        ([1, 3, 5, 3], True),
+        ([3, 5, 5], False),
+        ([3], False),
+        ([[0, 1, 2]], False),
+    ):
+        assert may_hold(np.array(indices), ids, real) is expected
+
+
+def test_which_ids_read_the_same_both_ways() -> None:
+    for ids, expected in (
+        ([[1, 2, 1]], True),
+        ([[1, 2, 3]], False),
+        ([[1, 2, 0]], False),
+        ([[4, 4, 0], [3, 0, 0]], True),
+        ([[4, 0, 0], [3, 0, 0]], False),
+        ([[4, 5], [4, 5]], True),
+        ([[4, 5], [6, 7], [4, 5]], True),
+        ([[4, 5], [4, 6]], False),
+        ([[7]], False),
+    ):
+        array = np.array(ids)
+        assert reads_both_ways(array, array != 0) is expected
