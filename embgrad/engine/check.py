@@ -1,7 +1,8 @@
-"""`check=True`: tests of a gradient by finite differences, by the table's own gradient and by an example run alone."""
+"""`check=True`: tests of a gradient by finite differences, by the table's own gradient and by examples that are run again."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -9,11 +10,12 @@ from typing import Final
 import numpy as np
 
 from embgrad.common.metrics import length, lengths
+from embgrad.engine.check_examples import rerun, warning_of
 from embgrad.engine.finite_differences import Precision, differences, precision_of, tolerances
-from embgrad.engine.run import located_for, objective_with, run_task
+from embgrad.engine.run import located_for, objective_with
 from embgrad.engine.table_gradients import gradients_of_table, sum_tolerance, why_no_sum
 from embgrad.engine.task import Task
-from embgrad.errors import CertificationError, UnsupportedError
+from embgrad.errors import CertificationError, EmbgradWarning, UnsupportedError, level_of_user
 from embgrad.forward.axes import Located
 from embgrad.inputs.batch import TokenBatch
 from embgrad.results.certificate import Certificate, Slope
@@ -29,6 +31,9 @@ HALF: Final = 0.5
 
 #: The smallest activation by which a step is scaled: smaller steps would be lost among larger numbers.
 LEAST: Final = 1e-2
+
+#: The relative difference of a gradient that is another, as a multiple of the tolerance.
+FAR: Final = 5.0
 
 #: The number of random directions beside the gradient's own.
 RANDOM: Final = 2
@@ -55,14 +60,27 @@ def certified(
     whole = {name: precision_of(result.provenance["compute_dtype"]) for name, result in results.items()}
     sums = {name: sum_tolerance(result.provenance["compute_dtype"]) for name, result in results.items()}
     tables = _scatter(task, batch, located, sums)
-    checked = {}
+    checked, warning = {}, None
     for name, result in results.items():
         slopes, untested, excused = _Trial(task, batch, located, name, result, whole[name]).slopes()
         difference, why = tables.get(name, (None, None))
-        alone = _independence(task, batch, located[name], name, result)
-        certificate = Certificate(tuple(slopes), difference, alone, untested, why)
+        far = FAR * whole[name].tolerance
+        made = rerun(task, batch, located[name], name, result, far)
+        certificate = Certificate(
+            tuple(slopes),
+            difference,
+            made.figures.pop("independence", None),
+            untested,
+            why,
+            **made.figures,
+            unrun=made.unrun,
+        )
         _expect_right(name, certificate, sums[name], excused)
+        made.expect_placed(name, certificate)
         checked[name] = replace(result, certificate=certificate)
+        warning = warning or warning_of(name, made, certificate, far, split=task.options.split)
+    if warning is not None:
+        warnings.warn(warning, EmbgradWarning, stacklevel=level_of_user() + 1)
     return checked
 
 
@@ -306,27 +324,3 @@ def _scatter(
         why = why_no_sum(task, batch, ledger, reached, tolerance) if ledger.apart > tolerance else None
         figures[path] = (None if why else ledger.apart, why)
     return {name: figures[path] for name, path in paths.items() if path in figures}
-
-
-# An example alone
-
-
-def _independence(
-    task: Task, batch: TokenBatch, located: Located, name: str, result: EmbeddingGradients
-) -> float | None:
-    """Return the difference of the first example's gradient from its gradient when run alone; None where that is not known."""
-    if len(batch) < 2 or task.is_scalar or not located.arrangement.is_batch:
-        return None
-    start, count = task.examples.start or 0, task.count or len(batch)
-    alone = replace(
-        task.for_examples(slice(0, 1), len(batch)),
-        examples=slice(start, start + 1),
-        count=count,
-        options=replace(task.options, names=(name,)),
-    )
-    try:
-        values = run_task(alone, batch[:1])[0][name].values[0]
-    except Exception:  # the model may take no other number of examples
-        return None
-    scale = length(result.values[0]) or 1.0
-    return length(values - result.values[0]) / scale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = ["Certificate", "Slope", "worst"]
@@ -49,6 +49,12 @@ class Certificate:
         untested: with `split=True`, the examples that could not be tested: their own objective changes by no more than its
             rounding, or examples depend on one another and these were not among those tested individually.
         unscattered: the reason why `scatter` does not apply to the table, such as a detached table; None where it applies.
+        neighbours: the largest relative difference of an example's gradient or objective when every second example holds other
+            ids; None where there is only one example, or the test was not run.
+        order: the same when the batch is run from its last example to its first.
+        padding: the largest relative difference of an example's gradient or objective when it is run alone without its padding;
+            None where there is no padding, or the test was not run. A large value means that padding is read.
+        unrun: by the names "independence", "neighbours", "order" and "padding" the reasons why a test was not run.
     """
 
     slopes: tuple[Slope, ...]
@@ -56,6 +62,10 @@ class Certificate:
     independence: float | None = None
     untested: tuple[int, ...] = ()
     unscattered: str | None = None
+    neighbours: float | None = None
+    order: float | None = None
+    padding: float | None = None
+    unrun: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as JSON-compatible values."""
@@ -63,7 +73,7 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Certificate:
-        """Return the certificate from the output of `to_dict`; files of earlier versions lack the last two fields.
+        """Return the certificate from the output of `to_dict`; files of earlier versions lack the later fields.
 
         Raises:
             KeyError, TypeError: the mapping is not a certificate.
@@ -74,7 +84,13 @@ class Certificate:
             raise TypeError("the untested examples are not whole numbers")
         if not isinstance(why, (str, type(None))):
             raise TypeError("the reason in unscattered is not text")
-        return cls(slopes, content["scatter"], content["independence"], tuple(untested), why)
+        figures = {name: content.get(name) for name in ("neighbours", "order", "padding")}
+        if not all(isinstance(figure, (int, float, type(None))) for figure in figures.values()):
+            raise TypeError("the difference of an example that was run again is not a number")
+        unrun = content.get("unrun", {})
+        if not isinstance(unrun, dict) or not all(isinstance(text, str) for entry in unrun.items() for text in entry):
+            raise TypeError("the tests that were not run are not texts by name")
+        return cls(slopes, content["scatter"], content["independence"], tuple(untested), why, **figures, unrun=unrun)
 
 
 def worst(certificates: Sequence[Certificate | None]) -> Certificate:
@@ -92,4 +108,8 @@ def worst(certificates: Sequence[Certificate | None]) -> Certificate:
         largest("independence"),
         tuple(sorted({example for certificate in present for example in certificate.untested})),
         next((certificate.unscattered for certificate in present if certificate.unscattered is not None), None),
+        largest("neighbours"),
+        largest("order"),
+        largest("padding"),
+        {name: why for certificate in present for name, why in certificate.unrun.items()},
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -526,3 +528,183 @@ def test_a_certificate_without_the_later_figures_is_read() -> None:
     for wrong in ({"untested": 3}, {"untested": [True]}, {"unscattered": 3}):
         with pytest.raises(TypeError):
             embgrad.Certificate.from_dict({**old, **wrong})
+
+
+# Examples that are run again
+
+PADDED = embgrad.TokenBatch([[3, 5, 7, 2], [2, 9, 0, 0], [7, 1, 4, 0]], [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
+
+
+def masked(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+    """Return a model's output that reads no padding."""
+    rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype(model["E"].value.dtype))
+    return rows.tanh().sum(1) @ model["H"]
+
+
+def test_examples_are_the_same_alone_and_beside_others_and_without_padding() -> None:
+    for objective in (PROJECTION, embgrad.CrossEntropy([0, 2, 1]), embgrad.Logit([1, 0, 2])):
+        for dtype in ("float64", "float32"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                found = certificate(masked, objective, batch=PADDED, dtype=dtype)
+            assert max(found.independence, found.neighbours, found.order, found.padding) < 1e-5
+            assert found.unrun == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert certificate(masked, batch=PADDED[:1]).padding is None
+        alone = certificate(masked, batch=PADDED[1:2])
+    assert alone.padding < 1e-12
+    assert alone.neighbours is None is alone.order
+
+
+def test_per_position_objectives_without_padding() -> None:
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        return (
+            rows + (rows * Tensor(attention_mask[..., None] * 1.0)).sum(1).reshape(len(rows.value), 1, DIM)
+        ).tanh() @ model["H"]
+
+    moved = embgrad.TokenBatch(PADDED.ids[:, ::-1], PADDED.mask[:, ::-1])
+    for batch, position in ((PADDED, [3, 1, 0]), (PADDED, [-1, -2, -1]), (moved, [0, 3, 2]), (moved, None)):
+        found = certificate(forward, embgrad.Logit(1, position=position), batch=batch)
+        assert found.padding < 1e-12
+        assert found.order < 1e-12
+    labels = np.where(PADDED.mask, PADDED.ids % CLASSES, -100)
+    found = certificate(forward, embgrad.CrossEntropy(labels), batch=PADDED)
+    assert found.padding is None
+    assert found.unrun == {"padding": "the objective has a label for each position"}
+    function = certificate(forward, lambda outputs: outputs.sum(2).mean(1), batch=PADDED)
+    assert set(function.unrun) == {"order", "padding"}
+
+
+def test_padding_that_is_read_is_warned_of() -> None:
+    def leaking(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        return (rows + rows.mean(1).reshape(len(rows.value), 1, DIM)).tanh().mean(1) @ model["H"]
+
+    with pytest.warns(embgrad.EmbgradWarning, match=r"without its padding an example has another gradient at 'word'"):
+        found = certificate(leaking, batch=PADDED)
+    assert found.padding > 0.1
+    assert max(found.independence, found.order, found.neighbours) < 1e-12
+
+    def counted(outputs: Tensor) -> Tensor:
+        return outputs.sum(2).mean(1)
+
+    def hidden(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        return lookup(model["E"], input_ids).tanh()
+
+    first = embgrad.TokenBatch(PADDED.ids[[1, 0, 2]], PADDED.mask[[1, 0, 2]])
+    with pytest.warns(embgrad.EmbgradWarning, match="the model or the objective reads padding"):
+        assert certificate(hidden, counted, batch=first).padding > 0.1
+
+
+@pytest.mark.filterwarnings("ignore:check=True")
+@pytest.mark.parametrize("at", ["word", "rows"])
+def test_rows_of_other_examples_are_wrong(at: str) -> None:
+    """A model that sorts its batch, as for packing: the rows inside are in its order."""
+
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        order = np.argsort(-attention_mask.sum(1), kind="stable")
+        back = np.argsort(order)
+        rows = lookup(model["E"], input_ids) if at == "word" else None
+
+        def sort(ids: np.ndarray) -> Tensor:
+            made = lookup(model["E"], ids) if rows is None else Tensor(rows.value[order], [(rows, lambda g: g[back])])
+            return made * Tensor(attention_mask[order][..., None] * 1.0)
+
+        inside = model.module("rows", sort, input_ids[order]).tanh()
+        return Tensor(inside.value[back], [(inside, lambda g: g[order])]).sum(1) @ model["H"]
+
+    batch = embgrad.TokenBatch(PADDED.ids[[1, 0, 2]], PADDED.mask[[1, 0, 2]])
+    model = ReferenceModel(forward, weights(), modules=["rows"])
+    if at == "word":
+        assert embgrad.gradients(model, batch, PROJECTION, check=True).certificate.order < 1e-12
+        return
+    with pytest.raises(
+        embgrad.CertificationError, match="the rows at 'rows' are not those of the batch's examples"
+    ) as error:
+        embgrad.gradients(model, batch, PROJECTION, at=at, check=True)
+    assert error.value.certificate.order > 0.1
+
+
+def test_rows_of_other_positions_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that carries the batch's ids and is in another order of positions, as a backend could return it."""
+    from embgrad.engine import check_examples
+
+    run = check_examples.run_task
+
+    def swapped(task: Any, batch: Any) -> Any:
+        (results,) = run(task, batch)
+        return [{name: replace(one, activations=one.activations[:, ::-1]) for name, one in results.items()}]
+
+    model = ReferenceModel(layered, weights())
+    right = embgrad.gradients(model, IDS, PROJECTION, check=True)
+    assert right.certificate.neighbours < 1e-12
+    monkeypatch.setattr(check_examples, "run_task", swapped)
+    with pytest.raises(
+        embgrad.CertificationError, match=r"the row of example \d, position \d changes with another's id"
+    ):
+        embgrad.gradients(model, IDS, PROJECTION, check=True)
+
+
+def test_a_state_that_is_carried_from_call_to_call_is_named() -> None:
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        sums = lookup(model["E"], input_ids).sum(1)
+        kept = model.state if len(model.state) == len(input_ids) else np.zeros((len(input_ids), DIM))
+        out = (sums + Tensor(kept)).tanh()
+        model.state = out.value * 1.0
+        return out @ model["H"]
+
+    model = ReferenceModel(forward, weights())
+    model.state = np.random.default_rng(9).normal(size=(3, DIM)) * 3  # type: ignore[attr-defined]
+    with pytest.warns(embgrad.EmbgradWarning, match="depend on one another, or on 'state', which the model keeps"):
+        found = embgrad.gradients(model, IDS, PROJECTION, check=True).certificate
+    assert found.independence > 0.1
+    assert found.order > 0.1
+    assert found.neighbours < 1e-12
+
+
+def test_examples_that_depend_on_one_another_are_warned_of() -> None:
+    with pytest.warns(
+        embgrad.EmbgradWarning, match=r"an example has another gradient at 'word' .* depend on one another\. Give"
+    ):
+        found = certificate(centred)
+    assert found.neighbours > 0.01
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        split = certificate(centred, split=True)
+    assert split.neighbours > 0.01
+
+    def similarity(outputs: Tensor) -> Tensor:
+        first = outputs.column(0)
+        return first * Tensor(first.value[::-1], [(first, lambda g: g[::-1])])
+
+    with pytest.warns(embgrad.EmbgradWarning, match="depend on one another"):
+        assert certificate(layered, similarity, batch=IDS[:2]).neighbours > 0.1
+
+
+def test_tests_that_the_model_does_not_accept_have_a_reason() -> None:
+    def fixed(model: Any, inputs: Any) -> Any:
+        if len(inputs) != 3:
+            raise RuntimeError("three texts at a time")
+        return model.forward(model, inputs)
+
+    model = ReferenceModel(layered, weights())
+    found = embgrad.gradients(model, IDS, PROJECTION, call=fixed, check=True).certificate
+    assert found.independence is None
+    assert found.unrun == {"independence": "RuntimeError: 'three texts at a time'"}
+    assert found.order < 1e-12
+    same = certificate(layered, batch=np.full((2, 3), 4))
+    assert same.unrun == {"neighbours": "all examples hold the same ids"}
+    scalar = certificate(layered, embgrad.Scalar(lambda outputs: outputs.sum(1).sum(0)))
+    assert set(scalar.unrun.values()) == {"a Scalar objective reduces over the batch"}
+    changed = certificate(layered, override={"word": lambda value: value * 2.0})
+    assert set(changed.unrun) == {"neighbours", "order"}
+    assert certificate(layered, at="pos").unrun["order"] == "the point is not seen as (example, position, dim)"
+    further = {"input_ids": PADDED.ids, "attention_mask": PADDED.mask, "spans": np.ones((3, 4))}
+    with pytest.warns(embgrad.EmbgradWarning, match="spans"):
+        apart = certificate(masked, batch=further)
+    assert "'spans'" in apart.unrun["padding"]
+    restored = embgrad.Certificate.from_dict(json.loads(json.dumps(apart.to_dict())))
+    assert restored == apart
+    assert worst([apart, found]).unrun == {**apart.unrun, **found.unrun}
