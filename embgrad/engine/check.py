@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.common.metrics import length, lengths
 from embgrad.engine.check_examples import rerun, warning_of
 from embgrad.engine.finite_differences import Precision, differences, precision_of, tolerances
-from embgrad.engine.run import located_for, objective_with
+from embgrad.engine.run import located_for, objective_with, run_task
 from embgrad.engine.table_gradients import gradients_of_table, sum_tolerance, why_no_sum
 from embgrad.engine.task import Task
 from embgrad.errors import CertificationError, EmbgradWarning, UnsupportedError, level_of_user
@@ -65,7 +65,7 @@ def certified(
         slopes, untested, excused = _Trial(task, batch, located, name, result, whole[name]).slopes()
         difference, why = tables.get(name, (None, None))
         far = FAR * whole[name].tolerance
-        made = rerun(task, batch, located[name], name, result, far)
+        made = rerun(task, batch, located[name], name, result, far, run_task)
         certificate = Certificate(
             tuple(slopes),
             difference,

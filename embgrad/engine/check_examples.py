@@ -12,7 +12,6 @@ import numpy as np
 from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.common.metrics import lengths
 from embgrad.engine.company import differs, tolerance_of
-from embgrad.engine.run import run_task
 from embgrad.engine.task import Task
 from embgrad.errors import CertificationError, UnsupportedError, brief, listed
 from embgrad.forward.axes import Located
@@ -26,6 +25,9 @@ __all__ = ["Reruns", "rerun", "warning_of"]
 
 #: The shortest gradient of an example by which a difference is divided, as a share of the longest in the batch.
 SHORTEST: Final = 1e-3
+
+#: Returns for each objective of a task the results by the points' names.
+RunTask = Callable[[Task, TokenBatch], list[dict[str, EmbeddingGradients]]]
 
 #: The names of the tests.
 ORDER, NEIGHBOURS, PADDING, ALONE = "order", "neighbours", "padding", "independence"
@@ -71,6 +73,7 @@ class _Trial:
     name: str
     result: EmbeddingGradients
     far: float
+    run_task: RunTask
 
     @property
     def count(self) -> int:
@@ -88,7 +91,7 @@ class _Trial:
             options=replace(self.task.options, names=(self.name,)),
             quiet=True,
         )
-        return run_task(task, batch)[0][self.name]
+        return self.run_task(task, batch)[0][self.name]
 
     def apart(self, values: np.ndarray, own: np.ndarray) -> float:
         """Return the largest difference of an example's gradient, relative to its length, (example, …) both."""
@@ -202,11 +205,19 @@ class _Trial:
             options=replace(self.task.options, names=(self.name,)),
             quiet=True,
         )
-        values = run_task(alone, self.batch[:1])[0][self.name].values
+        values = self.run_task(alone, self.batch[:1])[0][self.name].values
         made.figures[ALONE] = self.apart(values, self.result.values[:1])
 
 
-def rerun(task: Task, batch: TokenBatch, located: Located, name: str, result: EmbeddingGradients, far: float) -> Reruns:
+def rerun(
+    task: Task,
+    batch: TokenBatch,
+    located: Located,
+    name: str,
+    result: EmbeddingGradients,
+    far: float,
+    run_task: RunTask,
+) -> Reruns:
     """Return the figures of one point's result, and the reasons of tests that were not run.
 
     Args:
@@ -216,8 +227,9 @@ def rerun(task: Task, batch: TokenBatch, located: Located, name: str, result: Em
         name: its name.
         result: its result.
         far: the relative difference from which on a gradient is another.
+        run_task: see `embgrad.engine.run`.
     """
-    trial, made = _Trial(task, batch, located, name, result, far), Reruns()
+    trial, made = _Trial(task, batch, located, name, result, far, run_task), Reruns()
     tests: dict[str, Callable[[Reruns], None]] = {PADDING: trial.padding} if not batch.real.all() else {}
     if len(batch) > 1:
         tests |= {ALONE: trial.alone, NEIGHBOURS: trial.neighbours, ORDER: trial.order}

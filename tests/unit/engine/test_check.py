@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.engine import check
 from embgrad.results.certificate import worst
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from embgrad.testing.tensors import observing
@@ -629,9 +630,7 @@ def test_rows_of_other_examples_are_wrong(at: str) -> None:
 
 def test_rows_of_other_positions_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result that carries the batch's ids and is in another order of positions, as a backend could return it."""
-    from embgrad.engine import check_examples
-
-    run = check_examples.run_task
+    run = check.run_task
 
     def swapped(task: Any, batch: Any) -> Any:
         (results,) = run(task, batch)
@@ -640,7 +639,7 @@ def test_rows_of_other_positions_are_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     model = ReferenceModel(layered, weights())
     right = embgrad.gradients(model, IDS, PROJECTION, check=True)
     assert right.certificate.neighbours < 1e-12
-    monkeypatch.setattr(check_examples, "run_task", swapped)
+    monkeypatch.setattr(check, "run_task", swapped)
     with pytest.raises(
         embgrad.CertificationError, match=r"the row of example \d, position \d changes with another's id"
     ):
