@@ -29,6 +29,7 @@ from embgrad.common.options import count_or_none
 from embgrad.engine.decoder import further_text, takes_decoder
 from embgrad.engine.embedding_table import table_of
 from embgrad.engine.generate import generated
+from embgrad.engine.keras_generate import prompts_of_texts
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.probe import with_shared
 from embgrad.errors import (
@@ -107,7 +108,8 @@ def attribute_tokens(
     chosen = _method(method)
     expect_one_name(at, "make a call for each point")
     size = count_or_none(batch_size, "batch_size")
-    tokens = batch_of(batch, tokenizer, max_length, model)
+    tokens = prompts_of_texts(model, batch) if generate is not None and tokenizer is max_length is None else None
+    tokens = batch_of(batch, tokenizer, max_length, model) if tokens is None else tokens
     known = tokenizer_of(model, tokenizer)
     bound = bind(model, call)
     start = 0

@@ -16,9 +16,10 @@ from embgrad.engine.decoder import takes_decoder
 from embgrad.errors import EmbgradError, UnsupportedError, brief, listed
 from embgrad.inputs.alignment import aligned
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
+from embgrad.inputs.conventions import as_batch
 from embgrad.inputs.decoder import IDS, NAMES, decoder_of, with_decoder_ids
 
-__all__ = ["generated_by_keras_hub", "is_keras_hub"]
+__all__ = ["generated_by_keras_hub", "is_keras_hub", "prompts_of_texts"]
 
 #: keras-hub's own options that a continuation takes.
 OPTIONS: Final = ("max_length", "stop_token_ids")
@@ -32,6 +33,24 @@ def is_keras_hub(model: Any) -> bool:
     return is_keras(model) and all(
         hasattr(model, name) for name in ("make_generate_function", "generate_step", "sampler")
     )
+
+
+def prompts_of_texts(model: Any, texts: Any) -> TokenBatch | None:
+    """Return texts as the preprocessor of a model of keras-hub makes prompts of them; None where these are no such texts.
+
+    In an encoder-decoder they are the encoder's texts, and the decoder has the ids with which it starts.
+    """
+    preprocess = getattr(getattr(model, "preprocessor", None), "generate_preprocess", None)
+    rows = [texts] if isinstance(texts, str) else texts
+    is_list = isinstance(rows, (list, tuple)) and bool(rows) and all(isinstance(row, str) for row in rows)
+    if preprocess is None or not is_list or not is_keras_hub(model):
+        return None
+    made = {name: to_numpy(value).astype(np.int64) for name, value in preprocess(list(rows)).items()}
+    for ids, mask in (CONVENTIONS["keras_hub"][:2], CONVENTIONS["keras_hub_seq2seq"][:2], KERAS_HUB):
+        if ids in made and mask in made:  # padded to the preprocessor's length, in place of the longest text's
+            longest = max(1, int(made[mask].sum(1).max()))
+            made |= {name: made[name][:, :longest] for name in (ids, mask)}
+    return as_batch(made)
 
 
 def generated_by_keras_hub(bound: BoundModel, batch: TokenBatch, options: Any) -> tuple[TokenBatch, int]:

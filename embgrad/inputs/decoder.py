@@ -114,7 +114,7 @@ def is_undecided(shape: Sequence[int], batch: TokenBatch, output: str | None) ->
     """Return whether an output of this shape may be of a second text, which may be the decoder's, or whose mask is not known."""
     if UNDECIDED not in batch.extras or (output is not None and output.startswith("encoder")):
         return False
-    return tuple(shape[:2]) == np.shape(batch.extras[IDS])
+    return bool(tuple(shape[:2]) == np.shape(batch.extras[IDS]))
 
 
 def undecided_error(shape: Sequence[int], batch: TokenBatch) -> ObjectiveError:

@@ -199,6 +199,33 @@ def test_a_preprocessor_says_with_which_ids_a_decoder_starts() -> None:
     np.testing.assert_array_equal(result.decoder_ids[:, 0], [4, 4, 4])
 
 
+def test_texts_go_through_the_models_own_preprocessor() -> None:
+    def preprocess(texts: Any) -> dict[str, np.ndarray]:
+        assert texts == ["a text", "b"]
+        mask = np.array([[1, 1, 1, 0, 0], [1, 1, 0, 0, 0]], bool)
+        return {"token_ids": np.array([[2, 5, 7, 0, 0], [2, 9, 0, 0, 0]]), "padding_mask": mask}
+
+    def start(texts: Any) -> dict[str, np.ndarray]:
+        decoder = {"decoder_token_ids": np.full((2, 4), 3), "decoder_padding_mask": np.eye(4, dtype=int)[[0, 0]]}
+        of_encoder = {f"encoder_{name}": value for name, value in preprocess(texts).items()}
+        return {**of_encoder, **decoder}
+
+    model = Hub(preprocessor=SimpleNamespace(generate_preprocess=preprocess))
+    result = attribute_tokens(model, ["a text", "b"], generate=2)
+    np.testing.assert_array_equal(result.mask, [[1, 1, 1, 1, 1], [0, 1, 1, 1, 1]])
+    np.testing.assert_array_equal(result.ids[0], continued(model, np.array([2, 5, 7]), 2)[0])
+    np.testing.assert_array_equal(result.ids[1][1:], continued(model, np.array([2, 9]), 2)[0])
+    with pytest.raises(embgrad.BatchError, match="the batch is raw text"):
+        attribute_tokens(model, [("a text", "b")], generate=2)
+    decoder = Hub(decoder=True, preprocessor=SimpleNamespace(generate_preprocess=start))
+    call = lambda model, inputs: model(*inputs.values())  # noqa: E731
+    result = attribute_tokens(decoder, ["a text", "b"], generate=1, call=call)
+    np.testing.assert_array_equal(result.ids, [[2, 5, 7], [2, 9, 0]])
+    assert result.decoder_ids is not None
+    np.testing.assert_array_equal(result.decoder_ids[:, 0], [3, 3])
+    assert result.decoder_ids.shape == (2, 2)
+
+
 def test_what_cannot_be_generated_is_refused() -> None:
     with pytest.raises(
         embgrad.EmbgradError, match="the option 'max_new_tokens': expected 'max_length', 'stop_token_ids'"
