@@ -14,7 +14,7 @@ import pytest
 import embgrad
 from embgrad.backend.registry import backend_named
 from tests.conftest import REFERENCE, backends_under_test
-from tests.fuzz import calls_gradients
+from tests.fuzz import calls_gradients, calls_kinds
 from tests.fuzz.cases import Case
 from tests.fuzz.drawing import Draw
 from tests.fuzz.oracle import Changes, Oracle, Question
@@ -53,6 +53,16 @@ def test_a_call_follows_from_the_seed_and_its_number_alone() -> None:
         assert (first.function, first.framework) == (second.function, second.framework)
         assert verdict_of(first, seed=number) == verdict_of(second, seed=number)
         assert _without_addresses(first.text) == _without_addresses(second.text)
+
+
+@of_the_fuzzer
+def test_each_kind_of_model_is_drawn_and_none_is_wrong() -> None:
+    cases = [calls_kinds.kinds(Draw(SEED, number), "reference") for number in range(40)]
+    assert {case.text.partition(":")[0] for case in cases} == {
+        *("positions reversed", "examples reversed, and back", "padded inside", "two texts"),
+        *("scores of positions", "occluded", "lengths"),
+    }
+    assert "failed" not in {verdict_of(case, seed=number).kind for number, case in enumerate(cases)}
 
 
 @of_the_fuzzer
