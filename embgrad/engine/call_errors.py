@@ -146,6 +146,13 @@ def _form_message(bound: BoundModel, batch: TokenBatch, failure: Exception) -> s
         inputs = batch.inputs()
         names = listed(inputs) if isinstance(inputs, Mapping) else ""
         return f"call=... reads the input {failure.args[0]!r}, and the batch's inputs are {names}: expected one of these names"
+    missing = _missing_input(batch, failure) if bound.call is None else None
+    if missing is not None:
+        return (
+            f"the model {type(bound.model).__name__} reads the input {missing!r}, and the batch's inputs are "
+            f"{listed(batch.inputs())}: give it in the batch's dict, or make the model's own inputs of these in "
+            "call=lambda model, inputs: ..., where ids may also be packed into one row, without padding"
+        )
     is_dict = batch.convention in CONVENTIONS
     other = batch.replace(convention="ids", extras={}) if is_dict else batch.replace(convention="huggingface")
     error = type(failure).__name__
@@ -166,6 +173,18 @@ def _form_message(bound: BoundModel, batch: TokenBatch, failure: Exception) -> s
         f"the model {type(bound.model).__name__} takes one dict of all inputs, and raised {error} for the ids alone: give the "
         "batch as a dict, {'input_ids': ids}, and pass call=lambda model, inputs: model(inputs)"
     )
+
+
+def _missing_input(batch: TokenBatch, failure: Exception) -> str | None:
+    """Return the name of an input that the model read from a dict of the batch's inputs, which has none of this name."""
+    inputs, trace = batch.inputs(), failure.__traceback__
+    if not isinstance(failure, KeyError) or not isinstance(inputs, Mapping) or failure.args[0] in inputs:
+        return None
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    values = [] if trace is None else trace.tb_frame.f_locals.values()
+    is_read = any(isinstance(value, Mapping) and not inputs.keys().isdisjoint(value) for value in values)
+    return str(failure.args[0]) if is_read else None
 
 
 def _is_raised_by(function: Any, failure: Exception) -> bool:

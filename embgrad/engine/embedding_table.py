@@ -16,12 +16,12 @@ from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.locate import locate
 from embgrad.engine.options import expect_one_name
 from embgrad.engine.weights import weights_of
-from embgrad.errors import PointError, UnsupportedError
+from embgrad.errors import AmbiguousPointError, PointError, UnsupportedError
 from embgrad.forward.points import WORD, Lookup
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
 
-__all__ = ["TableReader", "embedding_table", "table_of", "table_reader"]
+__all__ = ["TableReader", "embedding_table", "table_of", "table_reader", "word_table_reader"]
 
 #: How many positions one pass runs that reads rows of a table.
 POSITIONS: Final = 4096
@@ -126,6 +126,24 @@ def table_reader(bound: BoundModel, tokens: TokenBatch, at: str = WORD) -> Table
     repeated = tokens.take(np.arange(max(1, POSITIONS // tokens.shape[1])) % len(tokens))
     batch = repeated if bound.accepts(repeated) else tokens
     return TableReader(lookup.rows, lookup.dim, lambda indices: _passed(bound, batch, np.asarray(indices), point.key))
+
+
+def word_table_reader(bound: BoundModel, tokens: TokenBatch, function: str) -> TableReader:
+    """Return a reader of the table of the only lookup of the ids, for a function that takes no `at`, see `table_reader`.
+
+    Raises:
+        AmbiguousPointError: there are several such lookups.
+    """
+    try:
+        return table_reader(bound, tokens, WORD)
+    except AmbiguousPointError as error:
+        several = ", ".join(map(str, error.lookups))
+        raise AmbiguousPointError(
+            f"{function} scores tokens by the rows of the one table in which the ids are looked up, and the model looks them up "
+            f"several times: {several}. Score other tokens by embgrad.evaluate on a batch that holds them; embgrad.gradients has "
+            "the gradient at each lookup, with at=['word#0', 'word#1']",
+            error.lookups,
+        ) from None
 
 
 def _read(bound: BoundModel, batch: TokenBatch, key: str) -> PointValues:

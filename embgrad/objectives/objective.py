@@ -297,14 +297,25 @@ class Objective(ABC):
         if self.position is not None:
             raise ObjectiveError(
                 f"position={brief(self.position)} selects one position, but the output has shape {output.shape}: "
-                f"expected (example, position, classes) = ({len(batch)}, {self._positions(output, batch)}, …); omit position"
+                f"expected (example, position, classes) = ({len(batch)}, {self._positions(output, batch)}, …); "
+                f"{self._way_to_cut(output, batch) or 'omit position'}"
             )
         if output.ndim > 2 and not self.any_shape:
             raise ObjectiveError(
                 f"the output has shape {output.shape}: expected (example, classes) or (example, position, classes) with "
-                f"{len(batch)} examples and {self._positions(output, batch)} positions; name another with output=..., or give a "
-                "callable"
+                f"{len(batch)} examples and {self._positions(output, batch)} positions; "
+                f"{self._way_to_cut(output, batch) or 'name another with output=..., or give a callable'}"
             )
+
+    def _way_to_cut(self, output: np.ndarray, batch: TokenBatch) -> str | None:
+        """Return what to do about an output that has further positions, as behind virtual tokens; None for other outputs."""
+        more = output.shape[1] - self._positions(output, batch) if output.ndim == 3 and len(output) == len(batch) else 0
+        if more <= 0:
+            return None
+        return (
+            f"cut off the {more} that the model adds in call=..., as in call=lambda model, inputs: model(**inputs)[:, {more}:] "
+            "where they come first"
+        )
 
     def _positions(self, output: np.ndarray, batch: TokenBatch) -> int:
         """Return the number of positions that belong to the output, for messages."""

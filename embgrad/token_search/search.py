@@ -17,11 +17,10 @@ from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.call_errors import explained_errors
-from embgrad.engine.embedding_table import table_reader
+from embgrad.engine.embedding_table import word_table_reader
 from embgrad.engine.probe import with_shared
 from embgrad.engine.provenance import origins
 from embgrad.errors import UnsupportedError
-from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
 from embgrad.inputs.encode import with_known_tokens
@@ -180,7 +179,7 @@ def problem_of(
     if tokens.extras:
         tokens = with_shared(bound, tokens, repeated=True)
     with explained_errors(bound, tokens):
-        table = table_reader(bound, tokens[: size_of_pass(size, tokens.shape[1])], WORD)
+        table = word_table_reader(bound, tokens[: size_of_pass(size, tokens.shape[1])], "embgrad.search")
         problem = Problem(
             bound,
             tokens,

@@ -12,7 +12,7 @@ from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
 from embgrad.engine.call_errors import explained_decoder, explained_errors
-from embgrad.engine.embedding_table import table_reader
+from embgrad.engine.embedding_table import word_table_reader
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import with_shared
@@ -89,7 +89,7 @@ def substitutions(
     if tokens.extras and size is not None:
         tokens = with_shared(bound, tokens)
     with explained_errors(bound, tokens), explained_decoder(bound, tokens):
-        table = table_reader(bound, tokens[:size], WORD)
+        table = word_table_reader(bound, tokens[:size], "embgrad.substitutions")
     may = allowed_ids(allowed, tokenizer, table.count)
     result = results_of(Task(bound, made, GradientOptions((WORD,))), tokens, size, progress)[WORD]
     top = min(count, int(may.sum()))

@@ -321,3 +321,66 @@ def test_which_ids_read_the_same_both_ways() -> None:
     ):
         array = np.array(ids)
         assert reads_both_ways(array, array != 0) is expected
+
+
+def test_outputs_at_virtual_tokens_are_cut_off_by_the_users_call() -> None:
+    def prompted(model: Any, input_ids: np.ndarray) -> Tensor:
+        ids = np.concatenate([np.full((len(input_ids), 2), 11), input_ids], 1)
+        return (lookup(model["table"], ids) + Tensor(model["place"].value[: ids.shape[1]][None])).tanh() @ model["W"]
+
+    model, batch = ReferenceModel(prompted, dict(WEIGHTS)), embgrad.TokenBatch([[3, 4, 5], [6, 7, 8]])
+    for objective in (embgrad.Logit(1, position=-1), embgrad.Logit(1)):
+        with refused(
+            embgrad.ObjectiveError, "(2, 5, 2)", "cut off the 2 that the model adds", "model(**inputs)[:, 2:]"
+        ):
+            embgrad.gradients(model, batch, objective)
+
+    def cut(model: Any, inputs: Any) -> Tensor:
+        return (model(**inputs).swap(1, 2) @ Tensor(np.eye(5)[:, 2:])).swap(1, 2)
+
+    result = embgrad.gradients(model, batch, embgrad.Logit(1, position=-1), call=cut)
+    bent = np.tanh(WEIGHTS["table"][batch.ids[:, -1]] + WEIGHTS["place"][4])
+    np.testing.assert_allclose(result.values[:, -1], (1 - bent**2) * WEIGHTS["W"][:, 1], atol=1e-14)
+    assert not result.values[:, :-1].any()
+
+
+def test_an_input_that_the_model_reads_and_the_batch_has_not_is_named() -> None:
+    def packed(model: Any, **features: np.ndarray) -> Tensor:
+        rows = lookup(model["table"], features["input_ids"])
+        return (rows * Tensor(features["weights"][..., None])).sum(1) @ model["W"]
+
+    def other(model: Any, input_ids: np.ndarray) -> Tensor:
+        return lookup(model["none"], input_ids)
+
+    model, batch = ReferenceModel(packed, dict(WEIGHTS)), {"input_ids": IDS, "attention_mask": MASK}
+    with refused(
+        embgrad.BatchError, "reads the input 'weights'", "'input_ids', 'attention_mask': give it in the batch's dict"
+    ):
+        embgrad.gradients(model, batch, OBJECTIVE)
+    result = embgrad.gradients(model, {**batch, "weights": MASK * 2.0}, OBJECTIVE)
+    np.testing.assert_allclose(result.values, 2.0 * MASK[..., None] * WEIGHTS["W"].T[[0, 1, 1]][:, None], atol=1e-14)
+    with pytest.raises(KeyError, match="none"):
+        embgrad.gradients(ReferenceModel(other, dict(WEIGHTS)), IDS, OBJECTIVE)
+
+
+def test_searches_name_what_they_cannot_score() -> None:
+    def twice(model: Any, input_ids: np.ndarray) -> Tensor:
+        return (lookup(model["table"], input_ids) + lookup(model["other"], input_ids).tanh()).sum(1) @ model["W"]
+
+    weights = {**WEIGHTS, "other": WEIGHTS["table"] * 2}
+    model, batch = ReferenceModel(twice, weights), embgrad.TokenBatch([[3, 4]])
+    for name, call in (
+        ("embgrad.search", lambda: embgrad.search(model, batch, embgrad.Logit(1), embgrad.HotFlip(steps=1))),
+        ("embgrad.substitutions", lambda: embgrad.substitutions(model, batch, embgrad.Logit(1))),
+    ):
+        with refused(
+            embgrad.AmbiguousPointError, f"{name} scores tokens", "several times: table#0", "at=['word#0', 'word#1']"
+        ):
+            call()
+    both = embgrad.gradients(model, batch, embgrad.Logit(1), at=["word#0", "word#1"])
+    assert list(both) == ["word#0", "word#1"]
+    replaced = embgrad.evaluate(model, embgrad.TokenBatch([[5, 4]]), embgrad.Logit(1))
+    table, other = weights["table"], weights["other"]
+    np.testing.assert_allclose(
+        replaced, (table[[5, 4]] + np.tanh(other[[5, 4]])).sum(0) @ weights["W"][:, 1:], atol=1e-14
+    )
