@@ -179,3 +179,44 @@ def test_the_decoders_points_take_as_many_examples_as_there_are(build: Any, laye
     for name in points:
         np.testing.assert_allclose(results[name].values, np.tile(two[name].values, (3, 1, 1)), rtol=1e-9, atol=1e-14)
     np.testing.assert_allclose(results[layer].activations, np.tile(two[layer].activations, (3, 1, 1)), rtol=1e-9)
+
+
+class Translator(torch.nn.Module):
+    """An encoder-decoder with names of its own."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.source = torch.nn.Embedding(40, 8)
+        self.target = self.source if shared else torch.nn.Embedding(40, 8)
+        self.body = torch.nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, src_ids: Any, tgt_ids: Any, attention_mask: Any = None, tgt_mask: Any = None) -> Any:
+        return self.body(self.source(src_ids), self.target(tgt_ids))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("mask", [{"tgt_mask": np.array([[1, 1, 1, 1], [1, 1, 0, 0]])}, {}])
+@pytest.mark.parametrize("by_call", [True, False])
+def test_decoder_ids_under_a_name_of_the_models_own(shared: bool, mask: dict[str, np.ndarray], by_call: bool) -> None:
+    torch.manual_seed(0)
+    model = Translator(shared).double().eval()
+    target, direction = np.array([[3, 11, 12, 13], [4, 21, 22, 23]]), np.arange(8.0)
+    states = model(torch.tensor(IDS), torch.tensor(target)).detach().numpy() @ direction
+    batch = embgrad.TokenBatch(IDS, MASK, extras={"tgt_ids": target, **mask})
+    call = (lambda model, inputs: model(inputs["input_ids"], inputs["tgt_ids"])) if by_call else None
+    found = embgrad.gradients(model, batch, embgrad.Projection(direction), call=call)
+    np.testing.assert_allclose(found.objective, (states * mask.get("tgt_mask", np.ones((2, 4)))).sum(1), rtol=1e-12)
+    np.testing.assert_array_equal(found.mask, MASK)
+
+
+def test_hugging_faces_model_takes_keras_hubs_names() -> None:
+    names = ("encoder_token_ids", "encoder_padding_mask", "decoder_token_ids", "decoder_padding_mask")
+    renamed = dict(zip(names, BATCH.values(), strict=True))
+    for method in ("input_x_gradient", "saliency"):
+        own, other = (embgrad.attribute_tokens(t5(), each, method=method) for each in (BATCH, renamed))
+        np.testing.assert_array_equal(other.scores, own.scores)
+        np.testing.assert_array_equal(other.decoder_scores, own.decoder_scores)
+    objective = embgrad.CrossEntropy(LABELS)
+    np.testing.assert_array_equal(
+        embgrad.gradients(t5(), renamed, objective).values, embgrad.gradients(t5(), BATCH, objective).values
+    )
