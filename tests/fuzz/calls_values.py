@@ -236,7 +236,7 @@ def objectives(draw: Draw, framework: str) -> Case:
     )
     run = lambda: formula.objective.argument.evaluate(formula.output, formula.batch)  # noqa: E731
     # Without a model it is not known whether as many numbers as positions are classes or scores of positions.
-    is_open = formula.batch.padded and formula.output.shape == formula.batch.shape
+    is_open = formula.batch.padded and formula.output.shape[-1] == formula.batch.shape[1]
     refused = (embgrad.ObjectiveError,) if is_open else ()
     return Case(
         "objectives", text, run, judge, refused, [], [formula.output, formula.batch, formula.objective.argument]
