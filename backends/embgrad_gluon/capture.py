@@ -33,7 +33,16 @@ from embgrad_gluon.graphs import (
 )
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, arguments_of
-from embgrad_gluon.lookup import LOOKUPS, Handler, Lookups, Operation, Tables, ignore_operators, intercept_operators
+from embgrad_gluon.lookup import (
+    LOOKUPS,
+    PRODUCTS,
+    Handler,
+    Lookups,
+    Operation,
+    Tables,
+    ignore_operators,
+    intercept_operators,
+)
 from embgrad_gluon.modules import Modules, ignore_calls, intercept_calls
 from embgrad_gluon.pullback import is_regrouped, section_between
 from embgrad_gluon.state import RANDOM_OPERATORS, RandomDraws, without_random_numbers
@@ -232,7 +241,7 @@ def _reset_guards() -> None:
 
 # Calls, operators and cached graphs
 
-_WATCHED: Final = tuple(dict.fromkeys((*LOOKUPS, *GUARDED, *RANDOM_OPERATORS)))
+_WATCHED: Final = tuple(dict.fromkeys((*LOOKUPS, *PRODUCTS, *GUARDED, *RANDOM_OPERATORS)))
 
 
 def _on_call(block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:

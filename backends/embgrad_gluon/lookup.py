@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,14 +16,15 @@ import numpy as np
 from embgrad.backend.patching import Interception
 from embgrad.common.arrays import whole_numbers
 from embgrad.errors import BatchError
-from embgrad.forward.points import UNNAMED_TABLE, layout_of
+from embgrad.forward.points import UNNAMED_TABLE, Way, layout_of
 from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import arrays_of, is_recorded, memory, tables
 
 __all__ = [
-    *("HINT", "LOOKUPS", "Handler", "Lookups", "Operation", "Tables", "ignore_operators"),
-    *("intercept_operators", "invoke"),
+    *("HINT", "LOOKUPS", "PRODUCTS", "Handler", "Lookups", "Operation", "Tables", "ignore_operators"),
+    *("composed", "intercept_operators", "invoke"),
 ]
 
 # Every generated function of mx.nd, mx.sym's imperative twin F, mx.np and mx.npx, and every method of an array, ends in
@@ -73,6 +75,16 @@ def intercept_operators(handlers: Mapping[str, Handler]) -> Iterator[None]:
         yield
 
 
+def composed(first: Mapping[str, Handler], others: Mapping[str, Handler]) -> dict[str, Handler]:
+    """Return handlers of which the first ones run around the others of the same names."""
+
+    def around(handler: Handler, other: Handler) -> Handler:
+        return lambda operation, proceed: handler(operation, lambda: other(operation, proceed))
+
+    both = {name: around(handler, others[name]) for name, handler in first.items() if name in others}
+    return {**first, **others, **both}
+
+
 def ignore_operators() -> AbstractContextManager[None]:
     """Keep the handlers from seeing this thread's operators while it is open."""
     return _invoke.by(lambda original, *given: original(*given)) if _invoke.heard else contextlib.nullcontext()
@@ -100,6 +112,12 @@ def _address(name: str) -> int:
 
 #: The operators that may be lookups, in the order of `Lookups.handlers`.
 LOOKUPS: Final = ("Embedding", "_contrib_SparseEmbedding", "take", "gather_nd")
+
+#: The operators that multiply two matrices, and look rows up where one of them holds one-hot rows.
+PRODUCTS: Final = (
+    *("dot", "batch_dot", "FullyConnected", "linalg_gemm2"),
+    *(f"_npi_{name}" for name in ("matmul", "einsum", "tensordot_int_axes")),
+)
 
 #: The lookups that are recognised, for messages.
 HINT = (
@@ -130,15 +148,22 @@ class Lookups:
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers by the operators' names."""
         handlers = (self._embedding, self._embedding, self._take, self._gather)
-        return dict(zip(LOOKUPS, handlers, strict=True))
+        return dict(zip(LOOKUPS, handlers, strict=True)) | dict.fromkeys(PRODUCTS, self._multiplied)
 
     def _embedding(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
         indices, table = operation.inputs[:2]
-        return self._look_up(table, indices.asnumpy(), proceed)
+        numbers = indices.asnumpy()
+        if not is_floating(table):
+            self._report(operation.name, table, numbers)
+            return proceed()
+        return self._look_up(table, numbers, proceed)
 
     def _take(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
         table, indices = operation.inputs
-        if table.ndim != 2 or int(operation.attributes.get("axis", 0)) not in (0, -2):
+        axis = int(operation.attributes.get("axis", 0)) % max(table.ndim, 1)
+        if table.ndim != 2 or axis != 0 or not is_floating(table):
+            if indices.size == self._ids.size:
+                self._report(operation.name, table, indices.asnumpy(), axis)
             return proceed()
         indices_read = indices.asnumpy()
         if operation.attributes.get("mode") == "wrap" and not self._are_ids(indices_read):
@@ -147,9 +172,46 @@ class Lookups:
 
     def _gather(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
         table, indices = operation.inputs
-        if table.ndim != 2 or indices.shape[0] != 1:
+        if table.ndim != 2 or indices.shape[0] != 1 or not is_floating(table):
+            self._report_gather(operation.name, table, indices)
             return proceed()
         return self._index(table, _from_the_end(indices.asnumpy()[0], len(table)), proceed)
+
+    def _report_gather(self, name: str, table: Any, indices: Any) -> None:
+        """Report a gather by the ids along one axis, whose indices along the axes before it are those of slices."""
+        axes = indices.shape[0]
+        taken = indices.size // axes * math.prod(table.shape[axes:])
+        if taken <= self._ids.size:  # one number for each id
+            return
+        for axis, numbers in enumerate(indices.asnumpy()):
+            self._report(name, table, _from_the_end(numbers, table.shape[axis]), axis)
+
+    def _multiplied(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
+        """Report a product of one-hot rows of the ids with a matrix."""
+        factors = operation.inputs[:2]
+        for rows, matrix in (factors, factors[::-1]) if len(factors) == 2 else ():
+            count = rows.shape[-1] if rows.ndim else 0
+            if matrix.ndim != 2 or count not in matrix.shape or count <= int(self._ids.max()):
+                continue
+            if math.prod(rows.shape) != self._ids.size * count or is_recorded(rows):
+                continue
+            places = _ones_of(rows, int(self._ids.item(0)))
+            if places is not None:
+                self._report(operation.name, matrix, places, matrix.shape.index(count), "product")
+        return proceed()
+
+    def _report(self, name: str, array: Any, indices: np.ndarray, axis: int = 0, way: Way = "selection") -> None:
+        """Report that the ids select entries of an array in a way that is no lookup with a gradient.
+
+        A recorded array of no parameter with an entry for each example is such as logits, of which those of the ids are taken.
+        """
+        path = self._tables.path(array, array.shape)
+        if path == UNNAMED_TABLE and len(array) == len(self._ids) and is_floating(array) and is_recorded(array):
+            return
+        numbers = whole_numbers(indices)
+        if numbers is not None:
+            dtype = np.dtype(array.dtype).name
+            self._taps.watch.see_other(name, path, numbers, array.shape, dtype, axis=axis, way=way)
 
     def _index(self, table: Any, indices: np.ndarray, proceed: Callable[[], Any]) -> Any:
         """Run `take` or indexing as a lookup, unless it picks rows of the activations."""
@@ -216,6 +278,18 @@ def _whole_indices(path: str, indices: np.ndarray) -> np.ndarray:
             "MXNet would round silently. Cast the ids to int32"
         )
     return whole
+
+
+def _ones_of(rows: Any, first: int) -> np.ndarray | None:
+    """Return the places of the ones in one-hot rows; None where the rows are not one-hot, or the first has another place."""
+    if rows.stype == "csr":
+        single = bool((np.diff(rows.indptr.asnumpy()) == 1).all() and (rows.data.asnumpy() == 1).all())
+        return rows.indices.asnumpy() if single else None
+    if rows.stype != "default" or first >= rows.shape[-1]:
+        return None
+    values = rows.asnumpy().reshape(-1, rows.shape[-1])
+    is_one_hot = values[0, first] == 1 and ((values != 0).sum(1) == 1).all() and (values.sum(1) == 1).all()
+    return np.asarray(values.argmax(1)) if is_one_hot else None
 
 
 def _from_the_end(indices: np.ndarray, rows: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from embgrad_gluon.cures import Cures, Functions
 from embgrad_gluon.graphs import imperatively, observe_scopes, output_names
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
-from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, intercept_operators
+from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, composed, intercept_operators
 from embgrad_gluon.modules import Modules, ignore_calls, intercept_calls
 from embgrad_gluon.normalising import LayerNorms
 from embgrad_gluon.parameters import TableParameters, array_of, record_frozen_tables, trainable, values_of
@@ -179,7 +179,7 @@ def _run_forward(
     observe = functools.partial(observe_scopes, taps)
     recording = mx.autograd.record if request.pullback else mx.autograd.pause
     with recording(train_mode=request.training), imperatively(observe), functions.intercepted():
-        with intercept_operators({**lookups.handlers(), **cured}), modules:
+        with intercept_operators(composed(lookups.handlers(), cured)), modules:
             try:
                 returned, unused = call_model(model, parts, batch, call)
             except mx.MXNetError as error:

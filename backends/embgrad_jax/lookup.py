@@ -7,6 +7,7 @@ finds on which points each output depends.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from embgrad.backend import Request
-from embgrad.forward.points import UNNAMED_TABLE, layout_of
+from embgrad.forward.points import UNNAMED_TABLE, Way, layout_of
 from embgrad.forward.recorder import PassRecorder
 from embgrad_jax.graphs import Graph, Walker, inner_jaxprs, is_lookup
 from embgrad_jax.leaves import Leaf
@@ -38,6 +39,9 @@ SAME_TABLE: Final = (
 #: Primitives through which no gradient flows although their results are floating point.
 BLOCKING: Final = ("stop_gradient", "floor", "ceil", "round", "sign", "nextafter")
 
+
+#: The beginnings of the names of primitives that embgrad does not know from inside, although they have no graph.
+OPAQUE: Final = ("bcoo_", "bcsr_", "ffi_call", "pure_callback", "pallas_call")
 
 #: Ends the message where a point was not found.
 HINT: Final = (
@@ -215,6 +219,8 @@ class _Surveyor(Walker[Cell]):
         for value in values:
             mask, sources = mask | value.mask, sources | value.sources
         results = _Lazily(equation, values) if all(value.compute is not None for value in values) else None
+        if name.startswith(OPAQUE) or inner_jaxprs(equation):
+            self._report_function(equation, values)
         cells = []
         for number, variable in enumerate(equation.outvars):
             aval = variable.aval
@@ -269,6 +275,7 @@ class _Surveyor(Walker[Cell]):
             result.one_hot = lambda: jnp.asarray(rows())[starts.value[..., 0]]
             return result
         if not is_lookup(equation):
+            self._report_selection(equation, table, starts)
             return result
         indices = self._given(starts, np.asarray(starts.value)[..., 0].reshape(result.shape[:-1]), table.shape[0])
         return self._looked_up(number, table, indices, result, result.shape)
@@ -285,6 +292,9 @@ class _Surveyor(Walker[Cell]):
                 self.survey.products[number] = left
                 indices = self._given(rows, np.asarray(rows.one_hot()), table.shape[0])
                 return self._looked_up(number, table, indices, result, (*rows.shape[:-1], table.shape[1]))
+            if not table.sources and rows.one_hot is not None and tuple(along_rows) == (len(rows.shape) - 1,):
+                indices = self._given(rows, np.asarray(rows.one_hot()), rows.shape[-1])
+                self._report(equation, table, indices, along_table[0], "product")
         return result
 
     def sliced(self, number: int, equation: Any, values: Sequence[Cell]) -> Cell:
@@ -358,6 +368,40 @@ class _Surveyor(Walker[Cell]):
         self.survey.shapes[key] = (value.shape if shape is None else shape, value.dtype)
         mask = 0 if key in self._overridden else value.mask
         return Cell(value.shape, value.dtype, None, mask | self._bit(key))
+
+    # Other uses of the ids
+
+    def _report_selection(self, equation: Any, table: Cell, starts: Cell) -> None:
+        """Report a gather of more than one number for each index from an array that does not depend on the batch."""
+        size, count = self._watch.batch.ids.size, math.prod(starts.shape[:-1])
+        if table.sources or not starts.sources or count == 0 or count % size:
+            return
+        numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+        if math.prod(sizes) * (count // size) == 1:
+            return
+        for place, axis in enumerate(numbers.start_index_map):
+            if sizes[axis] == 1:
+                indices = self._given(starts, np.asarray(starts.value)[..., place], table.shape[axis])
+                self._report(equation, table, indices, axis)
+
+    def _report_function(self, equation: Any, values: Sequence[Cell]) -> None:
+        """Report a function that is not walked and takes the ids, arrays of the model, and nothing else of the batch."""
+        ids = self._watch.batch.ids
+        varying = [value for value in values if value.sources]
+        matrices = [value for value in values if not value.sources and value.mask and len(value.shape) > 1]
+        if not varying or not matrices or any(value.compute is None or _is_floating(value.dtype) for value in varying):
+            return
+        for value in varying:
+            # a sparse matrix has its rows and columns side by side
+            if math.prod(value.shape) in (ids.size, 2 * ids.size):
+                indices = np.asarray(value.value)
+                indices = indices if indices.size == ids.size else indices[..., -1]
+                self._report(equation, matrices[0], self._given(value, indices, matrices[0].shape[0]), 0, "function")
+
+    def _report(self, equation: Any, array: Cell, indices: np.ndarray, axis: int, way: Way = "selection") -> None:
+        path = UNNAMED_TABLE if array.leaf is None else array.leaf.table
+        name, dtype = equation.primitive.name, str(array.dtype)
+        self._watch.see_other(name, path, indices, array.shape, dtype, axis=axis, way=way)
 
     def _count_inside(self, equation: Any, times: int) -> None:
         """Count the calls in graphs that are not walked: loops without points, and functions with own derivatives."""

@@ -24,7 +24,7 @@ from embgrad.backend.locks import process_lock
 from embgrad.backend.patching import Interception
 from embgrad.objectives.outputs import choose_output, name_outputs
 from embgrad_tensorflow.flattening import CALLS, ClosedGraphError, FlatGraph, definition_of, flattened
-from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES
+from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, SPARSE_PRODUCT, WRITES
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS
 from embgrad_tensorflow.slices import SLICES
 
@@ -346,6 +346,8 @@ class CutGraph:
                 steps = table(operands[0])
                 is_read = steps is not None and any(self.flat.nodes[step].op == "ReadVariableOp" for step in steps)
                 numbers |= steps | {number} if steps is not None and is_read else frozenset()
+            elif node.op == SPARSE_PRODUCT:
+                numbers.add(number)
             elif node.op in MAKING:
                 chains[names[0]] = frozenset({number})
             elif node.op in KEEPING and operands[0] in chains:

@@ -18,9 +18,9 @@ from tensorflow.python.ops import gen_array_ops, gen_resource_variable_ops
 
 from embgrad.backend.patching import Interception
 from embgrad.errors import UnsupportedError
-from embgrad.forward.points import layout_of
+from embgrad.forward.points import Way, layout_of
 from embgrad.forward.recorder import PassRecorder
-from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, ByTensor, OneHots, is_identity
+from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, ByTensor, OneHots, attribute, is_identity
 from embgrad_tensorflow.slices import SLICES, first_row
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
@@ -28,6 +28,7 @@ from embgrad_tensorflow.walk import Tables, handle_of
 __all__ = [
     "LOOKUPS",
     "SAME_TABLE",
+    "SPARSE_PRODUCT",
     "WRITES",
     "Replacing",
     "Watcher",
@@ -53,6 +54,9 @@ FUNCTIONS: Final[Mapping[str, Interception]] = {
     "ResourceGather": Interception(lambda: gen_resource_variable_ops, "resource_gather"),
     "ResourceGatherNd": Interception(lambda: gen_resource_variable_ops, "resource_gather_nd"),
 }
+
+#: The operation that multiplies a sparse matrix by a dense one.
+SPARSE_PRODUCT: Final = "SparseTensorDenseMatMul"
 
 #: Operations whose result is still the same table.
 SAME_TABLE: Final = ("Cast", "Identity")
@@ -108,7 +112,7 @@ class Watcher:
         tables: what names the tables.
         computing: the floating-point dtypes into which what depends on a point is cast.
         recomputed: whether a part of the model ran unrecorded, to be run again in the pullback (`tf.recompute_grad`).
-        unusable: what the batch's ids were looked up in that has no rows with a gradient, in words.
+        unusable: what the batch's ids were looked up in that no table is multiplied by, in words.
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class Watcher:
         self._one_hots = OneHots()
         self._handlers |= dict.fromkeys({*MAKING, *KEEPING} - {*SAME_TABLE}, self._one_hots.follow)
         self._handlers |= dict.fromkeys(PRODUCTS, self._multiplied)
+        self._handlers[SPARSE_PRODUCT] = self._multiplied_sparse
         self._comparisons = Comparisons()
         self._handlers |= dict.fromkeys(COMPARISONS, self._comparisons.record)
 
@@ -249,6 +254,31 @@ class Watcher:
         if product is not None:
             table, indices = product
             self._record_lookup(self._handle(table), indices, tuple(map(int, table.shape)), outputs[0])
+            return
+        for rows, table in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
+            indices = self._one_hots.indices(rows)
+            if indices is not None and table.shape.rank == 2 and rows.shape[-1] in table.shape:
+                self._report_other(name, table, indices, tuple(table.shape).index(rows.shape[-1]), "product")
+
+    def _multiplied_sparse(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        """Report a product of sparse one-hot rows with a table."""
+        places, values, _, table = inputs
+        if table.shape.rank == 2 and bool((np.asarray(values) == 1).all()):
+            column = 0 if attribute(attrs, "adjoint_a") else 1
+            self._report_other(name, table, np.asarray(places)[:, column], 0, "product")
+
+    def _report_other(self, operation: str, array: Any, indices: np.ndarray, axis: int, way: Way = "selection") -> None:
+        """Report that the ids select entries of an array in a way that is no lookup with a gradient.
+
+        An array that depends on a point, with an entry for each example, is such as logits, of which those of the ids are taken.
+        """
+        handle, (shape, dtype) = self._handle(array), table_of(array)
+        if not shape:
+            return
+        below = handle is None and dtype.is_floating and shape[0] == len(self.watch.batch)
+        if below and pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([array]):
+            return
+        self.watch.see_other(operation, self.tables.path(handle), indices, shape, dtype.name, axis=axis, way=way)
 
     def _see(self, operation: str, operands: Sequence[Any], rows: Any = None) -> None:
         """Record the operation if it looks up rows of a matrix, also if it failed and returned no rows."""
@@ -257,10 +287,17 @@ class Watcher:
             return
         indices = _indices(operation, operands, len(shape))
         if rows is not None and (indices is None or len(shape) != 2 or not dtype.is_floating):
-            self._record_unusable(operation, operands, shape, dtype)
+            axis = int(operands[2]) if operation == "GatherV2" else 0
+            selected = _selected(operation, operands)
+            if selected is not None:
+                self._report_other(operation, operands[0], selected, axis)
         elif indices is not None and rows is not None and self._is_identity(operands[0]):
             self._one_hots.record(rows, indices)
-            self._record_unusable(operation, operands, shape, dtype)
+            if layout_of(indices, self.watch.batch.ids) is not None:
+                table = f"{self.tables.path(self._handle(operands[0]))!r}, of shape {shape} and dtype {dtype.name}"
+                self.unusable.append(
+                    f"they look up rows of the identity matrix, {table}, and the rows are multiplied by no table"
+                )
         elif indices is not None:
             self._record_lookup(self._handle(operands[0]), indices, shape, rows)
 
@@ -269,23 +306,6 @@ class Watcher:
         handle = self._handle(operand)
         table = operand if handle is None else self.tables.fixed(handle)
         return table is not None and is_identity(table)
-
-    def _record_unusable(self, operation: str, operands: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> None:
-        """Remember, for the message, what the ids were looked up in and that is no table to take a gradient at."""
-        if layout_of(np.asarray(operands[1]), self.watch.batch.ids) is None:
-            return
-        table = f"{self.tables.path(self._handle(operands[0]))!r}, of shape {shape} and dtype {dtype.name}"
-        axis = int(operands[2]) if operation == "GatherV2" else 0
-        if axis not in (0, -len(shape)):
-            self.unusable.append(
-                f"they look up entries along axis {axis} of {table}, where embgrad expects rows, along axis 0"
-            )
-        elif not dtype.is_floating:
-            self.unusable.append(f"they look up rows of {table}, which is not floating point and has no gradient")
-        elif len(shape) == 2:
-            self.unusable.append(
-                f"they look up rows of the identity matrix, {table}, and the rows are multiplied by no table"
-            )
 
     def _record_lookup(
         self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any, *, sliced: bool = False
@@ -335,6 +355,11 @@ def _indices(operation: str, operands: Sequence[Any], axes: int) -> np.ndarray |
     """Return the rows that are looked up in a table of so many axes; None where the lookup is along another axis."""
     if operation == "GatherV2" and int(operands[2]) not in (0, -axes):
         return None
+    return _selected(operation, operands)
+
+
+def _selected(operation: str, operands: Sequence[Any]) -> np.ndarray | None:
+    """Return the indices along one axis; None where there are several axes, or the indices are no whole numbers."""
     indices = np.asarray(operands[1])
     if operation.endswith("Nd"):
         if indices.ndim == 0 or indices.shape[-1] != 1:

@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from embgrad.backend import Request
 from embgrad_torch.inputs import is_quantised
-from embgrad_torch.lookup import HANDLERS, READERS, LookupMode
+from embgrad_torch.lookup import HANDLERS, PAIRED, LookupMode
+from embgrad_torch.readers import READERS
 from embgrad_torch.state import DEVICES, Shared
 from embgrad_torch.walk import (
     Structure,
@@ -55,8 +56,11 @@ def _repeatable() -> AbstractContextManager[Any]:
 #: Settings of PyTorch's compiler: draw the random numbers of the uncompiled model, and see `_compile_graph`.
 INDUCTOR: Final = {"fallback_random": True, "inplace_buffers": False}
 
-#: The functions that `LookupMode` handles, and that compiled code may call.
-UNHANDLED: Final = (torch._C._set_grad_enabled, torch.nn.functional.linear, torch.Tensor.to)
+#: The functions that `LookupMode` handles, and that compiled code may call: one-hot rows for a product come from uncompiled code.
+UNHANDLED: Final = (
+    *(torch._C._set_grad_enabled, torch.nn.functional.linear, torch.Tensor.to, torch.einsum),
+    *PAIRED,
+)
 
 #: Modules that only contain others.
 CONTAINERS: Final = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
@@ -294,6 +298,8 @@ def _is_handled(node: Any) -> bool:
         function = torch.Tensor.__getitem__ if node.target is operator.getitem else node.target
     else:
         return False
+    if function is torch.nn.functional.one_hot:  # a product with it may look rows up
+        return True
     if function in UNHANDLED or function not in HANDLERS:
         return False
     args, kwargs = pytree.tree_map_only(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,37 +16,15 @@ from embgrad.forward.points import UNNAMED_TABLE, layout_of
 from embgrad.forward.recorder import PassRecorder
 from embgrad_torch.checkpoints import Recorded, repeated_key
 from embgrad_torch.inputs import Head, dtype_name, has_values, is_quantised, is_transformed
+from embgrad_torch.readers import READERS, Read, Selection, indices_of, ones_of, padding_row
 from embgrad_torch.state import ACCUMULATING, is_running
 from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled
 from embgrad_torch.walk import TablePaths
 
-__all__ = ["DIFFERENTIATING", "HANDLERS", "READERS", "LookupMode", "Read", "WeightsDifferentiated"]
+__all__ = ["DIFFERENTIATING", "HANDLERS", "PAIRED", "LookupMode", "WeightsDifferentiated"]
 
 #: The functions that take gradients.
 DIFFERENTIATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.grad, *ACCUMULATING})
-
-
-class Read(NamedTuple):
-    """A lookup that a function is about to make.
-
-    Attributes:
-        table: a matrix with one row for each index.
-        indices: an integer tensor of any shape.
-        padding: the row that is declared to be padding.
-        indexing: whether it is written as indexing, which may count from the end, and is no lookup in a table where it
-            selects rows of activations.
-        sliced: whether it is a slice of consecutive rows, which is a lookup in a table of positions where it has a row for each.
-        max_norm: the norm to which larger rows are scaled, in the table itself.
-        norm_type: the order of that norm.
-    """
-
-    table: Any
-    indices: Any
-    padding: int | None = None
-    indexing: bool = False
-    sliced: bool = False
-    max_norm: float | None = None
-    norm_type: float = 2.0
 
 
 class WeightsDifferentiated(BaseException):
@@ -121,10 +99,15 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             table, rows, before = self._scaled.pop()
             table.index_copy_(0, rows, before)
 
-    def on_lookup(self, func: Any, args: Any, kwargs: Mapping[str, Any], reader: Callable[..., Read | None]) -> Any:
+    def on_lookup(
+        self, func: Any, args: Any, kwargs: Mapping[str, Any], reader: Callable[..., Read | Selection | None]
+    ) -> Any:
         """Handle a function that may look up rows."""
         read = reader(*args, **kwargs)
         if read is None:
+            return func(*args, **kwargs)
+        if isinstance(read, Selection):
+            self._report_selection(func, read)
             return func(*args, **kwargs)
         if read.max_norm is not None and not self.at.plain:
             kwargs = {**kwargs, "max_norm": None}  # _scale does it
@@ -139,7 +122,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         read = Read(
             table,
             indices,
-            _row(kwargs.get("padding_idx"), table),
+            padding_row(kwargs.get("padding_idx"), table),
             max_norm=kwargs.get("max_norm"),
             norm_type=kwargs.get("norm_type", 2.0),
         )
@@ -181,6 +164,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             return result
         features = args[0] if args else kwargs["input"]
         if not features.requires_grad:
+            self._report_product(func, features, weight, 1)
             return result
         if is_quantised(weight) and self._is_behind_a_point():
             row = features.detach().flatten(0, -2)[:1].requires_grad_()  # the result may depend on a trainable bias
@@ -190,6 +174,25 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             bias = args[2] if len(args) > 2 else kwargs.get("bias")
             self.head = Head(features, weight, bias, result)
         return result
+
+    def on_product(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Report a product of one-hot rows with a matrix, which looks rows up."""
+        factors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        if len(factors) == 2 and not self.pulling and torch.is_grad_enabled():
+            left, right = factors
+            self._report_product(func, left, right, 0)
+            if right.dim() > 1 and not right.requires_grad:
+                self._report_product(func, right.mT, left, 1)
+        return func(*args, **kwargs)
+
+    def on_einsum(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Report an Einstein sum of one-hot rows and a matrix, which looks rows up."""
+        factors = [value for value in args if isinstance(value, torch.Tensor)]
+        if len(factors) == 2 and not self.pulling and torch.is_grad_enabled():
+            for rows, matrix in (factors, factors[::-1]):
+                for axis in range(matrix.dim()):
+                    self._report_product(func, rows, matrix, axis)
+        return func(*args, **kwargs)
 
     def on_quantised_linear(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Refuse PyTorch's own product with a quantised matrix, which has no backward pass."""
@@ -244,7 +247,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
                 "the model looks up rows inside torch.vmap or another transform of torch.func, where the values of tensors "
                 "cannot be read. Move the lookup out of the transform, or call the model without it by call=..."
             )
-        indices, path = _as_numpy(read), self._path(read.table)
+        indices, path = indices_of(read), self._path(read.table)
         unnamed = read.indexing and path == UNNAMED_TABLE
         if (unnamed or self.pulling) and (layout := layout_of(indices, self.watch.batch.ids)) is None and unnamed:
             return None
@@ -259,10 +262,39 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.watch.record_output(rows)
         return rows
 
+    def _report_selection(self, func: Any, selection: Selection) -> None:
+        """Report that the ids select entries of an array of the model, or of whole numbers, in a way that is no lookup."""
+        array, indices, axis, repeated = selection
+        size = self.watch.batch.ids.size
+        count = indices.numel()
+        if self.pulling or not (count == size or (repeated and count and count % size == 0)):
+            return
+        if array.numel() == array.shape[axis] or (is_transformed() and not has_values(indices)):
+            return
+        path = self._paths.holder(array)
+        if path is None and (array.is_floating_point() or repeated):
+            return  # activations, such as logits of which those of the ids are taken
+        numbers = indices.detach().cpu().numpy()
+        numbers = np.where(numbers < 0, numbers + array.shape[axis], numbers)
+        dtype = str(array.dtype).removeprefix("torch.")
+        self.watch.see_other(_name(func), path or UNNAMED_TABLE, numbers, array.shape, dtype, axis=axis)
+
+    def _report_product(self, func: Any, rows: Any, matrix: Any, axis: int) -> None:
+        """Report that one-hot rows of the ids are multiplied by a matrix of the model."""
+        ids, count = self.watch.batch.ids, rows.shape[-1] if rows.dim() else 0
+        if rows.requires_grad or matrix.dim() != 2 or matrix.shape[axis] != count or rows.numel() != ids.size * count:
+            return
+        if is_transformed() and not has_values(rows):
+            return
+        indices = ones_of(rows, int(ids.item(0)))
+        if indices is not None:
+            path, dtype = self._paths.holder(matrix) or UNNAMED_TABLE, str(matrix.dtype).removeprefix("torch.")
+            self.watch.see_other(_name(func), path, indices, matrix.shape, dtype, axis=axis, way="product")
+
     def _plain_bag(self, read: Read, compute: Callable[[], Any]) -> Any:
         path = self._path(read.table)
         if (
-            self.watch.see(path, _as_numpy(read), read.table.shape[0], read.table.shape[1], self._padding(read))
+            self.watch.see(path, indices_of(read), read.table.shape[0], read.table.shape[1], self._padding(read))
             is not None
         ):
             raise UnsupportedError(
@@ -319,6 +351,11 @@ def _holds_any_frozen(inputs: Any) -> bool:
     return not isinstance(inputs, (list, tuple)) or any(map(_holds_any_frozen, inputs))
 
 
+def _name(func: Any) -> str:
+    """Return a function's name for a message."""
+    return str(getattr(func, "__qualname__", None) or func)
+
+
 def _bag(rows: Any, indices: Any, vocab: int, kwargs: Mapping[str, Any]) -> Any:
     """Return the bag of rows that have been looked up, computed by PyTorch as a bag in a table of these rows."""
     padding = kwargs.get("padding_idx")
@@ -331,88 +368,14 @@ def _bag(rows: Any, indices: Any, vocab: int, kwargs: Mapping[str, Any]) -> Any:
     return functional.embedding_bag(numbers, table, **{**kwargs, **options, "padding_idx": padding})
 
 
-def _embedding(
-    input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0, **_: Any
-) -> Read | None:
-    return Read(weight, input, _row(padding_idx, weight), max_norm=max_norm, norm_type=norm_type)
-
-
-def _torch_embedding(weight: Any, indices: Any, padding_idx: Any = -1, *_: Any, **__: Any) -> Read | None:
-    return Read(weight, indices, int(padding_idx) if padding_idx >= 0 else None)
-
-
-def _row(padding: Any, table: Any) -> int | None:
-    """Return the row of padding, which may be counted from the end."""
-    return None if padding is None else int(padding) % table.shape[0]
-
-
-def _getitem(table: Any, index: Any) -> Read | None:
-    if isinstance(index, tuple) and index and all(_is_whole(entry) for entry in index[1:]):
-        index = index[0]
-    return _slicing(table, index) if isinstance(index, (slice, tuple)) else _indexing(table, index)
-
-
-def _slicing(table: Any, index: Any) -> Read | None:
-    """Read a slice of whole consecutive rows of a matrix, as Keras's `PositionEmbedding` takes it."""
-    if not isinstance(table, torch.Tensor) or table.dim() != 2 or not table.is_floating_point():
-        return None
-    rows, *columns = index if isinstance(index, tuple) else (index,)
-    if len(columns) > 1 or not all(isinstance(entry, slice) for entry in (rows, *columns)):
-        return None
-    start, stop, step = rows.indices(table.shape[0])
-    if step != 1 or any(entry.indices(table.shape[1]) != (0, table.shape[1], 1) for entry in columns):
-        return None
-    return Read(table, torch.arange(start, max(start, stop)), indexing=True, sliced=True)
-
-
-def _aten_index(self: Any, indices: Any) -> Read | None:
-    return None if any(index is not None for index in indices[1:]) else _indexing(self, indices[0])
-
-
-def _index_select(input: Any, dim: Any, index: Any) -> Read | None:
-    return _indexing(input, index) if dim in (0, -2) else None
-
-
-def _is_whole(entry: Any) -> bool:
-    return entry is Ellipsis or (isinstance(entry, slice) and entry == slice(None))
-
-
-def _indexing(table: Any, index: Any) -> Read | None:
-    if not isinstance(index, torch.Tensor) or index.dtype not in (torch.int64, torch.int32, torch.int16):
-        return None
-    if not isinstance(table, torch.Tensor) or table.dim() != 2 or not table.is_floating_point():
-        return None
-    return Read(table, index, indexing=True)
-
-
-def _as_numpy(read: Read) -> np.ndarray:
-    try:
-        indices: np.ndarray = read.indices.detach().cpu().numpy()  # copies nothing that is on the CPU
-    except RuntimeError as error:
-        raise UnsupportedError(
-            f"the model looks up rows by indices that are a {type(read.indices).__name__}, which NumPy cannot read ({error}). "
-            "Use a plain tensor of padded ids, and nest the rows after the lookup"
-        ) from error
-    return np.where(indices < 0, indices + read.table.shape[0], indices) if read.indexing else indices
-
-
-#: The functions that can look up rows; each reader returns the table and the indices.
-READERS: Final[Mapping[Any, Callable[..., Read | None]]] = {
-    functional.embedding: _embedding,
-    torch.embedding: _torch_embedding,
-    torch.ops.aten.embedding: _torch_embedding,
-    torch.ops.aten.embedding.default: _torch_embedding,
-    torch.Tensor.__getitem__: _getitem,
-    torch.ops.aten.index: _aten_index,
-    torch.ops.aten.index.Tensor: _aten_index,
-    torch.index_select: _index_select,
-    torch.Tensor.index_select: _index_select,
-    torch.ops.aten.index_select: _index_select,
-    torch.ops.aten.index_select.default: _index_select,
-}
-
 #: PyTorch's products of floating activations with quantised matrices, which round the activations.
 _QUANTISED: Final = (torch.ops.quantized.linear_dynamic, torch.ops.quantized.linear_relu_dynamic)
+
+#: The products of two matrices, one of which may hold one-hot rows.
+PAIRED: Final = (
+    *(torch.matmul, torch.mm, torch.sparse.mm),
+    *(torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__),
+)
 
 #: The functions that the mode handles. All others run unchanged.
 HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]], Any]]] = {
@@ -425,6 +388,8 @@ HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]],
     torch.ops.higher_order.cond: LookupMode.on_choice,
     functional.linear: LookupMode.on_linear,
     torch.Tensor.to: LookupMode.on_cast,
+    **dict.fromkeys(PAIRED, LookupMode.on_product),
+    torch.einsum: LookupMode.on_einsum,
     **dict.fromkeys(_QUANTISED, LookupMode.on_quantised_linear),
     torch._C._set_grad_enabled: LookupMode.on_grad_mode,
     **dict.fromkeys(DIFFERENTIATING, LookupMode.on_differentiating),

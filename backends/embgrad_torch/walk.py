@@ -340,6 +340,18 @@ class TablePaths:
             path = next((path for path, other in tables(self._walked) if memory_key(other) == key), None)
         return path
 
+    def holder(self, array: Any) -> str | None:
+        """Return the path of the parameter or buffer that an array is, or is a view or a cast of; None for any other array."""
+        array = self._before_cast(array)
+        storage = _storage(array)
+        if storage is None:
+            return None
+        for path, module in self._walked:
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and (tensor is array or _storage(tensor) == storage):
+                    return _table_path(spelled(path), name)
+        return None
+
     def padding(self, table: Any) -> int | None:
         """Return the row that a table's Keras layer declares to be padding."""
         table = self._before_cast(table)
@@ -358,6 +370,14 @@ class TablePaths:
 
 def _table_path(module: str, name: str) -> str:
     return module if module and name == "weight" else joined(module, name)
+
+
+def _storage(tensor: Any) -> int | None:
+    """Return the address of the memory that a tensor is in or is a view of; None for a subclass without memory of its own."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def memory_key(tensor: Any) -> Any:

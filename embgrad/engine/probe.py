@@ -14,12 +14,20 @@ from embgrad.backend.protocol import BoundModel
 from embgrad.errors import AmbiguousPointError, PointNotReachedError
 from embgrad.forward.axes import axis_of_examples
 from embgrad.forward.gather import Window, gather_of, reproduces, window_of
-from embgrad.forward.points import WORD, Layout, Lookup, Point, are_equal, layout_is_open, reads_both_ways
+from embgrad.forward.points import (
+    WORD,
+    Layout,
+    Lookup,
+    Point,
+    are_equal,
+    could_be_positions,
+    layout_is_open,
+    reads_both_ways,
+)
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.other_ids import with_other_ids
 
 __all__ = [
-    "could_be_positions",
     "example_axis",
     "expect_ids_followed",
     "expect_word",
@@ -346,15 +354,6 @@ def with_shared(bound: BoundModel, batch: TokenBatch, *, repeated: bool = False)
             if bound.accepts(other.replace(extras={**other.extras, **whole})):
                 return batch.replace(shared=batch.shared | set(names)) if names else batch
     return batch
-
-
-def could_be_positions(ids: np.ndarray) -> bool:
-    """Return whether ids are small and increase by steps of 0 or 1, as positions and types do."""
-    most = ids.shape[1] + 8
-    if ids.item(0) >= most or ids.max() >= most:  # the first id mostly decides
-        return False
-    steps = np.diff(ids, axis=1)
-    return bool(((steps == 0) | (steps == 1)).all())
 
 
 def _with_one_other_id(batch: TokenBatch) -> TokenBatch:

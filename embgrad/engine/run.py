@@ -31,12 +31,11 @@ from embgrad.engine.locate import (
     locate_in_sub_batch,
     word_of,
 )
-from embgrad.engine.probe import could_be_positions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.task import Memos, Task
 from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError, listed
 from embgrad.forward.axes import Arrangement, Located
-from embgrad.forward.points import WORD
+from embgrad.forward.points import WORD, could_be_positions
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import at_index

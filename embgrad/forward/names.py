@@ -16,7 +16,7 @@ from embgrad.errors import (
 )
 from embgrad.forward.layers import NUMBERED
 from embgrad.forward.points import INPUT, OUTPUT, WORD, Point, split_name
-from embgrad.forward.recorder import not_looked_up, several_words
+from embgrad.forward.recorder import not_looked_up, several_words, with_rival
 from embgrad.forward.roles import EMBEDDINGS, LAYER, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch
 
@@ -93,7 +93,8 @@ def _word(
 ) -> Point:
     if not words:
         lookups = [point.lookup for point in points if point.lookup is not None]
-        raise PointNotReachedError(not_looked_up(batch, lookups))
+        refused = next((lookup for lookup in lookups if lookup.rival is not None), None)
+        raise PointNotReachedError(not_looked_up(batch, lookups) if refused is None else with_rival(refused))
     word_lookups = [point.lookup for point in words if point.lookup is not None]
     if occurrence is None and len(words) > 1:
         raise AmbiguousPointError(several_words(word_lookups), word_lookups)

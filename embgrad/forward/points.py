@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,10 @@ __all__ = [
     "Lookup",
     "ModuleCall",
     "Name",
+    "OtherUse",
     "Point",
+    "Way",
+    "could_be_positions",
     "layout_is_open",
     "layout_of",
     "may_hold",
@@ -34,6 +38,10 @@ UNNAMED_TABLE: Final = "lookup"
 #: The two sides of a module at which there are points: its first floating input and its first floating output.
 INPUT: Final = "input"
 OUTPUT: Final = "output"
+
+
+#: The ways in which ids are used otherwise than in a lookup, see `OtherUse`.
+Way = Literal["selection", "product", "function", "distinct"]
 
 
 class Name(NamedTuple):
@@ -188,6 +196,67 @@ def reads_both_ways(ids: np.ndarray, real: np.ndarray) -> bool:
     return max(map(len, rows)) > 1 and all(are_equal(row, row[::-1]) for row in rows)
 
 
+def could_be_positions(ids: np.ndarray) -> bool:
+    """Return whether ids are small and increase by steps of 0 or 1, as positions and types do."""
+    most = ids.shape[1] + 8
+    if ids.item(0) >= most or ids.max() >= most:  # the first id mostly decides
+        return False
+    steps = np.diff(ids, axis=1)
+    return bool(((steps == 0) | (steps == 1)).all())
+
+
+@dataclass(frozen=True)
+class OtherUse:
+    """A use of the batch's ids that selects entries of an array, and that is no lookup at which a gradient can be taken.
+
+    Attributes:
+        operation: the framework's operation.
+        path: the array's attribute path in the model, or `UNNAMED_TABLE`.
+        shape: the array's shape.
+        dtype: the name of the array's dtype.
+        axis: the axis whose entries the ids select.
+        way: "selection" where the ids are indices along the axis, "product" where they are one-hot rows that are multiplied by
+            the array, "function" where only the operation knows how it uses both, "distinct" where rows are looked up, but not
+            one for each position.
+    """
+
+    operation: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    axis: int
+    way: Way = "selection"
+
+    @property
+    def entries(self) -> int:
+        """The number of entries that an id selects."""
+        return math.prod(self.shape) // max(self.shape[self.axis], 1)
+
+    @property
+    def floating(self) -> bool:
+        """Whether the array holds real or complex numbers, and not whole ones."""
+        return "float" in self.dtype or "complex" in self.dtype
+
+    def __str__(self) -> str:
+        if self.way == "distinct":
+            return (
+                f"the rows of the ids in {self.path!r}, of shape {self.shape}, are looked up in another order or number"
+            )
+        array = f"{self.path!r}, of shape {self.shape} and dtype {self.dtype}"
+        how = f" ({self.operation})"
+        if self.way == "function":
+            return f"they are used inside {self.operation} with {array}, where embgrad sees no lookup"
+        if self.way == "product":
+            return f"they are one-hot rows of a product{how} with {array}, where embgrad expects a lookup of rows"
+        if self.axis != 0:
+            return (
+                f"they look up entries along axis {self.axis} of {array}, where embgrad expects rows, along axis 0{how}"
+            )
+        if "float" not in self.dtype:
+            return f"they look up rows of {array}, which is not floating point and has no gradient{how}"
+        return f"they look up entries of {array}, where embgrad expects rows of a matrix{how}"
+
+
 @dataclass(frozen=True)
 class Lookup:
     """One lookup in a table, as it was recorded in a forward pass.
@@ -204,6 +273,7 @@ class Lookup:
         token: a number that identifies the output tensor; None where it was not recorded.
         sliced: whether consecutive rows were sliced off the table, one for each position. Vectors of positions are looked up
             by that, but parts of other matrices may be, too.
+        rival: another use of the ids, because of which this lookup is not `word` although its indices are the ids; else None.
     """
 
     path: str
@@ -216,6 +286,7 @@ class Lookup:
     parent: int | None = None
     token: int | None = None
     sliced: bool = False
+    rival: OtherUse | None = None
 
     @property
     def key(self) -> str:

@@ -20,11 +20,14 @@ from embgrad.forward.points import (
     Layout,
     Lookup,
     ModuleCall,
+    OtherUse,
+    Way,
+    could_be_positions,
     layout_of,
     may_hold,
     split_name,
 )
-from embgrad.forward.roles import points_of
+from embgrad.forward.roles import SPELLED, points_of
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["PassRecorder", "PointWatch"]
@@ -65,6 +68,7 @@ class PassRecorder:
         self.batch = batch
         self._names = tuple(names or ())
         self._times = times
+        self._others: dict[OtherUse, None] = {}
         self._open: list[int] = []
         self._ended = 0
         self._counts: Counter[str] = Counter()
@@ -141,6 +145,39 @@ class PassRecorder:
             return Layout(self.batch.shape, transposed=False, determined=False)
         return layout
 
+    def see_other(
+        self,
+        operation: str,
+        path: str,
+        indices: np.ndarray,
+        shape: Sequence[int],
+        dtype: str,
+        *,
+        axis: int = 0,
+        way: Way = "selection",
+    ) -> None:
+        """Record that the model selects entries of an array in a way that is no lookup of rows with a gradient.
+
+        Where the indices are the batch's ids, the real lookup of the ids may be this one: then no other lookup is `word`. A
+        backend reports arrays that do not depend on the batch, such as integer tables, and lookups along another axis; it need
+        not report those that have one number for each index.
+
+        Args:
+            operation: the framework's operation, for the message.
+            path: the array's attribute path, or `UNNAMED_TABLE`.
+            indices: the entries selected, integers of any shape; they may be repeated along the first or the last axis.
+            shape: the array's shape.
+            dtype: the name of the array's dtype.
+            axis: the axis of the array that the indices count along.
+            way: how the array is used, see `OtherUse`.
+        """
+        ids = self.batch.ids
+        if layout_of(_without_repetition(np.asarray(indices), ids.size), ids) is None:
+            return
+        if could_be_positions(ids) and any(pattern.search(path.lower()) for pattern in SPELLED.values()):
+            return  # the indices are the positions or the types
+        self._others[OtherUse(operation, path, tuple(map(int, shape)), dtype, axis % len(shape), way)] = None
+
     def record_output(self, tensor: Any) -> None:
         """Record the output of the last lookup, where every point is recorded."""
         if self.everything:
@@ -199,7 +236,10 @@ class PassRecorder:
 
     def points(self) -> Reached:
         """Return the points that the pass reached, lookups first, each in order."""
-        return Reached(points_of(self.batch, self.lookups, self.calls), self.batch, self.lookups, self.calls)
+        lookups = [
+            lookup if lookup.layout is None else replace(lookup, rival=self._rival(lookup)) for lookup in self.lookups
+        ]
+        return Reached(points_of(self.batch, lookups, self.calls), self.batch, lookups, self.calls)
 
     def recorded(self, key: str) -> Lookup | ModuleCall:
         """Return the recorded lookup or call that a key identifies."""
@@ -217,8 +257,8 @@ class PassRecorder:
             hint: what the backend knows about why a point may not have been reached; appended to the error message.
 
         Raises:
-            PointNotReachedError: no lookup's indices are the batch's ids, a point was not reached, or the pass reached a module
-                or table more or less often than an earlier pass did.
+            PointNotReachedError: no lookup's indices are the batch's ids, the ids were also used in a way that is no lookup, a
+                point was not reached, or the pass reached a module or table more or less often than an earlier pass did.
             AmbiguousPointError: the indices of several lookups are the batch's ids.
         """
         self._expect_times()
@@ -275,10 +315,33 @@ class PassRecorder:
     def _word(self, hint: str) -> str:
         words = [lookup for lookup in self.lookups if lookup.layout is not None]
         if not words:
+            uses = "; ".join(map(str, self._others))
+            hint = f"{hint}{' ' if hint else ''}The ids were used otherwise: {uses}" if uses else hint
             raise PointNotReachedError(not_looked_up(self.batch, self.lookups, hint))
         if len(words) > 1:
             raise AmbiguousPointError(several_words(words), words)
+        refused = replace(words[0], rival=self._rival(words[0]))
+        if refused.rival is not None:
+            raise PointNotReachedError(with_rival(refused))
         return words[0].key
+
+    def _rival(self, word: Lookup) -> OtherUse | None:
+        """Return another use of the ids that may be the real lookup of the ids; None where there is none.
+
+        Whole numbers may be features of the tokens, such as their characters, unless there are more of them for each token than
+        the lookup has numbers, as in a quantised table beside its scales.
+        """
+        use = next((use for use in self._others if use.entries > (1 if use.floating else word.dim)), None)
+        if use is not None:
+            return use
+        larger = [lookup for lookup in self.lookups if lookup.layout is None and lookup.dim > word.dim]
+        if not larger or could_be_positions(self.batch.ids):
+            return None
+        ids = np.unique(self.batch.ids)
+        each = next((lookup for lookup in larger if np.array_equal(np.unique(lookup.indices), ids)), None)
+        if each is None:
+            return None
+        return OtherUse("a lookup", each.path, (each.rows, each.dim), "float", 0, "distinct")
 
     def _expect_reached(self, key: str, hint: str) -> str:
         if key not in self._reached:
@@ -306,6 +369,15 @@ def not_looked_up(batch: TokenBatch, lookups: Sequence[Lookup], hint: str = "") 
         f"the model made no lookup whose indices are the batch's ids, of shape {batch.shape}; lookups seen: {recorded}. Expected "
         "the model to look up the ids that it is given: if it changes them first, give it the changed ones, or name a point "
         f"with at=...{named}{'. ' if hint and named else ' ' if hint else ''}{hint}"
+    )
+
+
+def with_rival(lookup: Lookup) -> str:
+    """Return the message for a lookup of the ids that is not `word`, since the ids were also used in a way that is no lookup."""
+    return (
+        f"the lookup {lookup} may not be the model's embedding of the ids, which were also used otherwise: {lookup.rival}. "
+        "Pass a model that looks the ids up as rows of a floating-point matrix (as it was before quantisation, say), or name the "
+        f"table whose gradient you want, as in at={lookup.path!r}"
     )
 
 
@@ -347,6 +419,16 @@ def _reference(tensor: Any) -> Any:
         return weakref.ref(tensor)
     except TypeError:  # it has no weak references: keep it alive, or another tensor could get its id
         return lambda: tensor
+
+
+def _without_repetition(indices: np.ndarray, size: int) -> np.ndarray:
+    """Return the indices without the axis along which they are repeated, such as for each entry of a row."""
+    if indices.size == size or indices.ndim < 2 or not indices.size:
+        return indices
+    for single, repeated in ((indices[..., 0], indices[..., :1]), (indices[0], indices[:1])):
+        if single.size == size and bool((indices == repeated).all()):
+            return single
+    return indices
 
 
 def _are_inside(indices: np.ndarray, rows: int) -> bool:

@@ -43,7 +43,7 @@ def points_of(
     every = lookups
     roles: dict[str, list[str]] = defaultdict(list)
     for lookup in lookups:
-        if lookup.layout is not None:
+        if lookup.layout is not None and lookup.rival is None:
             roles[lookup.key].append(WORD)
     reading = Calls(batch.shape, calls, foreign)
     lookups = _without_slices([lookup for lookup in every if lookup.key not in apart], calls, ())
