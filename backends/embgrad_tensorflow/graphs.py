@@ -394,8 +394,9 @@ class Stretch:
             f"embgrad_input_{index}:0": tensor if tensor.dtype == tf.resource else tf.identity(tensor)
             for index, tensor in enumerate(tensors)
         }
+        definition = _with_own_functions(self.definition)
         results = tf.graph_util.import_graph_def(
-            self.definition, input_map=mapped, return_elements=list(self.fetched), name=""
+            definition, input_map=mapped, return_elements=list(self.fetched), name=""
         )
         return list(results or ())
 
@@ -541,6 +542,28 @@ def _definition(nodes: Sequence[Any], library: Mapping[str, Any]) -> Any:
             definition.library.function.append(library[name])
             needed += _functions_of(library[name].node_def)
     return definition
+
+
+def _with_own_functions(definition: Any) -> Any:
+    """Return the definition with names of functions that no other graph's functions have.
+
+    TensorFlow's optimizer rewrites the functions of loops and branches for each graph that runs them, and registers the results
+    in the process by names that it makes of theirs: graphs whose functions had the same names would collide.
+    """
+    if not definition.library.function:
+        return definition
+    number, renamed = next(_numbers), type(definition)()
+    renamed.CopyFrom(definition)
+    functions = renamed.library.function
+    names = {function.signature.name: f"{function.signature.name}_embgrad_{number}" for function in functions}
+    for function in functions:
+        function.signature.name = names[function.signature.name]
+    for node in (*renamed.node, *(inner for function in functions for inner in function.node_def)):
+        node.op = names.get(node.op, node.op)
+        for value in node.attr.values():
+            for called in (*([value.func] if value.WhichOneof("value") == "func" else ()), *value.list.func):
+                called.name = names.get(called.name, called.name)
+    return renamed
 
 
 def _functions_of(nodes: Sequence[Any]) -> Iterator[str]:
