@@ -18,7 +18,7 @@ from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, f
 from embgrad.backend.signature import CallPlan, parameters_of, plan_call
 from embgrad.common import pytree as structures
 from embgrad.common.tolerance import coarsest
-from embgrad.errors import OutputError, UnsupportedError
+from embgrad.errors import BatchError, OutputError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
@@ -165,7 +165,7 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
     as an array where its first axis is the examples.
     """
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.array(value, order="C")).to(device)
+        return _from_numpy(value).to(device)
     if isinstance(value, torch.Tensor):
         moved = value.to(device)
         return (
@@ -180,6 +180,23 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
         return type(value)(to_tensors(entry, device, -1) for entry in value)  # a list in a list is not an array
     with _Cloning():
         return structures.copied(value)
+
+
+def _from_numpy(value: np.ndarray) -> Any:
+    """Return a copy of an array as a tensor; the dtypes that ml_dtypes adds to NumPy, such as bfloat16, keep their bits.
+
+    Raises:
+        BatchError: PyTorch has no such dtype.
+    """
+    copied = np.array(value, order="C")
+    if copied.dtype.isbuiltin != 2:  # 2 for a dtype that another library has added
+        return torch.from_numpy(copied)
+    dtype = getattr(torch, copied.dtype.name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize != copied.dtype.itemsize:
+        raise BatchError(
+            f"an input holds numbers of dtype {copied.dtype}, which PyTorch does not have. Pass it as float32, or as integers"
+        )
+    return torch.from_numpy(copied.view(f"u{copied.dtype.itemsize}")).view(dtype)
 
 
 def _with_entries(value: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
