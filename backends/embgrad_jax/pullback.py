@@ -22,6 +22,7 @@ from embgrad.backend import (
     values_at,
 )
 from embgrad.backend.cotangents import Answer, answered, answered_in_turn, native_answer
+from embgrad.backend.own_mask import GradientSizes, unused_inputs
 from embgrad_jax.graphs import Graph
 from embgrad_jax.inputs import JaxTensors, Rows, to_numpy
 from embgrad_jax.lookup import Survey
@@ -204,11 +205,12 @@ def finished(
     activations = {key: to_numpy(forward.values[key]) for key in keys.values()}
     pulled: list[tuple[Mapping[str, np.ndarray | None], Mapping[str, np.ndarray]]] = []
     below: dict[str, np.ndarray | None] = dict.fromkeys(names)
+    sizes = GradientSizes(request, forward.graph.unused)
     for cotangents in answer.sets if request.pullback else ():
         gradients = pulled_back(forward, cotangents, changes, names)
         if not pulled:
             below = dict(gradients.arrays)
-        reduced = request.reduced({key: gradients.points[key] for key in keys.values()}, activations)
+        reduced = sizes.request.reduced({key: gradients.points[key] for key in keys.values()}, activations)
         pulled.append((reduced, gradients.before))
     found = values_at(
         keys,
@@ -223,4 +225,6 @@ def finished(
     floating = (str(leaf.array.dtype) for leaf in structure.leaves if leaf.floating)
     dtype = compute_dtype(read, floating, forward.graph.products())
     parameters = parameter_values(structure.leaves, below) if request.parameters else None
-    return Run(found, dtype, forward.graph.unused, answer.objective, parameters, further=answer.further)
+    rows = [lookup.padding for lookup in watch.lookups if lookup.layout is not None]
+    unused, masked_id = unused_inputs(forward.graph.unused, batch, rows, sizes.of(found, survey.names))
+    return Run(found, dtype, unused, answer.objective, parameters, masked_id=masked_id, further=answer.further)

@@ -19,6 +19,7 @@ from embgrad.backend import NativeObjective, PointValues, Request, Run
 from embgrad.backend.cotangents import native_answer, whole_cotangents
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import process_lock
+from embgrad.backend.own_mask import unused_inputs
 from embgrad.backend.replay import with_functions
 from embgrad.backend.rng import drawn, states_of
 from embgrad.backend.signature import as_parts
@@ -33,7 +34,7 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.outputs import choose_output, name_outputs
 from embgrad_tensorflow.fingerprint import Fingerprint
 from embgrad_tensorflow.graphs import CutFunctions, opened
-from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, unused_inputs
+from embgrad_tensorflow.inputs import Plan, TensorFlowTensors
 from embgrad_tensorflow.lookup import table_of
 from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
 from embgrad_tensorflow.state import GENERATORS, depth, eagerly, functions_inlined, in_mode, wants_eager
@@ -491,7 +492,8 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
         before = tuple(answering.before[key][: answering.sets])
         lookup = answering.lookup(key) if split_name(key).side is None else None
         points[name] = PointValues(activations[key], tuple(gradients), lookup, before)
-    unused, masked_id = unused_inputs(planned.unused, batch, answering.watch, points.values())
+    rows = [lookup.padding for lookup in answering.watch.lookups if lookup.layout is not None]
+    unused, masked_id = unused_inputs(planned.unused, batch, rows, points.values())
     return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id)
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend import Call, PointValues
+from embgrad.backend import Call
 from embgrad.backend.arguments import integer_arguments
 from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, told_apart
 from embgrad.backend.signature import as_parts, parameters_of, plan_call
 from embgrad.common.arrays import owned
 from embgrad.common.pytree import copied, first
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.walk import kind_of
 
@@ -29,7 +28,6 @@ __all__ = [
     "is_symbolic",
     "like_evaluation",
     "plan",
-    "unused_inputs",
 ]
 
 
@@ -246,34 +244,3 @@ def _integer_array(value: Any) -> np.ndarray | None:
     ):
         return np.array(value)
     return None
-
-
-def unused_inputs(
-    unused: tuple[str, ...], batch: TokenBatch, watch: PassRecorder, points: Iterable[PointValues]
-) -> tuple[tuple[str, ...], int | None]:
-    """Return the inputs that the model was run without, and the id at which it made a mask of its own, see `Run`.
-
-    A layer may drop a mask that it is handed. What then reads padding all the same has a gradient there.
-
-    Args:
-        unused: the names of the inputs that the model cannot take.
-        batch: the batch that it was run on.
-        watch: the record of the pass.
-        points: the values read at points.
-    """
-    rows = [lookup.padding for lookup in watch.lookups if lookup.layout is not None]
-    row = next((row for row in rows if row is not None), None)
-    if "mask" not in unused or row is None or any(_reaches(values, row) for values in points):
-        return unused, None
-    same = np.array_equal(batch.ids != row, batch.real)
-    return tuple(name for name in unused if not (same and name == "mask")), row
-
-
-def _reaches(values: PointValues, row: int) -> bool:
-    """Return whether a lookup of the ids has a gradient where it looks up this row."""
-    lookup = values.lookup
-    if lookup is None or lookup.layout is None:
-        return False
-    where = lookup.indices == row
-    gradients = [gradient for gradient in values.gradients if gradient is not None]
-    return any(bool(gradient.reshape(-1, *where.shape, gradient.shape[-1])[:, where].any()) for gradient in gradients)

@@ -11,10 +11,11 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend import Call, PointValues, Request, Run
+from embgrad.backend import Call, Request, Run
 from embgrad.backend.cotangents import Answer, answered, answered_in_turn, values_at
 from embgrad.backend.locks import model_lock
 from embgrad.backend.objective_callback import Respond
+from embgrad.backend.own_mask import GradientSizes, unused_inputs
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import taken
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError
@@ -24,7 +25,7 @@ from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.compile import run_kept
 from embgrad_tensorflow.graphs import CutFunctions, CutGraph, GraphGradients, GraphObjective, opened
-from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan, unused_inputs
+from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.lookup import Watcher, table_of
 from embgrad_tensorflow.modules import Calls, Modules, intercept_calls
 from embgrad_tensorflow.parameters import Parameters
@@ -165,17 +166,14 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
     activations = {key: taken(mark.numpy()) for key, mark in zip(keys, marks, strict=True)}
     pulled: list[Mapping[str, np.ndarray | None]] = []
     below: dict[str, np.ndarray | None] = dict.fromkeys(variables)
-    sizes: dict[str, np.ndarray] = {}
+    sizes = GradientSizes(request, planned.unused)
     with _prepared_to_recompute(forward, model, batch, request):
         for cotangents in answer.sets if request.pullback else ():
             gradients = pull_back(forward.taps, cotangents, marks, variables)
             if not pulled:
                 below = dict(zip(variables, gradients[len(keys) :], strict=True))
             at_points = dict(zip(keys, gradients, strict=False))
-            for key, gradient in at_points.items() if request.reduce is not None else ():
-                if gradient is not None:
-                    sizes[key] = sizes.get(key, 0) + np.abs(gradient)
-            pulled.append(request.reduced(at_points, activations))
+            pulled.append(sizes.request.reduced(at_points, activations))
     point_values = values_at(
         {name: chosen[name] for name in request.points},
         forward.watcher.watch,
@@ -184,8 +182,8 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         forward.taps.before,
         rests(forward.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
     )
-    read = point_values if request.reduce is None else _unreduced(point_values, chosen, sizes)
-    unused, masked_id = unused_inputs(planned.unused, batch, forward.watcher.watch, read.values())
+    rows = [lookup.padding for lookup in forward.watcher.watch.lookups if lookup.layout is not None]
+    unused, masked_id = unused_inputs(planned.unused, batch, rows, sizes.of(point_values, chosen))
     return Run(
         point_values,
         compute_dtype(forward.watcher, marks, answer, returned, variables),
@@ -197,13 +195,6 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         masked_id=masked_id,
         further=answer.further,
     )
-
-
-def _unreduced(
-    points: Mapping[str, PointValues], chosen: Mapping[str, str], sizes: Mapping[str, np.ndarray]
-) -> dict[str, PointValues]:
-    """Return the values at the points with the sums of the gradients' magnitudes in place of what `Request.reduce` returned."""
-    return {name: replace(values, gradients=(sizes.get(chosen[name]),)) for name, values in points.items()}
 
 
 def paths(model: Any) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from embgrad.backend import Call, NativeObjective, Request, Run
 from embgrad.backend.cotangents import Answer, answered, answered_in_turn, values_at
 from embgrad.backend.objective_callback import Respond
+from embgrad.backend.own_mask import GradientSizes, unused_inputs
 from embgrad.backend.replay import Retries, wrapped
 from embgrad.backend.signature import as_parts
 from embgrad.forward.descent import Reached
@@ -109,8 +110,8 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
             expect_unwritten(taps.aliased)
             chosen = watch.resolve(_unseen(structure))
             answer = answered_in_turn(request, lambda part: _answered_by(returned, batch, part, this))
-            sets = answer.sets if request.pullback else ()
-            pulled = pull_back(sets, taps, requested, this.mode, structure.parameters, request, since)
+            sets, sizes = answer.sets if request.pullback else (), GradientSizes(request, unused)
+            pulled = pull_back(sets, taps, requested, this.mode, structure.parameters, sizes.request, since)
             if this.mode.differentiated:  # and the model has caught the exception
                 raise WeightsDifferentiated
         dtype = compute_dtype(request, taps, chosen, answer, returned, structure.parameters(), this.mode.halves)
@@ -119,20 +120,24 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
     reached = {key: watch.recorded(key) for key in keys.values()}
     paths = {key: lookup.path for key, lookup in reached.items() if isinstance(lookup, Lookup)}
     count = len(this.parameters)
+    found = values_at(
+        keys,
+        watch,
+        taps.values,
+        [pullback.points for pullback in pulled],
+        [pullback.before for pullback in pulled],
+        tables.rests(paths, gradients[count:]),
+    )
+    rows = structure.masked_rows(lookup.path for lookup in watch.lookups if lookup.layout is not None)
+    unused, masked_id = unused_inputs(unused, batch, rows, sizes.of(found, chosen))
     return Run(
-        values_at(
-            keys,
-            watch,
-            taps.values,
-            [pullback.points for pullback in pulled],
-            [pullback.before for pullback in pulled],
-            tables.rests(paths, gradients[count:]),
-        ),
+        found,
         dtype,
         unused,
         answer.objective,
         parameter_values(this.parameters, gradients[:count]) if request.parameters else None,
         None if compiled is None else compiled.uncompiled,
+        masked_id=masked_id,
         further=answer.further,
     )
 

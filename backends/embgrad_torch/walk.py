@@ -176,6 +176,12 @@ class Structure:
         tensors = itertools.chain(of_keras, of_modules)
         return next((tensor.device for tensor in tensors if tensor is not None and not tensor.is_meta), CPU)
 
+    def masked_rows(self, paths: Iterable[str]) -> list[int | None]:
+        """Return the rows that the Keras layers of these tables mask, which a `padding_idx` of PyTorch's does not."""
+        variables = self.walked.variables
+        rows = dict(zip(keras_layers.table_paths(variables), map(_masked_row, variables), strict=True))
+        return [rows.get(path) for path in paths]
+
     def buffers(self) -> list[Any]:
         """Return the buffers that the modules have now, each once."""
         return _each_once(module._buffers for module in self.modules)
@@ -370,6 +376,10 @@ class TablePaths:
 
 def _table_path(module: str, name: str) -> str:
     return module if module and name == "weight" else joined(module, name)
+
+
+def _masked_row(node: Any) -> int | None:
+    return keras_layers.padding_row(node.owner)
 
 
 def _storage(tensor: Any) -> int | None:

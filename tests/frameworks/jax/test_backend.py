@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -335,3 +336,23 @@ def test_a_keras_model_that_was_never_called_is_refused() -> None:
     assert not model.weights
     model(jnp.asarray(IDS))
     np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, np.ones((2, 3, 4)))
+
+
+def test_a_mask_that_keras_makes_itself_is_no_warning() -> None:
+    ids = np.array([[3, 1, 4, 5], [9, 2, 6, 0]])
+    model = keras.Sequential(
+        [keras.layers.Embedding(11, 3, mask_zero=True), keras.layers.LSTM(4), keras.layers.Dense(2)]
+    )
+    model(jnp.asarray(ids))
+    batch = embgrad.TokenBatch(ids, (ids != 0).astype(int))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", embgrad.EmbgradWarning)
+        each: list[dict[str, Any]] = [{}, {"compile": True}, {"batch_size": 1}]
+        for options in each:
+            found = embgrad.gradients(model, batch, embgrad.Logit(0), **options)
+            assert (found.pad_leak, found.provenance["masked_id"], found.provenance["unused"]) == (0, 0, [])
+    other = embgrad.TokenBatch(ids, [[1, 1, 1, 1], [1, 1, 0, 0]])
+    with pytest.warns(
+        embgrad.EmbgradWarning, match=r"makes its own, 0 where the id is 0, which differs from it at 1 pos"
+    ):
+        embgrad.gradients(model, other, embgrad.Logit(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -275,3 +276,49 @@ def test_two_parts_have_numbers() -> None:
     assert result.provenance["path"] == "1.words#0"
     names = list(embgrad.parameter_gradients(parts, BATCH, embgrad.CrossEntropy(LABELS), call=call))
     assert [name.partition(".")[0] for name in names] == ["0"] * 3 + ["1"] * 3
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_mask_that_keras_makes_itself_is_no_warning(streamed: bool) -> None:
+    model = keras.Sequential([layers.Embedding(20, 3, mask_zero=True), layers.LSTM(4), layers.Dense(2)])
+    model(torch.tensor(IDS))
+    batch = embgrad.TokenBatch(IDS, (IDS != 0).astype(int))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", embgrad.EmbgradWarning)
+        if streamed:
+            list(embgrad.stream(model, [batch], embgrad.Logit(0), keep="saliency"))
+        else:
+            found = embgrad.gradients(model, batch, embgrad.Logit(0))
+            assert (found.pad_leak, found.provenance["masked_id"], found.provenance["unused"]) == (0, 0, [])
+    other = embgrad.TokenBatch(IDS, [[1, 1, 1, 1], [1, 1, 0, 0]])
+    with pytest.warns(
+        embgrad.EmbgradWarning, match=r"makes its own, 0 where the id is 0, which differs from it at 1 pos"
+    ):
+        embgrad.gradients(model, other, embgrad.Logit(0))
+
+
+def test_a_padding_index_of_pytorch_is_no_mask() -> None:
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = torch.nn.Embedding(20, 3, padding_idx=0), torch.nn.Linear(3, 2)
+
+        def forward(self, input_ids: Any) -> Any:
+            return self.head(self.words(input_ids).mean(1))
+
+    with pytest.warns(embgrad.EmbgradWarning, match="so that it reads padding as text"):
+        embgrad.gradients(Plain(), embgrad.TokenBatch(IDS, (IDS != 0).astype(int)), embgrad.Logit(0))
+
+
+def test_half_precision_by_policy() -> None:
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = keras.Sequential([layers.Embedding(20, 4), layers.GlobalAveragePooling1D(), layers.Dense(2)])
+        model(torch.tensor(IDS))
+    finally:
+        keras.config.set_dtype_policy(policy)
+    found = embgrad.gradients(model, IDS, embgrad.Logit(1))
+    expected = np.broadcast_to(keras.ops.convert_to_numpy(model.layers[-1].kernel)[:, 1] / 4, (2, 4, 4))
+    np.testing.assert_allclose(found.values, expected, rtol=0.02)
+    assert found.provenance["compute_dtype"] == "bfloat16"
