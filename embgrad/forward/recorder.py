@@ -334,7 +334,10 @@ class PassRecorder:
         use = next((use for use in self._others if use.entries > (1 if use.floating else word.dim)), None)
         if use is not None:
             return use
-        larger = [lookup for lookup in self.lookups if lookup.layout is None and lookup.dim > word.dim]
+        rows, dim = word.rows, word.dim
+        larger = [
+            lookup for lookup in self.lookups if lookup.layout is None and lookup.rows == rows and lookup.dim > dim
+        ]
         if not larger or could_be_positions(self.batch.ids):
             return None
         ids = np.unique(self.batch.ids)
