@@ -171,7 +171,9 @@ def _mask_of(name: str, ids: np.ndarray, extras: Mapping[str, Any]) -> tuple[np.
 
 
 def takes_decoder(model: Any) -> bool | None:
-    """Return whether the model accepts decoder ids; None where neither its inputs nor its signature show it."""
+    """Return whether the model accepts decoder ids; None where neither its configuration, inputs nor signature show it."""
+    if _is_decoder_only(getattr(model, "config", None)):
+        return False
     names = declared_names(model)
     of_decoder = {ids for ids, _ in NAMES}
     if names is not None:
@@ -185,6 +187,17 @@ def takes_decoder(model: Any) -> bool | None:
         return False
     declared = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
     return declared if isinstance(declared, bool) else None
+
+
+def _is_decoder_only(config: Any) -> bool:
+    """Return whether the configuration of a model's text part says that it is no encoder-decoder, whatever its signature has.
+
+    A class whose text part may be of either kind, such as BLIP-2, takes decoder ids and passes them on to some.
+    """
+    if getattr(config, "is_encoder_decoder", None) is True:
+        return False
+    of_text = getattr(getattr(config, "text_config", None), "is_encoder_decoder", None)
+    return getattr(config, "use_decoder_only_language_model", None) is True or of_text is False
 
 
 def parameters_of_call(model: Any) -> Sequence[inspect.Parameter] | None:

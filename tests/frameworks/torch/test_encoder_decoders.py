@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5EncoderModel, T5ForConditionalGeneration
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    Blip2Config,
+    Blip2ForConditionalGeneration,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+)
 
 import embgrad
 
@@ -220,3 +228,30 @@ def test_hugging_faces_model_takes_keras_hubs_names() -> None:
     np.testing.assert_array_equal(
         embgrad.gradients(t5(), renamed, objective).values, embgrad.gradients(t5(), BATCH, objective).values
     )
+
+
+def blip2(**text: Any) -> Any:
+    torch.manual_seed(0)
+    image = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    former = {**image, "vocab_size": 40, "encoder_hidden_size": 16, "cross_attention_frequency": 1}
+    config = Blip2Config(
+        vision_config={**image, "image_size": 8, "patch_size": 4},
+        qformer_config=former,
+        text_config=text,
+        num_query_tokens=2,
+        image_token_index=39,
+    )
+    return Blip2ForConditionalGeneration(config).eval()
+
+
+def test_the_text_part_of_a_model_decides_whether_it_has_a_decoder() -> None:
+    ids = np.array([[39, 39, 7, 8, 9], [39, 39, 5, 6, 7]])
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "pixel_values": torch.rand(2, 3, 8, 8)}
+    sizes = {"hidden_size": 16, "ffn_dim": 24, "word_embed_proj_dim": 16, "num_attention_heads": 2}
+    model = blip2(model_type="opt", vocab_size=40, num_hidden_layers=2, max_position_embeddings=16, **sizes)
+    result = embgrad.attribute_tokens(model, batch, targets=[-1])
+    expected = embgrad.gradients(model, batch, embgrad.LogProbability(np.where(np.arange(5) == 4, ids, -100)))
+    np.testing.assert_allclose(result.objective[:, 0], expected.objective, rtol=1e-5)
+    np.testing.assert_allclose(result.scores[:, 0], (expected.values * expected.activations).sum(-1), atol=1e-6)
+    with pytest.raises(embgrad.BatchError, match="Blip2ForConditionalGeneration is an encoder-decoder"):
+        embgrad.attribute_tokens(blip2(model_type="t5", **T5), batch, targets=[-1])
