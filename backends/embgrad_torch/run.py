@@ -90,10 +90,9 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 def _frozen_if_possible(make: Callable[[bool], Result]) -> Result:
     """Return the result of a pass with frozen weights; with trainable ones where the model itself takes their gradients."""
-    try:
+    with contextlib.suppress(WeightsDifferentiated):
         return make(True)
-    except WeightsDifferentiated:
-        return make(False)
+    return make(False)
 
 
 def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Run:

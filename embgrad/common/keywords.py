@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
+from embgrad.common.tracebacks import without_own_frames
 from embgrad.errors import EmbgradError, did_you_mean, listed
 
 __all__ = ["ArgumentError", "explained"]
@@ -60,7 +61,7 @@ class ArgumentError(EmbgradError, TypeError):
 
 
 def explained(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function with errors that explain unknown and missing arguments.
+    """Return the function with errors that explain unknown and missing arguments, and whose tracebacks are short.
 
     Raises:
         ArgumentError: by the returned function, when called with an unknown argument or without a required one.
@@ -81,7 +82,10 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
         for name in needed[len(args) :]:
             if name not in kwargs:
                 raise ArgumentError(_missing(function.__name__, name, needed))
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except EmbgradError as error:
+            raise without_own_frames(error) from error.__cause__
 
     return checked
 

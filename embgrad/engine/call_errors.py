@@ -58,7 +58,7 @@ def explained_errors(
             explanation = _function_message(bound, batch, size, failure, objectives)
         if explanation is None and not is_ours:
             explanation = _form_message(bound, batch, failure)
-        if explanation is None:
+        if explanation is None or (isinstance(failure, BatchError) and failure.message == explanation):
             raise
         raise BatchError(explanation) from failure
 
