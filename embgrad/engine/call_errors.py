@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,13 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy
 from embgrad.engine.decoder import takes_decoder
-from embgrad.errors import BatchError, EmbgradError, listed
+from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, listed
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK, NAMES
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import Objective
 
-__all__ = ["explained_decoder", "explained_errors", "explained_forward"]
+__all__ = ["explained_decoder", "explained_errors", "explained_forward", "explained_pullback"]
 
 
 @contextlib.contextmanager
@@ -96,6 +96,43 @@ def explained_forward(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
     """
     with explained_errors(bound, batch), explained_decoder(bound, batch):
         yield
+
+
+@contextlib.contextmanager
+def explained_pullback(bound: BoundModel, run: Callable[[Request], Any], request: Request) -> Iterator[None]:
+    """Explain an error of a pass with gradients in evaluation mode, where the same pass without them raises none.
+
+    A model may take a faster path in evaluation mode that has no backward pass, as some recurrent and reversible models do.
+
+    Raises:
+        UnsupportedError: such is the model; the original error is its `__cause__`.
+    """
+    try:
+        yield
+    except EmbgradError:
+        raise
+    except Exception as failure:
+        is_own = type(failure).__module__.partition(".")[0] not in (
+            "builtins",
+            bound.backend.package,
+        )  # the user's class
+        is_open = request.pullback and not (request.training or request.edit or is_own)
+        if not (is_open and _runs_without_gradients(run, request)):
+            raise
+        raise UnsupportedError(
+            f"{type(bound.model).__name__} runs in evaluation mode without gradients, and raised {type(failure).__name__} in the "
+            f"pass with them: {brief(str(failure), 120)}. Pass training=True, with a dropout of 0, or to a function without it a "
+            "call=... that puts the model into training mode"
+        ) from failure
+
+
+def _runs_without_gradients(run: Callable[[Request], Any], request: Request) -> bool:
+    further = tuple(replace(other, pullback=False) for other in request.further)
+    try:
+        run(replace(request, pullback=False, parameters=False, tables=False, reduce=None, further=further))
+    except Exception:  # then the error is not of the gradients
+        return False
+    return True
 
 
 def _sub_batch_message(bound: BoundModel, batch: TokenBatch, size: int | None, failure: Exception) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.backend.replay import CallbackMemo
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import assembled, in_own_order
-from embgrad.engine.call_errors import explained_decoder, explained_errors
+from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_pullback
 from embgrad.engine.company import tolerance_of
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.locate import (
@@ -361,7 +362,8 @@ def _run_once(
     )
     try:
         kept = None if reduce is None else _in_one_array(_arranged(reduce, located), len(responses) * max(sets, 1))
-        return task.run(batch, replace(request, reduce=kept)), responses
+        with explained_pullback(task.bound, partial(task.run, batch), request):
+            return task.run(batch, replace(request, reduce=kept)), responses
     except (AmbiguousPointError, PointNotReachedError) as error:
         if located is not None:
             raise

@@ -175,3 +175,29 @@ def test_a_gluon_loss_as_objective_is_refused() -> None:
     )
     with pytest.raises(embgrad.ObjectiveError, match=message):
         embgrad.gradients(bag(), distinct_ids(), mx.gluon.loss.SoftmaxCrossEntropyLoss())
+
+
+def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
+    class Fast(mx.autograd.Function):  # type: ignore[misc]  # MXNet has no types
+        def forward(self, rows: Any) -> Any:
+            return rows * 2
+
+        def backward(self, gradient: Any) -> Any:
+            raise NotImplementedError("this path is for inference")
+
+    class Net(mx.gluon.Block):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.table = mx.gluon.nn.Embedding(9, 4)
+            self.initialize()
+
+        def forward(self, ids: Any) -> Any:
+            rows = self.table(ids)
+            return (rows * 2 if mx.autograd.is_training() else Fast()(rows)).sum(1)
+
+    ids = np.array([[1, 2], [3, 4]])
+    with pytest.raises(embgrad.UnsupportedError, match="Net runs in evaluation mode without gradients, and raised"):
+        embgrad.gradients(Net(), ids, embgrad.Logit(1))
+    g = embgrad.gradients(Net(), ids, embgrad.Logit(1), training=True)
+    np.testing.assert_array_equal(g.values[..., 1], 2.0)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 from flax import nnx
 
+import embgrad
 from tests.company import expect_of_own_number, expect_others_held
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
@@ -66,3 +68,29 @@ def test_a_similarity_of_the_rows_of_a_batch() -> None:
         return (rows * jnp.roll(rows, 1, 0)).sum(1)
 
     expect_others_held(Encoder(), IDS, similarity)
+
+
+def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
+    @jax.custom_vjp
+    def fast(rows: Any) -> Any:
+        return rows * 2.0
+
+    def back(residuals: Any, gradient: Any) -> Any:
+        raise NotImplementedError("this path is for inference")
+
+    fast.defvjp(lambda rows: (rows * 2.0, None), back)
+
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.table, self.dropout = nnx.Embed(9, 4, rngs=nnx.Rngs(0)), nnx.Dropout(0.0)
+
+        def __call__(self, ids: Any) -> Any:
+            rows = self.table(ids)
+            return (fast(rows) if self.dropout.deterministic else rows * 2.0).sum(1)
+
+    with pytest.raises(
+        embgrad.UnsupportedError, match="Net runs in evaluation mode without gradients, and raised NotImplementedError"
+    ):
+        embgrad.gradients(Net(), IDS, embgrad.Logit(1))
+    g = embgrad.gradients(Net(), IDS, embgrad.Logit(1), training=True)
+    np.testing.assert_array_equal(g.values[..., 1], 2.0)

@@ -230,3 +230,29 @@ def test_a_data_set_of_batches_is_refused() -> None:
         embgrad.BatchError, match=r"expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream"
     ):
         embgrad.gradients(Net(lambda net, ids: tf.gather(net.rows, ids)), batches, embgrad.Sum())
+
+
+def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
+    @tf.custom_gradient
+    def fast(rows: Any) -> Any:
+        def back(gradient: Any) -> Any:
+            raise NotImplementedError("this path is for inference")
+
+        return rows * 2.0, back
+
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32))
+
+        def __call__(self, ids: Any, training: bool = False) -> Any:
+            rows = tf.nn.embedding_lookup(self.table, ids)
+            return tf.reduce_sum(rows * 2.0 if training else fast(rows), 1)
+
+    ids = np.array([[1, 2], [3, 4]])
+    with pytest.raises(
+        embgrad.UnsupportedError, match="Net runs in evaluation mode without gradients, and raised NotImplementedError"
+    ):
+        embgrad.gradients(Net(), ids, embgrad.Logit(1))
+    g = embgrad.gradients(Net(), ids, embgrad.Logit(1), training=True)
+    np.testing.assert_array_equal(g.values[..., 1], 2.0)

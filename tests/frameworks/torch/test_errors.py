@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -217,3 +218,31 @@ def test_a_module_without_a_forward_is_refused() -> None:
         embgrad.gradients(Wrapper(), IDS, embgrad.Sum())
     result = embgrad.gradients(Wrapper(), IDS, embgrad.Sum(), call=lambda w, inputs: w.head(w.model(inputs)))
     assert result.provenance["path"] == "model.table#0"
+
+
+def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(9, 4)
+
+        def forward(self, ids: Any) -> Any:
+            rows = self.table(ids).exp()
+            out = rows.sum(1)
+            if not self.training:
+                rows.mul_(0)  # exp's backward pass reads its result, which is reused as memory here
+            return out
+
+    ids = np.array([[1, 2], [3, 4]])
+    with pytest.raises(
+        embgrad.UnsupportedError, match="Net runs in evaluation mode without gradients, and raised RuntimeError"
+    ):
+        embgrad.gradients(Net().eval(), ids, embgrad.Logit(1))
+    model = Net().eval()
+    g = embgrad.gradients(model, ids, embgrad.Logit(1), training=True)
+    np.testing.assert_allclose(g.values[..., 1], np.exp(g.activations)[..., 1], rtol=1e-6)
+    found = embgrad.attribute(
+        model, ids, embgrad.Logit(1), "input_x_gradient", call=lambda model, ids: model.train()(ids)
+    )
+    np.testing.assert_allclose(found.values, g.values * g.activations, rtol=1e-6)
+    assert not model.training

@@ -278,3 +278,65 @@ def test_errors_of_the_models_and_the_users_own_go_on() -> None:
             call()
     with pytest.raises(KeyError, match="labels"):
         embgrad.gradients(model(plain), IDS, missing, call=lambda model, inputs: model(inputs))
+
+
+# An evaluation mode without a backward pass
+
+
+def _without_backward(model: Any, input_ids: np.ndarray) -> Tensor:
+    """Return the sum of the rows, by a faster path in evaluation mode that has no backward pass."""
+    rows = lookup(model["E"], input_ids).sum(1)
+    if model.training:
+        return rows * 2.0
+
+    def back(g: np.ndarray) -> np.ndarray:
+        raise RuntimeError("this path is for inference")
+
+    return Tensor(rows.value * 2.0, [(rows, back)])
+
+
+def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
+    model = ReferenceModel(_without_backward, {"E": np.random.default_rng(0).normal(size=(9, 2))})
+    ids, objective = np.array([[1, 2, 3], [4, 5, 6]]), embgrad.Logit(1)
+    for call in (embgrad.gradients, lambda *given: embgrad.attribute(*given, embgrad.IntegratedGradients(2))):
+        with pytest.raises(
+            embgrad.UnsupportedError,
+            match="runs in evaluation mode without gradients, and raised RuntimeError in the pass with them: 'this path is",
+        ) as error:
+            call(model, ids, objective)
+        assert isinstance(error.value.__cause__, RuntimeError)
+    right = embgrad.gradients(model, ids, objective, training=True)
+    np.testing.assert_array_equal(right.values[..., 1], 2.0)
+
+    def training(model: Any, inputs: Any) -> Any:
+        model.training = True
+        return model(inputs)
+
+    found = embgrad.attribute(model, ids, objective, "input_x_gradient", call=training)
+    np.testing.assert_allclose(found.scores, 2 * model["E"].value[ids][..., 1])
+    assert not model.training
+    np.testing.assert_allclose(embgrad.evaluate(model, ids, objective), right.objective)
+
+
+class Own(Exception):
+    """An error of the user's."""
+
+
+def test_an_error_of_a_class_of_the_user_stays() -> None:
+    def back(g: np.ndarray) -> np.ndarray:
+        raise Own
+
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids).sum(1)
+        return Tensor(rows.value, [(rows, back)])
+
+    with pytest.raises(Own):
+        embgrad.gradients(ReferenceModel(forward, {"E": np.ones((9, 2))}), [[1, 2]], embgrad.Logit(1))
+
+
+def test_an_error_that_a_pass_without_gradients_raises_too_stays() -> None:
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        raise KeyError("own")
+
+    with pytest.raises(KeyError, match="own"):
+        embgrad.gradients(ReferenceModel(forward, {"E": np.ones((9, 2))}), [[1, 2]], embgrad.Logit(1))
