@@ -139,7 +139,10 @@ def _projected(case: Case, outputs: Mapping[str, np.ndarray]) -> tuple[str, np.n
     """Return the name of the output that is projected on a vector, the vector, and the cotangent that this means."""
     ids = case.batch[case.ids]
     vectors = {
-        name: value for name, value in outputs.items() if value.ndim in (2, 3) and len(value) == len(ids) and value.size
+        name: value
+        for name, value in outputs.items()
+        # The similarities of each text and each image join the examples.
+        if value.ndim in (2, 3) and len(value) == len(ids) and value.size and not name.startswith("logits_per_")
     }
     if not vectors:
         raise Unchecked(

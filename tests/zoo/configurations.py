@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,8 @@ VOCAB: Final = 96
 
 #: What a parameter becomes whose name matches and whose default is a larger whole number. The first match counts.
 SIZES: Final[tuple[tuple[str, int], ...]] = (
-    (r"vocab_?size|^n_words$|codebook_size|vocab_size_per_layer_input", VOCAB),
+    (r"codebook_size", 64),
+    (r"vocab_?size|^n_words$", VOCAB),
     (r"type_vocab|n_langs|num_labels", 2),
     (r"per_tok|num_selected|topk_group|^n_group$|^top_?k$|moe_topk|moe_k$|moe_top_k$", 1),
     (r"experts", 4),
@@ -37,6 +39,9 @@ SIZES: Final[tuple[tuple[str, int], ...]] = (
     (r"features$|_dims?$|rank$", 32),
 )
 
+#: Sizes of parameters whose default is None, where the class does not derive them.
+UNGIVEN: Final[Mapping[str, int]] = {"vocab_size": VOCAB, "hidden_size": 32, "head_dim": 8, "num_key_value_heads": 4}
+
 #: Ids of tokens that a model treats in a way of its own; the last ids of the vocabulary, which no batch holds.
 _SPECIAL: Final = re.compile(r"token_(id|index)$|token_ids$|_token$|_idx$")
 _ENDS: Final[Mapping[str, int]] = {
@@ -51,22 +56,24 @@ _ENDS: Final[Mapping[str, int]] = {
 }
 
 
-def small_configuration(cls: Any, exceptions: Mapping[str, Any] | None = None) -> Any:
+def small_configuration(cls: Any, exceptions: Mapping[str, Any], everywhere: Mapping[str, Any]) -> Any:
     """Return a configuration with small sizes.
 
     Args:
         cls: a configuration class of `transformers`.
         exceptions: values by the names of parameters, those of a part below the part's name, which introspection cannot know.
+        everywhere: values by the names of parameters, for each part that has one.
     """
-    given = dict(exceptions or {})
-    settings = dict(_settings(cls))
+    given = dict(exceptions)
+    names = {field.name for field in dataclasses.fields(cls)}
+    shared = {
+        name: copy.deepcopy(value) for name, value in everywhere.items() if name in names
+    }  # classes write into them
+    settings = {**dict(_settings(cls)), **shared}
     for name, part in cls.sub_configs.items():
-        inner = given.pop(name, {})
-        chosen = part if hasattr(part, "model_type") and part.model_type else _class_of_part(cls, name)
-        if isinstance(inner, Mapping) and chosen is not None:
-            settings[name] = small_configuration(chosen, inner)
-        elif inner is not None:
-            settings[name] = inner
+        chosen = part if getattr(part, "model_type", "") else _class_of_part(cls, name)
+        if chosen is not None:
+            settings[name] = small_configuration(chosen, given.pop(name, {}), everywhere)
     return cls(**{**settings, **given})
 
 
@@ -84,6 +91,10 @@ def _settings(cls: Any) -> Iterator[tuple[str, Any]]:
             continue
         if name in _ENDS:
             yield name, _ENDS[name]
+        elif name == "num_key_value_heads" and "kv_lora_rank" in fields:  # the heads share one compressed key and value
+            yield name, small_size("num_attention_heads", 2**20)
+        elif value is None and name in UNGIVEN:
+            yield name, UNGIVEN[name]
         elif _SPECIAL.search(name):
             if isinstance(value, int) and value >= VOCAB:
                 special -= 1

@@ -37,6 +37,7 @@ INPUTS: Final[Mapping[str, np.ndarray]] = {
     "decoder_token_ids": DECODER,
     "decoder_padding_mask": np.ones_like(DECODER),
     "segment_ids": np.where(np.arange(7) > 3, MASK, 0).astype(np.int32),
+    "position_ids": np.tile(np.arange(7, dtype=np.int32), (2, 1)),
     "mask_positions": np.array([[1, 2], [2, 3]], np.int32),
 }
 

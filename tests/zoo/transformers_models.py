@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import zlib
@@ -13,10 +14,10 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from tests.zoo.comparing import Case
 from tests.zoo.configurations import small_configuration
-from tests.zoo.exceptions import SETTINGS
-from tests.zoo.hand import Unchecked
+from tests.zoo.exceptions import EVERYWHERE, SETTINGS
+from tests.zoo.hand import Case, Unchecked
+from tests.zoo.hand_torch import TorchHand
 
 __all__ = ["build", "entries"]
 
@@ -76,14 +77,16 @@ def build(name: str) -> Case:
     listed, generates = _listed()[name]
     kind, cls = _kind(name, listed), getattr(transformers, name)
     try:
-        configuration = small_configuration(transformers.CONFIG_MAPPING[kind], SETTINGS.get(kind))
+        configuration = small_configuration(
+            transformers.CONFIG_MAPPING[kind], SETTINGS.get(kind, {}), EVERYWHERE.get(kind, {})
+        )
         _expect_small(cls, configuration)
         torch.manual_seed(1)
         model = cls(configuration).float().eval()
     except Exception as error:  # a configuration class's own checks raise what they like
         raise Unchecked(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
     _draw(model)
-    return _case(name, model, generates)
+    return _with_further(_case(name, model, generates), _parameters(name))
 
 
 #: The most weights of a model.
@@ -123,3 +126,26 @@ def _case(name: str, model: Any, generates: bool) -> Case:
         decoder = "decoder_input_ids"
         batch[decoder] = DECODER
     return Case(model, batch, labels=(decoder or "input_ids") if generates else None, decoder=decoder)
+
+
+def _with_further(case: Case, parameters: Mapping[str, Any]) -> Case:
+    """Return the case, with small images or with boxes of words where the model does not run on text alone."""
+    configuration = case.model.config
+    size = getattr(getattr(configuration, "vision_config", configuration), "image_size", None)
+    further: dict[str, np.ndarray] = {}
+    if "pixel_values" in parameters and isinstance(size, int):
+        further["pixel_values"] = np.random.default_rng(2).normal(size=(len(IDS), 3, size, size)).astype(np.float32)
+    if "bbox" in parameters:
+        further["bbox"] = np.tile(np.array([1, 2, 3, 4]), (*IDS.shape, 1))
+    if not further or _runs(case):
+        return case
+    completed = dataclasses.replace(case, batch={**case.batch, **further})
+    return completed if _runs(completed) else case
+
+
+def _runs(case: Case) -> bool:
+    try:
+        TorchHand().outputs(case)
+    except Exception:  # what a model raises that lacks an input is its own affair; the row has it if nothing helps
+        return False
+    return True
