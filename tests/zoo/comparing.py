@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -69,25 +68,35 @@ class Row:
 def examine(row: Row, case: Case, hand: Hand) -> Row:
     """Compare a model in each call, and fill in its row."""
     try:
-        outputs = hand.outputs(case)
-        before, own = _changes_of_its_own(case, hand)
+        outputs, again = hand.outputs(case), hand.outputs(case)
     except Exception as error:  # the model's own, without any part of embgrad
         row.unchecked = f"the model does not run: {_line(error)}"
+        return row
+    if any(not np.array_equal(value, again[name], equal_nan=True) for name, value in outputs.items()):
+        row.unchecked = "the model draws random numbers in each pass"
         return row
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _compare(row, case, hand, outputs)
-    row.changed = [f"{path}: {text}" for path, text in different("", before, hand.state(case.model)).items()]
-    row.changed = [text for text in row.changed if text.partition(": ")[0] not in own]
     return row
 
 
-def _changes_of_its_own(case: Case, hand: Hand) -> tuple[dict[str, Any], set[str]]:
-    """Return the state, and the paths of what the model's own forward pass changes."""
-    first = hand.state(case.model)
-    hand.outputs(case)
-    second = hand.state(case.model)
-    return second, set(different("", first, second))
+class _Raw(Exception):
+    """An error of a call that is not embgrad's; the cause is the error."""
+
+
+def _watched(row: Row, case: Case, hand: Hand, name: str, call: Callable[[], Any]) -> Any:
+    """Return what a call returns, and note in the row what it did not leave as it was."""
+    before = hand.state(case.model)
+    try:
+        return call()
+    except embgrad.EmbgradError:
+        raise
+    except Exception as error:  # whatever a call may raise is a finding
+        raise _Raw from error
+    finally:
+        differences = different("", before, hand.state(case.model))
+        row.changed += [f"{name} {path}: {text}" for path, text in differences.items()]
 
 
 def _compare(row: Row, case: Case, hand: Hand, outputs: Mapping[str, np.ndarray]) -> None:
@@ -98,13 +107,16 @@ def _compare(row: Row, case: Case, hand: Hand, outputs: Mapping[str, np.ndarray]
         return
     objective = embgrad.Projection(direction, output=output or None)
 
+    def called(name: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        return _watched(row, case, hand, name, lambda: function(case.model, case.batch, *values, **options))
+
     def word() -> Pair:
-        result = embgrad.gradients(case.model, case.batch, objective)
+        result = called("word", embgrad.gradients, objective)
         by_hand = hand.pull(case, output, lambda value: [put])
         return _pair(result, by_hand, WORD)
 
     def layer() -> Pair:
-        result = embgrad.gradients(case.model, case.batch, objective, at="layer.-1")
+        result = called("layer.-1", embgrad.gradients, objective, at="layer.-1")
         path = str(result.provenance["path"]).replace(":output", "")
         by_hand = hand.pull(case, output, lambda value: [put], [path])
         if not _same_layer(by_hand.last_layer, path.partition("#")[0]):
@@ -113,16 +125,16 @@ def _compare(row: Row, case: Case, hand: Hand, outputs: Mapping[str, np.ndarray]
 
     def attribute() -> Pair:
         method = embgrad.IntegratedGradients(steps=STEPS, baseline="zero")
-        result = embgrad.attribute(case.model, case.batch, objective, method)
+        result = called("attribute", embgrad.attribute, objective, method)
         scores, sizes = _integrated(case, hand, output, put)
         return [result.scores], [scores], [sizes]
 
     def tokens() -> Pair:
-        result = embgrad.attribute_tokens(case.model, case.batch)
+        result = called("attribute_tokens", embgrad.attribute_tokens)
         return _token_scores(case, hand, output, result)
 
     row.checks["word"] = _checked("word", word)
-    row.roles = _roles(case)
+    row.roles = _roles(called)
     row.checks["layer.-1"] = _checked("layer.-1", layer)
     row.checks["attribute"] = _checked("attribute", attribute)
     if case.labels is not None and outputs[output].ndim == 3:
@@ -151,11 +163,14 @@ def _projected(case: Case, outputs: Mapping[str, np.ndarray]) -> tuple[str, np.n
     name, value = next(iter(vectors.items()))
     if not np.isfinite(value).all():
         raise Unchecked(f"the output {name!r} is not finite")
-    direction = np.random.default_rng(7).normal(size=value.shape[-1])
+    lengths = {rows.shape[1] for rows in case.looked_up.values()}
+    per_position = value.ndim == 3 and value.shape[1] in lengths
+    entries = value.shape[-1:] if per_position else value.shape[1:]  # of what has other axes, all are one vector
+    direction = np.random.default_rng(7).normal(size=entries)
     put = np.broadcast_to(direction, value.shape)
-    if value.ndim == 3 and value.shape[1] == ids.shape[1]:
-        put = put * case.real[:, :, None]
-    return name, direction, put
+    if value.shape[1] == ids.shape[1]:  # padding does not count
+        put = put * case.real.reshape(*ids.shape, *[1] * (value.ndim - 2))
+    return name, direction.ravel(), put
 
 
 def _pair(result: embgrad.EmbeddingGradients, by_hand: Pulled, point: str) -> Pair:
@@ -217,8 +232,10 @@ def _checked(name: str, compare: Callable[[], Pair]) -> dict[str, Any]:
         return {"status": "unchecked", "message": str(reason)}
     except embgrad.EmbgradError as error:
         return {"status": "refused", "message": f"{type(error).__name__}: {_first(str(error))}"}
-    except Exception as error:  # whatever a call may raise is a finding
-        return {"status": "raw", "message": _line(error), "traceback": traceback.format_exc().splitlines()[-12:]}
+    except _Raw as error:
+        return {"status": "raw", "message": _line(error.__cause__)}
+    except Exception as error:  # the framework's own, in the pass by hand
+        return {"status": "unchecked", "message": f"by hand: {_line(error)}"}
     verdicts = [judged(name, *pair) for pair in zip(values, expected, sizes, strict=True)]
     return max(verdicts, key=lambda verdict: (_ORDER.index(verdict["status"]), verdict.get("difference", 0.0)))
 
@@ -238,10 +255,10 @@ def judged(name: str, values: np.ndarray, expected: np.ndarray, sizes: np.ndarra
     return {"status": "equal" if difference <= TOLERANCE[name] else "wrong", "difference": float(f"{difference:.1e}")}
 
 
-def _roles(case: Case) -> dict[str, str]:
+def _roles(called: Callable[..., Any]) -> dict[str, str]:
     """Return the names of the points that have roles; none where the listing is refused."""
     try:
-        points = embgrad.points(case.model, case.batch)
+        points = called("points", embgrad.points)
     except embgrad.EmbgradError:
         return {}
     return {role: point.name for point in points for role in point.roles if role in ROLES}
@@ -251,5 +268,5 @@ def _first(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else ""
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {_first(str(error))}"

@@ -129,15 +129,16 @@ def _reached(point: str, reached: Mapping[str, Any]) -> str:
 
 
 def _last_layer(case: Case, reached: Mapping[str, Any]) -> str | None:
-    """Return the path of the last of the layers of one class that keras-hub wrote; of an encoder and a decoder the encoder's."""
+    """Return the path of the last call of layers of one class of keras-hub's; of an encoder and a decoder the encoder's."""
     shape = case.batch[case.ids].shape
     backbone = getattr(case.model, "backbone", case.model)
     classes: dict[str, list[str]] = {}
     for layer in backbone.layers:
         path = layer.path or layer.name
-        value = reached.get(f"{path}#0")
-        if value is not None and tuple(value.shape[:2]) == shape and not type(layer).__module__.startswith("keras.src"):
-            classes.setdefault(type(layer).__name__, []).append(path)
+        calls = [value for name, value in reached.items() if name.rpartition("#")[0] == path]
+        is_block = all(tuple(value.shape[:2]) == shape for value in calls)
+        if is_block and not type(layer).__module__.startswith("keras.src"):
+            classes.setdefault(type(layer).__name__, []).extend([path] * len(calls))
     repeated = [paths for paths in classes.values() if len(paths) > 1]
     return repeated[0][-1] if repeated else None
 

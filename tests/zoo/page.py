@@ -187,8 +187,8 @@ def _general(message: str) -> str:
     """Return a message without the names and the numbers of one model."""
     text = re.split(r"(?<=[.!?;]) ", message)[0]
     text = re.sub(r"[\w.]+#\d+( \([^)]*\))?", "…", text)
-    text = re.sub(r"'[\w.]*\d[\w.]*'", lambda match: match[0] if "layer." in match[0] else "…", text)
-    text = re.sub(r"\d[\d,.]*", "N", text)
+    text = re.sub(r"'[\w.]*\d[\w.]*'", "…", text)
+    text = re.sub(r"(?<![\w.-])-?\d+(\.\d+)?(,\d{3})*", "N", text)
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 

@@ -22,6 +22,9 @@ __all__ = ["Limits", "chosen", "families", "run"]
 
 ROOT = Path(__file__).parents[2]
 
+#: The longest that the import of a framework, or of all its models, may take, in seconds.
+BEGINNING = 900.0
+
 #: The command of a process, before the name of the framework.
 COMMAND = (sys.executable, "-m", "tests.zoo.worker")
 
@@ -61,15 +64,22 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=self._errors,
         )
-        self.families: dict[str, str] = self._reply(max(600.0, limits.seconds))["families"]
+        self._reply(BEGINNING)  # that it is ready
 
-    def row(self, name: str) -> dict[str, Any]:
+    def listed(self) -> dict[str, str]:
+        """Return all models with their architectures."""
+        return self._asked("", BEGINNING)
+
+    def row(self, name: str, family: str) -> dict[str, Any]:
         """Return the row of a model."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{name}\n".encode())
-        self._process.stdin.flush()
         self.examined += 1
-        return self._reply(self.limits.seconds)
+        return self._asked(f"{name} {family}", self.limits.seconds)
+
+    def _asked(self, line: str, seconds: float) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+        return self._reply(seconds)
 
     def _reply(self, seconds: float) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -112,7 +122,7 @@ def families(framework: str) -> dict[str, str]:
     """Return the models of a framework with their architectures, in the order of the packages' own lists."""
     process = _Process(framework, Limits())
     try:
-        return process.families
+        return process.listed()
     finally:
         process.close()
 
@@ -174,7 +184,7 @@ def _work(
                 process = _Process(framework, limits)
             report(name)
             try:
-                rows.put(process.row(name))
+                rows.put(process.row(name, names[name]))
             except (_Ended, BrokenPipeError) as reason:
                 rows.put({"name": name, "family": names[name], "framework": framework, "ended": str(reason)})
                 process.close()

@@ -83,6 +83,8 @@ def build(name: str) -> Case:
         _expect_small(cls, configuration)
         torch.manual_seed(1)
         model = cls(configuration).float().eval()
+    except Unchecked:
+        raise
     except Exception as error:  # a configuration class's own checks raise what they like
         raise Unchecked(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
     _draw(model)

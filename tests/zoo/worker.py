@@ -1,4 +1,7 @@
-"""A process of the zoo: it reads the names of models, a line each, and writes a row of JSON for each."""
+"""A process of the zoo: it reads a model and its architecture, a line each, and writes a row of JSON for each.
+
+The empty line asks for all models with their architectures.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     models, hand = import_module(framework.models), framework.hand()
-    families = models.entries()
-    _write(replies, {"families": families})
+    _write(replies, {})
     for line in sys.stdin:
-        _write(replies, examined(line.strip(), sys.argv[1], families, models, hand).plain())
+        name, _, family = line.strip().partition(" ")
+        row = Row(name, family, sys.argv[1])
+        _write(replies, examined(row, models, hand).plain() if name else models.entries())
 
 
-def examined(name: str, framework: str, families: dict[str, str], models: Any, hand: Any) -> Row:
-    """Return the row of a model."""
-    row = Row(name, families[name], framework)
+def examined(row: Row, models: Any, hand: Any) -> Row:
+    """Fill in the row of a model."""
     try:
-        case = models.build(name)
+        case = models.build(row.name)
     except Unchecked as reason:
         row.unchecked = str(reason)
         return row

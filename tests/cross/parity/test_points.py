@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import embgrad
 from embgrad.cli.demo import FRAMEWORKS, minilm_folder
 from tests.cross.parity.table import POINTS, main
-from tests.frameworks.torch.architecture_table import page
 
 
 def test_the_table_of_points(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +35,3 @@ def test_parameters_under_one_spelling() -> None:
                 continue
             assert np.linalg.norm(found[framework][name] - expected) < 1e-5 * np.linalg.norm(expected), name
         assert found[framework].unreached == ()
-
-
-def test_the_page_on_architectures_is_what_they_give() -> None:
-    assert (Path(__file__).parents[3] / "docs" / "architectures.md").read_text(encoding="utf-8") == page()

@@ -1,7 +1,4 @@
-"""The architectures of `transformers` that must work: a small random model of each, and the roles that it has.
-
-The documentation's table is made from `ARCHITECTURES`.
-"""
+"""The architectures of `transformers` that must work: a small random model of each, and the roles that it has."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ class Architecture:
         roles: the roles that it has, besides `layer.N`.
         embeddings: where `embeddings` is, as a native name; None where it has none.
         layers: the setting that says how many layers there are.
-        note: what is to be known of it.
     """
 
     name: str
@@ -55,7 +51,6 @@ class Architecture:
     roles: tuple[str, ...]
     embeddings: str | None
     layers: str = "num_hidden_layers"
-    note: str = ""
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def build(self, layers: int = 2, **changes: Any) -> Any:
@@ -93,7 +88,6 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         "encoder.layer.{}",
         ADDED,
         "embeddings",
-        note="position ids start after the padding index",
     ),
     Architecture(
         "DistilBert",
@@ -111,7 +105,6 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         "encoder.albert_layer_groups.0#{}",
         ADDED,
         "embeddings",
-        note="one layer, called repeatedly; `embeddings` is narrower than the layers",
     ),
     Architecture(
         "Electra",
@@ -120,7 +113,6 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         "encoder.layer.{}",
         ADDED,
         "embeddings",
-        note="`embeddings` is narrower than the layers",
     ),
     Architecture(
         "DebertaV2",
@@ -138,7 +130,6 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         ("word", "position", "embeddings"),
         "drop",
         layers="n_layer",
-        note="a final norm follows `layer.-1`",
     ),
     Architecture(
         "Llama",
@@ -147,7 +138,6 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         "layers.{}",
         ("word", "embeddings"),
         "embed_tokens",
-        note="positions are rotary; a final norm follows `layer.-1`",
     ),
     Architecture(
         "Gemma",
@@ -156,7 +146,6 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         "layers.{}",
         ("word", "embeddings"),
         "layers.0:input",
-        note="`word` is the raw lookup, `embeddings` the scaled one",
     ),
     Architecture(
         "T5",
@@ -166,7 +155,6 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         ("word", "embeddings"),
         "encoder.dropout#0",
         layers="num_layers",
-        note="layers are those of the encoder; the decoder uses the same table",
         inputs={"decoder_input_ids": DECODER},
     ),
     Architecture(
@@ -182,7 +170,6 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         ("word", "position", "embeddings"),
         "encoder.layernorm_embedding",
         layers="encoder_layers",
-        note="layers are those of the encoder; the decoder uses the same table",
         inputs={"decoder_input_ids": DECODER},
     ),
 )

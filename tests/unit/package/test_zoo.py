@@ -11,7 +11,7 @@ import pytest
 from tests.zoo import running
 from tests.zoo.comparing import judged
 from tests.zoo.hand import place_of
-from tests.zoo.page import count, page, recorded, write
+from tests.zoo.page import PAGE, count, page, recorded, write
 from tests.zoo.running import Limits, chosen, run
 
 IDS = np.array([[3, 4, 5], [6, 7, 0]])
@@ -43,9 +43,9 @@ def test_ids_that_a_model_padded() -> None:
 
 SCRIPT = """
 import json, sys, time
-print(json.dumps({"families": {}}), flush=True)
+print("{}", flush=True)
 for line in sys.stdin:
-    name = line.strip()
+    name = line.partition(" ")[0]
     if name == "slow":
         time.sleep(60)
     if name == "dead":
@@ -113,3 +113,13 @@ def test_the_page_groups_what_is_refused() -> None:
     assert "- 2 at `word`: `PointError: 'word' fits N lookups: ….` (A, B)" in text
     assert "| transformers in PyTorch | `word` | 2 | 0 | 0 | 2 | 0 | 0 | 0 |" in text
     assert "What is wrong" not in text
+
+
+def test_the_page_is_made_of_the_rows() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(recorded()), "run python -m tests.zoo --write docs/architectures.md"
+
+
+def test_no_recorded_call_changes_a_model_or_takes_another_layer() -> None:
+    rows = [row for framework in recorded().values() for row in framework["rows"].values()]
+    assert len(rows) > 1000
+    assert [row["name"] for row in rows if row.keys() & {"changed", "ended", "layer"}] == []
