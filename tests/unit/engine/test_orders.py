@@ -94,6 +94,11 @@ def in_window(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.pad(ids, widths, constant_values=11), np.pad(mask, widths), np.arange(len(ids))
 
 
+def by_length_in_window(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ids, mask, order = by_length(ids, mask)
+    return *in_window(ids, mask)[:2], order
+
+
 def by_hand(prepare: Prepare, batch: embgrad.TokenBatch, classes: np.ndarray) -> np.ndarray:
     """Return the gradient, from the place that each id's number takes when numbers are prepared in place of ids."""
     numbers = 100 + np.arange(batch.ids.size).reshape(batch.shape)
@@ -108,7 +113,7 @@ def by_hand(prepare: Prepare, batch: embgrad.TokenBatch, classes: np.ndarray) ->
 
 
 @pytest.mark.parametrize("takes_mask", [True, False])
-@pytest.mark.parametrize("prepare", [by_length, by_length_upwards, backwards, in_place, in_window])
+@pytest.mark.parametrize("prepare", [by_length, by_length_upwards, backwards, in_place, in_window, by_length_in_window])
 def test_word_is_in_the_batchs_order(prepare: Prepare, takes_mask: bool) -> None:
     model = built(prepare, takes_mask=takes_mask)
     batch = BATCH if takes_mask else embgrad.TokenBatch(IDS, tokens=TOKENS)
