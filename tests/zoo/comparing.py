@@ -217,6 +217,7 @@ def _token_scores(case: Case, hand: Hand, output: str, result: Any) -> Pair:
         point: np.stack([gradients[point] * pulled.values[point] for gradients in pulled.gradients], 1)
         for point in points
     }
+    products[WORD] = products[WORD] * case.real[:, None, :, None]  # the score of padding is zero
     found = {WORD: result.scores, DECODER: result.decoder_scores}
     return (
         [np.nan_to_num(found[point]) * real[:, 1:, None] for point in points],
