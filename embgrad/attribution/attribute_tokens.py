@@ -253,7 +253,7 @@ def _by_integration(method: Method, passes: TokenPasses, tokenizer: Any) -> _Mad
             for origin, difference in zip(origins, differences, strict=True)
         ]
         reduce = _product_with([difference[example] for difference in differences], passes.names)
-        part = passes.scored(rows, reduce, values, quiet=bool(provenance))
+        part = passes.scored(rows, reduce, values, quiet=bool(provenance), weighed=weights[step] != 0)
         provenance = provenance or dict(part.provenance)
         for total, scored in zip(scores, part.scores, strict=True):
             for row, (at, weight) in enumerate(zip(example, weights[step], strict=True)):
