@@ -68,9 +68,12 @@ class Trial:
         def whole() -> None:
             with faults.counting() as counted:
                 call.make(self.asked)
+                counts.clear()
                 counts.update(counted)
 
         left = list(self._faults("success", call, whole))
+        # A call may remember what probes have shown, so that later calls make fewer passes.
+        left += self._faults("success again", call, whole)
         left += [f"success: it does not reach {place!r}" for place in sorted(call.passes - self.silent - counts.keys())]
         for place in sorted(call.passes if call.keeps_a_trace else counts):
             for error, times in _interruptions(counts.get(place, 1)):
