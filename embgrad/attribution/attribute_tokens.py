@@ -46,7 +46,7 @@ from embgrad.inputs.alignment import Alignment, aligned
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of
 from embgrad.inputs.decoder import IDS, MASK, decoder_names, with_decoder_ids
-from embgrad.inputs.encode import with_tokens
+from embgrad.inputs.encode import with_known_tokens
 from embgrad.results.token_attribution import TokenAttribution
 
 __all__ = ["attribute_tokens"]
@@ -349,8 +349,8 @@ def _result(
     tokenizer: Any,
 ) -> TokenAttribution:
     """Return the result for the batch as the user gave it."""
-    named = _named(batch, tokenizer)
-    named_decoder = None if decoder is None else _named(decoder, tokenizer)
+    named = with_known_tokens(batch, tokenizer)
+    named_decoder = None if decoder is None else with_known_tokens(decoder, tokenizer)
     side = named if named_decoder is None else named_decoder
     scores = [np.swapaxes(array, 0, 1) for array in made.scores]
     absent = ~targets.present
@@ -395,16 +395,6 @@ def _result(
         offsets=None if batch.offsets is None else batch.offsets.copy(),
         parts=None if batch.parts is None else batch.parts.copy(),
     )
-
-
-def _named(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
-    """Return the batch with the tokens' texts, where the tokenizer has one for each id; models may have more ids."""
-    if batch.tokens is not None or tokenizer is None:
-        return batch
-    try:
-        return with_tokens(batch, tokenizer)
-    except BatchError:
-        return batch
 
 
 def _cleared(scores: np.ndarray, absent: np.ndarray, real: np.ndarray) -> np.ndarray:
