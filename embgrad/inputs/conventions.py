@@ -68,10 +68,13 @@ def as_batch(batch: Any, model: Any = None) -> TokenBatch:
     """
     if isinstance(batch, TokenBatch):
         return batch
-    if is_text(batch):
+    if (
+        is_text(batch) or getattr(getattr(batch, "dtype", None), "name", "") == "string"
+    ):  # TensorFlow's tensors of texts
         raise BatchError(
             "the batch is raw text, and a model reads token ids: pass tokenizer=..., or build the batch with "
-            "embgrad.encode(texts, tokenizer)"
+            "embgrad.encode(texts, tokenizer). For a model that makes the ids itself give these, with call=lambda model, ids: "
+            "model(texts)"
         )
     if isinstance(batch, Mapping):
         return _from_mapping(batch, model)

@@ -314,7 +314,7 @@ class Objective(ABC):
             return None
         return (
             f"cut off the {more} that the model adds in call=..., as in call=lambda model, inputs: model(**inputs)[:, {more}:] "
-            "where they come first"
+            f"where they come first, or model(**inputs).logits[:, {more}:] for an output with that name"
         )
 
     def _positions(self, output: np.ndarray, batch: TokenBatch) -> int:
