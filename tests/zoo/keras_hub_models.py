@@ -73,6 +73,8 @@ def build(name: str) -> Case:
             model = getattr(keras_hub.models, name)(backbone=model, preprocessor=None, **options)
     except Exception as error:  # a class's own checks raise what they like
         raise Unchecked(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+    if not isinstance(model.input, Mapping):
+        raise Unchecked("the model takes no inputs by name, such as token_ids")
     unknown = sorted(set(model.input) - set(INPUTS))
     if unknown:
         raise Unchecked(f"the model takes further inputs than text: {', '.join(unknown)}")
