@@ -53,10 +53,12 @@ def certified(
 
     Raises:
         CertificationError: a gradient is wrong.
-        UnsupportedError: it cannot be tested: it was edited, or the forward pass draws random numbers.
+        UnsupportedError: it cannot be tested: it was edited, the forward pass draws random numbers, or a part of it was set to
+            zero.
     """
     _expect_testable(task)
     located = located_for(task, batch)
+    _expect_whole(task, batch, located)
     whole = {name: precision_of(result.provenance["compute_dtype"]) for name, result in results.items()}
     sums = {name: sum_tolerance(result.provenance["compute_dtype"]) for name, result in results.items()}
     tables = _scatter(task, batch, located, sums)
@@ -94,6 +96,16 @@ def _expect_testable(task: Task) -> None:
             "check=True compares forward passes with each other, and training=True draws random numbers in each: omit one of them"
         )
     task.bound.expect_ability("add")
+
+
+def _expect_whole(task: Task, batch: TokenBatch, located: Mapping[str, Located]) -> None:
+    """Refuse a tensor that all examples share, of whose gradient the part from padding was set to zero."""
+    shared = [name for name in task.options.names if located[name].arrangement.shared]
+    if shared and task.options.pads == "zero" and batch.padded:
+        raise UnsupportedError(
+            f"check=True tests the gradient at {shared[0]!r} as a whole, since all examples share the point's tensor, and "
+            "pads='zero' sets the part of it from padding to zero: omit one of them"
+        )
 
 
 def _expect_right(name: str, certificate: Certificate, tolerance: float, excused: Sequence[Slope] = ()) -> None:

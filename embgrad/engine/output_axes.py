@@ -116,14 +116,18 @@ def _declares_classes(model: Any, error: OpenAxesError) -> bool:
 def _without_padding(batch: TokenBatch, decoded: TokenBatch, positions: TokenBatch) -> TokenBatch | None:
     """Return an example without its padding, of those that have some among these positions; None where there is none.
 
-    It is repeated, so that the batch has not as many examples as positions.
+    Where only empty texts are padded, it is another text without its last token. It is repeated, so that the batch has not as many
+    examples as positions.
     """
     counts = positions.real.sum(1)
     padded = np.flatnonzero((counts > 0) & (counts < positions.shape[1]) & batch.real.any(1))
-    if not len(padded):
+    longer = np.flatnonzero(batch.real.sum(1) > 1) if IDS not in decoded.extras else padded
+    if not len(padded) and not len(longer):
         return None
-    number = int(padded[counts[padded].argmax()])
-    real = batch.real[number]
+    number = int(padded[counts[padded].argmax()] if len(padded) else longer[0])
+    real = batch.real[number].copy()
+    if not len(padded):
+        real[np.flatnonzero(real)[-1]] = False
     example = batch.take([number] * (3 if int(real.sum()) == 2 else 2))
     decoder = positions_of((len(batch), -1), decoded, None).real[number] if IDS in decoded.extras else None
 

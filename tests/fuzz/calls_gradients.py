@@ -176,6 +176,8 @@ def _case(draw: Draw | None, problem: Problem, at: Any, options: dict[str, Any],
         refused += (embgrad.UnsupportedError,)
     if options.get("check"):  # a gradient of nearly zero cannot be distinguished from rounding
         refused += (embgrad.CertificationError,)
+        if options.get("pads") == "zero" and "position" in ([at] if isinstance(at, str) else at):
+            refused += (embgrad.UnsupportedError,)
     return Case(
         "gradients",
         text,
@@ -184,10 +186,15 @@ def _case(draw: Draw | None, problem: Problem, at: Any, options: dict[str, Any],
         refused=refused,
         worlds=[problem.world],
         arguments=[*problem.arguments, *(options.get(name, {}) for name in ("override", "add", "edit"))],
-        warns=problem.warns or "compile" in options,
+        warns=problem.warns or "compile" in options or _is_warned_of_company(problem, options),
         random_moves=bool(options.get("training")),
         framework=problem.world.framework,
     )
+
+
+def _is_warned_of_company(problem: Problem, options: Mapping[str, Any]) -> bool:
+    """Return whether the check of a model in which examples interact warns that they do."""
+    return bool(options.get("check")) and problem.world.architecture == "mixing"
 
 
 def _scalar_is_refused(problem: Problem, at: Any, options: Mapping[str, Any]) -> bool:

@@ -340,6 +340,14 @@ def test_options_that_exclude_a_check_are_refused(options: dict[str, Any], messa
         certificate(layered, **options)
 
 
+def test_a_shared_tensor_without_the_part_from_padding_is_refused() -> None:
+    model, batch = ReferenceModel(layered, weights()), embgrad.TokenBatch(IDS, [[1, 1], [1, 0], [1, 1]])
+    for options in ({"pads": "zero"}, {"check": True}):
+        assert embgrad.gradients(model, batch, PROJECTION, at="position", **options).values.shape == (3, 2, DIM)
+    with pytest.raises(embgrad.UnsupportedError, match="pads='zero' sets the part of it from padding to zero"):
+        embgrad.gradients(model, batch, PROJECTION, at="position", pads="zero", check=True)
+
+
 def test_independence_is_large_where_examples_interact() -> None:
     assert certificate(layered).independence < 1e-12
     assert certificate(centred).independence > 0.05
@@ -607,13 +615,12 @@ def test_rows_of_other_examples_are_wrong(at: str) -> None:
     def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
         order = np.argsort(-attention_mask.sum(1), kind="stable")
         back = np.argsort(order)
-        rows = lookup(model["E"], input_ids) if at == "word" else None
 
-        def sort(ids: np.ndarray) -> Tensor:
-            made = lookup(model["E"], ids) if rows is None else Tensor(rows.value[order], [(rows, lambda g: g[back])])
+        def sort(rows: Tensor) -> Tensor:
+            made = Tensor(rows.value[order], [(rows, lambda g: g[back])])
             return made * Tensor(attention_mask[order][..., None] * 1.0)
 
-        inside = model.module("rows", sort, input_ids[order]).tanh()
+        inside = model.module("rows", sort, lookup(model["E"], input_ids)).tanh()
         return Tensor(inside.value[back], [(inside, lambda g: g[order])]).sum(1) @ model["H"]
 
     batch = embgrad.TokenBatch(PADDED.ids[[1, 0, 2]], PADDED.mask[[1, 0, 2]])

@@ -393,3 +393,17 @@ def test_searches_name_what_they_cannot_score() -> None:
     np.testing.assert_allclose(
         replaced, (table[[5, 4]] + np.tanh(other[[5, 4]])).sum(0) @ weights["W"][:, 1:], atol=1e-14
     )
+
+
+def test_positions_of_examples_in_an_order_of_their_own_are_refused_by_role() -> None:
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        ids, real, order = by_length(input_ids, attention_mask)
+        counted = np.tile(np.arange(ids.shape[1]), (len(ids), 1))
+        hidden = (lookup(model["table"], ids) + lookup(model["place"], counted)).tanh() * Tensor(real[..., None] * 1.0)
+        return Tensor(np.eye(len(ids))[np.argsort(order)]) @ hidden.sum(1) @ model["W"]
+
+    model, padded = ReferenceModel(forward, dict(WEIGHTS)), BATCH.take([0, 2]).replace(tokens=None)
+    message = "in an order of its own, so that nothing shows which of them each row belongs to"
+    with refused(embgrad.UnsupportedError, "the point 'position' is place#0", message):
+        embgrad.gradients(model, padded, embgrad.Logit([0, 1]), at="position")
+    assert embgrad.gradients(model, padded, embgrad.Logit([0, 1]), at="place").mask is None

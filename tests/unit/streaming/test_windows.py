@@ -54,7 +54,11 @@ def test_a_window_runs_less_padding() -> None:
         return sum(rows * columns for rows, columns in runs)
 
     assert positions(None) == 16 * 22
-    assert positions(16) == 8 * 22 + 8 * 3 + 22  # one example once more, with the padding that it is spared
+    spared = 22  # one example once more, with the padding that it is spared
+    alike = (
+        4 * 22 + 4 * 3
+    )  # the first batch of each length with other ids: equal texts do not show the order of examples
+    assert positions(16) == 8 * 22 + 8 * 3 + spared + alike
 
 
 class Left:
