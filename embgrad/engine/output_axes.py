@@ -116,8 +116,8 @@ def _declares_classes(model: Any, error: OpenAxesError) -> bool:
 def _without_padding(batch: TokenBatch, decoded: TokenBatch, positions: TokenBatch) -> TokenBatch | None:
     """Return an example without its padding, of those that have some among these positions; None where there is none.
 
-    Where only empty texts are padded, it is another text without its last token. It is repeated, so that the batch has not as many
-    examples as positions.
+    Where only empty texts are padded, it is another text without its last token. It is repeated, so that the batch has not as
+    many examples as positions.
     """
     counts = positions.real.sum(1)
     padded = np.flatnonzero((counts > 0) & (counts < positions.shape[1]) & batch.real.any(1))

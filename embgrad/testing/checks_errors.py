@@ -94,8 +94,8 @@ MISTAKES: Final[Mapping[type[embgrad.EmbgradError], tuple[str, Callable[[Any, Pa
     errors.ObjectiveError: (
         "mean",
         _asked(objective=embgrad.Logit(99)),
-        "index 99 at example 0 is out of range: the output has 3 classes, expected 0 to 2, or another output with output=... where "
-        "these are no classes",
+        "index 99 at example 0 is out of range: the output has 3 classes, expected 0 to 2, or another output with output=... "
+        "where these are no classes",
     ),
     errors.NoGradientError: (
         "detached",
