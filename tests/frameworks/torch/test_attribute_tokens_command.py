@@ -59,4 +59,5 @@ def test_a_target_a_contrast_and_a_method_are_passed_on(folder: Path, capsys: py
     np.testing.assert_allclose(
         json.loads(capsys.readouterr().out)["result"]["examples"][0]["outputs"][0]["objective"],
         result["examples"][0]["outputs"][0]["objective"],
+        rtol=1e-6,  # the two methods read it from passes of different numbers of rows
     )

@@ -212,8 +212,10 @@ def test_the_gradient_at_the_lookup(name: str) -> None:
     build, path = MODELS[name]
     model = build().double().eval()
     table = model.get_parameter(path if hasattr(model, "words") else f"{path}.weight")
-    kwargs = {"lengths": torch.full((2,), 4)} if isinstance(model, Recurrent) else {}
-    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+    is_recurrent = isinstance(model, Recurrent)
+    kwargs = {"lengths": torch.full((2,), 4)} if is_recurrent else {}
+    batch = embgrad.TokenBatch(IDS, np.ones_like(IDS)) if is_recurrent else IDS  # lengths are counted from the mask
+    result = embgrad.gradients(model, batch, embgrad.Logit(1))
     expected = finite_differences(lambda: model(tensor(), **kwargs)[:, 1].sum(), table)
     np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-8)
     np.testing.assert_array_equal(result.activations, table.detach().numpy()[IDS])
