@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +20,12 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import Objective
 
 __all__ = ["explained_decoder", "explained_errors", "explained_forward", "explained_pullback"]
+
+#: The errors by which code says that it has no backward pass; others are the model's own.
+LACKING: Final = (RuntimeError, AssertionError, NotImplementedError)
+
+#: What frameworks say where the memory does not suffice, which a pass with gradients needs more of.
+OF_MEMORY: Final = re.compile(r"memory|\bOOM\b|exhausted", re.I)
 
 
 @contextlib.contextmanager
@@ -112,11 +119,9 @@ def explained_pullback(bound: BoundModel, run: Callable[[Request], Any], request
     except EmbgradError:
         raise
     except Exception as failure:
-        is_own = type(failure).__module__.partition(".")[0] not in (
-            "builtins",
-            bound.backend.package,
-        )  # the user's class
-        is_open = request.pullback and not (request.training or request.edit or is_own)
+        is_of_framework = type(failure).__module__.partition(".")[0] == bound.backend.package
+        may_lack = (type(failure) in LACKING or is_of_framework) and not OF_MEMORY.search(str(failure))
+        is_open = request.pullback and may_lack and not (request.training or request.edit)
         if not (is_open and _runs_without_gradients(run, request)):
             raise
         raise UnsupportedError(
