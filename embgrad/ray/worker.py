@@ -17,6 +17,7 @@ from embgrad.errors import (
     BackendError,
     BatchError,
     EmbgradError,
+    EmbgradWarning,
     ObjectiveError,
     OutputError,
     PointError,
@@ -183,7 +184,9 @@ class Worker:
     def _gradients(self, rows: pa.Table, examples: Examples, *, check: bool = True) -> EmbeddingGradients:
         task = self._task(rows)
         options = task.options if check else replace(task.options, check=False)
-        return results_of(replace(task, options=options), examples.batch)[self._job.point]
+        with warnings.catch_warnings():  # rows that padding changes are run again without it, see `_differs_alone`
+            warnings.filterwarnings("ignore", "the model reads padding", EmbgradWarning)
+            return results_of(replace(task, options=options), examples.batch)[self._job.point]
 
     def _task(self, rows: pa.Table) -> Task:
         assert self._built is not None
