@@ -171,7 +171,7 @@ class Passes:
 
     @property
     def needs_whole(self) -> bool:
-        """Whether each pass has to run the batch's examples, all of them, in their order."""
+        """Return whether each pass has to run the batch's examples, all of them, in their order."""
         return self.company is not Company.FREE
 
     def _values_in(self, examples: np.ndarray, values: np.ndarray) -> np.ndarray:

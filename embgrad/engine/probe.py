@@ -196,7 +196,7 @@ def expect_word(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> Lookup:
 
 
 class Order(NamedTuple):
-    """What is known of the order in which a model takes its examples and positions.
+    """The order in which a model takes its examples and positions, as far as it is known.
 
     Attributes:
         is_batch: whether it is the batch's, as far as the lookups show.

@@ -61,7 +61,7 @@ class Arrangement:
 
     @property
     def is_whole(self) -> bool:
-        """Whether users see all of the tensor, in an order that its shape shows."""
+        """Return whether users see all of the tensor, in an order that its shape shows."""
         return self.layout is None or self.layout.gather is None
 
     def for_batch(self, count: int, batch: TokenBatch) -> Arrangement | None:
@@ -92,7 +92,7 @@ class Arrangement:
 
     @property
     def keeps_axes(self) -> bool:
-        """Whether users see the tensor's own axes, whatever the number of examples."""
+        """Return whether users see the tensor's own axes, whatever the number of examples."""
         return self.layout is None and not self.shared
 
     @property

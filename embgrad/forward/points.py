@@ -88,7 +88,7 @@ class Layout:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the lookup takes the examples, and each example's positions, in the batch's order."""
+        """Return whether the lookup takes the examples, and each example's positions, in the batch's order."""
         if self.gather is None:
             return self.determined
         example_first = self.gather[self.gather >= 0]
@@ -234,7 +234,7 @@ class OtherUse:
 
     @property
     def floating(self) -> bool:
-        """Whether the array holds real or complex numbers, and not whole ones."""
+        """Return whether the array holds real or complex numbers, and not whole ones."""
         return "float" in self.dtype or "complex" in self.dtype
 
     def __str__(self) -> str:
