@@ -276,7 +276,7 @@ class Watcher:
         if not shape:
             return
         below = handle is None and dtype.is_floating and shape[0] == len(self.watch.batch)
-        if below and pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([array]):
+        if below and _is_below_point(array):
             return
         self.watch.see_other(operation, self.tables.path(handle), indices, shape, dtype.name, axis=axis, way=way)
 
@@ -488,4 +488,9 @@ def is_cast_below_point(tensor: Any, cast: Any) -> bool:
     """Return whether a tensor that was just cast depends on a point, and goes on as a floating-point number."""
     if not (tensor.dtype.is_floating and cast.dtype.is_floating):
         return False
+    return _is_below_point(tensor)
+
+
+def _is_below_point(tensor: Any) -> bool:
+    """Return whether a tensor depends on a point."""
     return bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))
