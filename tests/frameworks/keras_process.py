@@ -25,9 +25,15 @@ def conformance_checks(framework: str) -> int:
     return checks
 
 
-def passed(framework: str, file: Path) -> int:
-    """Run a file of tests with Keras on a framework, and return how many passed; none may fail or be skipped."""
-    return _number(r"(\d+) passed", _run(framework, file))
+def passed(framework: str, file: Path, **settings: str) -> int:
+    """Run a file of tests with Keras on a framework, and return how many passed; none may fail or be skipped.
+
+    Args:
+        framework: the framework that Keras runs on.
+        file: the file of tests.
+        settings: environment variables of the process.
+    """
+    return _number(r"(\d+) passed", _run(framework, file, **settings))
 
 
 def _run(framework: str, file: Path, **settings: str) -> str:
