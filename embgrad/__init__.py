@@ -51,7 +51,6 @@ from embgrad.errors import (
 from embgrad.forward.points import Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
-from embgrad.moved import alias as _alias
 from embgrad.objectives.log_probability import LogProbability
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import (
@@ -199,5 +198,3 @@ __all__ = [
     "table_norms",
     "table_products",
 ]
-
-_alias()

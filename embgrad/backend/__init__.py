@@ -31,7 +31,7 @@ from embgrad.backend.signature import as_parts, expect_single, parameters_of, pl
 from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
 from embgrad.forward.points import Lookup
-from embgrad.forward.recorder import PassRecorder, PointWatch
+from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
@@ -51,7 +51,6 @@ __all__ = [
     "Point",
     "PointChanges",
     "PointValues",
-    "PointWatch",
     "Prefix",
     "Reads",
     "RecordedCall",

@@ -30,7 +30,7 @@ from embgrad.forward.points import (
 from embgrad.forward.roles import SPELLED, points_of
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["PassRecorder", "PointWatch"]
+__all__ = ["PassRecorder"]
 
 #: Up to this many indices, comparing them in Python is faster than calling NumPy.
 SMALL: Final = 64
@@ -353,13 +353,6 @@ class PassRecorder:
                 f"makes the same calls each time; name another point in at=...{' ' if hint else ''}{hint}"
             )
         return key
-
-    # The former names, which third-party backends call, for one release.
-    gave, broke, found, hears_modules = record_output, exit_on_error, recorded, needs_modules
-
-
-#: The former name, for one release.
-PointWatch = PassRecorder
 
 
 def not_looked_up(batch: TokenBatch, lookups: Sequence[Lookup], hint: str = "") -> str:

@@ -27,7 +27,6 @@ from embgrad.backend.code import (
 from embgrad.common.arrays import is_tensor, widened
 from embgrad.engine.weights import weights_of
 from embgrad.errors import BackendError, UnsupportedError
-from embgrad.moved import FORMER
 
 __all__ = ["UnreadableError", "is_function", "read"]
 
@@ -110,7 +109,7 @@ class _Walk:
         if _is_plain(value):
             return value
         if isinstance(value, ModuleType):
-            return FORMER.get(value.__name__, value.__name__)
+            return value.__name__
         if id(value) in self._seen:
             return ["again", self._seen[id(value)][1]]
         self._seen[id(value)] = (value, len(self._seen))
@@ -204,7 +203,7 @@ class _Walk:
         members = [name for name in sorted(names & vars(value).keys()) if (value, name) not in self._described_members]
         self._described_members.update([(value, name) for name in members])
         return [
-            FORMER.get(value.__name__, value.__name__),
+            value.__name__,
             [[name, self._referenced(vars(value)[name], names)] for name in members],
         ]
 
@@ -287,8 +286,7 @@ def _as_numpy(value: Any) -> np.ndarray | None:
 
 def _qualified_name(value: Any) -> str:
     """Return the name of a function or class, with its module."""
-    module = getattr(value, "__module__", "")
-    return f"{FORMER.get(module, module)}.{getattr(value, '__qualname__', value.__name__)}"
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
 
 
 def _globals_read(code: CodeType) -> list[str]:

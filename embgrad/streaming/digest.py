@@ -13,7 +13,6 @@ import numpy as np
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import padding_of
 from embgrad.inputs.fast_tokenizers import description_of
-from embgrad.moved import FORMER
 from embgrad.streaming.code_digest import is_function, read
 
 __all__ = ["digest_of", "function_digest", "object_digest", "tokenizer_digest", "update"]
@@ -83,7 +82,7 @@ def function_digest(function: Any, known: Sequence[Any] = ()) -> str:
     """Return the name of a function or of its class, with a digest of its code, see `embgrad.streaming.code_digest`."""
     cls = function if hasattr(function, "__qualname__") else type(function)
     module = getattr(cls, "__module__", "")
-    name, description = f"{FORMER.get(module, module)}.{cls.__qualname__}", read(function, digest_of, known)
+    name, description = f"{module}.{cls.__qualname__}", read(function, digest_of, known)
     # A library's function is identified by its name alone.
     return name if description == name else f"{name} {digest_of(description)}"
 

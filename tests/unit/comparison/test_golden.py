@@ -316,7 +316,7 @@ def test_models_tolerance_and_call_are_passed_to_compare(
         seen.append(options)
         return embgrad.compare(a, b)
 
-    monkeypatch.setattr(sys.modules["embgrad.golden"], "compare", compare)
+    monkeypatch.setattr(sys.modules["embgrad.comparison.golden"], "compare", compare)
     first, second = model(), model()
     golden.check(run(), models=first, tolerance=1e-3)
     golden.check(run(), models=(second, first), call=len)

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import pickle
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import embgrad
-from embgrad.moved import MOVED
-from embgrad.objectives.objectives import CrossEntropy
-from embgrad.streaming.code_digest import read
-from embgrad.streaming.digest import digest_of
 from tests.unit.backend_files import circles
-from tests.unit.streams import model
 
 ROOT = Path(embgrad.__file__).parent
 
 #: The rooms from left to right; those of one line do not import each other.
 ROOMS = (
-    {"common", "errors", "version", "moved"},
+    {"common", "errors", "version"},
     {"inputs"},
     {"forward", "objectives"},
     {"results", "backend"},
@@ -35,7 +25,6 @@ ROOMS = (
     {"token_search"},
     {"ray", "report"},
     {"cli", "testing", "pytest_plugin"},
-    {"demo"},
 )
 #: The files of the package itself, which bring the rooms together.
 ENTRIES = {"__init__", "__main__"}
@@ -114,36 +103,3 @@ def test_chains_of_imports_are_short() -> None:
         return lengths[module]
 
     assert max(map(longest, GRAPH)) <= LONGEST
-
-
-@pytest.mark.parametrize("former", MOVED)
-def test_a_module_can_be_imported_by_its_former_name(former: str) -> None:
-    assert importlib.import_module(f"embgrad.{former}") is importlib.import_module(f"embgrad.{MOVED[former]}")
-
-
-def test_a_function_with_the_former_name_of_a_module_stays() -> None:
-    code = "import embgrad.points, embgrad; assert callable(embgrad.points) and callable(embgrad.capture)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_attributes_and_packages_have_their_former_names_in_a_fresh_process() -> None:
-    code = (
-        "import pickle, embgrad.objective; embgrad.objective.CrossEntropy; "
-        "pickle.loads(b'cembgrad.diagnosis.findings\\nFinding\\n.'); pickle.loads(b'cembgrad.comparison\\nComparison\\n.')"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_pickle_of_the_version_before_is_read() -> None:
-    result = embgrad.gradients(model(), [[3, 1]], embgrad.Logit(0))
-    written = pickle.dumps(result, protocol=0)
-    before = written.replace(b"embgrad.results.gradients", b"embgrad.result")
-    assert before != written
-    np.testing.assert_array_equal(pickle.loads(before).values, result.values)
-
-
-def test_the_digest_of_a_stream_uses_the_former_names_of_classes() -> None:
-    """A folder that the version before has begun can then be finished."""
-    description = read([CrossEntropy, sys.modules["embgrad.inputs.batch"]], digest_of)
-    assert "embgrad.objective.CrossEntropy" in str(description)
-    assert "embgrad.inputs" not in str(description[1])
