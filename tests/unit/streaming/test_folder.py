@@ -381,7 +381,8 @@ def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message
 )
 def test_another_objective_is_refused(tmp_path: Path, objective: Any) -> None:
     begin(1, tmp_path)
-    with pytest.raises(FileFormatError, match=r"another run: objective was 'Labelled embgrad.objectives.objectives.CrossEntropy'"):
+    before = r"another run: objective was 'Labelled embgrad.objectives.objectives.CrossEntropy'"
+    with pytest.raises(FileFormatError, match=before):
         embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
 
 
