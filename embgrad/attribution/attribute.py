@@ -55,6 +55,7 @@ def attribute(
     tokenizer: Any = ...,
     max_length: int | None = ...,
     call: Call | None = ...,
+    training: bool = ...,
     pads: str = ...,
     batch_size: int | None = ...,
 ) -> Attribution: ...
@@ -71,6 +72,7 @@ def attribute(
     tokenizer: Any = ...,
     max_length: int | None = ...,
     call: Call | None = ...,
+    training: bool = ...,
     pads: str = ...,
     batch_size: int | None = ...,
 ) -> Attributions: ...
@@ -87,6 +89,7 @@ def attribute(
     tokenizer: Any = None,
     max_length: int | None = None,
     call: Call | None = None,
+    training: bool = False,
     pads: str = "keep",
     batch_size: int | None = None,
 ) -> Attribution | Attributions:
@@ -100,6 +103,8 @@ def attribute(
         method: a method, such as `embgrad.IntegratedGradients(steps=50)`, or its name in snake case, which takes its defaults;
             or several, as a list or as a mapping of names to methods.
         at: the point whose values are the inputs, with axes (example, position, dim): "word", or a hidden state like "layer.3".
+        training: run the model in training mode, see `gradients`. Each pass draws random numbers of its own, if the model does,
+            so that the steps of a path are of different functions, and contributions do not add up.
         pads: see `gradients`.
         batch_size: how many examples or steps one pass runs at most; None for as many as have 2,048 positions. Give the number of
             examples where the model takes no other. With a function as objective one pass runs the whole batch at one step, since
@@ -126,6 +131,7 @@ def attribute(
         call=call,
         batch_size=batch_size,
         pads=pads,
+        training=training,
     )
     tokenizer = tokenizer_of(model, tokenizer)
     with explained_errors(passes.bound, passes.batch):
@@ -152,6 +158,7 @@ def attributed(passes: Passes, method: Method, tokenizer: Any) -> Attribution:
             **copy.deepcopy(dict(result.provenance)),
             "method": {**method.describe(), **made.notes},
             "batch_size": passes.size,
+            **({"random": passes.is_random} if passes.training and passes.bound.supports("override") else {}),
         },
         texts=passes.batch.texts,
         offsets=None if passes.batch.offsets is None else passes.batch.offsets.copy(),

@@ -12,7 +12,7 @@ import numpy as np
 
 from embgrad.attribution.attribute import method_from
 from embgrad.attribution.baselines import absent_positions, baseline_values, checked_baseline, id_of
-from embgrad.attribution.completeness import SHARE
+from embgrad.attribution.completeness import RANDOM, SHARE
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency
 from embgrad.attribution.method import Method
 from embgrad.attribution.path_methods import IntegratedGradients
@@ -25,7 +25,7 @@ from embgrad.backend.protocol import BoundModel, Call, Reduce
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.metrics import lengths
-from embgrad.common.options import count_or_none
+from embgrad.common.options import count_or_none, expect_flag
 from embgrad.engine.decoder import further_text, takes_decoder
 from embgrad.engine.embedding_table import table_of
 from embgrad.engine.generate import generated
@@ -68,6 +68,7 @@ def attribute_tokens(
     tokenizer: Any = None,
     max_length: int | None = None,
     call: Call | None = None,
+    training: bool = False,
     batch_size: int | None = None,
 ) -> TokenAttribution:
     """Return how much each token before an output token contributes to the output token's log-probability.
@@ -93,6 +94,7 @@ def attribute_tokens(
             search, or a dict of the method's own arguments, such as {"max_new_tokens": 20, "do_sample": False}, or
             {"max_length": 40, "stop_token_ids": None} for a model of keras-hub.
         at: the point whose values are the inputs, see `attribute`; in an encoder-decoder "word".
+        training: see `attribute`. Tokens are generated in evaluation mode.
         batch_size: how many examples or steps one pass runs at most; None for as many as have 2,048 positions.
 
     Returns:
@@ -108,6 +110,7 @@ def attribute_tokens(
     chosen = _method(method)
     expect_one_name(at, "make a call for each point")
     size = count_or_none(batch_size, "batch_size")
+    expect_flag(training, "training")
     tokens = prompts_of_texts(model, batch) if generate is not None and tokenizer is max_length is None else None
     tokens = batch_of(batch, tokenizer, max_length, model) if tokens is None else tokens
     known = tokenizer_of(model, tokenizer)
@@ -123,10 +126,10 @@ def attribute_tokens(
     side = tokens if decoder is None else decoder
     wanted = targets_of(targets, contrast, side, known, start)
     side_move = move if decoder is None else decoder_move
-    passes = TokenPasses(bound, moved, _moved(wanted, side_move), _names(bound, moved, at), size)
+    passes = TokenPasses(bound, moved, _moved(wanted, side_move), _names(bound, moved, at), size, training)
     contributions = next(function for cls, function in _METHODS.items() if isinstance(chosen, cls))
     made = contributions(_with_moved_baseline(chosen, move), passes, known)
-    return _result(made, chosen, wanted, tokens, decoder, (move, decoder_move), known)
+    return _result(made, chosen, passes, wanted, tokens, decoder, (move, decoder_move), known)
 
 
 def _method(method: Any) -> Method:
@@ -342,6 +345,7 @@ _METHODS: Final[dict[type[Method], Callable[[Method, TokenPasses, Any], _Made]]]
 def _result(
     made: _Made,
     method: Method,
+    passes: TokenPasses,
     targets: Targets,
     batch: TokenBatch,
     decoder: TokenBatch | None,
@@ -358,7 +362,7 @@ def _result(
     before = None if made.before is None else np.where(absent, np.nan, made.before.T)
     objective = np.where(absent, np.nan, made.objectives.T)
     delta = None if before is None else np.where(absent, np.nan, sums - (objective - before))
-    _warn_of_missed(delta, objective, before, method)
+    _warn_of_missed(delta, objective, before, method, passes)
     by_side = [move.moved_back(array) for move, array in zip(moves, scores, strict=False) if move is not None]
     _warn_of_later(by_side[-1], targets)
     output_tokens = None
@@ -385,6 +389,7 @@ def _result(
             **copy.deepcopy(made.provenance),
             "objective": {"class": "LogProbability", "contrast": targets.contrast is not None},
             "method": method.describe(),
+            **({"random": passes.first.is_random} if passes.training and passes.bound.supports("override") else {}),
             "truncated": batch.truncated.tolist(),
         },
         decoder_scores=None if decoder is None else _cleared(by_side[1], absent, decoder.real),
@@ -421,7 +426,9 @@ def _warn_of_later(scores: np.ndarray, targets: Targets) -> None:
         )
 
 
-def _warn_of_missed(delta: np.ndarray | None, objective: np.ndarray, before: np.ndarray | None, method: Method) -> None:
+def _warn_of_missed(
+    delta: np.ndarray | None, objective: np.ndarray, before: np.ndarray | None, method: Method, passes: TokenPasses
+) -> None:
     """Warn of output tokens whose contributions do not sum to the difference of L, beyond 1 % of it."""
     if delta is None or before is None:
         return
@@ -429,11 +436,12 @@ def _warn_of_missed(delta: np.ndarray | None, objective: np.ndarray, before: np.
     rounding = 1e-5 * (np.abs(objective) + np.abs(before))
     missed = np.nan_to_num(np.abs(delta)) > np.nan_to_num(SHARE * difference + rounding)
     if missed.any():
+        advice = RANDOM if passes.first.is_random else f"Take more steps than {getattr(method, 'steps', '')}"
         worst = np.unravel_index(int(np.nanargmax(np.where(missed, np.abs(delta), -1))), delta.shape)
         warnings.warn(
             f"the contributions to {int(missed.sum())} of {int(np.isfinite(delta).sum())} output tokens miss the difference of "
             f"L by more than {SHARE:.0%}, at most by {delta[worst]:.3g} of {difference[worst]:.3g} (example {worst[0]}, output "
-            f"{worst[1]}). Take more steps than {getattr(method, 'steps', '')}",
+            f"{worst[1]}). {advice}",
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )

@@ -117,7 +117,8 @@ def _values_with(passes: Passes, ids: np.ndarray) -> np.ndarray:
 def _values_of(passes: Passes, batch: TokenBatch, ids: np.ndarray) -> np.ndarray:
     """Return the values at the point of some examples with other ids, float64."""
     changed = batch.replace(ids=ids)
-    request = Request((passes.state.provenance["path"],), lambda outputs: (), call=passes.bound.call, pullback=False)
+    path, call = passes.state.provenance["path"], passes.bound.call
+    request = Request((path,), lambda outputs: (), training=passes.training, call=call, pullback=False)
     (point,) = passes.bound.run(changed, request).points.values()
     values = point.activation
     expected = (*batch.shape, *passes.state.shape[2:])

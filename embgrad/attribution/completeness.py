@@ -11,13 +11,18 @@ from embgrad.attribution.passes import Passes
 from embgrad.common.tolerance import computed_in, unit_roundoff
 from embgrad.errors import EmbgradWarning, level_of_user
 
-__all__ = ["SHARE", "missed", "warn_of_missed"]
+__all__ = ["RANDOM", "SHARE", "missed", "warn_of_missed"]
 
 #: An error of completeness above this share of the objective's difference is warned of.
 SHARE: Final = 0.01
 
 #: How many rounding errors of an objective's size an error of completeness may be without a warning.
 ROUNDING: Final = 8
+
+#: What a warning says in place of its advice where more steps do not help.
+RANDOM: Final = (
+    "The model draws other random numbers in each pass, and more steps do not help: give its dropout a rate of 0"
+)
 
 
 def missed(passes: Passes, delta: np.ndarray, difference: np.ndarray, before: np.ndarray, most: float) -> np.ndarray:
@@ -63,7 +68,7 @@ def warn_of_missed(
     named = ", ".join(map(str, examples[:10])) + (", …" if len(examples) > 10 else "")
     warnings.warn(
         f"with {effort} the contributions of example(s) {named} do not sum to {promise} within {most:.3g} of it: at "
-        f"example {worst} they miss {difference[worst]:.6g} by {delta[worst]:.2g}. {advice}",
+        f"example {worst} they miss {difference[worst]:.6g} by {delta[worst]:.2g}. {RANDOM if passes.is_random else advice}",
         EmbgradWarning,
         stacklevel=level_of_user() + 1,
     )

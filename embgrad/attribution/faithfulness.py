@@ -57,6 +57,7 @@ def faithfulness(
     tokenizer: Any = None,
     max_length: int | None = None,
     call: Call | None = None,
+    training: bool = False,
     batch_size: int | None = None,
 ) -> Faithfulness:
     """Return how faithful attributions are: whether L changes as they say when tokens are removed.
@@ -74,7 +75,7 @@ def faithfulness(
     from Petsiuk, Das and Saenko, "RISE: randomized input sampling for explanation of black-box models", 2018.
 
     Args:
-        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length` and `call`.
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and `training`.
         attribution: what `attribute` returned for this batch, an array of scores, (example, position), or several: a mapping of
             names to these, or a list. Tokens of equal scores are ranked by their positions, the first first.
         remove: "delete" makes the text shorter: ids, mask, types and `position_ids`; texts of equal length run together,
@@ -105,7 +106,15 @@ def faithfulness(
     checked = _checked_shares(shares)
     expect_flags(positive=positive, skip_repeats=skip_repeats, leave_one_out=leave_one_out, curves=curves)
     passes = passes_of(
-        model, batch, objective, at=at, tokenizer=tokenizer, max_length=max_length, call=call, batch_size=batch_size
+        model,
+        batch,
+        objective,
+        at=at,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        call=call,
+        batch_size=batch_size,
+        training=training,
     )
     tokenizer = tokenizer_of(model, tokenizer)
     with explained_errors(passes.bound, passes.batch):
@@ -114,9 +123,10 @@ def faithfulness(
         _warn_of_opposite_signs(attribution, described(passes.objective))
         plan = _Plan(removal, list(scores.values()), checked, positive, leave_one_out, curves)
         objectives = removal.objectives([np.stack(rows) for rows in plan.rows])
-        _warn_of_other_values(
-            attribution, described(passes.objective), np.array([of_example[0] for of_example in objectives])
-        )
+        if not (training and passes.is_random):
+            _warn_of_other_values(
+                attribution, described(passes.objective), np.array([of_example[0] for of_example in objectives])
+            )
     return Faithfulness(
         methods=tuple(scores),
         shares=checked,
@@ -127,6 +137,7 @@ def faithfulness(
             "objective": described(passes.objective),
             "remove": removal.remove,
             "point": at,
+            "training": bool(training),
             "keep_special": bool(keep_special),
             "positive": bool(positive),
             "skip_repeats": bool(skip_repeats),

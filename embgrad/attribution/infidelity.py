@@ -40,6 +40,7 @@ def infidelity(
     tokenizer: Any = None,
     max_length: int | None = None,
     call: Call | None = None,
+    training: bool = False,
     batch_size: int | None = None,
 ) -> Any:
     """Return the infidelity of attributions: the mean square of their error in L when sets of tokens are removed.
@@ -50,7 +51,7 @@ def infidelity(
     meant for attributions that are in the units of L; `Saliency`, which is not, needs `normalize=True`.
 
     Args:
-        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length` and `call`.
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and `training`.
         attribution: see `faithfulness`; so are `remove`, `at`, `keep_special` and `batch_size`.
         samples: the number of sets of each example.
         removed: the sets themselves, in place of random ones: bool, (sample, example, position), true at removed positions.
@@ -68,7 +69,15 @@ def infidelity(
     expect_count(seed, "seed", 0)
     expect_flag(normalize, "normalize")
     passes = passes_of(
-        model, batch, objective, at=at, tokenizer=tokenizer, max_length=max_length, call=call, batch_size=batch_size
+        model,
+        batch,
+        objective,
+        at=at,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        call=call,
+        batch_size=batch_size,
+        training=training,
     )
     tokenizer = tokenizer_of(model, tokenizer)
     with explained_errors(passes.bound, passes.batch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -11,8 +11,8 @@ import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Call
 from embgrad.backend.registry import bind
-from embgrad.common.options import count_or_none
-from embgrad.engine.company import Company, company_of
+from embgrad.common.options import count_or_none, expect_flag
+from embgrad.engine.company import Company, company_of, differs, tolerance_of
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
@@ -68,6 +68,7 @@ class Passes:
         values: the values at the point that count as the batch's own, (example, position, dim); None for those that it has.
         quiet: whether the user has been warned of the batch.
         known: the `company` as tests on other passes of the batch have shown it; None where it is to be tested.
+        training: whether the model runs in training mode.
     """
 
     bound: BoundModel
@@ -79,6 +80,7 @@ class Passes:
     values: np.ndarray | None = None
     quiet: bool = False
     known: Company | None = None
+    training: bool = False
 
     @cached_property
     def state(self) -> EmbeddingGradients:
@@ -103,7 +105,7 @@ class Passes:
         changes = {} if self.values is None else {"override": {self.at: self.values}}
         # The gradient of an example's own objective: that of the sum is another where a function reads several examples.
         split = pullback and self.is_native and self.company is Company.HELD
-        options = GradientOptions((self.at,), pads=self.pads, split=split, changes=changes)
+        options = self._options((self.at,), changes, split=split)
         task = Task(self.bound, self.objective, options, pullback=pullback, quiet=self.quiet or self.values is not None)
         is_whole = self.is_native or self.size >= len(self.batch)
         result = results_of(task, self.batch, None if is_whole else self.size)[self.at]
@@ -124,6 +126,16 @@ class Passes:
                 "point of the encoder"
             )
         return result
+
+    def _options(
+        self, names: tuple[str, ...], changes: Mapping[str, Mapping[str, np.ndarray]], *, split: bool = False
+    ) -> GradientOptions:
+        return GradientOptions(names, training=self.training, pads=self.pads, split=split, changes=changes)
+
+    def forward_task(self, objective: Objective | NativeObjective | None = None, *, quiet: bool = True) -> Task:
+        """Return the task of forward passes that change no value, for an objective, by default that of the batch."""
+        chosen = self.objective if objective is None else objective
+        return Task(self.bound, chosen, self._options((), {}), pullback=False, quiet=quiet)
 
     def _is_of_decoder(self, result: EmbeddingGradients) -> bool:
         """Return whether the point belongs to an encoder-decoder's decoder, whose length may be that of the batch."""
@@ -165,9 +177,20 @@ class Passes:
         if self.size == 1 and not self.is_native:
             return Company.FREE
         is_fixed = self.is_native or self.batch_size == len(self.batch)
-        if len(self.batch) == 1 and is_fixed:
+        if (len(self.batch) == 1 and is_fixed) or (self.training and self.is_random):
             return Company.FIXED
         return company_of(self._values_in, self.state, None if is_fixed else self.size)
+
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether the model draws random numbers, other ones in each pass: whether one more forward pass has other objectives."""
+        examples = np.arange(min(self.size, len(self.batch)))
+        own, tolerance = (
+            np.asarray(self.state.objective)[examples],
+            tolerance_of(self.state.provenance["compute_dtype"]),
+        )
+        again = self._values_in(examples, self.inputs[examples])
+        return differs(again, own, np.zeros(len(own), bool), tolerance)
 
     @property
     def needs_whole(self) -> bool:
@@ -176,7 +199,7 @@ class Passes:
 
     def _values_in(self, examples: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return the objectives of these examples with these values at the point."""
-        options = GradientOptions((), pads=self.pads, changes={"override": {self.at: values}})
+        options = self._options((), {"override": {self.at: values}})
         objective = self.objective
         if not isinstance(objective, NativeObjective):
             objective = objective.take(examples, len(self.batch))
@@ -236,7 +259,7 @@ class Passes:
             if not isinstance(objective, NativeObjective):
                 objective = objective.take(examples, count)
             changes = {"override": {self.at: values}}
-            options = GradientOptions(names, pads=self.pads, split=is_held and bool(names), changes=changes)
+            options = self._options(names, changes, split=is_held and bool(names))
             task = Task(self.bound, objective, options, pullback=bool(names), quiet=True)
             yield _Piece(start, end, task, self.batch.take(examples), read)
 
@@ -278,6 +301,7 @@ def passes_of(
     call: Call | None,
     batch_size: int | None,
     pads: str = "keep",
+    training: bool = False,
 ) -> Passes:
     """Return the passes for the arguments of a public function, see `attribute`.
 
@@ -286,13 +310,21 @@ def passes_of(
         UnsupportedError: the objective is a `Scalar`.
     """
     expect_one_name(at, "make a call for each point")
+    expect_flag(training, "training")
     tokens = batch_of(batch, tokenizer, max_length, model)
     size = count_or_none(batch_size, "batch_size")
-    return passes_through(bind(model, call), tokens, as_objective(objective), at, pads, size)
+    return passes_through(bind(model, call), tokens, as_objective(objective), at, pads, size, training=training)
 
 
 def passes_through(
-    bound: BoundModel, batch: TokenBatch, objective: Objective | NativeObjective, at: str, pads: str, size: int | None
+    bound: BoundModel,
+    batch: TokenBatch,
+    objective: Objective | NativeObjective,
+    at: str,
+    pads: str,
+    size: int | None,
+    *,
+    training: bool = False,
 ) -> Passes:
     """Return the passes of a batch whose arguments have been read, see `Passes`.
 
@@ -306,4 +338,4 @@ def passes_through(
         )
     if batch.extras:
         batch = with_shared(bound, batch, repeated=True)
-    return Passes(bound, batch, objective, at, pads, size)
+    return Passes(bound, batch, objective, at, pads, size, training=training)

@@ -71,7 +71,7 @@ class IntegratedGradients(GradientMethod):
         most = SHARE if self.tolerance is None else self.tolerance
         delta = values.sum((1, 2)) - difference
         left = missed(passes, delta, difference, before, most)
-        while self.tolerance is not None and left.size and steps < MOST_DOUBLED * self.steps:
+        while self.tolerance is not None and left.size and steps < MOST_DOUBLED * self.steps and not passes.is_random:
             steps *= 2
             chosen = np.arange(len(inputs)) if passes.needs_whole else left
             taken[chosen] = steps

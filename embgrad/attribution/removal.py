@@ -16,9 +16,7 @@ from embgrad.backend.objective_callback import Respond
 from embgrad.common.options import expect_flag
 from embgrad.engine.company import Company
 from embgrad.engine.evaluate import evaluated
-from embgrad.engine.options import GradientOptions
 from embgrad.engine.run import run_located
-from embgrad.engine.task import Task
 from embgrad.errors import EmbgradError, ObjectiveError, UnsupportedError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.resized import resized
@@ -64,7 +62,7 @@ def removal_of(passes: Passes, remove: Any, keep_special: bool, tokenizer: Any) 
     _ = removal.removable
     if removal.remove == DELETE:
         size = None if passes.size >= len(passes.batch) else passes.size
-        evaluated(Task(passes.bound, passes.objective, GradientOptions(()), pullback=False), passes.batch, size)
+        evaluated(passes.forward_task(quiet=False), passes.batch, size)
     else:
         _ = passes.inputs
     return removal
@@ -186,8 +184,7 @@ class Removal:
             return None
         some = slice(0, min(passes.size, len(passes.batch)))
         objective = passes.objective.take(some, len(passes.batch))
-        task = Task(passes.bound, objective, GradientOptions(()), pullback=False, quiet=True)
-        (respond,) = run_located(task, passes.batch[some])[1]
+        (respond,) = run_located(passes.forward_task(objective), passes.batch[some])[1]
         return respond.shape[-1] if isinstance(respond, Respond) else None
 
     def _of_shorter(self, examples: np.ndarray, kept: np.ndarray) -> np.ndarray:
@@ -201,9 +198,8 @@ class Removal:
             before = np.arange(kept.shape[1]) < columns[examples, None]
             moved = np.where(columns[examples] < 0, columns[examples], (kept & before).sum(1))
             objective.position = moved
-        task = Task(passes.bound, objective, GradientOptions(()), pullback=False, quiet=True)
         try:
-            return evaluated(task, _shorter(passes.batch, examples, kept, self._apart))
+            return evaluated(passes.forward_task(objective), _shorter(passes.batch, examples, kept, self._apart))
         except ObjectiveError as error:
             numbers = sorted(set(examples.tolist()))
             raise ObjectiveError(

@@ -37,6 +37,7 @@ def sensitivity(
     tokenizer: Any = None,
     max_length: int | None = None,
     call: Call | None = None,
+    training: bool = False,
     batch_size: int | None = None,
 ) -> Any:
     """Return the max-sensitivity of an attribution method: how far its attribution moves at most when the values at a point do.
@@ -47,7 +48,7 @@ def sensitivity(
     sensitivity of explanations", 2019; divided by the norm as in captum.
 
     Args:
-        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length` and `call`.
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and `training`.
         method: a method, such as `embgrad.Saliency()`, or several, as a mapping of names to methods or a list. It is run once for
             each sample, and once without noise.
         at: see `attribute`; so is `batch_size`.
@@ -67,7 +68,15 @@ def sensitivity(
     expect_count(seed, "seed", 0)
     chosen = {name: _checked(entry) for name, entry in by_name(method, "method", _name).items()}
     passes = passes_of(
-        model, batch, objective, at=at, tokenizer=tokenizer, max_length=max_length, call=call, batch_size=batch_size
+        model,
+        batch,
+        objective,
+        at=at,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        call=call,
+        batch_size=batch_size,
+        training=training,
     )
     tokenizer = tokenizer_of(model, tokenizer)
     with explained_errors(passes.bound, passes.batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -10,8 +11,6 @@ import numpy as np
 from embgrad.attribution.passes import Passes
 from embgrad.engine.decoder import further_text, with_decoder
 from embgrad.engine.evaluate import evaluated
-from embgrad.engine.options import GradientOptions
-from embgrad.engine.task import Task
 from embgrad.errors import UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, decoder_names
@@ -100,5 +99,6 @@ def _has_effect(passes: Passes, name: str, changes: tuple[Callable[[np.ndarray],
 
 
 def _objectives(passes: Passes, batch: TokenBatch) -> np.ndarray:
-    task = Task(passes.bound, passes.objective, GradientOptions(()), pullback=False, quiet=True)
+    # Whether L depends on an input is asked in evaluation mode, in which few models draw random numbers.
+    task = replace(passes, training=False).forward_task()
     return evaluated(task, batch, None if passes.size >= len(batch) else passes.size)

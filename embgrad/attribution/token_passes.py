@@ -55,6 +55,7 @@ class TokenPasses:
         targets: its output tokens.
         names: the points whose values are the inputs: of the batch's ids, and in an encoder-decoder of the decoder's ids.
         batch_size: how many rows one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
+        training: whether the model runs in training mode.
     """
 
     bound: BoundModel
@@ -62,6 +63,7 @@ class TokenPasses:
     targets: Targets
     names: tuple[str, ...]
     batch_size: int | None
+    training: bool = False
 
     @cached_property
     def sides(self) -> list[TokenBatch]:
@@ -77,7 +79,14 @@ class TokenPasses:
     @cached_property
     def first(self) -> Passes:
         """The passes of the first objective alone, for what does not depend on the output tokens."""
-        return Passes(self.bound, self.batch, self.objectives[0], self.names[0], batch_size=self.batch_size)
+        return Passes(
+            self.bound,
+            self.batch,
+            self.objectives[0],
+            self.names[0],
+            batch_size=self.batch_size,
+            training=self.training,
+        )
 
     @property
     def size(self) -> int:
@@ -196,7 +205,7 @@ class TokenPasses:
     def evaluated(self, rows: np.ndarray, batch: TokenBatch) -> np.ndarray:
         """Return L of the outputs of some rows for a changed batch, float64, (output, row), without gradients."""
         task = self._task(rows % len(self.batch), {}, pullback=False, quiet=True)
-        return np.stack(evaluated_each(replace(task, options=GradientOptions(())), batch))
+        return np.stack(evaluated_each(replace(task, options=replace(task.options, names=())), batch))
 
     def _expect_all(
         self, name: str, kept: Sequence[np.ndarray | None], weighed: np.ndarray | None = None
@@ -225,7 +234,7 @@ class TokenPasses:
         self, examples: np.ndarray, changes: Mapping[str, Mapping[str, np.ndarray]], *, pullback: bool, quiet: bool
     ) -> Task:
         first, *further = (objective.take(examples, len(self.batch)) for objective in self.objectives)
-        options = GradientOptions(self.names, changes=changes)
+        options = GradientOptions(self.names, training=self.training, changes=changes)
         return Task(self.bound, first, options, pullback=pullback, quiet=quiet, further=tuple(further))
 
 

@@ -34,7 +34,9 @@ def attributions_of(
         UnsupportedError: the objective is a `Scalar`; or as `attribute` raises.
     """
     (name,) = task.options.names
-    passes = passes_through(task.bound, batch, task.objective, name, task.options.pads, size)
+    passes = passes_through(
+        task.bound, batch, task.objective, name, task.options.pads, size, training=task.options.training
+    )
     with explained_errors(task.bound, passes.batch):
         return {name: attributed(passes, method, tokenizer)}
 
@@ -45,7 +47,7 @@ def expect_of_attributions(options: GradientOptions, others: Sequence[str] = ())
     Raises:
         UnsupportedError: an option is set.
     """
-    flags = [f"{name}=True" for name in ("training", "split", "check", "compile") if getattr(options, name)]
+    flags = [f"{name}=True" for name in ("split", "check", "compile") if getattr(options, name)]
     changes = [name for name, values in options.changes.items() if values]
     for option in (*flags, *changes, *others):
         raise UnsupportedError(f"{option} is for gradients, and method computes attributions: omit one of the two")

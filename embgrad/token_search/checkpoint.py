@@ -192,6 +192,7 @@ def _identity(method: SearchMethod, problem: Problem, tokenizer: Any) -> dict[st
             **problem.rule.describe(),
             "positions": digest_of(problem.free),
             "allowed": digest_of(problem.allowed),
+            **({"training": True} if problem.training else {}),
             "stable": None if problem.stability is None else tokenizer_digest(tokenizer),
         }
     except UnreadableError as error:

@@ -71,6 +71,7 @@ class Problem:
         batch_size: how many texts one pass runs at most; None for as many as have `MOST_POSITIONS` positions.
         queries: the numbers of queries to the model.
         joint: whether a search is for one text for all examples, see `SearchMethod`.
+        training: whether the model runs in training mode.
     """
 
     bound: BoundModel
@@ -84,6 +85,7 @@ class Problem:
     batch_size: int | None
     queries: Queries = field(repr=False)
     joint: bool = False
+    training: bool = False
 
     @property
     def sign(self) -> int:
@@ -99,7 +101,7 @@ class Problem:
     @cached_property
     def before(self) -> np.ndarray:
         """L of each example of the batch, float64, shape (example,); the user is warned of what is odd in it."""
-        task = Task(self.bound, self.objective, GradientOptions(()), pullback=False)
+        task = self.passes.forward_task(quiet=False)
         values = evaluated(task, self.batch, None if isinstance(self.objective, NativeObjective) else self._size)
         self.queries.evaluations += 1
         return values
@@ -107,7 +109,7 @@ class Problem:
     @cached_property
     def passes(self) -> Passes:
         """The passes through the model at the lookup of the ids."""
-        return Passes(self.bound, self.batch, self.objective, WORD, batch_size=self.batch_size)
+        return Passes(self.bound, self.batch, self.objective, WORD, batch_size=self.batch_size, training=self.training)
 
     @cached_property
     def apart(self) -> frozenset[str]:
@@ -128,7 +130,7 @@ class Problem:
             objective = (
                 Sum(output=objective.output) if self.joint else objective.take(np.arange(len(batch)), len(self.batch))
             )
-        return Passes(self.bound, batch, objective, WORD, batch_size=self.batch_size, quiet=True).company
+        return replace(self.passes, batch=batch, objective=objective, quiet=True).company
 
     def expect_independent(self) -> None:
         """Refuse examples that depend on one another, since each is searched by itself.
@@ -184,11 +186,14 @@ class Problem:
             EmbgradError: as `evaluate` raises.
         """
         values = np.full(len(texts), np.nan)
-        for rows, alike in self._by_length(texts) if self.company is Company.FREE else ():
+        may_share = (
+            self.company is Company.FREE and not self.training
+        )  # what a model keeps of a text is of evaluation mode
+        for rows, alike in self._by_length(texts) if may_share else ():
             values[rows] = self.prefixes.evaluate(self.batch_of(alike), alike.examples, self._objective_of(alike))
         left = np.flatnonzero(np.isnan(values))
         for piece in self._pieces(texts.take(left)) if len(left) else ():
-            task = Task(self.bound, self._objective_of(piece.texts), GradientOptions(()), pullback=False, quiet=True)
+            task = self.passes.forward_task(self._objective_of(piece.texts))
             with self._explained(piece):
                 values[left[piece.rows]] = evaluated(task, self.batch_of(piece.texts))[piece.places]
         np.add.at(self.queries.evaluations, texts.examples, 1)
@@ -205,7 +210,8 @@ class Problem:
         """
         np.add.at(self.queries.gradients, texts.examples, 1)
         for piece in self._pieces(texts):
-            task = Task(self.bound, self._objective_of(piece.texts), GradientOptions((WORD,)), quiet=True)
+            options = GradientOptions((WORD,), training=self.training)
+            task = Task(self.bound, self._objective_of(piece.texts), options, quiet=True)
             with self._explained(piece):
                 result, places = results_of(task, self.batch_of(piece.texts))[WORD], piece.places
             yield piece.rows, np.asarray(result.objective)[places], result.values[places], result.activations[places]

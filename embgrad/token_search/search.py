@@ -14,7 +14,7 @@ from embgrad.attribution.text_inputs import expect_no_copies
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
-from embgrad.common.options import count_or_none, expect_flag
+from embgrad.common.options import count_or_none, expect_flags
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.embedding_table import word_table_reader
@@ -68,6 +68,7 @@ def search(
     tokenizer: Any = None,
     max_length: int | None = None,
     call: Call | None = None,
+    training: bool = False,
     batch_size: int | None = None,
     progress: Progress | bool | None = None,
     to: str | PathLike[str] | None = None,
@@ -87,6 +88,8 @@ def search(
         positions: the positions whose tokens may be replaced, see `substitutions`; by default also none whose token is a label
             of `LogProbability`.
         stable: with a tokenizer, keep only texts that tokenise to the same ids, so that what is found can be typed.
+        training: see `gradients`. Each pass draws random numbers of its own, if the model does, so that texts are compared under
+            different ones, and the same seed does not find the same again.
         batch_size: how many texts one pass runs at most; None for as many as have 2,048 positions.
         progress: a function that takes (steps done, number of steps); or True for a line on stderr, where that is a terminal.
         to: a file for the state of the search, which is written after steps, about once a second. The same call goes on from it,
@@ -116,6 +119,7 @@ def search(
         tokenizer=tokenizer,
         max_length=max_length,
         call=call,
+        training=training,
         batch_size=batch_size,
         joint=chosen.joint,
     )
@@ -157,6 +161,7 @@ def problem_of(
     max_length: int | None,
     call: Call | None,
     batch_size: int | None,
+    training: bool = False,
     joint: bool = False,
 ) -> tuple[Problem, Any]:
     """Return the problem for the arguments of `search`, and the tokenizer, None where none is known; `joint` is the method's.
@@ -164,7 +169,7 @@ def problem_of(
     Raises:
         EmbgradError: see `search`.
     """
-    expect_flag(stable, "stable")
+    expect_flags(stable=stable, training=training)
     expect_goal(goal)
     size = count_or_none(batch_size, "batch_size")
     tokens = batch_of(batch, tokenizer, max_length, model)
@@ -192,6 +197,7 @@ def problem_of(
             size,
             Queries.none(len(tokens)),
             joint,
+            training,
         )
         expect_no_copies(problem.passes)
     return problem, tokenizer
@@ -267,6 +273,7 @@ def _result(
             **problem.rule.describe(),
             "stable": problem.stability is not None,
             "allowed": int(problem.allowed.sum()),
+            "training": problem.training,
             "batch_size": problem.batch_size,
             **problem.prefixes.describe(),
         },

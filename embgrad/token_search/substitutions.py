@@ -9,7 +9,7 @@ import numpy as np
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
-from embgrad.common.options import count_or_none
+from embgrad.common.options import count_or_none, expect_flag
 from embgrad.common.progress import Progress
 from embgrad.engine.call_errors import explained_decoder, explained_errors
 from embgrad.engine.embedding_table import word_table_reader
@@ -44,6 +44,7 @@ def substitutions(
     tokenizer: Any = None,
     max_length: int | None = None,
     call: Call | None = None,
+    training: bool = False,
     batch_size: int | None = None,
     progress: Progress | bool | None = None,
 ) -> Substitutions:
@@ -54,7 +55,8 @@ def substitutions(
     read in blocks, and no array is of the size of positions × vocabulary.
 
     Args:
-        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call`, `batch_size` and `progress`.
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call`, `training`, `batch_size` and
+            `progress`.
         top: how many ids of each position, at most as many as are allowed.
         goal: "maximize" for the ids that raise L most, or "minimize" for those that lower it most.
         allowed: the tokens that may replace others. None for all, but where a tokenizer is known not for special tokens, unknown
@@ -76,6 +78,7 @@ def substitutions(
     """
     count = _checked_top(top)
     expect_goal(goal)
+    expect_flag(training, "training")
     size = count_or_none(batch_size, "batch_size")
     tokens = batch_of(batch, tokenizer, max_length, model)
     made = as_objective(objective)
@@ -91,7 +94,7 @@ def substitutions(
     with explained_errors(bound, tokens), explained_decoder(bound, tokens):
         table = word_table_reader(bound, tokens[:size], "embgrad.substitutions")
     may = allowed_ids(allowed, tokenizer, table.count)
-    result = results_of(Task(bound, made, GradientOptions((WORD,))), tokens, size, progress)[WORD]
+    result = results_of(Task(bound, made, GradientOptions((WORD,), training=training)), tokens, size, progress)[WORD]
     top = min(count, int(may.sum()))
     ids, scores = top_substitutions_at(
         result.values, result.activations, result.ids, searched, table, may, top, GOALS[goal]

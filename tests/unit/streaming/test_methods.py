@@ -125,6 +125,11 @@ def test_the_code_of_a_method_of_the_users_own_identifies_the_run(tmp_path: Path
     assert len(streamed(of(2.0), to=tmp_path).finish()) == 6
 
 
+def test_attributions_are_streamed_in_training_mode() -> None:
+    made = [result for options in ({}, {"training": True}) for result in streamed("saliency", **options)]
+    assert [result.provenance["training"] for result in made] == [False] * 6 + [True] * 6
+
+
 def test_a_folder_of_gradients_has_no_method(tmp_path: Path) -> None:
     streamed(None, to=tmp_path).finish()
     assert "method" not in embgrad.open_stream(tmp_path).run
@@ -139,7 +144,6 @@ def test_a_folder_of_gradients_has_no_method(tmp_path: Path) -> None:
             "keep='table' is for gradients, and method computes attributions: omit one",
         ),
         ({"check": True}, UnsupportedError, "check=True is for gradients, and method computes attributions"),
-        ({"training": True}, UnsupportedError, "training=True is for gradients"),
         ({"add": {"word": np.zeros(4)}}, UnsupportedError, "add is for gradients"),
         (
             {"at": ["word", "block"]},

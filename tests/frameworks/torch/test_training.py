@@ -1,0 +1,142 @@
+"""Models of transformers whose evaluation mode has no backward pass: attributions in training mode, beside autograd by hand."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import embgrad
+
+IDS = np.arange(32).reshape(2, 16) + 3
+BATCH = {"input_ids": IDS}
+
+
+def rwkv() -> Any:
+    torch.manual_seed(0)
+    config = transformers.RwkvConfig(
+        vocab_size=60,
+        hidden_size=16,
+        num_hidden_layers=2,
+        attention_hidden_size=16,
+        intermediate_size=32,
+        context_length=32,
+    )
+    return transformers.RwkvForCausalLM(config).eval()
+
+
+def reformer(dropout: float = 0.0) -> Any:
+    torch.manual_seed(0)
+    config = transformers.ReformerConfig(
+        vocab_size=60,
+        hidden_size=16,
+        attention_head_size=8,
+        num_attention_heads=2,
+        feed_forward_size=32,
+        axial_pos_shape=(4, 4),
+        axial_pos_embds_dim=(8, 8),
+        attn_layers=["local"],
+        local_attn_chunk_length=4,
+        is_decoder=False,
+        max_position_embeddings=16,
+        hidden_dropout_prob=dropout,
+        local_attention_probs_dropout_prob=0.0,
+    )
+    return transformers.ReformerForSequenceClassification(config).eval()
+
+
+def gradient_by_hand(model: Any, scalar_of: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the gradient of a scalar of the logits at the rows of the table in training mode, and these rows."""
+    rows = model.get_input_embeddings()(torch.tensor(IDS)).detach().requires_grad_()
+    model.train()
+    scalar_of(model(inputs_embeds=rows).logits).backward()
+    model.eval()
+    assert rows.grad is not None
+    return rows.grad.numpy(), rows.detach().numpy()
+
+
+CASES = {
+    "rwkv": (rwkv, embgrad.Logit(1, position=-1), lambda logits: logits[:, -1, 1].sum()),
+    "reformer": (reformer, embgrad.Logit(1), lambda logits: logits[:, 1].sum()),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_without_a_backward_pass_in_evaluation_mode_is_attributed_in_training_mode(name: str) -> None:
+    make, objective, scalar_of = CASES[name]
+    model = make()
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"runs in evaluation mode without gradients.*Pass training=True"
+    ):
+        embgrad.attribute(model, BATCH, objective, "saliency")
+    found = embgrad.attribute(model, BATCH, objective, "input_x_gradient", training=True)
+    gradient, rows = gradient_by_hand(model, scalar_of)
+    np.testing.assert_allclose(found.values, gradient * rows, rtol=1e-4, atol=1e-5 * np.abs(gradient * rows).max())
+    assert (found.provenance["training"], found.provenance["random"]) == (True, False)
+    assert not any(module.training for module in model.modules())
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in make().parameters())
+
+
+def test_a_path_through_a_reformer_adds_up() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = embgrad.attribute(reformer(), BATCH, embgrad.Logit(1), embgrad.IntegratedGradients(20), training=True)
+    assert found.delta is not None
+    assert np.abs(found.delta).max() < 1e-6
+
+
+def test_dropout_in_a_path_is_named_and_moves_the_generator() -> None:
+    model, before = reformer(dropout=0.3), torch.get_rng_state()
+    with pytest.warns(
+        embgrad.EmbgradWarning, match="draws other random numbers in each pass, and more steps do not help"
+    ):
+        found = embgrad.attribute(model, BATCH, embgrad.Logit(1), embgrad.IntegratedGradients(5), training=True)
+    assert found.provenance["random"]
+    assert not torch.equal(torch.get_rng_state(), before)
+    assert not model.training
+
+
+def test_output_tokens_of_rwkv_are_attributed_in_training_mode() -> None:
+    model = rwkv()
+    with pytest.raises(embgrad.UnsupportedError, match="Pass training=True"):
+        embgrad.attribute_tokens(model, BATCH)
+    found = embgrad.attribute_tokens(model, BATCH, targets=[5, 9], training=True)
+    for output, position in enumerate((5, 9)):
+
+        def log_probability(logits: Any, position: int = position) -> Any:
+            return logits[:, position - 1].log_softmax(-1)[[0, 1], torch.tensor(IDS[:, position])].sum()
+
+        gradient, rows = gradient_by_hand(model, log_probability)
+        scores = (gradient * rows).sum(-1)
+        np.testing.assert_allclose(found.scores[:, output], scores, rtol=1e-3, atol=1e-4 * np.abs(scores).max())
+
+
+def test_averages_of_batch_norm_stay_and_examples_are_held_fixed() -> None:
+    class Normed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.norm = torch.nn.Embedding(60, 4), torch.nn.BatchNorm1d(4)
+            self.head = torch.nn.Linear(4, 2)
+
+        def forward(self, input_ids: Any) -> Any:
+            return self.head(self.norm(self.table(input_ids).sum(1)))
+
+    torch.manual_seed(0)
+    model = Normed().double().eval()
+    ids = IDS[[0, 1, 0, 1], :4] + np.arange(4)[:, None]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    found = embgrad.attribute(model, ids, embgrad.Logit(1), embgrad.IntegratedGradients(30), training=True)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    rows = model.table(torch.tensor(ids)).detach()
+    other = Normed().double()
+    other.load_state_dict(state)
+    before = []
+    for example in range(len(ids)):
+        changed = rows.sum(1)
+        changed[example] = 0
+        before.append(other.head(other.norm(changed))[example, 1].item())
+    np.testing.assert_allclose(found.scores.sum(1), found.objective - before, atol=1e-3)
