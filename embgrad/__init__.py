@@ -1,200 +1,134 @@
 """Gradients of an objective with respect to a text model's embeddings, as NumPy, from one call, in any framework.
 
 PYTEST_DONT_REWRITE: without this mark pytest would warn if this package is imported before pytest loads its plugins.
+
+Each name is imported when it is first used, so that `import embgrad` takes little time. Type checkers and editors read the same
+names in `__init__.pyi`.
 """
 
-import embgrad.report.fragments  # noqa: F401  it registers how notebooks show results
-from embgrad.attribution.attribute import attribute
-from embgrad.attribution.attribute_tokens import attribute_tokens
-from embgrad.attribution.discretized import DiscretizedIntegratedGradients
-from embgrad.attribution.faithfulness import faithfulness
-from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
-from embgrad.attribution.infidelity import infidelity
-from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
-from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
-from embgrad.attribution.sensitivity import sensitivity
-from embgrad.backend.protocol import Backend, Listener, ParameterValues, PointValues, Request, Run, TableRest
-from embgrad.backend.registry import list_backends, refresh_backends
-from embgrad.checkpoints.load_bert import load_bert
-from embgrad.common.metrics import Figures
-from embgrad.comparison.bisect import Bisection, bisect
-from embgrad.comparison.compare import compare
-from embgrad.comparison.diagnosis.findings import Finding
-from embgrad.comparison.golden import Golden, golden
-from embgrad.comparison.result import Comparison, Comparisons
-from embgrad.engine.capture import Tap, capture
-from embgrad.engine.embedding_table import embedding_table
-from embgrad.engine.evaluate import evaluate
-from embgrad.engine.gradients import gradients, points
-from embgrad.engine.memory import memory
-from embgrad.engine.padding_report import PaddingReport, padding_report
-from embgrad.engine.parameter_gradients import ParameterGradients, parameter_gradients
-from embgrad.engine.perturbed import perturbed
-from embgrad.engine.table_gradients import TableGradients, table_gradients
-from embgrad.errors import (
-    AmbiguousPointError,
-    BackendError,
-    BatchError,
-    CertificationError,
-    EmbgradError,
-    EmbgradWarning,
-    FileFormatError,
-    GoldenError,
-    NoGradientError,
-    ObjectiveError,
-    OutputError,
-    PointError,
-    PointNotReachedError,
-    UnknownPointError,
-    UnsupportedError,
-)
-from embgrad.forward.points import Point
-from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.encode import encode
-from embgrad.objectives.log_probability import LogProbability
-from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objectives import (
-    CrossEntropy,
-    Logit,
-    Margin,
-    Objective,
-    Probability,
-    Projection,
-    Scalar,
-    Sum,
-)
-from embgrad.results.attribution import Attribution, Attributions
-from embgrad.results.certificate import Certificate, Slope
-from embgrad.results.faithfulness import Faithfulness
-from embgrad.results.gradients import EmbeddingGradients, Word
-from embgrad.results.io import load, save
-from embgrad.results.memory import Memory
-from embgrad.results.row_sparse import RowSparse
-from embgrad.results.search import Search
-from embgrad.results.spans import Span
-from embgrad.results.substitutions import Substitution, Substitutions
-from embgrad.results.table_norms import clipped_table, table_norms, table_products
-from embgrad.results.token_attribution import TokenAttribution
-from embgrad.results.token_matrix import TokenMatrix
-from embgrad.streaming.saliencies import Saliencies
-from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
-from embgrad.token_search.gcg import GCG
-from embgrad.token_search.hotflip import HotFlip
-from embgrad.token_search.pez import PEZ
-from embgrad.token_search.search import search
-from embgrad.token_search.substitutions import substitutions
-from embgrad.token_search.universal_trigger import UniversalTrigger
-from embgrad.version import __version__
+import importlib as _importlib
 
-__all__ = [
-    "GCG",
-    "PEZ",
-    "AmbiguousPointError",
-    "Attribution",
-    "Attributions",
-    "Backend",
-    "BackendError",
-    "BatchError",
-    "Bisection",
-    "Certificate",
-    "CertificationError",
-    "Comparison",
-    "Comparisons",
-    "CrossEntropy",
-    "DiscretizedIntegratedGradients",
-    "EmbeddingGradients",
-    "EmbgradError",
-    "EmbgradWarning",
-    "Faithfulness",
-    "Figures",
-    "FileFormatError",
-    "Finding",
-    "Golden",
-    "GoldenError",
-    "GradientShap",
-    "HotFlip",
-    "InputXGradient",
-    "IntegratedGradients",
-    "KernelShap",
-    "Labelled",
-    "Lime",
-    "Listener",
-    "LogProbability",
-    "Logit",
-    "Margin",
-    "Memory",
-    "NativeObjective",
-    "NoGradientError",
-    "Objective",
-    "ObjectiveError",
-    "Occlusion",
-    "OutputError",
-    "PaddingReport",
-    "ParameterGradients",
-    "ParameterValues",
-    "PerBatch",
-    "Point",
-    "PointError",
-    "PointNotReachedError",
-    "PointValues",
-    "Probability",
-    "Projection",
-    "Request",
-    "RowSparse",
-    "Run",
-    "Saliencies",
-    "Saliency",
-    "Scalar",
-    "Search",
-    "SequentialIntegratedGradients",
-    "Slope",
-    "SmoothGrad",
-    "Span",
-    "Stream",
-    "StreamFolder",
-    "Substitution",
-    "Substitutions",
-    "Sum",
-    "TableGradients",
-    "TableRest",
-    "Tap",
-    "TokenAttribution",
-    "TokenBatch",
-    "TokenMatrix",
-    "UniversalTrigger",
-    "UnknownPointError",
-    "UnsupportedError",
-    "Word",
-    "__version__",
-    "attribute",
-    "attribute_tokens",
-    "bisect",
-    "capture",
-    "clipped_table",
-    "compare",
-    "embedding_table",
-    "encode",
-    "evaluate",
-    "faithfulness",
-    "golden",
-    "gradients",
-    "infidelity",
-    "list_backends",
-    "load",
-    "load_bert",
-    "memory",
-    "open_stream",
-    "padding_report",
-    "parameter_gradients",
-    "perturbed",
-    "points",
-    "refresh_backends",
-    "save",
-    "search",
-    "sensitivity",
-    "stream",
-    "substitutions",
-    "table_gradients",
-    "table_norms",
-    "table_products",
+from embgrad.version import __version__  # noqa: F401  it is in `__all__`
+
+#: The public names by the modules, below this package, in which they are defined.
+_NAMES = {
+    "attribution.attribute": ["attribute"],
+    "attribution.attribute_tokens": ["attribute_tokens"],
+    "attribution.discretized": ["DiscretizedIntegratedGradients"],
+    "attribution.faithfulness": ["faithfulness"],
+    "attribution.gradient_methods": ["InputXGradient", "Saliency", "SmoothGrad"],
+    "attribution.infidelity": ["infidelity"],
+    "attribution.path_methods": ["GradientShap", "IntegratedGradients", "SequentialIntegratedGradients"],
+    "attribution.perturbation_methods": ["KernelShap", "Lime", "Occlusion"],
+    "attribution.sensitivity": ["sensitivity"],
+    "backend.protocol": ["Backend", "Listener", "ParameterValues", "PointValues", "Request", "Run", "TableRest"],
+    "backend.registry": ["list_backends", "refresh_backends"],
+    "checkpoints.load_bert": ["load_bert"],
+    "common.metrics": ["Figures"],
+    "comparison.bisect": ["Bisection", "bisect"],
+    "comparison.compare": ["compare"],
+    "comparison.diagnosis.findings": ["Finding"],
+    "comparison.golden": ["Golden", "golden"],
+    "comparison.result": ["Comparison", "Comparisons"],
+    "engine.capture": ["Tap", "capture"],
+    "engine.embedding_table": ["embedding_table"],
+    "engine.evaluate": ["evaluate"],
+    "engine.gradients": ["gradients", "points"],
+    "engine.memory": ["memory"],
+    "engine.padding_report": ["PaddingReport", "padding_report"],
+    "engine.parameter_gradients": ["ParameterGradients", "parameter_gradients"],
+    "engine.perturbed": ["perturbed"],
+    "engine.table_gradients": ["TableGradients", "table_gradients"],
+    "errors": [
+        "AmbiguousPointError",
+        "BackendError",
+        "BatchError",
+        "CertificationError",
+        "EmbgradError",
+        "EmbgradWarning",
+        "FileFormatError",
+        "GoldenError",
+        "NoGradientError",
+        "ObjectiveError",
+        "OutputError",
+        "PointError",
+        "PointNotReachedError",
+        "UnknownPointError",
+        "UnsupportedError",
+    ],
+    "forward.points": ["Point"],
+    "inputs.batch": ["TokenBatch"],
+    "inputs.encode": ["encode"],
+    "objectives.log_probability": ["LogProbability"],
+    "objectives.native": ["NativeObjective"],
+    "objectives.objectives": [
+        "CrossEntropy",
+        "Logit",
+        "Margin",
+        "Objective",
+        "Probability",
+        "Projection",
+        "Scalar",
+        "Sum",
+    ],
+    "results.attribution": ["Attribution", "Attributions"],
+    "results.certificate": ["Certificate", "Slope"],
+    "results.faithfulness": ["Faithfulness"],
+    "results.gradients": ["EmbeddingGradients", "Word"],
+    "results.io": ["load", "save"],
+    "results.memory": ["Memory"],
+    "results.row_sparse": ["RowSparse"],
+    "results.search": ["Search"],
+    "results.spans": ["Span"],
+    "results.substitutions": ["Substitution", "Substitutions"],
+    "results.table_norms": ["clipped_table", "table_norms", "table_products"],
+    "results.token_attribution": ["TokenAttribution"],
+    "results.token_matrix": ["TokenMatrix"],
+    "streaming.saliencies": ["Saliencies"],
+    "streaming.stream": ["Labelled", "PerBatch", "Stream", "StreamFolder", "open_stream", "stream"],
+    "token_search.gcg": ["GCG"],
+    "token_search.hotflip": ["HotFlip"],
+    "token_search.pez": ["PEZ"],
+    "token_search.search": ["search"],
+    "token_search.substitutions": ["substitutions"],
+    "token_search.universal_trigger": ["UniversalTrigger"],
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+#: The rooms that can be used as `embgrad.room` without an import of their own.
+_ROOMS = [
+    "attribution",
+    "backend",
+    "checkpoints",
+    "common",
+    "comparison",
+    "engine",
+    "errors",
+    "forward",
+    "inputs",
+    "objectives",
+    "report",
+    "results",
+    "streaming",
+    "token_search",
+    "version",
 ]
+
+__all__ = sorted([*_MODULES, "__version__"])
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name, or a room, when it is first used."""
+    if name in _MODULES:
+        value = getattr(_importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
+    if name in _ROOMS:
+        return _importlib.import_module(f"{__name__}.{name}")
+    package = _importlib.import_module(__name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=package)
+
+
+def __dir__() -> list[str]:
+    """Return all names, used or not."""
+    return sorted({*globals(), *__all__, *_ROOMS})

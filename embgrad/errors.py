@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -160,6 +159,8 @@ def brief(value: object, most: int = 60) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint that names the nearest of the known names, or an empty string."""
+    import difflib  # for messages alone
+
     near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 

@@ -1,4 +1,4 @@
-"""The backend for MXNet Gluon.
+"""The backend for MXNet Gluon. Importing this imports no framework.
 
 PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported before pytest's plugins are looked for.
 """
@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from embgrad.backend import Call, Listener, Perturber, Point, Request, Run, Weight
 from embgrad.backend.signature import as_parts
-from embgrad.checkpoints.load_bert import WeightTarget
+from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.inputs.batch import TokenBatch
-from embgrad_gluon import bert, capture, graphs, parameters, run, walk
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = ["GluonBackend"]
@@ -47,41 +46,62 @@ class GluonBackend:
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
         """Return the points that a forward pass reaches, in order."""
-        return run.points(model, batch, call)
+        from embgrad_gluon.run import points
+
+        return points(model, batch, call)
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
         """Run one forward pass, and a pullback for each set of cotangents."""
-        return run.run(model, batch, request)
+        from embgrad_gluon.run import run
+
+        return run(model, batch, request)
 
     def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         """Build a `gluonnlp.model.BERTModel` of this configuration; return it and where its weights go."""
-        return bert.build(config)
+        from embgrad_gluon.bert import build
+
+        return build(config)
 
     def bert_targets(self, model: Any) -> list[WeightTarget] | None:
         """Return where a checkpoint's weights go in an existing BERT; None for another model."""
-        return bert.targets(model)
+        from embgrad_gluon.bert import targets
+
+        return targets(model)
 
     def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
         """Report the user's own recorded passes through the model in this thread to the listener while it is open."""
-        return capture.capture(model, listener)
+        from embgrad_gluon.capture import capture
+
+        return capture(model, listener)
 
     def perturb(self, model: Any, perturber: Perturber) -> AbstractContextManager[None]:
         """Add to values in the user's own passes through the model in this thread while the context is open."""
-        return capture.perturb(model, perturber)
+        from embgrad_gluon.capture import perturb
+
+        return perturb(model, perturber)
 
     def weights(self, model: Any) -> Sequence[Weight]:
         """Return the floating parameters, trainable or not."""
-        return parameters.weights(model)
+        from embgrad_gluon.parameters import weights
+
+        return weights(model)
 
     def alone(self, model: Any) -> AbstractContextManager[None]:
         """Keep other threads from running the model, or a part of it, while it is open."""
-        return parameters.alone(model)
+        from embgrad_gluon.parameters import alone
+
+        return alone(model)
 
     def device_meter(self, model: Any) -> None:
         """Return None for a model on the CPU, and refuse a model on another device."""
-        parameters.device_meter(model)
+        from embgrad_gluon.parameters import device_meter
+
+        device_meter(model)
 
     def paths(self, model: Any) -> Collection[str]:
         """Return the attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""
+        from embgrad_gluon.graphs import scope_paths
+        from embgrad_gluon.walk import paths
+
         parts = as_parts(model)
-        return [*walk.paths(parts), *graphs.scope_paths(parts)]
+        return [*paths(parts), *scope_paths(parts)]

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from embgrad.backend import Call, Listener, Perturber, Point, Prefix, Request, Run, Weight
-from embgrad.checkpoints.load_bert import WeightTarget
+from embgrad.checkpoints.weight_target import WeightTarget
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.inputs.batch import TokenBatch
 

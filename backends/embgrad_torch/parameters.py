@@ -17,7 +17,6 @@ from embgrad.backend.keras_layers import value_of
 from embgrad.backend.locks import held
 from embgrad.backend.signature import as_parts
 from embgrad.checkpoints.keras_bert import keras_checkpoint
-from embgrad.checkpoints.load_bert import bert_names
 from embgrad.common.arrays import owned
 from embgrad.common.memory_meter import MemoryMeter
 from embgrad.errors import UnsupportedError, listed
@@ -266,6 +265,8 @@ def _canonical(walked: Iterable[tuple[str, Any]]) -> dict[int, str]:
     encoders = [module for _, module in walked if is_bert(module)]
     if len(encoders) != 1:
         return {}
+    from embgrad.checkpoints.load_bert import bert_names  # for a BERT alone
+
     parameters = dict(encoders[0].named_parameters())
     names = set(bert_names(encoders[0].config.num_hidden_layers))
     return {id(parameter): name for name, parameter in parameters.items()} if parameters.keys() <= names else {}

@@ -1,14 +1,10 @@
 """Attribution: how much each position contributes to the objective, computed in NumPy from gradients and forward passes."""
 
-from embgrad.attribution.attribute import attribute
 from embgrad.attribution.discretized import DiscretizedIntegratedGradients
-from embgrad.attribution.faithfulness import faithfulness
 from embgrad.attribution.gradient_methods import InputXGradient, Saliency, SmoothGrad
-from embgrad.attribution.infidelity import infidelity
 from embgrad.attribution.method import Contributions, GradientMethod, Method
 from embgrad.attribution.path_methods import GradientShap, IntegratedGradients, SequentialIntegratedGradients
 from embgrad.attribution.perturbation_methods import KernelShap, Lime, Occlusion
-from embgrad.attribution.sensitivity import sensitivity
 from embgrad.results.attribution import Attribution, Attributions
 from embgrad.results.faithfulness import Faithfulness
 
@@ -29,8 +25,4 @@ __all__ = [
     "Saliency",
     "SequentialIntegratedGradients",
     "SmoothGrad",
-    "attribute",
-    "faithfulness",
-    "infidelity",
-    "sensitivity",
 ]

@@ -15,7 +15,6 @@ from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
 from embgrad.engine.assemble import joined, warn_of_leak
 from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
-from embgrad.engine.check import certified
 from embgrad.engine.descent import with_certain_roles
 from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
@@ -210,6 +209,8 @@ def results_of_each(
         results = run_task(sub_task, sub_batch)
         if not options.check:
             return results
+        from embgrad.engine.check import certified  # much code, for few calls
+
         checked = []
         for index, by_name in enumerate(results):
             with at_index(index, len(results)):

@@ -15,7 +15,6 @@ from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, PointError, did_you_mean
 from embgrad.forward.points import split_name
 from embgrad.results.certificate import Certificate
-from embgrad.results.file_format import write_results
 from embgrad.results.rendering import rendered
 from embgrad.results.row_sparse import RowSparse, scatter, scatter_each
 from embgrad.results.words import Word, words_of_examples
@@ -191,6 +190,8 @@ class EmbeddingGradients:
             EmbgradError: the result holds values that the format does not support, such as float16.
             OSError: the file cannot be written.
         """
+        from embgrad.results.file_format import write_results  # few results are written
+
         write_results({"": self}, path, single=True)
 
 

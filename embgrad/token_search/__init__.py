@@ -7,7 +7,6 @@ from embgrad.token_search.hotflip import HotFlip
 from embgrad.token_search.method import SearchMethod, State
 from embgrad.token_search.pez import PEZ
 from embgrad.token_search.problem import Problem
-from embgrad.token_search.substitutions import substitutions
 from embgrad.token_search.texts import Texts
 from embgrad.token_search.universal_trigger import UniversalTrigger
 from embgrad.token_search.vocabulary import is_ascii, is_word
@@ -27,5 +26,4 @@ __all__ = [
     "UniversalTrigger",
     "is_ascii",
     "is_word",
-    "substitutions",
 ]

@@ -16,6 +16,8 @@ OF_CAPTUMS_PEAK: Final = 0.72
 SMALLER: Final = 200
 FLAT: Final = 1.05
 OVERHEAD: Final = {"PyTorch": 2.0}
+#: Milliseconds beyond NumPy's import.
+IMPORTS: Final = {"embgrad": ("`import embgrad`, ms", 30), "gradients": ("a first gradient's imports, ms", 120)}
 
 Figures = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -51,6 +53,10 @@ def limits(figures: Figures, size: tuple[int, int]) -> Iterator[Limit]:
             more, most = (ours - hand) * 1e3, OVERHEAD[row["mode"]]
             what = f"{row['mode']}, 1 × 8 tokens, 2 layers: milliseconds over by hand"
             yield Limit(what, f"≤ {most}", f"{more:+.2f}", _verdict(more <= most))
+    for row in figures.get("imports", ()):
+        if row["what"] in IMPORTS:
+            what, most = IMPORTS[row["what"]]
+            yield Limit(what, f"≤ {most}", f"{row['seconds'] * 1e3:.1f}", _verdict(row["seconds"] * 1e3 <= most))
     for row in figures.get("tables", ()):
         by = row["times"][SPLIT_BY_HAND] / row["times"][ONCE]
         what = f"{row['examples']} × {row['positions']}: split backward by hand / one backward pass and per_example()"

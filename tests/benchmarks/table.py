@@ -350,17 +350,22 @@ def _long(figures: Figures) -> Iterator[Sequence[str]]:
         )
 
 
+#: What is measured of embgrad's own imports.
+OWN_IMPORTS: Final = {
+    "embgrad": "`import embgrad`, beyond NumPy",
+    "gradients": "a first gradient's imports beyond NumPy, with the reference: a first call, less a later one",
+}
+
+
 def _cold(figures: Figures) -> Iterator[Sequence[str]]:
-    yield ("what", "ms")
+    yield ("what", "ms", "/ NumPy's import")
     for row in figures.get("imports", ()):
-        name = (
-            "`import embgrad`, beyond NumPy" if row["what"] == "embgrad" else f"the import of {row['what']}, beside it"
-        )
-        yield (name, milliseconds(row["seconds"]))
+        name = OWN_IMPORTS.get(row["what"], f"the import of {row['what']}, beside it")
+        yield (name, milliseconds(row["seconds"]), _two(row["seconds"] / row["numpy"]) if "numpy" in row else "–")
     for row in figures.get("cold", ()):
         if "first" in row:
-            yield (f"first call, {row['mode']} ({_by(size_of(row))})", milliseconds(row["first"]))
-            yield (f"a later call, {row['mode']}", milliseconds(row["later"]))
+            yield (f"first call, {row['mode']} ({_by(size_of(row))})", milliseconds(row["first"]), "–")
+            yield (f"a later call, {row['mode']}", milliseconds(row["later"]), "–")
 
 
 def _rivals(figures: Figures) -> Iterator[Sequence[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,6 @@ def refused(message: str, error: type[Exception] = embgrad.EmbgradError, **optio
     with pytest.raises(error) as raised:
         embgrad.search(curved(), **arguments)
     assert message in str(raised.value)
-
-
-def test_no_public_function_hides_a_package_of_its_name() -> None:
-    packages = {module.name for module in pkgutil.iter_modules(embgrad.__path__) if module.ispkg}
-    assert "token_search" in packages
-    assert not {name for name in packages if callable(getattr(embgrad, name, None))}
 
 
 def test_a_method_may_be_named() -> None:
