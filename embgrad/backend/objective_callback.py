@@ -8,8 +8,9 @@ import numpy as np
 
 from embgrad.backend.protocol import Run
 from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.decoder import positions_of
 from embgrad.objectives.native import NativeObjective, native_values
-from embgrad.objectives.objective import Layouts, Objective
+from embgrad.objectives.objective import Layouts, Objective, OpenPositionsError
 
 __all__ = ["Respond", "objective_values", "respond_with"]
 
@@ -48,7 +49,7 @@ class Respond:
         self._batch = batch
         self._sets = sets
         self._sized = sized
-        self._layouts = {} if layouts is None else layouts
+        self._layouts = layouts
         self._rows: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -61,10 +62,13 @@ class Respond:
         self.shape = shape
         if type(self.objective).evaluate is not Objective.evaluate:  # a subclass's `evaluate` expects the whole output
             return None
-        rows = self.objective.places(shape, self._batch)
-        at_most_half = rows is not None and 0 < 2 * len(rows[0]) <= shape[0] * shape[1]
-        self._rows = rows if at_most_half else None
-        return self._rows
+        before = self._before(shape)
+        rows = self.objective.places(self._own_shape(shape, before), self._batch)
+        if rows is None or not 0 < 2 * len(rows[0]) <= shape[0] * shape[1]:
+            self._rows = None
+            return None
+        self._rows = rows
+        return rows if before is None else (rows[0], rows[1] + before)
 
     def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
         """Return the sets of cotangents for the outputs, see `embgrad.backend.Respond`."""
@@ -72,7 +76,8 @@ class Respond:
         rows, self._rows = self._rows, None
         if rows is None:
             self.shape = outputs[name].shape
-            values, cotangent = self._with_axes().evaluate(outputs[name], self._batch)
+            before = self._before(self.shape)
+            values, cotangent = self._of_whole(outputs[name], before)
         else:
             values, cotangent = self._with_axes().evaluate_rows(outputs[name], rows, self._batch)
         self.values[...] = values  # in place: a new array for each of many objectives would fragment the memory
@@ -84,9 +89,39 @@ class Respond:
         owners = np.arange(len(cotangent)) if rows is None else rows[0]
         return [{name: _only(cotangent, owners == example)} for example in range(len(self._batch))]
 
+    def _of_whole(self, output: np.ndarray, before: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the objective's values and the cotangent of a whole output, of which its positions of the batch count."""
+        if before is None:
+            return self._with_axes().evaluate(output, self._batch)
+        own = slice(before, before + self._batch.shape[1])
+        cotangent = np.zeros(output.shape)
+        values, cotangent[:, own] = self._with_axes().evaluate(output[:, own], self._batch)
+        return values, cotangent
+
+    def _before(self, shape: tuple[int, ...]) -> int | None:
+        """Return how many positions of an output that has more than the batch stand before the batch's; None for other outputs.
+
+        Raises:
+            OpenPositionsError: a probe has to show it.
+        """
+        objective, batch = self.objective, self._batch
+        if self._layouts is None or len(shape) != 3 or type(objective).evaluate is not Objective.evaluate:
+            return None
+        more = shape[1] - batch.shape[1]
+        if more <= 0 or shape[0] != len(batch) or positions_of(shape, batch, objective.output) is not batch:
+            return None
+        known = self._layouts.before
+        if (objective.output, more) not in known:
+            raise OpenPositionsError(objective.output, shape, more)
+        return known[objective.output, more]
+
+    def _own_shape(self, shape: tuple[int, ...], before: int | None) -> tuple[int, ...]:
+        """Return an output's shape without the positions that are not the batch's."""
+        return shape if before is None else (shape[0], self._batch.shape[1], *shape[2:])
+
     def _with_axes(self) -> Objective:
         """Return the objective with the output's axes that are positions, as far as they are known and fit its shape."""
-        layout = self._layouts.get((self.objective.output, len(self.shape)))
+        layout = None if self._layouts is None else self._layouts.axes.get((self.objective.output, len(self.shape)))
         if layout is None or self.objective.axes is not None:
             return self.objective
         if any(size not in (None, actual) for size, actual in zip(layout[1:], self.shape[1:], strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -11,12 +11,16 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Request, Run
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import to_numpy
+from embgrad.engine.company import tolerance_of
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, positions_of
-from embgrad.objectives.objective import Layouts, OpenAxesError
+from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
 
 __all__ = ["layouts_of", "run_with_axes"]
+
+#: The share of the largest change of an output up to which a change may be rounding.
+SMALL: Final = 1e-3
 
 #: By model, what probes have shown of its outputs.
 _layouts: WeakKeyDictionary[Any, dict[Hashable, Layouts]] = WeakKeyDictionary()
@@ -28,7 +32,7 @@ def layouts_of(bound: BoundModel) -> Layouts:
     It is empty, and remembered by the caller alone, where the user calls the model, or the model cannot be remembered.
     """
     known = bound.remembered(_layouts) if bound.call is None else None
-    return {} if known is None else known.setdefault("outputs", {})
+    return Layouts() if known is None else known.setdefault("outputs", Layouts())
 
 
 def run_with_axes(
@@ -55,7 +59,9 @@ def run_with_axes(
             if key in probed:
                 raise
             probed.add(key)
-            layouts[key] = _layout(bound, batch, decode, error)
+            layouts.axes[key] = _layout(bound, batch, decode, error)
+        except OpenPositionsError as error:
+            layouts.before[error.output, error.more] = _before(bound, batch, error)
 
 
 def _layout(
@@ -99,6 +105,44 @@ def _layout(
                 raise error
             layout[axis] = None if follows else whole
     return tuple(layout)
+
+
+def _before(bound: BoundModel, batch: TokenBatch, error: OpenPositionsError) -> int | None:
+    """Return how many positions of an output stand before the batch's, from a pass with other ids; None where it does not show.
+
+    In a causal model another id changes the output from the id's own position on: an example is run as it is, with another id at
+    its first and at its last real position.
+    """
+    number = int(batch.real.sum(1).argmax())
+    real = np.flatnonzero(batch.real[number])
+    if len(real) < 2:
+        return None
+    first, last = int(real[0]), int(real[-1])
+    examples = batch.take([number] * 3)
+    ids = examples.ids.copy()
+    for row, position in ((1, first), (2, last)):
+        others = batch.ids[batch.real & (batch.ids != ids[row, position])]
+        ids[row, position] = others[0] if len(others) else abs(ids[row, position] - 1)
+    outputs: list[np.ndarray] = []
+
+    def respond(named: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
+        outputs.append(named[error.output])
+        return []
+
+    try:
+        bound.run(examples.replace(ids=ids), Request((), respond, (error.output,), call=bound.call, pullback=False))
+    except Exception:  # the model may take no other number of examples
+        return None
+    output = np.asarray(outputs[0], np.float64)
+    if output.shape[:2] != (3, error.shape[1]):
+        return None
+    changes = np.abs(output[1:] - output[0]).max(-1)
+    rounding = tolerance_of(str(outputs[0].dtype)) * np.abs(output).max()
+    is_changed = changes > np.maximum(rounding, SMALL * changes.max(1, keepdims=True))
+    starts = is_changed.argmax(1)
+    before = int(starts[0]) - first
+    is_shown = is_changed.any(1).all() and before == starts[1] - last and 0 <= before <= error.more
+    return before if is_shown else None
 
 
 def _sides(shape: Sequence[int], axis: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -15,13 +16,41 @@ from embgrad.inputs.decoder import is_undecided, positions_of, undecided_error
 from embgrad.objectives.outputs import ROLES
 from embgrad.objectives.selection import Rows, alike, expect_one_per_example, resolve_positions, whole
 
-__all__ = ["SCORES", "Layouts", "Objective", "OpenAxesError"]
-
-#: By an output's name and number of axes, its shape with None at the axes that are the batch's positions.
-Layouts = dict[tuple[str | None, int], tuple[int | None, ...]]
+__all__ = ["SCORES", "Layouts", "Objective", "OpenAxesError", "OpenPositionsError"]
 
 #: The outputs that have one number for each position: the scores of where an answer starts and ends.
 SCORES: Final = ("start_logits", "end_logits")
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """What is known of a model's outputs.
+
+    Attributes:
+        axes: by an output's name and number of axes, its shape with None at the axes that are the batch's positions.
+        before: by an output's name and the number of its positions that are not the batch's, as of virtual tokens, how many of
+            these stand before the batch's; None where that is not known.
+    """
+
+    axes: dict[tuple[str | None, int], tuple[int | None, ...]] = field(default_factory=dict)
+    before: dict[tuple[str | None, int], int | None] = field(default_factory=dict)
+
+
+class OpenPositionsError(ObjectiveError):
+    """The error for an output with more positions than the batch, where it is not known which are the batch's.
+
+    Args:
+        output: the name of the output as the objective gives it.
+        shape: its shape.
+        more: the number of its positions that are not the batch's.
+    """
+
+    def __init__(self, output: str | None, shape: Sequence[int], more: int) -> None:
+        self.output, self.shape, self.more = output, tuple(shape), more
+        super().__init__(
+            f"the output has the shape {self.shape}, with {more} positions more than the batch, and which are the batch's is not "
+            "known: cut off the others in call=..."
+        )
 
 
 class OpenAxesError(ObjectiveError):

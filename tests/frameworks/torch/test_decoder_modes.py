@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +84,42 @@ def test_the_chosen_adapter_counts() -> None:
     assert relative(values(model, inputs), plain) > 0.01
 
 
-def test_virtual_tokens_are_cut_off_by_the_call() -> None:
+PROMPTS = {
+    "prompt tuning": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    "p-tuning": peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, encoder_hidden_size=8),
+    "prefix tuning": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_objectives_and_output_tokens_behind_virtual_tokens(name: str) -> None:
     torch.manual_seed(2)
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    model, inputs = peft.get_peft_model(DECODERS["Llama"].build(), config).eval(), padded("right")
-    with pytest.raises(
-        embgrad.ObjectiveError, match=r"the output has shape \(3, 12, 320\): .* 3 examples and 9 positions"
-    ):
-        values(model, inputs)
-    cut = values(model, inputs, call=lambda model, batch: model(**batch).logits[:, 3:])
-    assert cut.shape == (3, 9, 64)
-    assert np.abs(cut).max() > 0
+    model, inputs = peft.get_peft_model(DECODERS["Llama"].build(), PROMPTS[name]).eval(), padded("right")
+    more = 0 if name == "prefix tuning" else 3
+
+    def cut(model: Any, batch: Any) -> Any:
+        return model(**batch).logits[:, more:]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", embgrad.EmbgradWarning)
+        found = values(model, inputs)
+        assert relative(found, values(model, inputs, call=cut)) == 0
+        tokens, expected = (embgrad.attribute_tokens(model, inputs.batch, call=call).scores for call in (None, cut))
+    np.testing.assert_allclose(tokens, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+    kept: list[torch.Tensor] = []
+
+    def keep(module: Any, args: Any, returned: torch.Tensor) -> None:
+        if np.array_equal(args[0], inputs.batch["input_ids"]):
+            kept.append(returned.requires_grad_())
+            returned.retain_grad()
+
+    handle = model.get_input_embeddings().register_forward_hook(keep)
+    logits = cut(model, {name: torch.tensor(value) for name, value in inputs.batch.items()})
+    handle.remove()
+    labels = torch.tensor(inputs.labels)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+    assert kept[0].grad is not None
+    assert relative(found, kept[0].grad.numpy()) < EXACT
 
 
 @pytest.mark.parametrize("mode", ["device_map, last layer on disk", "all weights on disk"])
