@@ -71,3 +71,29 @@ def test_prompts_are_continued_by_the_blocks_own_method() -> None:
     np.testing.assert_array_equal(result.ids, ids)
     given = attribute_tokens(net, ids.astype(int), targets=slice(5, None))
     np.testing.assert_allclose(result.scores, given.scores, rtol=1e-12)
+
+
+class Prompted(Causal):
+    """The same behind two virtual tokens."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        rows = self.words(x)
+        virtual = F.zeros_like(F.slice_axis(rows, axis=1, begin=0, end=1)) + 0.5
+        return self.head(self.hidden(F.cumsum(F.concat(virtual, virtual, rows, dim=1), axis=1)))
+
+
+@pytest.mark.parametrize("hybridised", [False, True])
+def test_virtual_tokens_before_the_batchs_do_not_count(hybridised: bool) -> None:
+    net = built(Prompted, IDS, "float64")
+    if hybridised:
+        net.hybridize()
+
+    def cut(net: Any, inputs: Any) -> Any:
+        return net(inputs)[:, 2:]
+
+    for objective in (embgrad.Logit(4, position=-1), embgrad.Logit(4), LogProbability(IDS)):
+        results = [embgrad.gradients(net, IDS, objective, call=call) for call in (None, cut)]
+        np.testing.assert_allclose(results[0].values, results[1].values, rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(results[0].objective, results[1].objective, rtol=1e-12)
+    whole, own = (attribute_tokens(net, IDS, call=call).scores for call in (None, cut))
+    np.testing.assert_allclose(whole, own, rtol=1e-10, atol=1e-14)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras
 
 import embgrad
@@ -69,3 +70,35 @@ def test_prompts_of_different_lengths_are_continued(model: Any) -> None:
         for output in range(count):
             logits = model(ids[:, : start + output]).logits[0, -1].numpy()
             assert ids[0, start + output] == logits.argmax()
+
+
+class Prompted(tf_keras.Model):  # type: ignore[misc]
+    """A language model behind two virtual tokens, which predicts a token from the sum of those before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = tf_keras.layers.Embedding(20, 4)
+        self.head = tf_keras.layers.Dense(20)
+
+    def call(self, input_ids: Any) -> Any:
+        rows = self.words(input_ids)
+        virtual = tf.ones_like(rows[:, :1]) / 2
+        return self.head(tf.tanh(tf.cumsum(tf.concat([virtual, virtual, rows], 1), 1)))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_virtual_tokens_before_the_batchs_do_not_count(compiled: bool) -> None:
+    with policy(tf_keras, "float64"):
+        model = Prompted()
+        model(IDS)
+
+    def cut(model: Any, inputs: Any) -> Any:
+        return model(inputs)[:, 2:]
+
+    for objective in (embgrad.Logit(4, position=-1), embgrad.Logit(4), LogProbability(IDS)):
+        whole = embgrad.gradients(model, IDS, objective, compile=compiled)
+        own = embgrad.gradients(model, IDS, objective, call=cut)
+        np.testing.assert_allclose(whole.values, own.values, rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(whole.objective, own.objective, rtol=1e-12)
+    whole_scores, own_scores = (attribute_tokens(model, IDS, call=call).scores for call in (None, cut))
+    np.testing.assert_allclose(whole_scores, own_scores, rtol=1e-10, atol=1e-14)
