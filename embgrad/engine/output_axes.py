@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Request, Run
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import to_numpy
-from embgrad.engine.company import tolerance_of
+from embgrad.common.tolerance import unit_roundoff
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, positions_of
@@ -137,8 +137,9 @@ def _before(bound: BoundModel, batch: TokenBatch, error: OpenPositionsError) -> 
     if output.shape[:2] != (3, error.shape[1]):
         return None
     changes = np.abs(output[1:] - output[0]).max(-1)
-    rounding = tolerance_of(str(outputs[0].dtype)) * np.abs(output).max()
-    is_changed = changes > np.maximum(rounding, SMALL * changes.max(1, keepdims=True))
+    is_changed = changes > np.maximum(
+        unit_roundoff(outputs[0].dtype) * np.abs(output).max(), SMALL * changes.max(1, keepdims=True)
+    )
     starts = is_changed.argmax(1)
     before = int(starts[0]) - first
     is_shown = is_changed.any(1).all() and before == starts[1] - last and 0 <= before <= error.more
