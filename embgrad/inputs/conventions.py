@@ -14,6 +14,7 @@ from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, TYPE_NAMES, 
 from embgrad.inputs.checks import as_array, checked_ids, is_text
 from embgrad.inputs.encode import encode, with_tokens
 from embgrad.inputs.fast_tokenizers import words_of
+from embgrad.inputs.keras_hub import inner_tokenizer, is_of_keras_hub, preprocessor_of
 
 __all__ = ["as_batch", "batch_of", "tokenizer_of"]
 
@@ -36,6 +37,8 @@ def batch_of(batch: Any, tokenizer: Any, max_length: int | None = None, model: A
     """
     if is_text(batch):
         tokenizer_of_model = getattr(model, "tokenizer", None) if tokenizer is None else None
+        if tokenizer is tokenizer_of_model is None:
+            tokenizer_of_model = preprocessor_of(model)
         if tokenizer_of_model is not None:
             return encode(batch, tokenizer_of_model, max_length=_length_of(model) if max_length is None else max_length)
         return as_batch(batch) if tokenizer is None else encode(batch, tokenizer, max_length=max_length)
@@ -263,5 +266,9 @@ def _from_triple(ids: Any, types: Any, valid_length: Any) -> TokenBatch:
 
 
 def tokenizer_of(model: Any, tokenizer: Any) -> Any:
-    """Return the user's tokenizer, or else the one that the model holds as `tokenizer`; None where there is neither."""
-    return getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    """Return the user's tokenizer, or else the one that the model holds as `tokenizer`; None where there is neither.
+
+    Of a preprocessor of keras-hub it is the tokenizer.
+    """
+    known = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    return inner_tokenizer(known) if is_of_keras_hub(known) else known

@@ -19,6 +19,7 @@ from embgrad.inputs.fast_tokenizers import (
     with_huggingface,
     with_tokenizers,
 )
+from embgrad.inputs.keras_hub import inner_tokenizer, is_of_keras_hub, padding_of_keras_hub, with_keras_hub
 from embgrad.inputs.special_tokens import special_ids
 from embgrad.inputs.tfhub import is_preprocessor, preprocessed
 
@@ -56,8 +57,9 @@ def encode(
         texts: a text, or a list of texts and of pairs of texts, (premise, hypothesis).
         tokenizer: a Hugging Face tokenizer; a `tokenizers.Tokenizer`; an object with `tokenize` and
             `convert_tokens_to_ids`, whose pieces are surrounded with BERT's special tokens; a callable that takes a text, or
-            two for a pair, and returns ids, or a dict in a known convention, which the batch then has; or a TF Hub
-            preprocessing model, loaded by `hub.load` or as a `hub.KerasLayer`.
+            two for a pair, and returns ids, or a dict in a known convention, which the batch then has; a TF Hub preprocessing
+            model, loaded by `hub.load` or as a `hub.KerasLayer`; or a preprocessor of keras-hub, or its tokenizer, which adds no
+            special tokens.
         max_length: the most tokens of an example, special tokens included; the batch's `truncated` counts the tokens cut
             off. None cuts off nothing. A plain callable must cut the texts itself.
         padding_side: "right" or "left"; None for the tokenizer's own side, or else right.
@@ -91,6 +93,7 @@ def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
     if batch.tokens is not None:
         return batch
     _expect_instance(tokenizer)
+    tokenizer = inner_tokenizer(tokenizer) if is_of_keras_hub(tokenizer) else tokenizer
     if hasattr(tokenizer, "convert_ids_to_tokens"):
         token_of = tokenizer.convert_ids_to_tokens
     elif hasattr(tokenizer, "id_to_token"):
@@ -252,6 +255,8 @@ def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
     if hasattr(tokenizer, "tokenize") and hasattr(tokenizer, "convert_tokens_to_ids"):
         pad = int(_ids_of(tokenizer.convert_tokens_to_ids([BERT_SPECIAL[2]]), 0)[0])
         return _with_pieces, Padding(id=pad)
+    if is_of_keras_hub(tokenizer):
+        return with_keras_hub, padding_of_keras_hub(tokenizer)
     if callable(tokenizer):
         return _with_callable, Padding()
     instead = (

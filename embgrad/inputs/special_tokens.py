@@ -41,7 +41,8 @@ def special_ids(tokenizer: Any) -> list[int] | None:
     if known is not None:
         return [int(id_) for id_ in known if id_ != getattr(tokenizer, "unk_token_id", None)]
     if not hasattr(tokenizer, "get_added_tokens_decoder"):
-        return None
+        of_keras_hub = getattr(tokenizer, "special_token_ids", None)
+        return None if of_keras_hub is None else [int(id_) for id_ in of_keras_hub]
     added = tokenizer.get_added_tokens_decoder().items()
     return [id_ for id_, token in added if token.special and token.content.lower() not in UNKNOWN]
 

@@ -169,3 +169,46 @@ def test_an_encoder_decoder_generates() -> None:
     assert result.decoder_scores is not None
     assert given.decoder_scores is not None
     np.testing.assert_allclose(result.decoder_scores, given.decoder_scores, atol=1e-6)
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "gripping", "film", "the", "plot"]
+
+
+def test_texts_through_a_tokenizer_and_a_preprocessor() -> None:
+    tokenizer = keras_hub.models.BertTokenizer(vocabulary=WORDS)
+    preprocessor = keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=9)
+    model = keras_hub.models.BertTextClassifier(backbone("Bert"), num_classes=2, preprocessor=preprocessor)
+    for texts, given in (
+        (["a gripping film", "the plot"],) * 2,
+        ([("a film", "the plot")], (["a film"], ["the plot"])),
+    ):
+        data = {name: numbers(value).astype(int) for name, value in preprocessor(x=given).items()}
+        length = data["padding_mask"].sum(1).max()
+        batch = {name: value[:, :length] for name, value in data.items()}
+        expected = embgrad.gradients(model, batch, embgrad.Logit(1))
+        for options in ({}, {"tokenizer": preprocessor}):
+            result = embgrad.gradients(model, texts, embgrad.Logit(1), **options)
+            np.testing.assert_array_equal(result.ids, batch["token_ids"])
+            np.testing.assert_array_equal(result.types, batch["segment_ids"])
+            np.testing.assert_array_equal(result.values, expected.values)
+            assert result.tokens[0][:2] == ("[CLS]", "a")
+    plain = embgrad.encode(["a gripping film", "the plot"], tokenizer)
+    np.testing.assert_array_equal(plain.ids, [[5, 6, 7], [8, 9, 0]])
+    assert embgrad.encode(["the plot " * 6], preprocessor).truncated.tolist() == [5]
+    with pytest.raises(embgrad.BatchError, match="BertMaskedLMPreprocessor puts the mask in place of random tokens"):
+        embgrad.encode(["a film"], keras_hub.models.BertMaskedLMPreprocessor(tokenizer, sequence_length=9))
+
+
+def test_texts_of_a_language_model() -> None:
+    vocabulary = {"<|endoftext|>": 0, "a": 1, "Ġ": 2, "f": 3, "i": 4, "l": 5, "m": 6, "fi": 7, "lm": 8}
+    tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["f i", "l m"])
+    preprocessor = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=8)
+    model = keras_hub.models.GPT2CausalLM(backbone=backbone("GPT2"), preprocessor=preprocessor)
+    made = embgrad.attribute_tokens(model, ["a film"])
+    assert made.tokens == (("<|endoftext|>", "a", "Ġ", "fi", "lm", "<|endoftext|>"),)
+    ids = {"token_ids": np.array([[0, 1, 2, 7, 8, 0]]), "padding_mask": np.ones((1, 6), int)}
+    np.testing.assert_array_equal(made.scores, embgrad.attribute_tokens(model, ids).scores)
+    split = embgrad.attribute_tokens(model, ["a film"], tokenizer=tokenizer)
+    assert split.tokens == (("a", "Ġ", "fi", "lm"),)
+    with pytest.raises(embgrad.BatchError, match="GPT2CausalLMPreprocessor raised ValueError for pairs of texts"):
+        embgrad.encode([("a", "film")], preprocessor)
