@@ -95,7 +95,7 @@ class AmbiguousPointError(PointError):
     """A name fits several points.
 
     Attributes:
-        lookups: the lookups (`embgrad.points.Lookup`) that the name fits, in the order in which they were made.
+        lookups: the lookups (`embgrad.forward.points.Lookup`) that the name fits, in the order in which they were made.
     """
 
     def __init__(self, message: str, lookups: Sequence[Any] = ()) -> None:
