@@ -232,7 +232,9 @@ class Lookups:
             return self._as_activations(rows)
         self.tables[key] = table
         # The rows of a table that the model computed may have another point below them: they keep their history.
-        return self._taps.at(key, rows, cut=self._cut and path != UNNAMED_TABLE)
+        new = self._taps.at(key, rows, cut=self._cut and path != UNNAMED_TABLE)
+        watch.replaced(rows, new)
+        return new
 
     def _as_activations(self, rows: Any) -> Any:
         """Mark the rows of a frozen table where blocks are watched: in a SymbolBlock only values with a gradient are points."""

@@ -67,7 +67,7 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 
 def _run(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request) -> Run:
-    watch = PassRecorder(batch, request.reached, request.times)
+    watch = request.recorder(batch)
     taps = Taps(watch, request)
     norms = LayerNorms(lambda array: any(array is kept.mark for kept in taps.kept.values()))
     try:
@@ -81,7 +81,8 @@ def _pull_back(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Req
     watch, kept = forward.taps.watch, forward.taps.kept
     try:
         chosen = watch.resolve(HINT)
-        keys = list(dict.fromkeys(chosen[name] for name in request.points))
+        named = request.keys_to_read(chosen)
+        keys = list(dict.fromkeys(named.values()))
         others = _OtherGradients(parts, request, forward, keys)
         answered = answered_in_turn(request, lambda part: _answer(forward, batch, part, model))
     finally:
@@ -100,14 +101,23 @@ def _pull_back(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Req
             gradients = pullback(cotangents)
             pulled.append(replace(gradients, gradients=request.reduced(gradients.gradients, activations)))
     values = values_at(
-        {name: chosen[name] for name in request.points},
+        named,
         watch,
         activations,
         [gradients.gradients for gradients in pulled],
         [gradients.before for gradients in pulled],
         others.rests(pulled),
     )
-    return Run(values, dtype, forward.unused, answered.objective, others.values(pulled), further=answered.further)
+    return Run(
+        values,
+        dtype,
+        forward.unused,
+        answered.objective,
+        others.values(pulled),
+        further=answered.further,
+        lookups=watch.lookups,
+        reached=watch.points() if request.record else None,
+    )
 
 
 @dataclass

@@ -141,7 +141,7 @@ def surveyed(
     values = [surveyor.leaf(leaf) for leaf in leaves] + surveyor.inputs(inputs)
     results = surveyor.walk(graph.jaxpr, values)
     survey = surveyor.survey
-    if not watch.everything:
+    if not watch.lists:
         survey.names = watch.resolve(hint)
     survey.depends = [surveyor.reached(result) for result in results[: graph.outputs]]
     return survey
@@ -251,7 +251,7 @@ class _Surveyor(Walker[Cell]):
         tensor = value if mark.has_tensor else None
         shape = value.shape if mark.has_tensor else ()
         if mark.side == "enter":
-            recorded = watch.everything or mark.path in watch.modules
+            recorded = watch.lists or mark.path in watch.modules
             self._recorded.append(recorded)
             if not recorded:
                 if mark.path in watch.counted:
@@ -413,7 +413,7 @@ class _Surveyor(Walker[Cell]):
                 mark = mark_of(inner.params["name"]) if inner.primitive.name == "name" else None
                 if mark is not None and mark.side == "enter" and mark.path in self._watch.counted:
                     for _ in range(times):
-                        self._watch.count(mark.path)
+                        self._watch.count(mark.path, in_order=False)
                 self._count_inside(inner, times)
 
 
@@ -436,7 +436,7 @@ def _as_given(indices: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
 
 def looked_into(watch: PassRecorder) -> Callable[[str], bool]:
     """Return which modules' calls are looked for inside of loops: those that are recorded."""
-    return lambda path: watch.everything or path in watch.modules
+    return lambda path: watch.lists or path in watch.modules
 
 
 class _Lazily:

@@ -201,7 +201,7 @@ def finished(
             leaf.put(value)
     names = differentiated(structure.leaves, survey, parameters=request.parameters, tables=request.tables)
     answer = answer_of(forward, batch, request)
-    keys = {name: survey.names[name] for name in request.points}
+    keys = request.keys_to_read(survey.names)
     activations = {key: to_numpy(forward.values[key]) for key in keys.values()}
     pulled: list[tuple[Mapping[str, np.ndarray | None], Mapping[str, np.ndarray]]] = []
     below: dict[str, np.ndarray | None] = dict.fromkeys(names)
@@ -227,4 +227,13 @@ def finished(
     parameters = parameter_values(structure.leaves, below) if request.parameters else None
     rows = [lookup.padding for lookup in watch.lookups if lookup.layout is not None]
     unused, masked_id = unused_inputs(forward.graph.unused, batch, rows, sizes.of(found, survey.names))
-    return Run(found, dtype, unused, answer.objective, parameters, masked_id=masked_id, further=answer.further)
+    return Run(
+        found,
+        dtype,
+        unused,
+        answer.objective,
+        parameters,
+        masked_id=masked_id,
+        further=answer.further,
+        lookups=watch.lookups,
+    )

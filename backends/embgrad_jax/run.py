@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -34,11 +35,9 @@ __all__ = ["points", "run"]
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Sequence[Point]:
     """Return the points that a forward pass on the batch reaches."""
-    watch = PassRecorder(batch, None)
     with _prepared(model) as structure:
         graph, inputs = traced(structure, model, batch, call, training=False)
-        surveyed(graph, structure.leaves, inputs, watch)
-    return watch.points()
+        return _reached(graph, structure, inputs, batch)
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
@@ -64,11 +63,19 @@ def _prepared(model: Any) -> Iterator[Structure]:
 def _run(structure: Structure, model: Any, batch: TokenBatch, request: Request) -> Run:
     """Run the model's Python."""
     graph, inputs = traced(structure, model, batch, request.call, training=request.training)
-    watch = PassRecorder(batch, request.reached, request.times)
+    watch = request.recorder(batch)
+    reached = _reached(graph, structure, inputs, batch) if request.record else None
     survey = survey_of(graph, structure, inputs, watch, request)
     changes = changes_of(request)
     forward = _forward(graph, structure, inputs, survey, watch, request, changes)
-    return finished(structure, batch, request, watch, forward, changes)
+    return replace(finished(structure, batch, request, watch, forward, changes), reached=reached)
+
+
+def _reached(graph: Graph, structure: Structure, inputs: Sequence[Any], batch: TokenBatch) -> Sequence[Point]:
+    """Return the points that a graph reaches on a batch."""
+    watch = PassRecorder(batch, None)
+    surveyed(graph, structure.leaves, inputs, watch)
+    return watch.points()
 
 
 def _forward(

@@ -321,7 +321,12 @@ class Watcher:
             key = lookup.key  # as in a pass that requests it
         points = self.points
         if key is not None and points is not None and points.record_rows(key, rows):
-            self._replacing.promise(rows, lambda rows: points.replace_rows(key, rows))
+            self._replacing.promise(rows, functools.partial(self._replaced_rows, points, key))
+
+    def _replaced_rows(self, points: Any, key: str, rows: Any) -> Any:
+        new = points.replace_rows(key, rows)
+        self.watch.replaced(rows, new)
+        return new
 
     def _handle(self, operand: Any) -> Any:
         """Return the variable that an operand is, or was read from; None where it was computed."""

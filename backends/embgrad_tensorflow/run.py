@@ -150,7 +150,12 @@ def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
 
 def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot) -> Run:
     tape = tf.GradientTape(persistent=request.repeats, watch_accessed_variables=request.parameters)
-    forward = _Pass(model, request, PassRecorder(batch, request.reached, request.times), tape)
+    forward = _Pass(
+        model,
+        request,
+        request.recorder(batch),
+        tape,
+    )
     unrecorded = contextlib.nullcontext() if request.pullback else tape.stop_recording()
     if planned.graph == "alone" and _can_ask_in_graph(request):
         forward.answering = GraphObjective(request, planned.outputs, tape.stop_recording)
@@ -159,7 +164,8 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         returned = planned.call()
     chosen = _resolve(forward.watcher)
     answer = answered_in_turn(request, lambda part: _answer(returned, planned, batch, part, tape))
-    keys = list(dict.fromkeys(chosen[name] for name in request.points))
+    named = request.keys_to_read(chosen)
+    keys = list(dict.fromkeys(named.values()))
     parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
     variables = sources(forward.watcher, keys, parameters, request)
     marks = [forward.taps.kept[key] for key in keys]
@@ -175,7 +181,7 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
             at_points = dict(zip(keys, gradients, strict=False))
             pulled.append(sizes.request.reduced(at_points, activations))
     point_values = values_at(
-        {name: chosen[name] for name in request.points},
+        named,
         forward.watcher.watch,
         activations,
         pulled,
@@ -194,6 +200,8 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         else None,
         masked_id=masked_id,
         further=answer.further,
+        lookups=forward.watcher.watch.lookups,
+        reached=forward.watcher.watch.points() if request.record else None,
     )
 
 

@@ -114,6 +114,9 @@ class Script:
     def count(self, path: str) -> None:
         """See `counted`."""
 
+    def replaced(self, tensor: Any, new: Any) -> None:
+        """Do nothing: a trace does not record which tensors are the same."""
+
     def exit_on_error(self) -> None:
         """Record that the innermost call raised."""
         self._open.pop()

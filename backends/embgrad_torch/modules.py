@@ -71,7 +71,10 @@ class ModuleWatch:
         """Record the calls of the modules that the pass needs while the context is open."""
         with contextlib.ExitStack() as stack:
             for module in self.select(walked, aliases) if self._watch.needs_modules else ():
-                stack.enter_context(hooked(module, self.before, self.after))
+                if self._is_recorded(module, again=False):
+                    stack.enter_context(hooked(module, self.before, self.after))
+                else:
+                    stack.callback(module.register_forward_pre_hook(_Counting(self._counted)).remove)
             yield
 
     def select(self, walked: Sequence[tuple[str, Any]], aliases: Mapping[int, tuple[str, ...]]) -> list[Any]:
@@ -99,28 +102,40 @@ class ModuleWatch:
         """Record that a call begins; return the arguments that replace its own, or None to keep them."""
         if self._busy or id(module) not in self._names or not self._active():  # a copy of a module has the hooks, too
             return None
+        with torch._C.DisableTorchFunction():  # the mode need not see which properties of tensors are read here
+            return self._before(module, args, kwargs)
+
+    def _before(self, module: Any, args: Any, kwargs: Any) -> Any:
         argument = first((args, kwargs), is_floating)
         again = self._pulling()
-        if not self._is_recorded(module):
-            if not again:
-                self._watch.count(self._names[id(module)][0])
+        if not self._is_recorded(module, again):
             return None
         call = self._repeated(module, argument) if again else self._enter(module, argument)
         self._open.append((module, call))
         key = None if call is None else call.keys.get(INPUT)
         return None if key is None else self._replaced(key, (args, kwargs), argument, again, aliased=True)
 
+    def _counted(self, module: Any) -> None:
+        """Count a call of a module that is not recorded."""
+        if not self._busy and id(module) in self._names and self._active() and not self._pulling():
+            self._watch.count(self._names[id(module)][0])
+
     def after(self, module: Any, returned: Any) -> Any:
         """Record that a call ends; return the value that replaces its result, or None to keep it."""
-        if self._busy or id(module) not in self._names or not self._active() or not self._is_recorded(module):
+        again = self._pulling()
+        if self._busy or id(module) not in self._names or not self._active() or not self._is_recorded(module, again):
             return None
+        with torch._C.DisableTorchFunction():
+            return self._after(module, returned, again)
+
+    def _after(self, module: Any, returned: Any, again: bool) -> Any:
         while self._open and self._open[-1][0] is not module:  # its hook was skipped, as by KeyboardInterrupt
             self._abort()
         if not self._open:
             return None
         _, call = self._open.pop()
         returned = declared_order(module, returned)
-        output, again = first(returned, is_floating), self._pulling()
+        output = first(returned, is_floating)
         if again:
             key = None if call is None or output is None else call.keys.get(OUTPUT)
         else:
@@ -130,14 +145,14 @@ class ModuleWatch:
         aliased = key is not None and _is_aliased(module, returned, output, call)
         return None if key is None else self._replaced(key, returned, output, again, aliased=aliased)
 
-    def _is_recorded(self, module: Any) -> bool:
-        """Return whether the module's calls are recorded, and not only counted."""
-        return self._watch.everything or self._names[id(module)][0] in self._watch.modules
+    def _is_recorded(self, module: Any, again: bool) -> bool:
+        """Return whether the module's calls are recorded, and not only counted; of those that run again, calls at points."""
+        return (self._watch.everything and not again) or self._names[id(module)][0] in self._watch.modules
 
     def _enter(self, module: Any, argument: Any) -> _ModuleCall | None:
         path, kind, aliases = self._names[id(module)]
         key = self._watch.enter(path, kind, argument, () if argument is None else argument.shape, aliases)
-        if self._watch.everything:  # nothing is pulled back, so that nothing runs again
+        if path not in self._watch.modules:  # no point, so that it is not looked for when a segment runs again
             return None
         with torch.inference_mode(False), torch._C.DisableTorchFunction():
             detached = None if argument is None else argument.detach()
@@ -168,6 +183,8 @@ class ModuleWatch:
             new = self._at.tensor(key, tensor, again=again, aliased=aliased)
         finally:
             self._busy = False
+        if not again:
+            self._watch.replaced(tensor, new)
         return None if new is tensor else with_first(nest, is_floating, with_mask(new, tensor))
 
 
@@ -213,6 +230,13 @@ class _Before(_Hook):
     def __call__(self, module: Any, *arguments: Any) -> Any:
         """Return the arguments that replace a call's own; None to keep them."""
         return None if self._call is None or len(arguments) != 2 else self._call(module, *arguments)
+
+
+class _Counting(_Hook):
+    def __call__(self, module: Any, *arguments: Any) -> None:
+        """Report a call."""
+        if self._call is not None:
+            self._call(module)
 
 
 class _After(_Hook):

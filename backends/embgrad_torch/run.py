@@ -97,7 +97,7 @@ def _frozen_if_possible(make: Callable[[bool], Result]) -> Result:
 
 def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Run:
     structure = Structure(as_parts(model))
-    watch = PassRecorder(batch, request.reached, request.times)
+    watch = request.recorder(batch)
     with _prepared(structure, watch, request, frozen=frozen) as this, contextlib.ExitStack() as stack:
         request, taps, tables = this.request, this.taps, this.tables
         compiled = stack.enter_context(_compiled(this, frozen=frozen)) if request.compiled else None
@@ -114,7 +114,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
             if this.mode.differentiated:  # and the model has caught the exception
                 raise WeightsDifferentiated
         dtype = compute_dtype(request, taps, chosen, answer, returned, structure.parameters(), this.mode.halves)
-    keys = {name: chosen[name] for name in request.points}
+    keys = request.keys_to_read(chosen)
     gradients = pulled[0].parameters if pulled else [None] * len(requested)
     reached = {key: watch.recorded(key) for key in keys.values()}
     paths = {key: lookup.path for key, lookup in reached.items() if isinstance(lookup, Lookup)}
@@ -138,6 +138,8 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
         None if compiled is None else compiled.uncompiled,
         masked_id=masked_id,
         further=answer.further,
+        lookups=watch.lookups,
+        reached=watch.points() if request.record else None,
     )
 
 
@@ -159,7 +161,7 @@ def _prepared(structure: Structure, watch: PassRecorder, request: Request, *, fr
         mode.on_accumulating = weights.copy_gradients
         modules = ModuleWatch(watch, taps, mode.is_active, lambda: mode.pulling)
         try:
-            with modules.on(walked, further_paths(structure.parts, walked) if watch.everything else {}):
+            with modules.on(walked, further_paths(structure.parts, walked) if watch.lists else {}):
                 yield _Pass(request, mode, taps, structure, weights, device, parameters, tables)
         finally:
             mode.restore()

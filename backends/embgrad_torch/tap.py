@@ -101,7 +101,7 @@ class Taps:
         self._changes = PointChanges[Any](request, to_numpy, like, unwatched)
         self._replacements: dict[str, tuple[Any, Any]] = {}  # by key, for segments that run again
         self._all_hooked = False
-        self._readable = None if "word" in request.points else frozenset(request.points)
+        self._readable = None if "word" in request.points or request.record else frozenset(request.points)
 
     def lookup(
         self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
@@ -350,7 +350,7 @@ def compute_dtype(
 
     Where nothing was read an output or a parameter stands for the points.
     """
-    tensors = [taps.marks[chosen[name]] for name in request.points]
+    tensors = [taps.marks[key] for key in request.keys_to_read(chosen).values()]
     tensors += answered.outputs
     if not tensors:
         tensors.append(next(tensor for tensor in (first(returned, is_floating), *parameters) if tensor is not None))

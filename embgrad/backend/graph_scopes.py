@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from embgrad.backend.protocol import CannotRecordError
 from embgrad.forward.points import INPUT
 
 __all__ = ["Crossings", "Entry", "Scope", "entering", "leaving", "users_of"]
@@ -89,15 +90,20 @@ class Crossings:
         watch: the record of the pass, a `PassRecorder` or another object with the same methods.
         passed: takes the key of a point and its value, and returns the value with which the graph continues.
         scopes: the scopes of the graph.
+
+    Raises:
+        CannotRecordError: the watch records everything, and requests points too.
     """
 
     def __init__(self, watch: Any, passed: Callable[[str, Any], Any], scopes: Sequence[Scope]) -> None:
+        if scopes and watch.everything and not watch.lists:
+            raise CannotRecordError
         self._watch = watch
         self._passed = passed
         self.scopes = [scope for scope in scopes if watch.everything or scope.path in watch.modules]
         if not watch.everything:
             for path in (scope.path for scope in scopes if scope.path in watch.counted - watch.modules):
-                watch.count(path)
+                watch.count(path, in_order=False)
         # Modules around the graph, and the scopes of other graphs, can have the same paths.
         self._before = Counter(call.path for call in watch.calls)
         self._inputs: dict[Scope, Any] = {}

@@ -29,6 +29,10 @@ class CallRecorder(Protocol):
         """Record that the innermost call ends, and return the key of its output if that is a requested point."""
         ...
 
+    def replaced(self, tensor: Any, new: Any) -> None:
+        """Record that the model continues with another tensor in place of one at a point."""
+        ...
+
     def exit_on_error(self) -> None:
         """Record that the innermost call raised."""
         ...
@@ -83,7 +87,7 @@ class ModuleCalls:
         if key is None:
             return args, kwargs
         try:
-            changed: tuple[Any, Any] = with_first((args, kwargs), self._is_floating, self._replace(key, tensor))
+            changed: tuple[Any, Any] = with_first((args, kwargs), self._is_floating, self._replaced(key, tensor))
         except BaseException:
             self.fail()
             raise
@@ -93,11 +97,16 @@ class ModuleCalls:
         """Record that the innermost call ends, and return the result with which the model continues."""
         tensor = first(returned, self._is_floating)
         key = self.watch.leave(tensor, () if tensor is None else tensor.shape)
-        return returned if key is None else with_first(returned, self._is_floating, self._replace(key, tensor))
+        return returned if key is None else with_first(returned, self._is_floating, self._replaced(key, tensor))
 
     def fail(self) -> None:
         """Record that the innermost call raised."""
         self.watch.exit_on_error()
+
+    def _replaced(self, key: str, tensor: Any) -> Any:
+        new = self._replace(key, tensor)
+        self.watch.replaced(tensor, new)
+        return new
 
 
 class RecordedCall(NamedTuple):

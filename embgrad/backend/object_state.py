@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from typing import Any, Final, NamedTuple
@@ -233,14 +234,13 @@ def contains(value: Any, wanted: Callable[[Any], bool], unwrap: Callable[[Any], 
     return False
 
 
-def container_of(cls: type) -> Any:
+def _container_of(cls: type) -> Any:
     """Return the built-in container class that a class is or derives from, or None."""
-    if cls in PLAIN:
-        return cls
-    for base in CONTAINERS:  # called for each attribute of a model: a generator expression takes longer
-        if issubclass(cls, base):
-            return base
-    return None
+    return cls if cls in PLAIN else next((base for base in CONTAINERS if issubclass(cls, base)), None)
+
+
+#: The function with a cache: it is called for each attribute of a model, and these are of few classes.
+container_of: Callable[[type], Any] = functools.lru_cache(maxsize=1024)(_container_of)
 
 
 def _are_same(current: Collection[Any], before: Collection[Any]) -> bool:

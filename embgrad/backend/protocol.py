@@ -22,6 +22,7 @@ __all__ = [
     "Backend",
     "BoundModel",
     "Call",
+    "CannotRecordError",
     "Change",
     "Listener",
     "NativeObjective",
@@ -116,7 +117,12 @@ class Request:
         times: if the points were found by another pass, the number of times that pass reached each of them, by the paths of the
             lookups' tables and by the paths of modules followed by a colon. If the counts of this pass differ, the points may be
             different ones, and `PassRecorder.resolve` raises. None to count nothing.
+        order: with `times`, the paths of the modules in the order in which that pass called them. If this pass called them in
+            another order, `PassRecorder.resolve` raises. None to compare no order.
         reads: selects the rows of an output that `respond` gets in place of the whole, see `Reads`.
+        record: record every point of the pass, so that `Run.reached` can be returned. The points to read are then those that may
+            turn out to be wanted: the pass need not reach them, and `Run.points` has those that it reached by their keys, see
+            `PassRecorder.resolve`. A backend that cannot do both in one pass raises `CannotRecordError`.
         pullback: with False no gradient is requested, and the forward pass need not be recorded: `respond` returns no set of
             cotangents, and that of a native objective is not pulled back.
         further: the requests of further objectives of the same forward pass, in order; only their `respond`, `outputs`, `reads`,
@@ -139,7 +145,9 @@ class Request:
     tables: bool = False
     compiled: bool | None = None
     times: Mapping[str, int] | None = None
+    order: Sequence[str] | None = None
     reads: Reads = reads_the_whole
+    record: bool = False
     pullback: bool = True
     further: tuple[Request, ...] = ()
     reduce: Reduce | None = None
@@ -175,6 +183,14 @@ class Request:
             for key, gradient in gradients.items()
             if key in values
         }
+
+    def recorder(self, batch: TokenBatch) -> PassRecorder:
+        """Return a new record of a forward pass on a batch with this request."""
+        return PassRecorder(batch, self.reached, self.times, order=self.order, record=self.record)
+
+    def keys_to_read(self, chosen: Mapping[str, str]) -> dict[str, str]:
+        """Return the keys of the points to read by their names, of those that `PassRecorder.resolve` has returned."""
+        return dict(chosen) if self.record else {name: chosen[name] for name in self.points}
 
     @property
     def reached(self) -> tuple[str, ...]:
@@ -285,6 +301,8 @@ class Run:
         masked_id: the id that a model without a mask argument masks by itself, as under Keras's `mask_zero`; "mask" is then in
             `unused` only if the two masks differ. None if the model makes no mask.
         further: for each of the further objectives the values of a native one, else None.
+        lookups: all lookups that the pass made, in order; None where the backend does not return them.
+        reached: with `Request.record` all points that the pass reached, as `Backend.points` returns them; else None.
     """
 
     points: Mapping[str, PointValues]
@@ -295,6 +313,12 @@ class Run:
     uncompiled: str | None = None
     masked_id: int | None = None
     further: Sequence[np.ndarray | None] = ()
+    lookups: Sequence[Lookup] | None = None
+    reached: Sequence[Point] | None = None
+
+
+class CannotRecordError(Exception):
+    """Internal: a pass with this request cannot record every point, see `Request.record`; list the points by `Backend.points`."""
 
 
 class PassListener(Protocol):

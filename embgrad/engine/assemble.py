@@ -202,14 +202,14 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
     first = pieces[0]
     if len(pieces) == 1:
         return first
-    if any(piece.provenance.get("order") == UNKNOWN for piece in pieces):
-        raise UnsupportedError(in_own_order(first.provenance["point"]))
     for piece in pieces[1:]:
         if piece.values.shape[1:] != first.values.shape[1:] or len(piece.values) != len(piece.objective):
             raise UnsupportedError(
                 f"the point {first.provenance['point']!r} has the shapes {first.values.shape} and {piece.values.shape} in two "
                 "sub-batches: expected examples on its first axis; omit batch_size"
             )
+    if any(piece.provenance.get("order") == UNKNOWN for piece in pieces):
+        raise UnsupportedError(in_own_order(first.provenance["point"]))
 
     def concatenated(name: str) -> Any:
         arrays = [getattr(piece, name) for piece in pieces]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from embgrad.backend.protocol import BoundModel, PointValues
+from embgrad.backend.protocol import BoundModel, PointValues, Run
 from embgrad.engine.descent import with_roles_of_text
 from embgrad.engine.probe import (
     Order,
@@ -20,18 +21,26 @@ from embgrad.engine.probe import (
 )
 from embgrad.errors import AmbiguousPointError, listed
 from embgrad.forward.axes import Located, axis_of_examples, of_lookup, of_module
-from embgrad.forward.names import point_of
+from embgrad.forward.descent import Reached
+from embgrad.forward.expected import SEPARATOR, expected_keys
+from embgrad.forward.names import LAYER_ROLE, point_of
 from embgrad.forward.points import WORD, Lookup, Point, split_name
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
+    "Meanings",
     "ProbeInconclusiveError",
     "Sighting",
+    "cannot_record",
     "expect_each_once",
+    "expected_points",
     "forget",
+    "forget_meanings",
     "in_whole_batch",
     "locate",
+    "locate_in_pass",
     "locate_in_sub_batch",
+    "meanings",
     "word_of",
 ]
 
@@ -83,6 +92,144 @@ class Sighting:
 
 #: By model and by form of a batch, the sighting of "word".
 _words: WeakKeyDictionary[Any, dict[Hashable, Sighting]] = WeakKeyDictionary()
+
+
+class Meaning(NamedTuple):
+    """The point that a name meant in a pass that recorded every point.
+
+    Attributes:
+        point: the point.
+        by_role: whether the name is a role.
+        examples: the number of examples in that pass.
+    """
+
+    point: Point
+    by_role: bool
+    examples: int
+
+    def axis(self, batch: TokenBatch) -> int | None:
+        """Return which of the first two axes of the point's tensor holds the examples; None where its shape did not show it."""
+        shape = self.point.shape if self.point.lookup is None else self.point.lookup.indices.shape
+        return None if self.examples == batch.shape[1] else axis_of_examples(shape, self.examples, batch.shape[1])
+
+
+@dataclass(frozen=True)
+class Meanings:
+    """The points that names meant in passes that made the same calls.
+
+    Attributes:
+        points: the points by the names.
+        times: the number of times that the pass reached each table and module, see `Request.times`.
+        order: the modules that it called, see `Request.order`.
+    """
+
+    points: Mapping[str, Meaning]
+    times: Mapping[str, int]
+    order: Sequence[str]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The keys of the points by the names; "word" is looked for in each pass."""
+        return {name: WORD if name == WORD else meaning.point.key for name, meaning in self.points.items()}
+
+    def located(self, bound: BoundModel, batch: TokenBatch, run: Run) -> dict[str, Located]:
+        """Return the points as they are arranged in a run that made the same calls.
+
+        Raises:
+            PointError: a point's arrangement is not known.
+        """
+        points = {}
+        for name, (point, by_role, _) in self.points.items():
+            values = run.points[self.keys[name]]
+            key = point.key if values.lookup is None else values.lookup.key
+            points[name] = replace(point, shape=values.activation.shape, lookup=values.lookup, key=key), by_role
+        lookups = [Point(lookup.key, (), lookup.shape, lookup, lookup.key) for lookup in run.lookups or ()]
+        axes = {name: meaning.axis(batch) for name, meaning in self.points.items()}
+        return _arranged(bound, points, batch, lookups, axes)
+
+
+#: By model and by form of a batch, what names meant in earlier passes.
+_meanings: WeakKeyDictionary[Any, dict[Hashable, Meanings]] = WeakKeyDictionary()
+
+#: The models of which no pass can record all points and read some.
+_not_recorded: WeakKeyDictionary[Any, dict[Hashable, bool]] = WeakKeyDictionary()
+
+
+def meanings(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> Meanings | None:
+    """Return what the names meant in an earlier pass on a batch of the same form; None where it is not known."""
+    known = (bound.remembered(_meanings) or {}).get(_form(batch)) if bound.call is None else None
+    if known is None or any(name not in known.points for name in names):
+        return None
+    return replace(known, points={name: known.points[name] for name in names})
+
+
+def forget_meanings(bound: BoundModel) -> None:
+    """Drop what names meant in earlier passes, after a pass contradicted it."""
+    known = bound.remembered(_meanings)
+    if known is not None:
+        known.clear()
+
+
+def expected_points(bound: BoundModel, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of the points that names probably mean; none where that, or a pass that records all points, is unknown."""
+    if bound.remembered(_not_recorded):
+        return ()
+    paths = dict.fromkeys(bound.backend.paths(bound.model))
+    keys = [expected_keys(name, paths) for name in names]
+    return tuple(dict.fromkeys(key for expected in keys for key in expected)) if all(keys) else ()
+
+
+def cannot_record(bound: BoundModel) -> None:
+    """Remember that no pass of the model can record all points and read some."""
+    known = bound.remembered(_not_recorded)
+    if known is not None:
+        known["pass"] = True
+
+
+def locate_in_pass(
+    bound: BoundModel, names: Sequence[str], batch: TokenBatch, reached: Sequence[Point]
+) -> dict[str, Located]:
+    """Return the points by their names, from the record of a pass, and remember what the names mean.
+
+    Args:
+        bound: the model.
+        names: the names.
+        batch: the batch of the pass.
+        reached: the points that the pass reached.
+
+    Raises:
+        PointError: a name means no point, or several.
+    """
+    points = reached if isinstance(reached, list) else list(reached)
+    named = _named(bound, names, batch, points)
+    located = _arranged(bound, named, batch, points)
+    memory = bound.remembered(_meanings) if bound.call is None else None
+    if memory is not None and isinstance(reached, Reached):
+        if len(memory) >= MOST_FORMS:
+            memory.clear()
+        meant = {name: Meaning(point, by_role, len(batch)) for name, (point, by_role) in named.items()}
+        form, paths = _form(batch), bound.backend.paths(bound.model)
+        before = memory.get(form)
+        if before is not None and before == _made(before.points, reached, paths):  # both passes made the same calls
+            meant = {**before.points, **meant}
+        memory[form] = _made(meant, reached, paths)
+    return located
+
+
+def _made(meant: Mapping[str, Meaning], reached: Reached, paths: Iterable[str]) -> Meanings:
+    """Return what names meant, with the calls that another pass has to make for them to mean the same.
+
+    What is called inside of a layer cannot change what is a layer, and is not compared unless it is named itself.
+    """
+    layers = {point.path for point in reached if any(map(LAYER_ROLE.fullmatch, point.roles))}
+    own = {meaning.point.path for meaning in meant.values()}
+
+    def is_compared(path: str) -> bool:
+        return path in own or not any(path[: mark.start()] in layers for mark in SEPARATOR.finditer(path))
+
+    order = [call.path for call in reached.calls if is_compared(call.path)]
+    counts = Counter([*(f"{path}:" for path in order), *(lookup.path for lookup in reached.lookups)])
+    return Meanings(meant, {**{f"{path}:": 0 for path in paths if is_compared(path)}, **counts}, order)
 
 
 def locate(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> dict[str, Located]:
@@ -177,6 +324,13 @@ def expect_each_once(option: str, names: Iterable[str], located: Mapping[str, Lo
 
 
 def _located(bound: BoundModel, names: Sequence[str], batch: TokenBatch, points: list[Point]) -> dict[str, Located]:
+    return _arranged(bound, _named(bound, names, batch, points), batch, points)
+
+
+def _named(
+    bound: BoundModel, names: Sequence[str], batch: TokenBatch, points: list[Point]
+) -> dict[str, tuple[Point, bool]]:
+    """Return the points that names mean, and whether these are roles."""
     resolved = points
     try:
         resolved = word_resolved(bound, batch, points)
@@ -185,23 +339,49 @@ def _located(bound: BoundModel, names: Sequence[str], batch: TokenBatch, points:
             raise
     points = with_roles_of_text(bound, batch, points, resolved, names)
     words = [point for point in points if WORD in point.roles]
-    named = {name: point_of(name, points, words, batch) for name in names}
+    return {name: point_of(name, points, words, batch) for name in names}
+
+
+def _arranged(
+    bound: BoundModel,
+    named: Mapping[str, tuple[Point, bool]],
+    batch: TokenBatch,
+    points: Sequence[Point],
+    axes: Mapping[str, int | None] | None = None,
+) -> dict[str, Located]:
+    """Return the points that names mean with their arrangement.
+
+    Args:
+        bound: the model.
+        named: the points, and whether their names are roles.
+        batch: the batch of the pass.
+        points: all points that the pass reached, or at least its lookups.
+        axes: by name which axis of a tensor holds the examples, where that is known.
+    """
     known = all(point.lookup is not None and point.lookup.layout is not None for point, _ in named.values())
     order = Order(True) if known else order_of(bound, batch, points)
-    return {name: _at(bound, name, point, by_role, batch, order) for name, (point, by_role) in named.items()}
+    return {
+        name: _at(bound, name, point, by_role, batch, order, (axes or {}).get(name))
+        for name, (point, by_role) in named.items()
+    }
 
 
-def _at(bound: BoundModel, name: str, point: Point, by_role: bool, batch: TokenBatch, order: Order) -> Located:
+def _at(
+    bound: BoundModel, name: str, point: Point, by_role: bool, batch: TokenBatch, order: Order, known: int | None
+) -> Located:
+    def axis_of_point() -> int | None:
+        return example_axis(bound, batch, point) if known is None else known
+
     if point.lookup is None:
         bound.expect_ability("modules")
-        axis = example_axis(bound, batch, point) if order.is_batch else None
+        axis = axis_of_point() if order.is_batch else None
         arrangement = of_module(name, point.shape, batch, axis, by_role=by_role, in_order=order.is_batch)
         return Located(point.key, arrangement, None, by_role)
     if by_role and WORD in point.roles and name == WORD:
         expect_ids_followed(bound, batch, point.lookup)
     is_word = by_role and WORD in point.roles
     lookup = expect_word(bound, batch, point.lookup) if is_word else with_layout(bound, batch, point.lookup)
-    axis = None if lookup.layout or not order.is_batch else example_axis(bound, batch, point)
+    axis = None if lookup.layout or not order.is_batch else axis_of_point()
     arrangement = of_lookup(name, lookup, batch, axis, by_role=by_role, in_order=order.is_batch)
     if lookup.key in order.changed:
         arrangement = replace(arrangement, is_batch=False)

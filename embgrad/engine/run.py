@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
-from embgrad.backend.protocol import Change, PointValues, Reduce, Run
+from embgrad.backend.protocol import CannotRecordError, Change, PointValues, Reduce, Run
 from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.backend.replay import CallbackMemo
 from embgrad.common.progress import Progress, reporter
@@ -25,11 +25,16 @@ from embgrad.engine.company import tolerance_of
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.locate import (
     ProbeInconclusiveError,
+    cannot_record,
     expect_each_once,
+    expected_points,
     forget,
+    forget_meanings,
     in_whole_batch,
     locate,
+    locate_in_pass,
     locate_in_sub_batch,
+    meanings,
     word_of,
 )
 from embgrad.engine.provenance import provenance
@@ -309,6 +314,10 @@ def run_located(
         return run, responses, {WORD: word_of(bound, lookup, batch)}
     if not options.named:
         return *_run_once(task, batch, {}, reduce), {}
+    if not (options.training or options.compile or options.changed or reduce):
+        at_once = _run_at_once(task, batch)
+        if at_once is not None:
+            return at_once
     memos: Memos = defaultdict(CallbackMemo)
     # In training mode the model is run once, whatever the run shows.
     sighting = None if options.training else locate_in_sub_batch(bound, options.named, batch)
@@ -326,6 +335,63 @@ def run_located(
         forget(bound)
     located = located_for(task, batch)
     return *_run_once(task, batch, located, reduce, memos), located
+
+
+def _run_at_once(
+    task: Task, batch: TokenBatch
+) -> tuple[Run, list[Respond | NativeObjective], Mapping[str, Located]] | None:
+    """Return a run that locates the points by itself, and reads them; None where no point is expected.
+
+    A run that makes the calls of an earlier run reads the points of that. Else it records every point, reads those that the names
+    probably mean, and is repeated if they mean others.
+    """
+    bound, names = task.bound, task.options.names
+    known = meanings(bound, names, batch)
+    if known is not None:
+        with contextlib.suppress(PointNotReachedError, AmbiguousPointError):
+            run, responses = _run_at(task, batch, tuple(known.keys.values()), times=known.times, order=known.order)
+            keys = known.keys
+            located = known.located(bound, batch, run)
+            run = replace(run, points={located[name].key: run.points[keys[name]] for name in names})
+            return _with_shared(task, batch, run, responses, located)
+        forget_meanings(bound)
+    expected = expected_points(bound, names)
+    if not expected:
+        return None
+    try:
+        run, responses = _run_at(task, batch, expected, record=True)
+    except (CannotRecordError, PointNotReachedError, AmbiguousPointError):
+        cannot_record(bound)
+        return None
+    if run.reached is None:
+        cannot_record(bound)
+        return None
+    return _with_shared(task, batch, run, responses, locate_in_pass(bound, names, batch, run.reached))
+
+
+def _run_at(
+    task: Task, batch: TokenBatch, points: tuple[str, ...], **changes: Any
+) -> tuple[Run, list[Respond | NativeObjective]]:
+    """Return a run that reads points, and the objectives after it; `changes` are fields of the request."""
+    sets = (len(batch) if task.options.split else 1) if task.pullback else 0
+    responses = task.responses(batch, sets)
+    request = replace(task.request(responses[0], points, several=task.options.split, further=responses[1:]), **changes)
+    with explained_pullback(task.bound, partial(task.run, batch), request):
+        return task.run(batch, request), responses
+
+
+def _with_shared(
+    task: Task,
+    batch: TokenBatch,
+    run: Run,
+    responses: list[Respond | NativeObjective],
+    located: Mapping[str, Located],
+) -> tuple[Run, list[Respond | NativeObjective], Mapping[str, Located]]:
+    """Return a run, or another where it did not read a point, or not for each example what all examples share."""
+    points = [located[name] for name in task.options.names]
+    if all(point.key in run.points and not point.arrangement.shared for point in points):
+        return run, responses, located
+    return *_run_once(task, batch, located, None), located
 
 
 def _is_plain(task: Task, batch: TokenBatch) -> bool:

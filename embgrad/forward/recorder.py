@@ -47,27 +47,40 @@ class PassRecorder:
         names: the requested points: "word", or keys of points, see `Point.key`. None records every point, to list them.
         times: for each path of a module or table, how often an earlier pass reached it, see `Request.times`. None skips
             the comparison with an earlier pass.
+        order: the paths of the modules that an earlier pass called, see `Request.order`; None skips that comparison.
+        record: record every point, beside the requested ones, which the pass need not reach; see `Request.record`.
 
     Attributes:
         batch: the batch that the model is run on.
         lookups: the recorded lookups, in order.
         calls: the recorded module calls, in the order in which they began.
         everything: whether every point is recorded.
-        modules: the paths of the modules whose calls the backend must report; unused where `everything` is true.
+        lists: whether every point is recorded and none is requested.
+        modules: the paths of the modules of requested points, whose calls the backend must report; it reports those of all
+            modules where `everything` is true.
         counted: the paths of the modules whose calls the backend need only count, with `count`.
     """
 
     def __init__(
-        self, batch: TokenBatch, names: Collection[str] | None, times: Mapping[str, int] | None = None
+        self,
+        batch: TokenBatch,
+        names: Collection[str] | None,
+        times: Mapping[str, int] | None = None,
+        *,
+        order: Sequence[str] | None = None,
+        record: bool = False,
     ) -> None:
         self.lookups: list[Lookup] = []
         self.calls: list[ModuleCall] = []
-        self.everything = names is None
+        self.lists = names is None
+        self.everything = self.lists or record
         self.modules = frozenset(name.path for name in map(split_name, names or ()) if name.side is not None)
         self.counted = frozenset(path[:-1] for path in times or () if path.endswith(":"))
         self.batch = batch
         self._names = tuple(names or ())
         self._times = times
+        self._expected_order = order
+        self._order: list[str] | None = []
         self._others: dict[OtherUse, None] = {}
         self._open: list[int] = []
         self._ended = 0
@@ -183,6 +196,11 @@ class PassRecorder:
         if self.everything:
             self.lookups[-1] = replace(self.lookups[-1], token=self._tokens[tensor])
 
+    def replaced(self, tensor: Any, new: Any) -> None:
+        """Record that the model continues with another tensor, so that it is known as the same one."""
+        if self.everything:
+            self._tokens.put(new, self._tokens[tensor])
+
     def enter(self, path: str, kind: str, tensor: Any, shape: Sequence[int], also: Sequence[str] = ()) -> str | None:
         """Record that a module's call begins.
 
@@ -202,6 +220,8 @@ class PassRecorder:
             call.source = self._tokens[tensor] if self.everything else None
         self._open.append(len(self.calls))
         self.calls.append(call)
+        if self._order is not None:
+            self._order.append(path)
         return self._reach(call, INPUT, tensor)
 
     def leave(self, result: Any, shape: Sequence[int]) -> str | None:
@@ -222,9 +242,18 @@ class PassRecorder:
             call.token = self._tokens[result] if self.everything else None
         return self._reach(call, OUTPUT, result)
 
-    def count(self, path: str) -> None:
-        """Count a call of a module that is counted but not recorded."""
+    def count(self, path: str, *, in_order: bool = True) -> None:
+        """Count a call of a module that is counted but not recorded.
+
+        Args:
+            path: the module's attribute path.
+            in_order: whether the model's calls are counted in the order in which it makes them.
+        """
         self._count(f"{path}:")
+        if not in_order:
+            self._order = None
+        elif self._order is not None:
+            self._order.append(path)
 
     def exit_on_error(self) -> None:
         """Close the innermost open call after it raised an exception."""
@@ -253,6 +282,9 @@ class PassRecorder:
     def resolve(self, hint: str = "") -> dict[str, str]:
         """Return the key of the point that each requested name means.
 
+        A pass that records every point need not reach those that are requested: the result has the keys of the others alone, and
+        those of all lookups of the ids in place of "word".
+
         Args:
             hint: what the backend knows about why a point may not have been reached; appended to the error message.
 
@@ -261,6 +293,9 @@ class PassRecorder:
                 point was not reached, or the pass reached a module or table more or less often than an earlier pass did.
             AmbiguousPointError: the indices of several lookups are the batch's ids.
         """
+        if self.everything:
+            wanted = [lookup.key for lookup in self.lookups if lookup.layout is not None and WORD in self._names]
+            return {key: key for key in dict.fromkeys([*wanted, *self._names]) if key in self._reached}
         self._expect_times()
         return {name: self._word(hint) if name == WORD else self._expect_reached(name, hint) for name in self._names}
 
@@ -298,6 +333,11 @@ class PassRecorder:
             raise PointNotReachedError(
                 f"the forward pass reached {path.rstrip(':')!r} {self._counts[path]} time(s), but an earlier pass reached it "
                 f"{self._times.get(path, 0)} time(s): expected a model that makes the same calls each time"
+            )
+        if None not in (self._order, self._expected_order) and self._order != [*(self._expected_order or ())]:
+            raise PointNotReachedError(
+                "the forward pass called the model's modules in another order than an earlier pass: expected a model that makes "
+                "the same calls each time"
             )
 
     def _count(self, path: str) -> int:
@@ -392,6 +432,10 @@ class _Tokens:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, int, Any]] = {}
         self._next = 0
+
+    def put(self, tensor: Any, token: int) -> None:
+        """Set the number of a tensor to that of another."""
+        self._known[id(tensor)] = (_reference(tensor), token, _version(tensor))
 
     def __getitem__(self, tensor: Any) -> int:
         reference, token, version = self._known.get(id(tensor), (None, 0, None))

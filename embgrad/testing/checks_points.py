@@ -43,6 +43,21 @@ class PointChecks:
                 assert results[role].values.flags.owndata
                 close(embgrad.gradients(model(architecture), batch, OBJECTIVE, at=role).values, gradient, 1e-12)
 
+    def test_layers_take_one_forward_pass(self, model: Any) -> None:
+        built, batch = model("layers"), example_batch()
+        made: list[int] = []
+
+        def call(model: Any, inputs: Any) -> Any:
+            made.append(len(made))
+            return model(inputs["input_ids"])
+
+        at = ["layer.0", "layer.-1"]
+        results = embgrad.gradients(built, {"input_ids": batch.ids}, OBJECTIVE, at=at, call=call)
+        assert len(made) == 1, f"{len(made)} forward passes, of which one records all points and reads these"
+        by_hand = layers_by_hand(example_weights(), batch.ids, OBJECTIVE)
+        close(results["layer.0"].values, by_hand["layer.0"][1], 1e-12)
+        close(results["layer.-1"].values, by_hand["layer.2"][1], 1e-12)
+
     def test_the_lookup_by_position_has_a_gradient_for_each_example(self, model: Any) -> None:
         weights, batch = example_weights(), example_batch()
         result = embgrad.gradients(model("layers"), batch, OBJECTIVE, at="position")

@@ -98,7 +98,9 @@ class _Observer:
         if key is None:
             return rows
         self.tables[key] = table
-        return self._tap(key, rows if self.listening or table.sources else rows.detach())
+        new = self._tap(key, rows if self.listening or table.sources else rows.detach())
+        self.watch.replaced(rows, new)
+        return new
 
     def table_names(self) -> dict[str, list[str]]:
         """Return the names of the tables by the keys of their lookups, for tables that are parameters."""
@@ -172,17 +174,18 @@ class ReferenceBackend:
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Reached:
         """Return the points that a forward pass reaches."""
         with _running(model, training=False):
-            _, observer, _ = _forward(model, batch, None, _NOTHING, call)
+            _, observer, _ = _forward(model, batch, PassRecorder(batch, None), _NOTHING, call)
         return observer.watch.points()
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
         """Run one forward pass, and a pullback for each set of cotangents."""
         parameters = _parameters(as_parts(model))
         with _running(model, request.training):
-            returned, observer, unused = _forward(model, batch, request.reached, request, request.call)
+            returned, observer, unused = _forward(model, batch, request.recorder(batch), request, request.call)
             chosen = observer.watch.resolve()
             answer = answered(returned, batch, request, ReferenceTensors())
-            keys = list(dict.fromkeys(chosen[name] for name in request.points))
+            named = request.keys_to_read(chosen)
+            keys = list(dict.fromkeys(named.values()))
             leaves = [observer.kept[key][0] for key in keys]
             wanted = [*leaves, *(parameters.values() if request.parameters or request.tables else ())]
             activations = {key: observer.kept[key][1].value.copy() for key in keys}
@@ -193,7 +196,7 @@ class ReferenceBackend:
                 pulled.append((request.reduced(at_points, activations), gradients[len(keys) :]))
         below = dict(zip(parameters, pulled[0][1] if pulled else (), strict=False))
         values = values_at(
-            {name: chosen[name] for name in request.points},
+            named,
             observer.watch,
             activations,
             [at_points for at_points, _ in pulled],
@@ -216,6 +219,8 @@ class ReferenceBackend:
             if request.parameters
             else None,
             further=answer.further,
+            lookups=observer.watch.lookups,
+            reached=observer.watch.points() if request.record else None,
         )
 
     def weights(self, model: Any) -> Sequence[Weight]:
@@ -399,10 +404,10 @@ def _observed(observer: _Observer) -> Iterator[None]:
 
 
 def _forward(
-    model: Any, batch: TokenBatch, names: Sequence[str] | None, request: Request, call: Call | None
+    model: Any, batch: TokenBatch, watch: PassRecorder, request: Request, call: Call | None
 ) -> tuple[Any, _Observer, tuple[str, ...]]:
     parts = as_parts(model)
-    observer = _Observer(parts, PassRecorder(batch, names, request.times), request)
+    observer = _Observer(parts, watch, request)
     with _observed(observer):
         if call is not None:
             return call(model, copied(batch.inputs())), observer, ()

@@ -58,7 +58,7 @@ class TinyBackend:
 
     def run(self, model, batch, request):
         with model_lock([model]):
-            watch = PassRecorder(batch, request.reached, request.times)
+            watch = request.recorder(batch)
             rows = self._looked_up(model, batch, watch, request.call)
             keys = watch.resolve()
             answer = answered(model(rows), batch, request, Arrays())
@@ -69,7 +69,15 @@ class TinyBackend:
         values = values_at(keys, watch, dict.fromkeys(keys.values(), owned(rows)), pulled)
         given = {"mask": batch.mask, "types": batch.types, **batch.extras}
         unused = tuple(name for name, value in given.items() if value is not None)
-        return Run(values, compute_dtype([str(rows.dtype)], ()), unused, answer.objective, further=answer.further)
+        return Run(
+            values,
+            compute_dtype([str(rows.dtype)], ()),
+            unused,
+            answer.objective,
+            further=answer.further,
+            lookups=watch.lookups,
+            reached=watch.points() if request.record else None,
+        )
 
     def _looked_up(self, model, batch, watch, call):
         if call is not None:

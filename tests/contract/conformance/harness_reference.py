@@ -166,7 +166,10 @@ class Harness:
         typed = {name: value.astype(dtype or value.dtype) for name, value in weights.items()}
         if architecture in ("layers", "interrupted"):  # each has weights of its own
             typed |= {f"{name}.{number}": typed[name].copy() for name in ("W1", "b1") for number in range(3)}
-        return ReferenceModel(FORWARDS[architecture], typed)  # nothing in the reference is trained, so all is frozen
+        modules = ("embed", *(f"layers.{number}" for number in range(3))) if architecture == "layers" else ()
+        return ReferenceModel(
+            FORWARDS[architecture], typed, modules
+        )  # nothing in the reference is trained, so all is frozen
 
     def train(self, model: ReferenceModel) -> None:
         model.training = True

@@ -133,9 +133,11 @@ def test_an_image_beside_a_text_without_layers_gives_none(image_first: bool) -> 
 
 def test_the_passes_that_show_it_are_remembered(runs: list[Any]) -> None:
     model = dual(image_first=True)
-    for _ in range(2):
-        embgrad.gradients(model, batch(), OBJECTIVE, at="layer.-1")
-    assert [bool(request.add) for request in runs] == [False, True, False, False]
+    embgrad.gradients(model, batch(), OBJECTIVE, at="layer.-1")
+    assert sum(bool(request.add) for request in runs) == 1
+    runs.clear()
+    embgrad.gradients(model, batch(), OBJECTIVE, at="layer.-1")
+    assert len(runs) == 1
     runs.clear()
     embgrad.gradients(model, batch(), OBJECTIVE)
     embgrad.gradients(model, batch(), OBJECTIVE, at="image.layers.0")
