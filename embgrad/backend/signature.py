@@ -17,7 +17,7 @@ import numpy as np
 
 from embgrad.common.arrays import to_numpy
 from embgrad.errors import BatchError, UnsupportedError, brief, listed
-from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, TYPE_NAMES, TokenBatch
+from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, PACKED, TYPE_NAMES, TokenBatch
 from embgrad.inputs.decoder import DECODER_MASKS, decoder_names, further_named
 
 __all__ = ["CallPlan", "as_parts", "expect_callable", "expect_single", "parameters_of", "plan_call", "plan_mapping"]
@@ -222,6 +222,8 @@ def _distributed(
     whole = _takes_all(by_name, batch)
     if whole is not None:
         return _bind(parameters, {whole: ("inputs", True)}, ())
+    if batch.convention == PACKED:
+        return _packed(parameters, by_name, batch)
     known_names = {**NAMES, "mask": (*NAMES["mask"], *masks)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     ids = next((name for name in NAMES["ids"] if name in by_name), next(iter(by_name)))
@@ -245,6 +247,24 @@ def _distributed(
     return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, {*values, *further.values()}))
 
 
+def _packed(
+    parameters: Sequence[inspect.Parameter], by_name: Mapping[str, inspect.Parameter], batch: TokenBatch
+) -> CallPlan:
+    """Return the call plan of ids in one row, which the first parameter beside `offsets` takes, unless one has a known name."""
+    others = [name for name in by_name if name not in ("offsets", *batch.extras)]
+    ids = next((name for name in NAMES["ids"] if name in others), next(iter(others), "input_ids"))
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if "offsets" not in by_name and not takes_any:
+        raise BatchError(
+            "the batch holds ids in one row with 'offsets', and the model takes no input of that name: expected ids of shape "
+            "(example, position), or call=lambda model, inputs: ..., which may use both"
+        )
+    values = {ids: ("ids", True), "offsets": ("offsets", True)}
+    values |= {name: (name, False) for name in batch.extras if name in by_name or takes_any}
+    _expect_complete(by_name, values)
+    return _bind(parameters, values, tuple(name for name in batch.extras if name not in values))
+
+
 def _expect_known(field: str, name: str, batch: TokenBatch) -> None:
     """Refuse to invent lengths: without a mask ids may hold padding. gluonnlp's own batches always have lengths.
 
@@ -266,7 +286,7 @@ def _takes_all(by_name: Mapping[str, inspect.Parameter], batch: TokenBatch) -> s
         return None
     only = required[0]
     if only.annotation is only.empty:
-        return only.name if batch.convention in CONVENTIONS and only.name in DICT_NAMES else None
+        return only.name if batch.convention in (*CONVENTIONS, PACKED) and only.name in DICT_NAMES else None
     return only.name if _is_dict(only.annotation) else None
 
 
@@ -314,6 +334,8 @@ def plan_mapping(
     names = list(names)
     fields = {name: field for field, aliases in NAMES.items() for name in aliases}
     fields["padding_mask"] = fields["encoder_padding_mask"] = "mask"  # as keras-hub declares it: 1 at real positions
+    if batch.convention == PACKED:
+        fields["offsets"] = "offsets"
     further = {name: other for name in names if (other := _further(name, batch)) is not None}
     filled: dict[str, Any] = {}
     for name in names:
@@ -332,7 +354,7 @@ def plan_mapping(
                 f"the model's inputs are {listed(names)}, and none has a name that means token ids: expected one of "
                 f"{listed(NAMES['ids'])}; pass call=... to call the model yourself"
             )
-        filled[nameless[0]] = batch.ids
+        filled[nameless[0]] = _field("ids", batch)
     missing = [name for name in names if name not in filled]
     if missing:
         raise BatchError(_missing_message(missing))
@@ -356,14 +378,17 @@ def _further(name: str, batch: TokenBatch) -> tuple[str, Any] | None:
 
 def _left_out(batch: TokenBatch, used: Collection[str], passed: Collection[str]) -> tuple[str, ...]:
     """Return the names of the fields and extras of a batch that a call does not use. Valid lengths count as a mask."""
-    used = {*used, "mask"} if "valid_length" in used else used
+    used = {*used, "mask"} if "valid_length" in used or batch.convention == PACKED else used
     fields = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in used]
     return (*fields, *(name for name in batch.extras if name not in passed))
 
 
 def _field(field: str, batch: TokenBatch) -> Any:
     if field == "inputs":
-        return (batch if batch.convention in CONVENTIONS else batch.replace(convention="huggingface")).inputs()
+        is_named = batch.convention in (*CONVENTIONS, PACKED)
+        return (batch if is_named else batch.replace(convention="huggingface")).inputs()
+    if batch.convention == PACKED and field in ("ids", "offsets"):
+        return batch.packed()[int(field == "offsets")]
     if field == "valid_length":
         return batch.lengths()
     if field == "mask":
@@ -380,6 +405,8 @@ def _plan_unnamed(parameters: Sequence[inspect.Parameter], batch: TokenBatch) ->
     """
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     takes_first = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if batch.convention == PACKED:
+        return CallPlan((), batch.inputs(), ()) if takes_any else CallPlan(batch.packed(), {}, tuple(batch.extras))
     if takes_any and takes_first and batch.convention == "ids":
         return CallPlan((batch.ids,), {}, ())
     if takes_any:

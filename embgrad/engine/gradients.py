@@ -88,7 +88,8 @@ def gradients(
         model: a model of PyTorch, TensorFlow, Keras or MXNet Gluon; an object that holds a model in its attribute `model`, such
             as a pipeline; or a sequence of parts of one framework, with `call`.
         batch: a TokenBatch, a dict of inputs in a known convention, gluonnlp's (ids, types, valid_length), an array of
-            ids of shape (example, position), or texts, with `tokenizer`.
+            ids of shape (example, position), or texts, with `tokenizer`. A dict may hold ids in one row, one example after
+            another, and under `offsets` where each begins; results have the shape (example, position, dim) as well.
         objective: an `embgrad.Objective`; a function that takes the model's own return value and returns a native tensor
             of shape (example,); or `embgrad.Scalar` around a function that returns a scalar. Or a list of these, whose gradients
             take one forward pass together, and a pullback each; an error names the index in the list.

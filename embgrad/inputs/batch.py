@@ -24,7 +24,7 @@ from embgrad.inputs.checks import (
 )
 from embgrad.inputs.extras import cut, is_of_each
 
-__all__ = ["CONVENTIONS", "ID_NAMES", "MASK_NAMES", "TYPE_NAMES", "TokenBatch"]
+__all__ = ["CONVENTIONS", "ID_NAMES", "MASK_NAMES", "PACKED", "TYPE_NAMES", "TokenBatch"]
 
 #: The keys of each known convention of dicts, as (ids, mask, types).
 CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -33,6 +33,9 @@ CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
     "keras_hub": ("token_ids", "padding_mask", "segment_ids"),
     "keras_hub_seq2seq": ("encoder_token_ids", "encoder_padding_mask", "encoder_segment_ids"),
 }
+
+#: The convention of one row of the ids at real positions, one example after another, with `offsets`, where each begins.
+PACKED: Final = "packed"
 
 #: The names that models have for the ids beside those of a convention, in order.
 ID_NAMES: Final = ("ids", "tokens", "inputs", "x")
@@ -63,7 +66,7 @@ class TokenBatch:
         parts: for each position the text that its offsets count in: 0, or 1 for the second text of a pair; -1 where it has no
             characters. Same shape as `ids`. None where no example is a pair.
         extras: further inputs by name, passed to the model unchanged.
-        convention: the form in which `inputs` returns the batch: a key of `CONVENTIONS`, "gluonnlp" or "ids".
+        convention: the form in which `inputs` returns the batch: a key of `CONVENTIONS`, "gluonnlp", "ids" or "packed".
         mask_is_bool: whether the model receives the mask as bool, since a model may index with it or invert it.
         shared: the names of those extras that all examples share. Any other extra is sliced along the examples if it has
             one entry for each example: an array whose first axis has the batch's length, alone or inside dicts, tuples and
@@ -332,11 +335,18 @@ class TokenBatch:
             self.lengths().astype(np.float32),
         )
 
+    def packed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids at real positions in one row, int64, and where in it each example begins, int64, shape (example,)."""
+        return self.ids[self.real], np.append(0, self.real.sum(1).cumsum()[:-1])
+
     def inputs(self) -> Any:
         """Return the batch in its own convention, with the extras: a dict, gluonnlp's triple, or the bare ids.
 
         A dict has no keys for values that were not given. gluonnlp's triple always has types; they are zeros then.
         """
+        if self.convention == PACKED:
+            ids, starts = self.packed()
+            return {"input_ids": ids, "offsets": starts, **self.extras}
         if self.convention == "ids":
             return self.ids
         if self.convention == "gluonnlp":
@@ -392,7 +402,7 @@ def _checked_shared(shared: Any, extras: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _known_convention(name: str) -> str:
-    known = [*CONVENTIONS, "gluonnlp", "ids"]
+    known = [*CONVENTIONS, "gluonnlp", "ids", PACKED]
     if not isinstance(name, str) or name not in known:
         raise BatchError(f"convention is {name!r}: expected one of {listed(known)}.{did_you_mean(str(name), known)}")
     return name

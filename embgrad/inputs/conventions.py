@@ -10,9 +10,9 @@ import numpy as np
 
 from embgrad.common.arrays import whole_numbers
 from embgrad.errors import BatchError, brief, did_you_mean, listed
-from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, TYPE_NAMES, TokenBatch
+from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, PACKED, TYPE_NAMES, TokenBatch
 from embgrad.inputs.checks import as_array, checked_ids, is_text
-from embgrad.inputs.encode import encode, with_tokens
+from embgrad.inputs.encode import encode, is_of_huggingface, with_known_tokens, with_tokens
 from embgrad.inputs.fast_tokenizers import words_of
 from embgrad.inputs.keras_hub import inner_tokenizer, is_of_keras_hub, preprocessor_of
 
@@ -36,6 +36,9 @@ def batch_of(batch: Any, tokenizer: Any, max_length: int | None = None, model: A
         BatchError: the batch is in none of these forms, or `max_length` is given for ids.
     """
     if is_text(batch):
+        made = _of_own_features(model, batch, max_length) if tokenizer is None else None
+        if made is not None:
+            return made
         tokenizer_of_model = getattr(model, "tokenizer", None) if tokenizer is None else None
         if tokenizer is tokenizer_of_model is None:
             tokenizer_of_model = preprocessor_of(model)
@@ -135,12 +138,80 @@ def _is_triple(ids: Any, types: Any, valid_length: Any) -> bool:
     return as_array(ids, "ids").ndim != 1 and as_array(valid_length, "valid_length").ndim == 1
 
 
+def _of_own_features(model: Any, texts: Any, max_length: int | None) -> TokenBatch | None:
+    """Return texts as a sentence encoder makes its own inputs of them; None for other models.
+
+    A tokenizer of Hugging Face makes the same ids, and more of what is known of the texts.
+
+    Raises:
+        BatchError: the model makes no inputs of these texts, or would have to cut them otherwise.
+    """
+    names = [name for name in ("preprocess", "tokenize") if callable(getattr(model, name, None))]
+    tokenizer = getattr(model, "tokenizer", None)
+    if not names or not callable(getattr(model, "encode", None)) or tokenizer is None or is_of_huggingface(tokenizer):
+        return None
+    if max_length is not None:
+        raise BatchError(
+            f"max_length is {brief(max_length)}, and {type(model).__name__} makes ids of texts by its own method {names[0]!r}: "
+            "set the model's max_seq_length, and omit max_length"
+        )
+    rows = [texts] if isinstance(texts, str) else list(texts)
+    try:
+        features = getattr(model, names[0])(rows)
+    except Exception as error:
+        raise BatchError(
+            f"{type(model).__name__} raised {type(error).__name__} for these texts in its own method {names[0]!r}: expected "
+            "texts that model.encode takes, or ids"
+        ) from error
+    if not isinstance(features, Mapping):
+        return None
+    made = as_batch(features, model)
+    return with_known_tokens(made.replace(texts=rows), tokenizer)
+
+
+def _from_packed(mapping: Mapping[str, Any]) -> TokenBatch | None:
+    """Return the batch of a dict with ids in one row and `offsets`, where each example begins; None for other dicts.
+
+    Raises:
+        BatchError: an example is empty, or the offsets do not rise from 0 within the ids.
+    """
+    rows = {key: array for key, value in mapping.items() if (array := _row_of_whole(value)) is not None}
+    starts = rows.pop("offsets", None)
+    names = [name for name in (*(keys[0] for keys in CONVENTIONS.values()), *ID_NAMES, *rows) if name in rows]
+    if starts is None or not names:
+        return None
+    ids = rows[names[0]]
+    lengths = np.diff(np.append(starts, len(ids)))
+    if not len(starts) or starts[0] != 0 or (lengths < 1).any():
+        raise BatchError(
+            f"offsets is {brief(starts.tolist())} for {len(ids)} ids in one row: expected the index at which each example "
+            "begins, rising from 0, of examples with one id at least"
+        )
+    real = np.arange(lengths.max()) < lengths[:, None]
+    filled = np.zeros(real.shape, np.int64)
+    filled[real] = ids
+    extras = {key: value for key, value in mapping.items() if key not in (names[0], "offsets")}
+    return TokenBatch(filled, real, extras=extras, convention=PACKED)
+
+
+def _row_of_whole(value: Any) -> np.ndarray | None:
+    """Return a value with one axis of whole numbers as int64; None for others."""
+    try:
+        array = None if value is None else as_array(value, "ids")
+    except BatchError:
+        return None
+    return whole_numbers(array) if array is not None and array.ndim == 1 else None
+
+
 def _from_mapping(mapping: Mapping[str, Any], model: Any) -> TokenBatch:
     if mapping.get("inputs_embeds") is not None:
         raise BatchError(
             "the batch holds 'inputs_embeds', and the gradient is taken where the model looks up ids: expected the ids in its "
             "place, and the embeddings as override={'word': array}"
         )
+    packed = _from_packed(mapping) if "offsets" in mapping else None
+    if packed is not None:
+        return packed
     known = {keys[0]: name for name, keys in CONVENTIONS.items()}
     id_keys = [key for key in known if key in mapping]
     own = None if id_keys else _own_name_of_ids(mapping, model)

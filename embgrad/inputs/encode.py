@@ -29,6 +29,7 @@ __all__ = [
     "encode",
     "encoded",
     "expect_id",
+    "is_of_huggingface",
     "padding_of",
     "warn_of_doubled",
     "with_known_tokens",
@@ -98,6 +99,8 @@ def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
         token_of = tokenizer.convert_ids_to_tokens
     elif hasattr(tokenizer, "id_to_token"):
         token_of = tokenizer.id_to_token
+    elif isinstance(vocabulary := getattr(tokenizer, "get_vocab", lambda: None)(), list):
+        token_of = vocabulary.__getitem__
     else:
         raise BatchError(
             f"the batch holds ids, and the tokenizer, a {type(tokenizer).__name__}, cannot name them: expected an object with "
@@ -247,8 +250,7 @@ Encoder = Callable[[Any, "list[tuple[str, ...]]", "int | None"], "list[Encoded]"
 def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
     """Return the encoding function and padding for a tokenizer, by its type's name and methods, without importing its library."""
     _expect_instance(tokenizer)
-    ancestors = {base.__name__ for base in type(tokenizer).__mro__}
-    if "PreTrainedTokenizerBase" in ancestors:
+    if is_of_huggingface(tokenizer):
         return with_huggingface, padding_of_huggingface(tokenizer)
     if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "to_str"):
         return with_tokenizers, padding_of_tokenizers(tokenizer)
@@ -266,6 +268,11 @@ def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
         f"the tokenizer is of type {type(tokenizer).__name__}: expected a Hugging Face tokenizer, a tokenizers.Tokenizer, an "
         f"object with tokenize and convert_tokens_to_ids, or a callable that returns ids{instead}"
     )
+
+
+def is_of_huggingface(tokenizer: Any) -> bool:
+    """Return whether a tokenizer is one of Hugging Face's transformers, by its type's name."""
+    return any(base.__name__ == "PreTrainedTokenizerBase" for base in type(tokenizer).__mro__)
 
 
 def _expect_instance(tokenizer: Any) -> None:

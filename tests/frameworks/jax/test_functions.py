@@ -95,3 +95,21 @@ def test_virtual_tokens_before_the_batchs_do_not_count() -> None:
     states = np.tanh(1 + np.asarray(parameters["table"])[ids].cumsum(1)) @ np.asarray(parameters["w"])
     own = states[:, 2] - np.log(np.exp(states[:, 2]).sum(-1, keepdims=True))
     np.testing.assert_allclose(tokens.objective[:, 0], own[[0, 1], ids[:, 3]], rtol=1e-12)
+
+
+def test_ids_in_one_row() -> None:
+    def bag(parameters: Any, ids: Any, offsets: Any) -> Any:
+        example = jnp.searchsorted(offsets, jnp.arange(len(ids)), side="right") - 1
+        return jax.ops.segment_sum(parameters["table"][ids], example, len(offsets)) @ parameters["w"]
+
+    random = np.random.default_rng(0)
+    parameters = {"table": jnp.asarray(random.normal(size=(20, 3))), "w": jnp.asarray(random.normal(size=(3, 2)))}
+    batch = {"ids": np.array([1, 2, 3, 4, 4, 5]), "offsets": np.array([0, 2, 5])}
+
+    def call(parts: Any, inputs: Any) -> Any:
+        return parts[0](parts[1], inputs["input_ids"], inputs["offsets"])
+
+    result = embgrad.gradients((bag, parameters), batch, embgrad.Logit(1), call=call)
+    np.testing.assert_array_equal(result.ids, [[1, 2, 0], [3, 4, 4], [5, 0, 0]])
+    real = np.array([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
+    np.testing.assert_allclose(result.values, real[..., None] * np.asarray(parameters["w"])[:, 1])
