@@ -11,8 +11,8 @@ import numpy as np
 
 from embgrad.backend import ParameterValues, TableRest, Weight
 from embgrad.backend.locks import model_lock
+from embgrad.backend.rests import table_rests
 from embgrad.backend.signature import as_parts
-from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
 from embgrad.errors import UnsupportedError, listed
 from embgrad_gluon import bert

@@ -27,8 +27,8 @@ from embgrad.backend.protocol import (
     Weight,
     reads_the_whole,
 )
+from embgrad.backend.rests import table_rests
 from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
-from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
 from embgrad.forward.points import Lookup
 from embgrad.forward.recorder import PassRecorder

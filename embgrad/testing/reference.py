@@ -28,8 +28,8 @@ from embgrad.backend.protocol import (
     Run,
     Weight,
 )
+from embgrad.backend.rests import table_rests
 from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
-from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
 from embgrad.common.pytree import copied
 from embgrad.forward.descent import Reached
