@@ -103,8 +103,9 @@ class Passes:
 
     def _result(self, *, pullback: bool) -> EmbeddingGradients:
         changes = {} if self.values is None else {"override": {self.at: self.values}}
-        # The gradient of an example's own objective: that of the sum is another where a function reads several examples.
-        split = pullback and self.is_native and self.company is Company.HELD
+        # The gradient of an example's own objective: that of the sum is another where a function reads several examples, or the
+        # model, as batch norm does in training mode.
+        split = pullback and (self.is_native or self.training) and self.company is Company.HELD
         options = self._options((self.at,), changes, split=split)
         task = Task(self.bound, self.objective, options, pullback=pullback, quiet=self.quiet or self.values is not None)
         is_whole = self.is_native or self.size >= len(self.batch)

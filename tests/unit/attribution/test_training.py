@@ -232,3 +232,18 @@ def test_training_is_true_or_false(name: str) -> None:
     }
     with pytest.raises(embgrad.BatchError, match="training is 'yes': expected True or False"):
         getattr(embgrad, name)(scaled(), IDS, *arguments[name], training="yes")
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", embgrad.IntegratedGradients(3), embgrad.Occlusion("zero")])
+def test_of_examples_that_depend_on_one_another_each_has_its_own(method: Any) -> None:
+    """As of batch norm, which takes the batch's mean off in training mode: the gradient of the sum of L is 0."""
+
+    def centred(model: Any, input_ids: np.ndarray) -> Tensor:
+        sums = lookup(model["E"], input_ids).sum(1)
+        return (sums + sums.mean(0) * -1.0 if model.training else sums) @ model["W"]
+
+    model = ReferenceModel(centred, WEIGHTS)
+    made = embgrad.attribute(model, IDS, LOGIT, method, training=True)
+    own = WEIGHTS["E"][IDS] @ WEIGHTS["W"][:, 1]
+    np.testing.assert_allclose(made.scores, own * (1 - 1 / len(IDS)), atol=1e-12)
+    assert not made.provenance["random"]
