@@ -72,6 +72,7 @@ def attribute(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", metavar="N", help="Run at most N examples, steps or samples at once.")
     ] = None,
+    training: o.Training = False,
     pads: o.Pads = "keep",
     ignore: o.Ignore = None,
     call: o.Call = None,
@@ -96,7 +97,7 @@ def attribute(
         expect_model(model)
         expect_files({"--output": output, "--html": html}, printed="words")
         inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
-        request = GradientRequest(objective, labels, (at,), batch_size, pads=pads, call=call)
+        request = GradientRequest(objective, labels, (at,), batch_size, training, pads, call=call)
         loaded, batch, of_texts = loaded_with_batch(str(model), framework, ignore or (), inputs, terminal, request)
         with terminal.busy(f"attributing in {loaded.framework} …"):
             used, results = _computed(loaded.model, batch, request, methods, of_texts)
@@ -123,6 +124,7 @@ def _computed(
             at=request.at[0],
             tokenizer=tokenizer,
             call=call_from(request),
+            training=request.training,
             pads=request.pads,
             batch_size=request.batch_size,
         )

@@ -69,6 +69,7 @@ def attribute_tokens(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", metavar="N", help="Run at most N examples or steps at once.")
     ] = None,
+    training: o.Training = False,
     ignore: o.Ignore = None,
     call: o.Call = None,
     output: o.Output = None,
@@ -103,6 +104,7 @@ def attribute_tokens(
                 generate=generate,
                 tokenizer=of_texts,
                 call=call_from(request),
+                training=training,
                 batch_size=batch_size,
             )
         write_files(result, output, html)

@@ -104,6 +104,7 @@ def search(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", metavar="N", help="Run at most N texts at once.")
     ] = None,
+    training: o.Training = False,
     ignore: o.Ignore = None,
     call: o.Call = None,
     to: Annotated[
@@ -138,6 +139,7 @@ def search(
             "allowed": _allowed(allowed or ()),
             "positions": _positions(positions),
             "stable": not unstable,
+            "training": training,
             "batch_size": batch_size,
             "to": to,
         }

@@ -207,3 +207,21 @@ def test_words_are_coloured_by_sign(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     out = capsys.readouterr().out
     assert "orange is above zero, blue below" in out
     assert "\x1b[30;48;2;" in out or "48;2;" in out
+
+
+def test_training_mode(command: Any, masked: Path) -> None:
+    words = (
+        "attribute",
+        *TEXTS,
+        "-t",
+        "a film",
+        "--method",
+        "saliency",
+        "--objective",
+        "Logit(1)",
+        "-o",
+        "a.safetensors",
+    )
+    for option, expected in (((), False), (("--training",), True)):
+        assert command(*words, *option).code == 0
+        assert embgrad.load("a.safetensors").provenance["training"] is expected

@@ -39,3 +39,12 @@ def test_the_file_holds_the_attribution(command: Any, directory: Path) -> None:
 )
 def test_a_missing_model_and_output_to_stdout_are_refused(command: Any, words: tuple[str, ...], message: str) -> None:
     assert message in refused(command("attribute-tokens", "--ids", "ids.json", *words))
+
+
+def test_training_mode(command: Any, directory: Path) -> None:
+    (directory / "language.py").write_text(MODEL, encoding="utf-8")
+    (directory / "three.json").write_text("[[5, 7, 3]]", encoding="utf-8")
+    words = ("attribute-tokens", "-m", "language.py:build", "--ids", "three.json", "-o", "a.safetensors")
+    for option, expected in (((), False), (("--training",), True)):
+        assert command(*words, *option).code == 0
+        assert embgrad.load("a.safetensors").provenance["training"] is expected

@@ -207,3 +207,9 @@ def test_changed_tokens_are_coloured(monkeypatch: pytest.MonkeyPatch, capsys: py
     out = capsys.readouterr().out
     assert "48;2;0;114;178m" in out
     assert "48;2;213;94;0m" in out
+
+
+def test_training_mode(command: Any, words: Path) -> None:
+    for option, expected in (((), False), (("--training",), True)):
+        assert command("search", *TEXTS, *ONE, *option, "-o", "s.safetensors").code == 0
+        assert embgrad.load("s.safetensors").provenance["training"] is expected
