@@ -12,7 +12,7 @@ from embgrad.common.arrays import whole_numbers
 from embgrad.errors import BatchError, brief, did_you_mean, listed
 from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, PACKED, TYPE_NAMES, TokenBatch
 from embgrad.inputs.checks import as_array, checked_ids, is_text
-from embgrad.inputs.encode import encode, is_of_huggingface, with_known_tokens, with_tokens
+from embgrad.inputs.encode import encode, is_of_huggingface, is_tokenizer, with_known_tokens, with_tokens
 from embgrad.inputs.fast_tokenizers import words_of
 from embgrad.inputs.keras_hub import inner_tokenizer, is_of_keras_hub, preprocessor_of
 
@@ -141,7 +141,8 @@ def _is_triple(ids: Any, types: Any, valid_length: Any) -> bool:
 def _of_own_features(model: Any, texts: Any, max_length: int | None) -> TokenBatch | None:
     """Return texts as a sentence encoder makes its own inputs of them; None for other models.
 
-    A tokenizer of Hugging Face makes the same ids, and more of what is known of the texts.
+    A tokenizer of Hugging Face makes the same ids, and more of what is known of the texts. Where the model's method takes no list
+    of texts, a tokenizer that `encode` takes serves.
 
     Raises:
         BatchError: the model makes no inputs of these texts, or would have to cut them otherwise.
@@ -159,6 +160,8 @@ def _of_own_features(model: Any, texts: Any, max_length: int | None) -> TokenBat
     try:
         features = getattr(model, names[0])(rows)
     except Exception as error:
+        if is_tokenizer(tokenizer):
+            return None
         raise BatchError(
             f"{type(model).__name__} raised {type(error).__name__} for these texts in its own method {names[0]!r}: expected "
             "texts that model.encode takes, or ids"

@@ -30,6 +30,7 @@ __all__ = [
     "encoded",
     "expect_id",
     "is_of_huggingface",
+    "is_tokenizer",
     "padding_of",
     "warn_of_doubled",
     "with_known_tokens",
@@ -273,6 +274,15 @@ def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
 def is_of_huggingface(tokenizer: Any) -> bool:
     """Return whether a tokenizer is one of Hugging Face's transformers, by its type's name."""
     return any(base.__name__ == "PreTrainedTokenizerBase" for base in type(tokenizer).__mro__)
+
+
+def is_tokenizer(tokenizer: Any) -> bool:
+    """Return whether `encode` takes a tokenizer."""
+    try:
+        _encoder_of(tokenizer)
+    except BatchError:
+        return False
+    return True
 
 
 def _expect_instance(tokenizer: Any) -> None:

@@ -247,3 +247,19 @@ def test_of_examples_that_depend_on_one_another_each_has_its_own(method: Any) ->
     own = WEIGHTS["E"][IDS] @ WEIGHTS["W"][:, 1]
     np.testing.assert_allclose(made.scores, own * (1 - 1 / len(IDS)), atol=1e-12)
     assert not made.provenance["random"]
+
+
+def test_of_a_model_that_keeps_a_state_more_steps_are_proposed() -> None:
+    """Its objectives differ from call to call, and no random numbers are drawn."""
+
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        sums = lookup(model["E"], input_ids).sum(1)
+        kept = model.kept["state"] if len(model.kept["state"]) == len(input_ids) else np.zeros((len(input_ids), 3))
+        out = (sums + Tensor(kept)).tanh()
+        model.kept["state"] = kept + 0.01
+        return out @ model["W"]
+
+    model = ReferenceModel(forward, WEIGHTS)
+    model.kept = {"state": np.ones((2, 3))}  # type: ignore[attr-defined]
+    with pytest.warns(embgrad.EmbgradWarning, match="do not sum to .* Take more steps"):
+        embgrad.attribute(model, IDS, LOGIT, embgrad.IntegratedGradients(1, rule="riemann_left"))

@@ -175,3 +175,27 @@ def test_a_model_with_other_parameters_takes_the_rest_by_name(named: bool) -> No
     batch = {("ids" if named else "text"): IDS, "offsets": OFFSETS, "scale": np.ones(3)}
     result = embgrad.gradients(ReferenceModel(forward, WEIGHTS), batch, LOGIT)
     np.testing.assert_allclose(result.values, by_hand(), atol=1e-15)
+
+
+def test_a_method_that_takes_no_list_leaves_it_to_the_tokenizer() -> None:
+    class Own(ReferenceModel):
+        """A model with methods of the same names."""
+
+        @staticmethod
+        def tokenizer(text: str) -> list[int]:
+            """Return the ids of a text."""
+            return [Words().get_vocab().index(word) for word in text.split()]
+
+        def encode(self, text: str) -> list[int]:
+            """Return the ids of a text."""
+            return self.tokenizer(text)
+
+        def tokenize(self, text: str) -> list[str]:
+            """Return the words of a text."""
+            return text.split()
+
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        return (lookup(model["E"], input_ids) * Tensor(attention_mask[..., None] * 1.0)).sum(1) @ model["W"]
+
+    result = embgrad.gradients(Own(forward, WEIGHTS), ["a film", "plot"], LOGIT)
+    np.testing.assert_array_equal(result.ids, [[1, 2], [4, 0]])
