@@ -115,7 +115,7 @@ def _pull_back(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Req
         answered.objective,
         others.values(pulled),
         further=answered.further,
-        lookups=watch.lookups,
+        lookups=watch.looked_up(),
         reached=watch.points() if request.record else None,
     )
 

@@ -235,5 +235,5 @@ def finished(
         parameters,
         masked_id=masked_id,
         further=answer.further,
-        lookups=watch.lookups,
+        lookups=watch.looked_up(),
     )

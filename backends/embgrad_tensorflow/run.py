@@ -200,7 +200,7 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         else None,
         masked_id=masked_id,
         further=answer.further,
-        lookups=forward.watcher.watch.lookups,
+        lookups=forward.watcher.watch.looked_up(),
         reached=forward.watcher.watch.points() if request.record else None,
     )
 

@@ -138,7 +138,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
         None if compiled is None else compiled.uncompiled,
         masked_id=masked_id,
         further=answer.further,
-        lookups=watch.lookups,
+        lookups=watch.looked_up(),
         reached=watch.points() if request.record else None,
     )
 

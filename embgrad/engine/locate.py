@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from embgrad.backend.protocol import BoundModel, PointValues, Run
+from embgrad.backend.protocol import BoundModel, Run
 from embgrad.engine.descent import with_roles_of_text
 from embgrad.engine.probe import (
     Order,
@@ -30,17 +30,14 @@ from embgrad.inputs.batch import TokenBatch
 __all__ = [
     "Meanings",
     "ProbeInconclusiveError",
-    "Sighting",
     "cannot_record",
     "expect_each_once",
     "expected_points",
-    "forget",
     "forget_meanings",
-    "in_whole_batch",
     "locate",
     "locate_in_pass",
-    "locate_in_sub_batch",
     "meanings",
+    "meanings_in_sub_batch",
     "word_of",
 ]
 
@@ -55,56 +52,20 @@ MOST_FORMS: Final = 64
 
 
 class ProbeInconclusiveError(Exception):
-    """Internal: the sub-batch probe was inconclusive; run the whole batch."""
-
-
-@dataclass(frozen=True)
-class Sighting:
-    """The points that a forward pass of a sub-batch reached.
-
-    Attributes:
-        located: the points by the user's names, arranged as in the sub-batch.
-        times: the number of times that the pass reached each table and module, see `Request.times`.
-        count: the number of examples in the pass.
-    """
-
-    located: Mapping[str, Located]
-    times: Mapping[str, int]
-    count: int
-
-    def arranged(
-        self, changed: Iterable[str], batch: TokenBatch, reduced: Iterable[str] = ()
-    ) -> dict[str, Located] | None:
-        """Return the points as they should be arranged in the whole batch, so that changes can be prepared.
-
-        The result is None if the arrangement with more examples is not known of a point whose values are changed, or reduced in
-        other axes than the tensor's own.
-        """
-        arrangements = {name: point.arrangement.for_batch(self.count, batch) for name, point in self.located.items()}
-        needed = {*changed, *(name for name in reduced if not self.located[name].arrangement.keeps_axes)}
-        if any(arrangements[name] is None for name in needed):
-            return None
-        return {
-            name: replace(point, arrangement=arrangements[name] or point.arrangement)
-            for name, point in self.located.items()
-        }
-
-
-#: By model and by form of a batch, the sighting of "word".
-_words: WeakKeyDictionary[Any, dict[Hashable, Sighting]] = WeakKeyDictionary()
+    """Internal: an earlier pass does not show what a name means; decide it anew."""
 
 
 class Meaning(NamedTuple):
-    """The point that a name meant in a pass that recorded every point.
+    """The point that a name meant in a pass.
 
     Attributes:
         point: the point.
-        by_role: whether the name is a role.
+        located: the point, as it was arranged in that pass.
         examples: the number of examples in that pass.
     """
 
     point: Point
-    by_role: bool
+    located: Located
     examples: int
 
     def axis(self, batch: TokenBatch) -> int | None:
@@ -119,33 +80,52 @@ class Meanings:
 
     Attributes:
         points: the points by the names.
-        times: the number of times that the pass reached each table and module, see `Request.times`.
-        order: the modules that it called, see `Request.order`.
+        times: the number of times that the passes reached each table and module, see `Request.times`.
+        order: the modules that they called, see `Request.order`.
     """
 
     points: Mapping[str, Meaning]
     times: Mapping[str, int]
     order: Sequence[str]
 
-    @property
-    def keys(self) -> dict[str, str]:
-        """The keys of the points by the names; "word" is looked for in each pass."""
-        return {name: WORD if name == WORD else meaning.point.key for name, meaning in self.points.items()}
+    def expected(self, changed: Iterable[str], reduced: Iterable[str], batch: TokenBatch) -> dict[str, Located] | None:
+        """Return the points as they should be arranged in a batch, so that changes can be prepared.
+
+        The result is None if the arrangement is not known of a point whose values are changed, or reduced in other axes than the
+        tensor's own.
+        """
+        before = {name: meaning.located.arrangement for name, meaning in self.points.items()}
+        now = {name: before[name].for_batch(meaning.examples, batch) for name, meaning in self.points.items()}
+        if any(now[name] is None for name in {*changed, *(name for name in reduced if not before[name].keeps_axes)}):
+            return None
+        return {
+            name: replace(meaning.located, arrangement=now[name] or before[name])
+            for name, meaning in self.points.items()
+        }
 
     def located(self, bound: BoundModel, batch: TokenBatch, run: Run) -> dict[str, Located]:
-        """Return the points as they are arranged in a run that made the same calls.
+        """Return the points as they are arranged in a run that made the same calls, and read them by their keys.
 
         Raises:
+            ProbeInconclusiveError: the ids were used otherwise, too, so that "word" may mean another point.
             PointError: a point's arrangement is not known.
         """
         points = {}
-        for name, (point, by_role, _) in self.points.items():
-            values = run.points[self.keys[name]]
-            key = point.key if values.lookup is None else values.lookup.key
-            points[name] = replace(point, shape=values.activation.shape, lookup=values.lookup, key=key), by_role
-        lookups = [Point(lookup.key, (), lookup.shape, lookup, lookup.key) for lookup in run.lookups or ()]
+        for name, (point, located, _) in self.points.items():
+            values = run.points[point.key]
+            if name == WORD and values.lookup is not None and values.lookup.rival is not None:
+                raise ProbeInconclusiveError(point.key)
+            points[name] = replace(point, shape=values.activation.shape, lookup=values.lookup), located.by_role
         axes = {name: meaning.axis(batch) for name, meaning in self.points.items()}
-        return _arranged(bound, points, batch, lookups, axes)
+        if run.lookups is not None:
+            lookups = [Point(lookup.key, (), lookup.shape, lookup, lookup.key) for lookup in run.lookups]
+            return _arranged(bound, points, batch, lookups, axes)
+        before = [meaning.located for meaning in self.points.values()]
+        changed = frozenset(
+            point.key for point in before if point.lookup is not None and not point.arrangement.is_batch
+        )
+        order = Order(all(point.arrangement.in_order for point in before), changed)
+        return {name: _at(bound, name, *points[name], batch, order, axes[name]) for name in points}
 
 
 #: By model and by form of a batch, what names meant in earlier passes.
@@ -203,17 +183,31 @@ def locate_in_pass(
     points = reached if isinstance(reached, list) else list(reached)
     named = _named(bound, names, batch, points)
     located = _arranged(bound, named, batch, points)
-    memory = bound.remembered(_meanings) if bound.call is None else None
-    if memory is not None and isinstance(reached, Reached):
-        if len(memory) >= MOST_FORMS:
-            memory.clear()
-        meant = {name: Meaning(point, by_role, len(batch)) for name, (point, by_role) in named.items()}
-        form, paths = _form(batch), bound.backend.paths(bound.model)
-        before = memory.get(form)
-        if before is not None and before == _made(before.points, reached, paths):  # both passes made the same calls
-            meant = {**before.points, **meant}
-        memory[form] = _made(meant, reached, paths)
+    if isinstance(reached, Reached):
+        _remember(bound, batch, reached, _meant(named, located, batch))
     return located
+
+
+def _meant(
+    named: Mapping[str, tuple[Point, bool]], located: Mapping[str, Located], batch: TokenBatch
+) -> dict[str, Meaning]:
+    return {name: Meaning(point, located[name], len(batch)) for name, (point, _) in named.items()}
+
+
+def _remember(bound: BoundModel, batch: TokenBatch, reached: Reached, meant: Mapping[str, Meaning]) -> None:
+    """Remember what names mean, beside what others meant in a pass that made the same calls."""
+    memory = bound.remembered(_meanings) if bound.call is None else None
+    if memory is None:
+        return
+    if len(memory) >= MOST_FORMS:
+        memory.clear()
+    form, paths = _form(batch), bound.backend.paths(bound.model)
+    before = memory.get(form)
+    if before is not None:
+        again = _made(before.points, reached, paths)
+        if (again.times, again.order) == (before.times, before.order):
+            meant = {**before.points, **meant}
+    memory[form] = _made(meant, reached, paths)
 
 
 def _made(meant: Mapping[str, Meaning], reached: Reached, paths: Iterable[str]) -> Meanings:
@@ -238,70 +232,29 @@ def locate(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> dict[s
     Raises:
         PointError: a name means no point, or several.
     """
-    return _located(bound, tuple(names), batch, bound.points(batch))
+    return locate_in_pass(bound, tuple(names), batch, bound.points(batch))
 
 
-def locate_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> Sighting | None:
-    """Return the points that a forward pass of the first examples reaches, at a fraction of the whole batch's cost.
+def meanings_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> Meanings | None:
+    """Return what names mean in a forward pass of the first examples, at a fraction of the whole batch's cost.
 
-    "word" is remembered from call to call, since the run of all examples shows whether the lookup is still the only lookup of
-    the ids. Other roles depend on the whole pass, and are located in each call. The result is None where only the whole batch
-    can show the points; see also `Sighting.arranged` and `in_whole_batch`.
+    The result is None where only the whole batch can show it.
     """
     wanted = tuple(names)
-    known = bound.remembered(_words) if wanted == (WORD,) and bound.call is None else None
-    form = _form(batch)
-    if known is not None and form in known:
-        return known[form]
-    count = PROBED if known is None or len(batch) >= 2 * PROBED else len(batch)
-    examples = _unsorted(batch) or list(range(count))
-    count = len(examples)
-    if batch.shape[1] == count or (known is None and len(batch) < 2 * PROBED):
+    examples = _unsorted(batch) or list(range(PROBED))
+    if batch.shape[1] == len(examples) or len(batch) < 2 * PROBED:
         return None
     try:
         sub_batch = batch.take(examples)
-        points = bound.points(sub_batch)
-        sighting = Sighting(_located(bound, wanted, sub_batch, points), _times(bound, points), count)
+        reached = bound.points(sub_batch)
+        named = _named(bound, wanted, sub_batch, reached)
+        meant = _meant(named, _arranged(bound, named, sub_batch, reached), sub_batch)
     except Exception:  # the model may accept no other number of examples, and the whole batch gives the better message
         return None
-    if known is not None:
-        if len(known) >= MOST_FORMS:
-            known.clear()
-        known[form] = sighting
-    return sighting
-
-
-def forget(bound: BoundModel) -> None:
-    """Drop what is remembered of the model after a run contradicted it."""
-    known = bound.remembered(_words)
-    if known is not None:
-        known.clear()
-
-
-def in_whole_batch(bound: BoundModel, name: str, point: Located, values: PointValues, batch: TokenBatch) -> Located:
-    """Return a point that a sub-batch has located, as it is arranged in the run of all examples.
-
-    Raises:
-        ProbeInconclusiveError: the sub-batch does not show which axis holds the examples, or which lookup is "word".
-        AmbiguousPointError: a probe that would show it failed.
-        UnsupportedError: a role's tensor has no entry for each example and position.
-    """
-    if name == WORD and (values.lookup is None or values.lookup.layout is None):
-        raise ProbeInconclusiveError(point.key)
-    shape, native = values.activation.shape, point.arrangement.native
-    ordered = point.arrangement.in_order
-    if values.lookup is None:
-        axis = _example_axis(native, shape, batch)
-        arrangement = of_module(name, shape, batch, axis, by_role=point.by_role, in_order=ordered)
-        return replace(point, arrangement=arrangement)
-    lookup = with_layout(bound, batch, values.lookup)
-    axis = None if lookup.layout else _example_axis(native, shape, batch)
-    arrangement = of_lookup(name, lookup, batch, axis, by_role=point.by_role, in_order=ordered)
-    if lookup.layout is None and lookup.indices.shape == batch.shape and not point.arrangement.is_batch:
-        arrangement = replace(arrangement, is_batch=False)
-    if arrangement.is_whole != point.arrangement.is_whole:  # the examples of the sub-batch stood in the model's order
-        raise ProbeInconclusiveError(point.key)
-    return replace(point, arrangement=arrangement, lookup=lookup)
+    if not isinstance(reached, Reached):
+        return Meanings(meant, _times(bound, reached), ())
+    _remember(bound, batch, reached, meant)
+    return _made(meant, reached, bound.backend.paths(bound.model))
 
 
 def word_of(bound: BoundModel, lookup: Lookup, batch: TokenBatch) -> Located:
@@ -321,10 +274,6 @@ def expect_each_once(option: str, names: Iterable[str], located: Mapping[str, Lo
     twice = [name for name, key in keys.items() if list(keys.values()).count(key) > 1]
     if twice:
         raise AmbiguousPointError(f"{option} names one point several times, as {listed(twice)}: name it once")
-
-
-def _located(bound: BoundModel, names: Sequence[str], batch: TokenBatch, points: list[Point]) -> dict[str, Located]:
-    return _arranged(bound, _named(bound, names, batch, points), batch, points)
 
 
 def _named(
@@ -412,15 +361,3 @@ def _form(batch: TokenBatch) -> Hashable:
     """Return the properties of a batch, without its number of examples, that can decide how a model is called."""
     sortable = _unsorted(batch) is not None
     return (batch.shape[1], batch.convention, batch.mask is None, batch.types is None, tuple(batch.extras), sortable)
-
-
-def _example_axis(probed: tuple[int, ...], whole: tuple[int, ...], batch: TokenBatch) -> int | None:
-    """Return the axis of the examples as `example_axis` does, from the shape that the tensor had in the sub-batch."""
-    examples, positions = batch.shape
-    if examples != positions or tuple(whole[:2]) != batch.shape:
-        return None
-    axes = (axis_of_examples(probed, count, positions) for count in (PROBED, UNSORTED))
-    axis = next((axis for axis in axes if axis is not None), None)
-    if axis is None:
-        raise ProbeInconclusiveError(probed, whole)
-    return axis

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,17 +24,16 @@ from embgrad.engine.call_errors import explained_decoder, explained_errors, expl
 from embgrad.engine.company import tolerance_of
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.locate import (
+    Meanings,
     ProbeInconclusiveError,
     cannot_record,
     expect_each_once,
     expected_points,
-    forget,
     forget_meanings,
-    in_whole_batch,
     locate,
     locate_in_pass,
-    locate_in_sub_batch,
     meanings,
+    meanings_in_sub_batch,
     word_of,
 )
 from embgrad.engine.provenance import provenance
@@ -314,84 +313,85 @@ def run_located(
         return run, responses, {WORD: word_of(bound, lookup, batch)}
     if not options.named:
         return *_run_once(task, batch, {}, reduce), {}
-    if not (options.training or options.compile or options.changed or reduce):
-        at_once = _run_at_once(task, batch)
-        if at_once is not None:
-            return at_once
     memos: Memos = defaultdict(CallbackMemo)
     # In training mode the model is run once, whatever the run shows.
-    sighting = None if options.training else locate_in_sub_batch(bound, options.named, batch)
-    reduced = () if reduce is None else options.names
-    ready = None if sighting is None else sighting.arranged(options.changed, batch, reduced)
-    if sighting is not None and ready is not None:
-        _expect_each_once(task, ready)
-        with contextlib.suppress(ProbeInconclusiveError, AmbiguousPointError, PointNotReachedError, UnsupportedError):
-            times = None if options.compile else sighting.times
-            run, responses = _run_once(task, batch, ready, reduce, memos, times)
-            for name in options.names:
-                point = sighting.located[name]
-                ready[name] = in_whole_batch(bound, name, point, run.points[point.key], batch)
-            return run, responses, ready
-        forget(bound)
-    located = located_for(task, batch)
-    return *_run_once(task, batch, located, reduce, memos), located
+    located = None if options.training else _run_at_once(task, batch, reduce, memos)
+    if located is not None:
+        return located
+    points = located_for(task, batch)
+    return *_run_once(task, batch, points, reduce, memos), points
 
 
-def _run_at_once(
-    task: Task, batch: TokenBatch
-) -> tuple[Run, list[Respond | NativeObjective], Mapping[str, Located]] | None:
-    """Return a run that locates the points by itself, and reads them; None where no point is expected.
+#: A run, the objectives after it, and the points that its names mean.
+_LocatedRun = tuple[Run, list[Respond | NativeObjective], Mapping[str, Located]]
 
-    A run that makes the calls of an earlier run reads the points of that. Else it records every point, reads those that the names
-    probably mean, and is repeated if they mean others.
+
+def _run_at_once(task: Task, batch: TokenBatch, reduce: Reduce | None, memos: Memos) -> _LocatedRun | None:
+    """Return a run that locates its points by itself; None where a pass of its own has to locate them.
+
+    A run that makes the calls of an earlier one reads the points of that. Else it records every point, and reads those that the
+    names probably mean. Where values are changed an earlier run is needed: it takes a few examples.
     """
-    bound, names = task.bound, task.options.names
-    known = meanings(bound, names, batch)
-    if known is not None:
-        with contextlib.suppress(PointNotReachedError, AmbiguousPointError):
-            run, responses = _run_at(task, batch, tuple(known.keys.values()), times=known.times, order=known.order)
-            keys = known.keys
-            located = known.located(bound, batch, run)
-            run = replace(run, points={located[name].key: run.points[keys[name]] for name in names})
-            return _with_shared(task, batch, run, responses, located)
-        forget_meanings(bound)
+    bound, options = task.bound, task.options
+    known = meanings(bound, options.named, batch)
+    done = None if known is None else _run_known(task, batch, known, reduce, memos)
+    if done is None and not (options.compile or options.changed or reduce):
+        done = _run_recorded(task, batch)
+    if done is None:
+        known = meanings_in_sub_batch(bound, options.named, batch)
+        done = None if known is None else _run_known(task, batch, known, reduce, memos)
+    return done
+
+
+def _run_known(
+    task: Task, batch: TokenBatch, known: Meanings, reduce: Reduce | None, memos: Memos
+) -> _LocatedRun | None:
+    """Return a run that reads what names meant in an earlier pass; None if it does not make the calls of that pass."""
+    changed = task.options.changed
+    expected = known.expected(changed, () if reduce is None else task.options.names, batch)
+    if expected is None:
+        return None
+    _expect_each_once(task, expected)
+    with contextlib.suppress(ProbeInconclusiveError, AmbiguousPointError, PointNotReachedError, UnsupportedError):
+        run, responses = _run_once(task, batch, expected, reduce, memos, None if task.options.compile else known)
+        located = known.located(task.bound, batch, run)
+        pairs = {name: (located[name].arrangement, expected[name].arrangement) for name in located}
+        used = {*changed, *(name for name in located if reduce and not pairs[name][0].keeps_axes)}
+        alike = (
+            now.is_like(then) if name in used else now.shared == then.shared for name, (now, then) in pairs.items()
+        )
+        if all(alike):
+            return run, responses, located
+        memos.clear()  # the functions got arrays in another arrangement
+    forget_meanings(task.bound)
+    return None
+
+
+def _run_recorded(task: Task, batch: TokenBatch) -> _LocatedRun | None:
+    """Return a run that records every point, or another after it where the names mean points that it did not read.
+
+    The result is None where nothing is expected of the names, or no pass of the model can record every point.
+    """
+    bound, names, split = task.bound, task.options.names, task.options.split
     expected = expected_points(bound, names)
     if not expected:
         return None
+    responses = task.responses(batch, (len(batch) if split else 1) if task.pullback else 0)
+    request = task.request(responses[0], expected, several=split, further=responses[1:])
     try:
-        run, responses = _run_at(task, batch, expected, record=True)
+        with explained_pullback(bound, partial(task.run, batch), request):
+            run = task.run(batch, replace(request, record=True))
     except (CannotRecordError, PointNotReachedError, AmbiguousPointError):
         cannot_record(bound)
         return None
     if run.reached is None:
         cannot_record(bound)
         return None
-    return _with_shared(task, batch, run, responses, locate_in_pass(bound, names, batch, run.reached))
-
-
-def _run_at(
-    task: Task, batch: TokenBatch, points: tuple[str, ...], **changes: Any
-) -> tuple[Run, list[Respond | NativeObjective]]:
-    """Return a run that reads points, and the objectives after it; `changes` are fields of the request."""
-    sets = (len(batch) if task.options.split else 1) if task.pullback else 0
-    responses = task.responses(batch, sets)
-    request = replace(task.request(responses[0], points, several=task.options.split, further=responses[1:]), **changes)
-    with explained_pullback(task.bound, partial(task.run, batch), request):
-        return task.run(batch, request), responses
-
-
-def _with_shared(
-    task: Task,
-    batch: TokenBatch,
-    run: Run,
-    responses: list[Respond | NativeObjective],
-    located: Mapping[str, Located],
-) -> tuple[Run, list[Respond | NativeObjective], Mapping[str, Located]]:
-    """Return a run, or another where it did not read a point, or not for each example what all examples share."""
-    points = [located[name] for name in task.options.names]
-    if all(point.key in run.points and not point.arrangement.shared for point in points):
-        return run, responses, located
-    return *_run_once(task, batch, located, None), located
+    located = locate_in_pass(bound, names, batch, run.reached)
+    points = [located[name] for name in names]
+    if any(point.key not in run.points or point.arrangement.shared for point in points):
+        return *_run_once(task, batch, located, None), located
+    return run, responses, located
 
 
 def _is_plain(task: Task, batch: TokenBatch) -> bool:
@@ -409,7 +409,7 @@ def _run_once(
     located: Mapping[str, Located] | None,
     reduce: Reduce | None,
     memos: Memos | None = None,
-    times: Mapping[str, int] | None = None,
+    known: Meanings | None = None,
 ) -> tuple[Run, list[Respond | NativeObjective]]:
     """Return a run and the objectives after it; without `located` the only point is "word"."""
     names, split = task.options.names, task.options.split
@@ -421,11 +421,12 @@ def _run_once(
         )
     sets = (len(batch) if split or shared else 1) if task.pullback else 0
     responses = task.responses(batch, sets)
-    points = names if located is None else tuple(dict.fromkeys(located[name].key for name in names))
+    read = names if known is None else task.options.named  # those with changes too, to compare their arrangement
+    points = names if located is None else tuple(dict.fromkeys(located[name].key for name in read))
     several = sets > 1 or split
-    request = task.request(
-        responses[0], points, located, several=several, times=times, memos=memos, further=responses[1:]
-    )
+    request = task.request(responses[0], points, located, several=several, memos=memos, further=responses[1:])
+    if known is not None:
+        request = replace(request, times=known.times, order=known.order or None)
     try:
         kept = None if reduce is None else _in_one_array(_arranged(reduce, located), len(responses) * max(sets, 1))
         with explained_pullback(task.bound, partial(task.run, batch), request):

@@ -123,7 +123,6 @@ class Task:
         located: Mapping[str, Located] | None = None,
         *,
         several: bool = False,
-        times: Mapping[str, int] | None = None,
         memos: Memos | None = None,
         further: Sequence[Respond | NativeObjective] = (),
     ) -> Request:
@@ -134,7 +133,6 @@ class Task:
             points: the keys of the points to read.
             located: all points that the options name; None for a request without changes.
             several: whether there are several pullbacks.
-            times: see `Request.times`.
             memos: the recorded results of the user's functions, so that another run does not call them again.
             further: the further objectives.
         """
@@ -160,7 +158,6 @@ class Task:
             changes("add"),
             changes("edit"),
             compiled=self.options.compile or None,
-            times=times,
             reads=_reads_of(respond),
             pullback=self.pullback,
             further=tuple(

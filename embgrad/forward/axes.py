@@ -90,6 +90,16 @@ class Arrangement:
         shape = (*batch.shape, *self.shape[2:]) if by_batch else native
         return Arrangement(native, shape, batch.ids, self.is_batch, layout, self.shared)
 
+    def is_like(self, other: Arrangement) -> bool:
+        """Return whether arrays for the other arrangement fit this one."""
+        if not (self.is_whole and other.is_whole):
+            return False
+        mine, theirs = (
+            (a.native, a.shape, a.shared, a.in_order, a.layout is not None and a.layout.transposed)
+            for a in (self, other)
+        )
+        return mine == theirs
+
     @property
     def keeps_axes(self) -> bool:
         """Return whether users see the tensor's own axes, whatever the number of examples."""

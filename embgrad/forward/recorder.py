@@ -265,10 +265,14 @@ class PassRecorder:
 
     def points(self) -> Reached:
         """Return the points that the pass reached, lookups first, each in order."""
-        lookups = [
+        lookups = self.looked_up()
+        return Reached(points_of(self.batch, lookups, self.calls), self.batch, lookups, self.calls)
+
+    def looked_up(self) -> list[Lookup]:
+        """Return the lookups in order; those of the ids have their rivals, see `Lookup.rival`."""
+        return [
             lookup if lookup.layout is None else replace(lookup, rival=self._rival(lookup)) for lookup in self.lookups
         ]
-        return Reached(points_of(self.batch, lookups, self.calls), self.batch, lookups, self.calls)
 
     def recorded(self, key: str) -> Lookup | ModuleCall:
         """Return the recorded lookup or call that a key identifies."""

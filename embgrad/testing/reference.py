@@ -219,7 +219,7 @@ class ReferenceBackend:
             if request.parameters
             else None,
             further=answer.further,
-            lookups=observer.watch.lookups,
+            lookups=observer.watch.looked_up(),
             reached=observer.watch.points() if request.record else None,
         )
 

@@ -75,7 +75,7 @@ class TinyBackend:
             unused,
             answer.objective,
             further=answer.further,
-            lookups=watch.lookups,
+            lookups=watch.looked_up(),
             reached=watch.points() if request.record else None,
         )
 

@@ -110,19 +110,23 @@ def test_several_points_take_one_pass(passes: list[Any]) -> None:
 def test_changes_located_with_a_sub_batch_match_the_whole(
     passes: list[Any], shape: tuple[int, int], point: str
 ) -> None:
-    batch, built = ids(*shape), model()
+    batch = ids(*shape)
     value = np.random.default_rng(0).normal(size=(shape[1], 5) if point == "position" else (*shape, 5))
     given: list[tuple[str, Any]] = [("add", value), ("override", value), ("add", lambda item: item * 0.1)]
     given += [("edit", lambda item: item * 2)]
     for option, change in given:
         del passes[:]
+        built = model()
         actual = embgrad.gradients(built, batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
         assert passes == [("points", (2, shape[1])), ("run", shape)]
+        again = embgrad.gradients(built, batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
+        assert passes[2:] == [("run", shape)]
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("embgrad.engine.locate.PROBED", 100)
-            expected = embgrad.gradients(built, batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
-        assert passes[2] == ("points", shape)
+            expected = embgrad.gradients(model(), batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
+        assert passes[3] == ("points", shape)
         np.testing.assert_array_equal(actual.values, expected.values)
+        np.testing.assert_array_equal(again.values, expected.values)
 
 
 def test_a_change_that_does_not_fit_is_refused_as_for_the_whole() -> None:
