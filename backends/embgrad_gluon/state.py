@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from embgrad.backend.locks import model_lock
 from embgrad.backend.object_state import ObjectState
-from embgrad.backend.recorded_changes import is_recorded, record_change
+from embgrad.backend.recorded_changes import is_recorded, record_change, record_kept
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.lookup import Handler, Operation
@@ -42,6 +42,10 @@ def preserve(parts: Sequence[Any], *, training: bool) -> Iterator[None]:
             yield
         finally:
             attributes.restore()
+            if is_recorded() and any(
+                p.grad_req != "null" for p in all_parameters(parts)
+            ):  # else these are frozen weights
+                record_kept(array for array, _ in buffers)
             with autograd.pause():
                 for array, value in buffers:
                     if is_recorded() and not same_bits(array, value):
@@ -73,6 +77,7 @@ class Attributes:
     def restore(self) -> None:
         """Restore all but blocks and parameters, which a net may create in its first call."""
         self._state.restore()
+        record_kept(array for array, _ in self._arrays)
         for array, values in self._arrays:
             if not same_bits(array, values):
                 record_change(f"an array of shape {array.shape}")

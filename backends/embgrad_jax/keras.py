@@ -14,7 +14,7 @@ import numpy as np
 from embgrad.backend import TokenBatch, keras_layers, parameters_of, plan_call
 from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, keras_bases
 from embgrad.backend.patching import Interception
-from embgrad.backend.recorded_changes import is_recorded
+from embgrad.backend.recorded_changes import is_recorded, may_be_state
 from embgrad.backend.signature import CallPlan
 from embgrad.errors import UnsupportedError
 from embgrad_jax.leaves import Leaf, record_changes
@@ -81,6 +81,7 @@ class KerasParts:
             keras_layers.value_of(variable),
             lambda: keras_layers.value_of(variable),
             variable.assign,
+            may_be_state(node.owner, trainable=bool(variable.trainable)),
             keras_layers.padding_row(node.owner),
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from embgrad.backend.recorded_changes import record_change
+from embgrad.backend.recorded_changes import record_change, record_kept
 
 __all__ = ["Leaf", "record_changes"]
 
@@ -26,6 +26,7 @@ class Leaf:
         array: its value.
         get: returns the value that it has in the model now.
         put: replaces its value in the model.
+        state: whether a pass may write to it, see `may_be_state`.
         padding: the row that its owner declares as padding; None where it declares none.
     """
 
@@ -37,6 +38,7 @@ class Leaf:
     array: Any = field(repr=False)
     get: Callable[[], Any] = field(repr=False)
     put: Callable[[Any], Any] = field(repr=False)
+    state: bool = False
     padding: int | None = None
 
     @property
@@ -46,7 +48,8 @@ class Leaf:
 
 
 def record_changes(leaves: Sequence[Leaf], arrays: Sequence[Any], after: Sequence[Any]) -> None:
-    """Record the leaves for whose arrays a pass has put others in their places."""
+    """Record the leaves that may hold a state, and those for whose arrays a pass has put others in their places."""
+    record_kept(leaf.array for leaf in leaves if leaf.state)
     for leaf, array, other in zip(leaves, arrays, after, strict=False):
         if other is not None and other is not array and not leaf.random:
             record_change(leaf.name)

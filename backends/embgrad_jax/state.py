@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from embgrad.backend import ObjectState
+from embgrad.backend.recorded_changes import record_kept
 from embgrad.errors import UnsupportedError
 from embgrad_jax.walk import Structure
 
@@ -22,6 +23,7 @@ def preserved(structure: Structure) -> Iterator[None]:
     try:
         yield
     finally:
+        record_kept(value for value in state.values if isinstance(value, jax.Array))
         state.restore()
 
 

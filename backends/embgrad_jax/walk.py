@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from embgrad.backend.keras_inputs import is_keras
-from embgrad.backend.recorded_changes import is_recorded
+from embgrad.backend.recorded_changes import is_recorded, may_be_state
 from embgrad.backend.signature import as_parts
 from embgrad.errors import UnsupportedError
 from embgrad_jax.leaves import Leaf, record_changes
@@ -267,6 +267,7 @@ class NnxParts:
             value,
             get,
             put,
+            may_be_state(owner, trainable=issubclass(kind, self._nnx.Param)),
         )
 
     @contextlib.contextmanager

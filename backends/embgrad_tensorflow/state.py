@@ -22,7 +22,7 @@ from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import process_lock
 from embgrad.backend.object_state import ObjectState, contains
 from embgrad.backend.patching import Interception
-from embgrad.backend.recorded_changes import record_change
+from embgrad.backend.recorded_changes import may_be_state, record_change, record_kept
 from embgrad.backend.rng import SharedGenerator, is_generator
 from embgrad.errors import UnsupportedError
 from embgrad_tensorflow.fingerprint import structure
@@ -154,6 +154,7 @@ class Snapshot:
         self.nodes = self.structure.nodes
         self._variables: dict[int, tuple[Any, Any]] = {}
         self._names: dict[int, str] = {}
+        self._weights: set[int] = set()
         self._large: dict[int, tuple[Any, str]] = {}
         dictionaries: list[dict[str, Any]] = []
         self._losses: list[tuple[Any, list[Any]]] = []
@@ -200,6 +201,8 @@ class Snapshot:
             UnsupportedError: a variable was written to that is too large to be kept.
         """
         self._attributes.record_changes()
+        values = (value for key, (_, value) in self._variables.items() if key not in self._weights)
+        record_kept((*values, *(entry for entry in self._attributes.values if isinstance(entry, tf.Tensor))))
         ids = {id(handle) for handle in written}
         for key in self._names.keys() & ids:
             record_change(self._names[key])
@@ -234,6 +237,8 @@ class Snapshot:
         for native in on_devices(node.value):
             handle = native.handle
             self._names[id(handle)] = node.path
+            if not may_be_state(node.owner, trainable=node.value.trainable):
+                self._weights.add(id(handle))
             if not training and (native.shape.num_elements() or 0) > LARGE:
                 self._large[id(handle)] = (handle, node.path)
                 continue

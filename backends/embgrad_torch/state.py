@@ -13,10 +13,10 @@ import torch
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from embgrad.backend.keras_layers import value_of
+from embgrad.backend.keras_layers import Node, value_of
 from embgrad.backend.locks import held, process_lock
 from embgrad.backend.object_state import ObjectState
-from embgrad.backend.recorded_changes import record_change
+from embgrad.backend.recorded_changes import may_be_state, record_change, record_kept
 from embgrad.backend.rng import SharedGenerator
 from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad_torch.inputs import is_transformed
@@ -30,6 +30,10 @@ __all__ = [
 #: The largest size, in elements, of buffers that are copied in evaluation mode. Larger ones are masks, tables and quantised
 #: weights, which forward passes rarely write to; a warning reports one that does.
 LARGEST_COPIED = 1 << 20
+
+#: The largest size of Keras's weights that are copied in evaluation mode where they may be hidden states: those of frozen layers,
+#: and of classes of the user's.
+LARGEST_STATE: Final = 1 << 16
 
 #: Dtypes that cannot require gradients.
 NOT_DIFFERENTIABLE: Final = frozenset({torch.int64, torch.int32, torch.bool})
@@ -145,8 +149,10 @@ class Weights:
                 weight.requires_grad_(required)
             if weight.grad is not gradient:
                 weight.grad = gradient
+        record_kept(data for data, _ in self._values)
         for data, before in self._values:
             if not torch.equal(data, before):
+                record_change(f"a variable of shape {tuple(data.shape)}")
                 data.copy_(before)
 
 
@@ -184,14 +190,12 @@ def _plain(parameters: Sequence[Any]) -> list[Any]:
 def _written(model: Structure, parameters: Sequence[Any], training: bool) -> list[Any]:
     """Return the parameters whose values a pass may change in place.
 
-    An overridden `train` may unmerge adapters from the weights. Keras keeps moving averages in frozen floating parameters, and
-    seeds in integer ones, which training moves on.
+    An overridden `train` may unmerge adapters from the weights. Keras keeps moving averages and hidden states in frozen floating
+    parameters, and seeds in integer ones, which training moves on.
     """
     if not training:
-        seeds = (
-            value_of(node.value) for node in model.walked.variables if not value_of(node.value).is_floating_point()
-        )
-        return [seed for seed in _plain(list(seeds)) if not (seed.is_inference() or seed.is_meta)]
+        kept = [value_of(node.value) for node in model.walked.variables if _may_be_written(node)]
+        return [value for value in _plain(kept) if not (value.is_inference() or value.is_meta)]
     overridden = any("train" in vars(part) or type(part).train is not torch.nn.Module.train for part in model.modules)
     keras = bool(model.walked.keras)
     return [
@@ -200,6 +204,16 @@ def _written(model: Structure, parameters: Sequence[Any], training: bool) -> lis
         if not (weight.is_inference() or weight.is_meta)  # a weight on 'meta' is loaded elsewhere for the pass
         and (overridden or (keras and not weight.requires_grad and weight.is_floating_point()))
     ]
+
+
+def _may_be_written(node: Node) -> bool:
+    """Return whether a pass in evaluation mode may write to a variable of Keras's; weights that say they are none are larger."""
+    value, trainable = value_of(node.value), bool(node.value.trainable)
+    if not value.is_floating_point():
+        return True
+    is_state = may_be_state(node.owner, trainable=trainable)
+    largest = LARGEST_COPIED if is_state and not trainable else LARGEST_STATE if is_state or not trainable else 0
+    return bool(value.numel() <= largest)
 
 
 def _expect_values() -> None:
@@ -274,6 +288,7 @@ def _contents_restorer(tensors: Sequence[Any], buffers: Sequence[Any], training:
     versions = [preserve(tensor) for tensor, _ in copied if not tensor.is_inference()]
 
     def restore() -> None:
+        record_kept((*buffers, *tensors))
         for tensor in detached:
             if tensor.grad_fn is not None:
                 tensor.detach_()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +22,7 @@ from embgrad.engine.decoder import with_decoder
 from embgrad.engine.evaluate import evaluated_each
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.provenance import provenance
-from embgrad.engine.run import reduced_of, run_located, run_task
+from embgrad.engine.run import compared, reduced_of, run_located, run_task
 from embgrad.engine.task import Task
 from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
@@ -171,7 +173,16 @@ class TokenPasses:
         """
         changes = {} if values is None else {"override": dict(zip(self.names, values, strict=True))}
         task = self._task(rows % len(self.batch), changes, pullback=True, quiet=quiet)
-        return self._passed(task, rows, reduce, weighed)
+        with self._compared(task, rows) if values is None else contextlib.nullcontext():
+            return self._passed(task, rows, reduce, weighed)
+
+    def _compared(self, task: Task, rows: np.ndarray) -> AbstractContextManager[None]:
+        """Return the context in which a sub-batch of the batch is run, see `embgrad.engine.run.compared`."""
+        count, start = len(self.batch), int(rows[0])
+        if len(rows) == count or (start and len(rows) == self.size):
+            return contextlib.nullcontext()
+        whole = self._task(np.arange(count), {}, pullback=False, quiet=True)
+        return compared(whole, self.batch, task, self.batch.take(rows), start)
 
     def described(self) -> Mapping[str, Any]:
         """Return the provenance of a pass on the first example, without gradients, and warn of the batch as `scored` does."""

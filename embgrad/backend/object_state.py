@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from embgrad.backend.recorded_changes import is_recorded, record_change
+from embgrad.backend.recorded_changes import is_recorded, record_change, record_kept
 
 __all__ = ["ObjectState", "contains"]
 
@@ -89,6 +89,7 @@ class ObjectState:
         """Record, where this is asked for, the attributes that held arrays and hold others now; of a dict the keys."""
         if not is_recorded():
             return
+        record_kept(array for array, _ in self._arrays)
         changed: dict[int, _Content | None] = {
             id(array): None for array, copy in self._arrays if array.tobytes() != copy.tobytes()
         }

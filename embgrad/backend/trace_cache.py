@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from embgrad.backend.protocol import Request, Run
+from embgrad.backend.recorded_changes import Changes, changes_recorded, record_again
 from embgrad.backend.replay import Retries, agreeing
 from embgrad.backend.trace_check import Trial, UntraceableError
 from embgrad.common.lru import LRUCache
@@ -98,7 +99,7 @@ class _Form(Generic[Trace]):
         exact: whether each trace takes only the lengths that it was made for.
         refused: the reason why there is no trace, by objective.
         traces: the traces, by their lengths (None unless `exact`) and the outputs that the objective uses.
-        compared: the keys of traces and the lengths for which a trace agreed with the model.
+        compared: by the keys of traces and the lengths for which a trace agreed with the model, what the model's pass changed.
         used: the outputs that an objective used last, by objective.
     """
 
@@ -107,7 +108,7 @@ class _Form(Generic[Trace]):
         self.exact = False
         self.refused: LRUCache[str] = LRUCache(OBJECTIVES)
         self.traces: dict[Hashable, Trace] = {}
-        self.compared: LRUCache[bool] = LRUCache(COMPARED)
+        self.compared: LRUCache[Changes] = LRUCache(COMPARED)
         self.used: LRUCache[tuple[int, ...]] = LRUCache(OBJECTIVES)
 
 
@@ -219,8 +220,12 @@ class _Call(Generic[Trace]):
         for _ in range(2):  # which outputs an objective uses is known only after it has run
             used = self._form.used.get(self._objective, None)
             key = None if used is None else self._key(used)
-            if key is None or not self._form.compared.get((key, self._lengths), False):
+            if key is None:
                 break
+            changes = self._form.compared.get((key, self._lengths), None)
+            if changes is None:
+                break
+            record_again(changes)
             try:
                 return self._maker.run(self._form.traces[key], self._tries.next())
             except OtherUseError as error:
@@ -234,10 +239,12 @@ class _Call(Generic[Trace]):
     def _compare(self) -> Run:
         """Run the model itself, then a trace, and return the trace's result if the two agree, else the model's."""
         trial = Trial(self._tries.next(), self._maker.watched)
-        result = self._maker.plain(trial.first())
+        with changes_recorded() as changes:
+            result = self._maker.plain(trial.first())
+        record_again(changes)
         is_known = self._key(trial.used) in self._form.traces
         try:
-            return self._run_trace(trial, result)
+            return self._run_trace(trial, result, changes)
         except (UntraceableError, UnfitError) as error:
             if is_known and isinstance(error, UnfitError):  # the trace still runs other lengths
                 return self._with_reason(result, f"the trace failed on this batch ({error})")
@@ -245,7 +252,7 @@ class _Call(Generic[Trace]):
                 self._form.refused.put(self._objective, str(error))
             return self._with_reason(result, str(error))
 
-    def _run_trace(self, trial: Trial, result: Run) -> Run:
+    def _run_trace(self, trial: Trial, result: Run, changes: Changes) -> Run:
         used = trial.used
         for _ in range(2):
             trace = self._trace(result, used)
@@ -262,7 +269,7 @@ class _Call(Generic[Trace]):
             raise UntraceableError(difference)
         key = self._key(used)
         self._form.traces[key] = trace
-        self._form.compared.put((key, self._lengths), True)
+        self._form.compared.put((key, self._lengths), changes)
         self._form.used.put(self._objective, used)
         return traced
 

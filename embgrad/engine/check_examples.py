@@ -252,13 +252,13 @@ def rerun(
 def _measure(test: str, measure: Callable[[], None], made: Reruns) -> None:
     """Run a test, or record why the model or the objective does not accept it."""
     try:
-        with changes_recorded() as changed:
+        with changes_recorded() as changes:
             measure()
     except UnsupportedError as error:
         made.unrun[test] = str(error.message)
     except Exception as error:  # of any class: the model may accept no other batch
         made.unrun[test] = f"{type(error).__name__}: {brief(str(error), 120)}"
-    made.changed = tuple(dict.fromkeys((*made.changed, *changed)))
+    made.changed = tuple(dict.fromkeys((*made.changed, *changes.names)))
 
 
 def warning_of(name: str, made: Reruns, certificate: Certificate, far: float, *, split: bool) -> str | None:

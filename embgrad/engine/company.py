@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.errors import ObjectiveError
 from embgrad.results.gradients import EmbeddingGradients
 
@@ -40,8 +41,8 @@ class Company(Enum):
 def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None) -> Company:
     """Return the company of the examples of a batch.
 
-    The test takes one forward pass of one example more than the batch has; where the objectives are then others, up to four on
-    the batch itself.
+    The test takes one forward pass of one example more than the batch has, and one for each other number of examples of which
+    the model may keep a state; where the objectives are then others, up to four on the batch itself.
 
     Args:
         evaluate: runs a forward pass on some of the batch's examples.
@@ -62,12 +63,16 @@ def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None) ->
 
     otherwise = Company.FIXED
     if size is not None:
+        none = np.zeros(size, bool)
         kept = min(count, size - 1)
         if kept + 1 == count:  # another number of examples is to be tested as well
             kept = max(1, kept - 1)
         examples = np.append(np.arange(kept), 0)
         try:
-            if not is_another(examples, np.append(np.arange(kept) % 2 == 1, True)):
+            with changes_recorded() as changes:
+                is_free = not is_another(examples, np.append(np.arange(kept) % 2 == 1, True))
+            numbers = [number for number in sorted(changes.numbers - {count, kept + 1}) if number <= size]
+            if is_free and not any(is_another(np.arange(number) % count, none[:number]) for number in numbers):
                 return Company.FREE
             otherwise = Company.WHOLE
         except Exception:  # the model may accept no other number of examples, or no other order

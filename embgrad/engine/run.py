@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
@@ -47,8 +47,8 @@ from embgrad.objectives.objectives import at_index
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
-    *("expect_examples_first", "in_sub_batches", "located_for", "objective_with", "objectives_of", "run_located"),
-    *("reduced_of", "run_task"),
+    *("compared", "expect_examples_first", "in_sub_batches", "located_for", "objective_with", "objectives_of"),
+    *("reduced_of", "run_located", "run_task"),
 ]
 
 T = TypeVar("T")
@@ -158,40 +158,58 @@ def in_sub_batches(
         for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
             start, end = end, end + len(sub_batch)
             sub_task = task.for_examples(slice(start, end), count) if is_cut else task
-            recording: AbstractContextManager[dict[str, None]] = (
-                changes_recorded() if is_compared and not start else contextlib.nullcontext({})
+            # The other sub-batches have as many examples as the first.
+            is_first_of_its_size = is_compared and (not start or len(sub_batch) != batch_size)
+            comparison: AbstractContextManager[None] = (
+                compared(task, batch, sub_task, sub_batch, start) if is_first_of_its_size else contextlib.nullcontext()
             )
-            with recording as changed:
+            with comparison:
                 done.append(run(sub_task, sub_batch))
-            if changed:
-                _expect_same_alone(task, batch, sub_task, sub_batch, [*changed])
             report(end, count)
     return done
 
 
-def _expect_same_alone(
-    task: Task, batch: TokenBatch, sub_task: Task, sub_batch: TokenBatch, changed: Sequence[str]
-) -> None:
-    """Refuse sub-batches of a model that carries a state from call to call, where the objectives are others in the whole batch.
+@contextlib.contextmanager
+def compared(task: Task, batch: TokenBatch, sub_task: Task, sub_batch: TokenBatch, start: int) -> Iterator[None]:
+    """Refuse a sub-batch, which is run in this context, where a state makes the objectives others than in the whole batch.
+
+    A state may be kept for one number of examples alone: that of the sub-batch, or that of the batch.
 
     Args:
-        task: the task for all examples; `sub_task` is that for the first of them.
-        batch: all examples; `sub_batch` are the first of them.
-        changed: the names of what the model changed in the pass on these.
+        task: the task for all examples; `sub_task` is that for some of them.
+        batch: all examples; `sub_batch` are those from the index `start` on.
+        start: the index of the first of these.
 
     Raises:
         UnsupportedError: an objective differs by more than rounding.
     """
-    (alone, dtype), (whole, _) = (_forward_values(*some) for some in ((sub_task, sub_batch), (task, batch)))
-    for own, values in zip(alone, whole, strict=True):
-        apart = np.abs(own - values[: len(own)])
+    with changes_recorded() as changes:
+        yield
+    if changes.names or (len(batch) in changes.numbers and not start):
+        _expect_same_alone(task, batch, sub_task, sub_batch, start, [*changes.names])
+
+
+def _expect_same_alone(
+    task: Task, batch: TokenBatch, sub_task: Task, sub_batch: TokenBatch, start: int, changed: Sequence[str]
+) -> None:
+    """See `compared`; `changed` are the names of what the model changed in the pass on the sub-batch."""
+    with changes_recorded() as changes:
+        try:
+            whole, dtype = _forward_values(task, batch)
+        except Exception:
+            if changed:
+                raise
+            return  # few arrays as long as the batch are a state, and the whole batch may not fit into memory
+    names = list(dict.fromkeys((*changed, *changes.names)))
+    for own, values in zip(_forward_values(sub_task, sub_batch)[0], whole, strict=True) if names else ():
+        apart = np.abs(own - values[start : start + len(own)])
         scale = max(float(np.abs(values).max()), float(np.abs(own).max()))
         if (apart > tolerance_of(dtype) * scale).any():
-            example = int(apart.argmax())
+            place = int(apart.argmax())
             raise UnsupportedError(
-                f"the model keeps {listed(changed)} from call to call, and L of example {example} is {own[example]:.6g} in a "
-                f"pass of {len(own)} examples and {values[example]:.6g} in one of {len(batch)}: expected the same in both. Give "
-                f"batch_size={len(batch)}, or reset what the model keeps before the call"
+                f"the model keeps {listed(names)} from call to call, and L of example {start + place} is "
+                f"{own[place]:.6g} in a pass of {len(own)} examples and {values[start + place]:.6g} in one of {len(batch)}: "
+                f"expected the same in both. Give batch_size={len(batch)}, or reset what the model keeps before the call"
             )
 
 

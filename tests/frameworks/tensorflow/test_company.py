@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.company import expect_of_own_number, expect_others_held
+from tests.company import expect_of_own_number, expect_others_held, expect_state_of_one_number
 from tests.frameworks.tensorflow.helpers import KERAS
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
@@ -73,6 +73,78 @@ def test_a_stateful_layer(name: str) -> None:
     for variable, value in zip(lstm.states, state, strict=True):
         variable.assign(value)
     expect_of_own_number(model, IDS, own, cut=False)
+
+
+class OfOneNumber(tf.Module):
+    """A sum of rows that begins with what it kept, in a pass of as many examples alone."""
+
+    def __init__(self, way: str, count: int) -> None:
+        super().__init__()
+        self.table, self.head, self.way = tf.Variable(TABLE), tf.constant(HEAD), way
+        state = tf.constant(np.random.default_rng(1).normal(size=(count, 4)).astype(np.float32))
+        self.kept = [state] if way == "list" else tf.Variable(state) if way == "variable" else state
+
+    def __call__(self, ids: Any) -> Any:
+        rows = tf.reduce_sum(tf.nn.embedding_lookup(self.table, ids), 1)
+        state = self.kept[0] if self.way == "list" else self.kept
+        if state.shape[0] != ids.shape[0]:
+            return tf.tanh(rows) @ self.head
+        out = tf.tanh(rows + state)
+        if self.way == "variable":
+            self.kept.assign(out)
+        elif self.way == "list":
+            self.kept[0] = tf.stop_gradient(out)
+        else:
+            self.kept = tf.stop_gradient(out)
+        return out @ self.head
+
+
+@pytest.mark.parametrize("way", ["variable", "attribute", "list"])
+def test_a_state_that_passes_of_one_number_of_examples_write(way: str) -> None:
+    expect_state_of_one_number(lambda count: OfOneNumber(way, count), IDS)
+
+
+@pytest.mark.parametrize("name", sorted(KERAS))
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_state_that_a_layer_of_keras_writes_for_one_number_of_examples(name: str, trainable: bool) -> None:
+    keras = KERAS[name]
+
+    class Carrying(keras.layers.Layer):  # type: ignore[misc, name-defined]  # one of several versions of Keras
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.count = count
+
+        def build(self, shape: Any) -> None:
+            self.state = self.add_weight(
+                name="state",
+                shape=(self.count, 4),
+                initializer=keras.initializers.RandomNormal(seed=1),
+                trainable=trainable,
+            )
+
+        def call(self, rows: Any) -> Any:
+            if rows.shape[0] != self.count:
+                return tf.tanh(rows)
+            out = tf.tanh(rows + self.state)
+            self.state.assign(tf.stop_gradient(out))
+            return out
+
+    class Net(keras.Model):  # type: ignore[misc, name-defined]
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.table, self.carrying, self.head = keras.layers.Embedding(9, 4), Carrying(count), keras.layers.Dense(2)
+
+        def call(self, ids: Any) -> Any:
+            return self.head(self.carrying(tf.reduce_sum(self.table(ids), 1)))
+
+    def make(count: int) -> Any:
+        model = Net(count)
+        model(IDS[:2])
+        for variable, values in ((model.table.weights[0], TABLE), (model.head.weights[0], HEAD)):
+            variable.assign(values)
+        return model
+
+    expect_state_of_one_number(make, IDS)
 
 
 def test_a_similarity_of_the_rows_of_a_batch() -> None:

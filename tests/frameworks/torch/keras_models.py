@@ -12,6 +12,8 @@ import torch
 from keras import layers
 
 import embgrad
+from tests.company import expect_state_of_one_number
+from tests.frameworks.keras_state import keras_model_of_one_number
 
 assert keras.backend.backend() == "torch"
 
@@ -19,6 +21,7 @@ IDS = np.array([[3, 1, 4, 15], [9, 2, 6, 0]])
 MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
 BATCH = {"input_ids": IDS, "attention_mask": MASK}
 LABELS = [0, 2]
+THREE = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
 
 
 def ends(hidden: Any, mask: Any) -> Any:
@@ -156,6 +159,26 @@ def test_averages_of_batch_norm_are_restored() -> None:
     for weight in model.weights:
         np.testing.assert_array_equal(np.array(weight.value.detach()), before[weight.path])
         assert weight.value.grad is None
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_state_that_a_layer_writes_for_one_number_of_examples(frozen: bool) -> None:
+    expect_state_of_one_number(lambda count: keras_model_of_one_number(count, frozen=frozen), THREE)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_hidden_state_is_restored(frozen: bool) -> None:
+    """Keras writes it in place, so that a pass with a graph has no gradient in Keras either."""
+    given = keras.Input(batch_shape=(3, 3), dtype="int32")
+    model = keras.Model(given, layers.LSTM(4, stateful=True)(layers.Embedding(9, 4)(given)))
+    model(THREE[::-1].copy())
+    model.trainable = not frozen
+    states = [variable.value for variable in model.layers[-1].states]
+    before = [state.detach().clone() for state in states]
+    first, second = (embgrad.evaluate(model, THREE, embgrad.Logit(1)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert all(map(torch.equal, states, before))
+    np.testing.assert_allclose(first, model(THREE).detach().numpy()[:, 1], rtol=1e-5)
 
 
 def test_parameters_and_the_table() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import embgrad
-from tests.company import LOGIT, ZERO, expect_of_own_number, expect_others_held
+from tests.company import LOGIT, ZERO, expect_of_own_number, expect_others_held, expect_state_of_one_number
 
 IDS = np.array([[5, 6, 2], [7, 8, 1], [3, 3, 4]])
 
@@ -72,6 +72,39 @@ def test_a_state_that_goes_on_from_call_to_call(way: str) -> None:
     # A state that is written in place stays as it is in a pass of another number of examples.
     expect_of_own_number(model, IDS, own, cut=way != "written")
     assert torch.equal(model.state, state)
+
+
+class OfOneNumber(nn.Module):
+    """A sum of rows that begins with what it kept, in a pass of as many examples alone."""
+
+    def __init__(self, way: str, count: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+        self.way = way
+        state = torch.randn(count, 4)
+        if way in ("buffer", "written buffer"):
+            self.register_buffer("state", state)
+        else:
+            self.state = [state] if way == "list" else state
+
+    def forward(self, ids: Any) -> Any:
+        rows, state = self.table(ids).sum(1), self.state[0] if self.way == "list" else self.state
+        if len(state) != len(ids):
+            return self.head(rows.tanh())
+        out = (rows + state.clone()).tanh()
+        if self.way == "list":
+            self.state[:] = [out.detach()]
+        elif self.way.startswith("written"):
+            state.copy_(out.detach())
+        else:
+            self.state = out.detach()
+        return self.head(out)
+
+
+@pytest.mark.parametrize("way", ["attribute", "list", "buffer", "written", "written buffer"])
+def test_a_state_that_passes_of_one_number_of_examples_write(way: str) -> None:
+    expect_state_of_one_number(lambda count: OfOneNumber(way, count), IDS)
 
 
 def test_a_new_state_is_no_state() -> None:
@@ -176,6 +209,15 @@ def test_output_tokens_of_a_model_that_carries_a_state(count: int, method: Any) 
         before = embgrad.evaluate(model, ids, last, override={"word": np.array(ends)})
         np.testing.assert_allclose(found.scores[:, 1].sum(1), g.objective - before, atol=1e-3)
     assert len(model.state) == count
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", embgrad.IntegratedGradients(2, baseline=0)])
+@pytest.mark.parametrize(("count", "size"), [(3, 1), (3, 2), (1, 2)])
+def test_output_tokens_of_sub_batches_of_a_model_that_carries_a_state_are_refused(
+    method: Any, count: int, size: int
+) -> None:
+    with pytest.raises(embgrad.UnsupportedError, match="the model keeps 'state' from call to call, and L of example"):
+        embgrad.attribute_tokens(_Carrying(count).eval(), IDS, method=method, batch_size=size)
 
 
 def test_a_batch_that_is_sorted_for_packing() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from tests.company import expect_state_of_one_number
 from tests.unit.attribution.models import BATCH, IDS, MASK, curved, linear
 
 DIM = 3
@@ -53,6 +54,22 @@ def stateful(*shape: int) -> ReferenceModel:
 
     model = ReferenceModel(forward, WEIGHTS)
     model.kept = {"state": np.random.default_rng(7).normal(size=shape)}  # type: ignore[attr-defined]
+    return model
+
+
+def of_one_number(count: int) -> ReferenceModel:
+    """Return a model that reads and writes what it keeps only in a pass of as many examples."""
+
+    def forward(model: Any, ids: np.ndarray) -> Tensor:
+        sums = lookup(model["E"], ids).sum(1)
+        if len(ids) != len(model.kept):
+            return sums.tanh() @ model["W"]
+        out = (sums + Tensor(model.kept * 1.0)).tanh()
+        model.kept[:] = out.value
+        return out @ model["W"]
+
+    model = ReferenceModel(forward, WEIGHTS)
+    model.kept = np.random.default_rng(7).normal(size=(count, DIM))  # type: ignore[attr-defined]
     return model
 
 
@@ -230,6 +247,43 @@ def test_sub_batches_of_a_model_that_carries_a_state_are_refused() -> None:
         objective = getattr(whole, "objective", whole)
         state = model.kept["state"]  # type: ignore[attr-defined]
         np.testing.assert_allclose(objective, carried(rows_of(), state), rtol=1e-12)
+
+
+def test_a_state_that_passes_of_one_number_of_examples_write() -> None:
+    expect_state_of_one_number(of_one_number, FULL)
+    model = of_one_number(1)
+    model.kept[:] = 0  # type: ignore[attr-defined]
+    parts, whole = (embgrad.evaluate(model, FULL, LOGIT, batch_size=size) for size in (2, None))
+    np.testing.assert_allclose(parts, whole, rtol=1e-12)
+
+
+def test_a_constant_as_long_as_the_batch_is_no_state() -> None:
+    sizes: list[int] = []
+
+    def forward(model: Any, ids: np.ndarray) -> Tensor:
+        sizes.append(len(ids))
+        sums = lookup(model["E"], ids).sum(1)
+        return (sums + sums.mean(0) * -1.0) @ model["W"]
+
+    model = ReferenceModel(forward, WEIGHTS)
+    model.constant = np.ones((3, DIM))  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parts = embgrad.gradients(model, FULL, LOGIT, batch_size=2)
+    np.testing.assert_allclose(parts.values[2], 0, atol=1e-12, err_msg="an example without others is its own mean")
+    assert sizes == [2, 3, 1]
+
+
+def test_a_batch_that_does_not_fit_is_not_run_for_a_constant_as_long() -> None:
+    def forward(model: Any, ids: np.ndarray) -> Tensor:
+        if len(ids) > 2:
+            raise MemoryError
+        return lookup(model["E"], ids).sum(1) @ model["W"]
+
+    model = ReferenceModel(forward, WEIGHTS)
+    model.constant = np.ones((3, DIM))  # type: ignore[attr-defined]
+    parts = embgrad.gradients(model, FULL, LOGIT, batch_size=2)
+    np.testing.assert_array_equal(parts.values, embgrad.gradients(plain(), FULL, LOGIT).values)
 
 
 def test_sub_batches_of_a_model_that_keeps_its_last_output_are_those_of_the_batch() -> None:
