@@ -23,6 +23,7 @@ from embgrad.engine.evaluate import evaluated_each
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.run import compared, reduced_of, run_located, run_task
+from embgrad.engine.sole_use import expect_sole_use
 from embgrad.engine.task import Task
 from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
@@ -145,7 +146,7 @@ class TokenPasses:
         for rows in self.pieces(1):
             task, batch = self._task(rows, {}, pullback=False, quiet=True), self.batch.take(rows)
             with explained_errors(self.bound, batch):
-                (results,) = run_task(task.of_objective(task.objective), batch)
+                (results,) = run_task(task.of_objective(task.objectives[-1]), batch)
             pieces.append([results[name].activations for name in self.names])
         return [np.concatenate(arrays).astype(np.float64) for arrays in zip(*pieces, strict=True)]
 
@@ -196,6 +197,9 @@ class TokenPasses:
         with explained_errors(self.bound, batch):
             run, responses, located = run_located(task, batch, reduce)
         task.warn(batch, run.unused, run.masked_id)
+        last = len(responses) - 1  # its output follows the most ids
+        own = objective_values(responses[last], run, last)
+        expect_sole_use(task.of_objective(task.objectives[last]), batch, located, run, own)
         scores = []
         for name in self.names:
             point = located[name]

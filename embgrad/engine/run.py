@@ -37,6 +37,7 @@ from embgrad.engine.locate import (
     word_of,
 )
 from embgrad.engine.provenance import provenance
+from embgrad.engine.sole_use import expect_sole_use
 from embgrad.engine.task import Memos, Task
 from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError, listed
 from embgrad.forward.axes import Arrangement, Located
@@ -70,6 +71,8 @@ def run_task(task: Task, batch: TokenBatch) -> list[dict[str, EmbeddingGradients
             points = {name: _without_gradient(values) for name, values in run_of_objective.points.items()}
             run_of_objective = replace(run_of_objective, points=points)
         objective = objective_values(respond, run, index)
+        if not index:
+            expect_sole_use(task, batch, located, run, objective)
         with at_index(index, count):
             results.append(_results_of(task, batch, run_of_objective, respond, objective, located))
     return results

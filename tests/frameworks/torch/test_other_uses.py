@@ -148,6 +148,23 @@ def test_ordinary_uses_of_ids_are_no_lookups(way: str) -> None:
     np.testing.assert_allclose(found.values, expected.numpy(), rtol=1e-5, atol=1e-7)
 
 
+def test_ids_that_python_reads_are_seen_where_word_has_one_number() -> None:
+    whole = np.random.default_rng(0).integers(-9, 9, (VOCAB, DIM)).astype(np.float32)
+
+    def quantised(net: Any, ids: Any) -> Any:
+        return torch.tensor(whole[np.array(ids.tolist())]) * net.scale[ids]
+
+    with pytest.raises(
+        embgrad.PointNotReachedError,
+        match=r"lookup scale#0 .* has one number for each token, and with its values as they are",
+    ):
+        embgrad.gradients(Net(quantised, bias=False), IDS, embgrad.Logit(1))
+    honest = embgrad.gradients(
+        Net(lambda net, ids: net.scale[ids].tanh() * torch.ones(DIM), bias=False), IDS, embgrad.Logit(1)
+    )
+    assert honest.provenance["path"] == "scale#0"
+
+
 @pytest.mark.parametrize("way", ["columns", "a product"])
 def test_every_call_refuses_word(way: str) -> None:
     model, objective = Net(UNREAD[way][0]), embgrad.Logit(1)

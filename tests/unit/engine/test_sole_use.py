@@ -1,0 +1,121 @@
+"""A lookup of one number for each token is "word" only where the model reads the ids in no other way."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+
+IDS = np.array([[1, 3, 5, 8, 2], [1, 4, 7, 6, 2]])
+RANDOM = np.random.default_rng(3)
+WEIGHTS = {"scale": RANDOM.normal(size=(10, 1)), "H": RANDOM.normal(size=(4, 2)), "h": RANDOM.normal(size=(1, 2))}
+ROWS = RANDOM.integers(-9, 9, (10, 4))
+LOGIT = embgrad.Logit(1)
+
+
+def quantised(model: Any, ids: np.ndarray) -> Tensor:
+    """Multiply rows of whole numbers, which Python reads, with a scale for each token."""
+    return (lookup(model["scale"], ids) * Tensor(ROWS[ids] * 1.0)).mean(1) @ model["H"]
+
+
+def language_model(model: Any, ids: np.ndarray) -> Tensor:
+    rows = lookup(model["scale"], ids) * Tensor(np.cumsum(ROWS[ids], 1) * 0.1)
+    return rows @ model["H"] @ Tensor(np.eye(2, 10))
+
+
+def plain(model: Any, ids: np.ndarray) -> Tensor:
+    return lookup(model["scale"], ids).sum(1).tanh() @ model["h"]
+
+
+def masked(model: Any, ids: np.ndarray) -> Tensor:
+    """Make a mask of the ids, of padding and of the tokens that begin and end a text."""
+    mask = Tensor(((ids > 2) * 1.0)[..., None])
+    return (lookup(model["scale"], ids) * mask).sum(1).tanh() @ model["h"]
+
+
+def model_of(forward: Callable[..., Tensor]) -> tuple[ReferenceModel, list[np.ndarray]]:
+    """Return a model, and the ids of its passes."""
+    seen: list[np.ndarray] = []
+
+    def recorded(model: Any, ids: np.ndarray) -> Tensor:
+        seen.append(ids)
+        return forward(model, ids)
+
+    return ReferenceModel(recorded, WEIGHTS), seen
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        embgrad.gradients,
+        lambda *args: embgrad.gradients(*args, batch_size=1),
+        lambda *args: embgrad.attribute(*args, embgrad.IntegratedGradients(2)),
+        lambda *args: embgrad.attribute(*args, embgrad.Occlusion("zero")),
+    ],
+)
+def test_a_scale_beside_rows_that_python_reads_is_not_word(call: Any) -> None:
+    model, _ = model_of(quantised)
+    with pytest.raises(
+        embgrad.PointNotReachedError,
+        match=r"^the lookup scale#0 .* has one number for each token, and with its values as they are L changes by up to \d",
+    ):
+        call(model, IDS, LOGIT)
+    found = embgrad.gradients(model, IDS, LOGIT, at="scale")
+    np.testing.assert_allclose(found.values[..., 0], ROWS[IDS] @ WEIGHTS["H"][:, 1] / 5)
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", embgrad.IntegratedGradients(2)])
+def test_output_tokens_of_such_a_scale_are_refused(method: Any) -> None:
+    with pytest.raises(embgrad.PointNotReachedError, match="has one number for each token"):
+        embgrad.attribute_tokens(model_of(language_model)[0], IDS, method=method)
+
+
+@pytest.mark.parametrize("forward", [plain, masked])
+@pytest.mark.parametrize(
+    "ids", [IDS, IDS[:1], IDS[:1, 1:2], np.array([[1, 3, 2, 0], [1, 4, 5, 2]]), np.zeros((2, 3), int)]
+)
+def test_an_embedding_of_one_number_is_word(forward: Callable[..., Tensor], ids: np.ndarray) -> None:
+    model, _ = model_of(forward)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = embgrad.gradients(model, ids, LOGIT)
+    slope = (1 - np.tanh(forward_sum(forward, ids)) ** 2) * WEIGHTS["h"][0, 1]
+    kept = ids > 2 if forward is masked else np.ones(ids.shape)
+    np.testing.assert_allclose(found.values[..., 0], slope * kept, atol=1e-12)
+
+
+def forward_sum(forward: Callable[..., Tensor], ids: np.ndarray) -> np.ndarray:
+    kept = ids > 2 if forward is masked else np.ones(ids.shape)
+    return np.asarray((WEIGHTS["scale"][ids, 0] * kept).sum(1, keepdims=True))
+
+
+def test_the_test_is_made_once_with_other_tokens_inside_the_texts() -> None:
+    model, seen = model_of(plain)
+    for _ in range(2):
+        embgrad.gradients(model, IDS, LOGIT)
+    own, other, again = seen
+    np.testing.assert_array_equal(own, again)
+    assert (other[:, 1:-1] != IDS[:, 1:-1]).all()
+    np.testing.assert_array_equal(other[:, [0, -1]], IDS[:, [0, -1]])
+
+
+def test_rows_of_two_numbers_take_no_further_pass() -> None:
+    weights = {"scale": RANDOM.normal(size=(10, 2)), "h": RANDOM.normal(size=(2, 2))}
+    model, seen = model_of(plain)
+    embgrad.gradients(ReferenceModel(model.forward, weights), IDS, LOGIT)
+    assert len(seen) == 1
+
+
+def test_a_model_that_takes_no_other_ids_is_run_as_it_is() -> None:
+    def forward(model: Any, ids: np.ndarray) -> Tensor:
+        if (ids != IDS).any():
+            raise ValueError("other ids")
+        return plain(model, ids)
+
+    assert embgrad.gradients(model_of(forward)[0], IDS, LOGIT).values.shape == (2, 5, 1)
