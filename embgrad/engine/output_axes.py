@@ -1,4 +1,4 @@
-"""Runs in which a probe shows whether an output's axis is the batch's positions, or as many classes by chance."""
+"""Runs in which a probe shows whether an output's axis is the batch's positions, or as many classes or examples by chance."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from embgrad.backend.objective_callback import Respond
 from embgrad.backend.protocol import BoundModel, Request, Run
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import to_numpy
 from embgrad.common.tolerance import unit_roundoff
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.decoder import IDS, LABELS, positions_of
+from embgrad.inputs.decoder import IDS, LABELS, decoder_of, positions_of
 from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
 
 __all__ = ["layouts_of", "run_with_axes"]
@@ -49,11 +50,16 @@ def run_with_axes(
 
     Raises:
         OpenAxesError: the probe did not show it.
+        ObjectiveError: the first axis of an output is not the examples.
     """
     probed = set()
     while True:
         try:
-            return bound.run(batch, request)
+            run = bound.run(batch, request)
+            for part in request.each:
+                if isinstance(part.respond, Respond):
+                    _expect_examples_first(bound, batch, part.respond, layouts, decode)
+            return run
         except OpenAxesError as error:
             key = (error.output, len(error.shape))
             if key in probed:
@@ -62,6 +68,57 @@ def run_with_axes(
             layouts.axes[key] = _layout(bound, batch, decode, error)
         except OpenPositionsError as error:
             layouts.before[error.output, error.more] = _before(bound, batch, error)
+
+
+def _expect_examples_first(
+    bound: BoundModel, batch: TokenBatch, respond: Respond, layouts: Layouts, decode: Callable[[TokenBatch], TokenBatch]
+) -> None:
+    """Refuse an output with the positions on its first axis, which is seen by its length where there are as many examples.
+
+    Where the lengths do not show it, a pass of another number of examples does, once for a model and output.
+
+    Raises:
+        ObjectiveError: the output's first axis is not the examples.
+    """
+    name, shape, count = respond.objective.output, respond.shape, len(batch)
+    key = (name, len(shape))
+    if key in layouts.first or len(shape) < 2 or shape[0] != count:
+        return
+    if not batch.extras and count != batch.shape[1]:
+        layouts.first.add(key)
+        return
+    if count == 1 or count != shape[1]:
+        return
+    decoder = decoder_of(decode(batch))
+    if count not in (batch.shape[1], None if decoder is None else decoder.shape[1]):
+        return
+    few = batch.take([0, 1] if count > 2 else [0, 1, 0])
+    try:
+        alone = _shape_of(bound, few, name)
+    except Exception:  # the model may take no other number of examples
+        return
+    _expect_first_axis(alone, few)
+    layouts.first.add(key)
+
+
+def _expect_first_axis(shape: tuple[int, ...], batch: TokenBatch) -> None:
+    if shape[0] != len(batch):
+        raise ObjectiveError(
+            f"the output has the shape {shape} for {len(batch)} examples of {batch.shape[1]} positions: expected the "
+            "examples on its first axis; transpose it in call=lambda model, inputs: ..., or give a callable"
+        )
+
+
+def _shape_of(bound: BoundModel, batch: TokenBatch, output: str | None) -> tuple[int, ...]:
+    """Return the shape of an output from a forward pass."""
+    shapes: list[tuple[int, ...]] = []
+
+    def respond(outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
+        shapes.append(outputs[output].shape)
+        return []
+
+    bound.run(batch, Request((), respond, (output,), call=bound.call, pullback=False))
+    return shapes[0]
 
 
 def _layout(
@@ -77,24 +134,14 @@ def _layout(
     example = _without_padding(batch, decoded, positions_of(_sides(error.shape, error.axis), decoded, error.output))
     if example is None:
         raise error
-    shapes: list[tuple[int, ...]] = []
-
-    def respond(outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
-        shapes.append(outputs[error.output].shape)
-        return []
-
     try:
-        bound.run(example, Request((), respond, (error.output,), call=bound.call, pullback=False))
+        alone = _shape_of(bound, example, error.output)
     except Exception as failure:  # the model may take no other number of positions
         if _declares_classes(bound.model, error):
             return error.shape
         raise error from failure
-    alone, decoded_alone = shapes[0], decode(example)
-    if alone[0] != len(example):
-        raise ObjectiveError(
-            f"the output has the shape {alone} for {len(example)} examples of {example.shape[1]} positions: expected the "
-            "examples on its first axis; transpose it in call=lambda model, inputs: ..., or give a callable"
-        )
+    decoded_alone = decode(example)
+    _expect_first_axis(alone, example)
     if len(alone) != len(error.shape):
         raise error
     layout: list[int | None] = [*error.shape]

@@ -198,3 +198,60 @@ def test_deleted_diagnosis_reruns() -> None:
     model = Passes(scores).model
     right = embgrad.gradients(model, BATCH, embgrad.Logit([1, 1]))
     assert embgrad.compare(right, right, models=(model, model)).agrees
+
+
+SQUARE = np.array([[3, 5, 8], [2, 9, 3], [1, 4, 7]])
+
+
+def turned(tensor: Tensor) -> Tensor:
+    return tensor.swap(0, 1)
+
+
+def word_scores(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+    """Return the logits of three classes at each position, (example, position, class)."""
+    return lookup(model["E"], input_ids).tanh() @ model["W"]
+
+
+@pytest.mark.parametrize("forward", [scores, word_scores])
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("padded", [False, True])
+def test_positions_before_examples_are_seen_where_there_are_as_many(
+    forward: Callable[..., Tensor], count: int, padded: bool
+) -> None:
+    ids, mask = SQUARE[:count, :count], np.ones((count, count), int)
+    mask[1:, -1] = not padded
+    batch = {"input_ids": ids, "attention_mask": mask}
+    for call in (embgrad.gradients, embgrad.evaluate):
+        passes = Passes(lambda *arguments: turned(forward(*arguments)))
+        with pytest.raises(
+            embgrad.ObjectiveError, match="expected the examples on its first axis; transpose it in call="
+        ):
+            call(passes.model, batch, embgrad.Sum())
+    passes = Passes(forward)
+    for _ in range(2):
+        found = embgrad.evaluate(passes.model, batch, embgrad.Sum())
+        rows = np.tanh(WEIGHTS["E"][ids]) @ WEIGHTS["w" if forward is scores else "W"]
+        np.testing.assert_allclose(found, (rows * mask[..., None]).sum((1, 2)))
+
+
+def test_the_first_axis_is_remembered() -> None:
+    batch, full = {"input_ids": SQUARE, "attention_mask": np.ones((3, 3), int)}, np.ones((2, 3), int)
+    passes = Passes(word_scores)
+    for _ in range(2):
+        embgrad.evaluate(passes.model, batch, embgrad.Logit(1))
+    assert passes.lengths == [3, 3, 3], "the batch, two examples of it, and the batch again"
+    passes = Passes(word_scores)
+    embgrad.evaluate(passes.model, {"input_ids": SQUARE[:2], "attention_mask": full}, embgrad.Logit(1))
+    embgrad.evaluate(passes.model, batch, embgrad.Logit(1))
+    assert passes.lengths == [3, 3], "a batch of another shape has shown it"
+
+
+def test_the_first_axis_of_a_model_that_takes_one_number_of_examples_is_the_examples() -> None:
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        if len(input_ids) != 3:
+            raise ValueError("3 examples")
+        return word_scores(model, input_ids, attention_mask)
+
+    batch = {"input_ids": SQUARE, "attention_mask": np.ones((3, 3), int)}
+    rows = np.tanh(WEIGHTS["E"][SQUARE]) @ WEIGHTS["W"]
+    np.testing.assert_allclose(embgrad.evaluate(Passes(forward).model, batch, embgrad.Logit(1)), rows[..., 1].sum(1))
