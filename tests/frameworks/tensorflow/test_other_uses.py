@@ -68,6 +68,13 @@ UNREAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda net, ids: tf.transpose(tf.gather(tf.transpose(net.table), ids, axis=1), [1, 2, 0]),
         "entries along axis 1 of 'lookup'",
     ),
+    "as many columns as examples": (
+        lambda net, ids: tf.transpose(
+            tf.concat([tf.gather(tf.transpose(half), ids, axis=1) for half in (net.table[:, :2], net.table[:, 2:])], 0),
+            [1, 2, 0],
+        ),
+        r"entries along axis 1 of 'lookup', of shape \(2, 10\)",
+    ),
     "three axes": (
         lambda net, ids: shaped(tf.gather(net.blocks, ids)),
         r"entries of '\w+', of shape \(10, 2, 2\) .* rows of",
@@ -92,6 +99,16 @@ UNREAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "distinct ids": (distinct, r"the rows of the ids in '\w+', .* in another order or number"),
 }
 
+
+def own(logits: Any) -> Any:
+    """Return for each example the logits of its ids, of those of all examples' ids, (example, example, position)."""
+    return tf.transpose(tf.linalg.diag_part(tf.transpose(logits, [2, 0, 1])))[..., None]
+
+
+def of_text(net: Net, rows: Any) -> Any:
+    return tf.reduce_mean(rows, 1) @ net.columns
+
+
 #: Other uses of ids in ordinary models.
 ORDINARY: dict[str, Callable[[Any, Any], Any]] = {
     "a mask": lambda net, ids: tf.gather(net.words, ids) * tf.cast(ids != 0, tf.float32)[..., None],
@@ -101,6 +118,14 @@ ORDINARY: dict[str, Callable[[Any, Any], Any]] = {
     "a number for each token": lambda net, ids: tf.gather(net.words, ids) * tf.gather(net.classes, ids)[..., None],
     "log-probabilities of the ids": lambda net, ids: (
         lambda rows: rows + tf.gather(tf.nn.log_softmax(rows @ net.columns), ids[..., None], batch_dims=2)
+    )(tf.gather(net.words, ids)),
+    "logits of the ids, with an entry for each example": lambda net, ids: (
+        lambda rows: rows + own(tf.gather(of_text(net, rows), ids, axis=1))
+    )(tf.gather(net.words, ids)),
+    "a product of the ids with logits of each example": lambda net, ids: (
+        lambda rows: (
+            rows + own(tf.reshape(tf.matmul(of_text(net, rows), hot(flat(ids)), transpose_b=True), [2, *ids.shape]))
+        )
     )(tf.gather(net.words, ids)),
     "labels": lambda net, ids: (
         lambda rows: (
