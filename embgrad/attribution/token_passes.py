@@ -23,7 +23,6 @@ from embgrad.engine.evaluate import evaluated_each
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.provenance import provenance
 from embgrad.engine.run import compared, reduced_of, run_located, run_task
-from embgrad.engine.sole_use import expect_sole_use
 from embgrad.engine.task import Task
 from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
@@ -199,7 +198,7 @@ class TokenPasses:
         task.warn(batch, run.unused, run.masked_id)
         last = len(responses) - 1  # its output follows the most ids
         own = objective_values(responses[last], run, last)
-        expect_sole_use(task.of_objective(task.objectives[last]), batch, located, run, own)
+        task.of_objective(task.objectives[last]).expect_sole_use(batch, located, run, own)
         scores = []
         for name in self.names:
             point = located[name]

@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend.objective_callback import Respond
 from embgrad.backend.protocol import BoundModel, Request, Run
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import to_numpy
@@ -18,7 +17,7 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, decoder_of, positions_of
 from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
 
-__all__ = ["layouts_of", "run_with_axes"]
+__all__ = ["expect_examples_first", "layouts_of", "run_with_axes"]
 
 #: The share of the largest change of an output up to which a change may be rounding.
 SMALL: Final = 1e-3
@@ -50,16 +49,11 @@ def run_with_axes(
 
     Raises:
         OpenAxesError: the probe did not show it.
-        ObjectiveError: the first axis of an output is not the examples.
     """
     probed = set()
     while True:
         try:
-            run = bound.run(batch, request)
-            for part in request.each:
-                if isinstance(part.respond, Respond):
-                    _expect_examples_first(bound, batch, part.respond, layouts, decode)
-            return run
+            return bound.run(batch, request)
         except OpenAxesError as error:
             key = (error.output, len(error.shape))
             if key in probed:
@@ -70,18 +64,30 @@ def run_with_axes(
             layouts.before[error.output, error.more] = _before(bound, batch, error)
 
 
-def _expect_examples_first(
-    bound: BoundModel, batch: TokenBatch, respond: Respond, layouts: Layouts, decode: Callable[[TokenBatch], TokenBatch]
+def expect_examples_first(
+    bound: BoundModel,
+    batch: TokenBatch,
+    name: str | None,
+    shape: Sequence[int],
+    layouts: Layouts,
+    decode: Callable[[TokenBatch], TokenBatch],
 ) -> None:
     """Refuse an output with the positions on its first axis, which is seen by its length where there are as many examples.
 
     Where the lengths do not show it, a pass of another number of examples does, once for a model and output.
 
+    Args:
+        bound: the model.
+        batch: the batch that was run.
+        name: the output's name.
+        shape: its shape.
+        layouts: what is known of the outputs.
+        decode: see `run_with_axes`.
+
     Raises:
         ObjectiveError: the output's first axis is not the examples.
     """
-    name, shape, count = respond.objective.output, respond.shape, len(batch)
-    key = (name, len(shape))
+    count, key = len(batch), (name, len(shape))
     if key in layouts.first or len(shape) < 2 or shape[0] != count:
         return
     if not batch.extras and count != batch.shape[1]:

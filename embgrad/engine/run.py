@@ -37,7 +37,6 @@ from embgrad.engine.locate import (
     word_of,
 )
 from embgrad.engine.provenance import provenance
-from embgrad.engine.sole_use import expect_sole_use
 from embgrad.engine.task import Memos, Task
 from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError, listed
 from embgrad.forward.axes import Arrangement, Located
@@ -72,7 +71,7 @@ def run_task(task: Task, batch: TokenBatch) -> list[dict[str, EmbeddingGradients
             run_of_objective = replace(run_of_objective, points=points)
         objective = objective_values(respond, run, index)
         if not index:
-            expect_sole_use(task, batch, located, run, objective)
+            task.expect_sole_use(batch, located, run, objective)
         with at_index(index, count):
             results.append(_results_of(task, batch, run_of_objective, respond, objective, located))
     return results

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend.objective_callback import objective_values
-from embgrad.backend.protocol import Run
-from embgrad.engine.company import tolerance_of
-from embgrad.engine.task import Task
+from embgrad.backend.protocol import BoundModel
+from embgrad.common.tolerance import unit_roundoff
 from embgrad.errors import PointNotReachedError
-from embgrad.forward.axes import Located
-from embgrad.forward.points import WORD
+from embgrad.forward.points import Lookup
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["expect_sole_use"]
@@ -24,45 +20,47 @@ __all__ = ["expect_sole_use"]
 _sole: WeakKeyDictionary[Any, dict[Hashable, bool]] = WeakKeyDictionary()
 
 
-def expect_sole_use(task: Task, batch: TokenBatch, located: Mapping[str, Located], run: Run, own: np.ndarray) -> None:
+def expect_sole_use(
+    bound: BoundModel,
+    batch: TokenBatch,
+    word: Lookup,
+    own: np.ndarray,
+    compute_dtype: str,
+    evaluate: Callable[[TokenBatch], np.ndarray],
+) -> None:
     """Refuse "word" where its lookup has one number for each token, and the model reads the ids in another way as well.
 
     One number may be an embedding, or a scale or bias beside the embedding, which is then read in a way that no backend sees,
     such as by Python's numbers. A forward pass with other ids, and the lookup's values as they were, shows which.
 
     Args:
-        task: the task.
+        bound: the model.
         batch: the batch that was run.
-        located: the points that the task names.
-        run: its run.
-        own: the objective's values in that run.
+        word: the lookup that is "word".
+        own: the objective's values.
+        compute_dtype: the dtype in which the model computed them.
+        evaluate: returns the objective's values of a batch of other ids, where the lookup's values are those of the batch.
 
     Raises:
         PointNotReachedError: the objective follows the ids where the lookup's values stay.
     """
-    word = located.get(WORD)
-    if word is None or word.lookup is None or word.lookup.dim != 1 or task.options.training or task.options.changed:
+    known = bound.remembered(_sole) if bound.call is None else None
+    if word.dim != 1 or not bound.supports("override") or (known is not None and word.key in known):
         return
-    known = task.bound.remembered(_sole) if task.bound.call is None else None
-    if not task.bound.supports("override") or (known is not None and word.key in known):
-        return
-    other = _with_other_tokens(batch, word.lookup.rows)
+    other = _with_other_tokens(batch, word.rows)
     if other is None:
         return
-    read = run.points[word.key if word.key in run.points else WORD]
-    respond = task.respond(batch, 0)
-    request = replace(task.request(respond), override={word.key: lambda value: read.activation}, compiled=False)
     try:
-        values = objective_values(respond, task.run(other, replace(request, pullback=False)))
+        values = evaluate(other)
     except Exception:  # the model may take no other ids
         return
-    apart = np.abs(values - own)
-    if (apart > tolerance_of(run.compute_dtype) * max(float(np.abs(values).max()), float(np.abs(own).max()))).any():
+    apart, size = np.abs(values - own), max(float(np.abs(values).max()), float(np.abs(own).max()))
+    if (apart > unit_roundoff(compute_dtype) ** 0.5 * size).any():
         raise PointNotReachedError(
-            f"the lookup {word.lookup} may not be the model's embedding of the ids: it has one number for each token, and with "
+            f"the lookup {word} may not be the model's embedding of the ids: it has one number for each token, and with "
             f"its values as they are L changes by up to {float(apart.max()):.3g} when the ids change, so that they are also used "
             "otherwise. Pass a model that looks the ids up as rows of a floating-point matrix, or name the table whose gradient "
-            f"you want, as in at={word.lookup.path!r}"
+            f"you want, as in at={word.path!r}"
         )
     if known is not None:
         known[word.key] = True

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from embgrad.backend.objective_callback import Respond, respond_with
+import numpy as np
+
+from embgrad.backend.objective_callback import Respond, objective_values, respond_with
 from embgrad.backend.protocol import BoundModel, Change, Reads, Request, Run, reads_the_whole
 from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.decoder import with_decoder
@@ -19,9 +21,11 @@ from embgrad.engine.input_warnings import (
 )
 from embgrad.engine.interventions import prepared
 from embgrad.engine.options import GradientOptions
-from embgrad.engine.output_axes import layouts_of, run_with_axes
+from embgrad.engine.output_axes import expect_examples_first, layouts_of, run_with_axes
+from embgrad.engine.sole_use import expect_sole_use
 from embgrad.errors import UnsupportedError
 from embgrad.forward.axes import Located
+from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import Layouts
@@ -114,7 +118,35 @@ class Task:
         """Return the run of a request on a batch, in which the objective knows the axes of its output, see `run_with_axes`."""
         assert self.layouts is not None, "they are set when the task is made"
         decode = partial(with_decoder, self.bound)
-        return run_with_axes(self.bound, batch, request, self.layouts, decode)
+        run = run_with_axes(self.bound, batch, request, self.layouts, decode)
+        for respond in (part.respond for part in request.each):
+            if isinstance(respond, Respond):
+                expect_examples_first(self.bound, batch, respond.objective.output, respond.shape, self.layouts, decode)
+        return run
+
+    def expect_sole_use(self, batch: TokenBatch, located: Mapping[str, Located], run: Run, own: np.ndarray) -> None:
+        """Refuse "word" where a run read it and the objective follows the ids in another way, see `embgrad.engine.sole_use`.
+
+        Args:
+            batch: the batch that was run.
+            located: the points that the task names.
+            run: the run.
+            own: the objective's values.
+
+        Raises:
+            PointNotReachedError: the lookup may be none of embeddings.
+        """
+        word = located.get(WORD)
+        if word is None or word.lookup is None or self.options.training or self.options.changed:
+            return
+        read = run.points[word.key if word.key in run.points else WORD].activation
+
+        def evaluate(other: TokenBatch) -> np.ndarray:
+            respond = self.respond(other, 0)
+            request = replace(self.request(respond), override={word.key: lambda value: read}, compiled=False)
+            return objective_values(respond, self.run(other, replace(request, pullback=False)))
+
+        expect_sole_use(self.bound, batch, word.lookup, own, run.compute_dtype, evaluate)
 
     def request(
         self,
