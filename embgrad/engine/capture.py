@@ -178,7 +178,7 @@ class Tap:
             words = [point for point in reached if WORD in point.roles]
             point, self._by_role = point_of(self.at, reached, words, batch)
             self._key = point.key
-            self._axes.look_at(words, batch)
+            self._axes.look_at(reached, batch)
         return PassRecorder(batch, (self._key,))
 
     def end(self, watch: PassRecorder, values: Mapping[str, np.ndarray], compute_dtype: str) -> _Pass:

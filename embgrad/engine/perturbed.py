@@ -112,7 +112,7 @@ class Perturbation:
         located = {name: point_of(name, reached, words, batch) for name in names}
         _expect_each_once({name: point.key for name, (point, _) in located.items()})
         for name in names:
-            self._axes[name].look_at(words, batch)
+            self._axes[name].look_at(reached, batch)
         return {point.key: (name, by_role) for name, (point, by_role) in located.items()}
 
 

@@ -115,11 +115,13 @@ class PassAxes:
         self._is_transposed: bool | None = None
         self._in_order = True
 
-    def look_at(self, words: Sequence[Point], batch: TokenBatch) -> None:
-        """Take from the lookups of the ids in a pass on a batch whether the model takes examples and positions in its order."""
-        lookups = [point.lookup for point in words if point.lookup is not None and point.lookup.layout is not None]
-        layouts = [_layout_alone(lookup, batch) for lookup in lookups]
-        self._in_order = not layouts or any(layout is not None and layout.is_in_order for layout in layouts)
+    def look_at(self, reached: Sequence[Point], batch: TokenBatch) -> None:
+        """Take from the points of a pass on a batch whether the model takes examples and positions in the batch's order."""
+        lookups = [point.lookup for point in reached if point.lookup is not None]
+        words = [lookup for lookup in lookups if lookup.layout is not None]
+        layouts = [_layout_alone(lookup, batch) for lookup in words]
+        is_known = any(layout is not None and layout.is_in_order for layout in layouts)
+        self._in_order = is_known or not (layouts or any(_changes_ids(lookup, batch) for lookup in lookups))
 
     def arrangement(
         self,
@@ -191,6 +193,18 @@ class PassAxes:
             )
             return otherwise
         return self._is_transposed
+
+
+def _changes_ids(lookup: Lookup, batch: TokenBatch) -> bool:
+    """Return whether a lookup's indices are probably the ids after a change, such as a shift: they hold most of them.
+
+    Positions and types are the same for each example, or others than the ids.
+    """
+    if lookup.indices.size != batch.ids.size or lookup.sliced:
+        return False
+    held = np.isin(np.unique(batch.ids[batch.real]), lookup.indices).mean()
+    rows = lookup.indices.reshape(len(batch), -1)
+    return bool(held >= 0.5 and (len(batch) == 1 or (rows != rows[0]).any()))
 
 
 def _layout_alone(lookup: Lookup, batch: TokenBatch) -> Layout | None:
