@@ -22,7 +22,8 @@ from embgrad.engine.decoder import with_decoder
 from embgrad.engine.evaluate import evaluated_each
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.provenance import provenance
-from embgrad.engine.run import compared, reduced_of, run_located, run_task
+from embgrad.engine.run import reduced_of, run_located, run_task
+from embgrad.engine.sub_batches import compared
 from embgrad.engine.task import Task
 from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
@@ -177,7 +178,7 @@ class TokenPasses:
             return self._passed(task, rows, reduce, weighed)
 
     def _compared(self, task: Task, rows: np.ndarray) -> AbstractContextManager[None]:
-        """Return the context in which a sub-batch of the batch is run, see `embgrad.engine.run.compared`."""
+        """Return the context in which a sub-batch of the batch is run, see `embgrad.engine.sub_batches.compared`."""
         count, start = len(self.batch), int(rows[0])
         if len(rows) == count or (start and len(rows) == self.size):
             return contextlib.nullcontext()

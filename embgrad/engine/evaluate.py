@@ -15,7 +15,8 @@ from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
 from embgrad.engine.options import checked_options
 from embgrad.engine.probe import with_shared
-from embgrad.engine.run import in_sub_batches, objectives_of
+from embgrad.engine.run import objectives_of
+from embgrad.engine.sub_batches import in_sub_batches
 from embgrad.engine.task import Task
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch

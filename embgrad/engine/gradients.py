@@ -18,7 +18,8 @@ from embgrad.engine.call_errors import explained_decoder, explained_errors, expl
 from embgrad.engine.descent import with_certain_roles
 from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
-from embgrad.engine.run import expect_examples_first, in_sub_batches, run_task
+from embgrad.engine.run import expect_examples_first, run_task
+from embgrad.engine.sub_batches import in_sub_batches
 from embgrad.engine.task import Task
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -16,12 +15,9 @@ import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import CannotRecordError, Change, PointValues, Reduce, Run
-from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.backend.replay import CallbackMemo
-from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import assembled, in_own_order
-from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_pullback
-from embgrad.engine.company import tolerance_of
+from embgrad.engine.call_errors import explained_decoder, explained_pullback
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.locate import (
     Meanings,
@@ -38,7 +34,7 @@ from embgrad.engine.locate import (
 )
 from embgrad.engine.provenance import provenance
 from embgrad.engine.task import Memos, Task
-from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError, listed
+from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError
 from embgrad.forward.axes import Arrangement, Located
 from embgrad.forward.points import WORD, could_be_positions
 from embgrad.inputs.batch import TokenBatch
@@ -47,8 +43,8 @@ from embgrad.objectives.objectives import at_index
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
-    *("compared", "expect_examples_first", "in_sub_batches", "located_for", "objective_with", "objectives_of"),
-    *("reduced_of", "run_located", "run_task"),
+    *("expect_examples_first", "located_for", "objective_with", "objectives_of", "reduced_of"),
+    *("run_located", "run_task"),
 ]
 
 T = TypeVar("T")
@@ -127,100 +123,6 @@ def _results_of(
             extras=extras,
         )
     return results
-
-
-def in_sub_batches(
-    task: Task,
-    batch: TokenBatch,
-    batch_size: int | None,
-    progress: Progress | bool | None,
-    run: Callable[[Task, TokenBatch], T],
-) -> list[T]:
-    """Return what a function returns for each sub-batch of at most `batch_size` examples, or for the whole batch, in order.
-
-    Args:
-        task: the task for all examples.
-        batch: all examples.
-        batch_size: the most examples of a sub-batch; None runs the whole batch.
-        progress: see `gradients`.
-        run: takes the task for a sub-batch, and the sub-batch.
-
-    Raises:
-        BatchError: an error of the model is explained, see `explained_errors`.
-    """
-    count = len(batch)
-    is_cut = batch_size is not None and batch_size < count
-    done: list[T] = []
-    # A model that draws random numbers computes something else in each pass.
-    is_compared = is_cut and not task.options.training
-    explained = explained_errors(task.bound, batch, sub_batches=is_cut, size=batch_size, objectives=task.objectives)
-    with explained, reporter(progress) as report:
-        end = 0
-        report(end, count)
-        for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
-            start, end = end, end + len(sub_batch)
-            sub_task = task.for_examples(slice(start, end), count) if is_cut else task
-            # The other sub-batches have as many examples as the first.
-            is_first_of_its_size = is_compared and (not start or len(sub_batch) != batch_size)
-            comparison: AbstractContextManager[None] = (
-                compared(task, batch, sub_task, sub_batch, start) if is_first_of_its_size else contextlib.nullcontext()
-            )
-            with comparison:
-                done.append(run(sub_task, sub_batch))
-            report(end, count)
-    return done
-
-
-@contextlib.contextmanager
-def compared(task: Task, batch: TokenBatch, sub_task: Task, sub_batch: TokenBatch, start: int) -> Iterator[None]:
-    """Refuse a sub-batch, which is run in this context, where a state makes the objectives others than in the whole batch.
-
-    A state may be kept for one number of examples alone: that of the sub-batch, or that of the batch.
-
-    Args:
-        task: the task for all examples; `sub_task` is that for some of them.
-        batch: all examples; `sub_batch` are those from the index `start` on.
-        start: the index of the first of these.
-
-    Raises:
-        UnsupportedError: an objective differs by more than rounding.
-    """
-    with changes_recorded() as changes:
-        yield
-    if changes.names or (len(batch) in changes.numbers and not start):
-        _expect_same_alone(task, batch, sub_task, sub_batch, start, [*changes.names])
-
-
-def _expect_same_alone(
-    task: Task, batch: TokenBatch, sub_task: Task, sub_batch: TokenBatch, start: int, changed: Sequence[str]
-) -> None:
-    """See `compared`; `changed` are the names of what the model changed in the pass on the sub-batch."""
-    with changes_recorded() as changes:
-        try:
-            whole, dtype = _forward_values(task, batch)
-        except Exception:
-            if changed:
-                raise
-            return  # few arrays as long as the batch are a state, and the whole batch may not fit into memory
-    names = list(dict.fromkeys((*changed, *changes.names)))
-    for own, values in zip(_forward_values(sub_task, sub_batch)[0], whole, strict=True) if names else ():
-        apart = np.abs(own - values[start : start + len(own)])
-        scale = max(float(np.abs(values).max()), float(np.abs(own).max()))
-        if (apart > tolerance_of(dtype) * scale).any():
-            place = int(apart.argmax())
-            raise UnsupportedError(
-                f"the model keeps {listed(names)} from call to call, and L of example {start + place} is "
-                f"{own[place]:.6g} in a pass of {len(own)} examples and {values[start + place]:.6g} in one of {len(batch)}: "
-                f"expected the same in both. Give batch_size={len(batch)}, or reset what the model keeps before the call"
-            )
-
-
-def _forward_values(task: Task, batch: TokenBatch) -> tuple[list[np.ndarray], str]:
-    """Return the values of each objective from a forward pass, and the dtype in which the model computed."""
-    changes = {option: changes for option, changes in task.options.changes.items() if option != "edit"}
-    options = replace(task.options, names=(), changes=changes, split=False, compile=False)
-    run, responses, _ = run_located(replace(task, options=options, pullback=False, quiet=True), batch)
-    return [objective_values(respond, run, index) for index, respond in enumerate(responses)], run.compute_dtype
 
 
 def objectives_of(task: Task, batch: TokenBatch) -> list[np.ndarray]:
