@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -212,6 +213,7 @@ class Watcher:
             else:
                 if runs_graph and any(output.dtype.is_floating for output in outputs):
                     self.graphs.append(name)
+                    self._report_graph(name, inputs)
                 self.written.extend(writes_of(op_type, inputs))
         except BaseException as error:
             self._failure = error
@@ -279,6 +281,14 @@ class Watcher:
         if below and _is_below_point(array):
             return
         self.watch.see_other(operation, self.tables.path(handle), indices, shape, dtype.name, axis=axis, way=way)
+
+    def _report_graph(self, name: str, inputs: Sequence[Any]) -> None:
+        """Report a graph whose operations are not seen, and that takes the ids and a matrix, in which it may look them up."""
+        kinds = [(value, *table_of(value)) for value in inputs]
+        matrix = next((value for value, shape, dtype in kinds if len(shape or ()) > 1 and dtype.is_floating), None)
+        for value, shape, dtype in kinds if matrix is not None else ():
+            if dtype.is_integer and math.prod(shape or ()) == self.watch.batch.ids.size:
+                self._report_other(name, matrix, np.asarray(value), 0, "function")
 
     def _see(self, operation: str, operands: Sequence[Any], rows: Any = None) -> None:
         """Record the operation if it looks up rows of a matrix, also if it failed and returned no rows."""

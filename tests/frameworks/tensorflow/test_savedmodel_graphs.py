@@ -114,13 +114,30 @@ class TestGraphsThatStayClosed:
         with pytest.raises(embgrad.UnsupportedError, match=message):
             embgrad.gradients(model, SMALL, TOTAL)
 
-    def test_a_closed_graph_beside_a_lookup_is_a_warning(self, tmp_path: Any) -> None:
+    def test_a_closed_graph_of_the_ids_beside_a_lookup_is_an_error(self, tmp_path: Any) -> None:
+        model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)))
+        other = Net(self.forward).saved(tmp_path)
+        function = embgrad.gradients(model, SMALL, TOTAL).values
+
+        def both(parts: Any, ids: Any) -> Any:
+            return parts[0](ids) + parts[1](ids)
+
+        with pytest.raises(
+            embgrad.UnsupportedError,
+            match=r"may not be the model's embedding of the ids, which were also used otherwise: they are used inside \w+ with ",
+        ):
+            embgrad.gradients([model, other], SMALL, TOTAL, call=both)
+        with pytest.warns(embgrad.EmbgradWarning, match=r"ran 1 compiled graph.*Switch.*no gradient in the result"):
+            result = embgrad.gradients([model, other], SMALL, TOTAL, call=both, at="0.rows")
+        np.testing.assert_array_equal(result.values, function)
+
+    def test_a_closed_graph_of_something_else_beside_a_lookup_is_a_warning(self, tmp_path: Any) -> None:
         model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)))
         other = Net(self.forward).saved(tmp_path)
         function = embgrad.gradients(model, SMALL, TOTAL).values
         with pytest.warns(embgrad.EmbgradWarning, match=r"ran 1 compiled graph.*Switch.*no gradient in the result"):
             result = embgrad.gradients(
-                [model, other], SMALL, TOTAL, call=lambda parts, ids: parts[0](ids) + parts[1](ids)
+                [model, other], SMALL, TOTAL, call=lambda parts, ids: parts[0](ids) + parts[1](tf.zeros_like(ids))
             )
         np.testing.assert_array_equal(result.values, function)
 
