@@ -23,13 +23,14 @@ from embgrad.errors import AmbiguousPointError, listed
 from embgrad.forward.axes import Located, axis_of_examples, of_lookup, of_module
 from embgrad.forward.descent import Reached
 from embgrad.forward.expected import SEPARATOR, expected_keys
-from embgrad.forward.names import LAYER_ROLE, point_of
+from embgrad.forward.names import LAYER_ROLE, needs_layers, point_of
 from embgrad.forward.points import WORD, Lookup, Point, split_name
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
     "Meanings",
     "ProbeInconclusiveError",
+    "are_roles",
     "cannot_record",
     "expect_each_once",
     "expected_points",
@@ -141,6 +142,15 @@ def meanings(bound: BoundModel, names: Iterable[str], batch: TokenBatch) -> Mean
     if known is None or any(name not in known.points for name in names):
         return None
     return replace(known, points={name: known.points[name] for name in names})
+
+
+def are_roles(bound: BoundModel, names: Sequence[str], batch: TokenBatch) -> bool:
+    """Return whether all names are known to be roles, before a pass on the batch."""
+    known = meanings(bound, names, batch)
+    if known is not None:
+        return all(meaning.located.by_role for meaning in known.points.values())
+    open_names = [name for name in names if name != WORD and not needs_layers(name)]
+    return not open_names and set(names).isdisjoint(bound.backend.paths(bound.model))
 
 
 def forget_meanings(bound: BoundModel) -> None:

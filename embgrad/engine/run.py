@@ -22,6 +22,7 @@ from embgrad.engine.decoder import with_decoder
 from embgrad.engine.locate import (
     Meanings,
     ProbeInconclusiveError,
+    are_roles,
     cannot_record,
     expect_each_once,
     expected_points,
@@ -165,7 +166,7 @@ def expect_examples_first(task: Task, batch: TokenBatch, whole: TokenBatch) -> N
         UnsupportedError: the first axis of a point does not follow the number of examples.
     """
     other = whole[: len(batch) + 1] if len(batch) < len(whole) else whole[:-1]
-    if task.options.names == (WORD,) or not len(other):
+    if task.options.names == (WORD,) or not len(other) or are_roles(task.bound, task.options.names, batch):
         return
     located = located_for(task, batch)
     unknown = {
