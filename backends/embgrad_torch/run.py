@@ -161,7 +161,7 @@ def _prepared(structure: Structure, watch: PassRecorder, request: Request, *, fr
         mode.on_accumulating = weights.copy_gradients
         modules = ModuleWatch(watch, taps, mode.is_active, lambda: mode.pulling)
         try:
-            with modules.on(walked, further_paths(structure.parts, walked) if watch.lists else {}):
+            with modules.on(walked, further_paths(structure.parts, walked) if watch.everything else {}):
                 yield _Pass(request, mode, taps, structure, weights, device, parameters, tables)
         finally:
             mode.restore()
