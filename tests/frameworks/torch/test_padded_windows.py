@@ -1,4 +1,4 @@
-"""Models of transformers that pad the ids inside, or put a prompt before them: each call beside autograd by hand."""
+"""Models of transformers that pad the ids inside, or put a prompt or an image before them, beside autograd by hand."""
 
 from __future__ import annotations
 
@@ -99,7 +99,28 @@ class Case:
         torch.manual_seed(0)
         return getattr(transformers, self.model)(getattr(transformers, self.config)(**self.options)).eval()
 
+    def own(self, logits: Any) -> Any:
+        """Return the logits at the text's positions, which are the last."""
+        return logits[:, -self.batch.get("decoder_input_ids", self.batch["input_ids"]).shape[1] :]
 
+
+GIT = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+    "vision_config": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "image_size": 16,
+        "patch_size": 8,
+    },
+}
+WITH_IMAGE = {**padded(6), "pixel_values": RANDOM.random((2, 3, 16, 16)).astype(np.float32)}
 LONGFORMER = {**COMMON, "attention_window": [4, 4]}
 BIG_BIRD = {**COMMON, "attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1}
 WITH_DECODER = {**padded(7), "decoder_input_ids": np.array([[2, 8, 9], [2, 11, 12]])}
@@ -126,6 +147,7 @@ CASES = [
     ),
     Case("LEDForConditionalGeneration", "LEDConfig", LED, WITH_DECODER, tokens=True),
     Case("CpmAntForCausalLM", "CpmAntConfig", CPM_ANT, {"input_ids": RANDOM.integers(5, 60, (2, 7))}, tokens=True),
+    Case("GitForCausalLM", "GitConfig", GIT, WITH_IMAGE, tokens=True),
 ]
 
 
@@ -139,7 +161,7 @@ def by_hand(case: Case, model: Any, scalar_of: Callable[[Any], Any]) -> tuple[np
             columns = slice(start, start + ids.shape[1])
             if np.array_equal(indices[:, columns], ids):
                 returned.retain_grad()
-                kept.append((returned, columns))
+                kept.append((returned, columns, returned.detach().clone()))  # GIT adds positions in place
                 break
         return returned
 
@@ -150,9 +172,9 @@ def by_hand(case: Case, model: Any, scalar_of: Callable[[Any], Any]) -> tuple[np
     model.eval()
     for handle in handles:
         handle.remove()
-    ((rows, columns),) = kept
+    ((rows, columns, values),) = kept
     assert rows.grad is not None
-    return rows.grad.numpy()[:, columns], rows.detach().numpy()[:, columns]
+    return rows.grad.numpy()[:, columns], values.numpy()[:, columns]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
@@ -161,7 +183,9 @@ def test_gradients_and_attributions(case: Case) -> None:
     index = 0 if case.position is None else 4
     objective = embgrad.Logit(index, position=case.position)
     gradient, rows = by_hand(
-        case, model, lambda logits: logits[..., index].sum() if case.position is None else logits[:, 2, index].sum()
+        case,
+        model,
+        lambda logits: logits[..., index].sum() if case.position is None else case.own(logits)[:, 2, index].sum(),
     )
     found = embgrad.gradients(model, case.batch, objective, **options)
     scale = np.abs(gradient).max()
@@ -178,7 +202,9 @@ def test_output_tokens(case: Case) -> None:  # CPM-Ant reads the whole text at e
     model = case.build()
     written = case.batch.get("decoder_input_ids", case.batch["input_ids"])
     labels = torch.tensor(written[:, 2])
-    gradient, rows = by_hand(case, model, lambda logits: logits[:, 1].log_softmax(-1).gather(1, labels[:, None]).sum())
+    gradient, rows = by_hand(
+        case, model, lambda logits: case.own(logits)[:, 1].log_softmax(-1).gather(1, labels[:, None]).sum()
+    )
     made = embgrad.attribute_tokens(model, case.batch, targets=[2], training=case.training)
     expected = (gradient * rows).sum(-1) * case.batch.get("attention_mask", 1)
     np.testing.assert_allclose(made.scores[:, 0], expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
