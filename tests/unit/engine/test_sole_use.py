@@ -17,6 +17,7 @@ RANDOM = np.random.default_rng(3)
 WEIGHTS = {"scale": RANDOM.normal(size=(10, 1)), "H": RANDOM.normal(size=(4, 2)), "h": RANDOM.normal(size=(1, 2))}
 ROWS = RANDOM.integers(-9, 9, (10, 4))
 LOGIT = embgrad.Logit(1)
+SPECIAL = (0, 1, 2, 9)
 
 
 def quantised(model: Any, ids: np.ndarray) -> Tensor:
@@ -34,8 +35,8 @@ def plain(model: Any, ids: np.ndarray) -> Tensor:
 
 
 def masked(model: Any, ids: np.ndarray) -> Tensor:
-    """Make a mask of the ids, of padding and of the tokens that begin and end a text."""
-    mask = Tensor(((ids > 2) * 1.0)[..., None])
+    """Make a mask of the ids, of padding and of the tokens that begin, part and end a text."""
+    mask = Tensor((~np.isin(ids, SPECIAL) * 1.0)[..., None])
     return (lookup(model["scale"], ids) * mask).sum(1).tanh() @ model["h"]
 
 
@@ -78,7 +79,15 @@ def test_output_tokens_of_such_a_scale_are_refused(method: Any) -> None:
 
 @pytest.mark.parametrize("forward", [plain, masked])
 @pytest.mark.parametrize(
-    "ids", [IDS, IDS[:1], IDS[:1, 1:2], np.array([[1, 3, 2, 0], [1, 4, 5, 2]]), np.zeros((2, 3), int)]
+    "ids",
+    [
+        IDS,
+        IDS[:1],
+        IDS[:1, 1:2],
+        np.array([[1, 3, 2, 0], [1, 4, 5, 2]]),
+        np.array([[1, 3, 9, 8, 2], [1, 4, 9, 6, 2]]),
+        np.zeros((2, 3), int),
+    ],
 )
 def test_an_embedding_of_one_number_is_word(forward: Callable[..., Tensor], ids: np.ndarray) -> None:
     model, _ = model_of(forward)
@@ -86,12 +95,12 @@ def test_an_embedding_of_one_number_is_word(forward: Callable[..., Tensor], ids:
         warnings.simplefilter("error")
         found = embgrad.gradients(model, ids, LOGIT)
     slope = (1 - np.tanh(forward_sum(forward, ids)) ** 2) * WEIGHTS["h"][0, 1]
-    kept = ids > 2 if forward is masked else np.ones(ids.shape)
+    kept = ~np.isin(ids, SPECIAL) if forward is masked else np.ones(ids.shape)
     np.testing.assert_allclose(found.values[..., 0], slope * kept, atol=1e-12)
 
 
 def forward_sum(forward: Callable[..., Tensor], ids: np.ndarray) -> np.ndarray:
-    kept = ids > 2 if forward is masked else np.ones(ids.shape)
+    kept = ~np.isin(ids, SPECIAL) if forward is masked else np.ones(ids.shape)
     return np.asarray((WEIGHTS["scale"][ids, 0] * kept).sum(1, keepdims=True))
 
 
