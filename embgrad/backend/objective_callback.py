@@ -99,7 +99,7 @@ class Respond:
         return values, cotangent
 
     def _before(self, shape: tuple[int, ...]) -> int | None:
-        """Return how many positions of an output that has more than the batch stand before the batch's; None for other outputs.
+        """Return how many positions of an output stand before the batch's; None where they are not known to.
 
         Raises:
             OpenPositionsError: a probe has to show it.
@@ -110,10 +110,10 @@ class Respond:
         more = shape[1] - batch.shape[1]
         if more <= 0 or shape[0] != len(batch) or positions_of(shape, batch, objective.output) is not batch:
             return None
-        known = self._layouts.before
-        if (objective.output, more) not in known:
+        is_prefixed = self._layouts.prefixed.get((objective.output, more))
+        if is_prefixed is None:
             raise OpenPositionsError(objective.output, shape, more)
-        return known[objective.output, more]
+        return more if is_prefixed else None
 
     def _own_shape(self, shape: tuple[int, ...], before: int | None) -> tuple[int, ...]:
         """Return an output's shape without the positions that are not the batch's."""

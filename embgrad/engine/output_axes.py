@@ -61,7 +61,7 @@ def run_with_axes(
             probed.add(key)
             layouts.axes[key] = _layout(bound, batch, decode, error)
         except OpenPositionsError as error:
-            layouts.before[error.output, error.more] = _before(bound, batch, error)
+            layouts.prefixed[error.output, error.more] = _is_prefixed(bound, batch, error)
 
 
 def expect_examples_first(
@@ -160,8 +160,8 @@ def _layout(
     return tuple(layout)
 
 
-def _before(bound: BoundModel, batch: TokenBatch, error: OpenPositionsError) -> int | None:
-    """Return how many positions of an output stand before the batch's, from a pass with other ids; None where it does not show.
+def _is_prefixed(bound: BoundModel, batch: TokenBatch, error: OpenPositionsError) -> bool:
+    """Return whether a pass with other ids shows that the batch's positions are the last ones of an output.
 
     In a causal model another id changes the output from the id's own position on: an example is run as it is, with another id at
     its first and at its last real position.
@@ -169,7 +169,7 @@ def _before(bound: BoundModel, batch: TokenBatch, error: OpenPositionsError) -> 
     number = int(batch.real.sum(1).argmax())
     real = np.flatnonzero(batch.real[number])
     if len(real) < 2:
-        return None
+        return False
     first, last = int(real[0]), int(real[-1])
     examples = batch.take([number] * 3)
     ids = examples.ids.copy()
@@ -185,18 +185,16 @@ def _before(bound: BoundModel, batch: TokenBatch, error: OpenPositionsError) -> 
     try:
         bound.run(examples.replace(ids=ids), Request((), respond, (error.output,), call=bound.call, pullback=False))
     except Exception:  # the model may take no other number of examples
-        return None
+        return False
     output = np.asarray(outputs[0], np.float64)
     if output.shape[:2] != (3, error.shape[1]):
-        return None
+        return False
     changes = np.abs(output[1:] - output[0]).max(-1)
     is_changed = changes > np.maximum(
         unit_roundoff(outputs[0].dtype) * np.abs(output).max(), SMALL * changes.max(1, keepdims=True)
     )
-    starts = is_changed.argmax(1)
-    before = int(starts[0]) - first
-    is_shown = is_changed.any(1).all() and before == starts[1] - last and 0 <= before <= error.more
-    return before if is_shown else None
+    own = error.more + np.array([first, last])
+    return bool(is_changed.any(1).all() and (is_changed.argmax(1) == own).all())
 
 
 def _sides(shape: Sequence[int], axis: int) -> tuple[int, int]:

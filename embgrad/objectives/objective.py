@@ -28,13 +28,13 @@ class Layouts:
 
     Attributes:
         axes: by an output's name and number of axes, its shape with None at the axes that are the batch's positions.
-        before: by an output's name and the number of its positions that are not the batch's, as of virtual tokens, how many of
-            these stand before the batch's; None where that is not known.
+        prefixed: by an output's name and the number of its positions that are not the batch's, as of virtual tokens, whether
+            these are known to stand before the batch's.
         first: the names and numbers of axes of outputs whose first axis has been seen to be the examples.
     """
 
     axes: dict[tuple[str | None, int], tuple[int | None, ...]] = field(default_factory=dict)
-    before: dict[tuple[str | None, int], int | None] = field(default_factory=dict)
+    prefixed: dict[tuple[str | None, int], bool] = field(default_factory=dict)
     first: set[tuple[str | None, int]] = field(default_factory=set)
 
 
