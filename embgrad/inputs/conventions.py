@@ -14,7 +14,7 @@ from embgrad.inputs.batch import CONVENTIONS, ID_NAMES, MASK_NAMES, PACKED, TYPE
 from embgrad.inputs.checks import as_array, checked_ids, is_text
 from embgrad.inputs.encode import encode, is_of_huggingface, is_tokenizer, with_known_tokens, with_tokens
 from embgrad.inputs.fast_tokenizers import words_of
-from embgrad.inputs.keras_hub import inner_tokenizer, is_of_keras_hub, preprocessor_of
+from embgrad.inputs.keras_hub import inner_tokenizer, preprocessor_of
 
 __all__ = ["as_batch", "batch_of", "tokenizer_of"]
 
@@ -344,5 +344,4 @@ def tokenizer_of(model: Any, tokenizer: Any) -> Any:
 
     Of a preprocessor of keras-hub it is the tokenizer.
     """
-    known = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
-    return inner_tokenizer(known) if is_of_keras_hub(known) else known
+    return inner_tokenizer(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)

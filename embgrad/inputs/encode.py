@@ -95,7 +95,7 @@ def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
     if batch.tokens is not None:
         return batch
     _expect_instance(tokenizer)
-    tokenizer = inner_tokenizer(tokenizer) if is_of_keras_hub(tokenizer) else tokenizer
+    tokenizer = inner_tokenizer(tokenizer)
     if hasattr(tokenizer, "convert_ids_to_tokens"):
         token_of = tokenizer.convert_ids_to_tokens
     elif hasattr(tokenizer, "id_to_token"):

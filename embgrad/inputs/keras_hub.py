@@ -24,11 +24,15 @@ WAY: Final = "give ids as the batch, such as the dict that preprocessor(...) ret
 def is_of_keras_hub(tokenizer: object) -> bool:
     """Return whether an object is a tokenizer or a preprocessor of keras-hub, by its type, without importing keras-hub."""
     is_ours = any(base.__module__.partition(".")[0] == "keras_hub" for base in type(tokenizer).__mro__)
-    return is_ours and hasattr(inner_tokenizer(tokenizer), "id_to_token")
+    return is_ours and hasattr(_inner(tokenizer), "id_to_token")
 
 
 def inner_tokenizer(tokenizer: Any) -> Any:
-    """Return the tokenizer of a preprocessor; a tokenizer itself is returned unchanged."""
+    """Return the tokenizer of a preprocessor of keras-hub; anything else is returned unchanged."""
+    return _inner(tokenizer) if is_of_keras_hub(tokenizer) else tokenizer
+
+
+def _inner(tokenizer: Any) -> Any:
     return tokenizer if hasattr(tokenizer, "id_to_token") else getattr(tokenizer, "tokenizer", tokenizer)
 
 

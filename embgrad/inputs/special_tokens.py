@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from embgrad.inputs.keras_hub import inner_tokenizer
+
 __all__ = ["id_of_special", "special_ids", "unknown_ids"]
 
 #: The texts of the padding and of the mask in the vocabularies of BERT, RoBERTa and similar models.
@@ -20,6 +22,7 @@ def id_of_special(tokenizer: Any, name: str) -> int | None:
         tokenizer: a Hugging Face tokenizer, a `tokenizers.Tokenizer`, or any object with the attributes of the former.
         name: "pad" or "mask".
     """
+    tokenizer = inner_tokenizer(tokenizer)
     known = getattr(tokenizer, f"{name}_token_id", None)
     if known is not None:
         return int(known)
@@ -37,6 +40,7 @@ def special_ids(tokenizer: Any) -> list[int] | None:
 
     None where the tokenizer does not know them.
     """
+    tokenizer = inner_tokenizer(tokenizer)
     known = getattr(tokenizer, "all_special_ids", None)
     if known is not None:
         return [int(id_) for id_ in known if id_ != getattr(tokenizer, "unk_token_id", None)]

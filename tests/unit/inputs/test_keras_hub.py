@@ -155,3 +155,8 @@ def test_what_a_tokenizer_or_a_preprocessor_does_not_do_is_said() -> None:
         embgrad.BatchError, "Other returned {'images': ", "expected a dict with 'token_ids' and 'padding_mask'"
     ):
         embgrad.encode(TEXTS, Other())
+
+
+def test_a_continuation_has_no_special_tokens() -> None:
+    objective = embgrad.LogProbability.of("the plot", Preprocessor())
+    np.testing.assert_array_equal(objective.labels, [8, 9])
