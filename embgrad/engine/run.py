@@ -276,7 +276,7 @@ def _run_known(
         return None
     _expect_each_once(task, expected)
     with contextlib.suppress(ProbeInconclusiveError, AmbiguousPointError, PointNotReachedError, UnsupportedError):
-        run, responses = _run_once(task, batch, expected, reduce, memos, None if task.options.compile else known)
+        run, responses = _run_once(task, batch, expected, reduce, memos, known)
         located = known.located(task.bound, batch, run)
         pairs = {name: (located[name].arrangement, expected[name].arrangement) for name in located}
         used = {*changed, *(name for name in located if reduce and not pairs[name][0].keeps_axes)}
@@ -348,7 +348,7 @@ def _run_once(
     points = names if located is None else tuple(dict.fromkeys(located[name].key for name in read))
     several = sets > 1 or split
     request = task.request(responses[0], points, located, several=several, memos=memos, further=responses[1:])
-    if known is not None:
+    if known is not None and not task.options.compile:
         request = replace(request, times=known.times, order=known.order or None)
     try:
         kept = None if reduce is None else _in_one_array(_arranged(reduce, located), len(responses) * max(sets, 1))
