@@ -45,10 +45,7 @@ __all__ = [
 #: The number of examples that a forward pass runs to locate points for a larger batch.
 PROBED: Final = 2
 
-#: The number of examples in a pass that shows whether the model sorts its examples by length, see `_unsorted`.
-UNSORTED: Final = 3
-
-#: The most forms of batches for which the lookup of the ids is remembered, for each model.
+#: The most forms of batches for which it is remembered what names mean, for each model.
 MOST_FORMS: Final = 64
 
 
