@@ -32,6 +32,9 @@ LANGUAGE: Final = {
     "TensorFlow, GPT-2": "tensorflow",
 }
 VOCABULARIES: Final = (10_000, 50_000, 250_000)
+#: The models, layers × dimensions, and the sizes for which points are priced.
+POINTS_OF: Final = ((6, 384), (24, 128), (12, 768))
+PRICED: Final = ((1, 16), (4, 64), (16, 128))
 GROWING: Final = ((1, 32), (8, 32), (64, 32), (8, 128), (8, 512))
 
 #: Seconds after which a process is stopped.
@@ -113,6 +116,10 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
             if framework in options.frameworks:
                 cases = [_case(model, (1, 32) if options.quick else (4, 128))]
                 yield _worker(f"times: {mode}", "language", mode, "times", cases=cases, seconds=seconds)
+    if "points" in options.parts and "torch" in options.frameworks:
+        for layers, dim in ((2, 32),) if options.quick else POINTS_OF:
+            what, sizes = f"points: {layers} layers × {dim}", QUICK_SIZES if options.quick else PRICED
+            yield _job(what, "points", "points", layers=layers, dim=dim, sizes=sizes, seconds=seconds / 4)
     if "tables" in options.parts and "torch" in options.frameworks:
         examples, positions = (8, 32) if options.quick else (32, 128)
         yield _job("tables of a batch's examples", "tables", "tables", examples=examples, positions=positions)

@@ -131,6 +131,11 @@ def page(figures: Figures, *, quick: bool) -> str:
         _section(
             "Growth", "2 layers × 128. Ratios to the first row of the mode, and to code by hand.", _growth(figures)
         ),
+        _section(
+            "The price of a point",
+            "PyTorch, layers × dimensions. By hand, hooks make the modules' outputs leaves, and the model is left as it is.",
+            _points(figures),
+        ),
         _section("Each example's own table", "Ratios to the first row.", _tables(figures)),
         _section(
             "Long data", "`embgrad.stream`, a BERT of 2 layers × 384, sentences of 5 to 40 tokens.", _long(figures)
@@ -276,6 +281,14 @@ def _overhead(figures: Figures) -> Iterator[Sequence[str]]:
 
 def _over(seconds: float | None, less: float | None) -> str:
     return "–" if seconds is None or less is None else f"{(seconds - less) * 1e3:+.2f}"
+
+
+def _points(figures: Figures) -> Iterator[Sequence[str]]:
+    yield ("model", "points", "size", "by hand, ms", "/ by hand", "forward passes")
+    for row in figures.get("points", ()):
+        hand, ours = row["times"]["by hand"], row["times"]["gradients"]
+        model = row["mode"].removeprefix("PyTorch, ")
+        yield (model, row["what"], _by(size_of(row)), milliseconds(hand), _two(ours / hand), str(row["passes"]))
 
 
 def _overhead_of_rivals(figures: Figures) -> Iterator[Sequence[str]]:

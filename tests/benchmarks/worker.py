@@ -113,8 +113,15 @@ def tables(examples: int, positions: int) -> list[dict[str, Any]]:
     return tables_of_examples(examples, positions)
 
 
+def points(layers: int, dim: int, sizes: list[tuple[int, int]], seconds: float) -> list[dict[str, Any]]:
+    from tests.benchmarks.points import prices
+
+    return prices(layers, dim, sizes, seconds)
+
+
 JOBS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "long": long_stream,
+    "points": points,
     "tables": tables,
     "times": times,
     "together": together,
