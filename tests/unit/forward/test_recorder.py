@@ -94,6 +94,37 @@ def test_a_pass_with_another_number_of_calls_is_an_error() -> None:
         other.resolve()
 
 
+def test_a_pass_that_calls_modules_in_another_order_is_an_error() -> None:
+    def resolved(*called: str, in_order: bool = True) -> dict[str, str]:
+        watch = PassRecorder(BATCH, ("a:output#0",), {"a:": 1, "b:": 1}, order=["b", "a"])
+        for path in called:
+            if path == "a":
+                run_modules(watch, ("a", "Layer"))
+            else:
+                watch.count(path, in_order=in_order)
+        return watch.resolve()
+
+    assert resolved("b", "a") == {"a:output#0": "a:output#0"}
+    message = (
+        "the forward pass called the model's modules in another order than an earlier pass: expected a model that makes"
+    )
+    with pytest.raises(embgrad.PointNotReachedError, match=message):
+        resolved("a", "b")
+    assert resolved("a", "b", in_order=False), "the order of the calls is not known"
+
+
+def test_a_pass_that_records_everything_need_not_reach_what_is_requested() -> None:
+    watch = PassRecorder(BATCH, ("word", "a:output#0", "absent:output#0"), record=True)
+    assert watch.see("table", IDS, 10, 4) == "table#0"
+    rows, new = Value(), Value()
+    watch.record_output(rows)
+    watch.replaced(rows, new)
+    watch.enter("a", "Layer", new, (2, 3, 4))
+    watch.leave(new, (2, 3, 4))
+    assert watch.resolve() == {"table#0": "table#0", "a:output#0": "a:output#0"}
+    assert watch.calls[0].source == watch.lookups[0].token, "what goes on in place of the rows is the same tensor"
+
+
 def test_a_table_of_a_float_array_is_looked_up_by_whole_numbers() -> None:
     watch = PassRecorder(BATCH, ["word"])
     indices: Any = IDS.astype(np.float32)
