@@ -32,9 +32,12 @@ LANGUAGE: Final = {
     "TensorFlow, GPT-2": "tensorflow",
 }
 VOCABULARIES: Final = (10_000, 50_000, 250_000)
-#: The models, layers × dimensions, and the sizes for which points are priced.
-POINTS_OF: Final = ((6, 384), (24, 128), (12, 768))
-PRICED: Final = ((1, 16), (4, 64), (16, 128))
+#: The sizes for which points are priced, by the numbers of layers and of dimensions.
+PRICED: Final = {
+    (6, 384): ((1, 16), (4, 64), (16, 128)),
+    (24, 128): ((1, 16), (4, 64), (16, 128)),
+    (12, 768): ((1, 16), (4, 64)),
+}
 GROWING: Final = ((1, 32), (8, 32), (64, 32), (8, 128), (8, 512))
 
 #: Seconds after which a process is stopped.
@@ -117,8 +120,8 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
                 cases = [_case(model, (1, 32) if options.quick else (4, 128))]
                 yield _worker(f"times: {mode}", "language", mode, "times", cases=cases, seconds=seconds)
     if "points" in options.parts and "torch" in options.frameworks:
-        for layers, dim in ((2, 32),) if options.quick else POINTS_OF:
-            what, sizes = f"points: {layers} layers × {dim}", QUICK_SIZES if options.quick else PRICED
+        for (layers, dim), sizes in ({(2, 32): QUICK_SIZES} if options.quick else PRICED).items():
+            what = f"points: {layers} layers × {dim}"
             yield _job(what, "points", "points", layers=layers, dim=dim, sizes=sizes, seconds=seconds / 4)
     if "tables" in options.parts and "torch" in options.frameworks:
         examples, positions = (8, 32) if options.quick else (32, 128)

@@ -26,7 +26,7 @@ OBJECTIVE: Final = embgrad.Sum(output="pooled")
 def prices(layers: int, dim: int, sizes: Sequence[tuple[int, int]], seconds: float) -> list[dict[str, Any]]:
     """Return the times of `gradients` and of code by hand for each size and each call's points, in seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = drawn_bert(Path(folder) / "bert", layers=layers, dim=dim, vocab=1000)
+        checkpoint = drawn_bert(Path(folder) / "bert", layers=layers, dim=dim, vocab=3000)
         model = embgrad.load_bert(checkpoint, "torch")
         batches = [Case(checkpoint, *size).batch() for size in sizes]
     rows = []
