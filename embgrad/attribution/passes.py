@@ -184,7 +184,7 @@ class Passes:
 
     @cached_property
     def is_random(self) -> bool:
-        """Whether the model draws random numbers, other ones in each pass: whether one more forward pass has other objectives."""
+        """Return whether another forward pass gives other objectives, because the model draws random numbers."""
         examples = np.arange(min(self.size, len(self.batch)))
         own, tolerance = (
             np.asarray(self.state.objective)[examples],

@@ -15,7 +15,7 @@ __all__ = ["Changes", "changes_recorded", "is_recorded", "may_be_state", "record
 
 @dataclass(frozen=True)
 class Changes:
-    """What passes changed, and the arrays that the model keeps, which another pass may change.
+    """The arrays that passes changed, and those that the model keeps, which another pass may change.
 
     Attributes:
         names: the names of the arrays that a pass found and left as others; the keys are in order.

@@ -100,7 +100,7 @@ def expect_examples_first(
         return
     few = batch.take([0, 1] if count > 2 else [0, 1, 0])
     try:
-        alone = _shape_of(bound, few, name)
+        alone = _output_of(bound, few, name).shape
     except Exception:  # the model may take no other number of examples
         return
     _expect_first_axis(alone, few)
@@ -115,16 +115,16 @@ def _expect_first_axis(shape: tuple[int, ...], batch: TokenBatch) -> None:
         )
 
 
-def _shape_of(bound: BoundModel, batch: TokenBatch, output: str | None) -> tuple[int, ...]:
-    """Return the shape of an output from a forward pass."""
-    shapes: list[tuple[int, ...]] = []
+def _output_of(bound: BoundModel, batch: TokenBatch, output: str | None) -> np.ndarray:
+    """Return an output of a forward pass."""
+    read: list[np.ndarray] = []
 
     def respond(outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
-        shapes.append(outputs[output].shape)
+        read.append(outputs[output])
         return []
 
     bound.run(batch, Request((), respond, (output,), call=bound.call, pullback=False))
-    return shapes[0]
+    return read[0]
 
 
 def _layout(
@@ -141,7 +141,7 @@ def _layout(
     if example is None:
         raise error
     try:
-        alone = _shape_of(bound, example, error.output)
+        alone = _output_of(bound, example, error.output).shape
     except Exception as failure:  # the model may take no other number of positions
         if _declares_classes(bound.model, error):
             return error.shape
@@ -176,22 +176,16 @@ def _is_prefixed(bound: BoundModel, batch: TokenBatch, error: OpenPositionsError
     for row, position in ((1, first), (2, last)):
         others = batch.ids[batch.real & (batch.ids != ids[row, position])]
         ids[row, position] = others[0] if len(others) else abs(ids[row, position] - 1)
-    outputs: list[np.ndarray] = []
-
-    def respond(named: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
-        outputs.append(named[error.output])
-        return []
-
     try:
-        bound.run(examples.replace(ids=ids), Request((), respond, (error.output,), call=bound.call, pullback=False))
+        read = _output_of(bound, examples.replace(ids=ids), error.output)
     except Exception:  # the model may take no other number of examples
         return False
-    output = np.asarray(outputs[0], np.float64)
+    output = np.asarray(read, np.float64)
     if output.shape[:2] != (3, error.shape[1]):
         return False
     changes = np.abs(output[1:] - output[0]).max(-1)
     is_changed = changes > np.maximum(
-        unit_roundoff(outputs[0].dtype) * np.abs(output).max(), SMALL * changes.max(1, keepdims=True)
+        unit_roundoff(read.dtype) * np.abs(output).max(), SMALL * changes.max(1, keepdims=True)
     )
     own = error.more + np.array([first, last])
     return bool(is_changed.any(1).all() and (is_changed.argmax(1) == own).all())

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -47,8 +46,6 @@ __all__ = [
     *("expect_examples_first", "located_for", "objective_with", "objectives_of", "reduced_of"),
     *("run_located", "run_task"),
 ]
-
-T = TypeVar("T")
 
 
 def run_task(task: Task, batch: TokenBatch) -> list[dict[str, EmbeddingGradients]]:
@@ -305,9 +302,8 @@ def _run_recorded(task: Task, batch: TokenBatch) -> _LocatedRun | None:
         with explained_pullback(bound, partial(task.run, batch), request):
             run = task.run(batch, replace(request, record=True))
     except (CannotRecordError, PointNotReachedError, AmbiguousPointError):
-        cannot_record(bound)
-        return None
-    if run.reached is None:
+        run = None
+    if run is None or run.reached is None:
         cannot_record(bound)
         return None
     located = locate_in_pass(bound, names, batch, run.reached)

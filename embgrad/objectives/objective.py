@@ -24,7 +24,7 @@ SCORES: Final = ("start_logits", "end_logits")
 
 @dataclass(frozen=True)
 class Layouts:
-    """What is known of a model's outputs.
+    """The axes of a model's outputs, as far as probes have shown them.
 
     Attributes:
         axes: by an output's name and number of axes, its shape with None at the axes that are the batch's positions.
