@@ -349,12 +349,11 @@ class Head:
         self.weight = weight
         self._bias = bias
         self._output = output
-        self._states = self._now()
+        self._versions = self._now()
 
-    def _now(self) -> list[tuple[Any, int]]:
-        """Return what changes when a tensor is written to, or put on another graph."""
-        tensors = (self.input, self.weight, self._output)
-        return [(tensor.grad_fn, -1 if tensor.is_inference() else tensor._version) for tensor in tensors]
+    def _now(self) -> tuple[int, int, int]:
+        """Return the tensors' versions, which change when a tensor is written to."""
+        return self.input._version, self.weight._version, self._output._version
 
     def computed(self, tensor: Any) -> bool:
         """Return whether a tensor is the output, unchanged since, and its gradient flows to the input and to nothing else."""
@@ -366,7 +365,9 @@ class Head:
             and self.input.dtype == self.weight.dtype == tensor.dtype
             and self.weight.grad_fn is None
             and (self._bias is None or self._bias.grad_fn is None)
-            and self._now() == self._states
+            and self.input.requires_grad  # neither has been detached in place
+            and tensor.grad_fn is not None
+            and self._now() == self._versions
             and not tensor._backward_hooks
             and not tensor.retains_grad
             and not any(map(_is_hooked, _nodes_between(tensor, self.input)))

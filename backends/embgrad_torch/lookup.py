@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -15,7 +16,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.forward.points import UNNAMED_TABLE, layout_of
 from embgrad.forward.recorder import PassRecorder
 from embgrad_torch.checkpoints import Recorded, repeated_key
-from embgrad_torch.inputs import Head, dtype_name, has_values, is_quantised, is_transformed
+from embgrad_torch.inputs import PLAIN, Head, dtype_name, has_values, is_quantised, is_transformed
 from embgrad_torch.readers import READERS, Read, Selection, indices_of, ones_of, padding_row
 from embgrad_torch.state import ACCUMULATING, is_running
 from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled
@@ -69,10 +70,12 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Handle a call of a PyTorch function; PyTorch calls this with the mode switched off."""
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             if func in _LOOKING_UP:
                 expect_uncompiled()  # raises in the trace, so that the function is not compiled
             return func(*args, **(kwargs or {}))
+        if func not in _WATCHED:  # nearly all calls of a pass
+            return func(*args, **kwargs) if kwargs else func(*args)
         handler = HANDLERS.get(func)
         if handler is not None and not (self.at.plain and is_running()):
             result = handler(self, func, args, kwargs or {})
@@ -159,20 +162,21 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
     def on_linear(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Record the last linear map, see `Head`; refuse a quantised one through which no gradient flows to its input."""
         result = func(*args, **kwargs)
-        weight = args[1] if len(args) > 1 else kwargs["weight"]
         if self.at.plain or self.pulling or not torch.is_grad_enabled():
             return result
         features = args[0] if args else kwargs["input"]
+        weight = args[1] if len(args) > 1 else kwargs["weight"]
         if not features.requires_grad:
             self._report_product(func, features, weight, 1)
             return result
-        if is_quantised(weight) and self._is_behind_a_point():
+        if type(weight) in PLAIN:
+            if result.requires_grad and not weight.is_inference():
+                bias = args[2] if len(args) > 2 else kwargs.get("bias")
+                self.head = Head(features, weight, bias, result)
+        elif is_quantised(weight) and self._is_behind_a_point():
             row = features.detach().flatten(0, -2)[:1].requires_grad_()  # the result may depend on a trainable bias
             if not func(row, weight.detach()).requires_grad:
                 self._refuse_product(type(weight).__name__)
-        elif result.requires_grad and not is_quantised(weight):
-            bias = args[2] if len(args) > 2 else kwargs.get("bias")
-            self.head = Head(features, weight, bias, result)
         return result
 
     def on_product(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -403,6 +407,9 @@ PRODUCTS: Final = frozenset(
         *(torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.mm, torch.Tensor.bmm),
     }
 )
+
+#: The functions that the mode does not run as they are.
+_WATCHED: Final = PRODUCTS | HANDLERS.keys()
 
 #: The dtypes of half precision.
 HALF: Final = frozenset({torch.bfloat16, torch.float16})
