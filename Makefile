@@ -7,7 +7,7 @@ TOX := .tox/runner/bin/tox
 # The environments that have slow tests.
 SLOW := core,torch,tensorflow,mxnet,jax,all
 
-.PHONY: help demo test test-slow versions browser bench zoo docs lint clean
+.PHONY: help demo test test-slow versions browser bench way zoo docs lint clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ browser: ## Chromium, in which the tests open the page: found, or installed wher
 
 bench: $(TOX) ## Time and memory beside code by hand and other tools, into docs/performance.md
 	$(TOX) run -e benchmarks
+
+way: $(TOX) ## How much code one call goes through in each framework, and how deep the model is called
+	$(TOX) run -e way
 
 zoo: $(TOX) ## Every architecture of transformers and keras-hub against gradients by hand, into docs/architectures.md: an hour
 	$(TOX) run -e zoo-torch,zoo-tensorflow,zoo-jax
