@@ -42,7 +42,7 @@ def embgrad_golden(request: pytest.FixtureRequest) -> GoldenFiles:
 
     The file is `goldens/<test module>/<test>.safetensors` beside the test module. `--embgrad-update` writes it; commit it.
     `embgrad_golden(results, "name")` has a file of its own for each name. `models=`, `tolerance=` and `call=` are those of
-    `embgrad.Golden.check`, whose comparison is returned.
+    `embgrad.results.Golden.check`, whose comparison is returned.
     """
     from embgrad.pytest_plugin import GoldenFiles
 

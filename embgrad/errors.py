@@ -123,7 +123,7 @@ class CertificationError(EmbgradError, ArithmeticError):
     """A gradient did not pass the tests of `check=True`.
 
     Attributes:
-        certificate: the figures (`embgrad.Certificate`).
+        certificate: the figures (`embgrad.results.Certificate`).
     """
 
     def __init__(self, message: str, certificate: Any = None) -> None:
@@ -139,7 +139,7 @@ class GoldenError(EmbgradError, AssertionError):
     """Results differ from the golden file, or there is no such file.
 
     Attributes:
-        comparison: the result of `embgrad.compare` (`embgrad.Comparison`, or `embgrad.Comparisons` for several results); None
+        comparison: the result of `embgrad.compare` (`embgrad.results.Comparison`, or `embgrad.results.Comparisons` for several results); None
             where nothing could be compared.
     """
 

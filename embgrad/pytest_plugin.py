@@ -77,9 +77,9 @@ class GoldenFiles:
         Args:
             results: a result of `embgrad.gradients`, or several by name.
             name: the name of a further golden file of the same test.
-            models: see `embgrad.Golden.check`.
-            tolerance: see `embgrad.Golden.check`.
-            call: see `embgrad.Golden.check`.
+            models: see `embgrad.results.Golden.check`.
+            tolerance: see `embgrad.results.Golden.check`.
+            call: see `embgrad.results.Golden.check`.
 
         Raises:
             GoldenError: there is no file, or the results differ from it.

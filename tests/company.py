@@ -11,7 +11,7 @@ import pytest
 import embgrad
 
 LOGIT = embgrad.Logit(1)
-ZERO = embgrad.Occlusion("zero")
+ZERO = embgrad.methods.Occlusion("zero")
 
 
 def expect_of_own_number(model: Any, ids: Any, own: np.ndarray, *, cut: bool = True, **options: Any) -> None:
@@ -34,13 +34,17 @@ def expect_of_own_number(model: Any, ids: Any, own: np.ndarray, *, cut: bool = T
     for position in range(g.shape[1]):
         without = at(g.activations * (np.arange(g.shape[1]) != position)[:, None])
         np.testing.assert_allclose(occluded.scores[:, position], g.objective - without.objective, atol=2e-6)
-    steps = embgrad.attribute(model, ids, LOGIT, embgrad.IntegratedGradients(2, rule="riemann_middle"), **options)
+    steps = embgrad.attribute(
+        model, ids, LOGIT, embgrad.methods.IntegratedGradients(2, rule="riemann_middle"), **options
+    )
     by_hand = np.mean([at(g.activations * share).values for share in (0.25, 0.75)], 0) * g.activations
     np.testing.assert_allclose(steps.values, by_hand, rtol=1e-4, atol=2e-6)
     again = embgrad.gradients(model, ids, LOGIT, **options)
     np.testing.assert_array_equal(again.values, g.values, "the state is that before the calls")
     if cut:
-        with pytest.raises(embgrad.UnsupportedError, match=r"the model keeps .* from call to call, and L of example"):
+        with pytest.raises(
+            embgrad.errors.UnsupportedError, match=r"the model keeps .* from call to call, and L of example"
+        ):
             embgrad.gradients(model, ids, LOGIT, batch_size=1, **options)
 
 
@@ -56,7 +60,7 @@ def expect_state_of_one_number(make: Callable[[int], Any], ids: Any, **options: 
     for number, size in ((3, 1), (3, 2), (1, 2)):  # the state is that of the whole batch, or of the last sub-batch
         for call in (embgrad.gradients, embgrad.evaluate):
             with pytest.raises(
-                embgrad.UnsupportedError,
+                embgrad.errors.UnsupportedError,
                 match=rf"the model keeps .* and L of example {'2' if number == 1 else '.'} is .* one of 3.*batch_size=3",
             ):
                 call(make(number), ids, LOGIT, batch_size=size, **options)
@@ -83,5 +87,5 @@ def expect_others_held(model: Any, ids: Any, function: Any, **options: Any) -> N
         without = embgrad.evaluate(model, ids, function, override={"word": values}, **options)
         expected = g.objective[example] - without[example]
         np.testing.assert_allclose(occluded.scores[example, 0], expected, rtol=1e-4, atol=1e-6)
-    with pytest.raises(embgrad.UnsupportedError, match="as where a function compares examples"):
-        embgrad.search(model, ids, function, embgrad.HotFlip(steps=1), **options)
+    with pytest.raises(embgrad.errors.UnsupportedError, match="as where a function compares examples"):
+        embgrad.search(model, ids, function, embgrad.methods.HotFlip(steps=1), **options)

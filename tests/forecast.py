@@ -31,7 +31,7 @@ def figures(framework: str, examples: int, positions: int) -> dict[str, Any]:
 def main(framework: str, examples: int, positions: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         case = Case(drawn_bert(Path(folder) / "bert", layers=6, dim=384, vocab=30_522), examples, positions)
-        model, batch = embgrad.load_bert(case.checkpoint, framework), case.batch()
+        model, batch = embgrad.zoo.load_bert(case.checkpoint, framework), case.batch()
     objective = embgrad.Sum(output="pooled")
     forecast = embgrad.memory(model, batch, objective)
     meter = process_meter()

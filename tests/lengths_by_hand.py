@@ -40,9 +40,9 @@ def expect_new_lengths(
     batch = embgrad.TokenBatch(IDS, MASK, extras={name: lengths(MASK.sum(1))}, tokens=TOKENS)
     logit = embgrad.Logit(1)
     methods = {
-        "insert": embgrad.HotFlip(steps=1, candidates=20, insert=True),
-        "delete": embgrad.HotFlip(steps=1, candidates=20, delete=True),
-        "trigger": embgrad.UniversalTrigger(2, steps=1, candidates=6),
+        "insert": embgrad.methods.HotFlip(steps=1, candidates=20, insert=True),
+        "delete": embgrad.methods.HotFlip(steps=1, candidates=20, delete=True),
+        "trigger": embgrad.methods.UniversalTrigger(2, steps=1, candidates=6),
     }
     for way in ways:
         found = embgrad.search(model, batch, logit, methods[way], call=call)
@@ -52,7 +52,7 @@ def expect_new_lengths(
         np.testing.assert_array_equal(np.asarray(found.batch.extras[name]), counts)
         texts = [logit_by_hand(ids, count) for ids, count in zip(found.batch.ids, counts, strict=True)]
         np.testing.assert_allclose(found.objective, texts, atol=1e-5)
-    measured = embgrad.faithfulness(model, batch, logit, np.zeros((2, 4)), call=call, curves=False)
+    measured = embgrad.metrics.faithfulness(model, batch, logit, np.zeros((2, 4)), call=call, curves=False)
     for example, length in enumerate(MASK.sum(1)):
         text = IDS[example, :length]
         for position in range(1, length):

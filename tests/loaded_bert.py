@@ -1,4 +1,4 @@
-"""Tests of `embgrad.load_bert` in every framework, against BERT in NumPy; the tests of a framework derive from the classes."""
+"""Tests of `embgrad.zoo.load_bert` in every framework, against BERT in NumPy; the tests of a framework derive from the classes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LoadedBert:
     def test_it_computes_as_the_configuration_says(self, tmp_path: Path, act: str, epsilon: float) -> None:
         changes = {"hidden_act": act, "layer_norm_eps": epsilon}
         weights = checkpoint(tmp_path, **changes)
-        sequence, pooled = self.outputs(embgrad.load_bert(tmp_path, self.framework))
+        sequence, pooled = self.outputs(embgrad.zoo.load_bert(tmp_path, self.framework))
         expected = by_hand(weights, **changes)
         real = np.asarray(BATCH.mask, bool)
         np.testing.assert_allclose(sequence[real], expected[0][real], atol=2e-5)
@@ -88,13 +88,13 @@ class LoadedBert:
     )
     def test_another_configuration_is_refused(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
         checkpoint(tmp_path, **changes)
-        with pytest.raises(embgrad.UnsupportedError, match=message + r".* Load it with framework='torch'"):
-            embgrad.load_bert(tmp_path, self.framework)
+        with pytest.raises(embgrad.errors.UnsupportedError, match=message + r".* Load it with framework='torch'"):
+            embgrad.zoo.load_bert(tmp_path, self.framework)
 
     def test_loading_moves_no_random_numbers(self, tmp_path: Path) -> None:
         checkpoint(tmp_path)
         before = random.getstate(), np.random.get_state(legacy=True)[1].tolist()
-        embgrad.load_bert(tmp_path, self.framework)
+        embgrad.zoo.load_bert(tmp_path, self.framework)
         assert (random.getstate(), np.random.get_state(legacy=True)[1].tolist()) == before
 
 
@@ -103,7 +103,7 @@ class DescribedBert(LoadedBert):
 
     def test_the_gradient_at_the_words_is_that_of_the_arithmetic(self, tmp_path: Path) -> None:
         weights = checkpoint(tmp_path)
-        model = embgrad.load_bert(tmp_path, self.framework)
+        model = embgrad.zoo.load_bert(tmp_path, self.framework)
         vector = np.cos(np.arange(8.0))
         result = embgrad.gradients(model, BATCH, embgrad.Projection(vector, output="pooled"))
         rows = weights["embeddings.word_embeddings.weight"][BATCH.ids].astype(np.float64)
@@ -115,7 +115,7 @@ class DescribedBert(LoadedBert):
 
     def test_each_weight_has_the_name_and_the_values_of_the_checkpoint(self, tmp_path: Path) -> None:
         weights = checkpoint(tmp_path)
-        model = embgrad.load_bert(tmp_path, self.framework)
+        model = embgrad.zoo.load_bert(tmp_path, self.framework)
         named = {weight.canonical: weight for weight in weights_of(model)}
         assert sorted(filter(None, named)) == sorted(bert_names(2)) == sorted(weights)
         for name, value in weights.items():
@@ -125,7 +125,7 @@ class DescribedBert(LoadedBert):
 
     def test_a_weight_can_be_substituted_in_the_checkpoints_shape(self, tmp_path: Path) -> None:
         weights = checkpoint(tmp_path)
-        model = embgrad.load_bert(tmp_path, self.framework)
+        model = embgrad.zoo.load_bert(tmp_path, self.framework)
         named = {weight.canonical: weight for weight in weights_of(model)}
         for name in ("encoder.layer.1.attention.self.value.weight", "encoder.layer.0.attention.output.dense.weight"):
             other = np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)
@@ -137,9 +137,9 @@ class DescribedBert(LoadedBert):
 
     def test_parameter_gradients_have_the_checkpoints_names_and_shapes(self, tmp_path: Path) -> None:
         weights = checkpoint(tmp_path)
-        model = embgrad.load_bert(tmp_path, self.framework)
+        model = embgrad.zoo.load_bert(tmp_path, self.framework)
         vector = np.cos(np.arange(8.0))
-        actual = embgrad.parameter_gradients(
+        actual = embgrad.tables.parameter_gradients(
             model, BATCH, embgrad.Projection(vector, output="pooled"), names="canonical"
         )
         assert sorted(actual) == sorted(weights)

@@ -1,4 +1,4 @@
-"""A BERT in Flax NNX, with Hugging Face's names, for `embgrad.load_bert`: no library for JAX maintains one any more."""
+"""A BERT in Flax NNX, with Hugging Face's names, for `embgrad.zoo.load_bert`: no library for JAX maintains one any more."""
 
 from __future__ import annotations
 

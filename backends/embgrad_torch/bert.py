@@ -1,4 +1,4 @@
-"""Build the BERT that `embgrad.load_bert` fills: a `transformers.BertModel`, and where each of its weights goes."""
+"""Build the BERT that `embgrad.zoo.load_bert` fills: a `transformers.BertModel`, and where each of its weights goes."""
 
 from __future__ import annotations
 

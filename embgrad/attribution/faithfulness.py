@@ -1,4 +1,4 @@
-"""`embgrad.faithfulness`: whether the tokens that attributions rank first are those on which the objective depends."""
+"""`embgrad.metrics.faithfulness`: whether the tokens that attributions rank first are those on which the objective depends."""
 
 from __future__ import annotations
 

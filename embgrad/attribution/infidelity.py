@@ -1,4 +1,4 @@
-"""`embgrad.infidelity`: how far scores are from the change of the objective when sets of tokens are removed."""
+"""`embgrad.metrics.infidelity`: how far scores are from the change of the objective when sets of tokens are removed."""
 
 from __future__ import annotations
 

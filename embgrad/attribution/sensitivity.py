@@ -1,4 +1,4 @@
-"""`embgrad.sensitivity`: how far attributions change when the inputs change a little."""
+"""`embgrad.metrics.sensitivity`: how far attributions change when the inputs change a little."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sensitivity(
 
     Args:
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and `training`.
-        method: a method, such as `embgrad.Saliency()`, or several, as a mapping of names to methods or a list. It is run once for
+        method: a method, such as `embgrad.methods.Saliency()`, or several, as a mapping of names to methods or a list. It is run once for
             each sample, and once without noise.
         at: see `attribute`; so is `batch_size`.
         radius: the largest change of an entry, in the units of the values at the point.
@@ -97,7 +97,7 @@ def _name(method: Any) -> str:
 def _checked(method: Any) -> Method:
     if not isinstance(method, Method):
         raise EmbgradError(
-            f"method is {brief(method)}: expected the method itself, which is run again, such as embgrad.Saliency()"
+            f"method is {brief(method)}: expected the method itself, which is run again, such as embgrad.methods.Saliency()"
         )
     return method
 

@@ -68,7 +68,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "split": "pulls back several sets of cotangents through one forward pass, `Request.several` and `Request.further`",
     "native": "takes a user's function of native outputs as an objective, `NativeObjective`",
     "float64": "computes in float64 if the model's weights are float64",
-    "load_bert": "has `bert` and `bert_targets`, for `embgrad.load_bert`",
+    "load_bert": "has `bert` and `bert_targets`, for `embgrad.zoo.load_bert`",
     "modules": "reads values and gradients at the inputs and outputs of modules, and finds roles there",
     "override": "replaces a point's values, `Request.override`",
     "add": "adds to a point's values, `Request.add`",

@@ -155,7 +155,7 @@ def _look(part: Any) -> tuple[str, str | None] | None:
 def _instead(value: Any) -> str:
     """Return a message's advice on what to pass in place of a name, a dict or a function."""
     if isinstance(value, str):
-        return "; in place of a name, pass the model that from_pretrained(...) or embgrad.load_bert(folder) returns"
+        return "; in place of a name, pass the model that from_pretrained(...) or embgrad.zoo.load_bert(folder) returns"
     if isinstance(value, Mapping):
         return (
             "; in place of a dict of weights, pass the model that holds them; a dict of inputs is the second argument"

@@ -92,7 +92,7 @@ def canonical_names(backend: Any, model: Any) -> dict[str, WeightTarget]:
     targets = backend.bert_targets(model) if "load_bert" in backend.supports else None
     if targets is None:
         raise UnsupportedError(
-            f"names='canonical' requires a BERT as embgrad.load_bert builds it, and the model is "
+            f"names='canonical' requires a BERT as embgrad.zoo.load_bert builds it, and the model is "
             f"{type(model).__module__}.{type(model).__qualname__}. Omit it for the framework's own names"
         )
     return {target.native: target for target in targets}

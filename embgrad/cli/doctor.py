@@ -105,7 +105,7 @@ def _print_backend(health: Health, terminal: Terminal) -> None:
             _print_part(part, terminal)
     for name, why in health.classes.items():
         if why:
-            terminal.say(f"✗ {name}, required by embgrad.load_bert: {why}", style="yellow", indent=2)
+            terminal.say(f"✗ {name}, required by embgrad.zoo.load_bert: {why}", style="yellow", indent=2)
 
 
 def _print_part(part: Part, terminal: Terminal) -> None:

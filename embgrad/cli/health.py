@@ -89,7 +89,7 @@ class Health:
         seconds: the duration of the test in seconds, including the import.
         install: the command that installs the framework.
         parts: the states of the packages that the backend uses, the framework first.
-        classes: for each class that `embgrad.load_bert` builds, the reason why it cannot be imported; empty if it can.
+        classes: for each class that `embgrad.zoo.load_bert` builds, the reason why it cannot be imported; empty if it can.
     """
 
     name: str
@@ -122,7 +122,7 @@ def _need(group: str, name: str, what: str, install: str = "", *, optional: bool
 NEEDS: Final[dict[str, tuple[Need, ...]]] = {
     "torch": (
         _need("torch", "torch", "the framework", "pip install 'embgrad[torch]'", optional=False),
-        _need("torch", "transformers", "Hugging Face's models, embgrad.load_bert", "pip install 'embgrad[torch]'"),
+        _need("torch", "transformers", "Hugging Face's models, embgrad.zoo.load_bert", "pip install 'embgrad[torch]'"),
     ),
     "tensorflow": (
         Need(
@@ -136,7 +136,7 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
         _need(
             "tensorflow",
             "transformers",
-            "Hugging Face's models, embgrad.load_bert",
+            "Hugging Face's models, embgrad.zoo.load_bert",
             "pip install 'transformers>=4.44,<5'",
         ),
         _need("tensorflow", "tensorflow-hub", "models of TF Hub", "pip install 'embgrad[hub]'"),
@@ -158,16 +158,16 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
             former=("mxnet-mkl", "mxnet-native"),
         ),
         _need("gluon", "numpy", "required by MXNet", "pip install 'numpy<2'", optional=False),
-        _need("gluon", "gluonnlp", "gluonnlp's models, embgrad.load_bert", "pip install gluonnlp==0.10.0"),
+        _need("gluon", "gluonnlp", "gluonnlp's models, embgrad.zoo.load_bert", "pip install gluonnlp==0.10.0"),
     ),
     "jax": (
         _need("jax", "jax", "the framework", "pip install 'embgrad[jax]'", optional=False),
-        _need("jax", "flax", "Flax's models, embgrad.load_bert", "pip install 'embgrad[jax]'"),
+        _need("jax", "flax", "Flax's models, embgrad.zoo.load_bert", "pip install 'embgrad[jax]'"),
         Need("equinox", ("equinox",), "Equinox's models", install="pip install equinox", optional=True),
     ),
     KERAS: (
         _need("keras", "keras", "the library", "pip install 'embgrad[keras]'", optional=False),
-        _need("keras", "keras-hub", "keras-hub's models, embgrad.load_bert", "pip install 'embgrad[keras]'"),
+        _need("keras", "keras-hub", "keras-hub's models, embgrad.zoo.load_bert", "pip install 'embgrad[keras]'"),
     ),
 }
 

@@ -138,7 +138,7 @@ MODELS: Final[Mapping[str, Callable[[np.ndarray], Any]]] = {
     "keras": _keras,
 }
 
-#: By framework, the classes that embgrad.load_bert builds: each with its module and its name there.
+#: By framework, the classes that embgrad.zoo.load_bert builds: each with its module and its name there.
 CLASSES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "torch": {"transformers.BertModel": ("transformers", "BertModel")},
     "tensorflow": {"transformers.TFBertModel": ("transformers", "TFBertModel")},

@@ -34,25 +34,25 @@ INSTEAD: Final = {
 
 #: By the names that arguments of attribution methods have here or in other libraries, the method that takes them.
 OF_METHODS: Final = {
-    **dict.fromkeys(("steps", "n_steps"), "embgrad.IntegratedGradients(steps=...)"),
-    **dict.fromkeys(("baseline", "reference"), "embgrad.IntegratedGradients(baseline=...)"),
-    **dict.fromkeys(("rule", "tolerance"), "embgrad.IntegratedGradients({}=...)"),
-    "baselines": "embgrad.IntegratedGradients(baseline=...), or embgrad.GradientShap(baselines=...)",
+    **dict.fromkeys(("steps", "n_steps"), "embgrad.methods.IntegratedGradients(steps=...)"),
+    **dict.fromkeys(("baseline", "reference"), "embgrad.methods.IntegratedGradients(baseline=...)"),
+    **dict.fromkeys(("rule", "tolerance"), "embgrad.methods.IntegratedGradients({}=...)"),
+    "baselines": "embgrad.methods.IntegratedGradients(baseline=...), or embgrad.methods.GradientShap(baselines=...)",
     **dict.fromkeys(
-        ("samples", "n_samples", "nt_samples", "seed"), "embgrad.SmoothGrad({}=...), or another that draws"
+        ("samples", "n_samples", "nt_samples", "seed"), "embgrad.methods.SmoothGrad({}=...), or another that draws"
     ),
-    **dict.fromkeys(("sigma", "stdevs"), "embgrad.SmoothGrad(sigma=...)"),
-    "replacement": "embgrad.Occlusion(replacement=...)",
-    "keep_special": "embgrad.IntegratedGradients(keep_special=...), or another with a baseline",
+    **dict.fromkeys(("sigma", "stdevs"), "embgrad.methods.SmoothGrad(sigma=...)"),
+    "replacement": "embgrad.methods.Occlusion(replacement=...)",
+    "keep_special": "embgrad.methods.IntegratedGradients(keep_special=...), or another with a baseline",
 }
 
 #: The same of the methods of a search.
 OF_SEARCHES: Final = {
-    **dict.fromkeys(("seed", "steps", "candidates"), "embgrad.GCG({}=...), or another that has it"),
-    **dict.fromkeys(("beam", "insert", "delete"), "embgrad.HotFlip({}=...)"),
-    **dict.fromkeys(("length", "place", "initial", "examples"), "embgrad.UniversalTrigger({}=...)"),
-    **dict.fromkeys(("learning_rate", "weight_decay"), "embgrad.PEZ({}=...)"),
-    "top": "embgrad.GCG(top=...)",
+    **dict.fromkeys(("seed", "steps", "candidates"), "embgrad.methods.GCG({}=...), or another that has it"),
+    **dict.fromkeys(("beam", "insert", "delete"), "embgrad.methods.HotFlip({}=...)"),
+    **dict.fromkeys(("length", "place", "initial", "examples"), "embgrad.methods.UniversalTrigger({}=...)"),
+    **dict.fromkeys(("learning_rate", "weight_decay"), "embgrad.methods.PEZ({}=...)"),
+    "top": "embgrad.methods.GCG(top=...)",
 }
 
 

@@ -168,7 +168,7 @@ class Tap:
     # Called by a backend
 
     def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PassRecorder:
-        """See `embgrad.Listener`."""
+        """See `embgrad.backend.Listener`."""
         self.passes += 1
         batch = batch_of(arguments, word=self.at == WORD)
         if self.at == WORD:
@@ -182,7 +182,7 @@ class Tap:
         return PassRecorder(batch, (self._key,))
 
     def end(self, watch: PassRecorder, values: Mapping[str, np.ndarray], compute_dtype: str) -> _Pass:
-        """See `embgrad.Listener`."""
+        """See `embgrad.backend.Listener`."""
         key = self._resolved(watch)
         record, batch = watch.recorded(key), watch.batch
         shape, lookups = values[key].shape, watch.lookups
@@ -191,7 +191,7 @@ class Tap:
         return _Pass(key, arrangement, lookup, values[key], batch, compute_dtype)
 
     def step(self, gradients: Sequence[tuple[_Pass, str, np.ndarray]]) -> None:
-        """See `embgrad.Listener`."""
+        """See `embgrad.backend.Listener`."""
         pieces = [self._piece(passed, gradient) for passed, key, gradient in gradients if key == passed.key]
         if not pieces:
             return
@@ -202,7 +202,7 @@ class Tap:
             self._steps.append(step)
 
     def outside(self, path: str) -> None:
-        """See `embgrad.Listener`."""
+        """See `embgrad.backend.Listener`."""
         self._outside[path] = None
 
     def _resolved(self, watch: PassRecorder) -> str:

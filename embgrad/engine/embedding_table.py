@@ -1,4 +1,4 @@
-"""`embgrad.embedding_table`: the rows of the table behind a lookup."""
+"""`embgrad.tables.embedding_table`: the rows of the table behind a lookup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embgrad.parameter_gradients`: the gradient of an objective with respect to every trainable parameter, by name."""
+"""`embgrad.tables.parameter_gradients`: the gradient of an objective with respect to every trainable parameter, by name."""
 
 from __future__ import annotations
 

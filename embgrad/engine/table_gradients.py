@@ -1,4 +1,4 @@
-"""`embgrad.table_gradients`: a table's gradient through its lookups, and through other uses, such as a head that shares it."""
+"""`embgrad.tables.table_gradients`: a table's gradient through its lookups, and through other uses, such as a head that shares it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def table_gradients(
     if ledger is None:
         raise PointError(
             f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass, or "
-            "loaded for it. embgrad.parameter_gradients has the gradients of the parameters from which it is computed"
+            "loaded for it. embgrad.tables.parameter_gradients has the gradients of the parameters from which it is computed"
         )
     task.warn(tokens, ledger.provenance["unused"], ledger.provenance.get("masked_id"))
     tolerance = sum_tolerance(ledger.provenance["compute_dtype"])

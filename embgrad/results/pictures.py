@@ -136,7 +136,7 @@ def convergence(attributions: Mapping[str, Any], ax: Any) -> Any:
         if attribution.delta is None or "steps" not in attribution.provenance["method"]:
             raise EmbgradError(
                 f"the attribution {name!r} by {attribution.method} has no steps whose error could be drawn: expected "
-                "attributions by embgrad.IntegratedGradients with several numbers of steps"
+                "attributions by embgrad.methods.IntegratedGradients with several numbers of steps"
             )
     by_steps = sorted(attributions.values(), key=_steps)
     steps = [_steps(attribution) for attribution in by_steps]

@@ -169,7 +169,7 @@ def _golden(arguments: Asked) -> Any:
         other = embgrad.gradients(arguments.model, arguments.batch, embgrad.CrossEntropy(arguments.labels[::-1]))
         try:
             golden.check(other, models=(arguments.model, arguments.model))
-        except embgrad.GoldenError as error:
+        except embgrad.errors.GoldenError as error:
             return error
     raise AssertionError("the golden file agreed with the gradient of another objective")
 
@@ -274,7 +274,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     ),
     "embedding_table": PublicCall(
         "embedding_table",
-        lambda arguments: embgrad.embedding_table(
+        lambda arguments: embgrad.tables.embedding_table(
             arguments.model, arguments.instead.get("batch", arguments.batch), call=arguments.call
         ),
         frozenset({"forward", "call"}),
@@ -292,7 +292,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
             arguments.model,
             **arguments.given(
                 call=arguments.call,
-                method=embgrad.IntegratedGradients(2, baseline=1, tolerance=1e3),
+                method=embgrad.methods.IntegratedGradients(2, baseline=1, tolerance=1e3),
                 batch_size=len(arguments.batch),  # some of the models take no other number of examples
             ),
         ),
@@ -302,22 +302,24 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     ),
     "faithfulness": PublicCall(
         "faithfulness",
-        lambda arguments: embgrad.faithfulness(arguments.model, **arguments.given(**_removing(arguments))),
+        lambda arguments: embgrad.metrics.faithfulness(arguments.model, **arguments.given(**_removing(arguments))),
         frozenset({"forward", "objective", "call"}),
         _ARGUMENTS,
         ("override",),
     ),
     "infidelity": PublicCall(
         "infidelity",
-        lambda arguments: embgrad.infidelity(arguments.model, **arguments.given(**_removing(arguments), samples=2)),
+        lambda arguments: embgrad.metrics.infidelity(
+            arguments.model, **arguments.given(**_removing(arguments), samples=2)
+        ),
         frozenset({"forward", "objective", "call"}),
         _ARGUMENTS,
         ("override",),
     ),
     "sensitivity": PublicCall(
         "sensitivity",
-        lambda arguments: embgrad.sensitivity(
-            arguments.model, **arguments.given(call=arguments.call, method=embgrad.Saliency(), samples=1)
+        lambda arguments: embgrad.metrics.sensitivity(
+            arguments.model, **arguments.given(call=arguments.call, method=embgrad.methods.Saliency(), samples=1)
         ),
         _OBJECTIVE | {"call"},
         _ARGUMENTS | {"at"},
@@ -329,7 +331,9 @@ CALLS: Final[Mapping[str, PublicCall]] = {
             arguments.model,
             **arguments.given(
                 call=arguments.call,
-                method=embgrad.HotFlip(steps=1, candidates=1),  # some of the models take no other number of examples
+                method=embgrad.methods.HotFlip(
+                    steps=1, candidates=1
+                ),  # some of the models take no other number of examples
                 batch_size=len(arguments.batch),
             ),
         ),
@@ -338,21 +342,21 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     ),
     "table_gradients": PublicCall(
         "table_gradients",
-        lambda arguments: embgrad.table_gradients(arguments.model, **arguments.given(call=arguments.call)),
+        lambda arguments: embgrad.tables.table_gradients(arguments.model, **arguments.given(call=arguments.call)),
         _OBJECTIVE | {"call"},
         _ARGUMENTS | {"at"},
         ("tables",),
     ),
     "parameter_gradients": PublicCall(
         "parameter_gradients",
-        lambda arguments: embgrad.parameter_gradients(arguments.model, **arguments.given(call=arguments.call)),
+        lambda arguments: embgrad.tables.parameter_gradients(arguments.model, **arguments.given(call=arguments.call)),
         _OBJECTIVE | {"call"},
         _ARGUMENTS,
         ("parameters",),
     ),
     "padding_report": PublicCall(
         "padding_report",
-        lambda arguments: embgrad.padding_report(
+        lambda arguments: embgrad.metrics.padding_report(
             arguments.model, **arguments.given(batch=arguments.padded, call=arguments.call)
         ),
         _OBJECTIVE | {"call"},

@@ -35,7 +35,7 @@ class EvaluationChecks:
     def test_without_deleted_tokens_an_example_is_the_shorter_batch(self, model: Any, architecture: str) -> None:
         batch = example_batch(masked=architecture in ("masked", "positions"))
         batch = batch.replace(tokens=[["[CLS]", *"abc"]] * len(batch))
-        made = embgrad.faithfulness(model(architecture), batch, OBJECTIVE, -batch.ids)
+        made = embgrad.metrics.faithfulness(model(architecture), batch, OBJECTIVE, -batch.ids)
         assert made.deletion is not None
         for example, (ids, real) in enumerate(zip(batch.ids, batch.real, strict=True)):
             ranked = 1 + np.argsort(ids[1:][real[1:]])
@@ -49,7 +49,7 @@ class EvaluationChecks:
 
     @pytest.mark.parametrize("architecture", ["mean", "scaled", "flat", "time_major", "tied"])
     def test_the_table_holds_the_outputs_of_the_lookup(self, model: Any, architecture: str) -> None:
-        table = embgrad.embedding_table(model(architecture), example_batch())
+        table = embgrad.tables.embedding_table(model(architecture), example_batch())
         assert table.shape[0] == VOCAB
         np.testing.assert_array_equal(table, example_weights()["E"])
 
@@ -69,7 +69,7 @@ class AttributionChecks:
             total += share * layers_by_hand(weights, batch.ids, OBJECTIVE, override={role: place})[role][1]
         before = layers_by_hand(weights, batch.ids, OBJECTIVE, override={role: np.broadcast_to(origin, values.shape)})
         for size in (None, 5):
-            method = embgrad.IntegratedGradients(7, origin, tolerance=1e3)
+            method = embgrad.methods.IntegratedGradients(7, origin, tolerance=1e3)
             made = embgrad.attribute(model("layers"), batch, OBJECTIVE, method, at=role, batch_size=size)
             assert made.values is not None
             assert made.baseline_objective is not None
@@ -80,7 +80,7 @@ class AttributionChecks:
     @pytest.mark.parametrize("architecture", PLAIN)
     def test_occlusion_is_the_difference_to_the_batch_with_other_ids(self, model: Any, architecture: str) -> None:
         batch = example_batch(masked=architecture in ("masked", "positions"))
-        made = embgrad.attribute(model(architecture), batch, OBJECTIVE, embgrad.Occlusion(3))
+        made = embgrad.attribute(model(architecture), batch, OBJECTIVE, embgrad.methods.Occlusion(3))
         whole = embgrad.evaluate(model(architecture), batch, OBJECTIVE)
         for position in range(batch.shape[1]):
             ids = batch.ids.copy()

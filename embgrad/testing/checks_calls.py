@@ -89,20 +89,22 @@ class CallChecks:
 
     def test_the_model_and_the_batch_swapped_are_refused(self, model: Any) -> None:
         for batch in (IDS, {"input_ids": IDS}):
-            with pytest.raises(embgrad.BatchError, match="expected token ids there, the model first and the objective"):
+            with pytest.raises(
+                embgrad.errors.BatchError, match="expected token ids there, the model first and the objective"
+            ):
                 embgrad.gradients(batch, model("mean"), embgrad.Sum())
 
     def test_a_model_that_returns_no_tensor_is_refused(self, model: Any) -> None:
         def call(built: Any, inputs: Any) -> None:
             built(inputs["input_ids"])
 
-        with pytest.raises(embgrad.OutputError, match="in which there is no tensor"):
+        with pytest.raises(embgrad.errors.OutputError, match="in which there is no tensor"):
             embgrad.gradients(model("mean"), {"input_ids": IDS}, embgrad.Sum(), call=call)
 
     def test_a_text_longer_than_the_positions_is_refused(self, model: Any) -> None:
         ids = np.full((1, VOCAB + 1), 3)
         with pytest.raises(
-            embgrad.BatchError, match="example 0 has 41 tokens, and the model takes 40 positions at most"
+            embgrad.errors.BatchError, match="example 0 has 41 tokens, and the model takes 40 positions at most"
         ):
             embgrad.gradients(model("positional"), ids, embgrad.Sum())
 
@@ -119,8 +121,10 @@ class PartChecks:
 
     def test_parameters_of_parts_are_numbered(self, model: Any) -> None:
         parts, batch = [model("mean"), model("hidden")], example_batch()
-        alone = embgrad.parameter_gradients(parts[1], batch, OBJECTIVE)
-        found = embgrad.parameter_gradients(parts, batch, OBJECTIVE, call=lambda p, inputs: p[1](inputs["input_ids"]))
+        alone = embgrad.tables.parameter_gradients(parts[1], batch, OBJECTIVE)
+        found = embgrad.tables.parameter_gradients(
+            parts, batch, OBJECTIVE, call=lambda p, inputs: p[1](inputs["input_ids"])
+        )
         assert [name for name in found if not name.startswith("0.")] == [f"1.{name}" for name in alone]
         for name, value in alone.items():
             np.testing.assert_array_equal(found[f"1.{name}"], value)

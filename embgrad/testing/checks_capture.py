@@ -82,13 +82,13 @@ class CaptureChecks:
     def test_nothing_captured(self, harness: Harness, model: Any) -> None:
         with embgrad.capture(model("hidden")) as tap:
             pass
-        with pytest.raises(embgrad.NoGradientError, match="nothing was captured at 'word'"):
+        with pytest.raises(embgrad.errors.NoGradientError, match="nothing was captured at 'word'"):
             tap.mean()
-        with pytest.raises(embgrad.UnknownPointError, match="Did you mean 'word'"):
+        with pytest.raises(embgrad.errors.UnknownPointError, match="Did you mean 'word'"):
             embgrad.capture(model("hidden"), at="wrod")
         detached = model("detached")
         with (
-            pytest.raises(embgrad.NoGradientError, match=r"called 1 time\(s\), and no gradient reached 'word'"),
+            pytest.raises(embgrad.errors.NoGradientError, match=r"called 1 time\(s\), and no gradient reached 'word'"),
             embgrad.capture(detached),
         ):
             harness.step(detached, example_batch().ids, LABELS)
@@ -136,4 +136,4 @@ class CaptureChecks:
 
 
 def _dense(gradient: Any) -> np.ndarray:
-    return np.asarray(gradient.to_dense() if isinstance(gradient, embgrad.RowSparse) else gradient)
+    return np.asarray(gradient.to_dense() if isinstance(gradient, embgrad.results.RowSparse) else gradient)

@@ -41,7 +41,7 @@ class ChangeChecks:
         if role == "layer.-1":
             for name in below:
                 with pytest.raises(
-                    embgrad.NoGradientError, match=r"only through 'layer.-1', whose value was overridden"
+                    embgrad.errors.NoGradientError, match=r"only through 'layer.-1', whose value was overridden"
                 ):
                     embgrad.gradients(model("layers"), batch, OBJECTIVE, at=name, override={role: NEW})
 
@@ -51,7 +51,7 @@ class ChangeChecks:
         same = embgrad.gradients(model("layers"), batch, OBJECTIVE, override={"word": lambda value: value})
         np.testing.assert_array_equal(same.values, plain.values)
         np.testing.assert_array_equal(same.objective, plain.objective)
-        with pytest.raises(embgrad.PointError, match="was overridden, so that there is no table"):
+        with pytest.raises(embgrad.errors.PointError, match="was overridden, so that there is no table"):
             same.table()
 
     def test_add(self, model: Any) -> None:
@@ -113,7 +113,7 @@ class ChangeChecks:
         batch, changed = example_batch(), model("layers")
         for inner in (changed, model("layers")):
             expected = embgrad.gradients(inner, batch, OBJECTIVE)
-            results: list[embgrad.EmbeddingGradients] = []
+            results: list[embgrad.results.EmbeddingGradients] = []
 
             def call(value: np.ndarray, inner: Any = inner, results: Any = results) -> np.ndarray:
                 results.append(embgrad.gradients(inner, batch, OBJECTIVE))
@@ -148,7 +148,7 @@ class ChangeChecks:
             ({"override": {"layer.9": NEW}}, r"has 3 layers"),
             ({"add": ["word"]}, r"add is \['word'\]: expected a dict"),
         ):
-            with pytest.raises(embgrad.PointError, match=message):
+            with pytest.raises(embgrad.errors.PointError, match=message):
                 embgrad.gradients(built, batch, OBJECTIVE, **options)
 
     @pytest.mark.parametrize("option", ["override", "add", "edit"])
@@ -186,7 +186,7 @@ class ChangeChecks:
 
     def test_a_wrong_gradient_gets_no_certificate(self, model: Any) -> None:
         for dtype in ("float64", "float32"):
-            with pytest.raises(embgrad.CertificationError, match="the gradient at 'word' is wrong") as caught:
+            with pytest.raises(embgrad.errors.CertificationError, match="the gradient at 'word' is wrong") as caught:
                 embgrad.gradients(model("broken", dtype), example_batch(), OBJECTIVE, check=True)
             slope = caught.value.certificate.slopes[0]
             assert slope.found == pytest.approx(slope.expected / 2, rel=1e-2)
@@ -203,6 +203,6 @@ class ChangeChecks:
         close(apart.table().to_dense(), together.table().to_dense(), 1e-12)
 
 
-def _before(result: embgrad.EmbeddingGradients) -> np.ndarray:
+def _before(result: embgrad.results.EmbeddingGradients) -> np.ndarray:
     assert result.before is not None
     return result.before

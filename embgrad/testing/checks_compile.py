@@ -83,9 +83,9 @@ class CompileChecks:
         embgrad.gradients(built, batch, PROJECTION, compile=True)
         wrong = np.array(batch.ids)
         wrong[1, 2] = 1_000_000
-        with pytest.raises(embgrad.BatchError, match="id 1000000 at example 1, position 2 is outside the table"):
+        with pytest.raises(embgrad.errors.BatchError, match="id 1000000 at example 1, position 2 is outside the table"):
             embgrad.gradients(built, wrong, PROJECTION, compile=True)
-        with pytest.raises(embgrad.ObjectiveError, match="out of range"):
+        with pytest.raises(embgrad.errors.ObjectiveError, match="out of range"):
             embgrad.gradients(built, batch, embgrad.Logit(99), compile=True)
 
         def stopped(_: Any) -> Any:
@@ -97,7 +97,7 @@ class CompileChecks:
                 embgrad.gradients(built, batch, PROJECTION, compile=True, **options)
         with pytest.raises(KeyboardInterrupt, match="stopped"):
             embgrad.gradients(built, batch, stopped, compile=True)
-        with pytest.raises(embgrad.NoGradientError):
+        with pytest.raises(embgrad.errors.NoGradientError):
             embgrad.gradients(model("detached"), batch, PROJECTION, compile=True)
         expect_close(
             embgrad.gradients(built, batch, PROJECTION, compile=True), embgrad.gradients(built, batch, PROJECTION)
@@ -126,7 +126,7 @@ class CompileChecks:
         assert reference() is None
 
 
-def expect_close(traced: embgrad.EmbeddingGradients, plain: embgrad.EmbeddingGradients) -> None:
+def expect_close(traced: embgrad.results.EmbeddingGradients, plain: embgrad.results.EmbeddingGradients) -> None:
     """Assert that a call ran a trace, and that its result equals that without a trace up to rounding."""
     assert traced.provenance["compiled"] is True, traced.provenance["uncompiled"]
     close(traced.values, plain.values, TOLERANCE)

@@ -26,7 +26,7 @@ class NoTraceChecks:
     def test_no_trace_of_a_call(self, harness: Harness, model: Any, name: str) -> None:
         call, trial = CALLS[name], _trial(harness, model("interrupted"), disturbed="compile" not in CALLS[name].needs)
         if not backend_named(harness.backend).supports.issuperset(call.needs):
-            with pytest.raises((embgrad.UnsupportedError, embgrad.PointError)):
+            with pytest.raises((embgrad.errors.UnsupportedError, embgrad.errors.PointError)):
                 call.make(trial.asked)
             return
         left = [*trial.traces(call), *trial.traces_of_mistakes(call)]
@@ -37,7 +37,7 @@ class NoTraceChecks:
     def test_no_trace_of_a_trace_that_is_interrupted(self, harness: Harness, model: Any, place: str) -> None:
         call = CALLS["gradients, compiled"]
         if "compile" not in backend_named(harness.backend).supports:
-            with pytest.raises(embgrad.UnsupportedError):
+            with pytest.raises(embgrad.errors.UnsupportedError):
                 call.make(_trial(harness, model("interrupted"), disturbed=False).asked)
             return
         for error in (RuntimeError, KeyboardInterrupt):

@@ -83,7 +83,7 @@ class SeveralObjectiveChecks:
             expect_those_of_single_calls(model(architecture), example_batch(), PER_EXAMPLE)
         expect_those_of_single_calls(model("positions"), example_batch(masked=True), PER_POSITION)
         (only,) = expect_those_of_single_calls(model("mean"), example_batch(), (embgrad.Logit(1),))
-        assert isinstance(only, embgrad.EmbeddingGradients)
+        assert isinstance(only, embgrad.results.EmbeddingGradients)
         as_tuple = embgrad.gradients(model("mean"), example_batch(), (embgrad.Logit(1), embgrad.Logit(2)))
         assert [result.provenance["objective"]["index"] for result in as_tuple] == [1, 2]
 
@@ -134,7 +134,7 @@ class SeveralObjectiveChecks:
     def test_several_objectives_are_checked_each(self, model: Any) -> None:
         results = embgrad.gradients(model("hidden"), example_batch(), [embgrad.Logit(0), embgrad.Logit(1)], check=True)
         assert all(result.certificate is not None and result.certificate.slopes for result in results)
-        with pytest.raises(embgrad.CertificationError, match=r"^at index 0 of the objectives: ") as raised:
+        with pytest.raises(embgrad.errors.CertificationError, match=r"^at index 0 of the objectives: ") as raised:
             embgrad.gradients(model("broken"), example_batch(), [embgrad.Logit(0), embgrad.Logit(1)], check=True)
         assert raised.value.certificate is not None
 
@@ -168,20 +168,20 @@ class SeveralObjectiveChecks:
             (
                 "detached",
                 [embgrad.Logit(0), embgrad.Logit(1)],
-                embgrad.NoGradientError,
+                embgrad.errors.NoGradientError,
                 "0.*does not depend on the point",
             ),
-            ("mean", [embgrad.Logit(0), embgrad.Logit(7)], embgrad.ObjectiveError, "1.*index 7"),
-            ("mean", [embgrad.Logit(0), embgrad.Sum(output="pooled")], embgrad.OutputError, "1.*pooled"),
-            ("mean", [embgrad.Logit(9), embgrad.Logit(0)], embgrad.ObjectiveError, "0.*index 9"),
+            ("mean", [embgrad.Logit(0), embgrad.Logit(7)], embgrad.errors.ObjectiveError, "1.*index 7"),
+            ("mean", [embgrad.Logit(0), embgrad.Sum(output="pooled")], embgrad.errors.OutputError, "1.*pooled"),
+            ("mean", [embgrad.Logit(9), embgrad.Logit(0)], embgrad.errors.ObjectiveError, "0.*index 9"),
         ]
         for architecture, objectives, error, message in cases:
             with pytest.raises(error, match=f"^at index {message}"):
                 embgrad.gradients(model(architecture), batch, objectives)
-            if error is not embgrad.NoGradientError:
+            if error is not embgrad.errors.NoGradientError:
                 with pytest.raises(error, match=f"^at index {message}"):
                     embgrad.evaluate(model(architecture), batch, objectives)
-        with pytest.raises(embgrad.ObjectiveError, match=r"^(?!at index)"):
+        with pytest.raises(embgrad.errors.ObjectiveError, match=r"^(?!at index)"):
             embgrad.gradients(model("mean"), batch, [embgrad.Logit(7)])
 
 
@@ -252,7 +252,7 @@ class ObjectiveListChecks:
         calls: tuple[Callable[..., Any], ...] = (embgrad.gradients, embgrad.evaluate)
         for message, objective in cases.items():
             for call in calls:
-                with pytest.raises(embgrad.ObjectiveError, match=message):
+                with pytest.raises(embgrad.errors.ObjectiveError, match=message):
                     call(built, batch, objective)
 
 

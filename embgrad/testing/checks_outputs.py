@@ -31,9 +31,9 @@ class OutputChecks:
             close(embgrad.gradients(model("named"), batch, embgrad.Sum(output=name)).values, slope / POSITIONS, 1e-12)
 
     def test_an_unknown_output_is_an_error_that_lists_what_there_is(self, model: Any) -> None:
-        with pytest.raises(embgrad.OutputError, match=r"pooler_output.*role 'pooled'.*Did you mean 'pooled'"):
+        with pytest.raises(embgrad.errors.OutputError, match=r"pooler_output.*role 'pooled'.*Did you mean 'pooled'"):
             embgrad.gradients(model("named"), example_batch(), embgrad.Sum(output="poold"))
-        with pytest.raises(embgrad.OutputError, match="2 outputs and none of them is its logits"):
+        with pytest.raises(embgrad.errors.OutputError, match="2 outputs and none of them is its logits"):
             embgrad.gradients(model("named"), example_batch(), embgrad.Sum())
 
     def test_per_position_outputs_count_at_real_positions(self, model: Any) -> None:
@@ -83,7 +83,7 @@ class OutputChecks:
         expected = ((slopes @ weights["W"].T) * (1 - hidden**2)) @ weights["W1"].T
         result = embgrad.gradients(model("positions"), batch, embgrad.CrossEntropy(labels))
         close(result.values, expected, 1e-12)
-        with pytest.raises(embgrad.ObjectiveError, match="labels of shape"):
+        with pytest.raises(embgrad.errors.ObjectiveError, match="labels of shape"):
             embgrad.gradients(model("positions"), batch, embgrad.CrossEntropy([0, 1, 2]))
 
     def test_scores_of_the_positions_count_at_real_positions(self, harness: Harness) -> None:
@@ -100,7 +100,7 @@ class OutputChecks:
             close(result.objective, values, 1e-12)
             expected = ((slopes[..., None] @ weights["W"].T) * (1 - hidden**2)) @ weights["W1"].T
             close(result.values, expected, 1e-12)
-        with pytest.raises(embgrad.ObjectiveError, match=r"label 3 at example 2 is padding: .*\[0, 1\]"):
+        with pytest.raises(embgrad.errors.ObjectiveError, match=r"label 3 at example 2 is padding: .*\[0, 1\]"):
             _of_scores(harness, weights, batch, embgrad.CrossEntropy([2, 1, 3]))
 
     def test_as_many_classes_as_positions_all_count(self, model: Any) -> None:
@@ -128,18 +128,18 @@ class OutputChecks:
         assert scalar.provenance["objective"]["class"] == "Scalar"
 
     def test_a_native_objective_of_another_shape_is_an_error(self, harness: Harness, model: Any) -> None:
-        with pytest.raises(embgrad.ObjectiveError, match=r"expected .*shape \(3,\)"):
+        with pytest.raises(embgrad.errors.ObjectiveError, match=r"expected .*shape \(3,\)"):
             embgrad.gradients(model("hidden"), example_batch(), harness.summed_logit(1))
-        with pytest.raises(embgrad.ObjectiveError, match=r"expected .*shape \(\)"):
+        with pytest.raises(embgrad.errors.ObjectiveError, match=r"expected .*shape \(\)"):
             embgrad.gradients(model("hidden"), example_batch(), embgrad.Scalar(harness.logit(1)))
         for returned in (1.0, None):
-            with pytest.raises(embgrad.ObjectiveError, match=f"returned {type(returned).__name__}: expected"):
+            with pytest.raises(embgrad.errors.ObjectiveError, match=f"returned {type(returned).__name__}: expected"):
                 embgrad.gradients(model("hidden"), example_batch(), lambda outputs, returned=returned: returned)
 
 
 def _of_scores(
     harness: Harness, weights: Mapping[str, np.ndarray], batch: embgrad.TokenBatch, objective: embgrad.Objective
-) -> embgrad.EmbeddingGradients:
+) -> embgrad.results.EmbeddingGradients:
     """Return the result of a model whose output, (example, position), is the only column of its logits at each position."""
 
     def call(model: Any, inputs: Any) -> Any:

@@ -152,7 +152,7 @@ class PerturbedChecks:
     )
     def test_arrays_that_do_not_fit(self, harness: Harness, model: Any, add: dict[str, Any], message: str) -> None:
         built, alone = model("layers"), model("layers")
-        with pytest.raises(embgrad.PointError, match=message), embgrad.perturbed(built, add):
+        with pytest.raises(embgrad.errors.PointError, match=message), embgrad.perturbed(built, add):
             harness.step(built, IDS, LABELS)
         _expect_same_model(built, alone)
         harness.step(built, IDS, LABELS)
@@ -160,7 +160,7 @@ class PerturbedChecks:
         _expect_same_model(built, alone)
 
     def test_names_are_checked_on_entry(self, model: Any) -> None:
-        with pytest.raises(embgrad.UnknownPointError, match="Did you mean 'word'"):
+        with pytest.raises(embgrad.errors.UnknownPointError, match="Did you mean 'word'"):
             embgrad.perturbed(model("hidden"), {"wrod": 0.0})
 
     def test_state_after_a_perturbation(self, harness: Harness, model: Any) -> None:

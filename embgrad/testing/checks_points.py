@@ -76,7 +76,7 @@ class PointChecks:
         by_hand = layers_by_hand(example_weights(), batch.ids, OBJECTIVE)
         paths = {point.path for point in embgrad.points(built, batch) if any("layer" in role for role in point.roles)}
         (path,) = paths
-        with pytest.raises(embgrad.AmbiguousPointError, match=rf"fits 3 points: {path}#0 .*{path}#2"):
+        with pytest.raises(embgrad.errors.AmbiguousPointError, match=rf"fits 3 points: {path}#0 .*{path}#2"):
             embgrad.gradients(built, batch, OBJECTIVE, at=path)
         names = [f"{path}#0", f"{path}#1", f"{path}:input#1"]
         first, second, taken = embgrad.gradients(built, batch, OBJECTIVE, at=names).values()
@@ -84,7 +84,7 @@ class PointChecks:
         close(second.values, by_hand["layer.1"][1], 1e-12)
         close(taken.values, by_hand["layer.0"][1], 1e-12)
         close(taken.activations, by_hand["layer.0"][0], 1e-12)
-        with pytest.raises(embgrad.UnknownPointError, match=r"reached 3 time\(s\)"):
+        with pytest.raises(embgrad.errors.UnknownPointError, match=r"reached 3 time\(s\)"):
             embgrad.gradients(built, batch, OBJECTIVE, at=f"{path}#3")
 
     def test_a_role_that_a_model_lacks_says_so(self, model: Any) -> None:
@@ -95,9 +95,9 @@ class PointChecks:
             "type": r"makes no lookup by type",
             "embedings": r"Did you mean 'embed",
         }.items():
-            with pytest.raises(embgrad.UnknownPointError, match=message):
+            with pytest.raises(embgrad.errors.UnknownPointError, match=message):
                 embgrad.gradients(built, batch, OBJECTIVE, at=name)
-        with pytest.raises(embgrad.UnknownPointError, match="makes no lookup by position"):
+        with pytest.raises(embgrad.errors.UnknownPointError, match="makes no lookup by position"):
             embgrad.gradients(model("mean"), batch, OBJECTIVE, at="position")
 
     def test_as_many_examples_as_positions(self, model: Any) -> None:
@@ -117,7 +117,7 @@ class PointChecks:
     def test_a_layer_has_no_table(self, model: Any) -> None:
         result = embgrad.gradients(model("layers"), example_batch(), OBJECTIVE, at="layer.0")
         for method in (result.table, result.per_example):
-            with pytest.raises(embgrad.PointError, match=r"'layer.0' is no lookup"):
+            with pytest.raises(embgrad.errors.PointError, match=r"'layer.0' is no lookup"):
                 method()
         assert result.saliency().shape == (3, 4)
 
@@ -128,6 +128,6 @@ class PointChecks:
         before = harness.state(built)
         embgrad.points(built, example_batch())
         embgrad.gradients(built, example_batch(), OBJECTIVE, at=at)
-        with pytest.raises(embgrad.OutputError):
+        with pytest.raises(embgrad.errors.OutputError):
             embgrad.gradients(built, example_batch(), embgrad.Sum(output="nothing"), at=at)
         assert harness.state(built) == before

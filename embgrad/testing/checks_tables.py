@@ -32,7 +32,7 @@ class TableChecks:
 
     def test_the_gradient_of_every_parameter(self, harness: Harness, model: Any) -> None:
         weights, batch, built = example_weights(), example_batch(), model("mean")
-        gradients = embgrad.parameter_gradients(built, batch, embgrad.CrossEntropy(LABELS))
+        gradients = embgrad.tables.parameter_gradients(built, batch, embgrad.CrossEntropy(LABELS))
         logits = logits_of_mean(weights, batch.ids)
         cotangent = softmax(logits) - np.eye(CLASSES)[LABELS]
         means = weights["E"][batch.ids].mean(1)
@@ -46,7 +46,7 @@ class TableChecks:
 
     def test_parameters_that_nothing_reaches_are_zeros_and_named(self, harness: Harness, model: Any) -> None:
         built = model("detached")
-        gradients = embgrad.parameter_gradients(built, example_batch(), embgrad.Sum())
+        gradients = embgrad.tables.parameter_gradients(built, example_batch(), embgrad.Sum())
         name, _ = harness.parameter(built, "E")
         assert name in gradients.unreached
         assert not gradients[name].any()
@@ -59,18 +59,18 @@ class TableChecks:
             built = model(architecture)
             harness.disturb(built)
             before = harness.state(built)
-            embgrad.parameter_gradients(built, example_batch(), embgrad.Sum())
-            embgrad.table_gradients(built, example_batch(), embgrad.Sum())
+            embgrad.tables.parameter_gradients(built, example_batch(), embgrad.Sum())
+            embgrad.tables.table_gradients(built, example_batch(), embgrad.Sum())
             expect_same(harness.state(built), before)
-            with pytest.raises(embgrad.OutputError):
-                embgrad.parameter_gradients(built, example_batch(), embgrad.Sum(output="nothing"))
+            with pytest.raises(embgrad.errors.OutputError):
+                embgrad.tables.parameter_gradients(built, example_batch(), embgrad.Sum(output="nothing"))
             expect_same(harness.state(built), before)
 
     @pytest.mark.parametrize("frozen", [False, True])
     def test_the_ledger_of_a_tied_table(self, model: Any, frozen: bool) -> None:
         weights, batch = example_weights(), example_batch()
         objective = embgrad.CrossEntropy(np.tile([3, -100, 17, 39], (3, 1)))
-        gradients = embgrad.table_gradients(model("tied", frozen=frozen), batch, objective)
+        gradients = embgrad.tables.table_gradients(model("tied", frozen=frozen), batch, objective)
         lookup, head = tied_by_hand(weights, batch, objective)
         close(gradients.lookup, lookup, 1e-12)
         close(gradients.head, head, 1e-12)
@@ -84,14 +84,14 @@ class TableChecks:
 
     def test_the_ledger_of_a_table_that_nothing_shares(self, model: Any) -> None:
         batch = example_batch()
-        gradients = embgrad.table_gradients(model("hidden"), batch, embgrad.Sum())
+        gradients = embgrad.tables.table_gradients(model("hidden"), batch, embgrad.Sum())
         assert not gradients.head.any()
         assert not gradients.tied
         close(gradients.lookup, embgrad.gradients(model("hidden"), batch, embgrad.Sum()).table().to_dense(), 1e-12)
 
     def test_the_ledger_counts_every_lookup_in_the_table(self, model: Any) -> None:
         batch = example_batch()
-        gradients = embgrad.table_gradients(model("twice"), batch, embgrad.Sum())
+        gradients = embgrad.tables.table_gradients(model("twice"), batch, embgrad.Sum())
         both = embgrad.gradients(model("twice"), batch, embgrad.Sum(), at=["word#0", "word#1"])
         assert gradients.lookups == 2
         close(gradients.lookup, sum(result.table().to_dense() for result in both.values()), 1e-12)  # type: ignore[arg-type]

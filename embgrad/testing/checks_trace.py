@@ -46,8 +46,8 @@ class TraceChecks:
             "objective": (RuntimeError, "the objective broke"),
             "native objective": (RuntimeError, "the objective broke"),
             "interrupt": (KeyboardInterrupt, ""),
-            "output": (embgrad.OutputError, "no output 'nothing'"),
-            "point": (embgrad.UnknownPointError, "nothing"),
+            "output": (embgrad.errors.OutputError, "no output 'nothing'"),
+            "point": (embgrad.errors.UnknownPointError, "nothing"),
         }[fault]
         assert caught.type is expected[0]
         assert expected[1] in str(caught.value)

@@ -25,20 +25,20 @@ MANY: Final = 8
 
 #: Mistakes by name: the expected error and the mistaken arguments, for the conformance suite's weights and batch.
 MISTAKES: Final[Mapping[str, tuple[type[Exception], Mapping[str, Any]]]] = {
-    "a label that is none": (embgrad.ObjectiveError, {"objective": embgrad.CrossEntropy([0, 99, 1])}),
-    "an unknown output": (embgrad.OutputError, {"objective": embgrad.Sum(output="nothing")}),
-    "an id outside the table": (embgrad.BatchError, {"batch": embgrad.TokenBatch([[3, 1], [2, 1000], [1, 5]])}),
-    "an unknown point": (embgrad.UnknownPointError, {"at": "nothing"}),
-    "a layer that is not there": (embgrad.PointError, {"at": "layer.7"}),
-    "an override of a wrong shape": (embgrad.PointError, {"override": {"layer.1": np.zeros((3, 9, 9))}}),
+    "a label that is none": (embgrad.errors.ObjectiveError, {"objective": embgrad.CrossEntropy([0, 99, 1])}),
+    "an unknown output": (embgrad.errors.OutputError, {"objective": embgrad.Sum(output="nothing")}),
+    "an id outside the table": (embgrad.errors.BatchError, {"batch": embgrad.TokenBatch([[3, 1], [2, 1000], [1, 5]])}),
+    "an unknown point": (embgrad.errors.UnknownPointError, {"at": "nothing"}),
+    "a layer that is not there": (embgrad.errors.PointError, {"at": "layer.7"}),
+    "an override of a wrong shape": (embgrad.errors.PointError, {"override": {"layer.1": np.zeros((3, 9, 9))}}),
     "an override that is not finite": (
-        embgrad.ObjectiveError,
+        embgrad.errors.ObjectiveError,
         {"override": {"layer.1": lambda value: value * NAN}, "at": "layer.2"},
     ),
-    "an override behind the point": (embgrad.NoGradientError, {"override": {"layer.1": lambda value: value}}),
-    "an addition of a wrong shape": (embgrad.PointError, {"add": {"layer.1": np.zeros((3, 9, 9))}}),
-    "an addition at an unknown point": (embgrad.UnknownPointError, {"add": {"nothing": np.zeros(())}}),
-    "an edit of a wrong shape": (embgrad.PointError, {"edit": {"layer.1": lambda gradient: gradient[:1, :2]}}),
+    "an override behind the point": (embgrad.errors.NoGradientError, {"override": {"layer.1": lambda value: value}}),
+    "an addition of a wrong shape": (embgrad.errors.PointError, {"add": {"layer.1": np.zeros((3, 9, 9))}}),
+    "an addition at an unknown point": (embgrad.errors.UnknownPointError, {"add": {"nothing": np.zeros(())}}),
+    "an edit of a wrong shape": (embgrad.errors.PointError, {"edit": {"layer.1": lambda gradient: gradient[:1, :2]}}),
     "an edit that is not finite": (embgrad.EmbgradError, {"edit": {"layer.1": lambda gradient: gradient * NAN}}),
 }
 

@@ -80,7 +80,7 @@ def search(
 
     Args:
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length` and `call`.
-        method: a method, such as `embgrad.HotFlip(steps=3)`, or its name, which takes its defaults.
+        method: a method, such as `embgrad.methods.HotFlip(steps=3)`, or its name, which takes its defaults.
         goal: "maximize" or "minimize" the objective.
         until: a number, or one for each example: the search of an example stops as soon as its L is at least this, or at most
             this where the goal is to minimise. None runs all steps.
@@ -286,4 +286,4 @@ def method_from(method: Any) -> SearchMethod:
     Raises:
         EmbgradError: it is neither.
     """
-    return chosen_method(method, SearchMethod, METHODS, "embgrad.HotFlip()")
+    return chosen_method(method, SearchMethod, METHODS, "embgrad.methods.HotFlip()")

@@ -80,20 +80,20 @@ def agreements(question: Question) -> Iterator[tuple[str, float]]:
     """Yield each method with the relative L2 distance between the two tools' figures."""
     table, hidden = question.model.bert.embeddings.word_embeddings, question.model.bert.encoder.layer[3].output
     for rule in ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid"):
-        ours = question.attribute(embgrad.IntegratedGradients(STEPS, PAD, rule))
+        ours = question.attribute(embgrad.methods.IntegratedGradients(STEPS, PAD, rule))
         # captum's weights of the trapezoid rule sum to 1 - 1/steps.
         scale = STEPS / (STEPS - 1) if rule == "riemann_trapezoid" else 1.0
         yield f"integrated gradients, {rule}", distance(ours.values, scale * question.integrated(table, rule))
-    ours = question.attribute(embgrad.IntegratedGradients(STEPS, PAD), at="layer.3")
+    ours = question.attribute(embgrad.methods.IntegratedGradients(STEPS, PAD), at="layer.3")
     yield "integrated gradients at layer.3", distance(ours.values, question.integrated(hidden, "gausslegendre"))
     for reduce, kind in (("mean", "smoothgrad"), ("square", "smoothgrad_sq"), ("variance", "vargrad")):
-        ours = question.attribute(embgrad.SmoothGrad(SAMPLES, SIGMA, reduce=reduce))
+        ours = question.attribute(embgrad.methods.SmoothGrad(SAMPLES, SIGMA, reduce=reduce))
         with noise_of(question.batch, question.rows):
             theirs = NoiseTunnel(Saliency(question.of_rows)).attribute(
                 question.rows, nt_type=kind, nt_samples=SAMPLES, stdevs=SIGMA, target=CLASS, abs=False
             )
         yield f"SmoothGrad, {reduce}", distance(ours.values, theirs.detach().numpy())
-    ours = question.attribute(embgrad.GradientShap(samples=SAMPLES, keep_special=False))
+    ours = question.attribute(embgrad.methods.GradientShap(samples=SAMPLES, keep_special=False))
     with fractions_of(question.batch, question.rows):
         zeros = torch.where(question.mask.bool()[..., None], 0.0, question.rows)
         parts = [
@@ -108,7 +108,7 @@ def agreements(question: Question) -> Iterator[tuple[str, float]]:
         question.rows, (1, question.rows.shape[-1]), baselines=row.expand(question.rows.shape), target=CLASS
     )
     scores = theirs[..., 0].detach().numpy() * question.batch.real
-    yield "occlusion", distance(question.attribute(embgrad.Occlusion(PAD)).scores, scores)
+    yield "occlusion", distance(question.attribute(embgrad.methods.Occlusion(PAD)).scores, scores)
 
 
 def question_of_each(question: Question) -> list[Callable[[Any], Any]]:
@@ -152,7 +152,7 @@ def speeds(question: Question, seconds: float, sizes: list[int | None], steps: i
     functions: dict[Any, Callable[[], Any]] = {
         size: (lambda size=size: question.integrated(table, "gausslegendre", steps, size)) for size in sizes
     }
-    functions["ours"] = lambda: question.attribute(embgrad.IntegratedGradients(steps, PAD)).values
+    functions["ours"] = lambda: question.attribute(embgrad.methods.IntegratedGradients(steps, PAD)).values
     times = in_turns(functions, seconds)["times"]
     peaks = {name: min(peak_of(function) for _ in range(2)) for name, function in functions.items()}
     for size in sizes:

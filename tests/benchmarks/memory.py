@@ -41,14 +41,14 @@ def tokenizer(text: str) -> dict[str, list[int]]:
 
 def long_stream(framework: str, sentences: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        model = embgrad.load_bert(drawn_bert(Path(folder) / "bert", layers=2, dim=384, vocab=30_522), framework)
+        model = embgrad.zoo.load_bert(drawn_bert(Path(folder) / "bert", layers=2, dim=384, vocab=30_522), framework)
         objective, source = embgrad.Sum(output="pooled"), random_sentences(sentences)
         with embgrad.stream(model, source, objective, tokenizer=tokenizer, batch_size=20) as results:
             early, last = _watched(results, sentences)
     return [{"framework": framework, "sentences": sentences, "early": early, "last": last}]
 
 
-def _watched(results: embgrad.Stream, count: int) -> tuple[float, float]:
+def _watched(results: embgrad.results.Stream, count: int) -> tuple[float, float]:
     early = 0.0
     for _ in results:
         if not early and results.examples >= EARLY:

@@ -55,7 +55,7 @@ def _mode(case: Case, net: Any, by_hand: dict[str, Callable[[], np.ndarray]], gr
 
 @functools.cache
 def _net(checkpoint: str, kind: str) -> Any:
-    net = embgrad.load_bert(checkpoint, "gluon")
+    net = embgrad.zoo.load_bert(checkpoint, "gluon")
     if kind == "hybridised":
         net.hybridize()
     return net

@@ -17,7 +17,7 @@ from tests.benchmarks.measuring import Mode
 
 @functools.cache
 def _model(checkpoint: str) -> Any:
-    return embgrad.load_bert(checkpoint, "jax")
+    return embgrad.zoo.load_bert(checkpoint, "jax")
 
 
 def plain(case: Case) -> Mode:

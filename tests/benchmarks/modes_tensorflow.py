@@ -18,7 +18,7 @@ KEYS = ("input_word_ids", "input_mask", "input_type_ids")
 
 @functools.cache
 def _model(checkpoint: str) -> Any:
-    return embgrad.load_bert(checkpoint, "tensorflow")
+    return embgrad.zoo.load_bert(checkpoint, "tensorflow")
 
 
 def _total(objective: str, pooled: Any, sequence: Any) -> Any:

@@ -20,7 +20,7 @@ Inputs = Mapping[str, torch.Tensor]
 
 @functools.cache
 def _model(checkpoint: str) -> Any:
-    return embgrad.load_bert(checkpoint, "torch")
+    return embgrad.zoo.load_bert(checkpoint, "torch")
 
 
 @functools.cache

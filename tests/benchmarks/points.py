@@ -27,7 +27,7 @@ def prices(layers: int, dim: int, sizes: Sequence[tuple[int, int]], seconds: flo
     """Return the times of `gradients` and of code by hand for each size and each call's points, in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = drawn_bert(Path(folder) / "bert", layers=layers, dim=dim, vocab=3000)
-        model = embgrad.load_bert(checkpoint, "torch")
+        model = embgrad.zoo.load_bert(checkpoint, "torch")
         batches = [Case(checkpoint, *size).batch() for size in sizes]
     rows = []
     for batch, points in [(batch, points) for batch in batches for points in POINTS]:

@@ -113,7 +113,7 @@ def captum(question: Question) -> Iterator[Rival]:
 
 
 def integrated(question: Question) -> np.ndarray:
-    method = embgrad.IntegratedGradients(STEPS, baseline=0)
+    method = embgrad.methods.IntegratedGradients(STEPS, baseline=0)
     return np.asarray(embgrad.attribute(question.model, question.batch, embgrad.Logit(CLASS), method).values)
 
 

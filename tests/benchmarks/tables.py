@@ -25,7 +25,7 @@ def tables_of_examples(examples: int, positions: int) -> list[dict[str, Any]]:
     """Return the times and the sizes, MiB, of each way."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = drawn_bert(Path(folder) / "bert", layers=LAYERS, dim=DIM, vocab=VOCAB)
-        model = embgrad.load_bert(checkpoint, "torch")
+        model = embgrad.zoo.load_bert(checkpoint, "torch")
         batch = Case(checkpoint, examples, positions).batch()
     objective = embgrad.Sum(output="pooled")
     once = embgrad.gradients(model, batch, objective)
@@ -37,8 +37,8 @@ def tables_of_examples(examples: int, positions: int) -> list[dict[str, Any]]:
             "per_example() alone": once.per_example,
             SPLIT: lambda: embgrad.gradients(model, batch, objective, split=True).per_example(),
             SPLIT_BY_HAND: lambda: split_by_hand(model, batch),
-            "table_norms": lambda: embgrad.table_norms(once),
-            "table_products": lambda: embgrad.table_products(once),
+            "table_norms": lambda: embgrad.tables.table_norms(once),
+            "table_products": lambda: embgrad.tables.table_products(once),
         },
         ROUNDS,
     )

@@ -51,7 +51,7 @@ class Question:
         self.ids = np.random.default_rng(0).integers(1, 50000, (1, prompt + targets))
         self.words = [f"w{number}" for number in self.ids[0]]
 
-    def ours(self, method: str) -> embgrad.TokenAttribution:
+    def ours(self, method: str) -> embgrad.results.TokenAttribution:
         return embgrad.attribute_tokens(self.model, self.ids, slice(self.prompt, None), method=method)
 
     def calls(self) -> np.ndarray:

@@ -61,9 +61,9 @@ def test_each_of_several_objectives_is_evaluated(tiny: ModuleType) -> None:
 def test_another_call_is_refused(tiny: ModuleType) -> None:
     model = tiny.Bag(np.ones((5, 4)), np.ones((4, 3)))
     for function in (embgrad.gradients, embgrad.evaluate):
-        with pytest.raises(embgrad.UnsupportedError, match="a Bag is called in one way only"):
+        with pytest.raises(embgrad.errors.UnsupportedError, match="a Bag is called in one way only"):
             function(model, IDS, embgrad.Logit(0), call=lambda model, ids: 2 * model(model.table[ids]))
-    with pytest.raises(embgrad.UnsupportedError, match="a Bag is called in one way only"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="a Bag is called in one way only"):
         embgrad.points(model, IDS, call=lambda model, ids: 2 * model(model.table[ids]))
 
 
@@ -77,9 +77,9 @@ def test_what_the_model_cannot_take_is_warned_of(tiny: ModuleType) -> None:
 
 def test_what_it_lacks_is_said(tiny: ModuleType) -> None:
     model = tiny.Bag(np.ones((5, 4)), np.ones((4, 3)))
-    with pytest.raises(embgrad.UnsupportedError, match="the backend 'tiny' does not support 'override'"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="the backend 'tiny' does not support 'override'"):
         embgrad.gradients(model, IDS, embgrad.Sum(), override={"word": 0.0})
-    with pytest.raises(embgrad.BatchError, match="id 9 at example 0, position 1 is outside the table"):
+    with pytest.raises(embgrad.errors.BatchError, match="id 9 at example 0, position 1 is outside the table"):
         embgrad.gradients(model, [[1, 9]], embgrad.Sum())
 
 

@@ -105,7 +105,7 @@ def test_the_decoders_tokens_are_the_output_tokens() -> None:
         expected = log_p[example, position - 1, OUT[example, position]]
         np.testing.assert_allclose(a.objective[example, output], expected, rtol=1e-5)
     occluded = embgrad.attribute_tokens(
-        model, DATA, targets=[-1], method=embgrad.Occlusion(replacement=3, keep_special=False)
+        model, DATA, targets=[-1], method=embgrad.methods.Occlusion(replacement=3, keep_special=False)
     )
     changed = OUT.copy()
     changed[0, 2] = 3
@@ -195,7 +195,9 @@ def test_texts_through_a_tokenizer_and_a_preprocessor() -> None:
     plain = embgrad.encode(["a gripping film", "the plot"], tokenizer)
     np.testing.assert_array_equal(plain.ids, [[5, 6, 7], [8, 9, 0]])
     assert embgrad.encode(["the plot " * 6], preprocessor).truncated.tolist() == [5]
-    with pytest.raises(embgrad.BatchError, match="BertMaskedLMPreprocessor puts the mask in place of random tokens"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match="BertMaskedLMPreprocessor puts the mask in place of random tokens"
+    ):
         embgrad.encode(["a film"], keras_hub.models.BertMaskedLMPreprocessor(tokenizer, sequence_length=9))
 
 
@@ -210,5 +212,7 @@ def test_texts_of_a_language_model() -> None:
     np.testing.assert_array_equal(made.scores, embgrad.attribute_tokens(model, ids).scores)
     split = embgrad.attribute_tokens(model, ["a film"], tokenizer=tokenizer)
     assert split.tokens == (("a", "Ġ", "fi", "lm"),)
-    with pytest.raises(embgrad.BatchError, match="GPT2CausalLMPreprocessor raised ValueError for pairs of texts"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match="GPT2CausalLMPreprocessor raised ValueError for pairs of texts"
+    ):
         embgrad.encode([("a", "film")], preprocessor)

@@ -93,7 +93,7 @@ def certificates(draw: Draw, framework: str) -> Case:
         return embgrad.gradients(world.model, ids, objective, check=True)
 
     text = f"model: {world}\nids={ids.tolist()}\nobjective: {objective!r}\nbroken: its gradient is doubled; check=True"
-    return Case("gradients", text, run, None, (embgrad.CertificationError,), [world], [ids], framework=framework)
+    return Case("gradients", text, run, None, (embgrad.errors.CertificationError,), [world], [ids], framework=framework)
 
 
 def _broken_options(draw: Draw, problem: Problem, function: str) -> tuple[str, dict[str, Any], tuple[type, ...]]:

@@ -32,7 +32,7 @@ def load_bert(draw: Draw, framework: str) -> Case:
     elif framework in ("torch", "tensorflow"):
         getattr(import_module("transformers"), "BertModel" if framework == "torch" else "TFBertModel")
     if "load_bert" not in abilities(framework):
-        run = lambda: embgrad.load_bert(Path("nowhere"), framework)  # noqa: E731
+        run = lambda: embgrad.zoo.load_bert(Path("nowhere"), framework)  # noqa: E731
         return Case("load_bert", f"a backend that cannot: {framework}", run, None, REFUSAL, framework=framework)
     config, weights = _drawn(draw)
     if draw.chance(0.5):
@@ -84,8 +84,8 @@ def _right(draw: Draw, framework: str, config: dict[str, Any], weights: dict[str
     def run() -> Any:
         with folder() as directory:
             _write(directory, config, held, shards)
-            model = embgrad.load_bert(str(directory) if as_text else directory, framework, ignore=ignore)
-        names = embgrad.parameter_gradients(model, batch, embgrad.Sum(output="pooled"), names="canonical")
+            model = embgrad.zoo.load_bert(str(directory) if as_text else directory, framework, ignore=ignore)
+        names = embgrad.tables.parameter_gradients(model, batch, embgrad.Sum(output="pooled"), names="canonical")
         return names, embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
 
     def judge(actual: Any) -> None:
@@ -134,7 +134,7 @@ def _broken(draw: Draw, framework: str, config: dict[str, Any], weights: dict[st
     def written(settings: Any = config, held: dict[str, np.ndarray] = weights, **options: Any) -> Callable[[Path], Any]:
         def load(directory: Path) -> Any:
             _write(directory, settings, held)
-            return embgrad.load_bert(directory, options.pop("framework", framework), **options)
+            return embgrad.zoo.load_bert(directory, options.pop("framework", framework), **options)
 
         return load
 
@@ -142,14 +142,14 @@ def _broken(draw: Draw, framework: str, config: dict[str, Any], weights: dict[st
         def load(directory: Path) -> Any:
             _write(directory, config, weights)
             damage(directory / file, kind, share, bit)
-            return embgrad.load_bert(directory, framework)
+            return embgrad.zoo.load_bert(directory, framework)
 
         return load
 
     def pickled(directory: Path) -> Any:
         _write(directory, config, weights)
         (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-        return embgrad.load_bert(directory, framework)
+        return embgrad.zoo.load_bert(directory, framework)
 
     without = {other: value for other, value in weights.items() if other != name}
     kinds: dict[str, Callable[[Path], Any]] = {
@@ -170,10 +170,10 @@ def _broken(draw: Draw, framework: str, config: dict[str, Any], weights: dict[st
         "a framework that is none": written(framework=draw.choice(["torhc", "", "jaxx", "Torch"])),
         "a framework of nonsense": written(framework=nonsense(draw)),
         "patterns of nonsense": written(ignore=draw.choice([3, [3], None, [None], 0.5])),
-        "no folder": lambda directory: embgrad.load_bert(directory / "nowhere", framework),
-        "a file": lambda directory: embgrad.load_bert(_file(directory), framework),
-        "a path of nonsense": lambda _: embgrad.load_bert(draw.choice([3, None, ["a"], 0.5]), framework),
-        "an empty folder": lambda directory: embgrad.load_bert(directory, framework),
+        "no folder": lambda directory: embgrad.zoo.load_bert(directory / "nowhere", framework),
+        "a file": lambda directory: embgrad.zoo.load_bert(_file(directory), framework),
+        "a path of nonsense": lambda _: embgrad.zoo.load_bert(draw.choice([3, None, ["a"], 0.5]), framework),
+        "an empty folder": lambda directory: embgrad.zoo.load_bert(directory, framework),
         "a pickle": pickled,
         "weights truncated": spoilt("model.safetensors", "truncated"),
         "weights empty": spoilt("model.safetensors", "empty"),

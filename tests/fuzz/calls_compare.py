@@ -110,7 +110,7 @@ def _no_path(value: Any) -> Any:
 
 
 def _with(result: Any, **changes: Any) -> Any:
-    return embgrad.EmbeddingGradients(**{**vars(result), **changes})
+    return embgrad.results.EmbeddingGradients(**{**vars(result), **changes})
 
 
 def bisect(draw: Draw, framework: str) -> Case:
@@ -128,7 +128,7 @@ def bisect(draw: Draw, framework: str) -> Case:
             problem.world.model, other.model, problem.batch.argument, problem.objective.argument, **options
         )
 
-    def judge(actual: embgrad.Bisection) -> None:
+    def judge(actual: embgrad.results.Bisection) -> None:
         if not changed:
             expect(actual.agrees, f"the same weights part at {actual.first!r}:\n{actual!r}")
         expect(actual.text.strip(), "nothing is said")

@@ -28,7 +28,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def result(draw: Draw) -> embgrad.EmbeddingGradients:
+def result(draw: Draw) -> embgrad.results.EmbeddingGradients:
     examples, positions, dim, vocab = draw.integer(1, 3), draw.integer(1, 4), draw.integer(1, 3), draw.integer(4, 9)
     dtype = draw.choice([np.float32, np.float64])
     shape = examples, positions
@@ -43,11 +43,12 @@ def result(draw: Draw) -> embgrad.EmbeddingGradients:
     tables = None
     if draw.chance(0.15):
         tables = tuple(
-            embgrad.RowSparse(np.arange(2), draw.normal(2, dim).astype(dtype), (vocab, dim)) for _ in range(examples)
+            embgrad.results.RowSparse(np.arange(2), draw.normal(2, dim).astype(dtype), (vocab, dim))
+            for _ in range(examples)
         )
     objective = draw.choice([draw.normal(examples), np.float64(0.5), None]) if tables is None else draw.normal(examples)
     source = {"point": "word", "path": "E#0", "backend": "reference", "model": "m", "objective": {"class": "Sum"}}
-    return embgrad.EmbeddingGradients(
+    return embgrad.results.EmbeddingGradients(
         values=values,
         activations=draw.normal(*shape, dim).astype(dtype),
         objective=objective,
@@ -168,11 +169,11 @@ def load_broken(draw: Draw, framework: str) -> Case:
     def judge(actual: Any) -> None:
         expect(kind.startswith("flipped"), f"a file that is {kind} was read: {actual!r}")
 
-    errors = (embgrad.FileFormatError,)
+    errors = (embgrad.errors.FileFormatError,)
     if kind == "missing":
         errors = (FileNotFoundError,)
     elif kind == "a folder":
-        errors = (embgrad.FileFormatError, OSError)
+        errors = (embgrad.errors.FileFormatError, OSError)
     return Case("load", f"{kind} at {share}, bit {bit}, of {saved!r}", run, judge, errors)
 
 

@@ -152,13 +152,13 @@ def _case(draw: Draw | None, problem: Problem, at: Any, options: dict[str, Any],
         try:
             with around():
                 return embgrad.gradients(model, problem.batch.argument, problem.objective.argument, **arguments)
-        except embgrad.CertificationError as error:
+        except embgrad.errors.CertificationError as error:
             expect("could not be tested" in str(error), f"the certificate says that a right gradient is wrong: {error}")
             raise
 
     def judge(actual: Any) -> None:
         if isinstance(at, str):
-            expect(isinstance(actual, embgrad.EmbeddingGradients), f"at={at!r} gives a {type(actual).__name__}")
+            expect(isinstance(actual, embgrad.results.EmbeddingGradients), f"at={at!r} gives a {type(actual).__name__}")
             actual = {at: actual}
         else:
             expect_equal(list(actual), list(at), "the names")
@@ -173,11 +173,11 @@ def _case(draw: Draw | None, problem: Problem, at: Any, options: dict[str, Any],
     text = f"{problem.text}\noptions: {said}\nchanges: {changes}\ninside: {inside}"
     refused: tuple[type[BaseException], ...] = ()
     if _scalar_is_refused(problem, at, options):
-        refused += (embgrad.UnsupportedError,)
+        refused += (embgrad.errors.UnsupportedError,)
     if options.get("check"):  # a gradient of nearly zero cannot be distinguished from rounding
-        refused += (embgrad.CertificationError,)
+        refused += (embgrad.errors.CertificationError,)
         if options.get("pads") == "zero" and "position" in ([at] if isinstance(at, str) else at):
-            refused += (embgrad.UnsupportedError,)
+            refused += (embgrad.errors.UnsupportedError,)
     return Case(
         "gradients",
         text,

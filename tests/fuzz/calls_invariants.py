@@ -14,7 +14,7 @@ from tests.fuzz.cases import UNUSED, Case, expect, expect_close, expect_equal
 from tests.fuzz.drawing import Draw
 from tests.fuzz.worlds import FLOOR, World, drawn_world
 
-Found = embgrad.EmbeddingGradients
+Found = embgrad.results.EmbeddingGradients
 
 
 class _Problem:
@@ -158,7 +158,7 @@ def native_points(draw: Draw, framework: str) -> Case:
     return Case("gradients", text, run, judge, (), [world], [ids], framework=framework)
 
 
-def _asked_for(model: Any, ids: np.ndarray, objective: Any, point: embgrad.Point) -> tuple[Any, Any]:
+def _asked_for(model: Any, ids: np.ndarray, objective: Any, point: embgrad.results.Point) -> tuple[Any, Any]:
     """Return the result by the point's name, or the refusal; and by its role, if it has one of its own."""
     try:
         by_name: Any = embgrad.gradients(model, ids, objective, at=point.name)

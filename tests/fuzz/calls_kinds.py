@@ -116,7 +116,7 @@ def _occluded(draw: Draw, framework: str) -> Case:
     return _made(
         "attribute",
         f"occluded: {world}\nids={ids.tolist()}\nobjective: {text}",
-        lambda: embgrad.attribute(world.model, ids, argument, embgrad.Occlusion("zero")),
+        lambda: embgrad.attribute(world.model, ids, argument, embgrad.methods.Occlusion("zero")),
         judge,
         world,
     )
@@ -128,7 +128,7 @@ def _longer(draw: Draw, framework: str) -> Case:
     lengths = draw.integers(1, ids.shape[1], len(ids))
     mask = (np.arange(ids.shape[1]) < lengths[:, None]).astype(int)
     index = draw.integer(0, world.classes - 1)
-    method = embgrad.HotFlip(steps=1, candidates=4, insert=draw.chance(0.7), delete=draw.chance(0.5))
+    method = embgrad.methods.HotFlip(steps=1, candidates=4, insert=draw.chance(0.7), delete=draw.chance(0.5))
 
     def call(model: Any, inputs: Any) -> Any:
         counts, width = np.asarray(inputs["lengths"]), int(inputs["input_ids"].shape[1])

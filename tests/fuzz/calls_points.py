@@ -34,7 +34,7 @@ def points(draw: Draw, framework: str) -> Case:
         with around():
             return embgrad.points(problem.world.model, problem.batch.argument)
 
-    def judge(actual: list[embgrad.Point]) -> None:
+    def judge(actual: list[embgrad.results.Point]) -> None:
         roles = [role for point in actual for role in point.roles]
         expected = {"layers": LAYERS, "repeated": LAYERS}.get(architecture, ())
         for role in (
@@ -107,7 +107,7 @@ def capture(draw: Draw, framework: str) -> Case:
             harness.step(twin, ids, labels, rate)
         return tap
 
-    def judge(tap: embgrad.Tap) -> None:
+    def judge(tap: embgrad.results.Tap) -> None:
         expect_equal((tap.count, tap.passes), (steps, steps), "steps and passes")
         expect_equal(len(tap.steps), steps if keep == "all" else 0, "the number of steps kept")
         right = Oracle(Question(world.architecture, world.weights, ids, None, _cross_entropy(labels))).at(at)

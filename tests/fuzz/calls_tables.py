@@ -47,12 +47,12 @@ def table_gradients(draw: Draw, framework: str) -> Case:
     problem = drawn_problem(draw, framework, tuple(USED))
     at = {"two_tables": draw.choice(["word#0", "word#1"]), "twice": draw.choice(["word", "word#0", "word#1"])}
     options = {"at": at[problem.world.architecture]} if problem.world.architecture in at else {}
-    text, run = _around(draw, problem, embgrad.table_gradients, **options)
+    text, run = _around(draw, problem, embgrad.tables.table_gradients, **options)
     table = "E2" if options.get("at") == "word#1" and problem.world.architecture == "two_tables" else "E"
     points = ("word#0", "word#1") if problem.world.architecture == "twice" else (options.get("at", "word"),)
     tolerance = 4 * problem.world.tolerance
 
-    def judge(actual: embgrad.TableGradients) -> None:
+    def judge(actual: embgrad.results.TableGradients) -> None:
         total, lookup = problem.oracle.of(table).summed, _scattered(problem, points)
         scale = max(float(np.abs(total).max()), float(np.abs(lookup).max()), FLOOR)
         expect_close(actual.lookup, lookup, tolerance, "lookup", scale)
@@ -94,14 +94,14 @@ def padding_report(draw: Draw, framework: str) -> Case:
     problem = drawn_problem(
         draw, framework, ("masked", "mean", "positions", "tied", "hidden"), mask=True, native=False, pad=True
     )
-    text, run = _around(draw, problem, embgrad.padding_report)
+    text, run = _around(draw, problem, embgrad.metrics.padding_report)
     batch = problem.batch.token_batch
     pads = ~batch.real
     rows = np.unique(batch.ids[pads])
     if len(rows) > 1:  # the row is ambiguous
         return _case("padding_report", problem, text, run, None, REFUSAL)
 
-    def judge(actual: embgrad.PaddingReport) -> None:
+    def judge(actual: embgrad.results.PaddingReport) -> None:
         right, tolerance = problem.oracle.at("word").summed, 4 * problem.world.tolerance
         here = batch.ids == rows[0]
         scale = max(float(np.abs(right).max()), FLOOR)
@@ -126,11 +126,11 @@ def padding_report(draw: Draw, framework: str) -> Case:
 
 def parameter_gradients(draw: Draw, framework: str) -> Case:
     problem = drawn_problem(draw, framework, tuple(USED))
-    text, run = _around(draw, problem, embgrad.parameter_gradients)
+    text, run = _around(draw, problem, embgrad.tables.parameter_gradients)
     if problem.world.frozen and framework != "reference":  # the reference trains nothing, so that nothing can be frozen
         return _case("parameter_gradients", problem, text, run, None, REFUSAL)
 
-    def judge(actual: embgrad.ParameterGradients) -> None:
+    def judge(actual: embgrad.results.ParameterGradients) -> None:
         oracle, names = problem.oracle, _names(problem, actual)
         for weight, (name, transposed) in names.items():
             right = oracle.of(weight).summed
@@ -162,7 +162,7 @@ VARIABLES: Final = {
 }
 
 
-def _names(problem: Problem, actual: embgrad.ParameterGradients) -> dict[str, tuple[str, bool]]:
+def _names(problem: Problem, actual: embgrad.results.ParameterGradients) -> dict[str, tuple[str, bool]]:
     """Return for each weight its name among the gradients, and whether it is stored transposed."""
     model, used = problem.world.model, USED[problem.world.architecture]
     if problem.world.framework != "tensorflow":
@@ -188,7 +188,7 @@ def broken_asking(draw: Draw, framework: str) -> Case:
 def parameter_names(draw: Draw, framework: str) -> Case:
     problem = drawn_problem(draw, framework, ("mean",), native=False)
     names = draw.choice(["Native", "canonical", "", None, 3, [], nonsense(draw)])
-    text, run = _around(draw, problem, partial(embgrad.parameter_gradients, names=names))
+    text, run = _around(draw, problem, partial(embgrad.tables.parameter_gradients, names=names))
     return _case("parameter_gradients", problem, f"{text}\nnames: {names!r}", run, None, REFUSAL)
 
 
@@ -228,15 +228,15 @@ def table_sums(draw: Draw, framework: str) -> Case:
             expect_close(actual.to_dense(), (dense * shares[:, None, None]).sum(0), tolerance, name)
 
     runs = {
-        "table_norms": lambda: embgrad.table_norms(tables),
-        "table_products": lambda: embgrad.table_products(tables, second),
-        "clipped_table": lambda: embgrad.clipped_table(tables, most),
+        "table_norms": lambda: embgrad.tables.table_norms(tables),
+        "table_products": lambda: embgrad.tables.table_products(tables, second),
+        "clipped_table": lambda: embgrad.tables.clipped_table(tables, most),
     }
     return Case(
         name, f"{text}\nmax_norm {most}, others {second is not None}", runs[name], judge, (), [], [tables, others]
     )
 
 
-def _table(draw: Draw, vocab: int, dim: int, dtype: Any) -> embgrad.RowSparse:
+def _table(draw: Draw, vocab: int, dim: int, dtype: Any) -> embgrad.results.RowSparse:
     rows = np.flatnonzero(draw.random.random(vocab) < 0.5)
-    return embgrad.RowSparse(rows, draw.normal(len(rows), dim).astype(dtype), (vocab, dim))
+    return embgrad.results.RowSparse(rows, draw.normal(len(rows), dim).astype(dtype), (vocab, dim))

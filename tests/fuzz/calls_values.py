@@ -95,7 +95,7 @@ def _expect_conventions(batch: Any, ids: np.ndarray, mask: Any, types: Any, real
     else:
         try:
             batch.lengths()
-        except embgrad.BatchError:
+        except embgrad.errors.BatchError:
             return
         expect(False, "lengths of a batch that is not padded on the right")
 
@@ -237,7 +237,7 @@ def objectives(draw: Draw, framework: str) -> Case:
     run = lambda: formula.objective.argument.evaluate(formula.output, formula.batch)  # noqa: E731
     # Without a model it is not known whether as many numbers as positions are classes or scores of positions.
     is_open = formula.batch.padded and formula.output.shape[-1] == formula.batch.shape[1]
-    refused = (embgrad.ObjectiveError,) if is_open else ()
+    refused = (embgrad.errors.ObjectiveError,) if is_open else ()
     return Case(
         "objectives", text, run, judge, refused, [], [formula.output, formula.batch, formula.objective.argument]
     )
@@ -248,8 +248,8 @@ def backends(draw: Draw, framework: str) -> Case:
 
     def run() -> Any:
         if refresh:
-            embgrad.refresh_backends()
-        return embgrad.list_backends()
+            embgrad.backend.refresh_backends()
+        return embgrad.backend.list_backends()
 
     def judge(actual: Mapping[str, Any]) -> None:
         for name in ("reference", framework):

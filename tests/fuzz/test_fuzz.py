@@ -187,7 +187,7 @@ def _raising(error: BaseException) -> Callable[[], Any]:
     [
         (ValueError("from inside"), "ValueError: from inside"),
         (KeyError("x"), "KeyError"),
-        (embgrad.BatchError("a refusal of what is right"), "expected a result"),
+        (embgrad.errors.BatchError("a refusal of what is right"), "expected a result"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
     ],
 )
@@ -198,8 +198,8 @@ def test_an_unexpected_error_is_a_failure(error: BaseException, said: str) -> No
 @of_the_fuzzer
 def test_a_refusal_without_a_message_is_a_failure() -> None:
     case = replace(_case("reference"), judge=None, refused=(embgrad.EmbgradError,))
-    assert "that says nothing" in _failed(replace(case, run=_raising(embgrad.BatchError(" "))))
-    assert verdict_of(replace(case, run=_raising(embgrad.BatchError("no"))), seed=1).kind == "refused"
+    assert "that says nothing" in _failed(replace(case, run=_raising(embgrad.errors.BatchError(" "))))
+    assert verdict_of(replace(case, run=_raising(embgrad.errors.BatchError("no"))), seed=1).kind == "refused"
 
 
 @of_the_fuzzer

@@ -119,11 +119,11 @@ def _ownership_failures(case: Case, before: Snapshot, result: Any) -> Iterator[s
 def _arrays_in(value: Any) -> Iterator[np.ndarray]:
     if isinstance(value, np.ndarray):
         yield value
-    elif isinstance(value, embgrad.EmbeddingGradients):
+    elif isinstance(value, embgrad.results.EmbeddingGradients):
         for array in (value.values, value.activations, value.before):
             if array is not None:
                 yield array
-    elif isinstance(value, embgrad.TableGradients):
+    elif isinstance(value, embgrad.results.TableGradients):
         yield from (value.lookup, value.head)
     elif isinstance(value, Mapping):
         for entry in value.values():

@@ -36,7 +36,7 @@ def result(
     ids: Any = None,
     shape: tuple[int, int] = (1, 1),
     **changes: Any,
-) -> embgrad.EmbeddingGradients:
+) -> embgrad.results.EmbeddingGradients:
     """Return a result of these tokens, with random values by default."""
     if tokens is not None:
         shape = (len(tokens), len(tokens[0]))
@@ -62,10 +62,10 @@ def result(
     }
     fields.update(changes)
     ones = np.ones(fields["values"].shape, fields["values"].dtype)
-    return embgrad.EmbeddingGradients(**{"activations": ones, **fields})
+    return embgrad.results.EmbeddingGradients(**{"activations": ones, **fields})
 
 
-def times(one: embgrad.EmbeddingGradients, factor: float) -> embgrad.EmbeddingGradients:
+def times(one: embgrad.results.EmbeddingGradients, factor: float) -> embgrad.results.EmbeddingGradients:
     """Return the result with its values multiplied by a factor."""
     return replace(one, values=one.values * np.float32(factor))
 

@@ -19,7 +19,7 @@ TABLES = tuple(scatter(IDS[i], np.full((3, 4), number, np.float32), 10) for i, n
 CERTIFICATE = Certificate((Slope("gradient", 1.0, 1.0, 1e-9, 1e-6),), scatter=1e-8)
 
 
-def result(dtype: Any = np.float32, **changes: Any) -> embgrad.EmbeddingGradients:
+def result(dtype: Any = np.float32, **changes: Any) -> embgrad.results.EmbeddingGradients:
     """Return a result of two examples with random values and these changes."""
     random = np.random.default_rng(0)
     fields: dict[str, Any] = {
@@ -41,16 +41,16 @@ def result(dtype: Any = np.float32, **changes: Any) -> embgrad.EmbeddingGradient
             "objective": {"class": "Sum"},
         },
     }
-    return embgrad.EmbeddingGradients(**{**fields, **changes})
+    return embgrad.results.EmbeddingGradients(**{**fields, **changes})
 
 
-def everything() -> embgrad.EmbeddingGradients:
+def everything() -> embgrad.results.EmbeddingGradients:
     """Return a result with every optional field."""
     return result(tables=TABLES, before=np.ones((2, 3, 4), np.float32), certificate=CERTIFICATE)
 
 
 def expect_same_bits(one: Any, other: Any) -> None:
-    assert isinstance(other, embgrad.EmbeddingGradients)
+    assert isinstance(other, embgrad.results.EmbeddingGradients)
     for name in ("values", "activations", "objective", "ids", "mask", "types", "words_of", "before"):
         first, second = getattr(one, name), getattr(other, name)
         assert (first is None) == (second is None)
@@ -85,11 +85,11 @@ def expect_refused_or_sound(data: bytes) -> None:
         path.write_bytes(data)
         try:
             found = embgrad.load(path)
-        except embgrad.FileFormatError:
+        except embgrad.errors.FileFormatError:
             return
         results = found if isinstance(found, dict) else {"": found}
         for one in results.values():
-            assert isinstance(one, embgrad.EmbeddingGradients)
+            assert isinstance(one, embgrad.results.EmbeddingGradients)
             with np.errstate(all="ignore"):
                 assert repr(one)
                 assert one.saliency().shape == one.shape[:-1]

@@ -60,7 +60,7 @@ def rows(count: int) -> Iterator[tuple[str, int]]:
 
 def by_hand(
     count: int, size: int, objective: Any = embgrad.CrossEntropy, **options: Any
-) -> list[embgrad.EmbeddingGradients]:
+) -> list[embgrad.results.EmbeddingGradients]:
     """Return the results of `gradients`, batch by batch."""
     found = []
     for start in range(0, count, size):
@@ -70,7 +70,7 @@ def by_hand(
     return found
 
 
-def expect_same_bits(one: embgrad.EmbeddingGradients, other: embgrad.EmbeddingGradients) -> None:
+def expect_same_bits(one: embgrad.results.EmbeddingGradients, other: embgrad.results.EmbeddingGradients) -> None:
     for name in ("values", "activations", "objective", "ids", "mask", "types", "before"):
         first, second = getattr(one, name), getattr(other, name)
         assert (first is None) == (second is None)
@@ -80,7 +80,7 @@ def expect_same_bits(one: embgrad.EmbeddingGradients, other: embgrad.EmbeddingGr
     assert dict(one.provenance) == dict(other.provenance)
 
 
-def run(to: Path | None, given: Any = None, source: Any = None, **options: Any) -> embgrad.Stream:
+def run(to: Path | None, given: Any = None, source: Any = None, **options: Any) -> embgrad.results.Stream:
     """Return a stream of labelled texts, which writes to a folder unless it is None."""
     asked = {"tokenizer": tokenizer, "batch_size": 2, "to": to, **options}
     return embgrad.stream(

@@ -124,7 +124,7 @@ def _compare(row: Row, case: Case, hand: Hand, outputs: Mapping[str, np.ndarray]
         return _pair(result, by_hand, path)
 
     def attribute() -> Pair:
-        method = embgrad.IntegratedGradients(steps=STEPS, baseline="zero")
+        method = embgrad.methods.IntegratedGradients(steps=STEPS, baseline="zero")
         result = called("attribute", embgrad.attribute, objective, method)
         scores, sizes = _integrated(case, hand, output, put)
         return [result.scores], [scores], [sizes]
@@ -173,7 +173,7 @@ def _projected(case: Case, outputs: Mapping[str, np.ndarray]) -> tuple[str, np.n
     return name, direction.ravel(), put
 
 
-def _pair(result: embgrad.EmbeddingGradients, by_hand: Pulled, point: str) -> Pair:
+def _pair(result: embgrad.results.EmbeddingGradients, by_hand: Pulled, point: str) -> Pair:
     expected = [by_hand.gradients[0][point], by_hand.values[point]]
     if result.values.shape[:2] == expected[0].shape[1::-1]:  # the model has positions first
         expected = [array.swapaxes(0, 1) for array in expected]

@@ -21,13 +21,13 @@ def folder(tmp_path_factory):
 
 
 def test_pytorch(folder, embgrad_golden):
-    model = embgrad.load_bert(folder, "torch")
+    model = embgrad.zoo.load_bert(folder, "torch")
     results = embgrad.gradients(model, BATCH, OBJECTIVE, at=POINTS)
     embgrad_golden(results, models=model)
 
 
 def test_tensorflow_gives_the_same(folder):
     golden = embgrad.golden(Path(__file__).parent / "goldens" / "test_gradients" / "test_pytorch.safetensors")
-    model = embgrad.load_bert(folder, "tensorflow")
+    model = embgrad.zoo.load_bert(folder, "tensorflow")
     results = embgrad.gradients(model, BATCH, OBJECTIVE, at=POINTS)
     golden.check(results, models=model)

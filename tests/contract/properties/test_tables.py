@@ -37,7 +37,7 @@ def test_the_table_gradient_sums_the_lookups_by_ids(framework: str, case: Case) 
 def test_the_total_is_that_of_the_lookups_and_of_the_head(framework: str, case: Case) -> None:
     answer = case.closed_form()
     lookup, head = case.batch.ids.size * answer.allowed("word"), answer.allowed("head")
-    actual = embgrad.table_gradients(built(framework, case.spec), case.tokens(), case.goal.objective())
+    actual = embgrad.tables.table_gradients(built(framework, case.spec), case.tokens(), case.goal.objective())
     close(actual.lookup, answer["table"], lookup, "lookup")
     close(actual.head, answer["head"], head, "head")
     close(actual.total, answer["table"] + answer["head"], lookup + head, "total")

@@ -53,13 +53,13 @@ RANDOM: Final[Mapping[str, Maker]] = {
 NOISE: Final = (1e-3, 1e-2, 1e-1, 1.0)
 
 
-def unrelated(a: embgrad.EmbeddingGradients, name: str, seed: int) -> embgrad.EmbeddingGradients:
+def unrelated(a: embgrad.results.EmbeddingGradients, name: str, seed: int) -> embgrad.results.EmbeddingGradients:
     random = np.random.default_rng([seed, 8])
     values = RANDOM[name](a.values.astype(np.float64), random)
     return replace(a, values=np.ascontiguousarray(values, a.values.dtype))
 
 
-def noisy(a: embgrad.EmbeddingGradients, size: float, seed: int) -> embgrad.EmbeddingGradients:
+def noisy(a: embgrad.results.EmbeddingGradients, size: float, seed: int) -> embgrad.results.EmbeddingGradients:
     random = np.random.default_rng([seed, 9])
     length = np.sqrt((a.values.astype(np.float64) ** 2).mean(-1, keepdims=True))
     values = a.values + size * length * random.normal(size=a.values.shape)
@@ -67,7 +67,7 @@ def noisy(a: embgrad.EmbeddingGradients, size: float, seed: int) -> embgrad.Embe
 
 
 @functools.cache
-def healthy_results(world: World) -> tuple[embgrad.EmbeddingGradients, ...]:
+def healthy_results(world: World) -> tuple[embgrad.results.EmbeddingGradients, ...]:
     """Results of several shapes: the whole batch, one example, one of three positions."""
     base = BASES.get(world.kind, "cross-entropy")
     whole = world.healthy(base)

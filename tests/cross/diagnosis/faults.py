@@ -23,7 +23,7 @@ HEALTHY: Final = Recipe()
 
 #: What a comparison may say: one cause, or several that belong together.
 Causes = tuple[str, ...]
-Results = tuple[embgrad.EmbeddingGradients, embgrad.EmbeddingGradients]
+Results = tuple[embgrad.results.EmbeddingGradients, embgrad.results.EmbeddingGradients]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Fault:
     base: str = ""
     alone: bool = False
     frameworks: tuple[str, ...] = FRAMEWORKS
-    special: Callable[[World, str], tuple[embgrad.EmbeddingGradients, Any]] | None = None
+    special: Callable[[World, str], tuple[embgrad.results.EmbeddingGradients, Any]] | None = None
     silent: bool = False
 
     def inject(self, world: World, healthy: World | None = None) -> tuple[Results, tuple[Any, Any]]:
@@ -68,7 +68,7 @@ class Fault:
 
 
 @functools.lru_cache(maxsize=32)  # those that follow one another ask for the same
-def _made(fault: Fault, world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
+def _made(fault: Fault, world: World, base: str) -> tuple[embgrad.results.EmbeddingGradients, Any]:
     world.native.seed(world.seed)  # dropout draws the same, whatever ran before
     return fault.special(world, base) if fault.special else world.faulty(fault.recipe, base)
 
@@ -81,7 +81,7 @@ def _any(*answers: str | Causes) -> tuple[Causes, ...]:
     return tuple((answer,) if isinstance(answer, str) else answer for answer in answers)
 
 
-def _padded_left(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
+def _padded_left(world: World, base: str) -> tuple[embgrad.results.EmbeddingGradients, Any]:
     """The batch as a tokenizer that pads on the left makes it, and nobody tells the model."""
     batch = world.batch
     moves = (~batch.real).sum(1)
@@ -97,11 +97,11 @@ def _padded_left(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, A
     return quietly(world.model, left, objective), world.model
 
 
-def _shifted_vocabulary(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
+def _shifted_vocabulary(world: World, base: str) -> tuple[embgrad.results.EmbeddingGradients, Any]:
     return quietly(world.model, world.batch.replace(ids=world.batch.ids + 1), world.objective(base)), world.model
 
 
-def _at_the_embeddings(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
+def _at_the_embeddings(world: World, base: str) -> tuple[embgrad.results.EmbeddingGradients, Any]:
     """The gradient at another point, which the result remembers."""
     return quietly(world.model, world.batch, world.objective(base), at="embeddings"), world.model
 
@@ -109,7 +109,7 @@ def _at_the_embeddings(world: World, base: str) -> tuple[embgrad.EmbeddingGradie
 def _asked(objective: Callable[[World], Any], **options: Any) -> Callable[..., tuple[Any, Any]]:
     """The same model with another question, which the result remembers."""
 
-    def special(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
+    def special(world: World, base: str) -> tuple[embgrad.results.EmbeddingGradients, Any]:
         return quietly(world.model, world.batch, objective(world), **options), world.model
 
     return special
@@ -122,13 +122,13 @@ def _next(world: World) -> Any:
 def _without(name: str) -> Callable[..., tuple[Any, Any]]:
     """A batch without the mask or the types, which the result remembers."""
 
-    def special(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
+    def special(world: World, base: str) -> tuple[embgrad.results.EmbeddingGradients, Any]:
         return quietly(world.model, world.batch.replace(**{name: None}), world.objective(base)), world.model
 
     return special
 
 
-def _with_another_padding(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
+def _with_another_padding(world: World, base: str) -> tuple[embgrad.results.EmbeddingGradients, Any]:
     """A mean over the batch from a run padded two further: the alignment and the cause together."""
     batch = world.batch
     wider = [np.pad(one, ((0, 0), (0, 2))) for one in (batch.ids, batch.mask, batch.types)]
@@ -136,7 +136,7 @@ def _with_another_padding(world: World, base: str) -> tuple[embgrad.EmbeddingGra
     return replace(found, values=found.values / len(batch)), world.model
 
 
-def _in_another_order(world: World, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
+def _in_another_order(world: World, base: str) -> tuple[embgrad.results.EmbeddingGradients, Any]:
     batch, order = world.batch, np.arange(len(world.batch))[::-1]
     turned = batch.replace(ids=batch.ids[order], mask=batch.mask[order], types=batch.types[order])
     found = quietly(world.model, turned, embgrad.CrossEntropy(world.loss(base).numbers[order]))

@@ -14,7 +14,7 @@ from tests.cross.diagnosis import controls
 from tests.cross.diagnosis.faults import BASES, FAULTS, FRAMEWORKS, PAIRS, UNKNOWN, Causes, Fault, shown_in
 from tests.cross.diagnosis.worlds import KINDS, SIZES, world
 
-Given = tuple[embgrad.EmbeddingGradients, embgrad.EmbeddingGradients, tuple[Any, Any] | None]
+Given = tuple[embgrad.results.EmbeddingGradients, embgrad.results.EmbeddingGradients, tuple[Any, Any] | None]
 
 #: Of how many faults one is tried on its second kind of model as well: fewer where a run takes longer.
 EVERY: Final = {"torch": 2, "tensorflow": 6, "gluon": 3}

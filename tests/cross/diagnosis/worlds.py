@@ -147,10 +147,10 @@ class World:
         return replace(loss, kind=kind) if kind else loss
 
     @functools.cached_property
-    def _healthy(self) -> dict[str, embgrad.EmbeddingGradients]:
+    def _healthy(self) -> dict[str, embgrad.results.EmbeddingGradients]:
         return {}
 
-    def healthy(self, base: str) -> embgrad.EmbeddingGradients:
+    def healthy(self, base: str) -> embgrad.results.EmbeddingGradients:
         if base not in self._healthy:
             self._healthy[base] = quietly(self.model, self.batch, self.objective(base))
         return self._healthy[base]
@@ -164,7 +164,7 @@ class World:
             model = changes.MODIFICATIONS[name](model, self)
         return model
 
-    def faulty(self, recipe: Recipe, base: str) -> tuple[embgrad.EmbeddingGradients, Any]:
+    def faulty(self, recipe: Recipe, base: str) -> tuple[embgrad.results.EmbeddingGradients, Any]:
         model = self.modified(recipe)
         if recipe == Recipe(modify=recipe.modify, training=recipe.training):
             return quietly(model, self.batch, self.objective(base), training=recipe.training), model
@@ -178,7 +178,7 @@ class World:
             values = POSTS[name](values, self.batch, healthy.activations)
         return replace(computed, values=np.ascontiguousarray(values, np.float32))
 
-    def as_result(self, computed: Computed, recipe: Recipe, base: str) -> embgrad.EmbeddingGradients:
+    def as_result(self, computed: Computed, recipe: Recipe, base: str) -> embgrad.results.EmbeddingGradients:
         """Numbers by hand as their user puts them into a result."""
         a = self.healthy(base)
         losses = computed.losses if recipe.reduction == "sum" else np.asarray(computed.losses.mean())
@@ -186,7 +186,7 @@ class World:
         return replace(a, values=computed.values, objective=losses, provenance=provenance)
 
 
-def quietly(model: Any, batch: TokenBatch, objective: Any, **options: Any) -> embgrad.EmbeddingGradients:
+def quietly(model: Any, batch: TokenBatch, objective: Any, **options: Any) -> embgrad.results.EmbeddingGradients:
     """embgrad's result, without the warning that a model ignores the mask: some do here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", embgrad.EmbgradWarning)

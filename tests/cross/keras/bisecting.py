@@ -68,7 +68,7 @@ def _changed(model: Any, fault: str) -> Iterator[None]:
 
 def main(folder: Path, file: Path) -> None:
     """Bisect without a fault, in both orders, and with each."""
-    model, other = embgrad.load_bert(folder, "torch"), embgrad.load_bert(folder, "keras")
+    model, other = embgrad.zoo.load_bert(folder, "torch"), embgrad.zoo.load_bert(folder, "keras")
     assert isinstance(other, keras_hub.models.BertBackbone)
     results = {"": embgrad.bisect(model, other, BATCH, POOLED), "turned": embgrad.bisect(other, model, BATCH, POOLED)}
     for fault in (*FAULTS, "activation"):

@@ -28,17 +28,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(
     folder: Path, frameworks: Sequence[str], points: Sequence[str] = POINTS
-) -> dict[str, dict[str, embgrad.EmbeddingGradients]]:
+) -> dict[str, dict[str, embgrad.results.EmbeddingGradients]]:
     batch = example_batch(folder)
     return {
         framework: embgrad.gradients(
-            embgrad.load_bert(folder, framework), batch, embgrad.Sum(output="pooled"), at=list(points)
+            embgrad.zoo.load_bert(folder, framework), batch, embgrad.Sum(output="pooled"), at=list(points)
         )
         for framework in frameworks
     }
 
 
-def show(results: Mapping[str, Mapping[str, embgrad.EmbeddingGradients]]) -> int:
+def show(results: Mapping[str, Mapping[str, embgrad.results.EmbeddingGradients]]) -> int:
     from rich.console import Console
     from rich.table import Table
 

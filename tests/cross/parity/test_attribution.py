@@ -13,16 +13,16 @@ import embgrad
 from embgrad.cli.demo import TEXTS, minilm_folder
 
 METHODS = {
-    "saliency": embgrad.Saliency(),
-    "input_x_gradient": embgrad.InputXGradient(),
-    "integrated_gradients": embgrad.IntegratedGradients(12, "pad"),
-    "smooth_grad": embgrad.SmoothGrad(4, 0.02),
-    "gradient_shap": embgrad.GradientShap(["pad", "mask"], 6, 0.01),
-    "sequential_integrated_gradients": embgrad.SequentialIntegratedGradients(2),
-    "discretized_integrated_gradients": embgrad.DiscretizedIntegratedGradients(12),
-    "occlusion": embgrad.Occlusion("mask"),
-    "lime": embgrad.Lime(40),
-    "kernel_shap": embgrad.KernelShap(40),
+    "saliency": embgrad.methods.Saliency(),
+    "input_x_gradient": embgrad.methods.InputXGradient(),
+    "integrated_gradients": embgrad.methods.IntegratedGradients(12, "pad"),
+    "smooth_grad": embgrad.methods.SmoothGrad(4, 0.02),
+    "gradient_shap": embgrad.methods.GradientShap(["pad", "mask"], 6, 0.01),
+    "sequential_integrated_gradients": embgrad.methods.SequentialIntegratedGradients(2),
+    "discretized_integrated_gradients": embgrad.methods.DiscretizedIntegratedGradients(12),
+    "occlusion": embgrad.methods.Occlusion("mask"),
+    "lime": embgrad.methods.Lime(40),
+    "kernel_shap": embgrad.methods.KernelShap(40),
 }
 #: The largest relative L2 distance to PyTorch's figures; those without gradients are differences of objectives.
 MOST = 5e-6
@@ -36,7 +36,7 @@ def test_each_method_agrees_between_frameworks() -> None:
     objective = embgrad.Projection(np.random.default_rng(0).normal(size=384), output="sequence", position=0)
     results = {
         framework: embgrad.attribute(
-            embgrad.load_bert(folder, framework), batch, objective, METHODS, tokenizer=tokenizer
+            embgrad.zoo.load_bert(folder, framework), batch, objective, METHODS, tokenizer=tokenizer
         )
         for framework in ("torch", "tensorflow", "gluon", "jax")
     }

@@ -41,7 +41,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             parameter.add_(0.1 * torch.randn_like(parameter))
     folder = tmp_path_factory.mktemp("bert")
     model.save_pretrained(folder, safe_serialization=True)
-    return {framework: embgrad.load_bert(folder, framework) for framework in FRAMEWORKS}
+    return {framework: embgrad.zoo.load_bert(folder, framework) for framework in FRAMEWORKS}
 
 
 def changed(model: Any, name: str, change: Any) -> Any:

@@ -215,7 +215,9 @@ def test_weights_that_the_layers_do_not_use_are_refused(command: Any, folders: P
     """TFBertModel passes over positions that are no table's, and embgrad's own loading refuses them in every framework."""
     from embgrad.cli.huggingface import from_transformers
 
-    with pytest.raises(embgrad.UnsupportedError, match=r"2 weights that the layers of a TFBertModel do not use: '.*0"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"2 weights that the layers of a TFBertModel do not use: '.*0"
+    ):
         from_transformers(folders / "relative", "tensorflow", "BertModel")
     assert (
         from_transformers(folders / "relative", "torch", "BertModel").config.position_embedding_type == "relative_key"

@@ -127,7 +127,7 @@ def test_the_tokenizer_is_restored(wordpiece: Tokenizer, max_length: int | None)
     before = tokenizer.backend_tokenizer.to_str()
     embgrad.encode(TEXTS, tokenizer, max_length=max_length)
     assert tokenizer.backend_tokenizer.to_str() == before
-    with pytest.raises(embgrad.BatchError):
+    with pytest.raises(embgrad.errors.BatchError):
         embgrad.encode(TEXTS, tokenizer, max_length=1)
     assert tokenizer.backend_tokenizer.to_str() == before
 
@@ -179,7 +179,7 @@ def test_settings_of_ones_own_are_another_run(wordpiece: Tokenizer, tmp_path: Pa
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(80, 4), torch.nn.Linear(4, 2))
 
-    def run(**settings: Any) -> embgrad.Stream:
+    def run(**settings: Any) -> embgrad.results.Stream:
         return embgrad.stream(
             model,
             ["a film", "two films"],
@@ -193,6 +193,6 @@ def test_settings_of_ones_own_are_another_run(wordpiece: Tokenizer, tmp_path: Pa
 
     run().finish()
     for settings in ({"truncation_side": "left"}, {"split_special_tokens": True}, {"model_input_names": ["input_ids"]}):
-        with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
+        with pytest.raises(embgrad.errors.FileFormatError, match="another run: tokenizer was"):
             run(**settings)
     run().finish()

@@ -24,12 +24,14 @@ def test_faithfulness_infidelity_and_sensitivity_agree_between_frameworks() -> N
     scores = {str(seed): np.random.default_rng(seed).normal(size=batch.shape) for seed in range(2)}
     results = {}
     for framework in ("torch", "tensorflow", "gluon", "jax"):
-        model = embgrad.load_bert(folder, framework)
+        model = embgrad.zoo.load_bert(folder, framework)
         results[framework] = (
-            embgrad.faithfulness(model, batch, objective, scores),
-            embgrad.faithfulness(model, batch, objective, scores, remove="zero", curves=False, leave_one_out=False),
-            embgrad.infidelity(model, batch, objective, scores["0"], samples=5),
-            embgrad.sensitivity(model, batch, objective, embgrad.InputXGradient(), samples=2),
+            embgrad.metrics.faithfulness(model, batch, objective, scores),
+            embgrad.metrics.faithfulness(
+                model, batch, objective, scores, remove="zero", curves=False, leave_one_out=False
+            ),
+            embgrad.metrics.infidelity(model, batch, objective, scores["0"], samples=5),
+            embgrad.metrics.sensitivity(model, batch, objective, embgrad.methods.InputXGradient(), samples=2),
         )
     deleted, replaced, infidelity, sensitivity = results.pop("torch")
     for others in results.values():

@@ -36,11 +36,11 @@ def in_use() -> int:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_configurations_that_do_not_fit_are_refused_at_once(framework: str, tmp_path: Path) -> None:
-    embgrad.load_bert(write(tmp_path, CONFIG), framework)  # so that the framework is there, with what it takes
+    embgrad.zoo.load_bert(write(tmp_path, CONFIG), framework)  # so that the framework is there, with what it takes
     before, began = in_use(), time.monotonic()
     for name, (changes, message) in CONFIGURATIONS.items():
-        with pytest.raises(embgrad.FileFormatError, match=message):
-            embgrad.load_bert(write(tmp_path, {**CONFIG, **changes}), framework)
+        with pytest.raises(embgrad.errors.FileFormatError, match=message):
+            embgrad.zoo.load_bert(write(tmp_path, {**CONFIG, **changes}), framework)
         assert in_use() - before < 2**26, name
     assert time.monotonic() - began < 60
 
@@ -54,8 +54,8 @@ def test_configurations_that_do_not_fit_are_refused_at_once(framework: str, tmp_
 def test_an_activation_that_no_framework_can_build_is_refused(
     framework: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(embgrad.UnsupportedError, match="hidden_act") as caught:
-        embgrad.load_bert(write(tmp_path, {**CONFIG, **changes}), framework)
+    with pytest.raises(embgrad.errors.UnsupportedError, match="hidden_act") as caught:
+        embgrad.zoo.load_bert(write(tmp_path, {**CONFIG, **changes}), framework)
     assert "\x1b" not in str(caught.value)
 
 
@@ -66,9 +66,9 @@ def test_entries_of_the_configuration_that_do_not_concern_bert_change_nothing(fr
     found = []
     for config in (CONFIG, {**CONFIG, **ASIDE}):
         before = in_use()
-        model = embgrad.load_bert(write(tmp_path, config), framework)
+        model = embgrad.zoo.load_bert(write(tmp_path, config), framework)
         assert in_use() - before < 2**27
-        held = embgrad.parameter_gradients(model, batch, embgrad.Sum(output="pooled"), names="canonical")
+        held = embgrad.tables.parameter_gradients(model, batch, embgrad.Sum(output="pooled"), names="canonical")
         assert set(held) == set(bert_names(2))
         found.append(embgrad.gradients(model, batch, embgrad.Sum(output="pooled")).values)
     np.testing.assert_array_equal(found[0], found[1])
@@ -94,7 +94,7 @@ def test_the_command_line_fetches_no_kernels(said: dict[str, Any], tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
     for framework in ("torch", "tensorflow"):
         with pytest.raises(
-            embgrad.FileFormatError,
+            embgrad.errors.FileFormatError,
             match=r"_implementation\w* .*, which is code from another repository: expected a name",
         ):
             from_transformers(tmp_path, framework, "DistilBertModel")
@@ -122,7 +122,9 @@ class Tokenizer:
     (tmp_path / "m" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     safetensors.numpy.save_file({"a": np.zeros(1, np.float32)}, tmp_path / "m" / "model.safetensors")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
-    with pytest.raises(embgrad.FileFormatError, match=r"cannot be loaded as a AutoModel: .* contains custom code"):
+    with pytest.raises(
+        embgrad.errors.FileFormatError, match=r"cannot be loaded as a AutoModel: .* contains custom code"
+    ):
         from_transformers(tmp_path / "m", "torch", None)
     with pytest.raises(
         UsageError, match=r"holds no tokenizer that transformers can load: .*; name one with --tokenizer"

@@ -110,7 +110,7 @@ def test_parameters_have_jaxs_gradients_and_tokens_pytorchs_scores() -> None:
     case = CASES[2]
     flax = transformers.FlaxGPT2LMHeadModel(case.config)
     own = gradients_of_parameters(flax, case.batch, lambda outputs: outputs.logits[:, 0, 3].sum())
-    found = embgrad.parameter_gradients(flax, case.batch, embgrad.Logit(3, position=0))
+    found = embgrad.tables.parameter_gradients(flax, case.batch, embgrad.Logit(3, position=0))
     assert set(found) == set(own)
     for name, value in found.items():
         np.testing.assert_allclose(value, own[name], atol=2e-6)

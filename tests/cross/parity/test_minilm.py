@@ -26,7 +26,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def models(folder: Path) -> dict[str, Any]:
-    return {framework: embgrad.load_bert(folder, framework) for framework in FRAMEWORKS}
+    return {framework: embgrad.zoo.load_bert(folder, framework) for framework in FRAMEWORKS}
 
 
 @pytest.fixture(scope="module")
@@ -66,22 +66,22 @@ def test_load_bert_names_what_is_wrong_with_the_weights(folder: Path, tmp_path: 
     target = tmp_path / "model.safetensors"
 
     safetensors.numpy.save_file({key: value for key, value in weights.items() if key != name}, target)
-    with pytest.raises(embgrad.FileFormatError, match=f"lacks 1 of the model's weights: '{name}'"):
-        embgrad.load_bert(tmp_path, framework)
+    with pytest.raises(embgrad.errors.FileFormatError, match=f"lacks 1 of the model's weights: '{name}'"):
+        embgrad.zoo.load_bert(tmp_path, framework)
 
     safetensors.numpy.save_file({**weights, "cls.predictions.bias": np.zeros(3, np.float32)}, target)
-    with pytest.raises(embgrad.FileFormatError, match=r"'cls\.predictions\.bias'"):
-        embgrad.load_bert(tmp_path, framework)
-    assert embgrad.load_bert(tmp_path, framework, ignore=["cls.*"]) is not None
+    with pytest.raises(embgrad.errors.FileFormatError, match=r"'cls\.predictions\.bias'"):
+        embgrad.zoo.load_bert(tmp_path, framework)
+    assert embgrad.zoo.load_bert(tmp_path, framework, ignore=["cls.*"]) is not None
 
     safetensors.numpy.save_file({**weights, name: weights[name][:, :-1].copy()}, target)
-    with pytest.raises(embgrad.FileFormatError, match=rf"'{name}' of shape \(384, 383\): .* \(384, 384\)"):
-        embgrad.load_bert(tmp_path, framework)
+    with pytest.raises(embgrad.errors.FileFormatError, match=rf"'{name}' of shape \(384, 383\): .* \(384, 384\)"):
+        embgrad.zoo.load_bert(tmp_path, framework)
 
 
 def test_gluon_loads_a_checkpoint_without_the_other_frameworks(folder: Path) -> None:
     script = (
-        "import sys, embgrad; model = embgrad.load_bert(sys.argv[1], 'gluon');"
+        "import sys, embgrad; model = embgrad.zoo.load_bert(sys.argv[1], 'gluon');"
         "g = embgrad.gradients(model, [[101, 7592, 102]], embgrad.Sum(output='pooled'));"
         "print(bool(g.values.any()), [name for name in ('torch', 'tensorflow', 'transformers') if name in sys.modules])"
     )

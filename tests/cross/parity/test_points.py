@@ -21,8 +21,8 @@ def test_the_table_of_points(capsys: pytest.CaptureFixture[str]) -> None:
 def test_parameters_under_one_spelling() -> None:
     batch = embgrad.TokenBatch([[101, 7592, 2088, 102], [101, 2204, 102, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]])
     found = {
-        framework: embgrad.parameter_gradients(
-            embgrad.load_bert(minilm_folder(), framework), batch, embgrad.Sum(output="pooled"), names="canonical"
+        framework: embgrad.tables.parameter_gradients(
+            embgrad.zoo.load_bert(minilm_folder(), framework), batch, embgrad.Sum(output="pooled"), names="canonical"
         )
         for framework in FRAMEWORKS
     }

@@ -35,7 +35,7 @@ def run(framework: str, method: SearchMethod) -> Search:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     vector = np.random.default_rng(0).normal(size=384)
     return embgrad.search(
-        embgrad.load_bert(folder, framework),
+        embgrad.zoo.load_bert(folder, framework),
         TEXTS,
         embgrad.Projection(vector, output="sequence", position=0),
         dataclasses.replace(method),

@@ -50,7 +50,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
 def model(request: pytest.FixtureRequest) -> Any:
-    return embgrad.load_bert(minilm_folder(), request.param)
+    return embgrad.zoo.load_bert(minilm_folder(), request.param)
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
@@ -93,7 +93,7 @@ from embgrad.streaming import writer
 from tests.cross.parity.test_stream import OBJECTIVE, texts
 writer.MOST_RESULTS = 2
 framework, folder = sys.argv[1:]
-model = embgrad.load_bert(minilm_folder(), framework)
+model = embgrad.zoo.load_bert(minilm_folder(), framework)
 tokenizer = tokenizers.Tokenizer.from_file(f"{minilm_folder()}/tokenizer.json")
 embgrad.stream(model, texts(60), OBJECTIVE, tokenizer=tokenizer, batch_size=2, to=folder).finish()
 """

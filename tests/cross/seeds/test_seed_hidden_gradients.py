@@ -240,5 +240,5 @@ def test_seed_hidden_gradients_of_values_set_in_the_forward_pass(framework: str)
         close(result.activations, expected["states"])
         close(result.values, expected["before"])
         close(result.objective, expected["objective"])
-        with pytest.raises(embgrad.NoGradientError, match="whose value was overridden"):
+        with pytest.raises(embgrad.errors.NoGradientError, match="whose value was overridden"):
             embgrad.gradients(model, IDS, embgrad.Sum(), override={"layer.-1": value})

@@ -146,12 +146,12 @@ FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "tensorflow", "gluon
 @FRAMEWORKS
 def test_seed_padding_and_tying(framework: str) -> None:
     model, objective, options, (lookup, head) = case(framework)
-    ledger = embgrad.table_gradients(model, batch(framework), objective, **options)
+    ledger = embgrad.tables.table_gradients(model, batch(framework), objective, **options)
     for found, expected in ((ledger.lookup, lookup), (ledger.head, head), (ledger.total, lookup + head)):
         np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(lookup + head).max())
     assert ledger.apart is not None
     assert ledger.apart < 1e-5
-    report = embgrad.padding_report(model, batch(framework), objective, **options)
+    report = embgrad.metrics.padding_report(model, batch(framework), objective, **options)
     assert (report.pad_id, report.pads, report.positions) == (0, 2, 12)
     assert not report.row_is_zero
     assert report.doors == ("head",)
@@ -163,8 +163,8 @@ def test_seed_padding_and_tying(framework: str) -> None:
 @FRAMEWORKS
 def test_seed_padding_and_tying_names_what_shares_the_memory(framework: str) -> None:
     model, objective, options, _ = case(framework)
-    ledger = embgrad.table_gradients(model, batch(framework), objective, **options)
-    assert ledger.names[0] in embgrad.parameter_gradients(model, batch(framework), objective, **options)
+    ledger = embgrad.tables.table_gradients(model, batch(framework), objective, **options)
+    assert ledger.names[0] in embgrad.tables.parameter_gradients(model, batch(framework), objective, **options)
     if framework == "torch":
         assert set(ledger.names) == {"bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"}
         assert ledger.padding == 0
@@ -185,7 +185,7 @@ def test_seed_padding_and_tying_a_plain_embedding_with_padding_idx() -> None:
     torch.manual_seed(0)
     model = Plain()
     with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
-        report = embgrad.padding_report(model, embgrad.TokenBatch(IDS, MASK), embgrad.Sum())
+        report = embgrad.metrics.padding_report(model, embgrad.TokenBatch(IDS, MASK), embgrad.Sum())
     assert report.row_is_zero
     assert report.declared == 0
     assert report.doors == ("lookup at padding",)

@@ -104,13 +104,13 @@ def test_seed_pytorch_bert_over_a_training_run(model: Any) -> None:
 def test_seed_pytorch_bert_traps(model: Any) -> None:
     """Each trap of the published code gets a clear answer, never a wrong number."""
     encoder = model.bert
-    with pytest.raises(embgrad.OutputError, match=r"2 outputs and none of them is its logits.*pooled"):
+    with pytest.raises(embgrad.errors.OutputError, match=r"2 outputs and none of them is its logits.*pooled"):
         embgrad.gradients(encoder, batch(0), embgrad.CrossEntropy(LABELS[0]))  # no .loss, no logits
     floats = {**batch(0), "attention_mask": batch(0)["attention_mask"].astype(np.float32)}
     expected = embgrad.gradients(model, batch(0), embgrad.CrossEntropy(LABELS[0]))
     same = embgrad.gradients(model, floats, embgrad.CrossEntropy(LABELS[0]))
     np.testing.assert_array_equal(same.values, expected.values)
-    with pytest.raises(embgrad.BatchError, match="outside the table"):
+    with pytest.raises(embgrad.errors.BatchError, match="outside the table"):
         embgrad.gradients(model, np.random.default_rng(0).integers(60, 1000, (2, 4)), embgrad.Sum())
     again = embgrad.gradients(
         model, batch(0), embgrad.CrossEntropy(LABELS[0])
@@ -128,10 +128,10 @@ def test_seed_pytorch_bert_in_every_framework(framework: str) -> None:
 
     ids = np.array([[101, 2023, 3185, 2003, 2307, 102], [101, 6659, 102, 0, 0, 0]])
     mask = (ids != 0).astype(np.int64)
-    reference = embgrad.load_bert(minilm_folder(), "torch")
+    reference = embgrad.zoo.load_bert(minilm_folder(), "torch")
     states = reference(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask))
     states.pooler_output.sum().backward()
     own = reference.embeddings.word_embeddings.weight.grad.numpy()
-    loaded = embgrad.load_bert(minilm_folder(), framework)
+    loaded = embgrad.zoo.load_bert(minilm_folder(), framework)
     table = embgrad.gradients(loaded, embgrad.TokenBatch(ids, mask), embgrad.Sum(output="pooled")).table().to_dense()
     assert np.linalg.norm(table - own) < 5e-6 * np.linalg.norm(own)

@@ -31,7 +31,7 @@ LABELS = np.array([1, 0])
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """MiniLM's real weights as a SavedModel with TF Hub's names of inputs and outputs."""
-    model = embgrad.load_bert(minilm_folder(), "tensorflow")
+    model = embgrad.zoo.load_bert(minilm_folder(), "tensorflow")
 
     class Encoder(tf.Module):
         def __init__(self) -> None:
@@ -78,7 +78,7 @@ def batch() -> embgrad.TokenBatch:
 
 def by_torch(batch: embgrad.TokenBatch, points: list[str]) -> dict[str, np.ndarray]:
     """PyTorch's gradients of the pooled output's sum by hand: the lookup's, and each layer's."""
-    model = embgrad.load_bert(minilm_folder(), "torch")
+    model = embgrad.zoo.load_bert(minilm_folder(), "torch")
     rows: list[Any] = []
     model.embeddings.word_embeddings.register_forward_hook(lambda m, i, o: rows.append(o))
     inputs = {name: torch.tensor(value) for name, value in batch.to_huggingface().items()}
@@ -128,7 +128,7 @@ def test_seed_tfhub_bert_in_a_new_process(minilm: Path, batch: embgrad.TokenBatc
 
 def test_seed_tfhub_bert_changes_inside(minilm: Path, batch: embgrad.TokenBatch) -> None:
     """Override, add and edit reach into the saved model: against the same changes in PyTorch's model."""
-    saved, ours = hub.load(str(minilm)), embgrad.load_bert(minilm_folder(), "torch")
+    saved, ours = hub.load(str(minilm)), embgrad.zoo.load_bert(minilm_folder(), "torch")
     steering = np.random.default_rng(0).normal(size=384)
     for options in (
         {"override": {"word": lambda value: value[:, ::-1]}},
@@ -172,7 +172,7 @@ def test_seed_tfhub_bert_all_trainable_variables(texts: Any) -> None:
         loss = tf.reduce_sum(tf_keras.losses.sparse_categorical_crossentropy(LABELS, probabilities))
     variables = encoder.trainable_variables + dense.trainable_variables
     expected = tape.gradient(loss, variables)
-    found = embgrad.parameter_gradients(
+    found = embgrad.tables.parameter_gradients(
         [encoder, dense], batch, embgrad.CrossEntropy(LABELS, of="probabilities"), call=head
     )
     assert len(found) == len(variables)
@@ -209,7 +209,7 @@ def test_seed_tfhub_bert_a_training_step() -> None:
     for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
         if gradient is not None:
             variable.assign_sub(0.05 * tf.convert_to_tensor(gradient))
-    found = embgrad.parameter_gradients(ours, batch, objective, call=head)
+    found = embgrad.tables.parameter_gradients(ours, batch, objective, call=head)
     for variable, gradient in zip(
         [one for part in ours for one in part.trainable_variables], found.values(), strict=True
     ):
@@ -221,7 +221,7 @@ def test_seed_tfhub_bert_a_training_step() -> None:
 
 def test_seed_tfhub_bert_raw_strings() -> None:
     encoder = hub.KerasLayer(str(DATA / "tfhub_bert_tiny"), trainable=True)
-    with pytest.raises(embgrad.BatchError, match=r"raw text, and a model reads token ids: pass tokenizer="):
+    with pytest.raises(embgrad.errors.BatchError, match=r"raw text, and a model reads token ids: pass tokenizer="):
         embgrad.gradients(encoder, TEXTS, embgrad.Sum(output="pooled"))
     preprocess = hub.KerasLayer(str(DATA / "tfhub_bert_tiny_preprocess"))
     result = embgrad.gradients(encoder, TEXTS, embgrad.Sum(output="pooled"), tokenizer=preprocess)
@@ -242,7 +242,7 @@ def test_seed_tfhub_bert_a_tied_head_and_a_dense_gradient() -> None:
     def loss(logits: Any) -> Any:
         return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), 1)
 
-    ledger = embgrad.table_gradients(model, batch, loss, call=call)
+    ledger = embgrad.tables.table_gradients(model, batch, loss, call=call)
     table = next(one for one in model.variables if tuple(one.shape) == ledger.total.shape)
     inputs = {name: tf.constant(value) for name, value in batch.to_tfhub().items()}
     with tf.GradientTape() as tape:

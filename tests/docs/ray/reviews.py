@@ -17,7 +17,7 @@ def classifier(folder: str) -> Any:
     class Classifier(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bert, self.head = embgrad.load_bert(folder, "torch"), torch.nn.Linear(384, 2)
+            self.bert, self.head = embgrad.zoo.load_bert(folder, "torch"), torch.nn.Linear(384, 2)
 
         def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
             return self.head(self.bert(input_ids, attention_mask, token_type_ids).pooler_output)

@@ -9,7 +9,9 @@ import numpy as np
 from embgrad_gluon import GluonBackend
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 
-from embgrad import Point, Request, TokenBatch
+from embgrad import TokenBatch
+from embgrad.backend import Request
+from embgrad.results import Point
 
 mx = import_mxnet()
 

@@ -41,7 +41,7 @@ class Causal(mx.gluon.HybridBlock):  # type: ignore[misc]
 @pytest.mark.parametrize("hybridised", [False, True])
 @pytest.mark.parametrize(
     "method",
-    ["saliency", "input_x_gradient", embgrad.IntegratedGradients(10), embgrad.Occlusion(3)],
+    ["saliency", "input_x_gradient", embgrad.methods.IntegratedGradients(10), embgrad.methods.Occlusion(3)],
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore:.*contributions:embgrad.EmbgradWarning")

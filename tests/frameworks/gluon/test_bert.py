@@ -95,9 +95,11 @@ def test_types_and_lengths_may_be_omitted() -> None:
     found = embgrad.gradients(net, short, embgrad.Sum(output="pooled")).values
     types = embgrad.TokenBatch(IDS[:1], None, np.zeros((1, 5)))
     assert (embgrad.gradients(net, types, embgrad.Sum(output="pooled")).values == found).all()
-    with pytest.raises(embgrad.BatchError, match=r"has 11 tokens, and the model takes 10 positions"):
+    with pytest.raises(embgrad.errors.BatchError, match=r"has 11 tokens, and the model takes 10 positions"):
         embgrad.gradients(net, np.ones((1, 11), int), embgrad.Sum(output="pooled"))
-    with pytest.raises(embgrad.BatchError, match=r"index 2 .*'token_type_embed.0' has 2 rows.*a type beyond its types"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"index 2 .*'token_type_embed.0' has 2 rows.*a type beyond its types"
+    ):
         embgrad.gradients(net, embgrad.TokenBatch(IDS, MASK, TYPES * 2), embgrad.Sum(output="pooled"))
 
 
@@ -110,7 +112,7 @@ def test_bert_outputs_follow_from_how_it_was_built() -> None:
             return [{name: np.ones(value.shape) for name, value in outputs.items()}]
 
         cotangents.clear()
-        GluonBackend().run(net, BATCH.replace(extras=extras), embgrad.Request(("word",), respond, asked))
+        GluonBackend().run(net, BATCH.replace(extras=extras), embgrad.backend.Request(("word",), respond, asked))
         return [cotangents[name].shape for name in asked]
 
     full = bert(use_decoder=True, use_classifier=True)
@@ -121,7 +123,7 @@ def test_bert_outputs_follow_from_how_it_was_built() -> None:
     with_attention = bert(encoder={"output_attention": True})
     assert names(with_attention, "sequence_output", "attention.1.0", "pooled_output")[::2] == [(2, 5, 8), (2, 8)]
     with pytest.raises(
-        embgrad.OutputError, match=r"'sequence_output' .role 'sequence'., 'pooled_output' .role 'pooled'."
+        embgrad.errors.OutputError, match=r"'sequence_output' .role 'sequence'., 'pooled_output' .role 'pooled'."
     ):
         embgrad.gradients(bert(), BATCH, embgrad.Sum())
 
@@ -161,7 +163,7 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
 def test_a_loaded_checkpoint_agrees_with_bert_in_numpy(act: str, tmp_path: Path) -> None:
-    net = embgrad.load_bert(checkpoint(tmp_path, hidden_act=act), "gluon")
+    net = embgrad.zoo.load_bert(checkpoint(tmp_path, hidden_act=act), "gluon")
     ids, types, lengths = (mx.nd.array(part, dtype="float32") for part in BATCH.to_gluonnlp())
     sequence, pooled = (output.asnumpy() for output in net(ids, types, lengths))
     weights = weights_of(CONFIG)
@@ -196,7 +198,7 @@ def test_each_parameter_has_one_weight_of_the_checkpoint() -> None:
     ],
 )
 def test_a_configuration_that_gluonnlp_does_not_support_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
         build({**CONFIG, **changes})
 
 

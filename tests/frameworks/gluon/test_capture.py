@@ -79,7 +79,7 @@ def train(net: Any, loop: Any = LOOP, *, trainer: Any = None, seed: int = 7) -> 
     return trainer
 
 
-def in_a_capture(net: Any, *, at: str = "word") -> embgrad.Tap:
+def in_a_capture(net: Any, *, at: str = "word") -> embgrad.results.Tap:
     with embgrad.capture(net, at=at) as tap:
         train(net)
     return tap
@@ -198,9 +198,9 @@ def test_a_loop_without_record_is_refused() -> None:
             for _ in range(times):
                 net(ids)
 
-    with pytest.raises(embgrad.NoGradientError, match=r"called 2 time\(s\).*never under autograd.record"):
+    with pytest.raises(embgrad.errors.NoGradientError, match=r"called 2 time\(s\).*never under autograd.record"):
         loop(2)
-    with autograd.record(), pytest.raises(embgrad.NoGradientError, match="no gradient reached"):
+    with autograd.record(), pytest.raises(embgrad.errors.NoGradientError, match="no gradient reached"):
         loop(1)
 
 
@@ -230,14 +230,14 @@ def test_captured_operators_with_a_wrong_gradient_in_predict_mode_are_refused() 
 
     net, without = pooled(nn.MaxPool1D(2)), pooled(nn.HybridLambda(lambda F, x: x))
 
-    def step(one: Any, train_mode: bool) -> embgrad.Tap:
+    def step(one: Any, train_mode: bool) -> embgrad.results.Tap:
         with embgrad.capture(one) as tap, autograd.record(train_mode=False):
             one(nd.array(LOOP[0][0])).sum().backward(train_mode=train_mode)
         return tap
 
-    with pytest.raises(embgrad.UnsupportedError, match="'Pooling', which takes maxima"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="'Pooling', which takes maxima"):
         step(net, False)
-    with pytest.raises(embgrad.UnsupportedError, match="'BatchNorm', which ran in another mode"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="'BatchNorm', which ran in another mode"):
         step(without, True)
     tap = step(without, False)
     expected = embgrad.gradients(without, LOOP[0][0], lambda out: out)
@@ -260,7 +260,7 @@ def test_an_operator_with_a_wrong_gradient_after_the_model_is_refused(hybrid: bo
 
     with embgrad.capture(words) as tap:
         step(True)
-        with pytest.raises(embgrad.UnsupportedError, match="'Pooling', which takes maxima"):
+        with pytest.raises(embgrad.errors.UnsupportedError, match="'Pooling', which takes maxima"):
             step(False)
     assert tap.count == 1
     with embgrad.capture(words) as again:
@@ -286,7 +286,7 @@ def test_capture_below_a_frozen_recurrent_layer_is_refused(frozen: bool) -> None
         return tap
 
     if frozen:
-        with pytest.raises(embgrad.UnsupportedError, match="do not freeze it"):
+        with pytest.raises(embgrad.errors.UnsupportedError, match="do not freeze it"):
             step()
     else:
         assert relative(step().steps[0].values, expected.values) < 1e-10
@@ -323,7 +323,9 @@ def test_a_graph_that_draws_in_another_order_is_refused() -> None:
 
     net = model(forward, top=nn.Dense(3, in_units=DIM))
     net.hybridize()
-    with pytest.raises(embgrad.UnsupportedError, match=r"draws random numbers.*in another order.*hybridize\(False\)"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"draws random numbers.*in another order.*hybridize\(False\)"
+    ):
         in_a_capture(net)
     net.hybridize(False)
     assert in_a_capture(net).count == 3
@@ -334,7 +336,7 @@ def test_capture_of_a_net_that_draws_in_evaluation_mode_is_refused() -> None:
         return F.mean(net.body(net.words(x)) + F.random.normal(shape=(2, 5, DIM)), axis=1)
 
     net = model(forward, body=nn.Dense(DIM, in_units=DIM, flatten=False))
-    with pytest.raises(embgrad.UnsupportedError, match="draws random numbers in evaluation mode"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="draws random numbers in evaluation mode"):
         in_a_capture(net, at="body")
     assert in_a_capture(net).count == 3
 
@@ -364,7 +366,7 @@ def test_deferred_parameters_are_initialized_in_the_same_order(hybrid: dict[str,
         if hybrid is not None:
             net.hybridize(**hybrid)
         if at == "1":
-            with pytest.raises(embgrad.UnsupportedError, match=r"wait for their shapes.*before the capture"):
+            with pytest.raises(embgrad.errors.UnsupportedError, match=r"wait for their shapes.*before the capture"):
                 in_a_capture(net, at=at)
             continue
         with autograd.train_mode() if at is None else embgrad.capture(net, at=at):
@@ -379,7 +381,7 @@ def test_capture_at_an_input_that_is_used_elsewhere_is_refused() -> None:
         return net.top(F.mean(x + net.inner(x), axis=1))
 
     net = model(forward, inner=nn.HybridLambda(lambda F, x: x * x + x), top=nn.Dense(3, in_units=DIM))
-    with pytest.raises(embgrad.UnsupportedError, match=r"'inner:input#0' is also used elsewhere"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"'inner:input#0' is also used elsewhere"):
         in_a_capture(net, at="inner:input")
 
 
@@ -506,7 +508,7 @@ def test_a_wrapper_whose_forward_is_not_called_is_named_with_the_child_that_was(
             loss = called(ids).square().sum()
         loss.backward()
 
-    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(wrapper):
+    with pytest.raises(embgrad.errors.NoGradientError) as caught, embgrad.capture(wrapper):
         step(wrapper.net)
     assert caught.value.message == (
         "the forward of Wrapper was never called while the capture was open, and that of its child 'net' was: capture that "

@@ -103,7 +103,7 @@ def test_override_and_add_against_finite_differences(past: bool, hybrid: bool) -
     for name in ("layer.0", "layer.1"):
         assert relative(found[name].values, slope(net, name, {"layer.0": new}, {"layer.0": more}, past)) < 1e-7
     assert (found["layer.0"].activations == new + more).all()
-    with pytest.raises(embgrad.NoGradientError, match="overrid"):
+    with pytest.raises(embgrad.errors.NoGradientError, match="overrid"):
         embgrad.gradients(net, IDS, OBJECTIVE, at="word", override={"layer.0": new})
 
 
@@ -264,7 +264,7 @@ def test_a_point_keeps_every_bit_of_its_value(dtype: str, numpy_semantics: bool)
     net.cast(dtype)
     array = mx.np.array if numpy_semantics else nd.array
     net.words.weight.set_data(array(np.tile(AWKWARD, (3, 1)), dtype=dtype))
-    request = embgrad.Request(("same:output#0",), lambda out: [{None: np.ones_like(out[None])}], (None,))
+    request = embgrad.backend.Request(("same:output#0",), lambda out: [{None: np.ones_like(out[None])}], (None,))
     run = GluonBackend().run(net, embgrad.TokenBatch([[1, 2]], convention="ids"), request)
     expected = np.tile(AWKWARD, (1, 2, 1)).astype(dtype)
     expected = expected.astype(np.float32) if dtype == "float16" else expected

@@ -93,9 +93,9 @@ def test_a_state_that_forward_passes_of_one_number_of_examples_write_in_place(wa
     """MXNet refuses such a write while it records a graph."""
     for count, size in ((3, 1), (3, 2), (1, 2)):
         model = OfOneNumber(way, count)
-        with pytest.raises(embgrad.UnsupportedError, match=r"the model keeps .* and L of example .* one of 3"):
+        with pytest.raises(embgrad.errors.UnsupportedError, match=r"the model keeps .* and L of example .* one of 3"):
             embgrad.evaluate(model, IDS, LOGIT, batch_size=size)
-    with pytest.raises(embgrad.UnsupportedError, match="from call to call, and L of example"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="from call to call, and L of example"):
         embgrad.gradients(OfOneNumber(way, 3), IDS, LOGIT, batch_size=1)
 
 

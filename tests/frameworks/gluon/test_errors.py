@@ -27,9 +27,9 @@ def test_an_id_outside_the_table(hybrid: bool) -> None:
     ids = distinct_ids()
     ids[0, 3], ids[1, 1] = ROWS, ROWS + 7
     expected = rf"id {ROWS} at example 0, position 3 is outside the table \(2 such in all\): table '0' has {ROWS} rows"
-    with pytest.raises(embgrad.BatchError, match=expected):
+    with pytest.raises(embgrad.errors.BatchError, match=expected):
         embgrad.gradients(net, ids, embgrad.Sum())
-    with pytest.raises(embgrad.BatchError, match=expected):
+    with pytest.raises(embgrad.errors.BatchError, match=expected):
         embgrad.points(net, ids)
 
 
@@ -39,7 +39,7 @@ def test_an_id_outside_a_table_that_is_indexed_directly(way: str) -> None:
         table = net.words.weight.data()
         return (table[x] if way == "index" else table.take(x, mode="wrap" if way == "wrap" else "clip")).sum(axis=1)
 
-    with pytest.raises(embgrad.BatchError, match=rf"id {ROWS} at example 0, position 1 .*table 'words'"):
+    with pytest.raises(embgrad.errors.BatchError, match=rf"id {ROWS} at example 0, position 1 .*table 'words'"):
         embgrad.gradients(model(look_up, places=nn.Embedding(4, DIM)), np.array([[1, ROWS]]), embgrad.Sum())
 
 
@@ -47,7 +47,7 @@ def test_indices_that_are_not_whole_numbers_are_refused() -> None:
     for factor, add in ((0.5, 0.0), (1.0, float("nan"))):
         net = model(lambda net, F, x, factor=factor, add=add: net.words(x * factor + add).sum(axis=1))
         with pytest.raises(
-            embgrad.BatchError, match=r"table 'words' by indices of dtype float32 .*Cast the ids to int32"
+            embgrad.errors.BatchError, match=r"table 'words' by indices of dtype float32 .*Cast the ids to int32"
         ):
             embgrad.gradients(net, np.array([[1, 3]]), embgrad.Sum())
 
@@ -73,20 +73,20 @@ def test_selecting_rows_of_activations_is_not_a_lookup() -> None:
 def test_a_model_that_changes_the_ids_first() -> None:
     net = model(lambda net, F, x: net.words(x - 1).sum(axis=1))
     with pytest.raises(
-        embgrad.PointNotReachedError, match=r"lookups seen: words#0 .*In Gluon a lookup is Embedding, take"
+        embgrad.errors.PointNotReachedError, match=r"lookups seen: words#0 .*In Gluon a lookup is Embedding, take"
     ):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
     found = embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="words")
     assert (found.values == 1).all()
     assert (found.ids == distinct_ids() - 1).all()
     hot = model(lambda net, F, x: nd.dot(nd.one_hot(x, ROWS), net.words.weight.data()).sum(axis=1))
-    with pytest.raises(embgrad.PointNotReachedError, match="one-hot vectors is not"):
+    with pytest.raises(embgrad.errors.PointNotReachedError, match="one-hot vectors is not"):
         embgrad.gradients(hot, distinct_ids(), embgrad.Sum())
 
 
 def test_an_operator_without_a_gradient() -> None:
     net = model(lambda net, F, x: nd.khatri_rao(net.words(x)[0], net.words(x)[1]))
-    with pytest.raises(embgrad.UnsupportedError, match="operator 'khatri_rao', for which MXNet has no"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="operator 'khatri_rao', for which MXNet has no"):
         embgrad.gradients(net, distinct_ids(), embgrad.Scalar(lambda out: out.sum()), at="words#0")
 
 
@@ -98,7 +98,7 @@ def test_writing_into_looked_up_rows_unrecorded_is_refused() -> None:
         return rows.sum(axis=1)
 
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"writes into the output of the lookup words#0 .* while it is not rec"
+        embgrad.errors.UnsupportedError, match=r"writes into the output of the lookup words#0 .* while it is not rec"
     ):
         embgrad.gradients(model(forward, places=nn.Embedding(4, DIM)), distinct_ids(), embgrad.Sum())
 
@@ -112,7 +112,7 @@ def test_writing_into_a_recorded_array_is_refused() -> None:
     net = model(forward, places=nn.Embedding(4, DIM))
     assert net(mx.nd.array(distinct_ids())).shape[0] == 2
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"writes into an array that it has computed .* while it records"
+        embgrad.errors.UnsupportedError, match=r"writes into an array that it has computed .* while it records"
     ):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
 
@@ -121,7 +121,7 @@ def test_an_output_of_integers_is_refused() -> None:
     net = model(
         lambda net, F, x: {"logits": net.words(x).sum(axis=1), "labels": net.words(x).argmax(axis=2).astype("int32")}
     )
-    with pytest.raises(embgrad.OutputError, match="output 'labels' is of dtype int32: expected floating point"):
+    with pytest.raises(embgrad.errors.OutputError, match="output 'labels' is of dtype int32: expected floating point"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(output="labels"), at="words#0")
 
 
@@ -136,7 +136,7 @@ def test_an_output_of_integers_is_refused() -> None:
 def test_an_objective_function_that_returns_the_wrong_type_is_refused(function: Any, got: str) -> None:
     net = built(bag, distinct_ids(), "float32")
     with pytest.raises(
-        embgrad.ObjectiveError,
+        embgrad.errors.ObjectiveError,
         match=rf"returned {got}: expected an MXNet array of floating point and shape \(2,\), one",
     ):
         embgrad.gradients(net, distinct_ids(), function)
@@ -173,7 +173,7 @@ def test_a_gluon_loss_as_objective_is_refused() -> None:
         r"the objective is SoftmaxCrossEntropyLoss, a loss of the framework's own, which needs a target beside the output: "
         r"expected embgrad\.CrossEntropy\(labels\)"
     )
-    with pytest.raises(embgrad.ObjectiveError, match=message):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=message):
         embgrad.gradients(bag(), distinct_ids(), mx.gluon.loss.SoftmaxCrossEntropyLoss())
 
 
@@ -197,7 +197,9 @@ def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
             return (rows * 2 if mx.autograd.is_training() else Fast()(rows)).sum(1)
 
     ids = np.array([[1, 2], [3, 4]])
-    with pytest.raises(embgrad.UnsupportedError, match="Net runs in evaluation mode without gradients, and raised"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match="Net runs in evaluation mode without gradients, and raised"
+    ):
         embgrad.gradients(Net(), ids, embgrad.Logit(1))
     g = embgrad.gradients(Net(), ids, embgrad.Logit(1), training=True)
     np.testing.assert_array_equal(g.values[..., 1], 2.0)

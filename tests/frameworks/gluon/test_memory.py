@@ -24,5 +24,7 @@ def test_a_forecast_is_within_15_percent_of_what_is_measured() -> None:
 def test_a_gpu_is_refused() -> None:
     net = mx.gluon.nn.Dense(3, use_bias=False)  # its array is made at the first call
     net.initialize(ctx=mx.gpu(0))
-    with refused(embgrad.UnsupportedError, "the model is on 'gpu(0)', and MXNet records no peak of the memory there"):
+    with refused(
+        embgrad.errors.UnsupportedError, "the model is on 'gpu(0)', and MXNet records no peak of the memory there"
+    ):
         device_meter(net)

@@ -167,7 +167,7 @@ def test_a_norm_of_the_lookup_itself_is_left_to_mxnet(computed: list[Any]) -> No
 
 def test_parameters_have_their_gradients(computed: list[Any]) -> None:
     net, of = built(), objective()
-    found = embgrad.parameter_gradients(net, IDS, of)
+    found = embgrad.tables.parameter_gradients(net, IDS, of)
     with mx.autograd.record():
         value = of(net(mx.nd.array(IDS))).sum()
     value.backward()

@@ -29,7 +29,7 @@ class Net(mx.gluon.HybridBlock):
         return self.function(self.look_up(table, x))
 
 
-def check(net: Any, ids: np.ndarray, tolerance: float = 1e-6) -> embgrad.EmbeddingGradients:
+def check(net: Any, ids: np.ndarray, tolerance: float = 1e-6) -> embgrad.results.EmbeddingGradients:
     """Compare the table's gradient of the sum of the output with finite differences in float64."""
     net.initialize()
     net.cast("float64")
@@ -60,7 +60,7 @@ def test_every_way_to_look_up(way: str) -> None:
     net = Net(lambda rows: np_.tanh(rows) * 2, WAYS[way])
     found = check(net, distinct_ids())
     assert (found.provenance["path"], found.values.dtype) == ("table#0", np.float64)
-    with pytest.raises(embgrad.BatchError, match=f"id {ROWS} at example 0, position 0"):
+    with pytest.raises(embgrad.errors.BatchError, match=f"id {ROWS} at example 0, position 0"):
         embgrad.gradients(net, np.array([[ROWS]]), embgrad.Scalar(lambda out: out.sum()))
 
 
@@ -146,7 +146,7 @@ def test_functions_with_a_wrong_gradient_are_refused(name: str) -> None:
     function, message = REFUSED[name]
     net = Net(function)
     net.initialize()
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
         embgrad.gradients(net, TIED, embgrad.Scalar(lambda out: out.sum()))
 
 

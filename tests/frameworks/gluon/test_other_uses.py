@@ -132,7 +132,7 @@ def test_another_lookup_is_not_word(way: str, kind: str, tmp_path: Path) -> None
         model.hybridize()
     model = exported(model, tmp_path) if kind == "symbols" else model
     with pytest.raises(
-        embgrad.PointNotReachedError,
+        embgrad.errors.PointNotReachedError,
         match=rf"lookup .*scale#0 .* may not be the model's embedding of the ids, .*{message}",
     ):
         embgrad.gradients(model, IDS, embgrad.Logit(1))
@@ -152,7 +152,7 @@ def test_ids_that_are_no_indices_are_seen_where_word_has_one_number() -> None:
 
     for rows in (quantised, picked):
         with pytest.raises(
-            embgrad.PointNotReachedError,
+            embgrad.errors.PointNotReachedError,
             match=r"lookup .*scale#0 .* has one number for each token, and with its values as they",
         ):
             embgrad.gradients(Net(rows, bias=False), IDS, embgrad.Logit(1))
@@ -172,7 +172,7 @@ def test_the_other_table_can_be_named_and_a_capture_refuses_word() -> None:
     found = embgrad.gradients(model, IDS, embgrad.Logit(1), at="scale")
     np.testing.assert_array_equal(found.values, np.ones((2, 4, 1), np.float32))
     with (
-        pytest.raises(embgrad.PointNotReachedError, match="may not be the model's embedding"),
+        pytest.raises(embgrad.errors.PointNotReachedError, match="may not be the model's embedding"),
         embgrad.capture(model),
         mx.autograd.record(),
     ):

@@ -43,7 +43,7 @@ NAMES = (
 
 def gradients(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: bool = False) -> dict[str, Any]:
     """Return the gradients by name, from the backend itself, for a cotangent of the net's only output."""
-    request = embgrad.Request((), lambda _: [{None: cotangent}], (None,), training, parameters=True)
+    request = embgrad.backend.Request((), lambda _: [{None: cotangent}], (None,), training, parameters=True)
     found = GluonBackend().run(net, embgrad.TokenBatch(ids, convention="ids"), request).parameters
     assert found is not None
     return {name: one.gradient for name, one in found.items()}
@@ -153,7 +153,7 @@ def test_names_order_and_unreached_parameters(hybrid: bool) -> None:
     net, ids = made(), distinct_ids()
     expected = by_backward(net, ids)
     net.hybridize(hybrid)
-    found = embgrad.parameter_gradients(net, ids, embgrad.Logit(1))
+    found = embgrad.tables.parameter_gradients(net, ids, embgrad.Logit(1))
     assert tuple(found) == EXPECTED_NAMES
     assert found.unreached == ("unused.weight", "unused.bias")
     for name, gradient in found.items():
@@ -175,7 +175,7 @@ def test_the_parameters_gradient_buffers_are_restored(request_: str, sparse: boo
             if gradient.stype == "default":
                 gradient[:] = 7
     buffers = [[(id(one), one.asnumpy().tobytes()) for one in p._grad or ()] for p in parameters]
-    found = embgrad.parameter_gradients(net, ids, embgrad.Logit(1))
+    found = embgrad.tables.parameter_gradients(net, ids, embgrad.Logit(1))
     for name in expected:
         assert isinstance(found[name], np.ndarray)
         assert relative(found[name], expected[name]) < 1e-12
@@ -198,7 +198,7 @@ def test_parameters_in_a_list_have_names() -> None:
     net, ids = built(Held, distinct_ids(), "float64"), distinct_ids()
     for factor, value in zip(net.factors, (2.0, 3.0), strict=True):
         factor.set_data(nd.full((DIM,), value, dtype="float64"))
-    found = embgrad.parameter_gradients(net, ids, embgrad.Logit(1))
+    found = embgrad.tables.parameter_gradients(net, ids, embgrad.Logit(1))
     assert list(found) == ["factor0", "factor1", "words.weight"]
     assert found["factor0"][1] == pytest.approx(3 * net.words.weight.data().asnumpy()[ids][..., 1].sum())
 
@@ -210,14 +210,14 @@ def test_names_of_a_bert_and_canonical_ones(hybrid: bool) -> None:
     arrays = [nd.array(one) for one in batch.to_gluonnlp()]
     net(*arrays)
     net.hybridize(hybrid)
-    found = embgrad.parameter_gradients(net, batch, embgrad.Logit(1, output="pooled"))
+    found = embgrad.tables.parameter_gradients(net, batch, embgrad.Logit(1, output="pooled"))
     assert set(found) == set(net._collect_params_with_prefix())
     with autograd.record(train_mode=False):
         loss = net(*arrays)[1][:, 1].sum()
     loss.backward(train_mode=False)
     for name, parameter in net._collect_params_with_prefix().items():
         assert relative(found[name], parameter.grad().asnumpy()) < 1e-5, name
-    canonical = embgrad.parameter_gradients(net, batch, embgrad.Logit(1, output="pooled"), names="canonical")
+    canonical = embgrad.tables.parameter_gradients(net, batch, embgrad.Logit(1, output="pooled"), names="canonical")
     assert (
         canonical["encoder.layer.1.attention.self.query.weight"]
         == found["encoder.transformer_cells.1.attention_cell.proj_query.weight"]
@@ -231,8 +231,8 @@ def test_an_operator_with_a_wrong_gradient_above_a_parameter_is_refused() -> Non
             return F.SVMOutput(self.layer(F.BlockGrad(self.embedding(x))), F.zeros((2,)))
 
     net = built(lambda: Wrong(nn.Dense(3)), distinct_ids(), "float32")
-    with pytest.raises(embgrad.UnsupportedError, match="SVMOutput"):
-        embgrad.parameter_gradients(net, distinct_ids(), embgrad.Logit(1))
+    with pytest.raises(embgrad.errors.UnsupportedError, match="SVMOutput"):
+        embgrad.tables.parameter_gradients(net, distinct_ids(), embgrad.Logit(1))
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -251,9 +251,9 @@ def test_native_recurrent_layers(frozen: bool) -> None:
 
 def test_an_edited_lookup_gradient_reaches_the_table() -> None:
     net, ids = made(), distinct_ids()
-    plain = embgrad.parameter_gradients(net, ids, embgrad.Logit(1))
+    plain = embgrad.tables.parameter_gradients(net, ids, embgrad.Logit(1))
     cotangent = np.tile([0.0, 1.0, 0.0], (2, 1))
-    request = embgrad.Request(
+    request = embgrad.backend.Request(
         (), lambda _: [{None: cotangent}], (None,), edit={"words#0": lambda gradient: gradient * 3}, parameters=True
     )
     found = GluonBackend().run(net, embgrad.TokenBatch(ids, convention="ids"), request).parameters

@@ -248,7 +248,11 @@ def test_a_symbol_block(tmp_path: Any) -> None:
     np.testing.assert_allclose(tap.steps[0].activations, by.steps[0].activations, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(tap.steps[0].values, by.steps[0].values, rtol=1e-4, atol=1e-6)
     with (
-        refused(embgrad.UnsupportedError, "name points at one value of SymbolBlock", "Name points at different layers"),
+        refused(
+            embgrad.errors.UnsupportedError,
+            "name points at one value of SymbolBlock",
+            "Name points at different layers",
+        ),
         embgrad.perturbed(block, {query: 1.0}),
         embgrad.capture(block, query),
     ):
@@ -262,7 +266,7 @@ def test_an_array_with_a_gradient_is_refused_and_another_is_taken() -> None:
         backward(net, ids)
     np.testing.assert_array_equal(tap.steps[0].activations, net.words.weight.data().asnumpy()[ids] + 1)
     delta.attach_grad()
-    with refused(embgrad.PointError, "add['word'] is", "which requires a gradient"):
+    with refused(embgrad.errors.PointError, "add['word'] is", "which requires a gradient"):
         embgrad.perturbed(net, {"word": delta})
 
 

@@ -126,7 +126,7 @@ def test_occurrences_aliases_and_time_major_nets(transposed: bool, hybrid: bool)
     assert points["first#1"].roles == ("layer.1", "layer.-1")
     assert set(points["first#0"].also) == {"second", net.first.name}
     assert points["words#0"].roles[0] == "word"
-    with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 points"):
+    with pytest.raises(embgrad.errors.AmbiguousPointError, match="fits 2 points"):
         embgrad.gradients(net, ids, embgrad.Logit(1), at="first")
     names = ["layer.0", "layer.1", "first#0", "second#1", f"{net.first.name}#0", "first:input#1", "word"]
     found = embgrad.gradients(net, ids, embgrad.Logit(1), at=names)
@@ -163,11 +163,11 @@ def test_a_net_of_numpy(hybrid: bool) -> None:
     assert relative(found["layer.1"].before, at_two) < 1e-6
     assert relative(found["layer.0"].values, at_one) < 1e-6
     assert relative(found["word"].values, at_one * (2 - np.tanh(x) ** 2)) < 1e-6
-    ledger = embgrad.table_gradients(net, ids, lambda out: out)
+    ledger = embgrad.tables.table_gradients(net, ids, lambda out: out)
     assert ledger.names == ("words.weight",)
     assert ledger.apart < 1e-6
     net.collect_params().setattr("grad_req", "null")
-    frozen = embgrad.table_gradients(net, ids, lambda out: out)
+    frozen = embgrad.tables.table_gradients(net, ids, lambda out: out)
     assert (frozen.lookup == ledger.lookup).all()
 
 
@@ -193,7 +193,7 @@ def test_language_models_of_gluonnlp(kind: str) -> None:
     table = net.embedding[0].weight
     with autograd.record(train_mode=False):
         total = loss(call(net, nd.array(ids))).sum()
-    head = embgrad.table_gradients(net, ids, loss, call=call) if kind == "StandardRNN" else None
+    head = embgrad.tables.table_gradients(net, ids, loss, call=call) if kind == "StandardRNN" else None
     kept: list[Any] = []
     hook = block.register_forward_hook(lambda _, __, output: (output.attach_grad(), kept.append(output)))
     with autograd.record(train_mode=False):
@@ -217,7 +217,7 @@ def test_writing_into_a_blocks_output_unrecorded_is_refused() -> None:
         return rows.sum(axis=1)
 
     net = model(forward, body=nn.Dense(DIM, in_units=DIM, flatten=False))
-    with pytest.raises(embgrad.UnsupportedError, match=r"writes into the value at the point 'body:output#0'"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"writes into the value at the point 'body:output#0'"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(), at="body")
 
 

@@ -69,7 +69,7 @@ def test_one_of_equal_extremes_has_the_gradient(name: str, hybrid: bool) -> None
 
 def test_nan_is_kept_by_maxima() -> None:
     net = built(lambda: Through(lambda F, rows: F.max(F.log(rows), axis=1)), TIED, "float64")
-    with pytest.raises(embgrad.ObjectiveError, match=r"not finite|nan"):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=r"not finite|nan"):
         embgrad.gradients(net, TIED, embgrad.Sum())
 
 
@@ -104,7 +104,7 @@ def test_maxima_of_a_view(hybrid: bool) -> None:
         found = embgrad.gradients(single, IDS, lambda returned: returned.sum(axis=1), **options)
         word = found["word"] if isinstance(found, dict) else found
         assert relative(word.table().to_dense(), expected) < 1e-5
-    weights = embgrad.parameter_gradients(single, IDS, lambda returned: returned.sum(axis=1))
+    weights = embgrad.tables.parameter_gradients(single, IDS, lambda returned: returned.sum(axis=1))
     assert relative(weights["embedding.weight"], expected) < 1e-5
 
 
@@ -176,7 +176,9 @@ def test_flipped_images_are_refused(side: str) -> None:
         TIED,
         "float64",
     )
-    with pytest.raises(embgrad.UnsupportedError, match=f"the operator '_image_{side}', which has a wrong gradient"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=f"the operator '_image_{side}', which has a wrong gradient"
+    ):
         embgrad.gradients(net, TIED, lambda returned: returned.sum(axis=(1, 2)))
 
 

@@ -76,7 +76,9 @@ def test_dropout_inside_a_native_gru_in_training_mode_is_refused() -> None:
     def make() -> Any:
         return Net(rnn.GRU(3, num_layers=2, dropout=0.5, layout="NTC"))
 
-    with pytest.raises(embgrad.UnsupportedError, match=r"GRU of several layers with dropout.*Omit training=True"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"GRU of several layers with dropout.*Omit training=True"
+    ):
         worst_error(make, "float64", training=True)
     net = built(make, distinct_ids(3, 4), "float32")
     assert embgrad.gradients(net, distinct_ids(3, 4), embgrad.Sum(output="logits"), training=True).values.any()
@@ -130,7 +132,9 @@ def test_batch_norm_kept_in_evaluation_mode_while_training() -> None:
 
 def test_batch_norm_put_into_training_mode_while_evaluating_is_refused() -> None:
     net = built(lambda: Frozen(autograd.train_mode), distinct_ids(), "float32")
-    with pytest.raises(embgrad.UnsupportedError, match=r"batch norm under autograd.train_mode\(\).*training=True"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"batch norm under autograd.train_mode\(\).*training=True"
+    ):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
 
 
@@ -143,7 +147,7 @@ def test_randomised_leaky_relu_in_evaluation_mode() -> None:
 
     assert worst_error(lambda: Leaky(None), "float32", step=1e-3) < 1e-3
     net = built(lambda: Leaky(None), distinct_ids(), "float32")
-    with pytest.raises(embgrad.UnsupportedError, match=r"rrelu.*Omit training=True"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"rrelu.*Omit training=True"):
         embgrad.gradients(net, distinct_ids(), embgrad.Sum(), training=True)
 
 
@@ -157,7 +161,9 @@ def test_operators_with_a_gradient_of_their_own_are_refused(name: str) -> None:
             return F.MakeLoss(logits) if name == "MakeLoss" else getattr(F, name)(logits, F.zeros_like(logits))
 
     net = built(lambda: Ending(None), distinct_ids(), "float32")
-    with pytest.raises(embgrad.UnsupportedError, match=f"'{name}', which replaces the gradient of the objective"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=f"'{name}', which replaces the gradient of the objective"
+    ):
         embgrad.gradients(net, distinct_ids(), embgrad.Logit(0))
 
 
@@ -169,13 +175,13 @@ def test_a_bias_beside_a_frozen_weight(dtype: str, hybridised: bool) -> None:
     net = built(lambda: Net(nn.Dense(DIM, flatten=False, in_units=DIM)), ids, dtype)
     if hybridised:
         net.hybridize()
-    expected = embgrad.parameter_gradients(net, ids, embgrad.Sum())
+    expected = embgrad.tables.parameter_gradients(net, ids, embgrad.Sum())
     net.layer.weight.grad_req = "null"
     for _ in range(20):
         junk = [mx.nd.full((DIM,), 1e3, dtype=dtype) for _ in range(20)]  # what lies in memory before
         mx.nd.waitall()
         del junk
-        found = embgrad.parameter_gradients(net, ids, embgrad.Sum())
+        found = embgrad.tables.parameter_gradients(net, ids, embgrad.Sum())
         assert set(expected) - set(found) == {"layer.weight"}
         for name, gradient in found.items():
             np.testing.assert_array_equal(gradient, expected[name])
@@ -255,7 +261,7 @@ def test_a_numpy_that_mxnet_cannot_be_imported_with(monkeypatch: pytest.MonkeyPa
         rf"MXNet cannot be imported with NumPy {version}, which lacks np\.PZERO and other names that it reads\. "
         r"Run pip install 'numpy>=1\.24,<2', and restart Python"
     )
-    with pytest.raises(embgrad.BackendError, match=message):
+    with pytest.raises(embgrad.errors.BackendError, match=message):
         import_mxnet()
     assert "mxnet" not in sys.modules
 
@@ -268,7 +274,7 @@ def test_missing_modules_of_setuptools_are_explained(missing: str, monkeypatch: 
     monkeypatch.delitem(sys.modules, "mxnet")
     monkeypatch.setattr(importlib, "import_module", without)
     said = rf"mxnet cannot be imported without {missing}, which Python 3\.12 and .* Run pip install 'setuptools<81', and restart"
-    with pytest.raises(embgrad.BackendError, match=said):
+    with pytest.raises(embgrad.errors.BackendError, match=said):
         import_mxnet()
     missing = "graphviz"
     with pytest.raises(ModuleNotFoundError, match="No module named 'graphviz'"):

@@ -58,7 +58,7 @@ def test_the_names_of_an_exported_net(tmp_path: Path) -> None:
         embgrad.gradients(block, distinct_ids(), embgrad.Logit(1, output=name)) for name in ("logits", output)
     )
     assert (by_role.values == by_name.values).all()
-    with pytest.raises(embgrad.OutputError, match="no output 'nothing'"):
+    with pytest.raises(embgrad.errors.OutputError, match="no output 'nothing'"):
         embgrad.gradients(block, distinct_ids(), embgrad.Sum(output="nothing"))
 
 
@@ -94,7 +94,7 @@ def test_one_table_looked_up_twice_and_inputs_by_name(tmp_path: Path) -> None:
     assert relative(found["word"].values, np.repeat(bent.mean(1, keepdims=True) / 5, 5, 1)) < 1e-12
     assert relative(found[f"{name}#1"].values, rows[ids].mean(1, keepdims=True) * (1 - bent**2) / 6) < 1e-12
     with pytest.raises(
-        embgrad.BatchError, match=r"inputs are 'data0', 'data1', and none has a name that means token ids"
+        embgrad.errors.BatchError, match=r"inputs are 'data0', 'data1', and none has a name that means token ids"
     ):
         embgrad.gradients(block, ids, embgrad.Sum())
     assert [scope.occurrence for scope in scopes(graph_of(block)) if scope.path == net.embedding.name] == [0, 1]
@@ -135,7 +135,7 @@ def test_gradient_of_an_exported_bert(output: str, tmp_path: Path) -> None:
         assert found.provenance["unused"] == []
     called = embgrad.gradients(block, BATCH.to_gluonnlp(), objective, call=lambda model, inputs: model(*inputs))
     assert (called.values == found.values).all()
-    with pytest.raises(embgrad.BatchError, match="none has a name that means token ids"):
+    with pytest.raises(embgrad.errors.BatchError, match="none has a name that means token ids"):
         embgrad.gradients(block, BATCH, objective)
 
 
@@ -247,7 +247,7 @@ def test_ids_as_floats_and_ids_outside_the_table(tmp_path: Path) -> None:
     assert (found[0] == found[1]).all()
     outside = distinct_ids()
     outside[1, 2] = ROWS
-    with pytest.raises(embgrad.BatchError, match=f"id {ROWS} at example 1, position 2 is outside the table"):
+    with pytest.raises(embgrad.errors.BatchError, match=f"id {ROWS} at example 1, position 2 is outside the table"):
         embgrad.gradients(block, outside, embgrad.Logit(0))
 
 
@@ -299,7 +299,7 @@ def test_gradients_of_parameters_without_shapes(tmp_path: Path) -> None:
     net = built(lambda: Model(forward, left=nn.Dense(2), right=nn.Dense(3)), ids, "float32")
     block = exported(net, [nd.array(ids)], tmp_path)
     objective = embgrad.Sum(output=block._cached_graph[1].list_outputs()[0])
-    found = embgrad.parameter_gradients(block, ids, objective)
+    found = embgrad.tables.parameter_gradients(block, ids, objective)
     shapes = {parameter.name: parameter.shape for parameter in net.collect_params().values()}
     assert {name: gradient.shape for name, gradient in found.items()} == shapes
     assert set(found.unreached) == {net.right.weight.name, net.right.bias.name}

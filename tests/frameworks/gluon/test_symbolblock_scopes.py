@@ -28,7 +28,9 @@ def test_the_points_and_outputs_of_an_exported_bert(tmp_path: Path) -> None:
     tables = [net.word_embed[0].weight, net.token_type_embed[0].weight, net.encoder.position_weight]
     points = embgrad.points(block, BATCH.to_gluonnlp())
     assert [point.name for point in points if point.lookup is not None] == [f"{table.name}#0" for table in tables]
-    with pytest.raises(embgrad.OutputError, match=rf"there are '{net.name}_transpose1_output', .*_tanh_fwd_output'"):
+    with pytest.raises(
+        embgrad.errors.OutputError, match=rf"there are '{net.name}_transpose1_output', .*_tanh_fwd_output'"
+    ):
         embgrad.gradients(block, BATCH.to_gluonnlp(), embgrad.Sum())
 
 

@@ -63,7 +63,7 @@ def test_the_parts_of_a_tied_table(state: str, hybrid: bool) -> None:
             if gradient.stype == "default":
                 gradient[:] = 5
     held = [[one.asnumpy().tobytes() for one in p._grad or ()] for p in parameters]
-    found = embgrad.table_gradients(net, IDS, embgrad.Projection(VECTOR))
+    found = embgrad.tables.table_gradients(net, IDS, embgrad.Projection(VECTOR))
     lookup, head = by_hand()
     assert relative(found.lookup, lookup) < 1e-12
     assert relative(found.head, head) < 1e-12
@@ -113,7 +113,7 @@ def test_bert_with_its_decoder(frozen: bool) -> None:
     if frozen:
         net.collect_params().setattr("grad_req", "null")
     before = state_of(net)
-    found = embgrad.table_gradients(net, batch, loss, call=call)
+    found = embgrad.tables.table_gradients(net, batch, loss, call=call)
     assert state_of(net) == before
     assert relative(found.lookup, through) < 1e-5
     assert relative(found.total, whole) < 1e-5
@@ -139,7 +139,7 @@ def test_a_penalty_and_a_second_lookup_are_separated() -> None:
     randomise(net)
     ids = distinct_ids() - 1
     rows = net.words.weight.data().asnumpy()
-    found = embgrad.table_gradients(net, ids, embgrad.Sum(), at="words#0")
+    found = embgrad.tables.table_gradients(net, ids, embgrad.Sum(), at="words#0")
     lookup = np.zeros_like(rows)
     np.add.at(lookup, ids, rows[ids + 1])
     np.add.at(lookup, ids + 1, rows[ids])

@@ -94,7 +94,7 @@ class ModelChecks:
     def test_gradients_of_parameters_are_jaxs_own(self, case: Case) -> None:
         model = self.known(case, "float64")[0]
         own = {name: np.asarray(one) for name, one in self.gradients_of_parameters(case, model).items()}
-        result = embgrad.parameter_gradients(model, case.batch, case.objective, call=case.call)
+        result = embgrad.tables.parameter_gradients(model, case.batch, case.objective, call=case.call)
         assert set(result) == set(own)
         largest = max(np.abs(gradient).max() for gradient in own.values())
         for name, gradient in own.items():
@@ -102,7 +102,7 @@ class ModelChecks:
 
     def test_the_tables_gradient_is_jaxs_own(self, case: Case) -> None:
         model = self.known(case, "float64")[0]
-        ledger = embgrad.table_gradients(model, case.batch, case.objective, call=case.call)
+        ledger = embgrad.tables.table_gradients(model, case.batch, case.objective, call=case.call)
         assert ledger.tied == case.tied
         own = self.gradients_of_parameters(case, model)
         total = next(np.asarray(own[name]) for name in own if _is_table(own[name], ledger.total))
@@ -113,7 +113,7 @@ class ModelChecks:
 
     def test_the_table_is_returned(self, case: Case) -> None:
         model = self.known(case, "float64")[0]
-        table = embgrad.embedding_table(model, case.batch, call=case.call)
+        table = embgrad.tables.embedding_table(model, case.batch, call=case.call)
         np.testing.assert_array_equal(table, np.asarray(case.table(model)))
 
     # Changes
@@ -193,7 +193,7 @@ class ModelChecks:
         """Run what could leave something behind."""
         for options in ({}, {"at": case.roles}, {"compile": True}, {"add": {"word": 0.1}}, {"batch_size": 1}):
             embgrad.gradients(model, case.batch, case.objective, call=case.call, **options)
-        embgrad.parameter_gradients(model, case.batch, case.objective, call=case.call)
+        embgrad.tables.parameter_gradients(model, case.batch, case.objective, call=case.call)
         embgrad.evaluate(model, case.batch, case.objective, call=case.call)
         embgrad.points(model, case.batch, call=case.call)
         with pytest.raises(RuntimeError, match="of the user's"):
@@ -205,7 +205,7 @@ class ModelChecks:
         ids = IDS.copy()
         ids[1, 2] = number
         batch: Any = {"input_ids": ids, "attention_mask": MASK, **(case.further or {})} if case.masked else ids
-        with pytest.raises(embgrad.BatchError, match=rf"id(s holds)? {number} at example 1, position 2"):
+        with pytest.raises(embgrad.errors.BatchError, match=rf"id(s holds)? {number} at example 1, position 2"):
             embgrad.gradients(model, batch, case.objective, call=case.call)
 
     @pytest.mark.parametrize("transformation", ["jit", "vmap"])
@@ -219,7 +219,7 @@ class ModelChecks:
             embgrad.gradients(model, batch if case.masked else ids, case.objective, call=case.call)
             return ids.sum()
 
-        with pytest.raises(embgrad.BatchError, match=INSIDE):
+        with pytest.raises(embgrad.errors.BatchError, match=INSIDE):
             transformed(transformation, inside, jnp.asarray(IDS))
 
     @pytest.mark.parametrize("transformation", ["jit", "grad", "vmap"])
@@ -231,7 +231,7 @@ class ModelChecks:
             return weights.sum()
 
         model = self.known(case, "float64")[0]
-        with pytest.raises(embgrad.UnsupportedError, match=INSIDE):
+        with pytest.raises(embgrad.errors.UnsupportedError, match=INSIDE):
             transformed(transformation, inside, jnp.asarray(case.table(model)))
 
     def with_table(self, case: Case, table: Any) -> Any:

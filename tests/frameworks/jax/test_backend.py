@@ -131,7 +131,7 @@ def test_closed_form_of_a_tied_table() -> None:
     table = np.asarray(model.embed.embedding[...])
     result = embgrad.gradients(model, IDS, embgrad.Sum())
     np.testing.assert_allclose(result.values, np.broadcast_to(table.sum(0), (2, 3, 4)), rtol=1e-12)
-    ledger = embgrad.table_gradients(model, IDS, embgrad.Sum())
+    ledger = embgrad.tables.table_gradients(model, IDS, embgrad.Sum())
     np.testing.assert_allclose(ledger.head, np.broadcast_to(table[IDS].sum((0, 1)), table.shape), rtol=1e-12)
 
 
@@ -171,7 +171,7 @@ def test_no_way_is_not_zero() -> None:
     """An output that does not depend on the lookup, beside one that does and one whose gradient is zero."""
     model = TwoHeads()
     assert (embgrad.gradients(model, IDS, embgrad.Sum(output="of_words")).values == 1).all()
-    with pytest.raises(embgrad.NoGradientError, match="does not depend on the point 'word'"):
+    with pytest.raises(embgrad.errors.NoGradientError, match="does not depend on the point 'word'"):
         embgrad.gradients(model, IDS, embgrad.Sum(output="of_bias"))
     model.bias.set_value(jnp.zeros(4))
     assert not embgrad.gradients(model, IDS, embgrad.Sum(output="of_both")).values.any()
@@ -195,7 +195,7 @@ def test_a_call_of_the_model_itself_has_lookups_but_no_modules() -> None:
     result = embgrad.gradients(model, IDS, embgrad.Sum(), call=lambda _, inputs: model(inputs))
     np.testing.assert_array_equal(result.values, expected.values)
     assert result.provenance["point"] == expected.provenance["point"]
-    with pytest.raises(embgrad.PointError):
+    with pytest.raises(embgrad.errors.PointError):
         embgrad.gradients(model, IDS, embgrad.Sum(), at="embed:output#0", call=lambda _, inputs: model(inputs))
     assert vars(model.embed) == before
 
@@ -204,7 +204,7 @@ def test_a_compiled_call_of_the_model_itself_is_refused() -> None:
     model, own = Tied(), nnx.jit(lambda model, ids: model(ids))
     before = dict(vars(model.embed))
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"Flax refused the call: .* let it call that, not the model itself"
+        embgrad.errors.UnsupportedError, match=r"Flax refused the call: .* let it call that, not the model itself"
     ):
         embgrad.gradients(model, IDS, embgrad.Sum(), call=lambda _, inputs: own(model, inputs))
     assert vars(model.embed) == before
@@ -215,13 +215,13 @@ def test_an_id_outside_the_table_is_an_error_where_jax_gives_nan() -> None:
     """Or, of an id beyond 32 bits, another row."""
     model = Tied()
     assert jnp.isnan(model.embed(jnp.array([11]))).all()
-    with pytest.raises(embgrad.BatchError, match=r"id 11 at example 0, position 1 .*11 rows: expected 0 to 10"):
+    with pytest.raises(embgrad.errors.BatchError, match=r"id 11 at example 0, position 1 .*11 rows: expected 0 to 10"):
         embgrad.gradients(model, [[1, 11]], embgrad.Sum())
-    with pytest.raises(embgrad.BatchError, match=r"id 4294967301 at example 0, position 1 is outside the table"):
+    with pytest.raises(embgrad.errors.BatchError, match=r"id 4294967301 at example 0, position 1 is outside the table"):
         embgrad.gradients(model, [[1, 2**32 + 5]], embgrad.Sum())
     with (
         jax.enable_x64(False),
-        pytest.raises(embgrad.BatchError, match="holds 4294967301, which JAX would hold as int32"),
+        pytest.raises(embgrad.errors.BatchError, match="holds 4294967301, which JAX would hold as int32"),
     ):
         embgrad.gradients(model, [[1, 2**32 + 5]], embgrad.Sum())
 
@@ -267,7 +267,7 @@ def test_nothing_is_left_behind(fault: BaseException | None) -> None:
 def test_the_entry_point_imports_no_framework() -> None:
     """Discovery costs nothing. The second line is the proof of the first: the same question after an import."""
     code = (
-        "import sys, embgrad; embgrad.list_backends()['jax'].owns(3); print('jax' in sys.modules, 'flax' in sys.modules);"
+        "import sys, embgrad; embgrad.backend.list_backends()['jax'].owns(3); print('jax' in sys.modules, 'flax' in sys.modules);"
         "import embgrad_jax.run; print('jax' in sys.modules, 'flax' in sys.modules)"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -296,10 +296,12 @@ def _members(model: Any) -> list[Any]:
 def test_parts_without_a_call_are_refused_with_what_to_pass() -> None:
     module = linen.Embed(11, 4)
     variables = module.init(jax.random.key(0), jnp.asarray(IDS))
-    with pytest.raises(embgrad.UnsupportedError, match=r"a Flax Linen module with its variables.*parts\[0\]\.apply"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"a Flax Linen module with its variables.*parts\[0\]\.apply"
+    ):
         embgrad.gradients((module, variables), IDS, embgrad.Sum())
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"the model is a dict of arrays, which cannot be called.*forward\(params"
+        embgrad.errors.UnsupportedError, match=r"the model is a dict of arrays, which cannot be called.*forward\(params"
     ):
         embgrad.gradients(variables, IDS, embgrad.Sum())
 
@@ -313,7 +315,7 @@ def test_a_model_that_reads_the_values_of_arrays_is_refused() -> None:
             return rows if rows.sum() > 0 else -rows
 
     with pytest.raises(
-        embgrad.UnsupportedError,
+        embgrad.errors.UnsupportedError,
         match=r"the model's Python reads the values of arrays, which jax\.jit does not allow either \(.+\)\. Write it with",
     ):
         embgrad.gradients(Deciding(), IDS, embgrad.Sum())
@@ -330,7 +332,7 @@ def test_a_keras_model_that_was_never_called_is_refused() -> None:
 
     model = Unbuilt()
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"the Keras model Unbuilt has no weights yet, .* Call it once on a"
+        embgrad.errors.UnsupportedError, match=r"the Keras model Unbuilt has no weights yet, .* Call it once on a"
     ):
         embgrad.gradients(model, IDS, embgrad.Sum())
     assert not model.weights

@@ -39,7 +39,7 @@ class TestKerasOnJax(LoadedBert):
 
 def test_masks_and_types_may_be_omitted(tmp_path: Path) -> None:
     checkpoint(tmp_path)
-    model = embgrad.load_bert(tmp_path, "jax")
+    model = embgrad.zoo.load_bert(tmp_path, "jax")
     ids = INPUTS["input_ids"]
     expected = model(ids, jnp.ones_like(ids), jnp.zeros_like(ids))["pooler_output"]
     np.testing.assert_array_equal(model(ids)["pooler_output"], expected)
@@ -47,14 +47,14 @@ def test_masks_and_types_may_be_omitted(tmp_path: Path) -> None:
 
 def test_it_can_be_compiled(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path)
-    model = embgrad.load_bert(tmp_path, "jax")
+    model = embgrad.zoo.load_bert(tmp_path, "jax")
     pooled = nnx.jit(lambda model, inputs: model(**inputs)["pooler_output"])(model, INPUTS)
     np.testing.assert_allclose(pooled, by_hand(weights)[1], atol=2e-5)
 
 
 def test_dropout_acts_in_training_alone(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path, hidden_dropout_prob=0.4)
-    model = embgrad.load_bert(tmp_path, "jax")
+    model = embgrad.zoo.load_bert(tmp_path, "jax")
     model.train()
     assert not np.allclose(model(**INPUTS)["pooler_output"], by_hand(weights)[1], atol=1e-2)
     model.eval()
@@ -75,7 +75,7 @@ def test_every_activation_is_the_one_that_its_name_means() -> None:
 def test_a_bert_inside_another_model_has_the_checkpoints_names(tmp_path: Path) -> None:
     class Classifier(nnx.Module):
         def __init__(self) -> None:
-            self.bert = embgrad.load_bert(tmp_path, "jax")
+            self.bert = embgrad.zoo.load_bert(tmp_path, "jax")
             self.head = nnx.Linear(8, 2, rngs=nnx.Rngs(0))
 
         def __call__(self, input_ids: jax.Array) -> jax.Array:
@@ -91,5 +91,5 @@ def test_a_bert_inside_another_model_has_the_checkpoints_names(tmp_path: Path) -
 def test_flax_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(tmp_path)
     monkeypatch.setitem(sys.modules, "embgrad_jax.bert", None)
-    with pytest.raises(embgrad.BackendError, match=r"flax cannot be imported \(.*pip install 'embgrad\[jax\]'"):
-        embgrad.load_bert(tmp_path, "jax")
+    with pytest.raises(embgrad.errors.BackendError, match=r"flax cannot be imported \(.*pip install 'embgrad\[jax\]'"):
+        embgrad.zoo.load_bert(tmp_path, "jax")

@@ -82,7 +82,7 @@ def test_a_kept_trace_remembers_what_the_model_writes(count: int) -> None:
     model = OfOneNumber(nnx.Variable, count)
     for _ in range(3):
         with pytest.raises(
-            embgrad.UnsupportedError, match="the model keeps 'state' from call to call, and L of example"
+            embgrad.errors.UnsupportedError, match="the model keeps 'state' from call to call, and L of example"
         ):
             embgrad.gradients(model, IDS, LOGIT, batch_size=2, compile=True)
 
@@ -126,7 +126,8 @@ def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
             return (fast(rows) if self.dropout.deterministic else rows * 2.0).sum(1)
 
     with pytest.raises(
-        embgrad.UnsupportedError, match="Net runs in evaluation mode without gradients, and raised NotImplementedError"
+        embgrad.errors.UnsupportedError,
+        match="Net runs in evaluation mode without gradients, and raised NotImplementedError",
     ):
         embgrad.gradients(Net(), IDS, embgrad.Logit(1))
     g = embgrad.gradients(Net(), IDS, embgrad.Logit(1), training=True)

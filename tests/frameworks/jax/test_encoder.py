@@ -78,7 +78,7 @@ def test_jaxs_own_gradient_of_every_parameter(model: Encoder) -> None:
         return (model(jnp.asarray(IDS), jnp.asarray(BATCH.mask))["words"] * BATCH.real[..., None]).sum()
 
     expected = {".".join(map(str, path)): np.asarray(one[...]) for path, one in nnx.to_flat_state(own(model))}
-    found = embgrad.parameter_gradients(model, BATCH, embgrad.Sum(output="words"))
+    found = embgrad.tables.parameter_gradients(model, BATCH, embgrad.Sum(output="words"))
     assert set(found) == set(expected)
     largest = max(np.abs(gradient).max() for gradient in expected.values())
     for (
@@ -86,7 +86,7 @@ def test_jaxs_own_gradient_of_every_parameter(model: Encoder) -> None:
         gradient,
     ) in expected.items():  # that of the keys' biases is nothing but rounding: a softmax does not see them
         np.testing.assert_allclose(found[name], gradient, rtol=1e-9, atol=1e-12 * largest, err_msg=name)
-    ledger = embgrad.table_gradients(model, BATCH, embgrad.Sum(output="words"))
+    ledger = embgrad.tables.table_gradients(model, BATCH, embgrad.Sum(output="words"))
     assert ledger.tied
     np.testing.assert_allclose(ledger.total, expected["embeddings.word.embedding"], rtol=1e-9)
 
@@ -145,7 +145,7 @@ def test_padding_gets_nothing(model: Encoder) -> None:
 def test_whole_numbers_among_the_outputs(model: Encoder) -> None:
     """They are no output that has a gradient, and no obstacle to the others'."""
     with pytest.raises(
-        embgrad.OutputError, match=r"'likeliest' is of dtype int64.*'logits', 'last_hidden_state', 'words'"
+        embgrad.errors.OutputError, match=r"'likeliest' is of dtype int64.*'logits', 'last_hidden_state', 'words'"
     ):
         embgrad.gradients(model, BATCH, embgrad.Sum(output="likeliest"))
     assert embgrad.gradients(model, BATCH, embgrad.Sum(output="words")).values.any()

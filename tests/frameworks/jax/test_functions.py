@@ -68,7 +68,7 @@ def test_closed_form_of_a_mean() -> None:
 def test_the_function_alone_is_refused_with_what_to_do() -> None:
     """Its parameters are not known."""
     with pytest.raises(
-        embgrad.BackendError,
+        embgrad.errors.BackendError,
         match="in place of a function that builds a model, pass what it returns, and in place of a function of JAX",
     ):
         embgrad.gradients(mean_logits, IDS, embgrad.Sum())

@@ -77,14 +77,16 @@ def test_a_model_is_taken_with_its_parameters() -> None:
     np.testing.assert_allclose(g.values, (MASK / MASK.sum(1, keepdims=True))[..., None] * kernel, rtol=1e-6)
     np.testing.assert_allclose(g.activations, np.asarray(model.params["table"]["embedding"])[IDS])
     assert [point.name for point in embgrad.points(model, BATCH)] == ["table#0", "Dropout_0#0", "head#0"]
-    parameters = embgrad.parameter_gradients(model, BATCH, embgrad.Logit(1))
+    parameters = embgrad.tables.parameter_gradients(model, BATCH, embgrad.Logit(1))
     assert set(parameters) == {"params.table.embedding", "params.head.kernel", "params.head.bias"}
     np.testing.assert_allclose(parameters["params.head.bias"], [0, 2])
 
 
 def test_training_needs_a_key_and_so_a_call() -> None:
     model = Model()
-    with pytest.raises(embgrad.UnsupportedError, match=r"whose dropout needs a key: pass call=lambda model, inputs"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"whose dropout needs a key: pass call=lambda model, inputs"
+    ):
         embgrad.gradients(model, BATCH, embgrad.Logit(1), training=True)
 
     def call(model: Any, inputs: Any) -> Any:
@@ -97,5 +99,7 @@ def test_training_needs_a_key_and_so_a_call() -> None:
 
 def test_a_model_without_parameters_is_refused() -> None:
     model = Model(initialised=False)
-    with pytest.raises(embgrad.UnsupportedError, match="is a Model without parameters, as _do_init=False makes it"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match="is a Model without parameters, as _do_init=False makes it"
+    ):
         embgrad.gradients(model, BATCH, embgrad.Logit(1))

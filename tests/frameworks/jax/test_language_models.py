@@ -53,7 +53,7 @@ def test_the_best_substitutions_are_those_of_the_scores_by_hand(model: Any) -> N
     objective = LogProbability(np.where(np.arange(6) >= 4, IDS, -100))
     found = embgrad.substitutions(model, BATCH, objective, top=VOCAB)
     gradient = embgrad.gradients(model, BATCH, objective)
-    table = np.asarray(embgrad.embedding_table(model, BATCH))
+    table = np.asarray(embgrad.tables.embedding_table(model, BATCH))
     ids = found.ids[0, 1]
     scale = gradient.activations[0, 1] / table[IDS[0, 1]]  # Gemma multiplies the rows by the root of the dimension
     expected = ((table - table[IDS[0, 1]]) * scale) @ gradient.values[0, 1]
@@ -68,7 +68,7 @@ def test_a_search_finds_one_of_the_best_single_swaps(model: Any) -> None:
         model,
         batch,
         objective,
-        embgrad.HotFlip(steps=1, candidates=VOCAB),
+        embgrad.methods.HotFlip(steps=1, candidates=VOCAB),
         goal="maximize",
         positions=[0, 1, 2, 3],
         allowed=np.arange(VOCAB),

@@ -120,7 +120,7 @@ def network(rows: Callable[[Any, Any], Any], *, bias: bool = True) -> Callable[[
 def test_another_lookup_is_not_word(way: str, compiled: bool) -> None:
     rows, message = UNREAD[way]
     with pytest.raises(
-        embgrad.PointNotReachedError,
+        embgrad.errors.PointNotReachedError,
         match=rf"lookup scale#0 .* may not be the model's embedding of the ids, .*{message}",
     ):
         embgrad.gradients(parameters(), IDS, embgrad.Logit(1), call=network(rows), compile=compiled)
@@ -140,7 +140,7 @@ def test_ids_that_are_no_indices_are_seen_where_word_has_one_number() -> None:
     whole = np.random.default_rng(0).integers(-9, 9, (VOCAB, DIM)).astype(parameters()["scale"].dtype)
     for rows in (hashed, called_back):
         with pytest.raises(
-            embgrad.PointNotReachedError,
+            embgrad.errors.PointNotReachedError,
             match=r"lookup scale#0 .* has one number for each token, and with its values as they are",
         ):
             embgrad.gradients(parameters(), IDS, embgrad.Logit(1), call=network(rows, bias=False))

@@ -76,7 +76,7 @@ def test_a_module_with_its_arrays_is_a_model(build: Any) -> None:
 )
 def test_an_object_without_arrays_is_no_model(model: Any, message: str) -> None:
     assert not is_model(model)
-    with pytest.raises(embgrad.BackendError, match=message):
+    with pytest.raises(embgrad.errors.BackendError, match=message):
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 

@@ -32,7 +32,7 @@ def test_ids_outside_the_table_of_hugging_faces_classes(name: str, compiled: boo
     others = {"decoder_input_ids": np.ones_like(IDS)} if name == "t5" else {}
     if called:
         model({"input_ids": IDS % 20, **others})
-    with pytest.raises(embgrad.BatchError, match=FIRST.format(re.escape(path), 20, 19)):
+    with pytest.raises(embgrad.errors.BatchError, match=FIRST.format(re.escape(path), 20, 19)):
         embgrad.gradients(model, {"input_ids": IDS, **others}, objective, compile=compiled)
     found = embgrad.gradients(model, {"input_ids": IDS % 20, **others}, objective, compile=compiled)
     assert found.values.any()
@@ -68,12 +68,12 @@ CHECKS = {
 def test_a_failed_assertion_on_ids_names_the_id_and_the_table(check: str, is_saved: bool, tmp_path: Any) -> None:
     model = Net(CHECKS[check])
     model = saved(model, tmp_path) if is_saved else model
-    with pytest.raises(embgrad.BatchError, match=FIRST.format("table", 12, 11)):
+    with pytest.raises(embgrad.errors.BatchError, match=FIRST.format("table", 12, 11)):
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 
 def test_an_assertion_that_fits_several_tables_names_none() -> None:
-    with pytest.raises(embgrad.BatchError, match=FIRST.format("lookup", 12, 11)):
+    with pytest.raises(embgrad.errors.BatchError, match=FIRST.format("lookup", 12, 11)):
         embgrad.gradients(Net(CHECKS["less"], shared=True), IDS, embgrad.Sum())
 
 

@@ -29,8 +29,8 @@ def model() -> Any:
     [
         ("saliency", 0),
         ("input_x_gradient", 1e-15),
-        (embgrad.IntegratedGradients(10), 1e-10),
-        (embgrad.Occlusion(3), 1e-10),
+        (embgrad.methods.IntegratedGradients(10), 1e-10),
+        (embgrad.methods.Occlusion(3), 1e-10),
     ],
     ids=str,
 )

@@ -84,7 +84,7 @@ def encoded(weights: dict[str, np.ndarray], ids: np.ndarray, mask: np.ndarray) -
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_model_computes_as_the_checkpoint_says(tmp_path: Path, dtype: str) -> None:
     weights = checkpoint(tmp_path, dtype=dtype)
-    model = embgrad.load_bert(tmp_path, "tensorflow")
+    model = embgrad.zoo.load_bert(tmp_path, "tensorflow")
     assert type(model).__name__ == "TFBertModel"
     pooled = model(tf.constant(IDS), attention_mask=tf.constant(MASK)).pooler_output
     np.testing.assert_allclose(pooled, encoded(weights, IDS, MASK), atol=2e-6)
@@ -92,7 +92,7 @@ def test_the_model_computes_as_the_checkpoint_says(tmp_path: Path, dtype: str) -
 
 def test_the_gradient_is_that_of_the_arithmetic(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path)
-    model = embgrad.load_bert(tmp_path, "tensorflow")
+    model = embgrad.zoo.load_bert(tmp_path, "tensorflow")
     vector = np.cos(np.arange(8))
     result = embgrad.gradients(
         model, {"input_ids": IDS, "attention_mask": MASK}, embgrad.Projection(vector, output="pooled")
@@ -128,16 +128,16 @@ def test_weights_that_do_not_fit(tmp_path: Path, change: Any, message: str) -> N
     weights = checkpoint(tmp_path)
     change(weights)
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(embgrad.FileFormatError, match=message):
-        embgrad.load_bert(tmp_path, "tensorflow")
+    with pytest.raises(embgrad.errors.FileFormatError, match=message):
+        embgrad.zoo.load_bert(tmp_path, "tensorflow")
     assert load_file(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("setting", [{"add_cross_attention": True}, {"is_decoder": True}, {"hidden_act": "no such"}])
 def test_configurations_that_tfbert_ignores_are_refused(tmp_path: Path, setting: dict[str, Any]) -> None:
     checkpoint(tmp_path, {**CONFIG, **setting})
-    with pytest.raises(embgrad.UnsupportedError, match=next(iter(setting))):
-        embgrad.load_bert(tmp_path, "tensorflow")
+    with pytest.raises(embgrad.errors.UnsupportedError, match=next(iter(setting))):
+        embgrad.zoo.load_bert(tmp_path, "tensorflow")
 
 
 @pytest.mark.parametrize("seeded", [False, True])
@@ -155,7 +155,7 @@ def test_loading_restores_random_generators(tmp_path: Path, monkeypatch: pytest.
         np.random.seed(3)
         tf.random.set_seed(3)
         if load:
-            embgrad.load_bert(tmp_path, "tensorflow")
+            embgrad.zoo.load_bert(tmp_path, "tensorflow")
         drawn = tf_keras.initializers.GlorotUniform()((2, 2)).numpy().tolist()
         found.append((random.random(), np.random.random(), float(tf.random.uniform(())), drawn))
     assert found[0] == found[1]
@@ -169,5 +169,5 @@ def test_missing_classes_of_transformers_are_an_error(tmp_path: Path, monkeypatc
     else:
         monkeypatch.setitem(sys.modules, "transformers", None)
     message = r"classes are not available \(.*transformers.*embgrad\[tensorflow\].*TF_USE_LEGACY_KERAS unset"
-    with pytest.raises(embgrad.BackendError, match=message):
-        embgrad.load_bert(tmp_path, "tensorflow")
+    with pytest.raises(embgrad.errors.BackendError, match=message):
+        embgrad.zoo.load_bert(tmp_path, "tensorflow")

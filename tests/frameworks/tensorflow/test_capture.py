@@ -145,12 +145,12 @@ def test_a_pass_without_a_gradient_has_no_step(keras: Any) -> None:
             if sources is not None:
                 tape.gradient(loss, sources())
 
-    with pytest.raises(embgrad.NoGradientError, match=r"called 1 time\(s\), and no gradient reached 'word'"):
+    with pytest.raises(embgrad.errors.NoGradientError, match=r"called 1 time\(s\), and no gradient reached 'word'"):
         captured(None)
-    with pytest.raises(embgrad.NoGradientError, match="that the loss depends on the point"):
+    with pytest.raises(embgrad.errors.NoGradientError, match="that the loss depends on the point"):
         captured(lambda: model.head.trainable_variables)
     model.embed.trainable = False
-    with pytest.raises(embgrad.NoGradientError, match="that the loss depends on the point"):
+    with pytest.raises(embgrad.errors.NoGradientError, match="that the loss depends on the point"):
         captured(lambda: model.trainable_variables)
 
 
@@ -225,7 +225,7 @@ def test_a_compiled_step_is_an_error(keras: Any, name: str, traced: bool) -> Non
     if traced:
         compiled()
     before = weights(model)
-    inside = pytest.raises(embgrad.UnsupportedError, match=r"inside the compiled function .*run_eagerly=True")
+    inside = pytest.raises(embgrad.errors.UnsupportedError, match=r"inside the compiled function .*run_eagerly=True")
     with inside, embgrad.capture(model):
         compiled()
     assert weights(model) == before
@@ -236,7 +236,7 @@ def test_a_compiled_lookup_without_a_product_is_an_error(keras: Any) -> None:
     model = keras.Sequential([keras.layers.Embedding(12, 4, dtype="float64")])
     model(tf.constant(IDS, tf.int32))
     compiled = tf.function(lambda: loss_of(model, IDS))
-    with pytest.raises(embgrad.UnsupportedError, match="inside the compiled function"), embgrad.capture(model):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="inside the compiled function"), embgrad.capture(model):
         compiled()
 
 
@@ -248,7 +248,7 @@ def test_a_compiled_model_is_an_error(keras: Any) -> None:
     model = make_model(call, keras.Model, words=keras.layers.Embedding(12, 4, dtype="float64"))
     model.words.build((None,))
     model(tf.constant(IDS, tf.int32))
-    hidden = pytest.raises(embgrad.UnsupportedError, match=r"compiled graph.*run_functions_eagerly")
+    hidden = pytest.raises(embgrad.errors.UnsupportedError, match=r"compiled graph.*run_functions_eagerly")
     with hidden, embgrad.capture(model), tf.GradientTape():
         loss_of(model, IDS)
 
@@ -342,7 +342,7 @@ def test_a_wrapper_that_was_not_called_is_named_with_its_child(keras: Any) -> No
     model = Wrapper()
     model(IDS)
     model.compile(optimizer="sgd", run_eagerly=True)
-    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(model):
+    with pytest.raises(embgrad.errors.NoGradientError) as caught, embgrad.capture(model):
         model.fit(IDS, np.zeros(len(IDS)), verbose=0)
     assert caught.value.message == (
         "the forward of Wrapper was never called while the capture was open, and that of its child 'net' was: capture that "

@@ -74,5 +74,5 @@ def test_a_wrong_gradient_under_mixed_precision_gets_no_certificate() -> None:
             return tf.reduce_mean(tf.cast(tf.tanh(rows), tf.float64), 1) @ self.head
 
     for inner in ("float64", "float32", "float16", "bfloat16"):
-        with pytest.raises(embgrad.CertificationError, match="is wrong"):
+        with pytest.raises(embgrad.errors.CertificationError, match="is wrong"):
             embgrad.gradients(Broken(inner), IDS, OBJECTIVE, check=True)

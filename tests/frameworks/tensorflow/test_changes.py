@@ -118,7 +118,7 @@ def test_a_lookup_that_cannot_be_replaced_is_an_error() -> None:
 
     model = _Net(look_up)
     close(embgrad.gradients(model, IDS, OBJECTIVE).values, slope(model.table.numpy()[IDS]))
-    with pytest.raises(embgrad.UnsupportedError, match="cannot be replaced"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="cannot be replaced"):
         embgrad.gradients(model, IDS, OBJECTIVE, override={"word": NEW})
 
 
@@ -151,7 +151,7 @@ def test_a_layer_overridden_and_added_to(keras: Any, number: int) -> None:
     overridden = embgrad.gradients(model, IDS, OBJECTIVE, at=[name, "layer.-1"], override={name: NEW})
     for one in (name, "layer.-1"):
         close(overridden[one].values, by_override[one.replace("-1", str(LAYERS - 1))][1])
-    with pytest.raises(embgrad.NoGradientError, match=name):
+    with pytest.raises(embgrad.errors.NoGradientError, match=name):
         embgrad.gradients(model, IDS, OBJECTIVE, at="word", override={name: NEW})
 
 
@@ -235,7 +235,7 @@ def test_changes_in_a_recomputed_part_are_refused(keras: Any, option: str, point
     )
     model.words.build((None,))
     inner.build((None, 4))
-    with pytest.raises(embgrad.UnsupportedError, match="recomputed in the pullback"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="recomputed in the pullback"):
         embgrad.gradients(model, IDS, OBJECTIVE, at=point, **{option: {point: lambda value: value}})
 
 

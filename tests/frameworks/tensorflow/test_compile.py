@@ -83,7 +83,7 @@ def test_lookups_of_other_indices_are_checked_too() -> None:
     same(*both(model, small, PROJECTION))
     said = []
     for compiled in (False, True):
-        with pytest.raises(embgrad.BatchError) as raised:
+        with pytest.raises(embgrad.errors.BatchError) as raised:
             embgrad.gradients(model, IDS, PROJECTION, compile=compiled)
         said.append(str(raised.value))
     assert said[0] == said[1]

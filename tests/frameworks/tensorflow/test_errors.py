@@ -31,7 +31,7 @@ def test_a_call_inside_a_tf_function_is_refused(keras: Any) -> None:
         return embgrad.gradients(model, IDS, embgrad.Sum()).values
 
     message = r"inside a tf.function.*results are NumPy arrays.*Call it outside"
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
         tf.function(traced, autograph=False)()
     with pytest.raises(Exception, match=f"UnsupportedError: embgrad was called {message}"):  # AutoGraph wraps any error
         tf.function(traced)()
@@ -47,7 +47,7 @@ def test_a_call_in_the_scope_of_a_strategy_is_refused(keras: Any) -> None:
     outside = embgrad.gradients(model, ids, embgrad.Sum()).values
     with (
         strategy.scope(),
-        pytest.raises(embgrad.UnsupportedError, match=r"belong to a MirroredStrategy.*Call it outside"),
+        pytest.raises(embgrad.errors.UnsupportedError, match=r"belong to a MirroredStrategy.*Call it outside"),
     ):
         embgrad.gradients(model, ids, embgrad.Sum())
     np.testing.assert_array_equal(strategy.run(lambda: embgrad.gradients(model, ids, embgrad.Sum()).values), outside)
@@ -74,13 +74,15 @@ def test_inside_a_py_function_is_eager() -> None:
     ],
 )
 def test_an_objective_that_does_not_depend_on_the_lookup_is_an_error(forward: Any) -> None:
-    with pytest.raises(embgrad.NoGradientError, match="does not depend on the point 'word'"):
+    with pytest.raises(embgrad.errors.NoGradientError, match="does not depend on the point 'word'"):
         embgrad.gradients(Net(forward), IDS, embgrad.Sum())
 
 
 def test_an_output_of_whole_numbers_is_refused() -> None:
     model = Net(lambda rows, ids: {"logits": tf.gather(rows, ids)[:, 0], "classes": ids})
-    with pytest.raises(embgrad.OutputError, match=r"'classes' is of dtype int32: expected floating point.*output="):
+    with pytest.raises(
+        embgrad.errors.OutputError, match=r"'classes' is of dtype int32: expected floating point.*output="
+    ):
         embgrad.gradients(model, IDS, embgrad.Sum(output="classes"))
 
 
@@ -93,14 +95,16 @@ def test_an_output_of_whole_numbers_is_refused() -> None:
 )
 def test_native_objectives_of_another_type_are_refused(keras: Any, objective: Any, message: str) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D())
-    with pytest.raises(embgrad.ObjectiveError, match=message):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=message):
         embgrad.gradients(model, IDS, objective)
 
 
 def test_an_input_dtype_that_cannot_hold_the_ids_is_refused(keras: Any) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D(), dtype="float16", name="input_ids")
     big = np.array([[1, 2049]])
-    with pytest.raises(embgrad.BatchError, match=r"input 'input_ids' as float16, which does not hold.*2049.*int32"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"input 'input_ids' as float16, which does not hold.*2049.*int32"
+    ):
         embgrad.gradients(model, big, embgrad.Sum())
 
 
@@ -108,7 +112,9 @@ def test_a_text_input_is_refused() -> None:
     keras = KERAS["keras3"]
     ids = keras.layers.Input((), dtype="string")
     model = keras.Model(ids, ids)
-    with pytest.raises(embgrad.BatchError, match=r"declares its input .* as text, and the batch holds token ids"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"declares its input .* as text, and the batch holds token ids"
+    ):
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 
@@ -116,13 +122,13 @@ def test_inputs_without_a_known_name_are_refused(keras: Any) -> None:
     left, right = (keras.layers.Input((None,), dtype="int32", name=name) for name in ("left", "right"))
     table = keras.layers.Embedding(12, 4)
     model = keras.Model([left, right], keras.layers.Add()([table(left), table(right)]))
-    with pytest.raises(embgrad.BatchError, match=r"none has a name that means token ids.*call="):
+    with pytest.raises(embgrad.errors.BatchError, match=r"none has a name that means token ids.*call="):
         embgrad.gradients(model, IDS, embgrad.Sum())
 
 
 def test_an_argument_that_the_batch_lacks_is_an_error() -> None:
 
-    with pytest.raises(embgrad.BatchError, match="needs 'temperature'"):
+    with pytest.raises(embgrad.errors.BatchError, match="needs 'temperature'"):
         embgrad.gradients(make_model(lambda self, ids, temperature: ids), IDS, embgrad.Sum())
 
 
@@ -139,13 +145,15 @@ def test_a_sparse_input_cannot_be_cut_into_examples(option: dict[str, Any]) -> N
     bag = tf.sparse.from_dense(np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]))
     batch = {"input_ids": np.array([[5, 7], [8, 2], [1, 11]]), "bag": bag}
     assert embgrad.gradients(Weighing(), batch, embgrad.Sum()).values[2, 0, 0] == 6
-    with pytest.raises(embgrad.BatchError, match=r"'bag' is a SparseTensor.*expected an array or a dense tensor"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"'bag' is a SparseTensor.*expected an array or a dense tensor"
+    ):
         embgrad.gradients(Weighing(), batch, embgrad.Sum(), **option)
 
 
 def test_several_parts_without_call_are_refused(keras: Any) -> None:
     parts = [functional(keras), keras.layers.Dense(2)]
-    with pytest.raises(embgrad.UnsupportedError, match=r"sequence of 2 parts.*Pass call=lambda parts"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"sequence of 2 parts.*Pass call=lambda parts"):
         embgrad.gradients(parts, IDS, embgrad.Sum())
 
 
@@ -168,7 +176,9 @@ def test_the_models_own_error_comes_through_unchanged() -> None:
 def test_ids_outside_a_table_that_is_no_matrix(shape: tuple[int, ...]) -> None:
     other = tf.Variable(tf.ones(shape))
     model = Net(lambda rows, ids: tf.reduce_sum(tf.gather(other, ids)) + tf.reduce_sum(tf.gather(rows, ids), 1))
-    with pytest.raises(embgrad.BatchError, match=r"id 50 at example 0, position 1 is outside the table.*12 rows"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"id 50 at example 0, position 1 is outside the table.*12 rows"
+    ):
         embgrad.gradients(model, [[1, 50]], embgrad.Sum())
 
 
@@ -177,7 +187,7 @@ def test_a_model_that_cannot_be_called_is_refused() -> None:
         def encode(self, ids: Any) -> Any:
             return ids
 
-    with pytest.raises(embgrad.UnsupportedError, match=r"cannot be called.*pass call="):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"cannot be called.*pass call="):
         embgrad.gradients(Encoder(), IDS, embgrad.Sum())
 
 
@@ -197,7 +207,7 @@ def test_gradient_override_maps_are_refused(compile: bool, autograph: bool) -> N
         with tf.compat.v1.get_default_graph().gradient_override_map({"Sin": "HalvedInTests"}):
             return tf.sin(rows)
 
-    with pytest.raises(embgrad.UnsupportedError, match=r"gradient_override_map.*Use tf\.custom_gradient"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"gradient_override_map.*Use tf\.custom_gradient"):
         embgrad.gradients(Net(forward), IDS, embgrad.Sum(), compile=compile)
     own = Net(tf.function(lambda table, ids: halved(tf.gather(table, ids))))
     found = embgrad.gradients(own, IDS, embgrad.Sum(), compile=compile)
@@ -220,14 +230,14 @@ def test_a_loss_of_keras_is_refused(keras: Any) -> None:
         losses.sparse_categorical_crossentropy,
         losses.MeanSquaredError,
     ):
-        with pytest.raises(embgrad.ObjectiveError, match=message):
+        with pytest.raises(embgrad.errors.ObjectiveError, match=message):
             embgrad.gradients(functional(keras), IDS, loss)
 
 
 def test_a_data_set_of_batches_is_refused() -> None:
     batches = tf.data.Dataset.from_tensor_slices(IDS).batch(2)
     with pytest.raises(
-        embgrad.BatchError, match=r"expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream"
+        embgrad.errors.BatchError, match=r"expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream"
     ):
         embgrad.gradients(Net(lambda net, ids: tf.gather(net.rows, ids)), batches, embgrad.Sum())
 
@@ -251,7 +261,8 @@ def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
 
     ids = np.array([[1, 2], [3, 4]])
     with pytest.raises(
-        embgrad.UnsupportedError, match="Net runs in evaluation mode without gradients, and raised NotImplementedError"
+        embgrad.errors.UnsupportedError,
+        match="Net runs in evaluation mode without gradients, and raised NotImplementedError",
     ):
         embgrad.gradients(Net(), ids, embgrad.Logit(1))
     g = embgrad.gradients(Net(), ids, embgrad.Logit(1), training=True)

@@ -176,13 +176,13 @@ def test_the_ledger_of_a_table_that_is_the_head_too(name: str) -> None:
     model = build(name)
     batch = zoo.batch(model)
     objective, total = zoo.objective(name, batch["padding_mask"]), total_of(name, batch["padding_mask"])
-    ledger = embgrad.table_gradients(model, batch, objective)
+    ledger = embgrad.tables.table_gradients(model, batch, objective)
     layer = getattr(model, "backbone", model).token_embedding
     close(ledger.total, own_table_gradient(layer.embeddings, lambda: total(model(batch, training=False))))
     close(ledger.lookup + ledger.head, ledger.total)
     assert (np.abs(ledger.head).max() > 0) == layer.tie_weights
     if not layer.tie_weights:
-        words = embgrad.parameter_gradients(model, batch, objective)
+        words = embgrad.tables.parameter_gradients(model, batch, objective)
         head = next(value for path, value in words.items() if path.endswith("reverse_embeddings"))
         close(head, own_table_gradient(layer.reverse_embeddings, lambda: total(model(batch, training=False))))
 
@@ -197,7 +197,7 @@ def test_gemmas_point_is_the_row_before_it_is_scaled(name: str) -> None:
     close(found["word"].activations, rows)
     close(found["embeddings"].activations, rows * scale)
     close(found["word"].values, found["embeddings"].values * scale)
-    close(embgrad.embedding_table(model, batch), model.token_embedding.embeddings.numpy())
+    close(embgrad.tables.embedding_table(model, batch), model.token_embedding.embeddings.numpy())
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -32,7 +32,7 @@ def on(monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
 def test_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     on(monkeypatch, "CPU:0", "GPU:0")
     with refused(
-        embgrad.UnsupportedError, "the model is on 'CPU:0', 'GPU:0': expected a model on the CPU or on one GPU"
+        embgrad.errors.UnsupportedError, "the model is on 'CPU:0', 'GPU:0': expected a model on the CPU or on one GPU"
     ):
         parameters.device_meter(tf.Module())
 

@@ -110,7 +110,7 @@ def test_several_outputs_go_by_their_layers_names(keras: Any) -> None:
     model = keras.Model(ids, [keras.layers.Dense(3, name="other")(rows), keras.layers.Dense(2, name="logits")(rows)])
     result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
     assert_slopes(result, table.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))[1] * VECTOR))
-    with pytest.raises(embgrad.OutputError, match="'other', 'logits'"):
+    with pytest.raises(embgrad.errors.OutputError, match="'other', 'logits'"):
         embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="third"))
 
 
@@ -347,7 +347,7 @@ def test_outputs_of_one_layer_have_different_names(keras: Any) -> None:
     ids = keras.layers.Input((None,), dtype="int32")
     table = keras.layers.Embedding(12, 4)
     model = keras.Model(ids, keras.layers.LSTM(2, return_state=True, name="lstm")(table(ids)))
-    with pytest.raises(embgrad.OutputError, match="3 outputs"):
+    with pytest.raises(embgrad.errors.OutputError, match="3 outputs"):
         embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
     result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="lstm"))
     assert_slopes(result, table.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))[0] * VECTOR))

@@ -88,5 +88,5 @@ def test_an_encoder_decoder(t5: Any) -> None:
 
 def test_an_encoder_decoder_without_decoder_ids(t5: Any) -> None:
     message = "the model TFT5ForConditionalGeneration is an encoder-decoder, and raised ValueError without decoder ids: expected"
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(embgrad.errors.BatchError, match=message):
         embgrad.gradients(t5, BATCH, embgrad.Logit(3))

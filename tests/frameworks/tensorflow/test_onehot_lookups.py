@@ -93,7 +93,7 @@ def test_a_product_of_one_hot_rows_with_a_table_is_a_lookup(way: str, is_saved: 
     is_named = is_saved or "einsum" not in way
     assert found.provenance["path"] == ("rows#0" if is_named else "lookup#0")
     if is_named:
-        assert not embgrad.table_gradients(model, SMALL, TOTAL).head.any()
+        assert not embgrad.tables.table_gradients(model, SMALL, TOTAL).head.any()
     moved = embgrad.gradients(model, SMALL, TOTAL, add={"word": np.full(4, 0.25)})
     close(moved.values, weighed_gradient(TABLE[SMALL] + 0.25))
 
@@ -105,13 +105,15 @@ def test_other_products_are_no_lookups(way: str) -> None:
     sliced = (
         r"rows#0 \(12 rows × 4, indices of shape \(4,\)\)"  # rows 0 to 3 of the table, as many as there are positions
     )
-    with pytest.raises(embgrad.PointNotReachedError, match=rf"made no lookup .*lookups seen: ({seen}|{sliced})"):
+    with pytest.raises(embgrad.errors.PointNotReachedError, match=rf"made no lookup .*lookups seen: ({seen}|{sliced})"):
         embgrad.gradients(model, SMALL, TOTAL)
 
 
 def test_an_id_beyond_the_one_hot_rows_is_refused(tmp_path: Any) -> None:
     model = saved(Net(lambda table, ids: tf.reduce_sum(tf.one_hot(ids, 12) @ table)), tmp_path)
-    with pytest.raises(embgrad.BatchError, match=r"id 12 at example 0, position 1 is outside the table.*12 rows"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"id 12 at example 0, position 1 is outside the table.*12 rows"
+    ):
         embgrad.gradients(model, [[1, 12]], TOTAL)
 
 
@@ -149,7 +151,7 @@ def test_other_uses_of_the_ids_are_named(way: str, is_saved: bool, tmp_path: Any
     forward, table, trainable, message = NO_WAY_IN[way]
     model = loaded(Net(lambda table, ids: weighed(forward(table, ids)), table, trainable), tmp_path, is_saved)
     with pytest.raises(
-        embgrad.PointNotReachedError, match=rf"made no lookup .* The ids were used otherwise: {message}"
+        embgrad.errors.PointNotReachedError, match=rf"made no lookup .* The ids were used otherwise: {message}"
     ):
         embgrad.gradients(model, SMALL, TOTAL)
 

@@ -149,7 +149,8 @@ def test_another_lookup_is_not_word(way: str, kind: str, tmp_path: Any) -> None:
     options: dict[str, Any] = {"compile": True} if kind == "compiled" else {}
     options |= {"call": lambda net, ids: net.serve(ids)} if kind == "saved" else {}
     with pytest.raises(
-        embgrad.PointNotReachedError, match=rf"lookup .* may not be the model's embedding of the ids, which .*{message}"
+        embgrad.errors.PointNotReachedError,
+        match=rf"lookup .* may not be the model's embedding of the ids, which .*{message}",
     ):
         embgrad.gradients(model, IDS, embgrad.Logit(1), **options)
 
@@ -161,7 +162,7 @@ def test_ids_that_python_reads_are_seen_where_word_has_one_number() -> None:
         return tf.constant(whole[ids.numpy()]) * tf.gather(net.scale, ids)
 
     with pytest.raises(
-        embgrad.PointNotReachedError,
+        embgrad.errors.PointNotReachedError,
         match=r"lookup scale#0 .* has one number for each token, and with its values as they are",
     ):
         embgrad.gradients(Net(quantised, bias=False), IDS, embgrad.Logit(1))
@@ -181,7 +182,7 @@ def test_the_other_table_can_be_named_and_a_capture_refuses_word() -> None:
     found = embgrad.gradients(model, IDS, embgrad.Logit(1), at="scale")
     np.testing.assert_array_equal(found.values, np.ones((2, 4, 1), np.float32))
     with (
-        pytest.raises(embgrad.PointNotReachedError, match="may not be the model's embedding of the ids"),
+        pytest.raises(embgrad.errors.PointNotReachedError, match="may not be the model's embedding of the ids"),
         embgrad.capture(model),
         tf.GradientTape() as tape,
     ):

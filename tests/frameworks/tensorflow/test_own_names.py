@@ -29,5 +29,5 @@ def test_a_dict_with_the_names_of_the_inputs(library: Any) -> None:
     np.testing.assert_array_equal(
         embgrad.gradients(model, batch, embgrad.Logit(1), batch_size=1).objective.round(5), result.objective.round(5)
     )
-    with pytest.raises(embgrad.BatchError, match="the model's inputs are 'words', 'features', and none has"):
+    with pytest.raises(embgrad.errors.BatchError, match="the model's inputs are 'words', 'features', and none has"):
         embgrad.gradients(model, {"words": IDS}, embgrad.Logit(1))

@@ -32,9 +32,9 @@ def test_a_model_that_makes_the_batchs_mask_gives_no_warning(keras: Any, options
     with warnings.catch_warnings():
         warnings.simplefilter("error", embgrad.EmbgradWarning)
         found = [embgrad.gradients(model, batch, OBJECTIVE, **options) for _ in range(2)][-1]
-        table = embgrad.table_gradients(model, batch, OBJECTIVE)
-        report = embgrad.padding_report(model, batch, OBJECTIVE)
-        embgrad.parameter_gradients(model, batch, OBJECTIVE)
+        table = embgrad.tables.table_gradients(model, batch, OBJECTIVE)
+        report = embgrad.metrics.padding_report(model, batch, OBJECTIVE)
+        embgrad.tables.parameter_gradients(model, batch, OBJECTIVE)
     assert found.provenance["unused"] == table.provenance["unused"] == []
     assert found.provenance["masked_id"] == 0
     assert report.mask_taken

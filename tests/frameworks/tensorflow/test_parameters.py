@@ -42,7 +42,7 @@ def test_a_transformer(keras: Any) -> None:
     expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR))
     names = [one.name if keras is keras2 else one.path for one in model.trainable_variables]
     assert len(set(names)) == len(names) == 18
-    compare(embgrad.parameter_gradients(model, IDS, OBJECTIVE), names, expected)
+    compare(embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE), names, expected)
 
 
 @pytest.mark.parametrize("name", ["TFBertForMaskedLM", "TFGPT2LMHeadModel"])
@@ -51,7 +51,7 @@ def test_hugging_face(name: str) -> None:
         model = (small_gpt2 if "GPT2" in name else small_bert)(name)
         vector = np.cos(np.arange(12))
         expected = by_tape_of(model, vector)
-        found = embgrad.parameter_gradients(model, {"input_ids": IDS}, embgrad.Projection(vector))
+        found = embgrad.tables.parameter_gradients(model, {"input_ids": IDS}, embgrad.Projection(vector))
     compare(found, [one.name for one in model.trainable_variables], expected)
 
 
@@ -64,7 +64,7 @@ def test_a_backbone_of_keras_hub() -> None:
     model = small_backbone()
     inputs = {"token_ids": IDS, "segment_ids": np.zeros_like(IDS), "padding_mask": np.ones_like(IDS)}
     expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(inputs)["sequence_output"] * VECTOR))
-    found = embgrad.parameter_gradients(model, IDS, embgrad.Projection(VECTOR, output="sequence"))
+    found = embgrad.tables.parameter_gradients(model, IDS, embgrad.Projection(VECTOR, output="sequence"))
     compare(found, [one.path for one in model.trainable_variables], expected)
     assert found.unreached  # the pooler's
 
@@ -72,7 +72,7 @@ def test_a_backbone_of_keras_hub() -> None:
 def test_names_that_repeat_are_numbered() -> None:
     one, other = (tf.Variable(np.full((12, 4), float(number)), name="table") for number in (1, 2))
 
-    found = embgrad.parameter_gradients(
+    found = embgrad.tables.parameter_gradients(
         make_model(
             lambda self, ids: tf.gather(self.first, ids) * 2 + tf.gather(self.second, ids) * 3, first=one, second=other
         ),
@@ -89,13 +89,13 @@ def test_frozen_variables_have_no_gradients(keras: Any) -> None:
     model = build(keras)
     model.blocks[1].trainable = False
     model.embed.places.trainable = False
-    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    found = embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
     names = [one.name if keras is keras2 else one.path for one in model.trainable_variables]
     assert list(found) == names
     assert len(names) == 13
     model.trainable = False
-    with pytest.raises(embgrad.NoGradientError, match="trainable"):
-        embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    with pytest.raises(embgrad.errors.NoGradientError, match="trainable"):
+        embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
 
 
 def test_variables_that_the_first_call_makes(keras: Any) -> None:
@@ -106,7 +106,7 @@ def test_variables_that_the_first_call_makes(keras: Any) -> None:
         words=keras.layers.Embedding(12, 4),
         head=keras.layers.Dense(4),
     )
-    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    found = embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
     expected = by_tape(
         model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * VECTOR.astype(np.float32))
     )
@@ -119,7 +119,7 @@ def test_mixed_precision(keras: Any) -> None:
     with policy(keras, "mixed_bfloat16"):
         model = keras.Sequential([keras.layers.Embedding(12, 4), keras.layers.Dense(4)])
         model(tf.constant(IDS, tf.int32))
-    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    found = embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
     vector = tf.constant(VECTOR, tf.bfloat16)
     expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)) * vector))
     for gradient, other in zip(found.values(), expected, strict=True):
@@ -142,7 +142,7 @@ def test_a_layer_of_tf_hub_and_a_head(tmp_path: Any, trainable: bool) -> None:
     head(encoder(ids))
     sources = [*encoder.trainable_variables, *head.trainable_variables]
     expected = by_tape(sources, lambda: tf.reduce_sum(head(encoder(ids)) * VECTOR))
-    found = embgrad.parameter_gradients(
+    found = embgrad.tables.parameter_gradients(
         [encoder, head], IDS, OBJECTIVE, call=lambda parts, inputs: parts[1](parts[0](inputs))
     )
     numbers = [0] * len(encoder.trainable_variables) + [1, 1]
@@ -168,13 +168,13 @@ def test_an_export_of_keras_3_has_each_variable_once(tmp_path: Any, around: str 
     else:
         model = keras3.layers.TFSMLayer(str(tmp_path), call_endpoint="serve")
     expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(run_export(model) * VECTOR.astype(np.float32)))
-    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    found = embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
     assert list(found) == [getattr(one, "path", one.name) for one in model.trainable_variables]
     assert len(found) == (3 if around is None else 5)  # the layer trains again what the export had frozen
     assert not found.unreached
     for gradient, other in zip(found.values(), expected, strict=True):
         np.testing.assert_allclose(gradient, other, rtol=1e-4, atol=1e-6)
-    assert embgrad.table_gradients(model, IDS, OBJECTIVE).names == (next(iter(found)),)
+    assert embgrad.tables.table_gradients(model, IDS, OBJECTIVE).names == (next(iter(found)),)
     names = [weight.name for weight in TensorFlowBackend().weights(model)]
     assert len(names) == 7
     assert not [name for name in names if "#" in name]
@@ -194,5 +194,5 @@ def test_variables_that_a_saved_object_does_not_list(tmp_path: Any) -> None:
     saved.__call__ = tf.function(lambda ids: tf.gather(saved.table, ids) @ saved.head, input_signature=signature)
     tf.saved_model.save(saved, str(tmp_path))
     model = tf.saved_model.load(str(tmp_path))
-    assert "head:0" in embgrad.parameter_gradients(model, IDS, OBJECTIVE)
-    assert embgrad.table_gradients(model, IDS, OBJECTIVE).names == ("table:0",)
+    assert "head:0" in embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
+    assert embgrad.tables.table_gradients(model, IDS, OBJECTIVE).names == ("table:0",)

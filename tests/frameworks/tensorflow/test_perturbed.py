@@ -233,7 +233,7 @@ def test_compiled_steps_are_refused(keras: Any, name: str, traced: bool) -> None
         run()
     before = arrays(model)
     with (
-        refused(embgrad.UnsupportedError, "inside the compiled function", "changes none", "run_eagerly=True"),
+        refused(embgrad.errors.UnsupportedError, "inside the compiled function", "changes none", "run_eagerly=True"),
         embgrad.perturbed(model, {"word": 1.0}),
     ):
         run()
@@ -248,7 +248,7 @@ def test_a_part_that_is_recomputed_is_refused(keras: Any) -> None:
     call = tf.recompute_grad(lambda rows: bend(rows) * 1.0)
     model.call = lambda ids, training=False: model.head(tf.reduce_mean(call(model.words(ids)), 1))
     with (
-        refused(embgrad.UnsupportedError, "recomputed in the pullback", "choose a point outside of it"),
+        refused(embgrad.errors.UnsupportedError, "recomputed in the pullback", "choose a point outside of it"),
         embgrad.perturbed(model, {"bend": 1.0}),
     ):
         gradients_of(model, BATCHES[0])
@@ -259,7 +259,7 @@ def test_a_part_that_is_recomputed_is_refused(keras: Any) -> None:
 
 def test_a_variable_is_refused_and_a_constant_is_taken(keras: Any) -> None:
     model = net(keras)
-    with refused(embgrad.PointError, "add['word'] is", "which requires a gradient"):
+    with refused(embgrad.errors.PointError, "add['word'] is", "which requires a gradient"):
         embgrad.perturbed(model, {"word": tf.Variable(tf.zeros(DIM))})
     with embgrad.perturbed(model, {"word": tf.ones(DIM, tf.bfloat16)}), embgrad.capture(model) as tap:
         gradients_of(model, BATCHES[0])

@@ -198,7 +198,7 @@ def test_other_names_of_a_layer(keras: Any) -> None:
         np.testing.assert_array_equal(
             embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at=name).values, expected
         )
-    with pytest.raises(embgrad.UnknownPointError, match="Did you mean"):
+    with pytest.raises(embgrad.errors.UnknownPointError, match="Did you mean"):
         embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="blocks.2.bent")
 
 

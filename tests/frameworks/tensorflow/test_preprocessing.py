@@ -22,7 +22,7 @@ def test_a_preprocessing_model_without_a_dict_is_refused(vectorising: Any) -> No
         r"the preprocessing model returned EagerTensor: expected a dict of ids, mask and types, such as input_word_ids, "
         "input_mask and input_type_ids"
     )
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(embgrad.errors.BatchError, match=message):
         embgrad.encode(["a film", "film"], vectorising)
 
 
@@ -31,5 +31,5 @@ def test_a_preprocessing_model_without_pairs_is_refused(vectorising: Any) -> Non
         r"example 0 is a pair of texts, and the preprocessing model of type TextVectorization has no tokenize and "
         "bert_pack_inputs that would take it: expected single texts; or give a tokenizer"
     )
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(embgrad.errors.BatchError, match=message):
         embgrad.encode([("a film", "film")], vectorising)

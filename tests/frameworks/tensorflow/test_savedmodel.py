@@ -328,7 +328,9 @@ def test_compiled_functions_of_the_users_own() -> None:
 
 
 def test_an_id_beyond_a_saved_table_is_an_error(tiny: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"id 60 at example 0, position 2 is outside the table.*60 rows"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"id 60 at example 0, position 2 is outside the table.*60 rows"
+    ):
         embgrad.gradients(tiny, [[1, 2, 60]], POOLED)
 
 
@@ -357,7 +359,7 @@ class TestErrors:
     def test_another_length_than_the_saved_one(self, tmp_path: Any) -> None:
         model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)), (2, 4)).saved(tmp_path)
         with pytest.raises(
-            embgrad.BatchError, match=r"input 'ids' is of shape \(2, 4\), and the batch gives \(1, 3\).*Pad"
+            embgrad.errors.BatchError, match=r"input 'ids' is of shape \(2, 4\), and the batch gives \(1, 3\).*Pad"
         ):
             embgrad.gradients(model.run, [[1, 2, 3]], TOTAL)
 
@@ -371,7 +373,7 @@ class TestErrors:
         model = saved(model, tmp_path)
         np.testing.assert_array_equal(embgrad.gradients(model, SMALL, TOTAL).values, np.ones((2, 4, 4)))
         with pytest.raises(
-            embgrad.UnsupportedError, match=r"saved for training=False alone.*embgrad with training=False"
+            embgrad.errors.UnsupportedError, match=r"saved for training=False alone.*embgrad with training=False"
         ):
             embgrad.gradients(model, SMALL, TOTAL, training=True)
 
@@ -380,17 +382,19 @@ class TestErrors:
         model.encode = tf.function(lambda ids: tf.cast(ids, tf.float32), input_signature=[IDS_SPEC])
         model = saved(model, tmp_path)
         model.signatures = {}
-        with pytest.raises(embgrad.UnsupportedError, match=r"cannot be called.*its functions are 'encode'.*call="):
+        with pytest.raises(
+            embgrad.errors.UnsupportedError, match=r"cannot be called.*its functions are 'encode'.*call="
+        ):
             embgrad.gradients(model, SMALL, TOTAL)
 
     def test_a_function_without_inputs(self, tmp_path: Any) -> None:
         message = r"the saved function '\w+' takes no tensors. Give a function that takes token ids"
-        with pytest.raises(embgrad.UnsupportedError, match=message):
+        with pytest.raises(embgrad.errors.UnsupportedError, match=message):
             embgrad.gradients(saved_call(constant, [], tmp_path), SMALL, TOTAL)
 
     def test_a_ragged_input(self, tmp_path: Any) -> None:
         model = saved_call(ragged, [tf.RaggedTensorSpec([None, None], tf.int32)], tmp_path)
-        with pytest.raises(embgrad.UnsupportedError, match=r"declared as a RaggedTensorSpec.*call="):
+        with pytest.raises(embgrad.errors.UnsupportedError, match=r"declared as a RaggedTensorSpec.*call="):
             embgrad.gradients(model, SMALL, embgrad.Sum())
         by_call = embgrad.gradients(
             model, SMALL, embgrad.Sum(), call=lambda m, ids: m(tf.RaggedTensor.from_tensor(ids))
@@ -402,11 +406,13 @@ class TestErrors:
         holder.model = Net(lambda rows, ids: weighed(tf.gather(rows, ids)))
         function = holder.model.run.get_concrete_function()
         loaded = saved(holder, tmp_path, signatures={"one": function, "two": function})
-        with pytest.raises(embgrad.UnsupportedError, match=r"2 signatures, 'one', 'two'.*'serving_default'.*call="):
+        with pytest.raises(
+            embgrad.errors.UnsupportedError, match=r"2 signatures, 'one', 'two'.*'serving_default'.*call="
+        ):
             embgrad.gradients(loaded, SMALL, TOTAL)
 
     def test_an_input_that_the_batch_does_not_have(self, tiny: Any) -> None:
-        with pytest.raises(embgrad.BatchError, match="needs 'masked_lm_positions'"):
+        with pytest.raises(embgrad.errors.BatchError, match="needs 'masked_lm_positions'"):
             embgrad.gradients(tiny.mlm, BATCH, TOTAL)
 
 

@@ -41,7 +41,8 @@ class TestControlFlow:
     def test_a_lookup_in_a_branch_or_a_loop_is_refused(self, forward: Any, tmp_path: Any) -> None:
         model = Net(lambda rows, ids: weighed(forward(rows, ids))).saved(tmp_path)
         with pytest.raises(
-            embgrad.UnsupportedError, match=r"lookup lies inside .*which is a loop or a branch.*Save the model again"
+            embgrad.errors.UnsupportedError,
+            match=r"lookup lies inside .*which is a loop or a branch.*Save the model again",
         ):
             embgrad.gradients(model, SMALL, TOTAL)
 
@@ -89,7 +90,7 @@ class TestCustomGradients:
         """Though something is registered under their names here: each process counts them anew."""
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         model = Net(self.forward).saved(tmp_path, options=options)
-        with pytest.raises(embgrad.UnsupportedError, match=r"custom gradient.*was not saved.*SaveOptions"):
+        with pytest.raises(embgrad.errors.UnsupportedError, match=r"custom gradient.*was not saved.*SaveOptions"):
             embgrad.gradients(model, SMALL, TOTAL)
 
         def beside(used: Any, ids: Any) -> Any:
@@ -111,7 +112,7 @@ class TestGraphsThatStayClosed:
     def test_a_lookup_in_a_closed_graph_is_an_error(self, tmp_path: Any) -> None:
         model = Net(self.forward).saved(tmp_path)
         message = r"no lookup whose indices.*ran 1 compiled graph.*Switch.*TensorFlow 1.*Save the model again"
-        with pytest.raises(embgrad.UnsupportedError, match=message):
+        with pytest.raises(embgrad.errors.UnsupportedError, match=message):
             embgrad.gradients(model, SMALL, TOTAL)
 
     def test_a_closed_graph_of_the_ids_beside_a_lookup_is_an_error(self, tmp_path: Any) -> None:
@@ -123,7 +124,7 @@ class TestGraphsThatStayClosed:
             return parts[0](ids) + parts[1](ids)
 
         with pytest.raises(
-            embgrad.UnsupportedError,
+            embgrad.errors.UnsupportedError,
             match=r"may not be the model's embedding of the ids, which were also used otherwise: they are used inside \w+ with ",
         ):
             embgrad.gradients([model, other], SMALL, TOTAL, call=both)

@@ -134,7 +134,7 @@ def test_ids_outside_the_table_are_named(keras: Any, decorate: Any, number: int)
     model = subclassed(keras, decorate)
     ids = IDS.copy()
     ids[1, 1] = number
-    with pytest.raises(embgrad.BatchError) as caught:
+    with pytest.raises(embgrad.errors.BatchError) as caught:
         embgrad.gradients(model, ids, OBJECTIVE)
     assert caught.value.message == (
         f"id {number} at example 1, position 1 is outside the table: table 'table' has 12 rows: expected 0 to 11; use the "
@@ -168,7 +168,7 @@ def test_ids_outside_the_table_are_named_by_every_lookup(lookup: Any) -> None:
     ids = IDS.copy()
     ids[2, 3] = 12
     assert embgrad.gradients(Net(), IDS, OBJECTIVE).values.shape == (3, 4, 2)
-    with pytest.raises(embgrad.BatchError, match=r"^id 12 at example 2, position 3 .* table 'rows' has 12 rows"):
+    with pytest.raises(embgrad.errors.BatchError, match=r"^id 12 at example 2, position 3 .* table 'rows' has 12 rows"):
         embgrad.gradients(Net(), ids, OBJECTIVE)
 
 
@@ -187,7 +187,7 @@ def test_an_error_that_the_model_catches_is_raised_all_the_same() -> None:
             return tf.reduce_sum(tf.gather(self.rows, ids) + places, 1)
 
     assert embgrad.gradients(Net(), IDS, OBJECTIVE)
-    with pytest.raises(embgrad.BatchError, match=r"has 6 tokens, and the model takes 4 positions") as caught:
+    with pytest.raises(embgrad.errors.BatchError, match=r"has 6 tokens, and the model takes 4 positions") as caught:
         embgrad.gradients(Net(), np.ones((2, 6), int), OBJECTIVE)
     assert re.search(r"looks up index 4 .* table 'places' has 4 rows.*longer than", str(caught.value.__cause__))
 
@@ -207,11 +207,13 @@ def test_ids_outside_are_refused_where_a_device_returns_zeros(keras: Any, swallo
         with watcher.watching():
             try:
                 model(tf.constant(IDS, tf.int32))
-            except embgrad.BatchError:
+            except embgrad.errors.BatchError:
                 if not swallow:
                     raise
 
-    with pytest.raises(embgrad.BatchError, match=r"^id 5 at example 0, position 0 is outside the table [^\n]*model\n"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"^id 5 at example 0, position 0 is outside the table [^\n]*model\n"
+    ):
         work()
 
 

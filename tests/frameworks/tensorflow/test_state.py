@@ -333,7 +333,7 @@ def test_a_write_that_cannot_be_undone_is_an_error(monkeypatch: pytest.MonkeyPat
     embgrad.gradients(model, IDS, OBJECTIVE)
     assert not model.cache.numpy().any()
     monkeypatch.setattr(state_module, "LARGE", 100)
-    with pytest.raises(embgrad.UnsupportedError, match=r"wrote to the variable 'cache' in evaluation mode"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"wrote to the variable 'cache' in evaluation mode"):
         embgrad.gradients(model, IDS, OBJECTIVE)
 
 
@@ -506,7 +506,7 @@ REPLICAS = f"""{MIRRORED}
 def one():
     try:
         embgrad.gradients(model, np.array([[5, 2]]), embgrad.Sum())
-    except embgrad.UnsupportedError as error:
+    except embgrad.errors.UnsupportedError as error:
         print(error.message)
 
 strategy.run(one)
@@ -541,7 +541,9 @@ def test_a_model_that_waits_for_other_replicas_is_refused() -> None:
     embgrad.gradients(model, IDS, OBJECTIVE)
     with (
         OneOfTwo(tf.distribute.get_strategy(), 0),
-        pytest.raises(embgrad.UnsupportedError, match=r"one of 2 replicas .* Call embgrad outside of Strategy\.run"),
+        pytest.raises(
+            embgrad.errors.UnsupportedError, match=r"one of 2 replicas .* Call embgrad outside of Strategy\.run"
+        ),
     ):
         embgrad.gradients(model, IDS, OBJECTIVE)
     embgrad.gradients(model, IDS, OBJECTIVE)

@@ -37,7 +37,7 @@ def test_a_tied_head_of_hugging_face(name: str, frozen: bool) -> None:
         table = next(one for one in model.variables if tuple(one.shape) == (12, 4))
         own = own_table_gradient(table, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32)).logits * VECTOR))
         model.trainable = not frozen
-        found = embgrad.table_gradients(model, {"input_ids": IDS}, OBJECTIVE)
+        found = embgrad.tables.table_gradients(model, {"input_ids": IDS}, OBJECTIVE)
         lookup = embgrad.gradients(model, {"input_ids": IDS}, OBJECTIVE).table().to_dense()
     np.testing.assert_allclose(found.total, own, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(found.lookup, lookup, rtol=1e-12, atol=1e-14)
@@ -58,7 +58,7 @@ def test_a_tied_head_of_keras_hub() -> None:
         tied = keras3.Model(ids, logits)
     table = model.token_embedding.embeddings
     own = own_table_gradient(table, lambda: tf.reduce_sum(tied(tf.constant(IDS, tf.int32)) * VECTOR))
-    found = embgrad.table_gradients(tied, IDS, OBJECTIVE)
+    found = embgrad.tables.table_gradients(tied, IDS, OBJECTIVE)
     np.testing.assert_allclose(found.total, own, rtol=1e-10, atol=1e-12)
     assert found.head[11].any()
     assert found.apart < 1e-12
@@ -71,7 +71,7 @@ def test_several_lookups_and_a_penalty(keras: Any) -> None:
 
     model = make_model(call, keras.Model, words=keras.layers.Embedding(12, 4, dtype="float64", mask_zero=True))
     own = None
-    found = embgrad.table_gradients(model, IDS, embgrad.Sum())
+    found = embgrad.tables.table_gradients(model, IDS, embgrad.Sum())
     own = own_table_gradient(model.words.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))))
     rows = model.words.embeddings.numpy()
     np.testing.assert_allclose(found.head, 2 * 2 * rows, rtol=1e-12)
@@ -86,14 +86,14 @@ def test_a_layer_of_tf_hub_around_a_module_that_lists_no_variables(tmp_path: Any
     layer = hub.KerasLayer(str(tmp_path), trainable=trainable)
     assert not layer.variables
     batch = embgrad.TokenBatch(IDS, mask=np.not_equal(IDS, IDS[0, 0]))
-    expected = embgrad.table_gradients(plain, batch.ids, objective)
-    found = embgrad.table_gradients(layer, batch.ids, objective)
+    expected = embgrad.tables.table_gradients(plain, batch.ids, objective)
+    found = embgrad.tables.table_gradients(layer, batch.ids, objective)
     np.testing.assert_array_equal(found.total, expected.total)
     assert found.names == expected.names == ("rows:0",)
     assert found.own is None  # the layer trains nothing
     assert embgrad.gradients(layer, batch.ids, objective, check=True).certificate is not None
     with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
-        assert embgrad.padding_report(layer, batch, objective).pad_id == IDS[0, 0]
+        assert embgrad.metrics.padding_report(layer, batch, objective).pad_id == IDS[0, 0]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -120,7 +120,11 @@ def test_a_table_with_a_custom_gradient_is_no_parameter(compiled: bool) -> None:
     found = embgrad.gradients(model, batch, OBJECTIVE, compile=compiled)
     assert found.provenance["path"] == "lookup#0"
     np.testing.assert_allclose(0.5 * found.table().to_dense(), own, rtol=1e-12)
-    with pytest.raises(embgrad.PointError, match="is no parameter of the model: it is computed in the forward pass"):
-        embgrad.table_gradients(model, batch, OBJECTIVE)
-    (values,) = [one for one in embgrad.parameter_gradients(model, batch, OBJECTIVE).values() if one.shape == own.shape]
+    with pytest.raises(
+        embgrad.errors.PointError, match="is no parameter of the model: it is computed in the forward pass"
+    ):
+        embgrad.tables.table_gradients(model, batch, OBJECTIVE)
+    (values,) = [
+        one for one in embgrad.tables.parameter_gradients(model, batch, OBJECTIVE).values() if one.shape == own.shape
+    ]
     np.testing.assert_allclose(np.asarray(values), own, rtol=1e-12)

@@ -25,7 +25,7 @@ def with_vocabulary() -> keras.Sequential:
 
 @pytest.mark.parametrize("texts", [TEXTS, tf.constant(TEXTS)])
 def test_texts_for_a_model_that_makes_the_ids_are_refused_with_what_to_give(texts: object) -> None:
-    with pytest.raises(embgrad.BatchError, match="give these, with call=lambda model, ids: model\\(texts\\)"):
+    with pytest.raises(embgrad.errors.BatchError, match="give these, with call=lambda model, ids: model\\(texts\\)"):
         embgrad.gradients(with_vocabulary(), texts, LOGIT)
 
 

@@ -144,7 +144,7 @@ def test_parameters_go_by_keras_paths_and_have_pytorchs_gradients(name: str) -> 
     model = zoo.build(name)
     batch = zoo.batch(model)
     objective, total = zoo.objective(name, batch["padding_mask"]), total_of(name, batch["padding_mask"])
-    found = embgrad.parameter_gradients(model, batch, objective)
+    found = embgrad.tables.parameter_gradients(model, batch, objective)
     variables = model.trainable_variables
     expected = torch.autograd.grad(
         total(model(native(batch), training=False)), [variable.value for variable in variables], allow_unused=True
@@ -164,13 +164,13 @@ def test_the_ledger_of_the_word_table(name: str) -> None:
     """Llama's head is another variable of the same layer."""
     model = zoo.build(name)
     batch = zoo.batch(model)
-    ledger = embgrad.table_gradients(model, batch, zoo.objective(name, batch["padding_mask"]))
+    ledger = embgrad.tables.table_gradients(model, batch, zoo.objective(name, batch["padding_mask"]))
     table = getattr(model, "backbone", model).token_embedding.embeddings
     value = total_of(name, batch["padding_mask"])(model(native(batch), training=False))
     close(ledger.total, torch.autograd.grad(value, table.value)[0].numpy())
     assert ledger.tied is (name in TIED)
     assert ledger.names == (table.path,)
-    np.testing.assert_array_equal(embgrad.embedding_table(model, batch), table.numpy())
+    np.testing.assert_array_equal(embgrad.tables.embedding_table(model, batch), table.numpy())
 
 
 @pytest.mark.parametrize("name", ["BertTextClassifier", "GPT2CausalLM", "GemmaCausalLM", "LlamaCausalLM"])
@@ -200,10 +200,10 @@ def test_a_certificate_and_no_trace(name: str) -> None:
     before = keras_on_torch.state(model)
     embgrad.gradients(model, batch, objective, check=True)
     embgrad.gradients(model, batch, objective, at=["layer.0", "layer.-1"], training=True)
-    embgrad.parameter_gradients(model, batch, objective)
-    with pytest.raises(embgrad.UnknownPointError, match=r"Did you mean 'layer\.0'"):
+    embgrad.tables.parameter_gradients(model, batch, objective)
+    with pytest.raises(embgrad.errors.UnknownPointError, match=r"Did you mean 'layer\.0'"):
         embgrad.gradients(model, batch, objective, at="layers.0")
-    with pytest.raises(embgrad.BatchError, match=rf"^id 99 at example 1, position 0 .*{zoo.VOCAB} rows"):
+    with pytest.raises(embgrad.errors.BatchError, match=rf"^id 99 at example 1, position 0 .*{zoo.VOCAB} rows"):
         embgrad.gradients(
             model, {**batch, "token_ids": np.where(np.eye(3, 5, -1) > 0, 99, batch["token_ids"])}, objective
         )
@@ -288,7 +288,7 @@ def test_mixed_precision_keeps_the_names_of_tables() -> None:
     assert found["word"].provenance["path"] == f"{backbone.name}.token_embedding#0"
     assert found["type"].provenance["path"] == f"{backbone.name}.segment_embedding#0"
     assert found["word"].provenance["compute_dtype"] == "bfloat16"
-    ledger = embgrad.table_gradients(model, batch, objective)
+    ledger = embgrad.tables.table_gradients(model, batch, objective)
     total = total_of("BertTextClassifier", batch["padding_mask"])(model(native(batch), training=False).float())
     own = torch.autograd.grad(total, backbone.token_embedding.embeddings.value)[0].numpy()
     close(ledger.total, own, 0.02)
@@ -298,7 +298,7 @@ def test_a_missing_input_is_named() -> None:
     model = zoo.build("BertMaskedLM")
     batch = zoo.batch(model)
     del batch["mask_positions"]
-    with pytest.raises(embgrad.BatchError, match="the model needs 'mask_positions', which has no default"):
+    with pytest.raises(embgrad.errors.BatchError, match="the model needs 'mask_positions', which has no default"):
         embgrad.gradients(model, batch, embgrad.Sum())
 
 

@@ -121,12 +121,14 @@ def test_the_word_lookup(kind: str) -> None:
 def test_inputs_that_do_not_fit_are_refused() -> None:
     model = functional(lambda ids, mask: {"input_ids": ids, "wanted": mask}, mask="wanted")
     with pytest.raises(
-        embgrad.BatchError, match="the model needs 'wanted', which has no default, and the batch has no"
+        embgrad.errors.BatchError, match="the model needs 'wanted', which has no default, and the batch has no"
     ):
         embgrad.gradients(model, BATCH, embgrad.CrossEntropy(LABELS))
     ids = keras.Input((None,), dtype="float16", name="input_ids")
     model = keras.Model(ids, layers.Dense(3)(layers.GlobalAveragePooling1D()(layers.Embedding(5000, 4)(ids))))
-    with pytest.raises(embgrad.BatchError, match="its input 'input_ids' as float16, which does not hold numbers up to"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match="its input 'input_ids' as float16, which does not hold numbers up to"
+    ):
         embgrad.gradients(model, np.array([[2049, 1]]), embgrad.Logit(0))
 
 
@@ -184,14 +186,14 @@ def test_a_hidden_state_is_restored(frozen: bool) -> None:
 def test_parameters_and_the_table() -> None:
     build, batch, call = MODELS["functional of a dict"]
     model = build()
-    result = embgrad.parameter_gradients(model, batch, embgrad.CrossEntropy(LABELS))
+    result = embgrad.tables.parameter_gradients(model, batch, embgrad.CrossEntropy(LABELS))
     loss = torch.nn.functional.cross_entropy(call(model), torch.tensor(LABELS), reduction="sum")
     table, *_, bias = (variable.value for variable in model.trainable_variables)
     expected = torch.autograd.grad(loss, [table, bias])
     shapes = {one.shape: one for one in result.values()}
     np.testing.assert_allclose(shapes[20, 6], expected[0].numpy(), rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(shapes[3,], expected[1].numpy(), rtol=1e-5, atol=1e-8)
-    ledger = embgrad.table_gradients(model, batch, embgrad.CrossEntropy(LABELS))
+    ledger = embgrad.tables.table_gradients(model, batch, embgrad.CrossEntropy(LABELS))
     np.testing.assert_allclose(ledger.total, expected[0].numpy(), rtol=1e-5, atol=1e-8)
 
 
@@ -199,7 +201,7 @@ def test_a_model_that_was_never_called_is_refused_untouched() -> None:
     bare = torch.nn.Sequential(layers.Embedding(20, 6))
     for model, batch in ((Subclassed(), BATCH), (sequential(), {"input_ids": IDS}), (bare, {"input_ids": IDS})):
         with pytest.raises(
-            embgrad.UnsupportedError, match=r"creates its weights in its first call.* Call the model once before"
+            embgrad.errors.UnsupportedError, match=r"creates its weights in its first call.* Call the model once before"
         ):
             embgrad.gradients(model, batch, embgrad.Sum())
         assert len(model(*native(batch).values())) == len(IDS)
@@ -277,7 +279,7 @@ def test_modules_of_pytorch_in_keras_and_keras_layers_in_pytorch() -> None:
             result.values, torch.autograd.grad(loss, table)[0].numpy()[IDS], rtol=1e-5, atol=1e-8
         )
         assert result.provenance["path"] == path
-        parameters = embgrad.parameter_gradients(model, IDS, embgrad.CrossEntropy(LABELS))
+        parameters = embgrad.tables.parameter_gradients(model, IDS, embgrad.CrossEntropy(LABELS))
         assert len(parameters) == 3
     assert [name.partition(".")[0] for name in parameters] == [parameters_of_keras(model), "head", "head"]
 
@@ -297,7 +299,7 @@ def test_two_parts_have_numbers() -> None:
     call = lambda parts, inputs: parts[1](**inputs)  # noqa: E731
     result = embgrad.gradients(parts, BATCH, embgrad.CrossEntropy(LABELS), call=call)
     assert result.provenance["path"] == "1.words#0"
-    names = list(embgrad.parameter_gradients(parts, BATCH, embgrad.CrossEntropy(LABELS), call=call))
+    names = list(embgrad.tables.parameter_gradients(parts, BATCH, embgrad.CrossEntropy(LABELS), call=call))
     assert [name.partition(".")[0] for name in names] == ["0"] * 3 + ["1"] * 3
 
 

@@ -42,7 +42,7 @@ def test_numbers_keep_their_dtype_and_value(name: str) -> None:
 def test_a_dtype_that_pytorch_lacks_is_refused(name: str) -> None:
     batch = embgrad.TokenBatch(IDS, extras={"factors": np.ones(2, getattr(ml_dtypes, name))})
     with pytest.raises(
-        embgrad.BatchError,
+        embgrad.errors.BatchError,
         match=rf"an input holds numbers of dtype {name}, which PyTorch does not have\. Pass it as float32",
     ):
         embgrad.gradients(Net(), batch, embgrad.Logit(0))

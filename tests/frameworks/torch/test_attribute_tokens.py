@@ -33,7 +33,7 @@ RANDOM = np.random.default_rng(3)
 IDS = RANDOM.integers(3, VOCAB, (3, 8))
 MASK = np.array([[1] * 8, [0] * 3 + [1] * 5, [1] * 6 + [0] * 2])
 BATCH = TokenBatch(IDS, MASK)
-METHODS = ("saliency", "input_x_gradient", embgrad.IntegratedGradients(20), embgrad.Occlusion(5))
+METHODS = ("saliency", "input_x_gradient", embgrad.methods.IntegratedGradients(20), embgrad.methods.Occlusion(5))
 EXACT = {"rtol": 0, "atol": 1e-12}
 Quiet = functools.partial(pytest.mark.filterwarnings, "ignore:the contributions to:embgrad.EmbgradWarning")
 
@@ -256,7 +256,9 @@ def test_a_configuration_of_the_generation_and_its_whole_output_are_accepted() -
 
 def test_several_sequences_of_a_prompt_are_refused() -> None:
     options = {"max_new_tokens": 2, "do_sample": True, "num_return_sequences": 2}
-    with pytest.raises(embgrad.UnsupportedError, match=r"generate\(\) returned ids of shape \(6, 10\) for 3 prompts"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"generate\(\) returned ids of shape \(6, 10\) for 3 prompts"
+    ):
         attribute_tokens(gpt2(), BATCH, generate=options)
 
 
@@ -265,7 +267,7 @@ def test_the_model_is_left_as_found() -> None:
     model.transformer.wte.weight.grad = torch.ones(VOCAB, 16, dtype=torch.float64)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    for options in ({}, {"method": embgrad.Occlusion(5)}, {"generate": 3}):
+    for options in ({}, {"method": embgrad.methods.Occlusion(5)}, {"generate": 3}):
         attribute_tokens(model, IDS[:1], **options)
     assert all(module.training for module in model.modules())
     assert torch.equal(torch.get_rng_state(), state)
@@ -363,7 +365,7 @@ def test_a_padded_batch_of_pairs_equals_each_pair_alone(build: Any, method: Any)
 @pytest.mark.parametrize(("build", "baseline"), [(t5, 5), (bart, 5), (bart, "zero")])
 def test_integrated_gradients_of_both_sides_are_complete(build: Any, baseline: Any) -> None:
     model = build()
-    result = attribute_tokens(model, PAIR, method=embgrad.IntegratedGradients(300, baseline=baseline))
+    result = attribute_tokens(model, PAIR, method=embgrad.methods.IntegratedGradients(300, baseline=baseline))
     assert result.decoder_scores is not None
     assert result.baseline_objective is not None
     assert result.delta is not None
@@ -381,13 +383,13 @@ def test_integrated_gradients_of_both_sides_are_complete(build: Any, baseline: A
 def test_a_path_through_the_jump_of_a_norm_at_zero_is_a_warning() -> None:
     # T5 divides by the root mean square, so that L jumps where all embeddings are zero.
     with pytest.warns(EmbgradWarning, match="the contributions to 6 of 6 output tokens miss the difference of L"):
-        attribute_tokens(t5(), PAIR, method=embgrad.IntegratedGradients(100))
+        attribute_tokens(t5(), PAIR, method=embgrad.methods.IntegratedGradients(100))
 
 
 @pytest.mark.parametrize("build", [t5, bart])
 def test_occlusion_of_an_encoder_decoder_is_the_difference_of_two_passes(build: Any) -> None:
     model = build()
-    result = attribute_tokens(model, PAIR, method=embgrad.Occlusion(5))
+    result = attribute_tokens(model, PAIR, method=embgrad.methods.Occlusion(5))
     assert result.decoder_scores is not None
 
     def last(source: np.ndarray, decoder: np.ndarray) -> float:

@@ -40,7 +40,7 @@ def test_generated_tokens_are_attributed_and_written(
     assert run([*words, "-o", made, "--html", str(page)]) == 0
     assert "input-x-gradient at word, GPT2LMHeadModel (torch)" in capsys.readouterr().out
     read = embgrad.load(made)
-    assert isinstance(read, embgrad.TokenAttribution)
+    assert isinstance(read, embgrad.results.TokenAttribution)
     model = GPT2LMHeadModel.from_pretrained(folder).eval()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     direct = embgrad.attribute_tokens(model, [TEXT], generate=2, tokenizer=tokenizer)

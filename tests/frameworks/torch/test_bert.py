@@ -32,7 +32,7 @@ def original() -> Any:
 def test_the_weights_are_those_of_the_checkpoint(original: Any, tmp_path: Path) -> None:
     original.save_pretrained(tmp_path)
     random = torch.get_rng_state()
-    loaded = embgrad.load_bert(tmp_path)
+    loaded = embgrad.zoo.load_bert(tmp_path)
     assert torch.equal(torch.get_rng_state(), random)
     assert type(loaded) is transformers.BertModel
     assert not any(module.training for module in loaded.modules())
@@ -43,7 +43,7 @@ def test_the_weights_are_those_of_the_checkpoint(original: Any, tmp_path: Path) 
 
 
 def test_another_kind_of_bert_is_refused() -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=r"'encoder.layer.0.crossattention"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"'encoder.layer.0.crossattention"):
         TorchBackend().bert({**SETTINGS, "is_decoder": True, "add_cross_attention": True})
 
 
@@ -55,11 +55,13 @@ def test_a_configuration_that_transformers_cannot_build_is_refused(original: Any
         r"transformers cannot build a BERT of the configuration \(hidden_act='geluu', …\): .*\. Use values that its BertConfig "
         "accepts"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message):
-        embgrad.load_bert(tmp_path)
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+        embgrad.zoo.load_bert(tmp_path)
 
 
 def test_load_bert_without_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(embgrad.BackendError, match=r"transformers cannot be imported .*pip install 'embgrad\[torch\]'"):
+    with pytest.raises(
+        embgrad.errors.BackendError, match=r"transformers cannot be imported .*pip install 'embgrad\[torch\]'"
+    ):
         TorchBackend().bert(SETTINGS)

@@ -279,7 +279,7 @@ def test_a_model_that_calls_itself_is_refused(times: int) -> None:
 
     model = Twice()
     with embgrad.capture(model) as tap:
-        with pytest.raises(embgrad.UnsupportedError, match="Twice calls itself"):
+        with pytest.raises(embgrad.errors.UnsupportedError, match="Twice calls itself"):
             model(BATCHES[0])
         model(BATCHES[0], inner=True).square().sum().backward()
     assert tap.count == 1
@@ -294,7 +294,7 @@ def test_a_backward_pass_after_the_capture_is_not_captured() -> None:
     late.backward()
     assert tap.count == 1
     with (
-        pytest.raises(embgrad.NoGradientError, match=r"called 1 time\(s\), and no gradient reached 'word'"),
+        pytest.raises(embgrad.errors.NoGradientError, match=r"called 1 time\(s\), and no gradient reached 'word'"),
         embgrad.capture(model),
         torch.no_grad(),
     ):
@@ -342,7 +342,7 @@ def test_a_compiled_model_is_refused() -> None:
     function.head.forward = torch.compile(function.head.forward, backend="eager")
     message = r"is compiled by torch.compile.*Train the model that you gave"
     for compiled in (torch.compile(model, backend="eager"), inner, in_place, function):
-        with pytest.raises(embgrad.UnsupportedError, match=message):  # noqa: SIM117
+        with pytest.raises(embgrad.errors.UnsupportedError, match=message):  # noqa: SIM117
             with embgrad.capture(compiled):
                 pass
 
@@ -362,7 +362,7 @@ def test_models_of_torchscript_are_refused(whole: bool) -> None:
     message = (
         rf"^{named} is a TorchScript module, whose calls cannot be captured or perturbed\. Use the torch\.nn\.Module"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(scripted):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message), embgrad.capture(scripted):
         raise AssertionError("it is not opened")
 
 
@@ -374,7 +374,7 @@ def test_replicas_on_several_devices_are_refused() -> None:
         "the model is replicated on 2 devices by DataParallel, and its replicas run in other threads. Use one device, or "
         r"name model\.module"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(replicated):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message), embgrad.capture(replicated):
         raise AssertionError("it is not opened")
     with embgrad.capture(replicated.module) as tap:
         replicated.module(BATCHES[0]).sum().backward()
@@ -397,7 +397,7 @@ def test_ambiguous_reentrant_checkpoints_are_refused() -> None:
         r"the points \['layers\.1:output#0'\] lie in a gradient checkpoint with use_reentrant=True, and the model returned no "
         r"tensor whose hook could report the backward pass\. Set use_reentrant=False"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
         model(BATCHES[0])
     model.reentrant = False
     with embgrad.capture(model, at="layer.1") as tap:
@@ -409,7 +409,7 @@ def test_ambiguous_reentrant_checkpoints_are_refused() -> None:
         r"a gradient checkpoint with use_reentrant=True runs Layer again, and 2 forward passes called it with the same "
         r"values, so that its gradient cannot be assigned\. Set use_reentrant=False"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
         (model(BATCHES[0]).sum() + model(BATCHES[0]).square().sum()).backward()
 
 
@@ -444,13 +444,13 @@ def test_compiled_functions_inside_a_model_stay_compiled_or_are_refused() -> Non
         assert tap.count == 1
         assert len(runs) == int(at == "head" or not IS_OLD)  # PyTorch 2.6 compiles nothing while functions are watched
         model = net(Whole)
-        with pytest.raises(embgrad.UnsupportedError, match=r"inside a function that torch.compile compiles"):  # noqa: SIM117
+        with pytest.raises(embgrad.errors.UnsupportedError, match=r"inside a function that torch.compile compiles"):  # noqa: SIM117
             with embgrad.capture(model, at=at):
                 model(BATCHES[0])
         assert not torch.overrides._get_current_function_mode_stack()
     step = compiled_by(runs)(lambda net, ids: net(ids).sum())
     model = net()
-    with pytest.raises(embgrad.UnsupportedError, match=r"inside a function that torch.compile compiles"):  # noqa: SIM117
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"inside a function that torch.compile compiles"):  # noqa: SIM117
         with embgrad.capture(model):
             step(model, BATCHES[0])
 
@@ -468,7 +468,7 @@ def test_a_view_that_is_written_to_and_dropped_is_refused() -> None:
 
     model = net(Writing)
     with (
-        pytest.raises(embgrad.UnsupportedError, match=r"'same:output#0' shares its memory with another"),
+        pytest.raises(embgrad.errors.UnsupportedError, match=r"'same:output#0' shares its memory with another"),
         embgrad.capture(model, at="same"),
     ):
         model(BATCHES[0])
@@ -484,7 +484,9 @@ def test_bags_and_views_that_are_written_to_are_refused() -> None:
             return self.head(self.table(x))
 
     model = net(Bag)
-    with pytest.raises(embgrad.UnsupportedError, match=r"so that your backward pass has no gradient at each position"):  # noqa: SIM117
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"so that your backward pass has no gradient at each position"
+    ):  # noqa: SIM117
         with embgrad.capture(model):
             model(BATCHES[0])
     with embgrad.capture(model, at="head") as tap:
@@ -504,7 +506,7 @@ def test_bags_and_views_that_are_written_to_are_refused() -> None:
 
     model = net(View)
     with (
-        pytest.raises(embgrad.UnsupportedError, match=r"'flat:output#0' shares its memory with another"),
+        pytest.raises(embgrad.errors.UnsupportedError, match=r"'flat:output#0' shares its memory with another"),
         embgrad.capture(model, at="flat"),
     ):
         model(BATCHES[0]).sum().backward()
@@ -549,13 +551,13 @@ def test_lookups_inside_checkpoints() -> None:
     np.testing.assert_allclose(tap.sum().to_dense(), model.table.weight.grad.numpy(), rtol=1e-6)
     model.table.requires_grad_(False)
     with (
-        pytest.raises(embgrad.UnsupportedError, match="in a frozen table is made inside a gradient checkpoint"),
+        pytest.raises(embgrad.errors.UnsupportedError, match="in a frozen table is made inside a gradient checkpoint"),
         embgrad.capture(model),
     ):
         model(BATCHES[0])
     model.reentrant = True
     with (
-        pytest.raises(embgrad.UnsupportedError, match=r"use_reentrant=True.*Set use_reentrant=False"),
+        pytest.raises(embgrad.errors.UnsupportedError, match=r"use_reentrant=True.*Set use_reentrant=False"),
         embgrad.capture(model),
     ):
         model(BATCHES[0])
@@ -634,7 +636,7 @@ WRAPPED = (
 
 def test_a_wrapper_whose_forward_is_not_called_is_named_with_the_child_that_was() -> None:
     wrapper = Wrapper()
-    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(wrapper):
+    with pytest.raises(embgrad.errors.NoGradientError) as caught, embgrad.capture(wrapper):
         wrapper.training_step(BATCHES[0]).backward()
     assert caught.value.message == WRAPPED
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in wrapper.modules())

@@ -54,7 +54,7 @@ def test_a_wrong_gradient_of_any_example_is_found_by_split(example: int, dtype: 
         g[example] *= 1.5
         return g
 
-    with pytest.raises(embgrad.CertificationError, match=f"'gradient, example {example}'"):
+    with pytest.raises(embgrad.errors.CertificationError, match=f"'gradient, example {example}'"):
         embgrad.gradients(Net(turn).to(dtype).eval(), IDS, OBJECTIVE, check=True, split=True)
     certificate = embgrad.gradients(Net().to(dtype).eval(), IDS, OBJECTIVE, check=True, split=True).certificate
     assert certificate is not None
@@ -75,7 +75,9 @@ def test_tables_whose_gradient_is_no_sum(options: dict[str, Any], why: str) -> N
 def test_a_hook_that_changes_a_tables_gradient_is_still_refused() -> None:
     model = Net().double().eval()
     model.table.weight.register_hook(lambda g: 1.5 * g)
-    with pytest.raises(embgrad.CertificationError, match=r"the framework's own gradient of the table differ by 0\.33"):
+    with pytest.raises(
+        embgrad.errors.CertificationError, match=r"the framework's own gradient of the table differ by 0\.33"
+    ):
         embgrad.gradients(model, IDS, OBJECTIVE, check=True)
 
 

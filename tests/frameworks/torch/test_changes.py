@@ -144,12 +144,14 @@ class Same(Layers):
 def test_an_ambiguous_call_in_a_checkpoint_is_refused() -> None:
     torch.manual_seed(0)
     model = Same(reentrant=True).double()
-    with pytest.raises(embgrad.UnsupportedError, match=r"made 2 with the same inputs.*without gradient checkpointing"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"made 2 with the same inputs.*without gradient checkpointing"
+    ):
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0#0")
     model.reentrant = False
     one, two = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["layers.0#0", "layers.0#1"]).values()
     np.testing.assert_allclose(two.values, 2 * one.values, rtol=1e-12)
-    with pytest.raises(embgrad.UnsupportedError, match=r"made 2 with the same inputs"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"made 2 with the same inputs"):
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="word", add={"layers.0#0": NEW})
 
 
@@ -172,7 +174,7 @@ def test_a_checkpoint_that_uses_a_tensor_that_is_no_argument_is_refused() -> Non
         r"the gradient at the point 'layers\.0:output#0' arrived several times in one backward pass, because a gradient "
         r"checkpoint with use_reentrant=True uses the point's tensor without taking it as an argument\. Set use_reentrant=False"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
     model.reentrant = False
     result = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
@@ -198,7 +200,7 @@ class Drifting(Layers):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_segment_that_differs_the_second_time_is_refused(reentrant: bool) -> None:
     torch.manual_seed(0)
-    with pytest.raises(embgrad.UnsupportedError, match=r"with other inputs than in the forward pass"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"with other inputs than in the forward pass"):
         embgrad.gradients(
             Drifting(reentrant=reentrant).double(), IDS, embgrad.Logit(1), add={"layers.0#0": NEW}, at="word"
         )
@@ -219,7 +221,7 @@ def test_an_ambiguous_lookup_in_a_checkpoint_is_refused() -> None:
     """Their gradients used to be added up under the first one's name."""
     torch.manual_seed(0)
     model = TwoLookups(reentrant=True).double()
-    with pytest.raises(embgrad.UnsupportedError, match=r"repeats a lookup in 'table' .*made 2 with"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"repeats a lookup in 'table' .*made 2 with"):
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="word#0")
     model.reentrant = False
     one, two = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["word#0", "word#1"]).values()

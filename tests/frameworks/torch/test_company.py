@@ -157,9 +157,9 @@ def test_batch_norm_by_the_averages_of_the_batch() -> None:
     expected = g.objective - embgrad.evaluate(model, IDS, LOGIT, override={"word": values})
     np.testing.assert_allclose(occluded.scores[1, 2], expected[1], rtol=1e-4)
     with pytest.raises(
-        embgrad.UnsupportedError, match="the log-probabilities of an example's tokens depend on the other 2"
+        embgrad.errors.UnsupportedError, match="the log-probabilities of an example's tokens depend on the other 2"
     ):
-        embgrad.attribute_tokens(_Tokens().eval(), IDS, method=embgrad.IntegratedGradients(2))
+        embgrad.attribute_tokens(_Tokens().eval(), IDS, method=embgrad.methods.IntegratedGradients(2))
 
 
 class _Tokens(nn.Module):
@@ -188,7 +188,7 @@ class _Carrying(_Tokens):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("method", [embgrad.IntegratedGradients(30, baseline=0), embgrad.Occlusion(0)])
+@pytest.mark.parametrize("method", [embgrad.methods.IntegratedGradients(30, baseline=0), embgrad.methods.Occlusion(0)])
 def test_output_tokens_of_a_model_that_carries_a_state(count: int, method: Any) -> None:
     model, ids = _Carrying(count).eval(), IDS[:count]
     found = embgrad.attribute_tokens(model, ids, method=method)
@@ -202,7 +202,7 @@ def test_output_tokens_of_a_model_that_carries_a_state(count: int, method: Any) 
         values = np.array(g.activations)
         values[:, position] = model.table.weight[0].detach().numpy()
         gone.append(g.objective - embgrad.evaluate(model, ids, last, override={"word": values}))
-    if isinstance(method, embgrad.Occlusion):
+    if isinstance(method, embgrad.methods.Occlusion):
         np.testing.assert_allclose(found.scores[:, 1, :2], np.stack(gone, 1), atol=2e-6)
     else:
         ends = np.broadcast_to(model.table.weight[0].detach().numpy(), g.activations.shape)
@@ -211,12 +211,14 @@ def test_output_tokens_of_a_model_that_carries_a_state(count: int, method: Any) 
     assert len(model.state) == count
 
 
-@pytest.mark.parametrize("method", ["input_x_gradient", embgrad.IntegratedGradients(2, baseline=0)])
+@pytest.mark.parametrize("method", ["input_x_gradient", embgrad.methods.IntegratedGradients(2, baseline=0)])
 @pytest.mark.parametrize(("count", "size"), [(3, 1), (3, 2), (1, 2)])
 def test_output_tokens_of_sub_batches_of_a_model_that_carries_a_state_are_refused(
     method: Any, count: int, size: int
 ) -> None:
-    with pytest.raises(embgrad.UnsupportedError, match="the model keeps 'state' from call to call, and L of example"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match="the model keeps 'state' from call to call, and L of example"
+    ):
         embgrad.attribute_tokens(_Carrying(count).eval(), IDS, method=method, batch_size=size)
 
 
@@ -237,7 +239,7 @@ def test_a_batch_that_is_sorted_for_packing() -> None:
         "lengths": torch.tensor([3, 2]),
     }
     options = {"call": lambda model, inputs: model(inputs["input_ids"], inputs["lengths"])}
-    for method in (embgrad.IntegratedGradients(4), ZERO):
+    for method in (embgrad.methods.IntegratedGradients(4), ZERO):
         sorted_, single = (
             embgrad.attribute(Net(), batch, LOGIT, method, batch_size=size, **options) for size in (None, 1)
         )

@@ -53,7 +53,9 @@ def values(model: Any, inputs: Inputs, **options: Any) -> Any:
 
 def test_adapted_tables_are_ambiguous() -> None:
     model, inputs = lora(target_modules=["embed_tokens", "q_proj"]), padded("right")
-    with pytest.raises(embgrad.AmbiguousPointError, match=r"word#0 = .*embed_tokens\.base_layer#0 \(320 rows × 64"):
+    with pytest.raises(
+        embgrad.errors.AmbiguousPointError, match=r"word#0 = .*embed_tokens\.base_layer#0 \(320 rows × 64"
+    ):
         values(model, inputs)
     path = "base_model.model.model.embed_tokens"
     kept: list[torch.Tensor] = []
@@ -129,22 +131,22 @@ def test_calls_on_offloaded_weights(mode: str, tmp_path: Path) -> None:
     plain = decoder.build()
     assert relative(values(model, inputs, training=True), values(plain, inputs, training=True)) < 2  # dropout drops
     np.testing.assert_array_equal(
-        embgrad.embedding_table(model, inputs.batch), embgrad.embedding_table(plain, inputs.batch)
+        embgrad.tables.embedding_table(model, inputs.batch), embgrad.tables.embedding_table(plain, inputs.batch)
     )
     assert embgrad.gradients(model, inputs.batch, objective, check=True).certificate is not None
     with pytest.raises(
-        embgrad.UnsupportedError,
+        embgrad.errors.UnsupportedError,
         match=r"the trainable parameter 'transformer\..*' is on the device 'meta', so that its gradient cannot be read: a "
         r"device_map that offloads weights loads them anew for each pass\. Load the model without offloading",
     ):
-        embgrad.parameter_gradients(model, inputs.batch, objective)
+        embgrad.tables.parameter_gradients(model, inputs.batch, objective)
     if mode.startswith("all"):
-        with pytest.raises(embgrad.PointError, match=r"is no parameter of the model: it is .* or loaded for it"):
-            embgrad.table_gradients(model, inputs.batch, objective)
+        with pytest.raises(embgrad.errors.PointError, match=r"is no parameter of the model: it is .* or loaded for it"):
+            embgrad.tables.table_gradients(model, inputs.batch, objective)
         return
-    ledger = embgrad.table_gradients(model, inputs.batch, objective)
+    ledger = embgrad.tables.table_gradients(model, inputs.batch, objective)
     assert ledger.own is None
-    assert relative(ledger.total, embgrad.table_gradients(plain, inputs.batch, objective).total) < 1e-5
+    assert relative(ledger.total, embgrad.tables.table_gradients(plain, inputs.batch, objective).total) < 1e-5
 
 
 @pytest.mark.parametrize("mode", ["8 bits, torchao", "4 bits, torchao"])
@@ -157,7 +159,7 @@ def test_quantised_weights_are_read_as_the_numbers_that_they_stand_for(mode: str
     assert 0 < relative(quantised, plain) < 0.2
     with (
         pytest.raises(
-            embgrad.UnsupportedError, match=r"of shape \(64, 64\) is a quantised .*Tensor, which holds no other"
+            embgrad.errors.UnsupportedError, match=r"of shape \(64, 64\) is a quantised .*Tensor, which holds no other"
         ),
         substituted(model, {name: plain}),
     ):
@@ -176,6 +178,6 @@ def test_a_quantised_table_is_refused(kind: str) -> None:
         table.load_state_dict({"weight": rows})
     model.model.embed_tokens = table.to("cpu")
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"holds torch\.u?int8, and gradients exist only for real floating"
+        embgrad.errors.UnsupportedError, match=r"holds torch\.u?int8, and gradients exist only for real floating"
     ):
         values(model.eval(), inputs)

@@ -18,7 +18,7 @@ BATCH = embgrad.TokenBatch(RANDOM.integers(3, 60, (3, 6)) * MASK, MASK)
 LABELS = embgrad.CrossEntropy([0, 1, 2])
 
 
-def causes(comparison: embgrad.Comparison) -> list[tuple[str, ...]]:
+def causes(comparison: embgrad.results.Comparison) -> list[tuple[str, ...]]:
     return [finding.causes for finding in comparison.findings]
 
 
@@ -121,7 +121,7 @@ def plain() -> Plain:
     return model
 
 
-def diagnosed(change: Any, *, both: bool = True, first: Any = None) -> embgrad.Comparison:
+def diagnosed(change: Any, *, both: bool = True, first: Any = None) -> embgrad.results.Comparison:
     """The healthy net against one that was changed."""
     model, other = plain(), plain()
     if first is not None:

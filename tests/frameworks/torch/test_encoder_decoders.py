@@ -89,7 +89,7 @@ def test_padding_of_the_decoder_does_not_count() -> None:
     expected = by_hand(model, BATCH, lambda out: (out.logits[..., 3] * mask).sum())
     np.testing.assert_allclose(result.values, expected, rtol=1e-9, atol=1e-14)
     with pytest.raises(
-        embgrad.ObjectiveError, match=r"position 4 of example 1 is padding: its real positions are \[0, 1, 2\]"
+        embgrad.errors.ObjectiveError, match=r"position 4 of example 1 is padding: its real positions are \[0, 1, 2\]"
     ):
         embgrad.gradients(model, BATCH, embgrad.Logit(3, position=4))
 
@@ -134,11 +134,11 @@ def test_missing_decoder_ids_are_reported() -> None:
         lambda: embgrad.gradients(model, SOURCE, embgrad.Logit(3)),
         lambda: embgrad.gradients(model, IDS, embgrad.Logit(3)),
         lambda: embgrad.points(model, SOURCE),
-        lambda: embgrad.table_gradients(model, SOURCE, embgrad.Logit(3)),
-        lambda: embgrad.parameter_gradients(model, SOURCE, embgrad.Logit(3)),
+        lambda: embgrad.tables.table_gradients(model, SOURCE, embgrad.Logit(3)),
+        lambda: embgrad.tables.parameter_gradients(model, SOURCE, embgrad.Logit(3)),
         lambda: embgrad.bisect(model, t5(), SOURCE, embgrad.Logit(3)),
     ):
-        with pytest.raises(embgrad.BatchError, match=expected) as caught:
+        with pytest.raises(embgrad.errors.BatchError, match=expected) as caught:
             ask()
         assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(ValueError, match=r"input_ids"):  # the error of the user's own call comes out as it is
@@ -170,7 +170,7 @@ def test_the_lookups_of_a_table_that_both_halves_share() -> None:
     np.testing.assert_allclose(pieces.values, both["word"].values, rtol=1e-9, atol=1e-14)
     each = embgrad.gradients(model, BATCH, objective, split=True)
     np.testing.assert_allclose(each.values, both["word"].values, rtol=1e-9, atol=1e-14)
-    ledger = embgrad.table_gradients(model, BATCH, objective)
+    ledger = embgrad.tables.table_gradients(model, BATCH, objective)
     expected = torch.autograd.grad(losses(model(**native()).logits), model.shared.weight)[0].numpy()
     np.testing.assert_allclose(ledger.total, expected, rtol=1e-8, atol=1e-13)
 
@@ -253,5 +253,5 @@ def test_the_text_part_of_a_model_decides_whether_it_has_a_decoder() -> None:
     expected = embgrad.gradients(model, batch, embgrad.LogProbability(np.where(np.arange(5) == 4, ids, -100)))
     np.testing.assert_allclose(result.objective[:, 0], expected.objective, rtol=1e-5)
     np.testing.assert_allclose(result.scores[:, 0], (expected.values * expected.activations).sum(-1), atol=1e-6)
-    with pytest.raises(embgrad.BatchError, match="Blip2ForConditionalGeneration is an encoder-decoder"):
+    with pytest.raises(embgrad.errors.BatchError, match="Blip2ForConditionalGeneration is an encoder-decoder"):
         embgrad.attribute_tokens(blip2(model_type="t5", **T5), batch, targets=[-1])

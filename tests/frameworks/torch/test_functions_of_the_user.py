@@ -126,7 +126,7 @@ def test_table_gradients_of_a_view_of_the_table(name: str, tied: bool) -> None:
     net = Viewed().eval()
     loss = torch.nn.functional.cross_entropy(net(torch.tensor(IDS)), torch.tensor([0, 1, 2]), reduction="sum")
     expected = torch.autograd.grad(loss, net.embedding.weight)[0].numpy()
-    ledger = embgrad.table_gradients(net, IDS, OBJECTIVE)
+    ledger = embgrad.tables.table_gradients(net, IDS, OBJECTIVE)
     np.testing.assert_allclose(ledger.total, expected, rtol=1e-5, atol=1e-7)
     assert ledger.tied is tied
     assert bool(np.linalg.norm(ledger.head)) is tied
@@ -145,7 +145,7 @@ def test_a_capture_around_compiled_code_is_refused(backend: str) -> None:
     loss_of(ids).backward()
     with (
         pytest.raises(
-            embgrad.UnsupportedError,
+            embgrad.errors.UnsupportedError,
             match=r"not called inside the `with` block, but code that torch\.compile compiled before was",
         ),
         embgrad.capture(net),
@@ -181,7 +181,9 @@ def test_a_capture_inside_a_transform_is_refused(transform: str, point: str) -> 
 
     transformed = torch.func.grad(loss_of) if transform == "grad" else torch.vmap(loss_of, (None, 0))
     with (
-        pytest.raises(embgrad.UnsupportedError, match=r"inside torch\.func\.grad, torch\.vmap.*\. Use loss\.backward"),
+        pytest.raises(
+            embgrad.errors.UnsupportedError, match=r"inside torch\.func\.grad, torch\.vmap.*\. Use loss\.backward"
+        ),
         embgrad.capture(net, at=point),
     ):
         transformed(weights, torch.tensor(IDS)[:, None])

@@ -279,8 +279,8 @@ def test_a_computed_weight_is_a_part_of_the_graph_only_where_it_is_trained(short
 def test_tied_weights_get_their_whole_gradient(shortcuts: list[int]) -> None:
     model = Decoder(plain)
     model.head.weight = model.embedding.weight
-    tables = embgrad.table_gradients(model, IDS, OBJECTIVE)
-    parameters = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    tables = embgrad.tables.table_gradients(model, IDS, OBJECTIVE)
+    parameters = embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
     assert not shortcuts
     model(torch.tensor(IDS))[:, 2, 3].sum().backward()
     expected = model.embedding.weight.grad.numpy()
@@ -459,5 +459,7 @@ class TwoOutputs(Decoder):
 
 def test_an_objective_of_a_list_that_does_not_depend_on_the_point_is_named() -> None:
     objectives = [OBJECTIVE, embgrad.Sum(output="logits"), lambda outputs: outputs["constant"].sum().expand(2)]
-    with pytest.raises(embgrad.NoGradientError, match=r"^at index 2 of the objectives: .*does not depend on the point"):
+    with pytest.raises(
+        embgrad.errors.NoGradientError, match=r"^at index 2 of the objectives: .*does not depend on the point"
+    ):
         embgrad.gradients(TwoOutputs(plain), IDS, objectives)

@@ -86,7 +86,7 @@ def test_text_longer_than_the_positions_is_refused(name: str) -> None:
     if most is None:
         assert embgrad.gradients(model, ids, objective(name)).shape == (2, 40, 16)
         return
-    with pytest.raises(embgrad.BatchError) as caught:
+    with pytest.raises(embgrad.errors.BatchError) as caught:
         embgrad.gradients(model, ids, objective(name))
     assert caught.value.message == (
         f"example 0 has 40 tokens, and the model takes {most} positions at most: pass max_length={most} with the "

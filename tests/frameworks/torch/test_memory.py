@@ -33,7 +33,9 @@ class Elsewhere(torch.nn.Module):
 
 @pytest.mark.parametrize(("devices", "named"), [(["mps"], "'mps'"), (["cpu", "cuda:0"], "'cpu', 'cuda:0'")])
 def test_a_device_whose_memory_cannot_be_measured_is_refused(devices: list[str], named: str) -> None:
-    with refused(embgrad.UnsupportedError, f"the model is on {named}: expected a model on the CPU or on one CUDA GPU"):
+    with refused(
+        embgrad.errors.UnsupportedError, f"the model is on {named}: expected a model on the CPU or on one CUDA GPU"
+    ):
         device_meter(Elsewhere(*devices))
 
 

@@ -228,7 +228,7 @@ def test_hooks_are_called_as_in_the_users_own_pass(hooked: Any, options: dict[st
 def test_hooks_of_parameters_are_called_by_parameter_gradients(hooked: Any) -> None:
     model, log, user_pass = hooked
     expected = user_pass()
-    embgrad.parameter_gradients(model, example_batch(), embgrad.CrossEntropy(LABELS))
+    embgrad.tables.parameter_gradients(model, example_batch(), embgrad.CrossEntropy(LABELS))
     assert drain(log) == except_kinds(expected, "register_post_accumulate_grad_hook")  # nothing is accumulated
     assert user_pass() == expected
 
@@ -299,7 +299,7 @@ import sys, torch, transformers, embgrad
 model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(8, 2))
 before = set(sys.modules)
 embgrad.gradients(model, [[1, 2]], embgrad.Sum())
-embgrad.parameter_gradients(model, [[1, 2]], embgrad.Sum())
+embgrad.tables.parameter_gradients(model, [[1, 2]], embgrad.Sum())
 print(sorted({name.partition(".")[0] for name in set(sys.modules) - before} & {"transformers", "tensorflow", "mxnet", "scipy"}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -34,9 +34,9 @@ def test_a_pipeline_is_its_model_with_its_tokenizer(bert: Any, tokenizer: PreTra
     np.testing.assert_array_equal(result.values, plain.values)
     assert result.tokens == plain.tokens
     assert result.provenance["model"] == plain.provenance["model"]
-    table = embgrad.table_gradients(pipe, TEXTS, embgrad.Logit(0))
+    table = embgrad.tables.table_gradients(pipe, TEXTS, embgrad.Logit(0))
     np.testing.assert_array_equal(
-        table.total, embgrad.table_gradients(bert, plain_batch(tokenizer), embgrad.Logit(0)).total
+        table.total, embgrad.tables.table_gradients(bert, plain_batch(tokenizer), embgrad.Logit(0)).total
     )
 
 

@@ -197,7 +197,7 @@ def test_a_model_that_differentiates_by_its_activations() -> None:
 def _nested(model: Any) -> Callable[[Any], Any]:
     def change(values: Any) -> Any:
         assert all(parameter.requires_grad for parameter in model.parameters())
-        result = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+        result = embgrad.tables.parameter_gradients(model, IDS, OBJECTIVE)
         assert np.abs(result["inner.weight"]).max() > 0
         assert all(parameter.requires_grad for parameter in model.parameters())
         return values
@@ -244,13 +244,13 @@ def test_two_models_that_share_parameters_in_two_threads() -> None:
     first, second = net(WAYS["linear"]), net(WAYS["linear"])
     second.inner.weight, second.table.weight = first.inner.weight, first.table.weight
     expected = [embgrad.gradients(one, IDS, OBJECTIVE).values for one in (first, second)]
-    weights = embgrad.parameter_gradients(second, IDS, OBJECTIVE)["inner.weight"]
+    weights = embgrad.tables.parameter_gradients(second, IDS, OBJECTIVE)["inner.weight"]
     failures: list[int] = []
 
     def work(number: int) -> None:
         for _ in range(30):
             result = embgrad.gradients((first, second)[number], IDS, OBJECTIVE).values
-            requested = embgrad.parameter_gradients(second, IDS, OBJECTIVE)
+            requested = embgrad.tables.parameter_gradients(second, IDS, OBJECTIVE)
             if not (np.array_equal(result, expected[number]) and np.array_equal(requested["inner.weight"], weights)):
                 failures.append(number)
 

@@ -52,10 +52,10 @@ def test_ids_that_the_model_pads_to_its_window(longformer: Any) -> None:
         assert result.ids.tolist() == IDS.tolist()
     scores = embgrad.attribute(longformer, batch, embgrad.Logit(1), "input_x_gradient").scores
     np.testing.assert_allclose(scores, (expected * rows).sum(-1)[:, :6].detach(), atol=1e-12)
-    path = embgrad.attribute(longformer, batch, embgrad.Logit(1), embgrad.IntegratedGradients(steps=20))
+    path = embgrad.attribute(longformer, batch, embgrad.Logit(1), embgrad.methods.IntegratedGradients(steps=20))
     assert np.abs(path.delta).max() < 1e-6
     assert embgrad.memory(longformer, batch, embgrad.Logit(1)).peak > 0
-    found = embgrad.search(longformer, batch, embgrad.Logit(1), embgrad.HotFlip(steps=1))
+    found = embgrad.search(longformer, batch, embgrad.Logit(1), embgrad.methods.HotFlip(steps=1))
     assert found.batch.shape == IDS.shape
     with embgrad.capture(longformer, at="word") as tap:
         longformer(input_ids=torch.tensor(IDS), attention_mask=torch.tensor(MASK)).logits[:, 1].sum().backward()
@@ -75,7 +75,7 @@ def test_a_static_embedding_takes_one_row_of_ids() -> None:
     model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)], device="cpu")
     batch = embgrad.TokenBatch([[1, 2], [2, 0]], [[1, 1], [1, 0]])
     objective = embgrad.Projection([1.0, 2.0, 3.0, 4.0], output="sentence_embedding")
-    with refused(embgrad.BatchError, "reads the input 'offsets'", "call=lambda model, inputs: ..."):
+    with refused(embgrad.errors.BatchError, "reads the input 'offsets'", "call=lambda model, inputs: ..."):
         embgrad.gradients(model, batch, objective)
     result = embgrad.gradients(model, batch, objective, call=packed)
     whole = np.array([1.0, 2.0, 3.0, 4.0])
@@ -98,7 +98,7 @@ def test_a_table_of_added_tokens_beside_the_table() -> None:
 
     model, batch = Net(), embgrad.TokenBatch([[1, 21, 9]], tokens=[["one", "added", "nine"]])
     with refused(
-        embgrad.PointNotReachedError, "'emb' for the rows, or 'emb:output' where a module goes on to change them"
+        embgrad.errors.PointNotReachedError, "'emb' for the rows, or 'emb:output' where a module goes on to change them"
     ):
         embgrad.gradients(model, batch, embgrad.Logit(1))
     result = embgrad.gradients(model, batch, embgrad.Logit(1), at="emb:output")

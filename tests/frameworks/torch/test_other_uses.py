@@ -131,7 +131,7 @@ ORDINARY: dict[str, Callable[[Any, Any], Any]] = {
 def test_another_lookup_is_not_word(way: str) -> None:
     rows, message = UNREAD[way]
     with pytest.raises(
-        embgrad.PointNotReachedError,
+        embgrad.errors.PointNotReachedError,
         match=rf"lookup scale#0 .* may not be the model's embedding of the ids, .*{message}",
     ):
         embgrad.gradients(Net(rows), IDS, embgrad.Logit(1))
@@ -155,7 +155,7 @@ def test_ids_that_python_reads_are_seen_where_word_has_one_number() -> None:
         return torch.tensor(whole[np.array(ids.tolist())]) * net.scale[ids]
 
     with pytest.raises(
-        embgrad.PointNotReachedError,
+        embgrad.errors.PointNotReachedError,
         match=r"lookup scale#0 .* has one number for each token, and with its values as they are",
     ):
         embgrad.gradients(Net(quantised, bias=False), IDS, embgrad.Logit(1))
@@ -176,12 +176,15 @@ def test_every_call_refuses_word(way: str) -> None:
         lambda: embgrad.evaluate(model, IDS, objective, override={"word": np.zeros((2, 4, 1))}),
         lambda: embgrad.attribute(model, IDS, objective, "integrated_gradients"),
         lambda: embgrad.substitutions(model, IDS, objective, top=2),
-        lambda: embgrad.table_gradients(model, IDS, objective),
-        lambda: embgrad.embedding_table(model, IDS),
+        lambda: embgrad.tables.table_gradients(model, IDS, objective),
+        lambda: embgrad.tables.embedding_table(model, IDS),
     ):
-        with pytest.raises(embgrad.PointNotReachedError, match="may not be the model's embedding of the ids"):
+        with pytest.raises(embgrad.errors.PointNotReachedError, match="may not be the model's embedding of the ids"):
             call()
-    with pytest.raises(embgrad.PointNotReachedError, match="may not be the model's embedding"), embgrad.capture(model):
+    with (
+        pytest.raises(embgrad.errors.PointNotReachedError, match="may not be the model's embedding"),
+        embgrad.capture(model),
+    ):
         model(torch.tensor(IDS)).sum().backward()
 
 

@@ -51,7 +51,7 @@ def test_an_embedding_bag(mode: str) -> None:
     np.testing.assert_allclose(result.table().to_dense(), model.bag.weight.grad.numpy(), atol=1e-14)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = embgrad.attribute(model, batch, embgrad.Logit(1), embgrad.IntegratedGradients(200))
+        made = embgrad.attribute(model, batch, embgrad.Logit(1), embgrad.methods.IntegratedGradients(200))
     assert np.abs(made.delta).max() < 1e-3  # type: ignore[arg-type]
 
 
@@ -72,7 +72,9 @@ def test_a_static_embedding() -> None:
     np.testing.assert_allclose(made.scores.sum(1), made.objective, rtol=1e-5)
     one = embgrad.gradients(model, TEXTS, POOLED, batch_size=1)
     np.testing.assert_allclose(one.values, result.values, rtol=1e-6)
-    with pytest.raises(embgrad.BatchError, match=r"offsets is .*: expected the index at which each example begins"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"offsets is .*: expected the index at which each example begins"
+    ):
         embgrad.gradients(model, ["a", ""], POOLED)
 
 

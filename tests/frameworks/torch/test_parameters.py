@@ -65,7 +65,7 @@ def same(found: Any, expected: dict[str, np.ndarray], tolerance: float = 1e-12) 
 def test_each_parameter_once_with_its_own_gradient(options: dict[str, Any]) -> None:
     model = net(**options)
     expected = own(model, lambda: model(tensor())[:, 1].sum())
-    result = embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))
+    result = embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))
     same(result, expected)
     assert result.unreached == ("unused",)
     assert list(result)[:3] == ["unused", "table.weight", "inner.0.weight"]  # `again` is `inner.0`
@@ -81,10 +81,10 @@ def test_the_users_buffers_stay_as_they_were(sparse: bool, reentrant: bool | Non
     before = {
         name: (one.grad, None if one.grad is None else one.grad.clone()) for name, one in model.named_parameters()
     }
-    embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))
-    embgrad.table_gradients(model, IDS, embgrad.Logit(1))
-    with pytest.raises(embgrad.OutputError):
-        embgrad.parameter_gradients(model, IDS, embgrad.Sum(output="nothing"))
+    embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))
+    embgrad.tables.table_gradients(model, IDS, embgrad.Logit(1))
+    with pytest.raises(embgrad.errors.OutputError):
+        embgrad.tables.parameter_gradients(model, IDS, embgrad.Sum(output="nothing"))
     for name, one in model.named_parameters():
         buffer, value = before[name]
         assert one.grad is buffer
@@ -99,7 +99,7 @@ def test_the_parameters_of_architectures(name: str) -> None:
     architecture = ARCHITECTURES[name]
     model, batch = architecture.build(), architecture.batch()
     expected = own(model, lambda: weighted(model(**native(batch))).sum())
-    same(embgrad.parameter_gradients(model, batch, weighted), expected, 1e-9)
+    same(embgrad.tables.parameter_gradients(model, batch, weighted), expected, 1e-9)
 
 
 class Reversible(Net):
@@ -112,7 +112,7 @@ def test_weights_whose_gradients_a_custom_backward_accumulates() -> None:
     model = Reversible().double().eval()
     model(tensor())[:, 1].sum().backward()
     expected = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-    result = embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))
+    result = embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))
     for name, gradient in expected.items():
         np.testing.assert_allclose(result[name], gradient, rtol=1e-12)
         assert model.get_parameter(name).grad is gradient
@@ -122,7 +122,7 @@ def test_weights_whose_gradients_a_custom_backward_accumulates() -> None:
     )
 
 
-@pytest.mark.parametrize("call", [embgrad.parameter_gradients, embgrad.table_gradients])
+@pytest.mark.parametrize("call", [embgrad.tables.parameter_gradients, embgrad.tables.table_gradients])
 def test_a_graph_of_the_user_behind_the_weights_stays_valid(call: Any) -> None:
     """As where the weights of a call are those of a step before."""
     torch.manual_seed(0)
@@ -134,7 +134,7 @@ def test_a_graph_of_the_user_behind_the_weights_stays_valid(call: Any) -> None:
 
     result = call(model, IDS, embgrad.Logit(1), call=with_fast)
     expected = own(model, lambda: with_fast(model, tensor())[:, 1].sum())
-    if call is embgrad.parameter_gradients:
+    if call is embgrad.tables.parameter_gradients:
         same(result, expected)
 
 
@@ -144,7 +144,7 @@ def test_another_default_device_changes_nothing(way: str) -> None:
     torch.set_default_device("meta")
     try:
         if way == "table":
-            result = embgrad.table_gradients(model, IDS, embgrad.Logit(1)).total
+            result = embgrad.tables.table_gradients(model, IDS, embgrad.Logit(1)).total
         else:
             result = embgrad.gradients(model, IDS, embgrad.Logit(1), check=True).table().to_dense()
     finally:
@@ -154,10 +154,10 @@ def test_another_default_device_changes_nothing(way: str) -> None:
 
 def test_compiled_and_parallel_models_keep_their_names() -> None:
     model = net()
-    plain = embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))
-    compiled = embgrad.parameter_gradients(torch.compile(model, backend="eager"), IDS, embgrad.Logit(1))
+    plain = embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))
+    compiled = embgrad.tables.parameter_gradients(torch.compile(model, backend="eager"), IDS, embgrad.Logit(1))
     same(compiled, dict(plain))
-    parallel = embgrad.parameter_gradients(nn.DataParallel(model), IDS, embgrad.Logit(1))
+    parallel = embgrad.tables.parameter_gradients(nn.DataParallel(model), IDS, embgrad.Logit(1))
     assert list(parallel) == [f"module.{name}" for name in plain]
 
 
@@ -165,11 +165,11 @@ def test_training_mode_half_precision_and_no_grad() -> None:
     model = net()
     with torch.no_grad():
         same(
-            embgrad.parameter_gradients(model, IDS, embgrad.Logit(1), training=True),
-            dict(embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))),
+            embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1), training=True),
+            dict(embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))),
         )
     half = net().to(torch.bfloat16)
-    result = embgrad.parameter_gradients(half, IDS, embgrad.Logit(1))
+    result = embgrad.tables.parameter_gradients(half, IDS, embgrad.Logit(1))
     expected = torch.autograd.grad(half(tensor())[:, 1].sum(), half.head.weight)[0]
     assert result["head.weight"].dtype == np.float32
     assert result.provenance["compute_dtype"] == "bfloat16"

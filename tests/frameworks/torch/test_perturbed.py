@@ -223,7 +223,9 @@ def test_tensors_and_numbers_are_taken(delta: Any) -> None:
 
 def test_a_tensor_that_requires_a_gradient_is_refused() -> None:
     delta = torch.zeros(3, 4, 4, requires_grad=True)
-    with refused(embgrad.PointError, "add['word'] is", "which requires a gradient", "Detach it or pass a NumPy array"):
+    with refused(
+        embgrad.errors.PointError, "add['word'] is", "which requires a gradient", "Detach it or pass a NumPy array"
+    ):
         embgrad.perturbed(net(), {"word": delta})
     embgrad.perturbed(net(), {"word": delta.detach()})
 
@@ -263,7 +265,9 @@ def test_gradient_checkpoints(reentrant: bool) -> None:
         assert torch.equal(mine.grad, its.grad)
     with (
         refused(
-            embgrad.UnsupportedError, "lies inside a gradient checkpoint", "Name a point outside of it, such as 'word'"
+            embgrad.errors.UnsupportedError,
+            "lies inside a gradient checkpoint",
+            "Name a point outside of it, such as 'word'",
         ),
         embgrad.perturbed(model, {"layers.1": 1.0}),
     ):
@@ -288,7 +292,7 @@ class Writing(nn.Module):
 
 def test_a_model_that_writes_into_a_perturbed_tensor_is_refused() -> None:
     with (
-        refused(embgrad.UnsupportedError, "'same:output#0' shares its memory"),
+        refused(embgrad.errors.UnsupportedError, "'same:output#0' shares its memory"),
         embgrad.perturbed(net(Writing), {"same": 1.0}),
     ):
         loss_of(net(Writing), BATCHES[0])
@@ -299,11 +303,11 @@ def test_a_model_that_writes_into_a_perturbed_tensor_is_refused() -> None:
 
 def test_compiled_passes_are_refused() -> None:
     model = net()
-    with refused(embgrad.UnsupportedError, "is compiled by torch.compile", "cannot be captured or perturbed"):
+    with refused(embgrad.errors.UnsupportedError, "is compiled by torch.compile", "cannot be captured or perturbed"):
         embgrad.perturbed(torch.compile(model, backend="eager"), {"word": 1.0}).__enter__()
     step = torch.compile(lambda ids: model(ids).sum(), backend="eager")
     with (
-        refused(embgrad.UnsupportedError, "inside a function that torch.compile compiles"),
+        refused(embgrad.errors.UnsupportedError, "inside a function that torch.compile compiles"),
         embgrad.perturbed(model, {"word": 1.0}),
     ):
         step(BATCHES[0])
@@ -315,7 +319,7 @@ def test_compiled_passes_are_refused() -> None:
 def test_only_a_child_is_called() -> None:
     model = nn.Sequential(net(), nn.Linear(3, 3))
     message = "the forward of Sequential was never called while the perturbation was open, and that of its child '0' was: perturb"
-    with pytest.raises(embgrad.PointNotReachedError, match=message), embgrad.perturbed(model, {"word": 1.0}):
+    with pytest.raises(embgrad.errors.PointNotReachedError, match=message), embgrad.perturbed(model, {"word": 1.0}):
         model[0](BATCHES[0])
     with torch.no_grad(), embgrad.perturbed(model, {"word": 1.0}) as perturbation:
         pass
@@ -351,5 +355,5 @@ def test_a_model_that_sums_rows_in_a_bag_is_refused() -> None:
 
     torch.manual_seed(0)
     model = Bag()
-    with refused(embgrad.UnsupportedError, "by nn.EmbeddingBag"), embgrad.perturbed(model, {"word": 1.0}):
+    with refused(embgrad.errors.UnsupportedError, "by nn.EmbeddingBag"), embgrad.perturbed(model, {"word": 1.0}):
         model(BATCHES[0])

@@ -59,7 +59,7 @@ def test_the_hidden_states_of_architectures(name: str, layers: int) -> None:
         np.testing.assert_allclose(result[role].activations, value, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(result[role].values, gradient, rtol=1e-10, atol=1e-13)
         assert result[role].provenance["path"].startswith(architecture.layer.format(number).partition("#")[0])
-    with pytest.raises(embgrad.UnknownPointError, match=f"has {layers} layers"):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=f"has {layers} layers"):
         embgrad.gradients(model, batch, weighted, at=f"layer.{layers}")
 
 
@@ -221,7 +221,7 @@ def test_a_shared_module_has_several_names_and_occurrences() -> None:
     assert [name for name in names if name.startswith("first#")] == ["first#0", "first#1", "first#2"]
     assert not any(name.startswith("second") for name in names)
     for path in ("first", "second"):
-        with pytest.raises(embgrad.AmbiguousPointError, match="fits 3 points"):
+        with pytest.raises(embgrad.errors.AmbiguousPointError, match="fits 3 points"):
             embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at=path)
     both = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at=["first#1", "second#1", "second.0#1"])
     np.testing.assert_array_equal(both["first#1"].values, both["second#1"].values)
@@ -298,11 +298,11 @@ def test_writing_into_a_shared_tensor_at_a_point_is_refused() -> None:
     """A write into the view changes its base, and a write into a clone would not."""
     model = random_model(lambda: Passing(write=True))
     for name in ("flat", "flat:output#0"):
-        with pytest.raises(embgrad.UnsupportedError, match=r"'flat:output#0' shares its memory with another"):
+        with pytest.raises(embgrad.errors.UnsupportedError, match=r"'flat:output#0' shares its memory with another"):
             embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at=name)
     result = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="inner")
     assert result.values[..., 1].ravel().tolist() == [12 / 4] * 8
-    with pytest.raises(embgrad.UnsupportedError, match=r"'relu:input#0' shares its memory"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"'relu:input#0' shares its memory"):
         embgrad.gradients(random_model(InPlace), SMALL_IDS, embgrad.Logit(1), at="relu:input")
 
 
@@ -375,7 +375,7 @@ def test_a_quantised_model() -> None:
     assert "lstm.0#0" in names
     result = embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1), at="lstm")
     np.testing.assert_allclose(result.values, np.broadcast_to(model.head.weight[1].detach() / 4, (2, 4, 3)), rtol=1e-6)
-    with pytest.raises(embgrad.UnsupportedError, match=r"quantised weights .* without a backward pass"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=r"quantised weights .* without a backward pass"):
         embgrad.gradients(model, SMALL_IDS, embgrad.Logit(1))
 
 

@@ -81,7 +81,7 @@ def test_quantised_weights_without_a_backward_pass_are_refused(native: bool) -> 
     """Also where a trainable bias gives the product a gradient, which a native objective keeps."""
     objective = (lambda logits: logits[:, 1]) if native else embgrad.Logit(1)
     model = residual(False)
-    with pytest.raises(embgrad.UnsupportedError, match=REFUSED.format("Rounded")):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=REFUSED.format("Rounded")):
         embgrad.gradients(model, IDS, objective)
     values = embgrad.evaluate(model, IDS, embgrad.Logit(1))  # no gradient is asked for
     np.testing.assert_allclose(values, model(torch.tensor(IDS))[:, 1].detach().numpy(), rtol=1e-6)
@@ -92,7 +92,7 @@ def test_layers_that_pytorch_quantises_are_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         model = torch.ao.quantization.quantize_dynamic(residual(), {"inner"})
-    with pytest.raises(embgrad.UnsupportedError, match=REFUSED.format("quantized.linear_dynamic")):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=REFUSED.format("quantized.linear_dynamic")):
         embgrad.gradients(model, IDS, embgrad.Logit(1))
     assert embgrad.evaluate(model, IDS, embgrad.Logit(1)).shape == (2,)
 
@@ -105,7 +105,7 @@ def test_quantised_weights_are_read_and_not_replaced() -> None:
         r"a weight of shape \(4, 4\) is a quantised Rounded, which holds no other values than those that it was made"
     )
     with (
-        pytest.raises(embgrad.UnsupportedError, match=message),
+        pytest.raises(embgrad.errors.UnsupportedError, match=message),
         substituted(model, {"inner.weight": np.zeros((4, 4))}),
     ):
         pass
@@ -141,13 +141,13 @@ def test_parameters_that_are_loaded_for_the_pass_have_no_gradient() -> None:
         r"the trainable parameter 'inner\.weight' is on the device 'meta', so that its gradient cannot be read: a device_map "
         r"that offloads weights loads them anew for each pass\. Load the model without offloading, or freeze this parameter"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message):
-        embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))
-    ledger = embgrad.table_gradients(model, IDS, embgrad.Logit(1))
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+        embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))
+    ledger = embgrad.tables.table_gradients(model, IDS, embgrad.Logit(1))
     assert ledger.own is None
-    np.testing.assert_array_equal(ledger.total, embgrad.table_gradients(residual(), IDS, embgrad.Logit(1)).total)
+    np.testing.assert_array_equal(ledger.total, embgrad.tables.table_gradients(residual(), IDS, embgrad.Logit(1)).total)
     model.inner.requires_grad_(False)
-    assert set(embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))) == {
+    assert set(embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))) == {
         "words.weight",
         "head.weight",
         "head.bias",

@@ -54,7 +54,7 @@ def test_lengths_follow_inserted_and_deleted_tokens(name: str) -> None:
 def test_packed_rows_are_as_many_as_the_tokens(edit: str) -> None:
     model = Packed().eval()
     batch = embgrad.TokenBatch(IDS, MASK, extras={"lengths": torch.tensor(MASK.sum(1))}, tokens=TOKENS)
-    found = embgrad.search(model, batch, embgrad.Logit(1), embgrad.HotFlip(steps=2, **{edit: True}))
+    found = embgrad.search(model, batch, embgrad.Logit(1), embgrad.methods.HotFlip(steps=2, **{edit: True}))
     assert not np.array_equal(found.batch.real.sum(1), MASK.sum(1)) or edit == "delete"
     for example, real in enumerate(found.batch.real):
         text = torch.tensor(found.batch.ids[example, real][None])

@@ -22,7 +22,7 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize(
-    "method", [embgrad.GCG(steps=4, candidates=12, top=8), embgrad.HotFlip(steps=3, candidates=12)]
+    "method", [embgrad.methods.GCG(steps=4, candidates=12, top=8), embgrad.methods.HotFlip(steps=3, candidates=12)]
 )
 def test_a_search_interrupted_between_any_two_steps_ends_as_if_it_had_not_been(tmp_path: Path, method: Any) -> None:
     built = model()
@@ -44,8 +44,8 @@ def test_a_search_interrupted_between_any_two_steps_ends_as_if_it_had_not_been(t
 
 def test_other_weights_are_another_search(tmp_path: Path) -> None:
     built, path = model(), tmp_path / "run.safetensors"
-    embgrad.search(built, IDS, OBJECTIVE, embgrad.GCG(steps=1, candidates=2), to=path)
+    embgrad.search(built, IDS, OBJECTIVE, embgrad.methods.GCG(steps=1, candidates=2), to=path)
     with torch.no_grad():
         built.transformer.h[1].mlp.c_proj.bias[3] += 1e-3
-    with pytest.raises(embgrad.FileFormatError, match="holds another search: weights was "):
-        embgrad.search(built, IDS, OBJECTIVE, embgrad.GCG(steps=1, candidates=2), to=path)
+    with pytest.raises(embgrad.errors.FileFormatError, match="holds another search: weights was "):
+        embgrad.search(built, IDS, OBJECTIVE, embgrad.methods.GCG(steps=1, candidates=2), to=path)

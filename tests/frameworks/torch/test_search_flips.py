@@ -74,7 +74,7 @@ def test_nearly_all_single_flips_are_found_with_a_fiftieth_of_the_passes(kind: s
     before = predicted(model, sentences)
     flippable = np.array([can_be_flipped(model, *pair) for pair in zip(sentences, before, strict=True)])
     found = embgrad.search(
-        model, sentences, embgrad.Margin(before), embgrad.HotFlip(steps=1), goal="minimize", until=-1e-6
+        model, sentences, embgrad.Margin(before), embgrad.methods.HotFlip(steps=1), goal="minimize", until=-1e-6
     )
     flipped = predicted(model, found.batch.ids) != before
     assert flippable.sum() > SENTENCES / 2

@@ -97,7 +97,7 @@ def test_outputs_by_their_roles(sentences: SentenceTransformer) -> None:
         by_role = embgrad.gradients(sentences, TEXTS, embgrad.Projection(DIRECTION, output=role))
         by_name = embgrad.gradients(sentences, TEXTS, embgrad.Projection(DIRECTION, output=name))
         np.testing.assert_array_equal(by_role.values, by_name.values)
-    with pytest.raises(embgrad.OutputError, match=r"'sentence_embedding' \(role 'pooled'\)"):
+    with pytest.raises(embgrad.errors.OutputError, match=r"'sentence_embedding' \(role 'pooled'\)"):
         embgrad.gradients(sentences, TEXTS, embgrad.Sum())
 
 
@@ -106,7 +106,7 @@ def test_layers_micro_batches_checks_and_tables(sentences: SentenceTransformer) 
     pieces = embgrad.gradients(sentences, TEXTS, POOLED, batch_size=1)
     np.testing.assert_allclose(pieces.values, whole["word"].values, rtol=1e-10, atol=1e-14)
     assert whole["layer.-1"].values.shape == whole["word"].values.shape
-    ledger = embgrad.table_gradients(sentences, TEXTS, POOLED)
+    ledger = embgrad.tables.table_gradients(sentences, TEXTS, POOLED)
     np.testing.assert_allclose(ledger.total, whole["word"].table().to_dense(), rtol=1e-10, atol=1e-14)
 
 
@@ -144,7 +144,7 @@ def test_a_cross_encoder_that_is_no_module(tokenizer: PreTrainedTokenizerFast) -
     np.testing.assert_array_equal(result.values, embgrad.gradients(model, encoded, embgrad.Sum()).values)
     assert result.ids.shape == (2, 7)
     assert {point.key for point in embgrad.points(older, encoded)} >= {"bert.embeddings.word_embeddings#0"}
-    parameters = embgrad.parameter_gradients(older, encoded, embgrad.Sum())
+    parameters = embgrad.tables.parameter_gradients(older, encoded, embgrad.Sum())
     assert "bert.embeddings.word_embeddings.weight" in parameters
     with embgrad.capture(older) as tap:
         model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.sum().backward()

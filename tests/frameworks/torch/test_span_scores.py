@@ -55,7 +55,7 @@ def test_a_padded_example_is_as_alone(name: str) -> None:
         assert whole.pad_leak == 0
         if make is embgrad.CrossEntropy:
             np.testing.assert_allclose(whole.objective[1], -scores[2], rtol=1e-10)
-    with pytest.raises(embgrad.ObjectiveError, match=r"index 4 at example 1 is padding: .* \[0, 1, 2, 3\]"):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=r"index 4 at example 1 is padding: .* \[0, 1, 2, 3\]"):
         embgrad.gradients(model, PAIR, embgrad.Logit([4, 4], output=output))
 
 

@@ -109,14 +109,14 @@ def test_an_objective_may_write_to_its_outputs() -> None:
             return super().forward(x).tanh()  # whose backward pass reads its output
 
     model = net(Saved)
-    backend = embgrad.list_backends()["torch"]
+    backend = embgrad.backend.list_backends()["torch"]
 
     def gradient(write: bool) -> Any:
         def respond(outputs: Any) -> Any:
             outputs[None][...] *= not write
             return [{None: np.ones(outputs[None].shape)}]
 
-        run = backend.run(model, embgrad.TokenBatch(IDS), embgrad.Request(("word",), respond, (None,)))
+        run = backend.run(model, embgrad.TokenBatch(IDS), embgrad.backend.Request(("word",), respond, (None,)))
         return run.points["word"].gradients[0]
 
     np.testing.assert_array_equal(gradient(write=True), gradient(write=False))

@@ -49,13 +49,13 @@ def test_functions_differ_by_their_tensors_in_bfloat16() -> None:
 
 
 def test_another_source_of_labels_in_bfloat16_is_refused(tmp_path: Path) -> None:
-    def labelled(label: int) -> embgrad.Stream:
+    def labelled(label: int) -> embgrad.results.Stream:
         source = [(text, torch.tensor(label, dtype=torch.bfloat16)) for text in texts(7)]
         made = embgrad.Labelled(lambda labels: embgrad.Logit(0))
         return embgrad.stream(model(), source, made, tokenizer=tokenizer, batch_size=2, to=tmp_path)
 
     with labelled(1) as parts:
         next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="the source is not the one of the results in the folder"):
+    with pytest.raises(embgrad.errors.FileFormatError, match="the source is not the one of the results in the folder"):
         labelled(2).finish()
     assert labelled(1).finish().complete

@@ -64,7 +64,7 @@ def test_a_window_is_refused_where_padding_changes_the_numbers(
     torch.manual_seed(0)
     model = make().eval().to(dtype)
     if counts:
-        with pytest.raises(embgrad.UnsupportedError, match="has other results alone than with"):
+        with pytest.raises(embgrad.errors.UnsupportedError, match="has other results alone than with"):
             streamed(model, side, window=9)
         return
     for one, other in zip(streamed(model, side), streamed(model, side, window=9), strict=True):
@@ -82,5 +82,5 @@ def test_a_pooler_may_be_streamed_in_windows_and_a_table_of_positions_not() -> N
         assert embgrad.compare(one, other).agrees
     path = "bert.embeddings.position_embeddings"
     assert [len(one.values) for one in streamed(model, "right", at=path)] == [1, 1, 1]
-    with pytest.raises(embgrad.UnsupportedError, match="in a batch of 3 examples, which share it"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="in a batch of 3 examples, which share it"):
         streamed(model, "right", at=path, window=9)

@@ -51,7 +51,7 @@ def test_table_gradients_of_a_language_model_with_a_tied_head(name: str, frozen:
     untied.get_output_embeddings().weight = nn.Parameter(table.detach().clone())
     lookup, head = gradients(untied, untied.get_input_embeddings().weight, untied.get_output_embeddings().weight)
     table.requires_grad_(not frozen)
-    result = embgrad.table_gradients(model, batch, embgrad.CrossEntropy(LABELS))
+    result = embgrad.tables.table_gradients(model, batch, embgrad.CrossEntropy(LABELS))
     assert table.requires_grad is not frozen
     kept = np.arange(40) != (-1 if result.padding is None else result.padding)
     np.testing.assert_allclose(result.lookup[kept], lookup[kept], rtol=1e-9, atol=1e-13)
@@ -91,13 +91,13 @@ def test_parameters_that_share_the_tables_memory() -> None:
     hidden = model.inner(nn.functional.embedding(ids, memory)).tanh().mean(1)
     head = hidden @ moved.T + hidden @ moved.T + (hidden @ moved[3:7].T).sum(1, keepdim=True)
     (expected,) = torch.autograd.grad(head[:, 1].sum(), moved)
-    result = embgrad.table_gradients(model, SMALL_IDS, embgrad.Logit(1))
+    result = embgrad.tables.table_gradients(model, SMALL_IDS, embgrad.Logit(1))
     np.testing.assert_allclose(result.head, expected.numpy(), rtol=1e-12, atol=1e-14)
     assert result.names == ("table.weight", "whole", "turned", "part")
     assert result.own is None  # PyTorch keeps a gradient for each of them, of its own shape
     del model.turned, model.part
     model.head = lambda net, hidden: hidden @ net.whole.T
-    alike = embgrad.table_gradients(model, SMALL_IDS, embgrad.Logit(1))
+    alike = embgrad.tables.table_gradients(model, SMALL_IDS, embgrad.Logit(1))
     assert alike.names == ("table.weight", "whole")
     assert alike.apart is not None
     assert alike.apart < 1e-12
@@ -112,7 +112,7 @@ def test_an_objective_that_differentiates_by_the_table(alone: bool, tied: bool) 
         return out[:, 0] + sum(slope.pow(2).sum() for slope in slopes if slope is not None)
 
     model = net(lambda net, hidden: hidden @ net.table.weight.T if tied else hidden)
-    results = embgrad.table_gradients(model, SMALL_IDS, penalised)
+    results = embgrad.tables.table_gradients(model, SMALL_IDS, penalised)
     expected = torch.autograd.grad(penalised(model(torch.tensor(SMALL_IDS))).sum(), model.table.weight)[0].numpy()
     np.testing.assert_allclose(results.total, expected, rtol=1e-9, atol=1e-12 * np.abs(expected).max())
     result = embgrad.gradients(model, SMALL_IDS, penalised)
@@ -128,7 +128,7 @@ def test_tables_of_all_kinds(options: dict[str, Any]) -> None:
     before = model.table.weight.detach().clone()
     if "sparse" in options:  # PyTorch cannot add a sparse gradient's and a dense one's own
         model.head = lambda net, hidden: hidden
-    result = embgrad.table_gradients(model, SMALL_IDS, embgrad.Logit(1))
+    result = embgrad.tables.table_gradients(model, SMALL_IDS, embgrad.Logit(1))
     assert torch.equal(model.table.weight, before)
     assert result.padding == options.get("padding_idx")
     assert result.apart is not None
@@ -145,7 +145,7 @@ def test_all_names_of_a_shared_table() -> None:
         .double()
         .eval()
     )
-    result = embgrad.table_gradients(model, architecture.batch(), lambda out: out.logits[:, -1].logsumexp(-1))
+    result = embgrad.tables.table_gradients(model, architecture.batch(), lambda out: out.logits[:, -1].logsumexp(-1))
     assert result.lookups == 2
     assert result.names[0] == "shared.weight"
     assert set(result.names) == {
@@ -162,7 +162,7 @@ def test_table_gradients_of_types_and_positions() -> None:
     architecture = ARCHITECTURES["Bert"]
     model = architecture.build()
     for role, path in (("type", "token_type_embeddings"), ("position", "position_embeddings")):
-        result = embgrad.table_gradients(
+        result = embgrad.tables.table_gradients(
             model, {"input_ids": IDS, "token_type_ids": TYPES}, lambda out: out[0].sum((1, 2)), at=role
         )
         assert result.names == (f"embeddings.{path}.weight",)

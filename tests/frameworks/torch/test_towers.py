@@ -135,7 +135,7 @@ def test_the_layers_are_those_that_take_the_ids(name: str, positions: int) -> No
 def test_positions_of_an_image_are_not_those_of_a_text_without_any() -> None:
     torch.manual_seed(0)
     model, objective = llava()
-    with pytest.raises(embgrad.UnknownPointError, match="the model makes no lookup by position"):
+    with pytest.raises(embgrad.errors.UnknownPointError, match="the model makes no lookup by position"):
         embgrad.gradients(model.eval(), inputs("Llava", 5, 4), objective, at="position")
     roles = {role for point in embgrad.points(model, inputs("Llava", 5, 4)) for role in point.roles}
     assert roles == {"word", "embeddings", "layer.0", "layer.1", "layer.-1"}

@@ -70,7 +70,7 @@ def test_a_model_without_a_backward_pass_in_evaluation_mode_is_attributed_in_tra
     make, objective, scalar_of = CASES[name]
     model = make()
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"runs in evaluation mode without gradients.*Pass training=True"
+        embgrad.errors.UnsupportedError, match=r"runs in evaluation mode without gradients.*Pass training=True"
     ):
         embgrad.attribute(model, BATCH, objective, "saliency")
     found = embgrad.attribute(model, BATCH, objective, "input_x_gradient", training=True)
@@ -84,7 +84,9 @@ def test_a_model_without_a_backward_pass_in_evaluation_mode_is_attributed_in_tra
 def test_a_path_through_a_reformer_adds_up() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = embgrad.attribute(reformer(), BATCH, embgrad.Logit(1), embgrad.IntegratedGradients(20), training=True)
+        found = embgrad.attribute(
+            reformer(), BATCH, embgrad.Logit(1), embgrad.methods.IntegratedGradients(20), training=True
+        )
     assert found.delta is not None
     assert np.abs(found.delta).max() < 1e-6
 
@@ -94,7 +96,7 @@ def test_dropout_in_a_path_is_named_and_moves_the_generator() -> None:
     with pytest.warns(
         embgrad.EmbgradWarning, match="draws other random numbers in each pass, and more steps do not help"
     ):
-        found = embgrad.attribute(model, BATCH, embgrad.Logit(1), embgrad.IntegratedGradients(5), training=True)
+        found = embgrad.attribute(model, BATCH, embgrad.Logit(1), embgrad.methods.IntegratedGradients(5), training=True)
     assert found.provenance["random"]
     assert not torch.equal(torch.get_rng_state(), before)
     assert not model.training
@@ -102,7 +104,7 @@ def test_dropout_in_a_path_is_named_and_moves_the_generator() -> None:
 
 def test_output_tokens_of_rwkv_are_attributed_in_training_mode() -> None:
     model = rwkv()
-    with pytest.raises(embgrad.UnsupportedError, match="Pass training=True"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="Pass training=True"):
         embgrad.attribute_tokens(model, BATCH)
     found = embgrad.attribute_tokens(model, BATCH, targets=[5, 9], training=True)
     for output, position in enumerate((5, 9)):
@@ -129,7 +131,7 @@ def test_averages_of_batch_norm_stay_and_examples_are_held_fixed() -> None:
     model = Normed().double().eval()
     ids = IDS[[0, 1, 0, 1], :4] + np.arange(4)[:, None]
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    found = embgrad.attribute(model, ids, embgrad.Logit(1), embgrad.IntegratedGradients(30), training=True)
+    found = embgrad.attribute(model, ids, embgrad.Logit(1), embgrad.methods.IntegratedGradients(30), training=True)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     rows = model.table(torch.tensor(ids)).detach()
     other = Normed().double()

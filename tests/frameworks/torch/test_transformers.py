@@ -152,6 +152,7 @@ def test_a_cache_cannot_be_cut_into_sub_batches(options: dict[str, Any]) -> None
     model, ids = gpt2()
     batch = {"input_ids": ids[:, 3:].numpy(), "past_key_values": model(ids[:, :3]).past_key_values}
     with pytest.raises(
-        embgrad.BatchError, match=r"takes all 2 examples at once, and raised RuntimeError for 1 of them.*'past_key"
+        embgrad.errors.BatchError,
+        match=r"takes all 2 examples at once, and raised RuntimeError for 1 of them.*'past_key",
     ):
         embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), **options)

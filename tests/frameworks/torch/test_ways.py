@@ -178,7 +178,7 @@ def test_exported(expected: np.ndarray) -> None:
         model = torch.export.export(net(kind), (tensor(),)).module()
         check(model, expected)
         with pytest.raises(
-            embgrad.UnsupportedError, match=r"training=True failed, .* the mode in which it was exported"
+            embgrad.errors.UnsupportedError, match=r"training=True failed, .* the mode in which it was exported"
         ):
             embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
 
@@ -191,7 +191,7 @@ def test_torchscript_is_refused(kind: str, inside: bool) -> None:
     script = torch.jit.trace(model, (tensor(),)) if kind == "trace" else torch.jit.script(model)
     model = nn.Sequential(script) if inside else script
     message = r"lookups seen: none\. .* is a TorchScript module .*pass the torch\.nn\.Module that it was made from"
-    with pytest.raises(embgrad.PointNotReachedError, match=message):
+    with pytest.raises(embgrad.errors.PointNotReachedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Logit(1))
 
 
@@ -312,7 +312,7 @@ def test_torch_cond_runs_uncompiled(by: float) -> None:
     model.register_buffer("by", torch.tensor(by))
     own = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
     check(model, own)
-    assert embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))["inner.0.weight"].any() == (by > 0)
+    assert embgrad.tables.parameter_gradients(model, IDS, embgrad.Logit(1))["inner.0.weight"].any() == (by > 0)
     assert ("inner.0#0" in [point.name for point in embgrad.points(model, IDS)]) == (by > 0)
 
 
@@ -328,7 +328,9 @@ class Checkpointing(Net):
 
 
 @pytest.mark.parametrize("kind", [Net, CastingItself])
-@pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
+@pytest.mark.parametrize(
+    "call", [embgrad.gradients, embgrad.tables.parameter_gradients, embgrad.tables.table_gradients]
+)
 def test_weights_may_change_in_a_block_of_autocast(call: Any, kind: type[Net]) -> None:
     """A cast that PyTorch keeps to the block's end is neither taken nor left."""
     model, changed = net(kind).float(), net(kind).float()
@@ -359,13 +361,15 @@ def test_casts_of_the_user_in_a_block_of_autocast_are_kept(kind: type[Net]) -> N
         return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
     expected = own(lambda model: None)
-    for call in (embgrad.gradients, embgrad.parameter_gradients):
+    for call in (embgrad.gradients, embgrad.tables.parameter_gradients):
         result = own(lambda model, call=call: call(model, IDS, embgrad.Logit(1)))
         assert all(map(torch.equal, result, expected))
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
+@pytest.mark.parametrize(
+    "call", [embgrad.gradients, embgrad.tables.parameter_gradients, embgrad.tables.table_gradients]
+)
 def test_weights_that_parametrize_caches_are_neither_used_nor_replaced(call: Any, before: bool) -> None:
     """A weight that PyTorch keeps to the block's end, with its graph, is neither taken nor left."""
     model = net()
@@ -393,7 +397,7 @@ def test_inputs_are_copies_and_writable() -> None:
     weights = np.ones((2, 4))
     weights.flags.writeable = False
     with pytest.raises(
-        embgrad.PointNotReachedError, match=r"table#0 .*if it changes them first, give it the changed ones"
+        embgrad.errors.PointNotReachedError, match=r"table#0 .*if it changes them first, give it the changed ones"
     ):
         embgrad.gradients(model, {"input_ids": IDS, "weights": weights}, embgrad.Logit(1))
     assert weights.sum() == 8

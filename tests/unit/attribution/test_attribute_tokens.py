@@ -29,7 +29,7 @@ from tests.unit.objectives.test_log_probability import words
 IDS = np.array([[2, 7, 1, 5, 9], [0, 0, 4, 9, 3], [8, 6, 10, 0, 0]])
 MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
 BATCH = TokenBatch(IDS, MASK)
-METHODS = ("saliency", "input_x_gradient", embgrad.IntegratedGradients(40), embgrad.Occlusion(11))
+METHODS = ("saliency", "input_x_gradient", embgrad.methods.IntegratedGradients(40), embgrad.methods.Occlusion(11))
 WEIGHTS = weights()
 E, D, W = WEIGHTS["E"], WEIGHTS["D"], WEIGHTS["W"]
 
@@ -60,7 +60,7 @@ def test_with_contrast_the_contributions_are_the_closed_form_of_a_linear_model()
         np.testing.assert_allclose(result.scores[0], scores, atol=1e-13)
         np.testing.assert_allclose(result.objective[0], expected.sum(1), rtol=1e-12)
         np.testing.assert_array_equal(result.contrast_ids, [[3] * 4])
-    result = attribute_tokens(causal(), ids, contrast=contrast, method=embgrad.Occlusion(11))
+    result = attribute_tokens(causal(), ids, contrast=contrast, method=embgrad.methods.Occlusion(11))
     np.testing.assert_allclose(result.scores[0], occluded, atol=1e-13)
 
 
@@ -121,7 +121,7 @@ def test_a_padded_batch_equals_each_example_alone(method: Any, batch_size: Any) 
 
 def test_integrated_gradients_sum_to_the_difference_of_the_log_probabilities() -> None:
     for baseline in ("zero", 11, np.ones(DIM)):
-        method = embgrad.IntegratedGradients(60, baseline=baseline)
+        method = embgrad.methods.IntegratedGradients(60, baseline=baseline)
         result = attribute_tokens(causal(), alone(0), method=method)
         assert result.baseline_objective is not None
         assert result.delta is not None
@@ -142,13 +142,16 @@ def test_too_few_steps_are_a_warning() -> None:
     with pytest.warns(
         EmbgradWarning, match=r"the contributions to \d of 4 output tokens miss the difference .* than 1"
     ) as recorded:
-        attribute_tokens(sharp, alone(0), method=embgrad.IntegratedGradients(1))
+        attribute_tokens(sharp, alone(0), method=embgrad.methods.IntegratedGradients(1))
     assert [warning.filename for warning in recorded] == [__file__]
 
 
 def test_special_tokens_may_keep_their_values() -> None:
     ids = np.array([[1, 3, 4, 2]])
-    for method in (embgrad.Occlusion(7, keep_special=True), embgrad.IntegratedGradients(30, keep_special=True)):
+    for method in (
+        embgrad.methods.Occlusion(7, keep_special=True),
+        embgrad.methods.IntegratedGradients(30, keep_special=True),
+    ):
         result = attribute_tokens(causal(), ids, method=method, tokenizer=words())
         assert not result.scores[..., 0].any()
         assert result.scores[0, 2, 1:3].all()
@@ -170,7 +173,7 @@ def test_tokens_are_named_where_a_tokenizer_is_given() -> None:
 
 
 def test_the_result_says_how_it_was_computed() -> None:
-    result = attribute_tokens(causal(), BATCH, targets=-1, method=embgrad.IntegratedGradients(40))
+    result = attribute_tokens(causal(), BATCH, targets=-1, method=embgrad.methods.IntegratedGradients(40))
     assert result.method == "IntegratedGradients"
     assert result.signed
     assert result.provenance["objective"] == {"class": "LogProbability", "contrast": False}
@@ -224,32 +227,36 @@ def test_the_model_is_left_as_it_was() -> None:
         ),
         ({"method": "saliencies"}, EmbgradError, "Did you mean 'saliency'"),
         (
-            {"method": embgrad.IntegratedGradients(5, tolerance=0.1)},
+            {"method": embgrad.methods.IntegratedGradients(5, tolerance=0.1)},
             EmbgradError,
             "tolerance is 0.1: steps are not doubled here, where all output tokens share them",
         ),
         ({"at": ["word"]}, EmbgradError, "make a call for each point"),
-        ({"at": "wrod"}, embgrad.PointError, "wrod"),
+        ({"at": "wrod"}, embgrad.errors.PointError, "wrod"),
         ({"batch_size": 0}, EmbgradError, "batch_size is 0"),
-        ({"generate": 3}, embgrad.UnsupportedError, "ReferenceModel has no method generate(): give the prompts with"),
+        (
+            {"generate": 3},
+            embgrad.errors.UnsupportedError,
+            "ReferenceModel has no method generate(): give the prompts with",
+        ),
         ({"generate": 0}, EmbgradError, "generate is 0: expected the number of new tokens, at least 1, or a dict"),
         ({"generate": True}, EmbgradError, "generate is True: expected the number of new tokens"),
         ({"generate": "greedy"}, EmbgradError, "generate is 'greedy': expected the number of new tokens"),
         (
-            {"method": embgrad.Occlusion("zero")},
-            embgrad.UnsupportedError,
+            {"method": embgrad.methods.Occlusion("zero")},
+            embgrad.errors.UnsupportedError,
             "replacement is 'zero': input tokens are replaced by an id here. Give 'mask', 'pad' or an id",
         ),
         (
-            {"method": embgrad.Occlusion(np.zeros(DIM))},
-            embgrad.UnsupportedError,
+            {"method": embgrad.methods.Occlusion(np.zeros(DIM))},
+            embgrad.errors.UnsupportedError,
             "input tokens are replaced by an id here",
         ),
-        ({"method": embgrad.Occlusion("mask")}, embgrad.BatchError, "the id of the mask is not known"),
-        ({"method": embgrad.Occlusion(99)}, embgrad.BatchError, "id 99"),
-        ({"method": embgrad.IntegratedGradients(2, baseline=99)}, embgrad.BatchError, "id 99"),
+        ({"method": embgrad.methods.Occlusion("mask")}, embgrad.errors.BatchError, "the id of the mask is not known"),
+        ({"method": embgrad.methods.Occlusion(99)}, embgrad.errors.BatchError, "id 99"),
+        ({"method": embgrad.methods.IntegratedGradients(2, baseline=99)}, embgrad.errors.BatchError, "id 99"),
         ({"targets": 0}, EmbgradError, "the target 0 of example 0 is not a token"),
-        ({"contrast": 99}, embgrad.ObjectiveError, "against 99 at example 0, position 0 is out of range"),
+        ({"contrast": 99}, embgrad.errors.ObjectiveError, "against 99 at example 0, position 0 is out of range"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -299,11 +306,12 @@ def test_outputs_that_do_not_depend_on_the_inputs_are_refused() -> None:
         return wrong @ model["W"]
 
     with pytest.raises(
-        embgrad.NoGradientError, match=r"the output tokens at index 0 do not depend on the point\s+'word'"
+        embgrad.errors.NoGradientError, match=r"the output tokens at index 0 do not depend on the point\s+'word'"
     ):
         attribute_tokens(ReferenceModel(detached, WEIGHTS), alone(0))
     with pytest.raises(
-        embgrad.NoGradientError, match="the gradient of the output tokens at index 0 at 'word' is nan at example 0"
+        embgrad.errors.NoGradientError,
+        match="the gradient of the output tokens at index 0 at 'word' is nan at example 0",
     ):
         attribute_tokens(ReferenceModel(infinite, WEIGHTS), alone(0))
 
@@ -321,7 +329,8 @@ def test_a_point_without_a_vector_for_each_position_is_refused() -> None:
     for forward, at in ((pooling, "pool"), (shared, "D")):
         for method in ("saliency", "input_x_gradient"):
             with pytest.raises(
-                embgrad.UnsupportedError, match=r"the point has the shape \(.*expected one vector for each example and"
+                embgrad.errors.UnsupportedError,
+                match=r"the point has the shape \(.*expected one vector for each example and",
             ):
                 attribute_tokens(ReferenceModel(forward, WEIGHTS, ["pool"]), alone(0), at=at, method=method)
 
@@ -331,7 +340,7 @@ def _positions_first(model: Any, input_ids: np.ndarray, attention_mask: Any = No
     return means(rows.swap(0, 1), attention_mask) @ model["W"]
 
 
-@pytest.mark.parametrize("method", [*METHODS[:2], embgrad.IntegratedGradients(5)], ids=str)
+@pytest.mark.parametrize("method", [*METHODS[:2], embgrad.methods.IntegratedGradients(5)], ids=str)
 @pytest.mark.filterwarnings("ignore:.*contributions:embgrad.EmbgradWarning")
 @pytest.mark.parametrize("ids", [IDS[:, 2:], np.arange(10).reshape(2, 5)], ids=["square", "longer"])
 def test_a_point_whose_first_axis_is_the_positions_is_read_in_the_users_axes(method: Any, ids: np.ndarray) -> None:
@@ -375,8 +384,10 @@ def test_the_inputs_of_the_model_may_be_changed_by_a_function_of_the_user() -> N
 def test_an_array_as_baseline_moves_with_a_batch_padded_on_the_left() -> None:
     ids, mask = np.array([[0, 0, 5, 6], [7, 8, 9, 10]]), np.array([[0, 0, 1, 1], [1, 1, 1, 1]])
     baseline = np.random.default_rng(0).normal(size=(2, 4, DIM))
-    whole = attribute_tokens(causal(), embgrad.TokenBatch(ids, mask), method=embgrad.IntegratedGradients(50, baseline))
-    alone = attribute_tokens(causal(), [[5, 6]], method=embgrad.IntegratedGradients(50, baseline[:1, 2:]))
+    whole = attribute_tokens(
+        causal(), embgrad.TokenBatch(ids, mask), method=embgrad.methods.IntegratedGradients(50, baseline)
+    )
+    alone = attribute_tokens(causal(), [[5, 6]], method=embgrad.methods.IntegratedGradients(50, baseline[:1, 2:]))
     assert whole.baseline_objective is not None
     assert alone.baseline_objective is not None
     np.testing.assert_allclose(whole.baseline_objective[0, 0], alone.baseline_objective[0, 0], atol=1e-12)
@@ -407,7 +418,7 @@ def pair(example: int) -> dict[str, np.ndarray]:
 
 def test_both_sides_of_an_encoder_decoder_have_their_closed_forms() -> None:
     contrast = 3
-    for method in ("saliency", "input_x_gradient", "integrated_gradients", embgrad.Occlusion(1)):
+    for method in ("saliency", "input_x_gradient", "integrated_gradients", embgrad.methods.Occlusion(1)):
         result = attribute_tokens(encoder_decoder(), pair(0), contrast=contrast, method=method)
         assert result.decoder_scores is not None
         assert result.scores.shape == (1, 4, 4)
@@ -418,7 +429,7 @@ def test_both_sides_of_an_encoder_decoder_have_their_closed_forms() -> None:
             if method == "saliency":
                 sides = [np.full(4, np.linalg.norm(direction / 4)), np.linalg.norm(direction / (output + 1))]
             else:
-                away = [E[1], D[1]] if isinstance(method, embgrad.Occlusion) else [0, 0]
+                away = [E[1], D[1]] if isinstance(method, embgrad.methods.Occlusion) else [0, 0]
                 sides = [(E[SOURCE[0]] - away[0]) @ direction / 4, (D[before] - away[1]) @ direction / (output + 1)]
             np.testing.assert_allclose(result.scores[0, output], sides[0], atol=1e-13)
             np.testing.assert_allclose(result.decoder_scores[0, output, : output + 1], sides[1], atol=1e-13)
@@ -454,7 +465,9 @@ def test_a_padded_batch_of_pairs_equals_each_pair_alone(method: Any, batch_size:
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (4, 3, 5), (4, 5, 3), (4, 5, 5), (5, 5, 4), (13, 3, 5)], ids=str)
 @pytest.mark.parametrize("encoder", [encoder_decoder, encoder_decoder_with_axis], ids=["plain", "another axis"])
-@pytest.mark.parametrize("method", ["saliency", embgrad.IntegratedGradients(40), embgrad.Occlusion(1)], ids=str)
+@pytest.mark.parametrize(
+    "method", ["saliency", embgrad.methods.IntegratedGradients(40), embgrad.methods.Occlusion(1)], ids=str
+)
 def test_each_of_many_pairs_has_the_scores_of_the_pair_alone(method: Any, encoder: Any, shape: Any) -> None:
     examples, positions, outputs = shape
     draws = np.random.default_rng(0)
@@ -471,7 +484,7 @@ def test_each_of_many_pairs_has_the_scores_of_the_pair_alone(method: Any, encode
 
 @pytest.mark.parametrize("baseline", ["zero", 1, np.int64(1), "pad"], ids=repr)
 def test_the_baseline_of_an_encoder_decoder_stands_on_both_sides(baseline: Any) -> None:
-    method = embgrad.IntegratedGradients(60, baseline=baseline)
+    method = embgrad.methods.IntegratedGradients(60, baseline=baseline)
     result = attribute_tokens(encoder_decoder(), PAIR, method=method)
     model = encoder_decoder()
     ids = np.ones((1, 5), int) if baseline == 1 else np.zeros((1, 5), int)
@@ -514,7 +527,7 @@ def test_an_encoder_decoder_without_decoder_ids_is_refused() -> None:
         "ReferenceModel is an encoder-decoder, and the batch has no 'decoder_input_ids': give the ids of the output"
     )
     for extras in ({}, {"labels": DECODER[:, :4]}):
-        with pytest.raises(embgrad.BatchError, match=re.escape(message)):
+        with pytest.raises(embgrad.errors.BatchError, match=re.escape(message)):
             attribute_tokens(encoder_decoder(), {"input_ids": SOURCE, **extras})
 
 
@@ -523,22 +536,22 @@ def test_an_encoder_decoder_without_decoder_ids_is_refused() -> None:
     [
         (
             {"at": "D"},
-            embgrad.PointError,
+            embgrad.errors.PointError,
             "at is 'D': expected 'word' for an encoder-decoder, whose inputs are the rows",
         ),
         (
-            {"method": embgrad.IntegratedGradients(2, baseline=np.zeros(DIM))},
-            embgrad.UnsupportedError,
+            {"method": embgrad.methods.IntegratedGradients(2, baseline=np.zeros(DIM))},
+            embgrad.errors.UnsupportedError,
             "the baseline of an encoder-decoder is put in place of the encoder's and the decoder's tokens: expected 'zero'",
         ),
         (
-            {"method": embgrad.IntegratedGradients(2, baseline=[0.0] * DIM)},
-            embgrad.UnsupportedError,
+            {"method": embgrad.methods.IntegratedGradients(2, baseline=[0.0] * DIM)},
+            embgrad.errors.UnsupportedError,
             "the baseline of an encoder-decoder is put in place of",
         ),
         (
-            {"method": embgrad.IntegratedGradients(2, keep_special=True), "tokenizer": words()},
-            embgrad.UnsupportedError,
+            {"method": embgrad.methods.IntegratedGradients(2, keep_special=True), "tokenizer": words()},
+            embgrad.errors.UnsupportedError,
             "and keep_special=False",
         ),
     ],
@@ -554,9 +567,9 @@ def test_a_baseline_outside_the_decoders_table_is_refused() -> None:
     model.parameters["D"] = Tensor(D[:9])
     batch = {"input_ids": [[3, 11]], "decoder_input_ids": [[1, 5, 6]]}
     with pytest.raises(
-        embgrad.BatchError, match="the baseline's id 11 is outside the decoder's table, which has 9 rows"
+        embgrad.errors.BatchError, match="the baseline's id 11 is outside the decoder's table, which has 9 rows"
     ):
-        attribute_tokens(model, batch, method=embgrad.IntegratedGradients(2, baseline=11))
+        attribute_tokens(model, batch, method=embgrad.methods.IntegratedGradients(2, baseline=11))
 
 
 def test_a_decoder_whose_lookup_is_not_known_is_refused() -> None:
@@ -574,7 +587,7 @@ def test_a_decoder_whose_lookup_is_not_known_is_refused() -> None:
         (shifted, "0 lookups have the decoder's ids as indices ("),
     ):
         model = ReferenceModel(forward, {**WEIGHTS, "F": WEIGHTS["D"] + 1})
-        with pytest.raises(embgrad.PointError, match=re.escape(message)):
+        with pytest.raises(embgrad.errors.PointError, match=re.escape(message)):
             attribute_tokens(model, pair(0))
 
 
@@ -582,14 +595,14 @@ def test_hidden_states_are_not_taken_for_logits() -> None:
     expected = (
         r"has the shape \(1, 3, 3\), as wide as the rows of its table, which has 12: expected logits, one for each id"
     )
-    with pytest.raises(embgrad.ObjectiveError, match=expected):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=expected):
         embgrad.attribute_tokens(headless(), [[1, 2, 0]])
 
 
 def test_special_tokens_of_a_decoder_are_not_known() -> None:
     message = "keep_special=True leaves special tokens, and those of a decoder are not known: give keep_special=False"
-    with pytest.raises(embgrad.UnsupportedError, match=message):
-        embgrad.attribute_tokens(encoder_decoder(), PAIR, method=embgrad.Occlusion(3, keep_special=True))
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+        embgrad.attribute_tokens(encoder_decoder(), PAIR, method=embgrad.methods.Occlusion(3, keep_special=True))
 
 
 def _rooted(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
@@ -608,7 +621,7 @@ def _rooted(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Te
 @pytest.mark.filterwarnings("ignore:.*do not sum to:embgrad.EmbgradWarning", "ignore:.*miss the difference")
 def test_no_gradient_is_needed_at_an_end_of_the_path_without_weight(rule: str) -> None:
     """The gradient at the baseline is nan, and the sum over the rule's own nodes has a closed form."""
-    ids, model, method = alone(0), ReferenceModel(_rooted, weights()), embgrad.IntegratedGradients(6, rule=rule)
+    ids, model, method = alone(0), ReferenceModel(_rooted, weights()), embgrad.methods.IntegratedGradients(6, rule=rule)
     count = ids.shape[1] - 1
     direction = (W[:, ids[0, -1]] - W[:, 3]) / count
     whole = np.sqrt(np.abs(E[ids[0, :count]])) @ direction
@@ -630,6 +643,8 @@ def test_no_gradient_is_needed_at_an_end_of_the_path_without_weight(rule: str) -
 
 
 def test_a_gradient_that_is_not_finite_at_a_node_with_weight_is_refused() -> None:
-    model, method = ReferenceModel(_rooted, weights()), embgrad.IntegratedGradients(6, rule="riemann_left")
-    with pytest.raises(embgrad.NoGradientError, match="the gradient of the output tokens at index 0 at 'word' is"):
+    model, method = ReferenceModel(_rooted, weights()), embgrad.methods.IntegratedGradients(6, rule="riemann_left")
+    with pytest.raises(
+        embgrad.errors.NoGradientError, match="the gradient of the output tokens at index 0 at 'word' is"
+    ):
         attribute_tokens(model, alone(0), [-1], contrast=3, method=method)

@@ -20,8 +20,8 @@ WEIGHTS = {
     "W": np.random.default_rng(6).normal(size=(DIM, 2)),
 }
 FULL = np.array([[2, 7, 6, 5], [1, 4, 9, 3], [8, 8, 10, 4]])
-ZERO = embgrad.Occlusion("zero")
-METHODS = ("input_x_gradient", embgrad.IntegratedGradients(3), ZERO, embgrad.KernelShap(32, "zero"))
+ZERO = embgrad.methods.Occlusion("zero")
+METHODS = ("input_x_gradient", embgrad.methods.IntegratedGradients(3), ZERO, embgrad.methods.KernelShap(32, "zero"))
 
 
 def rows_of(ids: Any = FULL) -> np.ndarray:
@@ -124,7 +124,7 @@ def test_a_model_that_carries_a_state_is_run_with_the_number_of_examples_of_the_
     np.testing.assert_allclose(made.objective, carried(rows_of(), state), rtol=1e-12)
     if made.baseline_objective is not None:
         np.testing.assert_allclose(made.baseline_objective, carried(0 * rows_of(), state), rtol=1e-12)
-    if isinstance(method, embgrad.Occlusion):
+    if isinstance(method, embgrad.methods.Occlusion):
         for position in range(4):
             without = rows_of() * (np.arange(4) != position)[:, None]
             expected = carried(rows_of(), state) - carried(without, state)
@@ -141,7 +141,7 @@ def test_a_state_of_one_example_is_that_of_each_step() -> None:
     without = rows_of()[:1] * (np.arange(4) != 2)[:, None]
     expected = carried(rows_of()[:1], state) - carried(without, state)
     np.testing.assert_allclose(made.scores[:, 2], expected, rtol=1e-9)
-    deleted = embgrad.faithfulness(model, batch, LOGIT, made)
+    deleted = embgrad.metrics.faithfulness(model, batch, LOGIT, made)
     assert deleted.leave_one_out is not None
     shorter = rows_of(np.delete(FULL[:1], 2, 1))
     np.testing.assert_allclose(
@@ -150,10 +150,10 @@ def test_a_state_of_one_example_is_that_of_each_step() -> None:
 
 
 def test_the_doubled_steps_of_a_tolerance_are_of_whole_batches_too() -> None:
-    few = embgrad.IntegratedGradients(1, rule="riemann_middle", tolerance=1e-3)
+    few = embgrad.methods.IntegratedGradients(1, rule="riemann_middle", tolerance=1e-3)
     made, model = embgrad.attribute(stateful(3, DIM), FULL, LOGIT, few), stateful(3, DIM)
     many = embgrad.attribute(
-        model, FULL, LOGIT, embgrad.IntegratedGradients(made.provenance["method"]["steps_taken"][0])
+        model, FULL, LOGIT, embgrad.methods.IntegratedGradients(made.provenance["method"]["steps_taken"][0])
     )
     np.testing.assert_allclose(made.scores, many.scores, atol=0.02)
     assert len(set(made.provenance["method"]["steps_taken"])) == 1
@@ -201,30 +201,30 @@ def test_inputs_without_an_axis_of_examples_go_with_the_whole_batch() -> None:
         return model.forward(model, inputs["input_ids"], inputs["attention_mask"])
 
     batch = {"input_ids": IDS, "attention_mask": MASK, "grids": np.ones((5, 2))}
-    found = embgrad.attribute(curved(), batch, LOGIT, embgrad.IntegratedGradients(4), call=joined)
-    expected = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.IntegratedGradients(4))
+    found = embgrad.attribute(curved(), batch, LOGIT, embgrad.methods.IntegratedGradients(4), call=joined)
+    expected = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.IntegratedGradients(4))
     np.testing.assert_allclose(found.scores, expected.scores, atol=1e-12)
 
 
 def test_faithfulness_and_infidelity_replace_with_the_others_held_fixed_and_do_not_delete() -> None:
     scores = np.ones(FULL.shape)
     batch = embgrad.TokenBatch(FULL, tokens=[["[CLS]", "a", "b", "c"]] * 3)
-    found = embgrad.faithfulness(centred(), batch, LOGIT, scores, remove="zero", keep_special=False)
+    found = embgrad.metrics.faithfulness(centred(), batch, LOGIT, scores, remove="zero", keep_special=False)
     shares = rows_of() @ WEIGHTS["W"][:, 1] * 2 / 3
     np.testing.assert_allclose(found.leave_one_out, shares, atol=1e-9)
-    exact = embgrad.infidelity(centred(), batch, LOGIT, shares, remove="zero", keep_special=False)
+    exact = embgrad.metrics.infidelity(centred(), batch, LOGIT, shares, remove="zero", keep_special=False)
     np.testing.assert_allclose(exact, 0, atol=1e-20)
     for model in (centred(), stateful(3, DIM)):
         with pytest.raises(
-            embgrad.UnsupportedError,
+            embgrad.errors.UnsupportedError,
             match="depends on the other 2 of the batch, or on their number, and texts of different",
         ):
-            embgrad.faithfulness(model, batch, LOGIT, scores)
+            embgrad.metrics.faithfulness(model, batch, LOGIT, scores)
 
 
 def test_sensitivity_is_of_each_example_with_the_others() -> None:
     noise = np.random.default_rng(1).normal(size=(1, *FULL.shape, DIM)) * 0.01
-    found = embgrad.sensitivity(plain(), FULL, similarity, embgrad.InputXGradient(), noise=noise)
+    found = embgrad.metrics.sensitivity(plain(), FULL, similarity, embgrad.methods.InputXGradient(), noise=noise)
 
     def by_hand(values: np.ndarray) -> np.ndarray:
         logits = values.sum(1) @ WEIGHTS["W"][:, 0]
@@ -239,7 +239,7 @@ def test_sub_batches_of_a_model_that_carries_a_state_are_refused() -> None:
     for call in (embgrad.gradients, embgrad.evaluate):
         model = stateful(3, DIM)
         with pytest.raises(
-            embgrad.UnsupportedError,
+            embgrad.errors.UnsupportedError,
             match=r"the model keeps 'state' from call to call, and L of example .* in a pass of 2 examples .*Give batch_size=3",
         ):
             call(model, FULL, LOGIT, batch_size=2)
@@ -305,38 +305,39 @@ def test_sub_batches_of_a_model_that_keeps_its_last_output_are_those_of_the_batc
 def test_a_search_of_examples_that_depend_on_one_another_is_refused() -> None:
     for model, objective in ((plain(), similarity), (centred(), LOGIT)):
         with pytest.raises(
-            embgrad.UnsupportedError, match="depends on the other 2 of the batch, as where a function compares examples"
+            embgrad.errors.UnsupportedError,
+            match="depends on the other 2 of the batch, as where a function compares examples",
         ):
-            embgrad.search(model, FULL, objective, embgrad.HotFlip(steps=1))
+            embgrad.search(model, FULL, objective, embgrad.methods.HotFlip(steps=1))
 
 
 def test_a_search_on_a_model_that_carries_a_state_evaluates_whole_batches() -> None:
     model = stateful(3, DIM)
     state = model.kept["state"].copy()  # type: ignore[attr-defined]
-    found = embgrad.search(model, FULL, LOGIT, embgrad.HotFlip(steps=2, candidates=6))
+    found = embgrad.search(model, FULL, LOGIT, embgrad.methods.HotFlip(steps=2, candidates=6))
     np.testing.assert_allclose(found.objective, carried(rows_of(found.batch.ids), state), rtol=1e-12)
     np.testing.assert_allclose(found.objective_before, carried(rows_of(), state), rtol=1e-12)
     alone = stateful(1, DIM)
     state = alone.kept["state"].copy()  # type: ignore[attr-defined]
-    single = embgrad.search(alone, FULL[:1], LOGIT, embgrad.GCG(steps=2, candidates=8))
+    single = embgrad.search(alone, FULL[:1], LOGIT, embgrad.methods.GCG(steps=2, candidates=8))
     np.testing.assert_allclose(single.objective, carried(rows_of(single.batch.ids), state), rtol=1e-12)
 
 
 def test_a_linear_model_keeps_its_closed_form() -> None:
-    found = embgrad.attribute(linear(), BATCH, LOGIT, embgrad.IntegratedGradients(2))
+    found = embgrad.attribute(linear(), BATCH, LOGIT, embgrad.methods.IntegratedGradients(2))
     expected = (linear()["E"].value[IDS] @ linear()["W"].value[:, 1]) * MASK
     np.testing.assert_allclose(found.scores, expected, atol=1e-12)
 
 
 def test_a_search_that_deletes_tokens_is_refused_where_the_number_of_examples_counts() -> None:
     with pytest.raises(
-        embgrad.UnsupportedError,
+        embgrad.errors.UnsupportedError,
         match=r"the model takes this number of examples alone, and gets the whole batch, and texts",
     ):
-        embgrad.search(stateful(3, DIM), FULL, LOGIT, embgrad.HotFlip(steps=1, delete=True))
+        embgrad.search(stateful(3, DIM), FULL, LOGIT, embgrad.methods.HotFlip(steps=1, delete=True))
     model = stateful(1, DIM)
     state = model.kept["state"].copy()  # type: ignore[attr-defined]
-    found = embgrad.search(model, FULL[:1], LOGIT, embgrad.HotFlip(steps=1, delete=True))
+    found = embgrad.search(model, FULL[:1], LOGIT, embgrad.methods.HotFlip(steps=1, delete=True))
     text = found.batch.ids[found.batch.real][None]
     np.testing.assert_allclose(found.objective, carried(rows_of(text), state), rtol=1e-12)
 
@@ -348,7 +349,7 @@ def test_a_search_that_deletes_tokens_for_a_model_that_accepts_one_order_alone()
             raise RuntimeError("three texts at a time")
         return model.forward(model, ids)
 
-    method = embgrad.HotFlip(steps=1, delete=True)
+    method = embgrad.methods.HotFlip(steps=1, delete=True)
     found, expected = (embgrad.search(plain(), FULL, LOGIT, method, call=call) for call in (ordered, None))
     np.testing.assert_array_equal(found.batch.ids, expected.batch.ids)
     np.testing.assert_allclose(found.objective, expected.objective, rtol=1e-12)
@@ -361,9 +362,9 @@ def test_output_tokens_of_examples_that_depend_on_one_another_are_refused() -> N
 
     model = ReferenceModel(forward, {**WEIGHTS, "V": np.random.default_rng(8).normal(size=(DIM, 12))})
     assert embgrad.attribute_tokens(model, FULL).scores.shape == (3, 3, 4)
-    for method in (embgrad.IntegratedGradients(2), embgrad.Occlusion(0)):
+    for method in (embgrad.methods.IntegratedGradients(2), embgrad.methods.Occlusion(0)):
         with pytest.raises(
-            embgrad.UnsupportedError, match="tokens depend on the other 2 of the batch, of which each is"
+            embgrad.errors.UnsupportedError, match="tokens depend on the other 2 of the batch, of which each is"
         ):
             embgrad.attribute_tokens(model, FULL, method=method)
         single = embgrad.attribute_tokens(model, FULL[:1], method=method)

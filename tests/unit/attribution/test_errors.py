@@ -16,33 +16,37 @@ from tests.unit.attribution.models import BATCH, IDS, Tokenizer, curved
 
 LOGIT = embgrad.Logit(0)
 METHODS = {
-    "steps is 0: expected a whole number of at least 1": lambda: embgrad.IntegratedGradients(0),
-    "steps is 2.5: expected a whole number of at least 1": lambda: embgrad.SequentialIntegratedGradients(2.5),
-    "rule is 'gauss': expected one of 'gausslegendre'": lambda: embgrad.IntegratedGradients(rule="gauss"),
-    "tolerance is -1: expected a finite number of at least 0": lambda: embgrad.IntegratedGradients(tolerance=-1),
-    "baseline is 'zeros': expected 'zero', 'pad', 'mask', an id, or an array at the point. Did you mean 'zero'": (
-        lambda: embgrad.IntegratedGradients(baseline="zeros")
+    "steps is 0: expected a whole number of at least 1": lambda: embgrad.methods.IntegratedGradients(0),
+    "steps is 2.5: expected a whole number of at least 1": lambda: embgrad.methods.SequentialIntegratedGradients(2.5),
+    "rule is 'gauss': expected one of 'gausslegendre'": lambda: embgrad.methods.IntegratedGradients(rule="gauss"),
+    "tolerance is -1: expected a finite number of at least 0": lambda: embgrad.methods.IntegratedGradients(
+        tolerance=-1
     ),
-    "baseline is -1: expected an id, which is not negative": lambda: embgrad.Lime(baseline=-1),
-    "replacement is None: expected 'zero'": lambda: embgrad.Occlusion(None),
-    "baseline is [nan": lambda: embgrad.KernelShap(baseline=np.full(3, np.nan)),
-    "baselines is 'zero': expected an array of shape (n, position, dim)": lambda: embgrad.GradientShap("zero"),
-    "baselines is 5: expected an array of shape (n, position, dim)": lambda: embgrad.GradientShap(5),
-    "baselines is [[0.0": lambda: embgrad.GradientShap(np.zeros((4, 3))),
-    "keep_special is 'no'": lambda: embgrad.Occlusion(keep_special="no"),
-    "kernel_width is 0: expected a positive number": lambda: embgrad.Lime(kernel_width=0),
-    "sigma is nan: expected a finite number of at least 0": lambda: embgrad.SmoothGrad(sigma=float("nan")),
-    "reduce is 'median': expected one of 'mean', 'square', 'variance'": lambda: embgrad.SmoothGrad(reduce="median"),
-    "of is Occlusion(": lambda: embgrad.SmoothGrad(of=embgrad.Occlusion()),
-    "samples is 3: expected a whole number of at least 4": lambda: embgrad.KernelShap(3),
-    "steps is 1: expected a whole number of at least 2": lambda: embgrad.DiscretizedIntegratedGradients(1),
+    "baseline is 'zeros': expected 'zero', 'pad', 'mask', an id, or an array at the point. Did you mean 'zero'": (
+        lambda: embgrad.methods.IntegratedGradients(baseline="zeros")
+    ),
+    "baseline is -1: expected an id, which is not negative": lambda: embgrad.methods.Lime(baseline=-1),
+    "replacement is None: expected 'zero'": lambda: embgrad.methods.Occlusion(None),
+    "baseline is [nan": lambda: embgrad.methods.KernelShap(baseline=np.full(3, np.nan)),
+    "baselines is 'zero': expected an array of shape (n, position, dim)": lambda: embgrad.methods.GradientShap("zero"),
+    "baselines is 5: expected an array of shape (n, position, dim)": lambda: embgrad.methods.GradientShap(5),
+    "baselines is [[0.0": lambda: embgrad.methods.GradientShap(np.zeros((4, 3))),
+    "keep_special is 'no'": lambda: embgrad.methods.Occlusion(keep_special="no"),
+    "kernel_width is 0: expected a positive number": lambda: embgrad.methods.Lime(kernel_width=0),
+    "sigma is nan: expected a finite number of at least 0": lambda: embgrad.methods.SmoothGrad(sigma=float("nan")),
+    "reduce is 'median': expected one of 'mean', 'square', 'variance'": lambda: embgrad.methods.SmoothGrad(
+        reduce="median"
+    ),
+    "of is Occlusion(": lambda: embgrad.methods.SmoothGrad(of=embgrad.methods.Occlusion()),
+    "samples is 3: expected a whole number of at least 4": lambda: embgrad.methods.KernelShap(3),
+    "steps is 1: expected a whole number of at least 2": lambda: embgrad.methods.DiscretizedIntegratedGradients(1),
     "strategy is 'greed': expected one of 'greedy', 'maxcount'. Did you mean": (
-        lambda: embgrad.DiscretizedIntegratedGradients(strategy="greed")
+        lambda: embgrad.methods.DiscretizedIntegratedGradients(strategy="greed")
     ),
     "baseline is no row of the table: expected 'pad', 'mask'": (
-        lambda: embgrad.DiscretizedIntegratedGradients(baseline="zero")
+        lambda: embgrad.methods.DiscretizedIntegratedGradients(baseline="zero")
     ),
-    "seed is -1: expected a whole number of at least 0": lambda: embgrad.Lime(seed=-1),
+    "seed is -1: expected a whole number of at least 0": lambda: embgrad.methods.Lime(seed=-1),
 }
 
 
@@ -56,10 +60,10 @@ def test_the_arguments_of_a_method_are_checked_when_it_is_made(message: str) -> 
     ("method", "message"),
     [
         ("integrated_gradient", "Did you mean 'integrated_gradients'"),
-        (embgrad.Saliency, "the method is the class Saliency: expected an instance; write Saliency(...)"),
+        (embgrad.methods.Saliency, "the method is the class Saliency: expected an instance; write Saliency(...)"),
         ([], "method is []: expected one method at least"),
         ({1: "saliency"}, "method names a method 1: expected names that are text"),
-        (3, "method is 3: expected a method, such as embgrad.IntegratedGradients(), or one of 'saliency'"),
+        (3, "method is 3: expected a method, such as embgrad.methods.IntegratedGradients(), or one of 'saliency'"),
     ],
 )
 def test_an_unknown_method_is_refused(method: Any, message: str) -> None:
@@ -70,16 +74,24 @@ def test_an_unknown_method_is_refused(method: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("method", "error", "message"),
     [
-        (embgrad.IntegratedGradients(baseline=np.zeros(5)), embgrad.EmbgradError, "baseline has the shape (5,)"),
         (
-            embgrad.Occlusion("mask"),
-            embgrad.BatchError,
+            embgrad.methods.IntegratedGradients(baseline=np.zeros(5)),
+            embgrad.EmbgradError,
+            "baseline has the shape (5,)",
+        ),
+        (
+            embgrad.methods.Occlusion("mask"),
+            embgrad.errors.BatchError,
             "the id of the mask is not known, which 'mask' puts in place of",
         ),
-        (embgrad.Occlusion(99), embgrad.BatchError, "id 99 at example 0, position 0 is outside the table"),
         (
-            embgrad.Occlusion("zero", keep_special=True),
-            embgrad.BatchError,
+            embgrad.methods.Occlusion(99),
+            embgrad.errors.BatchError,
+            "id 99 at example 0, position 0 is outside the table",
+        ),
+        (
+            embgrad.methods.Occlusion("zero", keep_special=True),
+            embgrad.errors.BatchError,
             "keep_special=True, and neither the batch's",
         ),
     ],
@@ -92,11 +104,11 @@ def test_a_baseline_that_does_not_fit_is_refused(method: Any, error: Any, messag
 def test_the_id_of_the_padding_is_read_from_the_batch() -> None:
     ids = np.where(BATCH.mask, IDS, 0)
     batch = embgrad.TokenBatch(ids, BATCH.mask)
-    by_batch = embgrad.attribute(curved(), batch, LOGIT, embgrad.Occlusion("pad"))
-    by_tokenizer = embgrad.attribute(curved(), batch, LOGIT, embgrad.Occlusion("pad"), tokenizer=Tokenizer())
+    by_batch = embgrad.attribute(curved(), batch, LOGIT, embgrad.methods.Occlusion("pad"))
+    by_tokenizer = embgrad.attribute(curved(), batch, LOGIT, embgrad.methods.Occlusion("pad"), tokenizer=Tokenizer())
     np.testing.assert_array_equal(by_batch.scores, by_tokenizer.scores)
-    with pytest.raises(embgrad.BatchError, match="the id of the padding is not known"):
-        embgrad.attribute(curved(), [[1, 2]], LOGIT, embgrad.Occlusion("pad"))
+    with pytest.raises(embgrad.errors.BatchError, match="the id of the padding is not known"):
+        embgrad.attribute(curved(), [[1, 2]], LOGIT, embgrad.methods.Occlusion("pad"))
 
 
 def test_a_tokenizer_of_the_package_tokenizers_knows_its_special_tokens() -> None:
@@ -104,7 +116,7 @@ def test_a_tokenizer_of_the_package_tokenizers_knows_its_special_tokens() -> Non
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
     tokenizer.add_special_tokens(["[CLS]", "[SEP]", "[MASK]", "[PAD]"])
     for remove in ("mask", "pad"):
-        method = embgrad.Occlusion(remove, keep_special=True)
+        method = embgrad.methods.Occlusion(remove, keep_special=True)
         both = [
             embgrad.attribute(curved(), [[2, 7, 7, 5]], LOGIT, method, tokenizer=known)
             for known in (tokenizer, Tokenizer())
@@ -127,10 +139,10 @@ def test_an_id_is_no_baseline_of_another_lookup_than_that_of_the_ids() -> None:
     model = ReferenceModel(typed, weights)
     batch = embgrad.TokenBatch(IDS, types=[[0, 0, 1, 1], [0, 1, 1, 1]])
     with pytest.raises(
-        embgrad.UnsupportedError, match="the lookup at 'T' does not read the batch's ids, so that 1 is no"
+        embgrad.errors.UnsupportedError, match="the lookup at 'T' does not read the batch's ids, so that 1 is no"
     ):
-        embgrad.attribute(model, batch, LOGIT, embgrad.IntegratedGradients(3, baseline=1), at="T")
-    found = embgrad.attribute(model, batch, LOGIT, embgrad.IntegratedGradients(3), at="T")
+        embgrad.attribute(model, batch, LOGIT, embgrad.methods.IntegratedGradients(3, baseline=1), at="T")
+    found = embgrad.attribute(model, batch, LOGIT, embgrad.methods.IntegratedGradients(3), at="T")
     np.testing.assert_allclose(found.scores, weights["T"][batch.types] @ weights["W"][:, 0], rtol=1e-12)
 
 
@@ -144,19 +156,19 @@ def test_a_point_without_positions_is_refused() -> None:
         pooling, {name: tensor.value for name, tensor in model.parameters.items()}, modules=["pool"]
     )
     with pytest.raises(
-        embgrad.UnsupportedError, match=re.escape("the point 'pool' has the shape (2, 3): expected (example")
+        embgrad.errors.UnsupportedError, match=re.escape("the point 'pool' has the shape (2, 3): expected (example")
     ):
         embgrad.attribute(pooled, IDS, LOGIT, "saliency", at="pool")
 
 
 def test_paths_along_rows_need_the_table_of_the_ids() -> None:
-    method = embgrad.DiscretizedIntegratedGradients(3, baseline=1)
+    method = embgrad.methods.DiscretizedIntegratedGradients(3, baseline=1)
     with pytest.raises(
-        embgrad.UnsupportedError, match="the point 'block' has no table of the batch's ids, along whose"
+        embgrad.errors.UnsupportedError, match="the point 'block' has no table of the batch's ids, along whose"
     ):
         embgrad.attribute(curved(), BATCH, LOGIT, method, at="block")
-    with pytest.raises(embgrad.BatchError, match="baseline is the id 99: expected a row of the table of 12"):
-        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.DiscretizedIntegratedGradients(baseline=99))
+    with pytest.raises(embgrad.errors.BatchError, match="baseline is the id 99: expected a row of the table of 12"):
+        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.DiscretizedIntegratedGradients(baseline=99))
 
 
 def test_the_points_of_a_decoder_are_refused() -> None:
@@ -167,17 +179,17 @@ def test_the_points_of_a_decoder_are_refused() -> None:
     random = np.random.default_rng(0)
     model = ReferenceModel(translating, {"E": random.normal(size=(12, 3)), "W": random.normal(size=(3, 2))})
     batch = embgrad.TokenBatch(IDS, extras={"decoder_input_ids": np.array([[0, 5, 6, 8], [0, 4, 3, 7]])})
-    assert embgrad.attribute(model, batch, LOGIT, embgrad.Occlusion("zero")).scores.all()
+    assert embgrad.attribute(model, batch, LOGIT, embgrad.methods.Occlusion("zero")).scores.all()
     with pytest.raises(
-        embgrad.UnsupportedError, match="the point 'E#1' is of the decoder's positions, and an attribution is"
+        embgrad.errors.UnsupportedError, match="the point 'E#1' is of the decoder's positions, and an attribution is"
     ):
         embgrad.attribute(model, batch, LOGIT, "saliency", at="E#1")
 
 
 def test_values_that_are_no_rows_have_no_paths_along_rows() -> None:
-    method = embgrad.DiscretizedIntegratedGradients(3, baseline=1)
-    with pytest.raises(embgrad.UnsupportedError, match="the values at 'word' were changed, and Discretized"):
-        embgrad.sensitivity(curved(), BATCH, LOGIT, method)
+    method = embgrad.methods.DiscretizedIntegratedGradients(3, baseline=1)
+    with pytest.raises(embgrad.errors.UnsupportedError, match="the values at 'word' were changed, and Discretized"):
+        embgrad.metrics.sensitivity(curved(), BATCH, LOGIT, method)
 
 
 def test_an_objective_of_your_own_with_a_value_for_each_example_has_to_say_how_it_is_cut() -> None:
@@ -193,7 +205,7 @@ def test_an_objective_of_your_own_with_a_value_for_each_example_has_to_say_how_i
             return rows.values[np.arange(len(columns)), columns], cotangent
 
     with pytest.raises(
-        embgrad.ObjectiveError, match="Own has the attribute 'labels' with 2 entries, as many as the batch has"
+        embgrad.errors.ObjectiveError, match="Own has the attribute 'labels' with 2 entries, as many as the batch has"
     ):
         embgrad.gradients(curved(), BATCH, Own([0, 1]), batch_size=1)
 
@@ -206,7 +218,7 @@ def test_an_objective_of_your_own_with_a_value_for_each_example_has_to_say_how_i
 
 
 def test_an_objective_of_the_whole_batch_is_refused() -> None:
-    with pytest.raises(embgrad.UnsupportedError, match="a Scalar objective reduces over the batch"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="a Scalar objective reduces over the batch"):
         embgrad.attribute(curved(), BATCH, embgrad.Scalar(lambda output: output.sum()), "saliency")
 
 
@@ -216,5 +228,7 @@ def test_an_objective_that_is_not_finite_on_the_path_is_named() -> None:
             with np.errstate(all="ignore"):
                 return np.log(np.abs(rows.values[:, 0])), np.zeros_like(rows.values)
 
-    with pytest.raises(embgrad.ObjectiveError, match="at values that the method puts in place of those at 'word', for"):
-        embgrad.attribute(curved(), BATCH, Logarithm(), embgrad.IntegratedGradients(3))
+    with pytest.raises(
+        embgrad.errors.ObjectiveError, match="at values that the method puts in place of those at 'word', for"
+    ):
+        embgrad.attribute(curved(), BATCH, Logarithm(), embgrad.methods.IntegratedGradients(3))

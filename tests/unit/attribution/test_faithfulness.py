@@ -33,7 +33,7 @@ def scores(seed: int = 0) -> np.ndarray:
 
 
 def measured(attribution: Any, model: Any = None, objective: Any = LOGIT, batch: Any = BATCH, **options: Any) -> Any:
-    return embgrad.faithfulness(model or curved(), batch, objective, attribution, **options)
+    return embgrad.metrics.faithfulness(model or curved(), batch, objective, attribution, **options)
 
 
 def without(removed: np.ndarray, remove: Any, example: int, model: Any = None) -> float:
@@ -157,7 +157,9 @@ def test_scores_without_a_positive_one_remove_nothing() -> None:
 
 def test_without_either_of_two_equal_neighbours_a_text_is_the_same() -> None:
     batch = embgrad.TokenBatch([[2, 7, 7, 8, 5]], tokens=[["[CLS]", "a", "a", "b", "[SEP]"]])
-    found = embgrad.faithfulness(curved("float32"), batch, embgrad.Logit(0), np.array([[0.0, 3.0, 1.0, 2.0, 0.0]]))
+    found = embgrad.metrics.faithfulness(
+        curved("float32"), batch, embgrad.Logit(0), np.array([[0.0, 3.0, 1.0, 2.0, 0.0]])
+    )
     assert found.leave_one_out is not None
     assert found.leave_one_out[0, 1] == found.leave_one_out[0, 2] != found.leave_one_out[0, 3]
     texts = [[2, 7, 7, 8, 5], [2, 7, 8, 5], [2, 7, 7, 5], [2, 7, 5], [2, 5]]
@@ -189,10 +191,12 @@ def test_special_tokens_can_be_removed_as_well() -> None:
     np.testing.assert_array_equal(found.tokens, [8, 5])
     np.testing.assert_array_equal(found.leave_one_out == 0, MASK == 0)
     with pytest.raises(
-        embgrad.BatchError, match="neither the batch's tokens nor a tokenizer show which tokens are special"
+        embgrad.errors.BatchError, match="neither the batch's tokens nor a tokenizer show which tokens are special"
     ):
         measured(scores(), batch=BATCH.replace(tokens=None))
-    with pytest.raises(embgrad.UnsupportedError, match=re.escape("no token of example 0 stays where all that can be")):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=re.escape("no token of example 0 stays where all that can be")
+    ):
         measured(scores(), keep_special=False)
 
 
@@ -263,7 +267,7 @@ def test_inputs_of_examples_follow_and_positions_are_counted_anew(whole: bool) -
     ],
 )  # fmt: skip
 def test_a_further_input_that_cannot_be_cut_is_refused(extras: Any, message: str) -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=re.escape(message)):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=re.escape(message)):
         measured(scores(), batch=BATCH.replace(extras=extras), call=lambda model, inputs: model(inputs["input_ids"]))
 
 
@@ -306,7 +310,7 @@ def test_a_function_as_objective_takes_replaced_tokens_alone() -> None:
     by_function, by_objective = (measured(scores(), objective=entry, remove="zero") for entry in (function, LOGIT))
     np.testing.assert_allclose(by_function.deletion, by_objective.deletion)
     with pytest.raises(
-        embgrad.UnsupportedError, match="the objective is a function, which may know the whole batch in order"
+        embgrad.errors.UnsupportedError, match="the objective is a function, which may know the whole batch in order"
     ):
         measured(scores(), objective=function)
 
@@ -314,7 +318,7 @@ def test_a_function_as_objective_takes_replaced_tokens_alone() -> None:
 def test_labels_of_positions_cannot_follow_deleted_tokens() -> None:
     labels = embgrad.CrossEntropy(np.ones(IDS.shape, int))
     with pytest.raises(
-        embgrad.UnsupportedError, match=re.escape("the objective has a label for each position, (2, 8)")
+        embgrad.errors.UnsupportedError, match=re.escape("the objective has a label for each position, (2, 8)")
     ):
         measured(scores(), tagger(), labels)
     assert measured(scores(), tagger(), labels, remove="zero").deletion.shape == (1, 2, 7)
@@ -323,7 +327,7 @@ def test_labels_of_positions_cannot_follow_deleted_tokens() -> None:
 def test_chosen_positions_cannot_follow_deleted_tokens() -> None:
     objective = embgrad.Probability([2, 2], output="start_logits")
     with pytest.raises(
-        embgrad.UnsupportedError, match="the objective chooses positions of 'start_logits', which would have"
+        embgrad.errors.UnsupportedError, match="the objective chooses positions of 'start_logits', which would have"
     ):
         measured(scores(), tagger(), objective)
 
@@ -333,7 +337,7 @@ def test_chosen_positions_of_an_output_without_a_name_cannot_follow_either() -> 
         return model(inputs["input_ids"], inputs["attention_mask"])[:, :, 0]
 
     message = "entries in a row, and 8 for the whole text: they follow its positions"
-    with pytest.raises(embgrad.ObjectiveError, match=message):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=message):
         measured(scores(), tagger(), embgrad.Logit([1, 1]), call=scored)
     assert measured(scores(), tagger(), embgrad.Sum(), call=scored).deletion.shape == (1, 2, 7)
 
@@ -344,7 +348,7 @@ def test_a_model_of_one_shape_takes_no_shorter_text() -> None:
         return model(inputs["input_ids"], inputs["attention_mask"])
 
     with pytest.raises(
-        embgrad.UnsupportedError,
+        embgrad.errors.UnsupportedError,
         match=r"the model takes 8 positions, and raised AssertionError for \d texts of 2, from which",
     ):
         measured(scores(), call=fixed)
@@ -358,7 +362,7 @@ def test_an_objective_that_is_not_finite_without_some_tokens_names_the_examples(
 
     whole = embgrad.gradients(curved(), BATCH, LOGIT).objective
     with pytest.raises(
-        embgrad.ObjectiveError, match=r"with tokens deleted from the examples \[0, 1\], numbered in the pass"
+        embgrad.errors.ObjectiveError, match=r"with tokens deleted from the examples \[0, 1\], numbered in the pass"
     ):
         measured(scores(), objective=Short())
 
@@ -366,10 +370,10 @@ def test_an_objective_that_is_not_finite_without_some_tokens_names_the_examples(
 def test_an_input_of_which_the_embgrad_error_is_kept() -> None:
     def picky(model: Any, inputs: Any) -> Any:
         if np.asarray(inputs["input_ids"]).shape[1] < 8:
-            raise embgrad.OutputError("no output")
+            raise embgrad.errors.OutputError("no output")
         return model(inputs["input_ids"], inputs["attention_mask"])
 
-    with pytest.raises(embgrad.OutputError, match="no output"):
+    with pytest.raises(embgrad.errors.OutputError, match="no output"):
         measured(scores(), call=picky)
 
 
@@ -443,7 +447,7 @@ def test_a_score_at_padding_or_a_special_token_may_be_anything() -> None:
 
 
 def test_methods_have_the_names_of_the_attributions() -> None:
-    attributions = embgrad.attribute(curved(), BATCH, LOGIT, ["saliency", embgrad.IntegratedGradients(20)])
+    attributions = embgrad.attribute(curved(), BATCH, LOGIT, ["saliency", embgrad.methods.IntegratedGradients(20)])
     assert measured(attributions).methods == ("saliency", "integrated_gradients")
     assert measured(attributions["saliency"]).methods == ("saliency",)
     listed = [attributions["saliency"], scores(), attributions["saliency"]]
@@ -481,7 +485,7 @@ def test_a_model_that_counts_padding_is_warned_of() -> None:
     with pytest.warns(
         embgrad.EmbgradWarning, match="the attribution explains L = .* at example 0, and L is .* the model counts"
     ):
-        embgrad.faithfulness(model, batch, embgrad.Logit(0), found)
+        embgrad.metrics.faithfulness(model, batch, embgrad.Logit(0), found)
 
 
 def test_metrics_that_are_not_requested_are_absent_and_cost_nothing() -> None:

@@ -27,14 +27,14 @@ def attributed(method: Any = "integrated_gradients", model: Any = None, **option
 
 @pytest.mark.parametrize(
     "method",
-    ["saliency", embgrad.IntegratedGradients(9), embgrad.Occlusion("zero"), embgrad.SmoothGrad(of=embgrad.InputXGradient())],
+    ["saliency", embgrad.methods.IntegratedGradients(9), embgrad.methods.Occlusion("zero"), embgrad.methods.SmoothGrad(of=embgrad.methods.InputXGradient())],
     ids=lambda method: str(method)[:20],
 )  # fmt: skip
 def test_a_saved_attribution_is_restored_bit_for_bit(tmp_path: Path, method: Any) -> None:
     saved = attributed(method)
     saved.save(tmp_path / "a.safetensors")
     loaded = embgrad.load(tmp_path / "a.safetensors")
-    assert isinstance(loaded, embgrad.Attribution)
+    assert isinstance(loaded, embgrad.results.Attribution)
     for name in FIELDS:
         first, second = getattr(saved, name), getattr(loaded, name)
         assert (first is None) == (second is None)
@@ -63,7 +63,7 @@ def test_several_attributions_are_restored_by_name_beside_gradients(tmp_path: Pa
     attributions = attributed(["saliency", "input_x_gradient"])
     attributions.save(path)
     loaded = embgrad.load(path)
-    assert isinstance(loaded, embgrad.Attributions)
+    assert isinstance(loaded, embgrad.results.Attributions)
     assert list(loaded) == ["saliency", "input_x_gradient"]
     gradients = embgrad.gradients(curved(), BATCH, LOGIT)
     embgrad.save({"g": gradients, "a": attributions["saliency"]}, path)
@@ -74,8 +74,8 @@ def test_several_attributions_are_restored_by_name_beside_gradients(tmp_path: Pa
 
 def test_a_long_array_in_a_method_is_described_by_its_digest() -> None:
     baseline = np.zeros((*IDS.shape, DIM))
-    assert embgrad.IntegratedGradients(baseline=baseline[0, 0]).describe()["baseline"] == [0.0, 0.0, 0.0]
-    assert embgrad.GradientShap(np.zeros((30, 4, 3))).describe()["baselines"]["shape"] == [30, 4, 3]
+    assert embgrad.methods.IntegratedGradients(baseline=baseline[0, 0]).describe()["baseline"] == [0.0, 0.0, 0.0]
+    assert embgrad.methods.GradientShap(np.zeros((30, 4, 3))).describe()["baselines"]["shape"] == [30, 4, 3]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_file_changed_by_hand_is_refused(tmp_path: Path, change: Any, message:
 
 
 def test_equal_attributions_agree_across_dtypes_and_padding() -> None:
-    for method in ("integrated_gradients", embgrad.Occlusion("zero")):
+    for method in ("integrated_gradients", embgrad.methods.Occlusion("zero")):
         comparison = embgrad.compare(attributed(method), attributed(method, curved("float32")))
         assert comparison.agrees
         assert comparison.per_position is not None
@@ -141,7 +141,7 @@ def test_other_attributions_differ_and_the_notes_name_the_methods(tmp_path: Path
 
 
 def test_a_large_objective_of_one_example_does_not_hide_the_difference_of_another() -> None:
-    a = attributed(embgrad.Occlusion("zero"), curved("float32"))
+    a = attributed(embgrad.methods.Occlusion("zero"), curved("float32"))
     a.objective[0] = 3e4
     changed = replace(a, scores=a.scores * np.array([[1.0], [1.07]]))
     comparison = embgrad.compare(a, changed)

@@ -131,7 +131,7 @@ def test_targets_may_be_chosen_among_prompt_and_continuation() -> None:
 def test_what_generate_may_not_return_is_refused(returned: Any, message: str) -> None:
     model = Generating()
     model.generate = lambda input_ids, attention_mask, **options: returned(input_ids)  # type: ignore[method-assign]
-    with pytest.raises(embgrad.UnsupportedError, match=re.escape(message)):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=re.escape(message)):
         attribute_tokens(model, BATCH, generate=2)
 
 
@@ -141,7 +141,7 @@ def test_prompts_with_further_inputs_are_refused(name: str) -> None:
     message = (
         f"the batch has '{name}' beside the prompts, and generate=... continues these alone: leave it out, or give all"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=re.escape(message)):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=re.escape(message)):
         attribute_tokens(Generating(), batch, generate=2)
 
 

@@ -19,18 +19,18 @@ NOISE = np.random.default_rng(1).uniform(-0.1, 0.1, (4, *IDS.shape, DIM)) * MASK
 @pytest.mark.parametrize("remove", ["delete", "zero"])
 def test_an_attribution_that_adds_up_has_no_infidelity(remove: str) -> None:
     attribution = embgrad.attribute(linear(), BATCH, LOGIT, "input_x_gradient")
-    found = embgrad.infidelity(
+    found = embgrad.metrics.infidelity(
         linear(), BATCH, LOGIT, {"exact": attribution, "half": attribution.scores / 2}, remove=remove
     )
     np.testing.assert_allclose(found["exact"], 0, atol=1e-24)
     assert (found["half"] > 0.01).all()
-    scaled = embgrad.infidelity(linear(), BATCH, LOGIT, attribution.scores / 2, remove=remove, normalize=True)
+    scaled = embgrad.metrics.infidelity(linear(), BATCH, LOGIT, attribution.scores / 2, remove=remove, normalize=True)
     np.testing.assert_allclose(scaled, 0, atol=1e-24)
 
 
 def test_infidelity_is_the_mean_square_of_the_error() -> None:
-    found = embgrad.infidelity(curved(), BATCH, LOGIT, scores(), removed=SETS)
-    scaled = embgrad.infidelity(curved(), BATCH, LOGIT, scores(), removed=SETS, normalize=True)
+    found = embgrad.metrics.infidelity(curved(), BATCH, LOGIT, scores(), removed=SETS)
+    scaled = embgrad.metrics.infidelity(curved(), BATCH, LOGIT, scores(), removed=SETS, normalize=True)
     for example in (0, 1):
         whole = without(np.zeros(8, bool), "delete", example)
         changes = np.array([whole - without(own, "delete", example) for own in SETS[:, example]])
@@ -41,15 +41,15 @@ def test_infidelity_is_the_mean_square_of_the_error() -> None:
 
 
 def test_scores_of_zero_can_be_normalized() -> None:
-    found = embgrad.infidelity(curved(), BATCH, LOGIT, 0 * scores(), removed=SETS, normalize=True)
-    np.testing.assert_array_equal(found, embgrad.infidelity(curved(), BATCH, LOGIT, 0 * scores(), removed=SETS))
+    found = embgrad.metrics.infidelity(curved(), BATCH, LOGIT, 0 * scores(), removed=SETS, normalize=True)
+    np.testing.assert_array_equal(found, embgrad.metrics.infidelity(curved(), BATCH, LOGIT, 0 * scores(), removed=SETS))
 
 
 def test_sets_depend_on_the_seed_and_the_example_alone() -> None:
-    both = embgrad.infidelity(curved(), BATCH, LOGIT, scores(), samples=20, seed=3)
-    alone = embgrad.infidelity(curved(), BATCH[1:], LOGIT, scores()[1:], samples=20, seed=3, batch_size=1)
+    both = embgrad.metrics.infidelity(curved(), BATCH, LOGIT, scores(), samples=20, seed=3)
+    alone = embgrad.metrics.infidelity(curved(), BATCH[1:], LOGIT, scores()[1:], samples=20, seed=3, batch_size=1)
     np.testing.assert_allclose(alone, both[1:], rtol=1e-12)
-    assert (embgrad.infidelity(curved(), BATCH, LOGIT, scores(), samples=20, seed=4) != both).all()
+    assert (embgrad.metrics.infidelity(curved(), BATCH, LOGIT, scores(), samples=20, seed=4) != both).all()
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_sets_depend_on_the_seed_and_the_example_alone() -> None:
 )  # fmt: skip
 def test_an_option_of_infidelity_that_is_none_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(embgrad.EmbgradError, match=re.escape(message)):
-        embgrad.infidelity(curved(), BATCH, LOGIT, scores(), **options)
+        embgrad.metrics.infidelity(curved(), BATCH, LOGIT, scores(), **options)
 
 
 METHODS = {
-    "saliency": embgrad.Saliency(),
-    "input_x_gradient": embgrad.InputXGradient(),
-    "occlusion": embgrad.Occlusion("zero"),
+    "saliency": embgrad.methods.Saliency(),
+    "input_x_gradient": embgrad.methods.InputXGradient(),
+    "occlusion": embgrad.methods.Occlusion("zero"),
 }
 
 
@@ -92,7 +92,7 @@ def test_sensitivity_is_the_largest_relative_change_under_the_noise(name: str) -
         return changes * MASK
 
     method = METHODS[name]
-    found = embgrad.sensitivity(model, BATCH, LOGIT, method, noise=NOISE)
+    found = embgrad.metrics.sensitivity(model, BATCH, LOGIT, method, noise=NOISE)
     own = attribution(inputs)
     for example in (0, 1):
         changes = [np.linalg.norm(attribution(inputs + noise)[example] - own[example]) for noise in NOISE]
@@ -102,7 +102,9 @@ def test_sensitivity_is_the_largest_relative_change_under_the_noise(name: str) -
 def test_sensitivity_moves_the_end_of_a_path_alone() -> None:
     """Integrated gradients of a linear model are the weights times the distance from the baseline."""
     model, baseline = linear(), np.arange(DIM) / 7
-    found = embgrad.sensitivity(model, BATCH, LOGIT, embgrad.IntegratedGradients(3, baseline), noise=NOISE)
+    found = embgrad.metrics.sensitivity(
+        model, BATCH, LOGIT, embgrad.methods.IntegratedGradients(3, baseline), noise=NOISE
+    )
     distance = (embgrad.gradients(model, BATCH, LOGIT).activations - baseline) * MASK[..., None]
     weights = model["W"].value[:, 0]
     moves = np.linalg.norm((NOISE * weights).reshape(4, 2, -1), axis=-1).max(0)
@@ -110,20 +112,23 @@ def test_sensitivity_moves_the_end_of_a_path_alone() -> None:
 
 
 def test_the_sensitivity_of_a_constant_gradient_is_zero_and_grows_with_the_radius() -> None:
-    np.testing.assert_array_equal(embgrad.sensitivity(linear(), BATCH, LOGIT, embgrad.Saliency()), 0)
+    np.testing.assert_array_equal(embgrad.metrics.sensitivity(linear(), BATCH, LOGIT, embgrad.methods.Saliency()), 0)
     small, large = (
-        embgrad.sensitivity(curved(), BATCH, LOGIT, embgrad.Saliency(), radius=radius) for radius in (0.001, 0.01)
+        embgrad.metrics.sensitivity(curved(), BATCH, LOGIT, embgrad.methods.Saliency(), radius=radius)
+        for radius in (0.001, 0.01)
     )
     assert 10 * small == pytest.approx(large, rel=0.1)
     assert (small > 0).all()
-    np.testing.assert_array_equal(embgrad.sensitivity(curved(), BATCH, LOGIT, embgrad.Saliency(), radius=0), 0)
+    np.testing.assert_array_equal(
+        embgrad.metrics.sensitivity(curved(), BATCH, LOGIT, embgrad.methods.Saliency(), radius=0), 0
+    )
 
 
 def test_where_an_attribution_is_zero_its_change_is_not_divided() -> None:
     model = linear()
     zeros = {"E": np.zeros((12, DIM)), "W": model["W"].value}
-    found = embgrad.sensitivity(
-        type(model)(model.forward, zeros), BATCH, LOGIT, embgrad.IntegratedGradients(3), noise=NOISE
+    found = embgrad.metrics.sensitivity(
+        type(model)(model.forward, zeros), BATCH, LOGIT, embgrad.methods.IntegratedGradients(3), noise=NOISE
     )
     np.testing.assert_allclose(
         found, np.linalg.norm((NOISE * zeros["W"][:, 0]).reshape(4, 2, -1), axis=-1).max(0), rtol=1e-10
@@ -131,11 +136,13 @@ def test_where_an_attribution_is_zero_its_change_is_not_divided() -> None:
 
 
 def test_noise_depends_on_the_seed_and_the_example_alone() -> None:
-    methods = {"smooth": embgrad.SmoothGrad(3), "shap": embgrad.KernelShap(8, baseline=4)}
-    both = embgrad.sensitivity(curved(), BATCH, LOGIT, methods, samples=2, radius=0.2)
-    alone = embgrad.sensitivity(curved(), BATCH[1:], LOGIT, methods, samples=2, radius=0.2, batch_size=3)
+    methods = {"smooth": embgrad.methods.SmoothGrad(3), "shap": embgrad.methods.KernelShap(8, baseline=4)}
+    both = embgrad.metrics.sensitivity(curved(), BATCH, LOGIT, methods, samples=2, radius=0.2)
+    alone = embgrad.metrics.sensitivity(curved(), BATCH[1:], LOGIT, methods, samples=2, radius=0.2, batch_size=3)
     assert list(both) == ["smooth", "shap"]
-    listed = embgrad.sensitivity(curved(), BATCH, LOGIT, [embgrad.Saliency(), embgrad.Saliency()], samples=1)
+    listed = embgrad.metrics.sensitivity(
+        curved(), BATCH, LOGIT, [embgrad.methods.Saliency(), embgrad.methods.Saliency()], samples=1
+    )
     assert list(listed) == ["saliency", "saliency#1"]
     for name in both:
         np.testing.assert_allclose(alone[name], both[name][1:], rtol=1e-9)
@@ -152,10 +159,10 @@ def test_noise_depends_on_the_seed_and_the_example_alone() -> None:
         ({"noise": [[1], [1, 2]]}, "noise is [[1], [1, 2]], of shape (): expected finite numbers"),
         ({"method": "saliency"}, "method is 'saliency': expected the method itself, which is run again"),
         ({"method": {}}, "method is {}: expected one method at least"),
-        ({"method": {3: embgrad.Saliency()}}, "method names a method 3: expected names that are text"),
+        ({"method": {3: embgrad.methods.Saliency()}}, "method names a method 3: expected names that are text"),
     ],
 )  # fmt: skip
 def test_an_option_of_sensitivity_that_is_none_is_refused(options: dict[str, Any], message: str) -> None:
-    arguments = {"method": embgrad.Saliency(), **options}
+    arguments = {"method": embgrad.methods.Saliency(), **options}
     with pytest.raises(embgrad.EmbgradError, match=re.escape(message)):
-        embgrad.sensitivity(curved(), BATCH, LOGIT, **arguments)
+        embgrad.metrics.sensitivity(curved(), BATCH, LOGIT, **arguments)

@@ -215,7 +215,7 @@ def test_texts_go_through_the_models_own_preprocessor() -> None:
     np.testing.assert_array_equal(result.mask, [[1, 1, 1, 1, 1], [0, 1, 1, 1, 1]])
     np.testing.assert_array_equal(result.ids[0], continued(model, np.array([2, 5, 7]), 2)[0])
     np.testing.assert_array_equal(result.ids[1][1:], continued(model, np.array([2, 9]), 2)[0])
-    with pytest.raises(embgrad.BatchError, match="the batch is raw text"):
+    with pytest.raises(embgrad.errors.BatchError, match="the batch is raw text"):
         attribute_tokens(model, [("a text", "b")], generate=2)
     decoder = Hub(decoder=True, preprocessor=SimpleNamespace(generate_preprocess=start))
     call = lambda model, inputs: model(*inputs.values())  # noqa: E731
@@ -237,10 +237,10 @@ def test_what_cannot_be_generated_is_refused() -> None:
         with pytest.raises(embgrad.EmbgradError, match=r"stop_token_ids is .*expected ids, such as \(2, 3\)"):
             attribute_tokens(Hub(), IDS, generate={"max_length": 7, "stop_token_ids": stops})
     with pytest.raises(
-        embgrad.UnsupportedError, match="has no preprocessor, so that the id with which its decoder starts"
+        embgrad.errors.UnsupportedError, match="has no preprocessor, so that the id with which its decoder starts"
     ):
         attribute_tokens(Hub(decoder=True), embgrad.TokenBatch(IDS, MASK), generate=3)
-    with pytest.raises(embgrad.UnsupportedError, match="'images' beside the prompts"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="'images' beside the prompts"):
         attribute_tokens(Hub(), embgrad.TokenBatch(IDS, extras={"images": np.ones(3)}), generate=3)
 
 
@@ -262,7 +262,7 @@ def test_a_function_that_returns_other_ids_is_refused(returned: dict[str, np.nda
 
     model = type("Hub", (Other,), {})()
     sampler = model.sampler
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
         attribute_tokens(model, IDS, generate=3)
     assert model.sampler is sampler
     assert model.generate_function is None

@@ -19,19 +19,19 @@ from tests.unit.attribution.models import BATCH, DIM, IDS, MASK, HalfSquare, Tok
 LOGIT = embgrad.Logit(0)
 #: The methods whose scores on a linear model are the inner products of the weights with the inputs.
 LINEAR = [
-    embgrad.InputXGradient(),
-    embgrad.IntegratedGradients(3),
-    embgrad.SequentialIntegratedGradients(2, baseline="zero"),
-    embgrad.GradientShap(samples=4),
-    embgrad.Occlusion("zero"),
-    embgrad.KernelShap(16, baseline="zero"),
+    embgrad.methods.InputXGradient(),
+    embgrad.methods.IntegratedGradients(3),
+    embgrad.methods.SequentialIntegratedGradients(2, baseline="zero"),
+    embgrad.methods.GradientShap(samples=4),
+    embgrad.methods.Occlusion("zero"),
+    embgrad.methods.KernelShap(16, baseline="zero"),
 ]
 SAMPLED = [
-    embgrad.SmoothGrad(7, 0.3),
-    embgrad.SmoothGrad(5, 0.3, reduce="variance", of=embgrad.IntegratedGradients(3)),
-    embgrad.GradientShap((4, "zero"), samples=5, sigma=0.2),
-    embgrad.Lime(40, baseline=4),
-    embgrad.KernelShap(8, baseline=4),
+    embgrad.methods.SmoothGrad(7, 0.3),
+    embgrad.methods.SmoothGrad(5, 0.3, reduce="variance", of=embgrad.methods.IntegratedGradients(3)),
+    embgrad.methods.GradientShap((4, "zero"), samples=5, sigma=0.2),
+    embgrad.methods.Lime(40, baseline=4),
+    embgrad.methods.KernelShap(8, baseline=4),
 ]
 
 
@@ -69,7 +69,7 @@ def test_integrated_gradients_of_a_quadratic_form(rule: str, baseline: Any) -> N
     """The gradient along the line is linear, so that each rule's result is known."""
     model = linear()
     found = embgrad.attribute(
-        model, BATCH, HalfSquare(), embgrad.IntegratedGradients(2, baseline, rule, tolerance=None)
+        model, BATCH, HalfSquare(), embgrad.methods.IntegratedGradients(2, baseline, rule, tolerance=None)
     )
     weights, rows = model["W"].value[:, 0], rows_of(model) * MASK[..., None]
     origin = {"zero": np.zeros(DIM), "4": model["E"].value[4]}.get(str(baseline), baseline) * MASK[..., None]
@@ -91,7 +91,7 @@ def test_the_weights_of_a_rule_sum_to_one(rule: str) -> None:
 
 
 def test_integrated_gradients_are_complete_at_a_hidden_state() -> None:
-    method = embgrad.IntegratedGradients(40)
+    method = embgrad.methods.IntegratedGradients(40)
     found = embgrad.attribute(curved(), BATCH, LOGIT, method, at="block")
     assert found.delta is not None
     assert np.abs(found.delta).max() < 1e-10
@@ -104,7 +104,7 @@ def test_an_id_as_baseline_at_a_hidden_state_is_the_hidden_state_of_that_id() ->
     other = embgrad.TokenBatch(np.where(MASK, 4, IDS), MASK)
     hidden = embgrad.gradients(curved(), other, LOGIT, at="block").activations
     by_id, by_array = (
-        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.IntegratedGradients(4, baseline), at="block")
+        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.IntegratedGradients(4, baseline), at="block")
         for baseline in (4, hidden)
     )
     np.testing.assert_array_equal(by_id.scores, by_array.scores)
@@ -117,17 +117,17 @@ def test_no_pass_is_of_more_examples_than_the_batch_size() -> None:
         sizes.append(len(inputs["input_ids"]))
         return model.forward(model, inputs["input_ids"], inputs["attention_mask"])
 
-    for method in (embgrad.IntegratedGradients(3, 4), embgrad.Occlusion(4)):
+    for method in (embgrad.methods.IntegratedGradients(3, 4), embgrad.methods.Occlusion(4)):
         embgrad.attribute(curved(), BATCH, LOGIT, method, call=counted, batch_size=1)
     assert set(sizes) == {1}
     sizes.clear()
-    few = embgrad.IntegratedGradients(1, rule="riemann_left", tolerance=0.05)
+    few = embgrad.methods.IntegratedGradients(1, rule="riemann_left", tolerance=0.05)
     embgrad.attribute(curved(), BATCH, LOGIT, few, call=counted, batch_size=2)
     assert set(sizes) == {2}
 
 
 def test_a_tolerance_doubles_the_steps_until_it_holds() -> None:
-    few = embgrad.IntegratedGradients(1, rule="riemann_middle", tolerance=0.05)
+    few = embgrad.methods.IntegratedGradients(1, rule="riemann_middle", tolerance=0.05)
     found = embgrad.attribute(curved(), BATCH, LOGIT, few)
     assert found.provenance["method"]["steps"] == 1
     taken = found.provenance["method"]["steps_taken"]
@@ -144,9 +144,11 @@ def test_examples_that_miss_completeness_are_warned_of() -> None:
     with pytest.warns(
         embgrad.EmbgradWarning, match=r"with 1 steps the contributions of example\(s\) 0, 1 do not sum to"
     ):
-        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.IntegratedGradients(1, rule="riemann_left"))
+        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.IntegratedGradients(1, rule="riemann_left"))
     with pytest.warns(embgrad.EmbgradWarning, match=r"with 32 steps .* within 1e-09 of it"):
-        embgrad.attribute(curved(), BATCH, LOGIT, embgrad.IntegratedGradients(1, rule="riemann_left", tolerance=1e-9))
+        embgrad.attribute(
+            curved(), BATCH, LOGIT, embgrad.methods.IntegratedGradients(1, rule="riemann_left", tolerance=1e-9)
+        )
 
 
 def test_a_gradient_that_is_not_finite_at_the_baseline_alone_does_no_harm() -> None:
@@ -158,15 +160,15 @@ def test_a_gradient_that_is_not_finite_at_the_baseline_alone_does_no_harm() -> N
             with np.errstate(all="ignore"):
                 return lengths, rows.values / lengths[:, None]
 
-    found = embgrad.attribute(linear(), BATCH, Length(), embgrad.IntegratedGradients(3))
+    found = embgrad.attribute(linear(), BATCH, Length(), embgrad.methods.IntegratedGradients(3))
     np.testing.assert_allclose(found.scores.sum(1), embgrad.evaluate(linear(), BATCH, Length()), rtol=1e-12)
     assert found.baseline_objective is not None
     assert not found.baseline_objective.any()
 
 
 def test_sequential_integrated_gradients_add_up_position_by_position() -> None:
-    found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.SequentialIntegratedGradients(80, baseline=4))
-    occluded = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.Occlusion(4))
+    found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.SequentialIntegratedGradients(80, baseline=4))
+    occluded = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.Occlusion(4))
     np.testing.assert_allclose(found.scores, occluded.scores, atol=1e-9)
     assert found.delta is not None
     assert np.abs(found.delta).max() < 1e-9
@@ -174,7 +176,7 @@ def test_sequential_integrated_gradients_add_up_position_by_position() -> None:
 
 def test_discretized_integrated_gradients_sum_the_segments_of_paths_along_rows() -> None:
     model, steps = curved(), 6
-    method = embgrad.DiscretizedIntegratedGradients(steps, baseline=4, neighbours=3)
+    method = embgrad.methods.DiscretizedIntegratedGradients(steps, baseline=4, neighbours=3)
     with pytest.warns(embgrad.EmbgradWarning, match="with 6 steps the contributions"):
         found = embgrad.attribute(model, BATCH, LOGIT, method)
     table = model["E"].value
@@ -229,7 +231,7 @@ def test_each_dimension_of_a_path_moves_in_one_direction(strategy: str) -> None:
 
 
 def test_occlusion_is_the_difference_of_two_evaluations() -> None:
-    found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.Occlusion("mask"), tokenizer=Tokenizer())
+    found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.Occlusion("mask"), tokenizer=Tokenizer())
     whole = embgrad.evaluate(curved(), BATCH, LOGIT)
     for position in range(IDS.shape[1]):
         ids = IDS.copy()
@@ -241,7 +243,7 @@ def test_occlusion_is_the_difference_of_two_evaluations() -> None:
 
 
 def test_special_tokens_can_be_kept() -> None:
-    method = embgrad.Occlusion("zero", keep_special=True)
+    method = embgrad.methods.Occlusion("zero", keep_special=True)
     found = embgrad.attribute(linear(), BATCH, LOGIT, method, tokenizer=Tokenizer())
     np.testing.assert_array_equal(found.scores == 0, np.isin(IDS, Tokenizer.all_special_ids) | (MASK == 0))
     tokens = [["[CLS]", "a", "b", "[PAD]"], ["a", "b", "c", "</s>"]]
@@ -259,7 +261,7 @@ def shapley_by_orders(values: dict[frozenset[int], float], members: int) -> np.n
 
 
 def test_enumerated_shapley_values_are_the_mean_over_all_orders() -> None:
-    found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.KernelShap(16, baseline=4))
+    found = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.KernelShap(16, baseline=4))
     assert found.provenance["method"]["exact"] == [True, True]
     for example, members in enumerate((3, 4)):
         values = {}
@@ -296,13 +298,13 @@ def test_shapley_values_of_too_few_samples_favour_no_position() -> None:
 
 def test_lime_recovers_a_linear_model() -> None:
     model = linear()
-    found = embgrad.attribute(model, BATCH, LOGIT, embgrad.Lime(60, baseline="zero", ridge=0.0))
+    found = embgrad.attribute(model, BATCH, LOGIT, embgrad.methods.Lime(60, baseline="zero", ridge=0.0))
     np.testing.assert_allclose(found.scores, (rows_of(model) @ model["W"].value[:, 0]) * MASK, atol=1e-10)
 
 
 def test_lime_is_a_weighted_ridge_regression_with_a_free_intercept() -> None:
     model, samples, width, ridge = curved(), 40, 25.0, 0.7
-    found = embgrad.attribute(model, BATCH, LOGIT, embgrad.Lime(samples, "zero", width, ridge, seed=3))
+    found = embgrad.attribute(model, BATCH, LOGIT, embgrad.methods.Lime(samples, "zero", width, ridge, seed=3))
     for example, ids in enumerate(([2, 7, 7], [1, 4, 9, 3])):
         present = np.ones((samples, len(ids)))
         present[1:] = np.random.default_rng([3, *ids]).random((samples - 1, len(ids))) < 0.5
@@ -322,7 +324,7 @@ def test_an_error_of_rounding_is_not_warned_of() -> None:
     model = curved("float32")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        method = embgrad.IntegratedGradients(20, rows_of(model) * (1 + 1e-7))
+        method = embgrad.methods.IntegratedGradients(20, rows_of(model) * (1 + 1e-7))
         found = embgrad.attribute(model, BATCH, embgrad.Logit(1), method)
     assert found.delta is not None
     assert found.delta.any()
@@ -335,12 +337,14 @@ def test_smooth_gradients_are_means_over_the_noise_of_the_seed() -> None:
     samples = np.stack([embgrad.gradients(model, BATCH, LOGIT, add={"word": 0.2 * added}).values for added in noise])
     expected = {"mean": samples.mean(0), "square": (samples**2).mean(0), "variance": samples.var(0)}
     for reduce, values in expected.items():
-        found = embgrad.attribute(model, BATCH, LOGIT, embgrad.SmoothGrad(6, 0.2, seed=5, reduce=reduce))
+        found = embgrad.attribute(model, BATCH, LOGIT, embgrad.methods.SmoothGrad(6, 0.2, seed=5, reduce=reduce))
         np.testing.assert_allclose(found.values, values, rtol=1e-10, atol=1e-14)
         np.testing.assert_allclose(found.scores, np.linalg.norm(values, axis=-1), rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("method", [*SAMPLED, embgrad.IntegratedGradients(5), embgrad.Occlusion(4)], ids=name_of)
+@pytest.mark.parametrize(
+    "method", [*SAMPLED, embgrad.methods.IntegratedGradients(5), embgrad.methods.Occlusion(4)], ids=name_of
+)
 @pytest.mark.parametrize("size", [1, 3, 64])
 def test_results_do_not_depend_on_the_batch_size(method: Any, size: int) -> None:
     whole = embgrad.attribute(curved(), BATCH, LOGIT, method)
@@ -380,7 +384,7 @@ def test_labels_and_further_inputs_follow_their_examples() -> None:
 
     batch = embgrad.TokenBatch(IDS, MASK, extras={"scale": np.array([1.0, -3.0])})
     objective = embgrad.CrossEntropy([0, 1])
-    method = embgrad.IntegratedGradients(20)
+    method = embgrad.methods.IntegratedGradients(20)
     both = embgrad.attribute(curved(), batch, objective, method, call=scaled, batch_size=7)
     for example in (0, 1):
         alone = embgrad.attribute(
@@ -395,19 +399,19 @@ def test_an_input_shared_by_a_batch_of_one_example_stays_whole() -> None:
         return model.forward(model, inputs["input_ids"], inputs["attention_mask"]) * 0.5
 
     batch = embgrad.TokenBatch(IDS[1:], MASK[1:], extras={"temperature": np.array([2.0])})
-    found = embgrad.attribute(curved(), batch, LOGIT, embgrad.IntegratedGradients(20), call=cooled)
-    plain = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.IntegratedGradients(20))
+    found = embgrad.attribute(curved(), batch, LOGIT, embgrad.methods.IntegratedGradients(20), call=cooled)
+    plain = embgrad.attribute(curved(), BATCH, LOGIT, embgrad.methods.IntegratedGradients(20))
     np.testing.assert_allclose(found.scores[0], plain.scores[1] / 2, atol=1e-12)
 
 
 def test_words_merge_the_scores_of_their_tokens() -> None:
     tokens = [["[CLS]", "film", "##s", "[PAD]"], ["a", "film", "##s", "!"]]
     batch = embgrad.TokenBatch(IDS, MASK, tokens=tokens)
-    found = embgrad.attribute(curved(), batch, LOGIT, embgrad.IntegratedGradients(9))
+    found = embgrad.attribute(curved(), batch, LOGIT, embgrad.methods.IntegratedGradients(9))
     words = found.words()[1]
     assert [word.text for word in words] == ["a", "films", "!"]
     assert words[1].saliency == pytest.approx(found.scores[1, 1] + found.scores[1, 2])
-    for method in ("saliency", embgrad.SmoothGrad(3)):
+    for method in ("saliency", embgrad.methods.SmoothGrad(3)):
         lengths = embgrad.attribute(curved(), batch, LOGIT, method)
         assert lengths.words()[0][1].saliency == pytest.approx(np.linalg.norm(lengths.scores[0, 1:3]))
     with pytest.raises(embgrad.EmbgradError, match="the tokens of this attribution are not known"):
@@ -434,7 +438,7 @@ def test_an_attribution_is_an_array_of_its_scores_and_names_its_method() -> None
 
 def test_several_methods_give_attributions_by_name_each_equal_to_its_own_call() -> None:
     model = curved()
-    methods = ["saliency", embgrad.IntegratedGradients(20), embgrad.IntegratedGradients(21)]
+    methods = ["saliency", embgrad.methods.IntegratedGradients(20), embgrad.methods.IntegratedGradients(21)]
     results = embgrad.attribute(model, BATCH, LOGIT, methods)
     assert list(results) == ["saliency", "integrated_gradients", "integrated_gradients#1"]
     for method, result in zip(methods, results.values(), strict=True):

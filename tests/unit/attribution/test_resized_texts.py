@@ -48,7 +48,7 @@ def batch(**extras: Any) -> embgrad.TokenBatch:
 
 def test_deleted_tokens_shorten_the_lengths() -> None:
     given = batch(last=LENGTHS - 1).replace(tokens=[["[CLS]", "a", "b", "[PAD]"], ["[CLS]", "c", "d", "e"]])
-    found = embgrad.faithfulness(model(), given, LOGIT, np.zeros((2, 4)), call=read_lengths, curves=False)
+    found = embgrad.metrics.faithfulness(model(), given, LOGIT, np.zeros((2, 4)), call=read_lengths, curves=False)
     for example, length in enumerate(LENGTHS):
         text = IDS[example, :length]
         assert found.objective[example] == pytest.approx(by_hand(text, length), abs=1e-12)
@@ -61,7 +61,7 @@ def test_deleted_tokens_shorten_the_lengths() -> None:
 def test_infidelity_of_deleted_tokens_reads_the_new_lengths() -> None:
     removed = np.zeros((1, 2, 4), bool)
     removed[0, :, 1] = True
-    found = embgrad.infidelity(
+    found = embgrad.metrics.infidelity(
         model(), batch(), LOGIT, np.zeros((2, 4)), removed=removed, keep_special=False, call=read_lengths
     )
     for example, length in enumerate(LENGTHS):
@@ -75,7 +75,7 @@ def test_infidelity_of_deleted_tokens_reads_the_new_lengths() -> None:
 def test_a_search_brings_lengths_up_to_date(edit: str, last: bool) -> None:
     """The best of all texts with one edit is found, and what is returned says the same of itself."""
     given = batch(last=LENGTHS - 1) if last else batch()
-    method = embgrad.HotFlip(steps=1, beam=1, candidates=999, **{edit: True})
+    method = embgrad.methods.HotFlip(steps=1, beam=1, candidates=999, **{edit: True})
     found = embgrad.search(model(), given, LOGIT, method, call=read_lengths)
     for example, length in enumerate(LENGTHS):
         text = IDS[example, :length].tolist()
@@ -96,7 +96,7 @@ def test_a_search_brings_lengths_up_to_date(edit: str, last: bool) -> None:
 
 @pytest.mark.parametrize("place", ["start", "end"])
 def test_a_trigger_lengthens_the_texts(place: str) -> None:
-    method = embgrad.UniversalTrigger(2, place=place, steps=2, candidates=8)
+    method = embgrad.methods.UniversalTrigger(2, place=place, steps=2, candidates=8)
     found = embgrad.search(model(), batch(), LOGIT, method, call=read_lengths)
     assert found.trigger is not None
     trigger = found.trigger.tolist()
@@ -119,27 +119,31 @@ def call_with(name: str) -> Any:
 
 def test_a_position_of_the_text_is_refused_with_what_to_do() -> None:
     given = batch(entity=np.array([1, 2]))
-    search = embgrad.HotFlip(steps=1, delete=True)
+    search = embgrad.methods.HotFlip(steps=1, delete=True)
     with pytest.raises(
-        embgrad.UnsupportedError,
+        embgrad.errors.UnsupportedError,
         match=r"'entity' is \[1, 2\], which may count or name positions .*: give insert=False and delete=False",
     ):
         embgrad.search(model(), given, LOGIT, search, call=call_with("entity"))
-    with pytest.raises(embgrad.UnsupportedError, match=r"'entity' is \[1, 2\].*: give remove='mask', 'pad' or 'zero'"):
-        embgrad.faithfulness(model(), given, LOGIT, np.zeros((2, 4)), call=call_with("entity"), keep_special=False)
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"'entity' is \[1, 2\].*: search each text by itself, by HotFlip"
+        embgrad.errors.UnsupportedError, match=r"'entity' is \[1, 2\].*: give remove='mask', 'pad' or 'zero'"
     ):
-        embgrad.search(model(), given, LOGIT, embgrad.UniversalTrigger(1), call=call_with("entity"))
-    kept = embgrad.search(model(), given, LOGIT, embgrad.HotFlip(steps=1), call=call_with("entity"))
+        embgrad.metrics.faithfulness(
+            model(), given, LOGIT, np.zeros((2, 4)), call=call_with("entity"), keep_special=False
+        )
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"'entity' is \[1, 2\].*: search each text by itself, by HotFlip"
+    ):
+        embgrad.search(model(), given, LOGIT, embgrad.methods.UniversalTrigger(1), call=call_with("entity"))
+    kept = embgrad.search(model(), given, LOGIT, embgrad.methods.HotFlip(steps=1), call=call_with("entity"))
     assert kept.batch.extras["entity"].tolist() == [1, 2]
 
 
 def test_numbers_on_which_the_objective_does_not_depend_stay() -> None:
     """A data set's own labels and answers stand beside the inputs, and feed a loss that no objective reads."""
     given = batch(start_positions=np.array([1, 2]), end_positions=np.array([2, 0]))
-    found = embgrad.search(model(), given, LOGIT, embgrad.HotFlip(steps=1, delete=True), call=read_lengths)
-    plain = embgrad.search(model(), batch(), LOGIT, embgrad.HotFlip(steps=1, delete=True), call=read_lengths)
+    found = embgrad.search(model(), given, LOGIT, embgrad.methods.HotFlip(steps=1, delete=True), call=read_lengths)
+    plain = embgrad.search(model(), batch(), LOGIT, embgrad.methods.HotFlip(steps=1, delete=True), call=read_lengths)
     np.testing.assert_array_equal(found.objective, plain.objective)
     assert found.batch.extras["start_positions"].tolist() == [1, 2]
 
@@ -152,21 +156,25 @@ def scored_by_labels(own: Any, inputs: Any) -> Tensor:
 
 def test_labels_that_are_the_ids_are_refused_where_a_search_replaces_tokens() -> None:
     given = embgrad.TokenBatch(IDS, extras={"labels": IDS})
-    for method in (embgrad.HotFlip(steps=1), embgrad.GCG(steps=1)):
+    for method in (embgrad.methods.HotFlip(steps=1), embgrad.methods.GCG(steps=1)):
         with pytest.raises(
-            embgrad.UnsupportedError, match="the further input 'labels' holds the batch's ids, and whether"
+            embgrad.errors.UnsupportedError, match="the further input 'labels' holds the batch's ids, and whether"
         ):
             embgrad.search(model(), given, LOGIT, method, call=scored_by_labels)
     for labels in (np.minimum(IDS + 1, 8), IDS[:, ::-1]):  # other labels are no copy, and stay
         found = embgrad.search(
-            model(), given.replace(extras={"labels": labels}), LOGIT, embgrad.HotFlip(steps=1), call=scored_by_labels
+            model(),
+            given.replace(extras={"labels": labels}),
+            LOGIT,
+            embgrad.methods.HotFlip(steps=1),
+            call=scored_by_labels,
         )
         np.testing.assert_array_equal(found.batch.extras["labels"], labels)
 
 
 def test_labels_that_are_the_ids_may_stand_beside_where_the_objective_does_not_read_them() -> None:
     given = batch(labels=IDS)
-    found = embgrad.search(model(), given, LOGIT, embgrad.HotFlip(steps=1), call=read_lengths)
+    found = embgrad.search(model(), given, LOGIT, embgrad.methods.HotFlip(steps=1), call=read_lengths)
     np.testing.assert_array_equal(found.objective, embgrad.evaluate(model(), found.batch, LOGIT, call=read_lengths))
 
 
@@ -180,10 +188,10 @@ def test_a_model_that_takes_no_longer_text_is_named_with_what_to_do() -> None:
         "the model takes 4 positions, and raised ValueError for texts of 2 in place of example 0, in which tokens were inserted "
         "or deleted: give insert=False and delete=False"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=re.escape(message)):
-        embgrad.search(model(), batch(), LOGIT, embgrad.HotFlip(steps=2, delete=True), call=call)
+    with pytest.raises(embgrad.errors.UnsupportedError, match=re.escape(message)):
+        embgrad.search(model(), batch(), LOGIT, embgrad.methods.HotFlip(steps=2, delete=True), call=call)
     with pytest.raises(ValueError, match="always"):
-        embgrad.search(model(), batch(), LOGIT, embgrad.HotFlip(steps=2), call=raising)
+        embgrad.search(model(), batch(), LOGIT, embgrad.methods.HotFlip(steps=2), call=raising)
 
 
 def raising(own: Any, inputs: Any) -> Any:
@@ -198,7 +206,7 @@ def test_a_second_text_of_the_same_length_stays() -> None:
 
     second = np.array([[2, 3, 4, 5], [5, 6, 7, 8]])
     given = embgrad.TokenBatch(IDS, extras={"doc_ids": second})
-    found = embgrad.search(model(), given, LOGIT, embgrad.HotFlip(steps=1, delete=True), call=two_texts)
+    found = embgrad.search(model(), given, LOGIT, embgrad.methods.HotFlip(steps=1, delete=True), call=two_texts)
     np.testing.assert_array_equal(found.batch.extras["doc_ids"], second)
     for example, real in enumerate(found.batch.real):
         sums = [np.tanh(TABLE[ids]).sum(0)[1] for ids in (found.batch.ids[example, real], second[example])]

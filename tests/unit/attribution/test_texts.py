@@ -14,7 +14,13 @@ LOGIT = embgrad.Logit(0)
 
 
 @pytest.mark.parametrize(
-    "method", ["saliency", embgrad.IntegratedGradients(20), embgrad.Occlusion(0), embgrad.Lime(8, baseline=0)]
+    "method",
+    [
+        "saliency",
+        embgrad.methods.IntegratedGradients(20),
+        embgrad.methods.Occlusion(0),
+        embgrad.methods.Lime(8, baseline=0),
+    ],
 )
 def test_an_attribution_has_the_texts_and_offsets_of_its_batch(method: embgrad.attribution.Method | str) -> None:
     batch = embgrad.encode(TEXTS, wordpiece())

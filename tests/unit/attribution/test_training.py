@@ -22,11 +22,11 @@ WEIGHTS = {
 }
 METHODS = (
     "input_x_gradient",
-    embgrad.IntegratedGradients(3),
-    embgrad.GradientShap(samples=2),
-    embgrad.SequentialIntegratedGradients(2, "zero"),
-    embgrad.Occlusion("zero"),
-    embgrad.KernelShap(32, "zero"),
+    embgrad.methods.IntegratedGradients(3),
+    embgrad.methods.GradientShap(samples=2),
+    embgrad.methods.SequentialIntegratedGradients(2, "zero"),
+    embgrad.methods.Occlusion("zero"),
+    embgrad.methods.KernelShap(32, "zero"),
 )
 
 
@@ -82,7 +82,7 @@ def test_a_hidden_state_of_an_id_as_baseline_is_that_in_training_mode() -> None:
         rows = model.module("block", lambda rows: rows * factor, lookup(model["E"], input_ids))
         return rows.sum(1) @ model["W"]
 
-    method = embgrad.IntegratedGradients(2, baseline=4)
+    method = embgrad.methods.IntegratedGradients(2, baseline=4)
     made = embgrad.attribute(ReferenceModel(forward, WEIGHTS), IDS, LOGIT, method, at="block", training=True)
     np.testing.assert_allclose(made.scores, 3 * (WEIGHTS["E"][IDS] - WEIGHTS["E"][4]) @ WEIGHTS["W"][:, 1], atol=1e-12)
 
@@ -90,7 +90,7 @@ def test_a_hidden_state_of_an_id_as_baseline_is_that_in_training_mode() -> None:
 #: Functions of a model and of whether it runs in training mode, which return numbers.
 CALLS: dict[str, Callable[[Any, bool], Any]] = {
     "evaluate": lambda model, mode: embgrad.evaluate(model, BATCH, LOGIT, training=mode),
-    "infidelity by deletion": lambda model, mode: embgrad.infidelity(
+    "infidelity by deletion": lambda model, mode: embgrad.metrics.infidelity(
         model,
         BATCH,
         LOGIT,
@@ -100,22 +100,22 @@ CALLS: dict[str, Callable[[Any, bool], Any]] = {
         removed=np.tile(np.arange(4) == 1, (1, 2, 1)),
     ),
     "faithfulness by zeros": lambda model, mode: (
-        embgrad.faithfulness(
+        embgrad.metrics.faithfulness(
             model, BATCH, LOGIT, products(), keep_special=False, training=mode, remove="zero"
         ).leave_one_out
     ),
-    "infidelity": lambda model, mode: embgrad.infidelity(
+    "infidelity": lambda model, mode: embgrad.metrics.infidelity(
         model, BATCH, LOGIT, products(), keep_special=False, training=mode, remove="zero", samples=5
     ),
-    "sensitivity": lambda model, mode: embgrad.sensitivity(
-        model, BATCH, LOGIT, embgrad.InputXGradient(), training=mode, samples=3
+    "sensitivity": lambda model, mode: embgrad.metrics.sensitivity(
+        model, BATCH, LOGIT, embgrad.methods.InputXGradient(), training=mode, samples=3
     ),
     "substitutions": lambda model, mode: embgrad.substitutions(model, BATCH, LOGIT, training=mode, top=3).scores,
     "hotflip": lambda model, mode: (
-        embgrad.search(model, BATCH, LOGIT, embgrad.HotFlip(steps=2), training=mode).history.objective
+        embgrad.search(model, BATCH, LOGIT, embgrad.methods.HotFlip(steps=2), training=mode).history.objective
     ),
     "gcg": lambda model, mode: (
-        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=2, candidates=4), training=mode).history.objective
+        embgrad.search(model, BATCH, LOGIT, embgrad.methods.GCG(steps=2, candidates=4), training=mode).history.objective
     ),
 }
 
@@ -135,12 +135,14 @@ def test_infidelity_in_training_mode_is_that_of_attributions_in_it() -> None:
     model = scaled()
     made = embgrad.attribute(model, BATCH, LOGIT, "input_x_gradient", training=True)
     options: dict[str, Any] = {"keep_special": False, "remove": "zero", "samples": 20}
-    np.testing.assert_allclose(embgrad.infidelity(model, BATCH, LOGIT, made, training=True, **options), 0, atol=1e-20)
-    assert (embgrad.infidelity(model, BATCH, LOGIT, made, **options) > 0.01).all()
+    np.testing.assert_allclose(
+        embgrad.metrics.infidelity(model, BATCH, LOGIT, made, training=True, **options), 0, atol=1e-20
+    )
+    assert (embgrad.metrics.infidelity(model, BATCH, LOGIT, made, **options) > 0.01).all()
 
 
 @pytest.mark.parametrize(
-    "method", ["saliency", "input_x_gradient", embgrad.IntegratedGradients(40), embgrad.Occlusion(0)]
+    "method", ["saliency", "input_x_gradient", embgrad.methods.IntegratedGradients(40), embgrad.methods.Occlusion(0)]
 )
 def test_output_tokens_are_attributed_in_training_mode(method: Any) -> None:
     def tripled(always: bool) -> ReferenceModel:
@@ -165,7 +167,7 @@ def test_output_tokens_are_attributed_in_training_mode(method: Any) -> None:
 
 
 def test_a_model_that_draws_random_numbers_is_named_where_contributions_do_not_add_up() -> None:
-    method = embgrad.IntegratedGradients(3, tolerance=1e-3)
+    method = embgrad.methods.IntegratedGradients(3, tolerance=1e-3)
     with pytest.warns(embgrad.EmbgradWarning, match="do not sum to") as seen:
         made = embgrad.attribute(drawing(), IDS, LOGIT, method, training=True)
     (message,) = [str(entry.message) for entry in seen]
@@ -189,14 +191,14 @@ def test_output_tokens_of_a_model_that_draws_random_numbers() -> None:
 
     model = ReferenceModel(forward, language_models.weights())
     with pytest.warns(embgrad.EmbgradWarning, match="draws other random numbers in each pass, and more steps do not"):
-        made = embgrad.attribute_tokens(model, IDS, method=embgrad.IntegratedGradients(20), training=True)
+        made = embgrad.attribute_tokens(model, IDS, method=embgrad.methods.IntegratedGradients(20), training=True)
     assert made.provenance["random"]
 
 
 def test_a_pass_of_a_model_that_draws_random_numbers_has_the_examples_of_the_batch() -> None:
     """Whether examples depend on one another, as in batch norm, cannot be tested."""
     sizes: list[int] = []
-    embgrad.attribute(drawing(sizes), IDS, LOGIT, embgrad.Occlusion("zero"), training=True)
+    embgrad.attribute(drawing(sizes), IDS, LOGIT, embgrad.methods.Occlusion("zero"), training=True)
     assert set(sizes) == {len(IDS)}
 
 
@@ -205,19 +207,21 @@ def test_an_attribution_of_other_draws_is_no_other_model() -> None:
     made = embgrad.attribute(model, IDS, LOGIT, "input_x_gradient", training=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = embgrad.faithfulness(
+        found = embgrad.metrics.faithfulness(
             model, IDS, LOGIT, made, keep_special=False, remove="zero", training=True, shares=[0.5]
         )
     assert found.provenance["training"]
 
 
 def test_a_search_in_training_mode_goes_on_in_it(tmp_path: Path) -> None:
-    def found(steps: int, **options: Any) -> embgrad.Search:
-        return embgrad.search(scaled(), BATCH, LOGIT, embgrad.HotFlip(steps=steps), to=tmp_path / "search", **options)
+    def found(steps: int, **options: Any) -> embgrad.results.Search:
+        return embgrad.search(
+            scaled(), BATCH, LOGIT, embgrad.methods.HotFlip(steps=steps), to=tmp_path / "search", **options
+        )
 
     found(1, training=True)
     assert found(2, training=True).provenance["training"]
-    with pytest.raises(embgrad.FileFormatError, match="holds another search: training"):
+    with pytest.raises(embgrad.errors.FileFormatError, match="holds another search: training"):
         found(3)
 
 
@@ -230,11 +234,13 @@ def test_training_is_true_or_false(name: str) -> None:
         "substitutions": (LOGIT,),
         "search": (LOGIT, "hotflip"),
     }
-    with pytest.raises(embgrad.BatchError, match="training is 'yes': expected True or False"):
+    with pytest.raises(embgrad.errors.BatchError, match="training is 'yes': expected True or False"):
         getattr(embgrad, name)(scaled(), IDS, *arguments[name], training="yes")
 
 
-@pytest.mark.parametrize("method", ["input_x_gradient", embgrad.IntegratedGradients(3), embgrad.Occlusion("zero")])
+@pytest.mark.parametrize(
+    "method", ["input_x_gradient", embgrad.methods.IntegratedGradients(3), embgrad.methods.Occlusion("zero")]
+)
 def test_of_examples_that_depend_on_one_another_each_has_its_own(method: Any) -> None:
     """As of batch norm, which takes the batch's mean off in training mode: the gradient of the sum of L is 0."""
 
@@ -262,4 +268,4 @@ def test_of_a_model_that_keeps_a_state_more_steps_are_proposed() -> None:
     model = ReferenceModel(forward, WEIGHTS)
     model.kept = {"state": np.ones((2, 3))}  # type: ignore[attr-defined]
     with pytest.warns(embgrad.EmbgradWarning, match="do not sum to .* Take more steps"):
-        embgrad.attribute(model, IDS, LOGIT, embgrad.IntegratedGradients(1, rule="riemann_left"))
+        embgrad.attribute(model, IDS, LOGIT, embgrad.methods.IntegratedGradients(1, rule="riemann_left"))

@@ -76,21 +76,21 @@ def test_keras_means_the_backend_that_owns_its_models(backends: Any, monkeypatch
 
 def test_a_backend_of_keras_whose_framework_is_missing(backends: Any, home: Path) -> None:
     with refused(
-        embgrad.BackendError,
+        embgrad.errors.BackendError,
         "Keras uses its backend 'tensorflow', its default, as neither KERAS_BACKEND nor ",
         "keras.json says otherwise. But the backend 'tensorflow' needs the package 'no_such_framework', which is not installed: "
         "pip install 'embgrad[tensorflow]'; or set KERAS_BACKEND to 'torch' or 'jax' before keras is imported\n",
     ):
         framework_named("keras")
     del backends["torch"], backends["jax"]
-    with refused(embgrad.BackendError, "not installed: pip install 'embgrad[tensorflow]'\n"):
+    with refused(embgrad.errors.BackendError, "not installed: pip install 'embgrad[tensorflow]'\n"):
         framework_named("keras")
 
 
 def test_a_backend_of_keras_that_computes_no_gradients(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "openvino")
     with refused(
-        embgrad.BackendError,
+        embgrad.errors.BackendError,
         "Keras uses its backend 'openvino', as the environment variable KERAS_BACKEND says, which embgrad does not support. Set "
         "KERAS_BACKEND to 'tensorflow', 'torch' or 'jax' before keras is imported",
     ):
@@ -100,14 +100,15 @@ def test_a_backend_of_keras_that_computes_no_gradients(backends: Any, monkeypatc
 def test_keras_is_not_installed(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_installed", lambda package: package != "keras")
     with refused(
-        embgrad.BackendError, "'keras' needs the package 'keras', which is not installed: pip install 'embgrad[keras]'"
+        embgrad.errors.BackendError,
+        "'keras' needs the package 'keras', which is not installed: pip install 'embgrad[keras]'",
     ):
         framework_named("keras")
 
 
 def test_a_name_that_is_near(backends: Any) -> None:
     with refused(
-        embgrad.BackendError,
+        embgrad.errors.BackendError,
         "there is no backend 'kera': expected one of 'torch', 'tensorflow', 'jax', 'keras'. Did you mean 'keras'?",
     ):
         framework_named("kera")

@@ -72,5 +72,5 @@ def test_the_structure_is_kept() -> None:
 
 
 def test_an_input_without_a_value_is_named() -> None:
-    with pytest.raises(embgrad.BatchError, match="the model needs 'mask_positions', which has no default"):
+    with pytest.raises(embgrad.errors.BatchError, match="the model needs 'mask_positions', which has no default"):
         native({**BERT, "mask_positions": declared("mask_positions")}, embgrad.TokenBatch(IDS))

@@ -167,7 +167,7 @@ def test_lengths_are_counted_from_the_mask_or_refused(name: str) -> None:
         f"batch as a dict with the key '{name}', or the batch's mask, from which the lengths are counted, or pass call="
     )
     for call in (lambda: plan_call(parameters, BARE), lambda: plan_mapping(["text", name], BARE)):
-        with refused(embgrad.BatchError, text):
+        with refused(embgrad.errors.BatchError, text):
             call()
     whole = BARE.replace(convention="gluonnlp")  # whose batches always have lengths
     expect_plan(plan_call(parameters, whole), [IDS, [3, 3]], {})
@@ -176,7 +176,7 @@ def test_lengths_are_counted_from_the_mask_or_refused(name: str) -> None:
 def test_a_length_that_may_be_of_all_examples_is_not_counted() -> None:
     def recurrent(text, seq_len): ...
 
-    with refused(embgrad.BatchError, "the model needs 'seq_len'", "with the key 'seq_len', or pass call=lambda"):
+    with refused(embgrad.errors.BatchError, "the model needs 'seq_len'", "with the key 'seq_len', or pass call=lambda"):
         planned(recurrent, FULL)
     expect_plan(planned(recurrent, BARE.replace(extras={"seq_len": 3})), [IDS, 3], {})
 
@@ -203,13 +203,16 @@ def test_skipped_parameters_are_not_filled() -> None:
 
 def test_an_argument_that_the_batch_has_nothing_for() -> None:
     with refused(
-        embgrad.BatchError, "the model needs 'hypothesis'", "as a dict with that key", "call=lambda model, inputs: ..."
+        embgrad.errors.BatchError,
+        "the model needs 'hypothesis'",
+        "as a dict with that key",
+        "call=lambda model, inputs: ...",
     ):
         planned(models.siamese, BARE)
 
 
 def test_left_padding_has_no_valid_length() -> None:
-    with pytest.raises(embgrad.BatchError, match="not padded on the right only"):
+    with pytest.raises(embgrad.errors.BatchError, match="not padded on the right only"):
         planned(models.gluonnlp, FULL.replace(mask=MASK[:, ::-1]))
 
 
@@ -256,7 +259,7 @@ def test_extras_fill_inputs_of_their_names() -> None:
     ],
 )
 def test_mappings_that_cannot_be_filled(names: list[str], fragments: list[str]) -> None:
-    with refused(embgrad.BatchError, *fragments):
+    with refused(embgrad.errors.BatchError, *fragments):
         plan_mapping(names, BARE)
 
 

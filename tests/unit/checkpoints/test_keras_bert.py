@@ -132,14 +132,14 @@ def test_a_weight_is_read_and_written_in_the_checkpoints_shape() -> None:
     ],
 )
 def test_a_configuration_that_keras_hub_does_not_support_is_refused(changes: dict[str, Any], message: str) -> None:
-    with refused(embgrad.UnsupportedError, message):
+    with refused(embgrad.errors.UnsupportedError, message):
         keras_bert(changes)
 
 
 def test_keras_hub_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "keras", None)
     with refused(
-        embgrad.BackendError,
+        embgrad.errors.BackendError,
         "load_bert returns a keras_hub.models.BertBackbone, and keras-hub cannot be imported (",
         "Install it: pip install 'embgrad[keras]'",
     ):

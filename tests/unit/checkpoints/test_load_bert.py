@@ -105,7 +105,7 @@ def test_every_weight_arrives(
         stored[prefix + name] = value
     for folder in (write(tmp_path, stored), str(tmp_path)):
         built.clear()
-        assert embgrad.load_bert(folder, "fake") is built
+        assert embgrad.zoo.load_bert(folder, "fake") is built
         expect_weights(built, weights)
 
 
@@ -118,11 +118,11 @@ def test_shards(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     index = {"weight_map": {name: file for file, held in files.items() for name in held}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    embgrad.load_bert(tmp_path, "fake")
+    embgrad.zoo.load_bert(tmp_path, "fake")
     expect_weights(built, weights)
     (tmp_path / "b.safetensors").unlink()
-    with refused(embgrad.FileFormatError, "b.safetensors is missing: expected the weights as safetensors"):
-        embgrad.load_bert(tmp_path, "fake")
+    with refused(embgrad.errors.FileFormatError, "b.safetensors is missing: expected the weights as safetensors"):
+        embgrad.zoo.load_bert(tmp_path, "fake")
 
 
 def write_bfloat16(path: Path, weights: dict[str, np.ndarray]) -> None:
@@ -147,7 +147,7 @@ def test_bfloat16_is_widened(tmp_path: Path, built: dict[str, np.ndarray]) -> No
     }
     write(tmp_path, {})
     write_bfloat16(tmp_path / "model.safetensors", weights)
-    embgrad.load_bert(tmp_path, "fake")
+    embgrad.zoo.load_bert(tmp_path, "fake")
     expect_weights(built, weights)
     assert built["pooler.dense.bias"].dtype == np.float32
 
@@ -166,7 +166,7 @@ def test_loading_leaves_the_random_generators_unchanged(
     write(tmp_path, example_weights())
     random.seed(3)
     np.random.seed(3)
-    embgrad.load_bert(tmp_path, "fake")
+    embgrad.zoo.load_bert(tmp_path, "fake")
     actual = random.random(), np.random.random()
     random.seed(3)
     np.random.seed(3)
@@ -177,7 +177,7 @@ def test_loading_leaves_the_random_generators_unchanged(
 def test_invalid_patterns_are_refused(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any, said: str) -> None:
     write(tmp_path, example_weights())
     with refused(embgrad.EmbgradError, f"ignore holds {said}", ": expected patterns of weights' names, such as"):
-        embgrad.load_bert(tmp_path, "fake", ignore=ignore)
+        embgrad.zoo.load_bert(tmp_path, "fake", ignore=ignore)
     assert not built
 
 
@@ -187,18 +187,18 @@ def test_a_head_can_be_ignored_on_request(tmp_path: Path, built: dict[str, np.nd
     head = {"cls.predictions.bias": np.zeros(3), "cls.seq_relationship.bias": np.zeros(2)}
     write(tmp_path, {**weights, **head})
     with refused(
-        embgrad.FileFormatError,
+        embgrad.errors.FileFormatError,
         "holds 2 weights that the encoder does not have: 'cls.predictions.bias'",
         "ignore=['cls.*']",
     ):
-        embgrad.load_bert(tmp_path, "fake")
+        embgrad.zoo.load_bert(tmp_path, "fake")
     assert built == {}
-    embgrad.load_bert(tmp_path, "fake", ignore=ignore)
+    embgrad.zoo.load_bert(tmp_path, "fake", ignore=ignore)
     expect_weights(built, weights)
     (tmp_path / "model.safetensors").unlink()
     write(tmp_path, {**weights, **head, "other.bias": np.zeros(3)})
-    with pytest.raises(embgrad.FileFormatError, match=r"holds 1 weights .*: 'other.bias'"):
-        embgrad.load_bert(tmp_path, "fake", ignore=ignore)
+    with pytest.raises(embgrad.errors.FileFormatError, match=r"holds 1 weights .*: 'other.bias'"):
+        embgrad.zoo.load_bert(tmp_path, "fake", ignore=ignore)
 
 
 @pytest.mark.parametrize(
@@ -222,16 +222,18 @@ def test_a_backend_whose_bert_is_not_as_the_configuration_says(
         return model, [*targets[:-1], replace(targets[-1], **change)]
 
     monkeypatch.setattr(fake, "bert", other)
-    with pytest.raises(embgrad.FileFormatError, match=message):
-        embgrad.load_bert(write(tmp_path, example_weights()), "fake")
+    with pytest.raises(embgrad.errors.FileFormatError, match=message):
+        embgrad.zoo.load_bert(write(tmp_path, example_weights()), "fake")
     assert built == {}
 
 
 def test_a_backend_that_has_no_bert(tmp_path: Path, built: Any) -> None:
-    with pytest.raises(embgrad.UnsupportedError, match="the backend 'unable' cannot load a BERT; use 'torch'"):
-        embgrad.load_bert(write(tmp_path, {}), "unable")
-    with pytest.raises(embgrad.BackendError, match="there is no backend 'jax': expected one of 'fake', 'unable'"):
-        embgrad.load_bert(tmp_path, "jax")
+    with pytest.raises(embgrad.errors.UnsupportedError, match="the backend 'unable' cannot load a BERT; use 'torch'"):
+        embgrad.zoo.load_bert(write(tmp_path, {}), "unable")
+    with pytest.raises(
+        embgrad.errors.BackendError, match="there is no backend 'jax': expected one of 'fake', 'unable'"
+    ):
+        embgrad.zoo.load_bert(tmp_path, "jax")
 
 
 WHOLE = example_weights()
@@ -290,27 +292,27 @@ def test_folders_that_are_refused(
     write(tmp_path, weights, config)
     if index is not None:
         (tmp_path / INDEX).write_text(index)
-    with pytest.raises(embgrad.FileFormatError, match=message):
-        embgrad.load_bert(tmp_path, "fake")
+    with pytest.raises(embgrad.errors.FileFormatError, match=message):
+        embgrad.zoo.load_bert(tmp_path, "fake")
     assert built == {}
 
 
 @pytest.mark.parametrize(("kind", "said"), [("roberta", "'roberta'"), (None, "None"), (["bert"], "['bert']")])
 def test_other_models_are_refused(tmp_path: Path, built: Any, kind: Any, said: str) -> None:
     write(tmp_path, {}, {} if kind is None else {"model_type": kind})
-    with refused(embgrad.UnsupportedError, f"says model_type {said}: load_bert expects 'bert'. Build other"):
-        embgrad.load_bert(tmp_path, "fake")
+    with refused(embgrad.errors.UnsupportedError, f"says model_type {said}: load_bert expects 'bert'. Build other"):
+        embgrad.zoo.load_bert(tmp_path, "fake")
 
 
 def test_missing_files_are_named(tmp_path: Path, built: Any) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with refused(embgrad.FileFormatError, "holds no config.json: expected a checkpoint folder"):
-            embgrad.load_bert(folder, "fake")
+        with refused(embgrad.errors.FileFormatError, "holds no config.json: expected a checkpoint folder"):
+            embgrad.zoo.load_bert(folder, "fake")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with refused(embgrad.FileFormatError, "model.safetensors is missing: expected the weights as safetensors\n"):
-        embgrad.load_bert(tmp_path, "fake")
+    with refused(embgrad.errors.FileFormatError, "model.safetensors is missing: expected the weights as safetensors\n"):
+        embgrad.zoo.load_bert(tmp_path, "fake")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with refused(embgrad.FileFormatError, "'pytorch_model.bin' is not read, convert it to safetensors"):
-        embgrad.load_bert(tmp_path, "fake")
-    with refused(embgrad.FileFormatError, "cannot be read as JSON"):
-        embgrad.load_bert(tmp_path / "pytorch_model.bin", "fake")
+    with refused(embgrad.errors.FileFormatError, "'pytorch_model.bin' is not read, convert it to safetensors"):
+        embgrad.zoo.load_bert(tmp_path, "fake")
+    with refused(embgrad.errors.FileFormatError, "cannot be read as JSON"):
+        embgrad.zoo.load_bert(tmp_path / "pytorch_model.bin", "fake")

@@ -43,9 +43,11 @@ def test_the_file_holds_the_attribution(command: Any, masked: Path) -> None:
     done = command("attribute", *TEXTS, "-t", "a gripping film", *asked, "-o", "a.safetensors")
     assert done.code == 0, done.err
     saved = embgrad.load("a.safetensors")
-    assert isinstance(saved, embgrad.Attribution)
+    assert isinstance(saved, embgrad.results.Attribution)
     batch = embgrad.TokenBatch([[2, 4, 5, 6, 7, 3]])
-    alone = embgrad.attribute(built(masked), batch, embgrad.Logit(1), embgrad.IntegratedGradients(7, baseline=8))
+    alone = embgrad.attribute(
+        built(masked), batch, embgrad.Logit(1), embgrad.methods.IntegratedGradients(7, baseline=8)
+    )
     np.testing.assert_allclose(saved.scores, alone.scores, rtol=1e-6)
     assert saved.provenance["method"]["baseline"] == "mask"
     lines = done.out.splitlines()
@@ -154,7 +156,7 @@ def test_a_report_does_not_compare_attributions_by_different_methods(command: An
 def test_a_saved_score_that_is_not_a_number_is_not_shown_as_zero(command: Any) -> None:
     assert command("attribute", *ASK, "--method", "saliency", "-o", "a.safetensors").code == 0
     saved = embgrad.load("a.safetensors")
-    assert isinstance(saved, embgrad.Attribution)
+    assert isinstance(saved, embgrad.results.Attribution)
     saved.scores[:] = np.nan
     saved.scores[0, 0] = np.inf
     saved.save("nan.safetensors")

@@ -25,7 +25,7 @@ def test_the_file_holds_the_attribution(command: Any, directory: Path) -> None:
     )
     assert done.code == 0, done.err
     read = embgrad.load("a.safetensors")
-    assert isinstance(read, embgrad.TokenAttribution)
+    assert isinstance(read, embgrad.results.TokenAttribution)
     np.testing.assert_array_equal(read.scores, embgrad.attribute_tokens(causal(), [[5, 7, 3]]).scores)
     assert json.loads(done.out)["result"]["shape"] == [1, 2, 3]
 

@@ -291,7 +291,12 @@ def test_explain_prints_the_page_of_an_error(command: Any) -> None:
     page = (ROOT / "docs" / "errors" / "batcherror.md").read_text(encoding="utf-8")
     assert done.out.startswith("# BatchError\n")
     assert done.out.rstrip() in page, "as it stands, no line wrapped"
-    for spelled in ("batcherror", "embgrad.errors.BatchError", "embgrad.BatchError", "docs/errors/batcherror.md"):
+    for spelled in (
+        "batcherror",
+        "embgrad.errors.BatchError",
+        "embgrad.errors.BatchError",
+        "docs/errors/batcherror.md",
+    ):
         assert command("explain", spelled).out == done.out
     assert json.loads(command("explain", "BatchError", "--json").out) == {
         "error": "BatchError",

@@ -114,7 +114,7 @@ def test_hostile_texts_are_encoded(command: Any) -> None:
     assert done.code == 0, done.err
     expect_harmless(done.out, lines=True)
     actual = embgrad.load("h.safetensors")
-    assert isinstance(actual, embgrad.EmbeddingGradients)
+    assert isinstance(actual, embgrad.results.EmbeddingGradients)
     assert {row[:2] for row in actual.tokens or ()} == {("[CLS]", "grip")}
 
 
@@ -329,7 +329,7 @@ def test_a_panic_of_the_library_is_an_error(directory: Path, monkeypatch: pytest
         encode_batch = panics
 
     with pytest.raises(
-        embgrad.BatchError, match="cannot encode the texts: no entry found for key; expected a tokenizer whose"
+        embgrad.errors.BatchError, match="cannot encode the texts: no entry found for key; expected a tokenizer whose"
     ):
         embgrad.encode(["a"], Broken())
     Path("tokenizer.json").write_text("{}")

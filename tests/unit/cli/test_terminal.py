@@ -86,10 +86,10 @@ def test_a_terminal_of_ascii(directory: Path) -> None:
     assert b"1 x 3 x 4 float32" in words
 
 
-def result_of(texts: list[str], values: Any, mask: Any = None) -> embgrad.EmbeddingGradients:
+def result_of(texts: list[str], values: Any, mask: Any = None) -> embgrad.results.EmbeddingGradients:
     ids = np.arange(len(texts))[None]
     array = np.asarray(values, np.float32).reshape(1, len(texts), 1)
-    return embgrad.EmbeddingGradients(
+    return embgrad.results.EmbeddingGradients(
         array, np.ones_like(array), np.zeros(1), ids, mask, None, (tuple(texts),), None, 100, 0.0, {"point": "word"}
     )
 
@@ -120,7 +120,7 @@ def test_figures_that_are_zero_or_not_finite(values: list[float]) -> None:
 def test_padding_is_skipped_and_unknown_tokens_are_ids() -> None:
     result = result_of(["a", "b"], [1, 2], np.array([[1, 0]]))
     assert [item.text for item in pieces(result, 0)] == ["a"]
-    nameless = embgrad.EmbeddingGradients(**{**vars(result), "tokens": None})
+    nameless = embgrad.results.EmbeddingGradients(**{**vars(result), "tokens": None})
     assert [item.text for item in pieces(nameless, 0)] == ["0"]
 
 

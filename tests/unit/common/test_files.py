@@ -161,7 +161,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
             link.unlink()
 
 
-def streamed(to: Path, **options: Any) -> embgrad.Stream:
+def streamed(to: Path, **options: Any) -> embgrad.results.Stream:
     return embgrad.stream(model(), texts(4), embgrad.Sum(), tokenizer=tokenizer, batch_size=2, to=to, **options)
 
 
@@ -177,9 +177,9 @@ def test_streams_without_regular_files_are_refused(tmp_path: Path, make: Callabl
         kept = path.read_bytes()
         path.unlink()
         make(path)
-        with pytest.raises(embgrad.FileFormatError, match=said):
+        with pytest.raises(embgrad.errors.FileFormatError, match=said):
             at_once(lambda: list(embgrad.open_stream(tmp_path / "s")))
-        with pytest.raises(embgrad.FileFormatError, match=said):
+        with pytest.raises(embgrad.errors.FileFormatError, match=said):
             at_once(lambda: list(streamed(tmp_path / "s")))
         path.rmdir() if path.is_dir() else path.unlink()
         path.write_bytes(kept)
@@ -191,7 +191,9 @@ def test_streams_without_regular_files_are_refused(tmp_path: Path, make: Callabl
 def test_a_lock_that_is_no_regular_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     (tmp_path / "s").mkdir()
     make(tmp_path / "s" / ".lock")
-    with refused(embgrad.FileFormatError, ".lock is not a regular file: expected the one that embgrad.stream makes"):
+    with refused(
+        embgrad.errors.FileFormatError, ".lock is not a regular file: expected the one that embgrad.stream makes"
+    ):
         at_once(lambda: streamed(tmp_path / "s").finish())
     assert [path.name for path in tmp_path.iterdir()] == ["s"], "nothing is made where the link leads"
 
@@ -201,7 +203,9 @@ def test_shards_are_not_written_through_links(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"someone's")
     for name in ("shard-00000000-000002.safetensors", "shard-00000001-000001.safetensors"):
         (tmp_path / "s" / name).symlink_to("../other")
-    with pytest.raises(embgrad.FileFormatError, match=r"'shard-00000001-000001\.safetensors' and no manifest\.json"):
+    with pytest.raises(
+        embgrad.errors.FileFormatError, match=r"'shard-00000001-000001\.safetensors' and no manifest\.json"
+    ):
         streamed(tmp_path / "s").finish()
     (tmp_path / "s" / name).unlink()
     streamed(tmp_path / "s").finish()
@@ -214,7 +218,7 @@ def test_a_manifest_that_is_too_long(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").touch()
     os.truncate(tmp_path / "manifest.json", MOST_MANIFEST + 1)
     message = rf"it is {MOST_MANIFEST + 1} bytes long, more than the limit of {MOST_MANIFEST}"
-    with pytest.raises(embgrad.FileFormatError, match=message):
+    with pytest.raises(embgrad.errors.FileFormatError, match=message):
         embgrad.open_stream(tmp_path)
 
 
@@ -251,7 +255,7 @@ def test_changed_shards_with_a_manifest_that_vouches_for_them(tmp_path: Path, ke
         try:
             actual = embgrad.open_stream(folder)
             assert list(actual) if keep != "table" else actual.table().values.size
-        except embgrad.FileFormatError:
+        except embgrad.errors.FileFormatError:
             pass
 
     check()

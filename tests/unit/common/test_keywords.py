@@ -15,7 +15,13 @@ from embgrad.testing.reference import ReferenceModel, lookup
 IDS = np.array([[3, 5], [2, 1]])
 MODEL = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).sum(1), {"E": np.ones((8, 2))})
 FUNCTIONS = [
-    *(embgrad.gradients, embgrad.points, embgrad.table_gradients, embgrad.parameter_gradients, embgrad.padding_report),
+    *(
+        embgrad.gradients,
+        embgrad.points,
+        embgrad.tables.table_gradients,
+        embgrad.tables.parameter_gradients,
+        embgrad.metrics.padding_report,
+    ),
     *(embgrad.capture, embgrad.bisect),
 ]
 
@@ -83,12 +89,15 @@ def test_errors_of_the_function_itself_propagate() -> None:
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("n_steps", "embgrad.IntegratedGradients(steps=...)"),
-        ("tolerance", "embgrad.IntegratedGradients(tolerance=...)"),
-        ("baselines", "embgrad.IntegratedGradients(baseline=...), or embgrad.GradientShap(baselines=...)"),
-        ("n_samples", "embgrad.SmoothGrad(samples=...), or another that draws"),
-        ("seed", "embgrad.SmoothGrad(seed=...), or another that draws"),
-        ("replacement", "embgrad.Occlusion(replacement=...)"),
+        ("n_steps", "embgrad.methods.IntegratedGradients(steps=...)"),
+        ("tolerance", "embgrad.methods.IntegratedGradients(tolerance=...)"),
+        (
+            "baselines",
+            "embgrad.methods.IntegratedGradients(baseline=...), or embgrad.methods.GradientShap(baselines=...)",
+        ),
+        ("n_samples", "embgrad.methods.SmoothGrad(samples=...), or another that draws"),
+        ("seed", "embgrad.methods.SmoothGrad(seed=...), or another that draws"),
+        ("replacement", "embgrad.methods.Occlusion(replacement=...)"),
     ],
 )
 def test_an_argument_of_a_method_names_the_method(name: str, instead: str) -> None:
@@ -100,11 +109,11 @@ def test_an_argument_of_a_method_names_the_method(name: str, instead: str) -> No
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("seed", "embgrad.GCG(seed=...), or another that has it"),
-        ("beam", "embgrad.HotFlip(beam=...)"),
-        ("length", "embgrad.UniversalTrigger(length=...)"),
-        ("weight_decay", "embgrad.PEZ(weight_decay=...)"),
-        ("top", "embgrad.GCG(top=...)"),
+        ("seed", "embgrad.methods.GCG(seed=...), or another that has it"),
+        ("beam", "embgrad.methods.HotFlip(beam=...)"),
+        ("length", "embgrad.methods.UniversalTrigger(length=...)"),
+        ("weight_decay", "embgrad.methods.PEZ(weight_decay=...)"),
+        ("top", "embgrad.methods.GCG(top=...)"),
     ],
 )
 def test_an_argument_of_a_search_names_the_method_that_has_it(name: str, instead: str) -> None:

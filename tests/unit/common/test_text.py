@@ -30,7 +30,7 @@ from tests.unit.streams import Pieces, model
 every = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 
 
-def marked(text: str) -> embgrad.EmbeddingGradients:
+def marked(text: str) -> embgrad.results.EmbeddingGradients:
     """Return a result that holds the text in every field that can hold text."""
     provenance = {
         "backend": text,
@@ -104,7 +104,7 @@ def test_results_and_comparisons_print_hostile_text(text: str) -> None:
         item, replace(times(item, 3), provenance={**item.provenance, "compute_dtype": "float32"})
     )
     comparison = replace(comparison, notes=(text,), advice=text, labels=(text, text))
-    for shown in (item, comparison, embgrad.Comparisons({text: comparison})):
+    for shown in (item, comparison, embgrad.results.Comparisons({text: comparison})):
         with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")) as out:
             print(shown, repr(shown), str(shown))
             out.flush()
@@ -161,7 +161,7 @@ def test_errors_on_files_print_hostile_text(text: str, tmp_path: Path) -> None:
     ]
     for arrays, described in foreign:
         safetensors.numpy.save_file(arrays, path, {"embgrad": json.dumps(described)})
-        with pytest.raises(embgrad.FileFormatError) as caught:
+        with pytest.raises(embgrad.errors.FileFormatError) as caught:
             embgrad.load(path)
         expect_harmless(str(caught.value), lines=True)
         assert len(caught.value.message) < 1000
@@ -196,7 +196,7 @@ def test_a_page_shows_hostile_text_as_text(text: str) -> None:
 def test_a_notebook_shows_hostile_text_as_text(text: str) -> None:
     item = marked(text)
     comparison = replace(embgrad.compare(item, times(item, 2)), notes=(text,), advice=text, labels=(text, text))
-    for shown in (item, comparison, embgrad.Comparisons({text: comparison, text + "2": comparison})):
+    for shown in (item, comparison, embgrad.results.Comparisons({text: comparison, text + "2": comparison})):
         fragment = shown._repr_html_()
         fragment.encode("utf-8")
         seen = Reader(fragment)

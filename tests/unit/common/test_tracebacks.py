@@ -39,7 +39,7 @@ CALLS: dict[str, Callable[[ReferenceModel], Any]] = {
     "points": lambda model: embgrad.points(model, IDS),
     "attribute": lambda model: embgrad.attribute(model, IDS, embgrad.Logit(1), "integrated_gradients"),
     "attribute_tokens": lambda model: embgrad.attribute_tokens(model, IDS),
-    "search": lambda model: embgrad.search(model, IDS, embgrad.Logit(1), embgrad.HotFlip(steps=2)),
+    "search": lambda model: embgrad.search(model, IDS, embgrad.Logit(1), embgrad.methods.HotFlip(steps=2)),
 }
 
 
@@ -71,17 +71,19 @@ def test_an_error_shows_few_frames_of_embgrads(name: str, forward: Callable[...,
 
 
 def test_the_models_own_frames_and_exception_stay() -> None:
-    with pytest.raises(embgrad.BatchError, match="example 0 has 3 tokens, and the model takes 2 positions") as caught:
+    with pytest.raises(
+        embgrad.errors.BatchError, match="example 0 has 3 tokens, and the model takes 2 positions"
+    ) as caught:
         CALLS["gradients"](model(forward_that_raises))
     cause = caught.value.__cause__
     assert isinstance(cause, ValueError)
     assert str(cause) == "the model takes two positions"
     names = [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
     assert names == ["forward_that_raises"]
-    with pytest.raises(embgrad.BatchError, match="example 0 has 3 tokens") as caught:
+    with pytest.raises(embgrad.errors.BatchError, match="example 0 has 3 tokens") as caught:
         CALLS["attribute"](model())
     cause = caught.value.__cause__
-    assert isinstance(cause, embgrad.BatchError)
+    assert isinstance(cause, embgrad.errors.BatchError)
     assert "the model looks up index 2" in str(cause)
     assert traceback.extract_tb(cause.__traceback__)[0].name == "forward_of_the_model"
 
@@ -105,7 +107,7 @@ def test_an_error_keeps_nothing_alive_once_it_is_gone() -> None:
     alive = weakref.ref(built)
     gc.disable()
     try:
-        with pytest.raises(embgrad.UnknownPointError, match=r"there is no point 'nowhere'"):
+        with pytest.raises(embgrad.errors.UnknownPointError, match=r"there is no point 'nowhere'"):
             embgrad.gradients(built, IDS[:, :2], embgrad.Logit(1), at="nowhere")
         del built
     finally:

@@ -94,7 +94,9 @@ def test_other_ids_are_compared_position_by_position() -> None:
     assert comparison.notes[0].startswith(
         "the ids differ at 3 of 3 positions, first at example 0, position 0, where a has"
     )
-    with pytest.raises(embgrad.BatchError, match="no example of a has half of its tokens in common with one of b"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match="no example of a has half of its tokens in common with one of b"
+    ):
         embgrad.compare(gradient([[1, 2, 3]]), gradient([[4, 5, 6, 7]]))
 
 

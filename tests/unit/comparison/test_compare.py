@@ -20,7 +20,7 @@ from embgrad.testing.reference import ReferenceModel, lookup
 IDS = np.array([[1, 2], [3, 4], [5, 6]])
 
 
-def gradient(factor: float = 1.0, ids: np.ndarray = IDS, dim: int = 4) -> embgrad.EmbeddingGradients:
+def gradient(factor: float = 1.0, ids: np.ndarray = IDS, dim: int = 4) -> embgrad.results.EmbeddingGradients:
     table = np.random.default_rng(0).normal(size=(10, dim))
     model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).tanh().mean(1), {"E": table})
     return embgrad.gradients(model, ids, embgrad.Projection(np.full(dim, factor)))
@@ -108,7 +108,7 @@ def test_other_arguments_are_refused(b: Any, error: type[Exception], message: st
 
 
 def test_points_without_positions_must_have_one_shape() -> None:
-    def pooled(at: str) -> embgrad.EmbeddingGradients:
+    def pooled(at: str) -> embgrad.results.EmbeddingGradients:
         table = np.random.default_rng(0).normal(size=(10, 4))
 
         def forward(model: Any, input_ids: np.ndarray) -> Any:
@@ -126,7 +126,7 @@ def test_points_without_positions_must_have_one_shape() -> None:
 
 
 def test_results_without_a_real_position_are_refused() -> None:
-    def empty(positions: int) -> embgrad.EmbeddingGradients:
+    def empty(positions: int) -> embgrad.results.EmbeddingGradients:
         batch = embgrad.TokenBatch(np.zeros((3, positions), int), np.zeros((3, positions), int))
         model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
         with pytest.warns(EmbgradWarning, match="cannot take the mask"):

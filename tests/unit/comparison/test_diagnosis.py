@@ -43,7 +43,7 @@ BATCH = embgrad.TokenBatch(IDS, MASK)
 OBJECTIVE = embgrad.CrossEntropy(LABELS)
 
 
-def single() -> embgrad.EmbeddingGradients:
+def single() -> embgrad.results.EmbeddingGradients:
     result = embgrad.gradients(classifier(), BATCH, OBJECTIVE)
     values = result.values + 1e-3 * np.random.default_rng(1).normal(size=result.shape)
     return replace(
@@ -110,7 +110,7 @@ ALONE: dict[str, tuple[Callable[[Any], np.ndarray], str]] = {
 }
 
 
-def causes(comparison: embgrad.Comparison) -> list[tuple[str, ...]]:
+def causes(comparison: embgrad.results.Comparison) -> list[tuple[str, ...]]:
     return [finding.causes for finding in comparison.findings]
 
 
@@ -264,8 +264,8 @@ class TestHalf:
 
 
 class TestModels:
-    def compared(self, b: Any, models: Any, a: Any = None) -> embgrad.Comparison:
-        comparison: embgrad.Comparison = embgrad.compare(
+    def compared(self, b: Any, models: Any, a: Any = None) -> embgrad.results.Comparison:
+        comparison: embgrad.results.Comparison = embgrad.compare(
             a or embgrad.gradients(classifier(), BATCH, OBJECTIVE), b, models=models
         )
         return comparison

@@ -34,27 +34,27 @@ def run(scale: float = 1.0, bias: float = 0.0, objective: Any = None, **options:
 
 
 @pytest.fixture
-def golden(tmp_path: Path) -> embgrad.Golden:
+def golden(tmp_path: Path) -> embgrad.results.Golden:
     return embgrad.golden(tmp_path / "folder" / "g.safetensors")
 
 
-def failure(golden: embgrad.Golden, results: Any, **options: Any) -> GoldenError:
+def failure(golden: embgrad.results.Golden, results: Any, **options: Any) -> GoldenError:
     with pytest.raises(GoldenError) as caught:
         golden.check(results, **options)
     return caught.value
 
 
-def test_an_unchanged_result_agrees(golden: embgrad.Golden) -> None:
+def test_an_unchanged_result_agrees(golden: embgrad.results.Golden) -> None:
     golden.update(run())
     comparison = golden.check(run())
-    assert isinstance(comparison, embgrad.Comparison)
+    assert isinstance(comparison, embgrad.results.Comparison)
     assert comparison.agrees
     assert comparison.figures.relative_l2 == 0
     assert golden.exists
-    assert isinstance(golden.load(), embgrad.EmbeddingGradients)
+    assert isinstance(golden.load(), embgrad.results.EmbeddingGradients)
     golden.update(run(at=["word", "E"]))
     several = golden.check(run(at=["E", "word"]))  # in any order
-    assert isinstance(several, embgrad.Comparisons)
+    assert isinstance(several, embgrad.results.Comparisons)
     assert several.agrees
     assert sorted(several) == ["E", "word"]
     assert list(golden.load()) == ["word", "E"]  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ BOTH, RENAMED = ("word", "layer.-1", "layer.0"), ("word", "layers.-1", "layer.0"
         ),
     ],
 )
-def test_a_change_is_named(golden: embgrad.Golden, saved: Any, checked: Any, pattern: str) -> None:
+def test_a_change_is_named(golden: embgrad.results.Golden, saved: Any, checked: Any, pattern: str) -> None:
     golden.update(saved())
     text = str(failure(golden, checked()))
     assert re.search(pattern, text, flags=re.DOTALL)
@@ -125,12 +125,12 @@ def test_a_change_is_named(golden: embgrad.Golden, saved: Any, checked: Any, pat
         assert "value at the point moved" not in text
 
 
-def test_the_points_that_are_there_are_compared(golden: embgrad.Golden) -> None:
+def test_the_points_that_are_there_are_compared(golden: embgrad.results.Golden) -> None:
     golden.update(dict.fromkeys(("word", "layer.0"), run()))
     assert failure(golden, {"word": run()}).comparison.agrees
 
 
-def test_rounding_agrees(golden: embgrad.Golden) -> None:
+def test_rounding_agrees(golden: embgrad.results.Golden) -> None:
     first = run()
     golden.update(first)
     noise = 1 + 1e-7 * np.random.RandomState(0).uniform(-1, 1, first.shape)
@@ -143,7 +143,7 @@ def test_rounding_agrees(golden: embgrad.Golden) -> None:
     assert golden.check(second).agrees
 
 
-def test_another_dtype_is_compared_within_the_coarser_dtype(golden: embgrad.Golden) -> None:
+def test_another_dtype_is_compared_within_the_coarser_dtype(golden: embgrad.results.Golden) -> None:
     golden.update(run())
     wide = embgrad.gradients(model(dtype=np.float64), IDS, embgrad.Logit([0, 2]))
     assert wide.values.dtype == np.float64
@@ -157,7 +157,7 @@ def test_a_path_is_text_or_a_path(tmp_path: Path) -> None:
         embgrad.golden(run())
 
 
-def test_captured_gradients_need_no_objective(golden: embgrad.Golden) -> None:
+def test_captured_gradients_need_no_objective(golden: embgrad.results.Golden) -> None:
     result = replace(run(), objective=None, provenance={**run().provenance, "captured": True})
     golden.update(result)
     assert golden.check(result).agrees
@@ -172,7 +172,7 @@ def test_captured_gradients_need_no_objective(golden: embgrad.Golden) -> None:
         ({"a": 3}, "results holds 'a': int"),
     ],
 )
-def test_other_results_are_refused(golden: embgrad.Golden, results: Any, message: str) -> None:
+def test_other_results_are_refused(golden: embgrad.results.Golden, results: Any, message: str) -> None:
     for call in (golden.update, golden.check):
         with pytest.raises(EmbgradError, match=message):
             call(results)
@@ -180,7 +180,7 @@ def test_other_results_are_refused(golden: embgrad.Golden, results: Any, message
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_is_refused(golden: embgrad.Golden, value: float) -> None:
+def test_a_gradient_that_is_not_finite_is_refused(golden: embgrad.results.Golden, value: float) -> None:
     result = run()
     values = result.values.copy()
     values[0, 1, 2] = value
@@ -194,7 +194,7 @@ def test_a_gradient_that_is_not_finite_is_refused(golden: embgrad.Golden, value:
     assert str(failure(golden, broken)).startswith(f"the gradient holds {value} at (0, 1, 2): differs from")
 
 
-def test_hidden_values_may_hold_infinities(golden: embgrad.Golden) -> None:
+def test_hidden_values_may_hold_infinities(golden: embgrad.results.Golden) -> None:
     result = run()
     activations = result.activations.copy()
     activations[0, 0, 0] = -np.inf
@@ -204,7 +204,7 @@ def test_hidden_values_may_hold_infinities(golden: embgrad.Golden) -> None:
     assert "the value at the point moved, relative L2 inf" in str(failure(golden, run()))
 
 
-def test_a_missing_file_says_how_to_write_it(golden: embgrad.Golden) -> None:
+def test_a_missing_file_says_how_to_write_it(golden: embgrad.results.Golden) -> None:
     error = failure(golden, run())
     assert isinstance(error, AssertionError)
     assert error.comparison is None
@@ -213,7 +213,7 @@ def test_a_missing_file_says_how_to_write_it(golden: embgrad.Golden) -> None:
     assert f"write it: call embgrad.golden({path!r}).update(results)" in str(error)
 
 
-def test_a_changed_model_shows_figures_and_how_to_accept_them(golden: embgrad.Golden) -> None:
+def test_a_changed_model_shows_figures_and_how_to_accept_them(golden: embgrad.results.Golden) -> None:
     golden.update(run())
     error = failure(golden, run(1.5))
     first, *rest = str(error).splitlines()
@@ -228,11 +228,11 @@ def test_a_changed_model_shows_figures_and_how_to_accept_them(golden: embgrad.Go
         f"accept them: call embgrad.golden({str(golden.path)!r}).update(results)",
     ):
         assert fragment in text
-    assert isinstance(error.comparison, embgrad.Comparison)
+    assert isinstance(error.comparison, embgrad.results.Comparison)
     assert error.comparison.figures.relative_l2 == pytest.approx(0.5, rel=1e-6)
 
 
-def test_a_change_of_the_objective_only(golden: embgrad.Golden) -> None:
+def test_a_change_of_the_objective_only(golden: embgrad.results.Golden) -> None:
     golden.update(run())
     error = failure(golden, run(bias=0.25))
     assert str(error).startswith("the objective moved, most at example ")
@@ -241,7 +241,7 @@ def test_a_change_of_the_objective_only(golden: embgrad.Golden) -> None:
 
 
 @pytest.mark.parametrize("unit", [1e-200, 1e200])
-def test_values_whose_squares_overflow(golden: embgrad.Golden, unit: float) -> None:
+def test_values_whose_squares_overflow(golden: embgrad.results.Golden, unit: float) -> None:
     result = replace(run(), values=np.ones((2, 3, 4)), activations=np.full((2, 3, 4), unit), objective=np.zeros(2))
     golden.update(result)
     assert golden.check(result).agrees
@@ -251,7 +251,7 @@ def test_values_whose_squares_overflow(golden: embgrad.Golden, unit: float) -> N
 
 @pytest.mark.parametrize(("factor", "agrees"), [(1 + 1e-7, True), (1 + 1e-3, False)])
 def test_an_objective_near_zero_is_compared_with_the_size_of_its_terms(
-    golden: embgrad.Golden, factor: float, agrees: bool
+    golden: embgrad.results.Golden, factor: float, agrees: bool
 ) -> None:
     first = run()
     golden.update(replace(first, objective=np.array([1e-9, 3.0])))
@@ -262,7 +262,7 @@ def test_an_objective_near_zero_is_compared_with_the_size_of_its_terms(
         assert "objective moved, most at example 0, from 1e-09 to 0.003" in str(failure(golden, second))
 
 
-def test_a_scalar_objective(golden: embgrad.Golden) -> None:
+def test_a_scalar_objective(golden: embgrad.results.Golden) -> None:
     def total(factor: float) -> Any:
         return run(objective=embgrad.Scalar(lambda output: output.column(0).sum(0) * factor))
 
@@ -272,7 +272,7 @@ def test_a_scalar_objective(golden: embgrad.Golden) -> None:
     assert "the objective has the shape (2,), and () in the golden file" in str(failure(golden, run()))
 
 
-def test_vectors_of_another_length_differ(golden: embgrad.Golden) -> None:
+def test_vectors_of_another_length_differ(golden: embgrad.results.Golden) -> None:
     result = run()
     golden.update(result)
     cut = replace(result, values=result.values[..., :2], activations=result.activations[..., :2])
@@ -282,7 +282,7 @@ def test_vectors_of_another_length_differ(golden: embgrad.Golden) -> None:
     assert error.comparison is None
 
 
-def test_all_changed_points_are_named_and_the_first_shown(golden: embgrad.Golden) -> None:
+def test_all_changed_points_are_named_and_the_first_shown(golden: embgrad.results.Golden) -> None:
     names = ["word", *(f"layer.{number}" for number in range(12))]
     golden.update(dict.fromkeys(names, run()))
     error = failure(golden, {**dict.fromkeys(names, run(2.0)), "layer.3": run()})
@@ -295,7 +295,7 @@ def test_all_changed_points_are_named_and_the_first_shown(golden: embgrad.Golden
     assert list(error.comparison) == names
 
 
-def test_changed_versions_are_named(golden: embgrad.Golden) -> None:
+def test_changed_versions_are_named(golden: embgrad.results.Golden) -> None:
     result = run()
     source = {**result.provenance, "python": "3.10.1", "versions": {"torch": "2.12.0", "numpy": "1.26.4"}}
     golden.update(replace(result, provenance=source))
@@ -307,7 +307,7 @@ def test_changed_versions_are_named(golden: embgrad.Golden) -> None:
 
 
 def test_models_tolerance_and_call_are_passed_to_compare(
-    golden: embgrad.Golden, monkeypatch: pytest.MonkeyPatch
+    golden: embgrad.results.Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     golden.update(run())
     seen = []
@@ -326,7 +326,7 @@ def test_models_tolerance_and_call_are_passed_to_compare(
     assert seen[1]["call"] is len
 
 
-def test_the_tolerance_decides(golden: embgrad.Golden) -> None:
+def test_the_tolerance_decides(golden: embgrad.results.Golden) -> None:
     golden.update(run())
     assert golden.check(run(1.01), tolerance=0.05).agrees
     failure(golden, run(1.01), tolerance=0.001)
@@ -336,7 +336,7 @@ def test_the_tolerance_decides(golden: embgrad.Golden) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"<<<<<<< HEAD\n"])
-def test_a_broken_file_is_refused_and_can_be_rewritten(golden: embgrad.Golden, content: bytes) -> None:
+def test_a_broken_file_is_refused_and_can_be_rewritten(golden: embgrad.results.Golden, content: bytes) -> None:
     golden.path.parent.mkdir()
     golden.path.write_bytes(content)
     with pytest.raises(FileFormatError, match=r"not a complete safetensors file.*write it anew: call embgrad\.golden"):
@@ -347,7 +347,7 @@ def test_a_broken_file_is_refused_and_can_be_rewritten(golden: embgrad.Golden, c
     assert golden.check(run()).agrees
 
 
-def test_a_failed_update_leaves_the_file(golden: embgrad.Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_update_leaves_the_file(golden: embgrad.results.Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     golden.update(run())
     before = golden.path.read_bytes()
 

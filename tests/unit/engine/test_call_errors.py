@@ -50,8 +50,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "a module": lambda model, batch, **options: embgrad.gradients(model, batch, SUM, at="P", **options),
     "split": lambda model, batch, **options: embgrad.gradients(model, batch, SUM, split=True, **options),
     "points": embgrad.points,
-    "table": lambda model, batch, **options: embgrad.table_gradients(model, batch, SUM, **options),
-    "parameters": lambda model, batch, **options: embgrad.parameter_gradients(model, batch, SUM, **options),
+    "table": lambda model, batch, **options: embgrad.tables.table_gradients(model, batch, SUM, **options),
+    "parameters": lambda model, batch, **options: embgrad.tables.parameter_gradients(model, batch, SUM, **options),
     "bisect": lambda model, batch, **options: embgrad.bisect(model, model, batch, SUM, **options),
 }
 
@@ -59,7 +59,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("forward", [by_table, by_buffer])
 @pytest.mark.parametrize("call", CALLS)
 def test_an_example_that_is_too_long_is_named(call: str, forward: Any) -> None:
-    with pytest.raises(embgrad.BatchError) as caught:
+    with pytest.raises(embgrad.errors.BatchError) as caught:
         CALLS[call](model(forward), {"input_ids": IDS, "attention_mask": MASK})
     assert caught.value.message == TOO_LONG
     assert caught.value.__cause__ is not None
@@ -67,7 +67,7 @@ def test_an_example_that_is_too_long_is_named(call: str, forward: Any) -> None:
 
 def test_padding_that_is_too_long_has_its_own_message() -> None:
     mask = (np.arange(10) < np.array([[5], [4], [2]])).astype(int)
-    with pytest.raises(embgrad.BatchError) as caught:
+    with pytest.raises(embgrad.errors.BatchError) as caught:
         embgrad.gradients(model(by_table), {"input_ids": IDS, "attention_mask": mask}, SUM)
     assert caught.value.message == (
         "the batch has 10 positions, padding included, and the model accepts at most 6: pad only to the longest example, "
@@ -97,13 +97,15 @@ def test_other_errors_of_the_model_propagate() -> None:
 def test_an_id_outside_the_table_is_reported_before_the_length() -> None:
     ids = IDS[:, :5].copy()
     ids[1, 3] = 30
-    with pytest.raises(embgrad.BatchError, match="id 30 at example 1, position 3 is outside the table"):
+    with pytest.raises(embgrad.errors.BatchError, match="id 30 at example 1, position 3 is outside the table"):
         embgrad.gradients(model(by_table), ids, SUM)
 
 
 def test_a_model_of_one_position() -> None:
     item = ReferenceModel(by_table, {**WEIGHTS, "P": WEIGHTS["P"][:1]})
-    with pytest.raises(embgrad.BatchError, match="example 0 has 2 tokens, and the model takes 1 positions at most"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match="example 0 has 2 tokens, and the model takes 1 positions at most"
+    ):
         embgrad.gradients(item, IDS[:, :2], SUM)
 
 
@@ -113,11 +115,14 @@ TEXTS = ["one two three four five six seven", "one two"]
 
 @pytest.mark.parametrize("call", CALLS)
 def test_texts_are_cut_wherever_a_tokenizer_is_taken(call: str) -> None:
-    with pytest.raises(embgrad.BatchError, match="example 0 has 9 tokens, and the model takes 6 positions at most"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match="example 0 has 9 tokens, and the model takes 6 positions at most"
+    ):
         CALLS[call](model(by_table), TEXTS, tokenizer=PIECES)
     CALLS[call](model(by_table), TEXTS, tokenizer=PIECES, max_length=6)
     with refused(
-        embgrad.BatchError, "max_length=6 cuts texts, and the batch holds ids: expected ids of that length, ids[:, :6]"
+        embgrad.errors.BatchError,
+        "max_length=6 cuts texts, and the batch holds ids: expected ids of that length, ids[:, :6]",
     ):
         CALLS[call](model(by_table), IDS, max_length=6)
 
@@ -127,13 +132,15 @@ def test_truncated_texts_give_the_gradients_of_the_remaining_tokens() -> None:
     batch = embgrad.encode(TEXTS, PIECES, max_length=6)
     np.testing.assert_array_equal(cut.values, embgrad.gradients(model(by_table), batch, SUM).values)
     assert cut.provenance["truncated"] == [3, 0]
-    report = embgrad.padding_report(model(by_table), TEXTS, SUM, tokenizer=PIECES, max_length=6)
+    report = embgrad.metrics.padding_report(model(by_table), TEXTS, SUM, tokenizer=PIECES, max_length=6)
     assert report.positions == 12
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "6"])
 def test_an_invalid_max_length_is_refused(wrong: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"max_length is .*: expected a whole number of at least 1, or None"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"max_length is .*: expected a whole number of at least 1, or None"
+    ):
         embgrad.gradients(model(by_table), TEXTS, SUM, tokenizer=PIECES, max_length=wrong)
 
 
@@ -168,12 +175,16 @@ def encoder_decoder(*, strict: bool) -> ReferenceModel:
 
 
 def test_an_encoder_decoder_without_decoder_ids_is_named() -> None:
-    with pytest.raises(embgrad.BatchError, match="is an encoder-decoder, and raised RuntimeError without decoder ids"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match="is an encoder-decoder, and raised RuntimeError without decoder ids"
+    ):
         embgrad.gradients(encoder_decoder(strict=True), IDS[:, :4], SUM)
 
 
 def test_an_encoder_decoder_reports_the_length_first() -> None:
-    with pytest.raises(embgrad.BatchError, match="example 0 has 10 tokens, and the model takes 6 positions at most"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match="example 0 has 10 tokens, and the model takes 6 positions at most"
+    ):
         embgrad.gradients(encoder_decoder(strict=False), IDS, SUM)
 
 
@@ -221,7 +232,7 @@ def test_a_model_that_takes_one_dict(batch: Any) -> None:
         "dict, {'input_ids': ids}, and pass call=lambda model, inputs: model(inputs)"
     )
     for call in (embgrad.gradients, embgrad.evaluate):
-        with refused(embgrad.BatchError, expected):
+        with refused(embgrad.errors.BatchError, expected):
             call(model(of_dict), batch, SUM)
     result = embgrad.gradients(model(of_dict), GIVEN[1], SUM, call=lambda model, inputs: model(inputs))
     np.testing.assert_array_equal(result.values, embgrad.gradients(model(plain), IDS, SUM).values)
@@ -229,16 +240,18 @@ def test_a_model_that_takes_one_dict(batch: Any) -> None:
 
 def test_a_call_that_reads_another_form() -> None:
     with refused(
-        embgrad.BatchError,
+        embgrad.errors.BatchError,
         "call=... raised IndexError for the ids alone, as the batch was given, and takes a dict, {'input_ids': ids}: give the",
     ):
         embgrad.gradients(model(plain), IDS, SUM, call=lambda model, inputs: model(inputs["input_ids"]))
     with refused(
-        embgrad.BatchError, "for a dict, as the batch was given, and takes the ids alone: give the batch so, or change"
+        embgrad.errors.BatchError,
+        "for a dict, as the batch was given, and takes the ids alone: give the batch so, or change",
     ):
         embgrad.gradients(model(plain), GIVEN[1], SUM, call=lambda model, inputs: model(inputs))
     with refused(
-        embgrad.BatchError, "call=... reads the input 'tokens', and the batch's inputs are 'input_ids': expected one"
+        embgrad.errors.BatchError,
+        "call=... reads the input 'tokens', and the batch's inputs are 'input_ids': expected one",
     ):
         embgrad.gradients(model(plain), GIVEN[1], SUM, call=lambda model, inputs: model(inputs["tokens"]))
 
@@ -254,7 +267,7 @@ def test_a_function_that_holds_labels_of_all_examples() -> None:
 
     for call in (embgrad.gradients, embgrad.evaluate):
         with refused(
-            embgrad.BatchError,
+            embgrad.errors.BatchError,
             "the objective is a function that takes the outputs of all 3 examples, and raised ValueError for those of 2: what it "
             "holds of each example, such as labels, is not sliced with the batch. Give an objective of embgrad's",
         ):
@@ -298,9 +311,9 @@ def _without_backward(model: Any, input_ids: np.ndarray) -> Tensor:
 def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
     model = ReferenceModel(_without_backward, {"E": np.random.default_rng(0).normal(size=(9, 2))})
     ids, objective = np.array([[1, 2, 3], [4, 5, 6]]), embgrad.Logit(1)
-    for call in (embgrad.gradients, lambda *given: embgrad.attribute(*given, embgrad.IntegratedGradients(2))):
+    for call in (embgrad.gradients, lambda *given: embgrad.attribute(*given, embgrad.methods.IntegratedGradients(2))):
         with pytest.raises(
-            embgrad.UnsupportedError,
+            embgrad.errors.UnsupportedError,
             match="runs in evaluation mode without gradients, and raised RuntimeError in the pass with them: 'this path is",
         ) as error:
             call(model, ids, objective)

@@ -198,7 +198,7 @@ def test_forward_passes_with_incompatible_shapes_are_refused() -> None:
         r"one backward pass reached 'scores' in the shapes \(2, 3, 3\), \(2, 2, 2\), which cannot be joined into one step: "
         "name another point"
     )
-    with pytest.raises(embgrad.PointError, match=message), embgrad.capture(built, at="scores"):
+    with pytest.raises(embgrad.errors.PointError, match=message), embgrad.capture(built, at="scores"):
         step(built, IDS, OTHER[:, :2])
 
 
@@ -229,7 +229,9 @@ def test_batches_of_different_shapes_in_different_steps() -> None:
         step(built, IDS[:, :2])
     assert len(words.sum().rows) == 5
     for ask in (layers.sum, layers.mean):
-        with refused(embgrad.PointError, "the shapes (2, 3, 4) and (2, 2, 4) in two steps", "Use each of `steps`"):
+        with refused(
+            embgrad.errors.PointError, "the shapes (2, 3, 4) and (2, 2, 4) in two steps", "Use each of `steps`"
+        ):
             ask()
 
 
@@ -237,7 +239,7 @@ def test_batches_of_different_shapes_in_different_steps() -> None:
 def test_passes_are_held_no_longer_than_their_graphs(keep: str) -> None:
     built = model()
     alive = []
-    before = {id(item) for item in gc.get_objects() if isinstance(item, embgrad.EmbeddingGradients)}
+    before = {id(item) for item in gc.get_objects() if isinstance(item, embgrad.results.EmbeddingGradients)}
 
     def own(model: Any, input_ids: Any) -> Tensor:
         logits = forward(model, input_ids)
@@ -251,7 +253,9 @@ def test_passes_are_held_no_longer_than_their_graphs(keep: str) -> None:
         gc.collect()
         assert not [item for item in alive if item() is not None]
         results = [
-            item for item in gc.get_objects() if isinstance(item, embgrad.EmbeddingGradients) and id(item) not in before
+            item
+            for item in gc.get_objects()
+            if isinstance(item, embgrad.results.EmbeddingGradients) and id(item) not in before
         ]
         assert len(results) <= (20 if keep == "all" else 1)
     assert tap.count == 20
@@ -295,7 +299,7 @@ def test_positions_that_equal_the_ids_in_a_later_step() -> None:
 def test_positions_that_equal_the_ids_in_the_first_step() -> None:
     built = model(single)
     ids = np.array([[0, 1, 2]])
-    with pytest.raises(embgrad.AmbiguousPointError, match="'word' fits 2 lookups"), embgrad.capture(built):
+    with pytest.raises(embgrad.errors.AmbiguousPointError, match="'word' fits 2 lookups"), embgrad.capture(built):
         built(ids)
     with embgrad.capture(built, at="E") as tap:
         step(built, ids)
@@ -338,7 +342,7 @@ def test_a_model_that_is_called_without_ids() -> None:
 
     built = model(floats)
     message = "called without token ids: its integer arguments are none"
-    with pytest.raises(embgrad.PointNotReachedError, match=message), embgrad.capture(built):
+    with pytest.raises(embgrad.errors.PointNotReachedError, match=message), embgrad.capture(built):
         built(IDS.astype(float))
     with embgrad.capture(built, at="pool") as tap:
         logits = built(IDS.astype(float))
@@ -349,7 +353,7 @@ def test_a_model_that_is_called_without_ids() -> None:
 def test_a_capture_without_a_gradient_is_an_error() -> None:
     built = model()
     message = r"called 1 time\(s\), and no gradient reached 'word': expected a backward pass"
-    with pytest.raises(embgrad.NoGradientError, match=message), embgrad.capture(built):
+    with pytest.raises(embgrad.errors.NoGradientError, match=message), embgrad.capture(built):
         built(IDS)
     assert built.around is None
 
@@ -357,11 +361,11 @@ def test_a_capture_without_a_gradient_is_an_error() -> None:
         logits = built(IDS)
         pull_back([(logits, slope(logits))], [built["H"]])
 
-    with pytest.raises(embgrad.NoGradientError, match=message), embgrad.capture(built):
+    with pytest.raises(embgrad.errors.NoGradientError, match=message), embgrad.capture(built):
         pull_back_to_the_head()
 
 
-@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, embgrad.BatchError])
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, embgrad.errors.BatchError])
 def test_errors_of_the_loop_propagate_and_the_model_is_restored(kind: type[BaseException]) -> None:
     built = model()
 
@@ -395,12 +399,12 @@ def test_errors_of_the_model_propagate() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"at": "wrod"}, embgrad.UnknownPointError, r"no point 'wrod': expected a role.* Did you mean 'word'\?"),
-        ({"at": "layers.2"}, embgrad.UnknownPointError, r"Did you mean 'layers\.[01]'\?"),
-        ({"at": "F"}, embgrad.UnknownPointError, "the path of a module or table, of 'E', 'pos'"),
-        ({"at": ""}, embgrad.PointError, "at is '': expected the name of a point.*one capture for each point"),
-        ({"at": ["word"]}, embgrad.PointError, r"at is \['word'\]"),
-        ({"at": None}, embgrad.PointError, "at is None"),
+        ({"at": "wrod"}, embgrad.errors.UnknownPointError, r"no point 'wrod': expected a role.* Did you mean 'word'\?"),
+        ({"at": "layers.2"}, embgrad.errors.UnknownPointError, r"Did you mean 'layers\.[01]'\?"),
+        ({"at": "F"}, embgrad.errors.UnknownPointError, "the path of a module or table, of 'E', 'pos'"),
+        ({"at": ""}, embgrad.errors.PointError, "at is '': expected the name of a point.*one capture for each point"),
+        ({"at": ["word"]}, embgrad.errors.PointError, r"at is \['word'\]"),
+        ({"at": None}, embgrad.errors.PointError, "at is None"),
         ({"keep": "last"}, embgrad.EmbgradError, "keep is 'last': expected 'all' or 'mean'"),
         ({"keep": "means"}, embgrad.EmbgradError, r"Did you mean 'mean'\?"),
         ({"keep": None}, embgrad.EmbgradError, "keep is None"),
@@ -413,9 +417,9 @@ def test_options_are_checked_before_the_loop_begins(options: Any, kind: type[Exc
 
 
 def test_models_that_are_refused() -> None:
-    with refused(embgrad.UnsupportedError, "a sequence of 2 parts: expected one model", "one capture for each"):
+    with refused(embgrad.errors.UnsupportedError, "a sequence of 2 parts: expected one model", "one capture for each"):
         embgrad.capture([model(), model()])
-    with pytest.raises(embgrad.BackendError):
+    with pytest.raises(embgrad.errors.BackendError):
         embgrad.capture(3)
 
 
@@ -423,7 +427,7 @@ def test_models_that_are_refused() -> None:
 def test_points_that_the_first_pass_does_not_reach(at: str) -> None:
     built = model()
     with (
-        pytest.raises(embgrad.PointError, match=r"no point|is not reached|was not reached"),
+        pytest.raises(embgrad.errors.PointError, match=r"no point|is not reached|was not reached"),
         embgrad.capture(built, at=at),
     ):
         built(IDS)
@@ -443,14 +447,20 @@ def test_a_point_that_a_later_pass_does_not_reach() -> None:
         step(built, IDS)
         step(built, OTHER)
 
-    with pytest.raises(embgrad.PointNotReachedError, match=r"'layers\.0"), embgrad.capture(built, at="layers.0") as tap:
+    with (
+        pytest.raises(embgrad.errors.PointNotReachedError, match=r"'layers\.0"),
+        embgrad.capture(built, at="layers.0") as tap,
+    ):
         loop()
     assert tap.count == 1
 
 
 def test_an_id_outside_the_table_is_refused() -> None:
     built = model()
-    with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 1 is outside"), embgrad.capture(built):
+    with (
+        pytest.raises(embgrad.errors.BatchError, match="id 12 at example 0, position 1 is outside"),
+        embgrad.capture(built),
+    ):
         built(np.array([[3, 12, 4]]))
 
 
@@ -475,11 +485,11 @@ def embed_and_pool(built: ReferenceModel) -> None:
 def test_calling_only_the_children_of_a_model_is_an_error_that_names_them() -> None:
     built = model()
     message = "forward of ReferenceModel was never called while the capture was open, and those of its children 'embed', 'pool' "
-    with pytest.raises(embgrad.NoGradientError, match=message) as caught, embgrad.capture(built) as tap:
+    with pytest.raises(embgrad.errors.NoGradientError, match=message) as caught, embgrad.capture(built) as tap:
         embed_and_pool(built)
     assert caught.value.message.endswith("capture the child that takes the ids, as in embgrad.capture(model.embed)")
     assert built.outside is None
-    with pytest.raises(embgrad.NoGradientError, match=message):
+    with pytest.raises(embgrad.errors.NoGradientError, match=message):
         tap.mean()
     with embgrad.capture(built) as tap:
         embed_and_pool(built)
@@ -489,7 +499,7 @@ def test_calling_only_the_children_of_a_model_is_an_error_that_names_them() -> N
 
 def test_only_direct_children_are_named() -> None:
     built = model()
-    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(built):
+    with pytest.raises(embgrad.errors.NoGradientError) as caught, embgrad.capture(built):
         built.module("layers", lambda: built.module("layers.0", lambda: None))
     assert caught.value.message == (
         "the forward of ReferenceModel was never called while the capture was open, and that of its child 'layers' was: capture "
@@ -503,6 +513,6 @@ def test_an_empty_capture_says_why_when_it_is_read() -> None:
         assert repr(tap) == "Tap(at='word', 0 steps, 0 forward passes)"
     message = "nothing was captured at 'word', as ReferenceModel was not called while the capture was open: expected forward and"
     for ask in (tap.sum, tap.mean, lambda: tap.steps):
-        with pytest.raises(embgrad.NoGradientError, match=message):
+        with pytest.raises(embgrad.errors.NoGradientError, match=message):
             ask()
     assert message in repr(tap)

@@ -86,7 +86,7 @@ def certificate(
     scales = options.pop("scales", {})
     model = ReferenceModel(forward, weights(dtype, **scales))
     result = embgrad.gradients(model, batch, objective, check=True, **options)
-    return result.certificate if isinstance(result, embgrad.EmbeddingGradients) else result
+    return result.certificate if isinstance(result, embgrad.results.EmbeddingGradients) else result
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -210,7 +210,7 @@ def test_padding_is_tested_with_the_chosen_treatment() -> None:
         rows = lookup(model["E"], input_ids)
         return classify(model, Tensor(rows.value, [(rows, lambda g: g * 1.5)]))
 
-    with pytest.raises(embgrad.CertificationError):
+    with pytest.raises(embgrad.errors.CertificationError):
         certificate(masked_wrongly, batch=batch, pads="zero")
 
 
@@ -238,13 +238,15 @@ def test_wrong_gradients_do_not_pass(wrong: str, dtype: str) -> None:
         back = WRONG[wrong]
         return layered(model, input_ids, lambda g: back(g) if g.shape == (3, 2, DIM) else g)
 
-    with pytest.raises(embgrad.CertificationError, match="the gradient at 'word' is wrong: in the direction") as caught:
+    with pytest.raises(
+        embgrad.errors.CertificationError, match="the gradient at 'word' is wrong: in the direction"
+    ) as caught:
         certificate(forward, dtype=dtype)
     for fragment in ("makes the objective change by", "finite differences by", "custom gradients, straight-through"):
         assert fragment in str(caught.value)
-    assert isinstance(caught.value.certificate, embgrad.Certificate)
+    assert isinstance(caught.value.certificate, embgrad.results.Certificate)
     assert not all(slope.holds for slope in caught.value.certificate.slopes)
-    with pytest.raises(embgrad.CertificationError):
+    with pytest.raises(embgrad.errors.CertificationError):
         certificate(forward, dtype=dtype, at="layer.0")
     assert all(slope.holds for slope in certificate(forward, dtype=dtype, at="layer.1").slopes)  # behind it all is well
 
@@ -252,7 +254,7 @@ def test_wrong_gradients_do_not_pass(wrong: str, dtype: str) -> None:
 @pytest.mark.parametrize("scales", [{"H": 1e-8}, {"H": 1e8}, {"E": 1e-4}, {"E": 1e-4, "H": 1e-6}])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_wrong_gradients_of_every_size_do_not_pass(scales: dict[str, float], dtype: str) -> None:
-    with pytest.raises(embgrad.CertificationError, match="the gradient at 'word' is wrong"):
+    with pytest.raises(embgrad.errors.CertificationError, match="the gradient at 'word' is wrong"):
         certificate(lambda model, input_ids: layered(model, input_ids, lambda g: 2 * g), dtype=dtype, scales=scales)
 
 
@@ -275,13 +277,13 @@ def straight_through(model: Any, input_ids: np.ndarray) -> Tensor:
     ],
 )
 def test_detached_parts_and_straight_through_estimators_do_not_pass(forward: Any, dtype: str, message: str) -> None:
-    with pytest.raises(embgrad.CertificationError, match=message):
+    with pytest.raises(embgrad.errors.CertificationError, match=message):
         certificate(forward, dtype=dtype)
 
 
 @pytest.mark.parametrize("at", ["word", "position"])
 def test_a_wrong_gradient_by_the_positions_is_found(at: str) -> None:
-    with pytest.raises(embgrad.CertificationError, match=f"the gradient at '{at}' is wrong"):
+    with pytest.raises(embgrad.errors.CertificationError, match=f"the gradient at '{at}' is wrong"):
         certificate(lambda model, input_ids: layered(model, input_ids, lambda g: 1.1 * g), at=at)
 
 
@@ -314,7 +316,7 @@ def test_a_wrong_gradient_of_the_table_is_found(wrong: Wrong, said: str, options
         return classify(model, looked_up(model["E"], input_ids, wrong))
 
     message = rf"'word' and the framework's own gradient of the table differ by {said}\d* \(relative\)"
-    with pytest.raises(embgrad.CertificationError, match=message):
+    with pytest.raises(embgrad.errors.CertificationError, match=message):
         certificate(forward, **options)
 
 
@@ -323,7 +325,7 @@ def test_an_objective_lost_in_rounding_cannot_be_certified() -> None:
         logits = layered(model, input_ids)
         return logits + Tensor(np.full((1, CLASSES), 1e5, logits.value.dtype))
 
-    with pytest.raises(embgrad.CertificationError, match=r"could not be tested: .* pass the model in float64"):
+    with pytest.raises(embgrad.errors.CertificationError, match=r"could not be tested: .* pass the model in float64"):
         certificate(forward, dtype="float32")
     assert certificate(forward).slopes
 
@@ -336,7 +338,7 @@ def test_an_objective_lost_in_rounding_cannot_be_certified() -> None:
     ],
 )
 def test_options_that_exclude_a_check_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
         certificate(layered, **options)
 
 
@@ -344,7 +346,7 @@ def test_a_shared_tensor_without_the_part_from_padding_is_refused() -> None:
     model, batch = ReferenceModel(layered, weights()), embgrad.TokenBatch(IDS, [[1, 1], [1, 0], [1, 1]])
     for options in ({"pads": "zero"}, {"check": True}):
         assert embgrad.gradients(model, batch, PROJECTION, at="position", **options).values.shape == (3, 2, DIM)
-    with pytest.raises(embgrad.UnsupportedError, match="pads='zero' sets the part of it from padding to zero"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="pads='zero' sets the part of it from padding to zero"):
         embgrad.gradients(model, batch, PROJECTION, at="position", pads="zero", check=True)
 
 
@@ -372,7 +374,7 @@ def test_a_certificate_comes_back_from_a_file(tmp_path: Path) -> None:
     plain.save(tmp_path / "g.safetensors")
     assert embgrad.load(tmp_path / "g.safetensors").certificate is None
     actual = certificate(layered)
-    assert embgrad.Certificate.from_dict(json.loads(json.dumps(actual.to_dict()))) == actual
+    assert embgrad.results.Certificate.from_dict(json.loads(json.dumps(actual.to_dict()))) == actual
 
 
 def test_the_certificate_of_several_has_the_worst_figures() -> None:
@@ -381,7 +383,7 @@ def test_the_certificate_of_several_has_the_worst_figures() -> None:
     assert both.slopes == item.slopes + other.slopes
     assert both.independence == other.independence
     assert both.scatter == max(item.scatter, other.scatter)
-    assert worst([None]) == embgrad.Certificate(())
+    assert worst([None]) == embgrad.results.Certificate(())
 
 
 def relu(x: Tensor) -> Tensor:
@@ -430,7 +432,7 @@ def test_right_gradients_pass_where_steps_cross_kinks(seed: int, dtype: str) -> 
 def test_wrong_gradients_do_not_pass_among_kinks(dtype: str, wrong: str) -> None:
     for seed in range(10):
         model = kinked_model(seed, dtype, wrong=WRONG[wrong])
-        with pytest.raises(embgrad.CertificationError, match="the gradient at 'word' is wrong"):
+        with pytest.raises(embgrad.errors.CertificationError, match="the gradient at 'word' is wrong"):
             embgrad.gradients(model, MORE_IDS, embgrad.CrossEntropy([0, 2, 1]), check=True)
 
 
@@ -441,7 +443,7 @@ def test_a_tie_for_a_maximum_cannot_be_certified() -> None:
         return Tensor(value, [(rows, lambda g: g[:, None] * (rows.value == value[:, None]))]) @ model["H"]
 
     ids = np.array([[7, 7, 7, 7], [9, 4, 2, 3]])
-    with pytest.raises(embgrad.CertificationError, match=r"could not be tested: .* a tied maximum"):
+    with pytest.raises(embgrad.errors.CertificationError, match=r"could not be tested: .* a tied maximum"):
         certificate(largest, batch=ids)
     assert certificate(largest, batch=ids[1:]).slopes
 
@@ -473,7 +475,7 @@ def test_every_example_is_tested_by_split(count: int) -> None:
     ids = np.arange(2 * count).reshape(count, 2) % 12
     for example in (3, count - 1):
         factors = [5.0 if one == example else 1.0 for one in range(count)]
-        with pytest.raises(embgrad.CertificationError, match=rf"'gradient, example {example}'"):
+        with pytest.raises(embgrad.errors.CertificationError, match=rf"'gradient, example {example}'"):
             certificate(weighed(factors), batch=ids, split=True)
         actual = certificate(weighed([1.0] * count), batch=ids, split=True)
     assert {slope.direction for slope in actual.slopes} == {
@@ -526,17 +528,17 @@ def test_the_certificate_says_why_the_table_gradient_is_not_a_sum(factors: Any, 
     actual = certificate(forward, embgrad.Logit(1), batch=ids)
     assert actual.scatter is None
     assert why in actual.unscattered
-    assert embgrad.Certificate.from_dict(json.loads(json.dumps(actual.to_dict()))) == actual
+    assert embgrad.results.Certificate.from_dict(json.loads(json.dumps(actual.to_dict()))) == actual
     assert worst([certificate(layered), actual]).unscattered == actual.unscattered
 
 
 def test_a_certificate_without_the_later_figures_is_read() -> None:
     actual = certificate(layered)
     old = {name: figure for name, figure in actual.to_dict().items() if name not in ("untested", "unscattered")}
-    assert embgrad.Certificate.from_dict(old) == actual
+    assert embgrad.results.Certificate.from_dict(old) == actual
     for wrong in ({"untested": 3}, {"untested": [True]}, {"unscattered": 3}):
         with pytest.raises(TypeError):
-            embgrad.Certificate.from_dict({**old, **wrong})
+            embgrad.results.Certificate.from_dict({**old, **wrong})
 
 
 # Examples that are run again
@@ -629,7 +631,7 @@ def test_rows_of_other_examples_are_wrong(at: str) -> None:
         assert embgrad.gradients(model, batch, PROJECTION, check=True).certificate.order < 1e-12
         return
     with pytest.raises(
-        embgrad.CertificationError, match="the rows at 'rows' are not those of the batch's examples"
+        embgrad.errors.CertificationError, match="the rows at 'rows' are not those of the batch's examples"
     ) as error:
         embgrad.gradients(model, batch, PROJECTION, at=at, check=True)
     assert error.value.certificate.order > 0.1
@@ -648,7 +650,7 @@ def test_rows_of_other_positions_are_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     assert right.certificate.neighbours < 1e-12
     monkeypatch.setattr(check, "run_task", swapped)
     with pytest.raises(
-        embgrad.CertificationError, match=r"the row of example \d, position \d changes with another's id"
+        embgrad.errors.CertificationError, match=r"the row of example \d, position \d changes with another's id"
     ):
         embgrad.gradients(model, IDS, PROJECTION, check=True)
 
@@ -711,6 +713,6 @@ def test_tests_that_the_model_does_not_accept_have_a_reason() -> None:
     with pytest.warns(embgrad.EmbgradWarning, match="spans"):
         apart = certificate(masked, batch=further)
     assert "'spans'" in apart.unrun["padding"]
-    restored = embgrad.Certificate.from_dict(json.loads(json.dumps(apart.to_dict())))
+    restored = embgrad.results.Certificate.from_dict(json.loads(json.dumps(apart.to_dict())))
     assert restored == apart
     assert worst([apart, found]).unrun == {**apart.unrun, **found.unrun}

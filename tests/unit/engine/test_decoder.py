@@ -122,7 +122,7 @@ UNDECIDED = r"looks up the further input '{}' beside the batch's ids: whether th
 def test_an_output_that_may_be_of_either_text_is_refused(name: str, further: dict[str, Any]) -> None:
     batch = embgrad.TokenBatch(IDS, MASK, extras={name: OUT, **further})
     for call in (calls(name), calls(name)):
-        with pytest.raises(embgrad.ObjectiveError, match=UNDECIDED.format(name)):
+        with pytest.raises(embgrad.errors.ObjectiveError, match=UNDECIDED.format(name)):
             embgrad.gradients(model(), batch, embgrad.Sum(), call=call)
 
     def named(model: Any, inputs: Any) -> Any:
@@ -136,7 +136,7 @@ def test_an_output_that_may_be_of_either_text_is_refused(name: str, further: dic
 def test_an_output_of_two_axes_that_may_be_of_either_text_is_refused(name: str) -> None:
     further = {"answer_mask": OUT_MASK} if name == "answer_ids" else {}
     batch = embgrad.TokenBatch(IDS, MASK, extras={name: OUT, **further})
-    with pytest.raises(embgrad.ObjectiveError, match=UNDECIDED.format(name)):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=UNDECIDED.format(name)):
         embgrad.gradients(
             model(), batch, embgrad.Sum(), call=lambda model, inputs: calls(name)(model, inputs).sum(2), batch_size=None
         )
@@ -168,13 +168,15 @@ def test_an_input_for_each_position_is_no_text(name: str) -> None:
 @pytest.mark.parametrize("name", ["y", "tgt_ids"])
 def test_the_tokens_of_an_unknown_decoder_are_not_scored(name: str) -> None:
     batch = embgrad.TokenBatch(IDS, MASK, extras={name: OUT})
-    with pytest.raises(embgrad.BatchError, match=rf"looks up the further input '{name}' .*'decoder_input_ids'"):
+    with pytest.raises(embgrad.errors.BatchError, match=rf"looks up the further input '{name}' .*'decoder_input_ids'"):
         embgrad.attribute_tokens(model(), batch, call=calls(name))
 
 
 def test_decoder_ids_under_two_names_are_refused() -> None:
     batch = {"input_ids": IDS, "decoder_input_ids": OUT, "decoder_token_ids": OUT}
-    with pytest.raises(embgrad.BatchError, match="decoder ids under 'decoder_input_ids' and 'decoder_token_ids'"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match="decoder ids under 'decoder_input_ids' and 'decoder_token_ids'"
+    ):
         embgrad.gradients(model(), batch, embgrad.Sum())
 
 

@@ -221,7 +221,7 @@ def gated(gate: float) -> ReferenceModel:
 
 def test_a_change_as_small_as_rounding_is_not_decided_on() -> None:
     with refused(
-        embgrad.AmbiguousPointError,
+        embgrad.errors.AmbiguousPointError,
         "the layers may be those of the text or of another input, in 'image.layers.0', 'text.layers.0'",
         "'image.layers.0:input#0' hardly changes with other rows at 'word'. Name a module by its path",
     ):
@@ -240,7 +240,7 @@ def test_a_pass_that_raises_is_reported() -> None:
         return stack(model, "text", rows, 2) + image(model, pixel_values).reshape(len(input_ids), 1, DIM)
 
     with refused(
-        embgrad.AmbiguousPointError,
+        embgrad.errors.AmbiguousPointError,
         "in 'text.layers.0', 'image.layers.0', and a forward pass with other rows at 'word', which would show it, raised "
         "ValueError: name a module by its path",
     ):
@@ -272,7 +272,7 @@ def test_a_pass_of_the_user_without_a_lookup_of_ids_is_not_decided_on() -> None:
 
     model = ReferenceModel(forward, WEIGHTS, MODULES)
     with (
-        refused(embgrad.AmbiguousPointError, "in 'image.layers.0', 'text.layers.0': name a module by its path"),
+        refused(embgrad.errors.AmbiguousPointError, "in 'image.layers.0', 'text.layers.0': name a module by its path"),
         embgrad.capture(model, at="layer.0"),
     ):
         model(**batch())

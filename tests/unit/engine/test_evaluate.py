@@ -43,7 +43,7 @@ def test_objectives_are_those_of_gradients(objective: Any, size: int | None, opt
 def test_a_scalar_objective_has_one_value_and_is_not_cut() -> None:
     objective = embgrad.Scalar(lambda output: output.sum(1).sum(0))
     assert embgrad.evaluate(curved(), BATCH, objective).shape == ()
-    with pytest.raises(embgrad.UnsupportedError, match="batch_size=1 splits the batch of 2"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="batch_size=1 splits the batch of 2"):
         embgrad.evaluate(curved(), BATCH, objective, batch_size=1)
 
 
@@ -55,7 +55,7 @@ def test_progress_is_reported_by_examples() -> None:
 
 def test_a_table_is_a_copy_of_the_weight() -> None:
     model = curved("float32")
-    table = embgrad.embedding_table(model, BATCH)
+    table = embgrad.tables.embedding_table(model, BATCH)
     np.testing.assert_array_equal(table, model["E"].value)
     assert table.dtype == np.float32
     assert not np.shares_memory(table, model["E"].value)
@@ -66,7 +66,7 @@ def test_a_table_that_the_model_computes_is_read_by_forward_passes() -> None:
         return lookup(model["E"] @ model["U"], input_ids).sum(1)
 
     model = ReferenceModel(forward, {"E": np.random.default_rng(0).normal(size=(11, 3)), "U": np.diag([2.0, 1, 3])})
-    table = embgrad.embedding_table(model, IDS)
+    table = embgrad.tables.embedding_table(model, IDS)
     np.testing.assert_allclose(table, model["E"].value @ model["U"].value, rtol=1e-14)
 
 
@@ -79,13 +79,15 @@ def test_a_computed_table_of_other_indices_is_refused() -> None:
     name = next(
         point.name for point in embgrad.points(ReferenceModel(forward, weights), IDS) if "position" in point.roles
     )
-    with pytest.raises(embgrad.UnsupportedError, match="no weight of the model holds the 5 rows of the lookup"):
-        embgrad.embedding_table(ReferenceModel(forward, weights), IDS, at=name)
+    with pytest.raises(embgrad.errors.UnsupportedError, match="no weight of the model holds the 5 rows of the lookup"):
+        embgrad.tables.embedding_table(ReferenceModel(forward, weights), IDS, at=name)
 
 
 def test_a_hidden_state_has_no_table() -> None:
-    with refused(embgrad.PointError, "the point 'block' is 'block:output#0', a module's value: expected a lookup"):
-        embgrad.embedding_table(curved(), BATCH, at="block")
+    with refused(
+        embgrad.errors.PointError, "the point 'block' is 'block:output#0', a module's value: expected a lookup"
+    ):
+        embgrad.tables.embedding_table(curved(), BATCH, at="block")
 
 
 def test_examples_are_taken_by_their_indices() -> None:
@@ -95,5 +97,5 @@ def test_examples_are_taken_by_their_indices() -> None:
     np.testing.assert_array_equal(taken.extras["scale"], [2, 2, 1])
     assert taken.extras["names"] == ["b", "b", "a"]
     assert taken.extras["shared"] == 3
-    with pytest.raises(embgrad.BatchError, match=r"examples is \[2\]: expected indices from 0 to 1"):
+    with pytest.raises(embgrad.errors.BatchError, match=r"examples is \[2\]: expected indices from 0 to 1"):
         batch.take([2])

@@ -88,7 +88,9 @@ def test_an_objective_counts_the_positions_of_the_batch(name: str, before: int) 
         "two": lambda model: embgrad.gradients(model, BATCH, [embgrad.Sum(), objective])[1].values,
         "evaluate": lambda model: embgrad.evaluate(model, BATCH, objective),
         "attribute": lambda model: (
-            embgrad.attribute(model, BATCH, objective, embgrad.IntegratedGradients(3, rule="riemann_middle")).scores
+            embgrad.attribute(
+                model, BATCH, objective, embgrad.methods.IntegratedGradients(3, rule="riemann_middle")
+            ).scores
         ),
     }
     with warnings.catch_warnings():
@@ -108,7 +110,12 @@ def test_the_numbers_are_those_by_hand(name: str) -> None:
 
 def test_output_tokens_are_those_of_the_batch() -> None:
     model, cut = Passes(3).model, Passes(3, is_cut=True).model
-    for method in ("input_x_gradient", "saliency", embgrad.IntegratedGradients(20), embgrad.Occlusion(1)):
+    for method in (
+        "input_x_gradient",
+        "saliency",
+        embgrad.methods.IntegratedGradients(20),
+        embgrad.methods.Occlusion(1),
+    ):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             made = embgrad.attribute_tokens(model, BATCH, method=method)
@@ -147,7 +154,7 @@ def test_further_positions_that_may_depend_on_the_text_are_refused_with_the_way_
 ) -> None:
     passes = Passes(before, after, is_causal=is_causal)
     for _ in range(2):
-        with refused(embgrad.ObjectiveError, "(2, 7, 12)", "cut off the 3 that the model adds in call=..."):
+        with refused(embgrad.errors.ObjectiveError, "(2, 7, 12)", "cut off the 3 that the model adds in call=..."):
             embgrad.gradients(passes.model, BATCH, embgrad.Logit(4))
     assert passes.counts == [2, 3, 2, 2]
     cut = embgrad.gradients(
@@ -169,7 +176,7 @@ def test_an_output_that_holds_the_text_twice_is_counted_twice() -> None:
         return lookup(model["E"], ids) @ model["W"]
 
     model = ReferenceModel(doubled, WEIGHTS)
-    with refused(embgrad.ObjectiveError, "cut off the 4 that the model adds"):
+    with refused(embgrad.errors.ObjectiveError, "cut off the 4 that the model adds"):
         embgrad.evaluate(model, BATCH, embgrad.Logit(4))
     logits = WEIGHTS["E"][IDS] @ WEIGHTS["W"]
     np.testing.assert_allclose(embgrad.evaluate(model, BATCH, embgrad.Sum()), 2 * logits.sum((1, 2)))
@@ -194,7 +201,7 @@ def test_what_a_probe_cannot_show_is_refused(batch: dict[str, np.ndarray]) -> No
             raise ValueError("one or two examples")
         return passes.model.forward(model, input_ids)
 
-    with refused(embgrad.ObjectiveError, "cut off the 3 that the model adds"):
+    with refused(embgrad.errors.ObjectiveError, "cut off the 3 that the model adds"):
         embgrad.gradients(ReferenceModel(alone, WEIGHTS), batch, embgrad.Logit(4))
 
 
@@ -208,6 +215,6 @@ def test_a_model_called_by_the_user() -> None:
 def test_the_question_says_what_it_is() -> None:
     respond = Respond(embgrad.Logit(4), embgrad.TokenBatch(IDS, MASK), 1, layouts=Layouts())
     with refused(
-        embgrad.ObjectiveError, "(2, 7, 12), with 3 positions more than the batch", "cut off the others in call"
+        embgrad.errors.ObjectiveError, "(2, 7, 12), with 3 positions more than the batch", "cut off the others in call"
     ):
         respond({None: np.zeros((2, 7, VOCAB))})

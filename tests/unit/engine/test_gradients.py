@@ -93,7 +93,9 @@ def test_any_ids_in_any_arrangement(rows: list[list[int]], forward: Any) -> None
 
 def test_an_ambiguous_layout_is_refused() -> None:
     one_row = ReferenceModel(mean, {"E": WEIGHTS["E"][:1], "W": WEIGHTS["W"]})
-    with refused(embgrad.AmbiguousPointError, "do not show which axis of E#0 ", "holds the examples", "batch_size=1"):
+    with refused(
+        embgrad.errors.AmbiguousPointError, "do not show which axis of E#0 ", "holds the examples", "batch_size=1"
+    ):
         embgrad.gradients(one_row, np.zeros((2, 2)), embgrad.CrossEntropy(LABELS))
     each = embgrad.gradients(one_row, np.zeros((2, 2)), embgrad.CrossEntropy(LABELS), batch_size=1)
     np.testing.assert_allclose(each.values, expected_of_mean(np.zeros((2, 2), int), LABELS), atol=1e-14)
@@ -132,25 +134,25 @@ def test_single_and_half_precision(dtype: str, tolerance: float) -> None:
     ],
 )
 def test_batches_and_options_that_are_refused(batch: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(embgrad.errors.BatchError, match=message):
         gradients(mean, batch, **options)
 
 
 @pytest.mark.parametrize("name", ["training", "split", "check", "compile"])
 @pytest.mark.parametrize("flag", ["no", 0, None, np.array([1, 0])])
 def test_flags_are_true_or_false(name: str, flag: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=rf"{name} is .*: expected True or False"):
+    with pytest.raises(embgrad.errors.BatchError, match=rf"{name} is .*: expected True or False"):
         gradients(**{name: flag})
 
 
 def test_numpy_booleans_are_flags_and_calls_must_be_functions() -> None:
     np.testing.assert_array_equal(gradients(split=np.True_).values, gradients(split=True).values)
-    for function in (embgrad.table_gradients, embgrad.parameter_gradients):
-        with pytest.raises(embgrad.BatchError, match="training is 'no': expected True or False"):
+    for function in (embgrad.tables.table_gradients, embgrad.tables.parameter_gradients):
+        with pytest.raises(embgrad.errors.BatchError, match="training is 'no': expected True or False"):
             function(model(mean), IDS, embgrad.Sum(), training="no")
-        with pytest.raises(embgrad.BatchError, match=r"call is 3: expected a function, call\(model, inputs\)"):
+        with pytest.raises(embgrad.errors.BatchError, match=r"call is 3: expected a function, call\(model, inputs\)"):
             function(model(mean), IDS, embgrad.Sum(), call=3)
-    with pytest.raises(embgrad.BatchError, match=r"call is \[\]: expected a function"):
+    with pytest.raises(embgrad.errors.BatchError, match=r"call is \[\]: expected a function"):
         embgrad.points(model(mean), IDS, call=[])
 
 
@@ -167,13 +169,15 @@ def test_numpy_booleans_are_flags_and_calls_must_be_functions() -> None:
     ],
 )
 def test_objectives_that_are_refused(objective: Any, message: str) -> None:
-    with pytest.raises(embgrad.ObjectiveError, match=message):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=message):
         embgrad.gradients(model(mean), IDS, objective)
 
 
 @pytest.mark.parametrize("at", [None, 3, "", [], ["word", "word"], ["word", 3], [None], b"word", [""]])
 def test_names_that_are_refused(at: Any) -> None:
-    with pytest.raises(embgrad.PointError, match="expected the name of a point, such as 'word', or several different"):
+    with pytest.raises(
+        embgrad.errors.PointError, match="expected the name of a point, such as 'word', or several different"
+    ):
         gradients(at=at)
 
 
@@ -199,7 +203,7 @@ def test_positions_that_equal_the_ids_are_not_mistaken_for_the_word_lookup() -> 
         return (Tensor(np.eye(VOCAB)[input_ids]) @ model["E"] + positions).tanh().mean(1) @ model["W"]
 
     message = r"made no lookup of the batch's ids: the indices of P#0 .* equal them by chance"
-    with pytest.raises(embgrad.PointNotReachedError, match=message):
+    with pytest.raises(embgrad.errors.PointNotReachedError, match=message):
         gradients(one_hot, np.arange(3)[None], embgrad.Sum())
 
 
@@ -222,7 +226,7 @@ def test_a_model_that_fails_with_other_ids_leaves_the_word_ambiguous() -> None:
             raise ValueError("not these")
         return positional(model, input_ids)
 
-    with refused(embgrad.AmbiguousPointError, "'word' fits 2 lookups, P#0 ", "raised ValueError: name one of"):
+    with refused(embgrad.errors.AmbiguousPointError, "'word' fits 2 lookups, P#0 ", "raised ValueError: name one of"):
         gradients(particular, np.arange(3)[None], embgrad.Sum())
 
 
@@ -244,7 +248,9 @@ def test_a_lookup_that_all_examples_share_by_its_path_keeps_its_own_axes() -> No
     np.testing.assert_array_equal(result.ids, [[0, 1, 2]])
     np.testing.assert_allclose(result.values[0], expected_of_positional().sum(0), atol=1e-14)
     np.testing.assert_allclose(result.table().to_dense()[:3], expected_of_positional().sum(0), atol=1e-14)
-    with pytest.raises(embgrad.PointError, match=r"shape \(1, 3, 4\): expected .* by its role, such as at='position'"):
+    with pytest.raises(
+        embgrad.errors.PointError, match=r"shape \(1, 3, 4\): expected .* by its role, such as at='position'"
+    ):
         result.per_example()
 
 
@@ -269,7 +275,9 @@ def test_a_lookup_that_all_examples_share_beside_others_and_in_micro_batches() -
     np.testing.assert_allclose(pieces.values, expected_of_positional(), atol=1e-14)
     native = gradients(positional, objective=lambda logits: logits.column(1), at=["word", "position"])
     np.testing.assert_allclose(native["position"].values, native["word"].values, atol=1e-14)
-    with pytest.raises(embgrad.UnsupportedError, match=r"all examples share one tensor .* a Scalar objective has one"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"all examples share one tensor .* a Scalar objective has one"
+    ):
         gradients(positional, objective=embgrad.Scalar(lambda logits: logits.column(1).sum(0)), at="position")
 
 
@@ -334,7 +342,7 @@ def test_pads_of_a_point_without_positions_cannot_be_zeroed() -> None:
         r"pads='zero' sets the gradient at padding to zero, and the point 'pool' has the shape \(2, 4\): expected "
         r"\(example, position, …\), \(2, 3\) first; omit pads"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
         gradients(pooled, batch, at="pool", pads="zero")
 
 
@@ -351,7 +359,7 @@ def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
         r"the point 'packed' has the shapes \(1, 3, 4\) and \(1, 2, 4\) in two sub-batches: expected examples on its first "
         "axis; omit batch_size"
     )
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
         gradients(packed, batch, at="packed", batch_size=1)
 
 
@@ -385,21 +393,23 @@ def test_micro_batches_of_native_objectives() -> None:
     pieces = gradients(mean, objective=lambda logits: logits.column(1), batch_size=1)
     np.testing.assert_allclose(pieces.values, whole.values)
     scalar = embgrad.Scalar(lambda logits: logits.column(1).sum(0))
-    with refused(embgrad.UnsupportedError, "batch_size=1 splits the batch of 2, and a Scalar ", "omit batch_size"):
+    with refused(
+        embgrad.errors.UnsupportedError, "batch_size=1 splits the batch of 2, and a Scalar ", "omit batch_size"
+    ):
         gradients(mean, objective=scalar, batch_size=1)
     assert gradients(mean, objective=scalar, batch_size=2).objective.shape == ()
 
 
 def test_labels_of_the_wrong_length_are_refused_in_sub_batches_too() -> None:
-    with pytest.raises(embgrad.ObjectiveError, match="labels has 3 entries: expected 2, one for each example"):
+    with pytest.raises(embgrad.errors.ObjectiveError, match="labels has 3 entries: expected 2, one for each example"):
         gradients(objective=embgrad.CrossEntropy([0, 1, 2]), batch_size=1)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_native_objective_that_is_not_finite(value: float) -> None:
-    with refused(embgrad.ObjectiveError, f"the objective is {value} for example 1: expected finite numbers"):
+    with refused(embgrad.errors.ObjectiveError, f"the objective is {value} for example 1: expected finite numbers"):
         gradients(mean, objective=lambda logits: logits.column(0) + Tensor(np.array([0.0, value])))
-    with pytest.raises(embgrad.ObjectiveError, match=f"the objective is {value}: expected"):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=f"the objective is {value}: expected"):
         gradients(mean, objective=embgrad.Scalar(lambda logits: logits.column(0).sum(0) + Tensor(value)))
 
 
@@ -414,7 +424,9 @@ def test_split_with_a_native_objective() -> None:
 
 
 def test_split_needs_an_objective_of_each_example() -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=r"split=True pulls .* Scalar objective has one for the whole"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match=r"split=True pulls .* Scalar objective has one for the whole"
+    ):
         gradients(centred, objective=embgrad.Scalar(lambda logits: logits.column(0).sum(0)), split=True)
 
 
@@ -423,9 +435,9 @@ def test_split_needs_an_objective_of_each_example() -> None:
     [
         (embgrad.gradients, {}),
         (embgrad.gradients, {"batch_size": 1}),
-        (embgrad.parameter_gradients, {}),
-        (embgrad.table_gradients, {}),
-        (embgrad.padding_report, {}),
+        (embgrad.tables.parameter_gradients, {}),
+        (embgrad.tables.table_gradients, {}),
+        (embgrad.metrics.padding_report, {}),
     ],
 )
 def test_the_warning_of_an_unused_mask_points_at_the_call(function: Any, options: dict[str, Any]) -> None:
@@ -527,9 +539,9 @@ def test_an_object_that_holds_a_model_and_a_tokenizer() -> None:
     other = embgrad.gradients(holder, ["cab", "b"], objective, tokenizer=lambda text: letters(text)[::-1])
     assert other.ids.tolist() == [[2, 1, 3], [2, 0, 0]]  # what is given goes first
     np.testing.assert_array_equal(embgrad.gradients(holder, IDS, objective).ids, IDS)
-    with pytest.raises(embgrad.BatchError, match="raw text, and a model reads token ids: pass tokenizer="):
+    with pytest.raises(embgrad.errors.BatchError, match="raw text, and a model reads token ids: pass tokenizer="):
         embgrad.gradients(held, ["cab"], objective)
-    with pytest.raises(embgrad.BackendError, match=r"takes a model of type .*Holder"):
+    with pytest.raises(embgrad.errors.BackendError, match=r"takes a model of type .*Holder"):
         embgrad.gradients(Holder(3), IDS, objective)
 
 
@@ -548,7 +560,7 @@ def test_a_tokenizer_beside_ids_names_the_tokens() -> None:
     named = embgrad.TokenBatch(IDS, tokens=[["x", "y", "z"]] * 2)
     assert gradients(mean, named, tokenizer=Vocabulary()).tokens == named.tokens
     message = "the tokenizer, a Vocabulary, has no token for the id 11: expected the tokenizer that made the ids"
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(embgrad.errors.BatchError, match=message):
         gradients(mean, [[3, 11]], embgrad.Sum(), tokenizer=Vocabulary())
 
 

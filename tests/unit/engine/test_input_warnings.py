@@ -59,7 +59,7 @@ def test_labels_that_are_the_ids_are_a_warning() -> None:
     some = np.where(np.arange(5) > 1, IDS, -100)  # as of the answer alone
     assert of_labels(some) == [UNSHIFTED.replace("8 positions", "4 positions")]
     batch = {"input_ids": IDS, "attention_mask": MASK}
-    for call in (embgrad.parameter_gradients, embgrad.table_gradients):
+    for call in (embgrad.tables.parameter_gradients, embgrad.tables.table_gradients):
         assert warned(lambda call=call: call(model(language), batch, embgrad.CrossEntropy(IDS))) == [UNSHIFTED]
 
 
@@ -133,8 +133,8 @@ def test_padding_on_the_left_that_is_counted_is_a_warning() -> None:
     batch = {"input_ids": IDS, "attention_mask": LEFT}
     for _ in range(2):  # the second time from what is remembered of the model
         assert warned(lambda: embgrad.gradients(made, batch, embgrad.Sum())) == [BY_COLUMN]
-    assert warned(lambda: embgrad.parameter_gradients(made, batch, embgrad.Sum())) == [BY_COLUMN]
-    assert warned(lambda: embgrad.table_gradients(made, batch, embgrad.Sum())) == [BY_COLUMN]
+    assert warned(lambda: embgrad.tables.parameter_gradients(made, batch, embgrad.Sum())) == [BY_COLUMN]
+    assert warned(lambda: embgrad.tables.table_gradients(made, batch, embgrad.Sum())) == [BY_COLUMN]
     assert warned(lambda: embgrad.gradients(made, batch, embgrad.Sum(), call=lambda m, inputs: m(**inputs))) == [
         BY_COLUMN
     ]

@@ -82,7 +82,9 @@ def test_an_overridden_lookup_has_no_table_whatever_its_names(name: str, at: str
     assert result.vocab is None
     assert not result.activations.any()
     for ask in (result.table, result.per_example):
-        with pytest.raises(embgrad.PointError, match=rf"the point '{at}' was overridden, so that there is no table"):
+        with pytest.raises(
+            embgrad.errors.PointError, match=rf"the point '{at}' was overridden, so that there is no table"
+        ):
             ask()
     split = gradients(at=at, override={name: np.zeros(DIM)}, split=True)
     assert split.tables is None
@@ -165,7 +167,9 @@ def test_a_batch_of_one(batch_size: int | None) -> None:
         plain = gradients(embgrad.Sum(), IDS, at="word", override={"word": WEIGHTS["E"][IDS] + change})
         np.testing.assert_allclose(result["word"].values, plain.values[:1], atol=1e-14)
         assert result["pos"].shape == (1, POSITIONS, DIM)
-    with pytest.raises(embgrad.PointError, match=r"add\['word'\] has the shape \(3, 2, 4\): expected .* \(1, 2, 4\)"):
+    with pytest.raises(
+        embgrad.errors.PointError, match=r"add\['word'\] has the shape \(3, 2, 4\): expected .* \(1, 2, 4\)"
+    ):
         gradients(embgrad.Sum(), IDS[:1], add={"word": drawn("word")})
 
 
@@ -175,7 +179,7 @@ def test_points_without_an_axis_of_examples_are_not_cut_into_examples(option: di
     ids = np.arange(3 * rows).reshape(3, rows) + 3
     message = r"the point 'pos' has the shape .* need the examples on its first axis.*or name the point by a role"
     for at in ("pos", ["word", "pos"]):
-        with pytest.raises(embgrad.UnsupportedError, match=message):
+        with pytest.raises(embgrad.errors.UnsupportedError, match=message):
             gradients(embgrad.Sum(), ids % 12, at=at, **option)
     pooled = gradients(at="pool", **option)
     np.testing.assert_allclose(pooled.values, gradients(at="pool").values, atol=1e-14)
@@ -194,7 +198,7 @@ def test_a_model_that_gives_a_point_another_shape_each_time(change: Any) -> None
         r"the point 'narrow' has the shape \(3, 2, 3\), and had \(3, 2, 2\) in an earlier pass: expected a model that makes "
         "the same calls each time"
     )
-    with pytest.raises(embgrad.PointNotReachedError, match=message):
+    with pytest.raises(embgrad.errors.PointNotReachedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Sum(), add={"narrow": change})
 
 
@@ -214,7 +218,7 @@ def test_a_model_that_gives_a_point_another_shape_each_time(change: Any) -> None
     ],
 )
 def test_changes_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(embgrad.PointError, match=message):
+    with pytest.raises(embgrad.errors.PointError, match=message):
         gradients(**options)
 
 
@@ -245,7 +249,7 @@ def test_no_changes_at_all(option: str, given: Any) -> None:
     ],
 )
 def test_arrays_that_are_refused(option: str, given: Any, message: str) -> None:
-    with pytest.raises(embgrad.PointError, match=rf"{option}\['word'\] .*({message})"):
+    with pytest.raises(embgrad.errors.PointError, match=rf"{option}\['word'\] .*({message})"):
         gradients(**{option: {"word": given}})
 
 
@@ -261,23 +265,27 @@ def test_arrays_that_are_refused(option: str, given: Any, message: str) -> None:
     ],
 )
 def test_invalid_return_values_of_a_change_are_refused(option: str, result: Any, message: str) -> None:
-    with pytest.raises(embgrad.PointError, match=message):
+    with pytest.raises(embgrad.errors.PointError, match=message):
         gradients(**{option: {"word": lambda given: result}})
 
 
 @pytest.mark.parametrize("option", ["override", "add"])
 def test_values_that_are_not_finite_are_found(option: str) -> None:
-    with pytest.raises(embgrad.ObjectiveError, match="the objective is nan"):
+    with pytest.raises(embgrad.errors.ObjectiveError, match="the objective is nan"):
         gradients(**{option: {"word": np.nan}})
-    with pytest.raises(embgrad.NoGradientError, match=r"the gradient at 'word' .* is nan at example 0, position 0"):
+    with pytest.raises(
+        embgrad.errors.NoGradientError, match=r"the gradient at 'word' .* is nan at example 0, position 0"
+    ):
         gradients(edit={"word": lambda grad: grad * np.nan})
 
 
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
 def test_one_point_under_two_names_in_one_option(option: str) -> None:
-    with refused(embgrad.AmbiguousPointError, f"{option} names one point several times, as 'layer.2', 'layer.-1'"):
+    with refused(
+        embgrad.errors.AmbiguousPointError, f"{option} names one point several times, as 'layer.2', 'layer.-1'"
+    ):
         gradients(**{option: {"layer.2": lambda x: x, "layer.-1": lambda x: x}})
-    with pytest.raises(embgrad.UnknownPointError, match=r"no point 'wrod'.* Did you mean 'word'"):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=r"no point 'wrod'.* Did you mean 'word'"):
         gradients(**{option: {"wrod": lambda x: x}})
 
 
@@ -296,5 +304,5 @@ def test_shared_activations_can_be_passed_back_as_an_override(batch_size: int | 
 def test_other_values_for_other_examples_where_they_share_a_tensor(option: str) -> None:
     message = r"with different values for different examples, which share one tensor there: expected one array for all"
     for given_apart in (np.arange(24.0).reshape(EXAMPLES, POSITIONS, DIM), np.zeros((0, POSITIONS, DIM))):
-        with pytest.raises(embgrad.PointError, match=message):
+        with pytest.raises(embgrad.errors.PointError, match=message):
             gradients(**{option: {"position": given_apart}})

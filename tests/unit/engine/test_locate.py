@@ -130,10 +130,10 @@ def test_changes_located_with_a_sub_batch_match_the_whole(
 
 
 def test_a_change_that_does_not_fit_is_refused_as_for_the_whole() -> None:
-    with refused(embgrad.PointError, "shape (3, 4, 5): expected one that broadcasts to the point's, (6, 4, 5)"):
+    with refused(embgrad.errors.PointError, "shape (3, 4, 5): expected one that broadcasts to the point's, (6, 4, 5)"):
         embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at="layer.0", add={"layer.0": np.ones((3, 4, 5))})
     names = {"layer.0": np.ones(5), "layers.0": np.ones(5)}
-    with pytest.raises(embgrad.AmbiguousPointError, match="add names one point several times"):
+    with pytest.raises(embgrad.errors.AmbiguousPointError, match="add names one point several times"):
         embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at="layer.0", add=names)
 
 
@@ -151,11 +151,11 @@ def test_a_model_that_takes_no_other_number_of_examples(passes: list[Any]) -> No
 
 
 def test_an_error_is_about_the_whole_batch(passes: list[Any]) -> None:
-    with pytest.raises(embgrad.UnknownPointError, match=r"has 3 layers: expected layer\.0 to layer\.2"):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=r"has 3 layers: expected layer\.0 to layer\.2"):
         embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at="layer.7")
     wrong = ids(6, 4)
     wrong[5, 3] = 99
-    with pytest.raises(embgrad.BatchError, match="id 99 at example 5, position 3"):
+    with pytest.raises(embgrad.errors.BatchError, match="id 99 at example 5, position 3"):
         embgrad.gradients(model(), wrong, OBJECTIVE, at="layer.0")
 
 
@@ -183,7 +183,7 @@ def test_a_model_that_uses_more_layers_for_more_examples(passes: list[Any], at: 
 
     early.forward = early_exit
     if at == "layer":
-        with pytest.raises(embgrad.AmbiguousPointError, match="'layer' fits 3 points"):
+        with pytest.raises(embgrad.errors.AmbiguousPointError, match="'layer' fits 3 points"):
             embgrad.gradients(early, ids(6, 4), OBJECTIVE, at=at)
         return
     actual = embgrad.gradients(early, ids(6, 4), OBJECTIVE, at=at)
@@ -202,7 +202,7 @@ def test_the_remembered_word_lookup_is_verified() -> None:
     weights = {"E": random.normal(size=(50, 4)), "F": random.normal(size=(50, 4)), "W": random.normal(size=(4, 3))}
     built, batch = ReferenceModel(forward, weights), ids(6, 4)
 
-    def asked() -> embgrad.EmbeddingGradients:
+    def asked() -> embgrad.results.EmbeddingGradients:
         return embgrad.gradients(built, batch, OBJECTIVE, add={"word": 0.5})
 
     for _ in range(2):
@@ -212,5 +212,5 @@ def test_the_remembered_word_lookup_is_verified() -> None:
             assert actual.provenance["path"] == f"{name}#0"
             np.testing.assert_array_equal(actual.activations, weights[name][batch] + 0.5)
         tables[:] = ["E", "F"]
-        with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 lookups"):
+        with pytest.raises(embgrad.errors.AmbiguousPointError, match="fits 2 lookups"):
             asked()

@@ -132,7 +132,9 @@ def test_noise_does_not_make_a_negative_slope(monkeypatch: pytest.MonkeyPatch, m
 
 def test_a_function_of_the_whole_batch_alone_is_refused(metered: Any) -> None:
     weights = np.ones((64, 1))
-    with refused(embgrad.ObjectiveError, "the objective raised ", " for 1 of the batch's 64 examples", "any number of"):
+    with refused(
+        embgrad.errors.ObjectiveError, "the objective raised ", " for 1 of the batch's 64 examples", "any number of"
+    ):
         embgrad.memory(metered(MIB)[0], IDS, lambda logits: whole(logits, weights))
 
 
@@ -145,7 +147,7 @@ def whole(logits: Tensor, weights: np.ndarray) -> Tensor:
 def test_a_scalar_objective_is_not_cut_by_a_batch_size(metered: Any) -> None:
     objective = embgrad.Scalar(lambda logits: logits.sum(1).sum(0))
     assert embgrad.memory(metered(MIB)[0], IDS, objective).batch_size == 64
-    with refused(embgrad.UnsupportedError, "batch_size=8 splits the batch of 64"):
+    with refused(embgrad.errors.UnsupportedError, "batch_size=8 splits the batch of 64"):
         embgrad.memory(metered(MIB)[0], IDS, objective, batch_size=8)
 
 
@@ -153,9 +155,9 @@ def test_a_batch_size_above_the_examples_is_all_of_them(metered: Any) -> None:
     found = embgrad.memory(metered(MIB)[0], IDS, embgrad.Logit(0), batch_size=200)
     assert found.batch_size == 64
     assert found.with_batch_size(200).examples == 200
-    with refused(embgrad.BatchError, "batch_size is 0: expected a whole number of at least 1"):
+    with refused(embgrad.errors.BatchError, "batch_size is 0: expected a whole number of at least 1"):
         found.with_batch_size(0)
-    with refused(embgrad.BatchError, "batch_size is 'a': expected a whole number of at least 1"):
+    with refused(embgrad.errors.BatchError, "batch_size is 'a': expected a whole number of at least 1"):
         embgrad.memory(metered(MIB)[0], IDS, embgrad.Logit(0), batch_size="a")  # type: ignore[arg-type]
 
 
@@ -163,10 +165,12 @@ def test_a_system_without_a_peak_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nVmRSS:\t  7 kB\n", encoding="ascii")
     monkeypatch.setattr(memory_meter, "STATUS", status)
-    with refused(embgrad.UnsupportedError, "cannot be measured here (KeyError: 'VmHWM'): expected Linux, with /proc"):
+    with refused(
+        embgrad.errors.UnsupportedError, "cannot be measured here (KeyError: 'VmHWM'): expected Linux, with /proc"
+    ):
         embgrad.memory(ReferenceModel(lambda model, input_ids: None, WEIGHTS), IDS, embgrad.Logit(0))
     monkeypatch.setattr(memory_meter, "CLEAR", tmp_path / "absent" / "clear_refs")
-    with refused(embgrad.UnsupportedError, "cannot be measured here (FileNotFoundError: "):
+    with refused(embgrad.errors.UnsupportedError, "cannot be measured here (FileNotFoundError: "):
         process_meter()
 
 

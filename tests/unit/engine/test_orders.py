@@ -149,13 +149,15 @@ def test_what_follows_in_another_order_has_no_tokens(prepare: Prepare, count: in
     result = embgrad.gradients(model, batch, objective, at="layers.0")
     assert (result.tokens, result.mask) == (None, None)
     with refused(
-        embgrad.UnsupportedError, "nothing shows that the entries at the point 'layers.0'", "output of a module"
+        embgrad.errors.UnsupportedError, "nothing shows that the entries at the point 'layers.0'", "output of a module"
     ):
         embgrad.attribute(model, batch, objective, "saliency", at="layers.0")
-    with refused(embgrad.UnsupportedError, "'layers.0' has its examples in an order of the model's own", "Omit them"):
+    with refused(
+        embgrad.errors.UnsupportedError, "'layers.0' has its examples in an order of the model's own", "Omit them"
+    ):
         embgrad.gradients(model, batch, objective, at="layers.0", split=True)
     with refused(
-        embgrad.UnsupportedError, "the point 'layer.0' is", "an order of its own", "name the point by its path"
+        embgrad.errors.UnsupportedError, "the point 'layer.0' is", "an order of its own", "name the point by its path"
     ):
         embgrad.gradients(model, batch, objective, at="layer.0")
 
@@ -163,7 +165,7 @@ def test_what_follows_in_another_order_has_no_tokens(prepare: Prepare, count: in
 def test_sub_batches_of_which_one_is_in_another_order() -> None:
     model = built(by_length)
     batch = embgrad.TokenBatch(IDS[[1, 0, 0, 1]], MASK[[1, 0, 0, 1]])  # the first two are in order
-    with refused(embgrad.UnsupportedError, "'layers.0' has its examples in an order of the model's own"):
+    with refused(embgrad.errors.UnsupportedError, "'layers.0' has its examples in an order of the model's own"):
         embgrad.gradients(model, batch, embgrad.Logit(1), at="layers.0", batch_size=2)
 
 
@@ -178,13 +180,13 @@ def test_ids_that_are_dropped_or_changed_leave_the_table_without_tokens() -> Non
     for prepare in (shifted, sharing):
         model = built(prepare)
         with refused(
-            embgrad.PointNotReachedError, "no lookup whose indices are the batch's ids", "'table' for the rows"
+            embgrad.errors.PointNotReachedError, "no lookup whose indices are the batch's ids", "'table' for the rows"
         ):
             embgrad.gradients(model, BATCH, OBJECTIVE)
         result = embgrad.gradients(model, BATCH, OBJECTIVE, at="table")
         assert (result.tokens, result.mask, result.words_of) == (None, None, None)
         assert result.ids.tolist() == prepare(IDS, MASK)[0].tolist()
-        with refused(embgrad.UnsupportedError, "nothing shows that the entries at the point 'table'"):
+        with refused(embgrad.errors.UnsupportedError, "nothing shows that the entries at the point 'table'"):
             embgrad.attribute(model, BATCH, OBJECTIVE, "saliency", at="table")
     assert embgrad.gradients(built(shifted), BATCH, OBJECTIVE, at="layers.0").tokens is None
 
@@ -194,7 +196,7 @@ def test_an_order_that_no_probe_shows_is_refused() -> None:
         return np.sort(ids, 1), mask, np.arange(len(ids))
 
     with refused(
-        embgrad.PointNotReachedError,
+        embgrad.errors.PointNotReachedError,
         "the indices of table#0 (12 rows × 3, indices of shape (3, 4)) hold the batch's ids, of shape (3, 4)",
         "did not show",
         "name the table with at=...",
@@ -259,7 +261,11 @@ def test_capture_shows_a_window_and_refuses_another_order() -> None:
     )
     model = built(by_length)
     with (
-        refused(embgrad.PointNotReachedError, "hold the ids of the model's call, of shape (3, 4)", "embgrad.gradients"),
+        refused(
+            embgrad.errors.PointNotReachedError,
+            "hold the ids of the model's call, of shape (3, 4)",
+            "embgrad.gradients",
+        ),
         embgrad.capture(model, at="word"),
     ):
         model(IDS, MASK)
@@ -283,7 +289,7 @@ def test_capture_behind_ids_that_the_model_changes_has_no_mask(prepare: Prepare,
     with (
         contextlib.nullcontext()
         if has_mask
-        else refused(embgrad.UnsupportedError, "'layer.0'", "takes the batch's examples"),
+        else refused(embgrad.errors.UnsupportedError, "'layer.0'", "takes the batch's examples"),
         embgrad.capture(model, at="layer.0"),
     ):
         output = model(IDS, MASK)
@@ -394,7 +400,7 @@ def test_outputs_at_virtual_tokens_that_nothing_tells_apart_are_cut_off_by_the_u
     model, batch = ReferenceModel(mixed, dict(WEIGHTS)), embgrad.TokenBatch([[3, 4, 5], [6, 7, 8]])
     for objective in (embgrad.Logit(1, position=-1), embgrad.Logit(1)):
         with refused(
-            embgrad.ObjectiveError,
+            embgrad.errors.ObjectiveError,
             "(2, 5, 2)",
             "cut off the 2 that the model adds",
             "model(**inputs)[:, 2:]",
@@ -413,7 +419,9 @@ def test_an_input_that_the_model_reads_and_the_batch_has_not_is_named() -> None:
 
     model, batch = ReferenceModel(packed, dict(WEIGHTS)), {"input_ids": IDS, "attention_mask": MASK}
     with refused(
-        embgrad.BatchError, "reads the input 'weights'", "'input_ids', 'attention_mask': give it in the batch's dict"
+        embgrad.errors.BatchError,
+        "reads the input 'weights'",
+        "'input_ids', 'attention_mask': give it in the batch's dict",
     ):
         embgrad.gradients(model, batch, OBJECTIVE)
     result = embgrad.gradients(model, {**batch, "weights": MASK * 2.0}, OBJECTIVE)
@@ -429,11 +437,14 @@ def test_searches_name_what_they_cannot_score() -> None:
     weights = {**WEIGHTS, "other": WEIGHTS["table"] * 2}
     model, batch = ReferenceModel(twice, weights), embgrad.TokenBatch([[3, 4]])
     for name, call in (
-        ("embgrad.search", lambda: embgrad.search(model, batch, embgrad.Logit(1), embgrad.HotFlip(steps=1))),
+        ("embgrad.search", lambda: embgrad.search(model, batch, embgrad.Logit(1), embgrad.methods.HotFlip(steps=1))),
         ("embgrad.substitutions", lambda: embgrad.substitutions(model, batch, embgrad.Logit(1))),
     ):
         with refused(
-            embgrad.AmbiguousPointError, f"{name} scores tokens", "several times: table#0", "at=['word#0', 'word#1']"
+            embgrad.errors.AmbiguousPointError,
+            f"{name} scores tokens",
+            "several times: table#0",
+            "at=['word#0', 'word#1']",
         ):
             call()
     both = embgrad.gradients(model, batch, embgrad.Logit(1), at=["word#0", "word#1"])
@@ -454,6 +465,6 @@ def test_positions_of_examples_in_an_order_of_their_own_are_refused_by_role() ->
 
     model, padded = ReferenceModel(forward, dict(WEIGHTS)), BATCH.take([0, 2]).replace(tokens=None)
     message = "in an order of its own, so that nothing shows which of them each row belongs to"
-    with refused(embgrad.UnsupportedError, "the point 'position' is place#0", message):
+    with refused(embgrad.errors.UnsupportedError, "the point 'position' is place#0", message):
         embgrad.gradients(model, padded, embgrad.Logit([0, 1]), at="position")
     assert embgrad.gradients(model, padded, embgrad.Logit([0, 1]), at="place").mask is None

@@ -106,15 +106,20 @@ def test_each_way_runs_with_the_answer() -> None:
         ),
         lambda model, batch, labels: embgrad.gradients(model, batch, embgrad.CrossEntropy(labels), batch_size=1).values,
         lambda model, batch, labels: (
-            embgrad.attribute(model, batch, embgrad.Probability(labels), embgrad.IntegratedGradients(steps=8)).values
+            embgrad.attribute(
+                model, batch, embgrad.Probability(labels), embgrad.methods.IntegratedGradients(steps=8)
+            ).values
         ),
     ):
         expected = calls(Passes(scores).model, alone, [1])[0]
         np.testing.assert_allclose(calls(Passes(scores).model, BATCH, labels)[1, :2], expected, atol=1e-12)
-    whole = embgrad.parameter_gradients(Passes(scores).model, BATCH, embgrad.Logit([1, 1]))
+    whole = embgrad.tables.parameter_gradients(Passes(scores).model, BATCH, embgrad.Logit([1, 1]))
     np.testing.assert_allclose(whole["w"][:, 0], np.tanh(WEIGHTS["E"][IDS[:, 1]]).sum(0))
-    assert embgrad.table_gradients(Passes(scores).model, BATCH, embgrad.Logit([1, 1])).total.shape == (VOCAB, DIM)
-    with refused(embgrad.ObjectiveError, "index 2 at example 1 is padding"):
+    assert embgrad.tables.table_gradients(Passes(scores).model, BATCH, embgrad.Logit([1, 1])).total.shape == (
+        VOCAB,
+        DIM,
+    )
+    with refused(embgrad.errors.ObjectiveError, "index 2 at example 1 is padding"):
         embgrad.gradients(Passes(scores).model, BATCH, embgrad.Logit([2, 2]))
 
 
@@ -137,7 +142,7 @@ def test_a_model_of_one_length_says_its_classes_or_is_asked() -> None:
     declared.config = SimpleNamespace(num_labels=3)
     expected = classes_by_hand(IDS, MASK)
     np.testing.assert_allclose(embgrad.evaluate(declared, BATCH, embgrad.Logit(2)), expected[:, 2])
-    with refused(embgrad.ObjectiveError, "its axis 1 may be the 3 positions of the padded batch"):
+    with refused(embgrad.errors.ObjectiveError, "its axis 1 may be the 3 positions of the padded batch"):
         embgrad.evaluate(Passes(fixed).model, BATCH, embgrad.Logit(2))
     values = embgrad.evaluate(Passes(fixed).model, BATCH, embgrad.Logit(2).with_axes([]))
     np.testing.assert_allclose(values, expected[:, 2])
@@ -149,7 +154,7 @@ def test_what_the_probe_does_not_show_is_asked() -> None:
             model, input_ids if input_ids.shape[1] == 3 else np.concatenate([input_ids] * 2, 1), attention_mask
         )
 
-    with refused(embgrad.ObjectiveError, "its axis 1 may be the 3 positions of the padded batch"):
+    with refused(embgrad.errors.ObjectiveError, "its axis 1 may be the 3 positions of the padded batch"):
         embgrad.evaluate(Passes(doubled_when_short).model, BATCH, embgrad.Sum())
 
 
@@ -159,7 +164,7 @@ def test_examples_on_another_axis_are_refused(positions: int) -> None:
     mask[-1, -1] = 0
     batch = {"input_ids": np.arange(positions**2).reshape(positions, positions), "attention_mask": mask}
     with refused(
-        embgrad.ObjectiveError,
+        embgrad.errors.ObjectiveError,
         "the output has the shape",
         "expected the examples on its first axis; transpose it in call=",
     ):
@@ -224,7 +229,7 @@ def test_positions_before_examples_are_seen_where_there_are_as_many(
     for call in (embgrad.gradients, embgrad.evaluate):
         passes = Passes(lambda *arguments: turned(forward(*arguments)))
         with pytest.raises(
-            embgrad.ObjectiveError, match="expected the examples on its first axis; transpose it in call="
+            embgrad.errors.ObjectiveError, match="expected the examples on its first axis; transpose it in call="
         ):
             call(passes.model, batch, embgrad.Sum())
     passes = Passes(forward)

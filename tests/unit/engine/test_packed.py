@@ -75,19 +75,19 @@ def test_a_call_gets_the_row_and_the_offsets() -> None:
 def test_every_function_takes_packed_ids() -> None:
     model, batch = ReferenceModel(bag, WEIGHTS), {"text": IDS, "offsets": OFFSETS}
     products = (by_hand() * WEIGHTS["E"][ROWS]).sum(-1)
-    for method in ("input_x_gradient", embgrad.IntegratedGradients(2), embgrad.Occlusion("zero")):
+    for method in ("input_x_gradient", embgrad.methods.IntegratedGradients(2), embgrad.methods.Occlusion("zero")):
         made = embgrad.attribute(model, batch, LOGIT, method)
         np.testing.assert_allclose(made.scores, products, atol=1e-12)
     table = np.zeros((10, 3))
     np.add.at(table, ROWS, by_hand() * MASK[..., None])
-    np.testing.assert_allclose(embgrad.table_gradients(model, batch, LOGIT).total, table, atol=1e-15)
+    np.testing.assert_allclose(embgrad.tables.table_gradients(model, batch, LOGIT).total, table, atol=1e-15)
     assert embgrad.gradients(model, batch, LOGIT, check=True).certificate is not None
-    infidelity = embgrad.infidelity(model, batch, LOGIT, products, remove="zero", keep_special=False, samples=4)
+    infidelity = embgrad.metrics.infidelity(model, batch, LOGIT, products, remove="zero", keep_special=False, samples=4)
     np.testing.assert_allclose(infidelity, 0, atol=1e-20)
-    found = embgrad.search(model, batch, LOGIT, embgrad.HotFlip(steps=1))
+    found = embgrad.search(model, batch, LOGIT, embgrad.methods.HotFlip(steps=1))
     best = WEIGHTS["E"][:, :] @ WEIGHTS["W"][:, 1]
     assert found.batch.ids[2, 0] == best.argmax()
-    by_deletion = embgrad.infidelity(
+    by_deletion = embgrad.metrics.infidelity(
         model, batch, LOGIT, products, removed=np.array([[[1, 0, 0], [0, 1, 0], [0, 0, 0]]], bool), keep_special=False
     )
     alone = WEIGHTS["E"] @ WEIGHTS["W"][:, 1]
@@ -108,11 +108,13 @@ def test_further_inputs_pass_through() -> None:
 def test_what_is_no_packed_batch_is_said() -> None:
     model = ReferenceModel(bag, WEIGHTS)
     for offsets in ([0, 2, 2], [1, 3], [0, 3, 6], [0, 4, 2], []):
-        with refused(embgrad.BatchError, "for 6 ids in one row: expected the index at which each example begins"):
+        with refused(
+            embgrad.errors.BatchError, "for 6 ids in one row: expected the index at which each example begins"
+        ):
             embgrad.gradients(model, {"text": IDS, "offsets": np.array(offsets, int)}, LOGIT)
-    with refused(embgrad.BatchError, "expected two axes, (example, position)"):
+    with refused(embgrad.errors.BatchError, "expected two axes, (example, position)"):
         embgrad.gradients(model, {"input_ids": IDS}, LOGIT)
-    with refused(embgrad.BatchError, "none of them holds the token ids"):
+    with refused(embgrad.errors.BatchError, "none of them holds the token ids"):
         embgrad.gradients(model, {"offsets": OFFSETS}, LOGIT)
     whole = {"input_ids": ROWS, "offsets": OFFSETS}  # a further input of this name
 
@@ -124,7 +126,7 @@ def test_what_is_no_packed_batch_is_said() -> None:
     def alone(model: Any, text: np.ndarray) -> Tensor:
         return lookup(model["E"], text) @ model["W"]
 
-    with refused(embgrad.BatchError, "ids in one row with 'offsets', and the model takes no input of that name"):
+    with refused(embgrad.errors.BatchError, "ids in one row with 'offsets', and the model takes no input of that name"):
         embgrad.gradients(ReferenceModel(alone, WEIGHTS), {"text": IDS, "offsets": OFFSETS}, embgrad.Sum())
 
 
@@ -161,9 +163,11 @@ def test_a_sentence_encoder_makes_its_own_inputs() -> None:
     np.testing.assert_allclose(result.objective, model.encode(texts)[:, 1])
     assert result.tokens == (("a", "film", ""), ("the", "plot", "plot"), ("thin", "", ""))
     assert embgrad.gradients(model, "a film", LOGIT).ids.tolist() == [[1, 2]]
-    with refused(embgrad.BatchError, "max_length is 2, and Encoder makes ids of texts by its own method 'preprocess'"):
+    with refused(
+        embgrad.errors.BatchError, "max_length is 2, and Encoder makes ids of texts by its own method 'preprocess'"
+    ):
         embgrad.gradients(model, texts, LOGIT, max_length=2)
-    with refused(embgrad.BatchError, "Encoder raised ValueError for these texts in its own method 'preprocess'"):
+    with refused(embgrad.errors.BatchError, "Encoder raised ValueError for these texts in its own method 'preprocess'"):
         embgrad.gradients(model, ["unknown"], LOGIT)
 
 

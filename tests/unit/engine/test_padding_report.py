@@ -24,9 +24,9 @@ def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Te
     return model.module("pool", lambda x: x.sum(1), rows * Tensor(share[..., None]))
 
 
-def report(ids: Any = IDS, mask: Any = MASK, **options: Any) -> embgrad.PaddingReport:
+def report(ids: Any = IDS, mask: Any = MASK, **options: Any) -> embgrad.results.PaddingReport:
     model = ReferenceModel(forward, {"E": TABLE.copy()}, ["rows", "pool"])
-    return embgrad.padding_report(model, embgrad.TokenBatch(ids, mask), OBJECTIVE, **options)
+    return embgrad.metrics.padding_report(model, embgrad.TokenBatch(ids, mask), OBJECTIVE, **options)
 
 
 def test_a_masked_mean_gives_padding_nothing() -> None:
@@ -54,20 +54,22 @@ def test_the_pad_id_as_a_real_token_is_reported() -> None:
     ],
 )
 def test_batches_without_padding_of_one_id(ids: Any, mask: Any, message: str) -> None:
-    with pytest.raises(embgrad.BatchError, match=message):
+    with pytest.raises(embgrad.errors.BatchError, match=message):
         report(ids, mask)
 
 
 @pytest.mark.parametrize("at", ["pool", "rows"])
 def test_a_point_other_than_a_lookup_is_refused(at: str) -> None:
     message = rf"the point '{at}' is no lookup of the batch's ids: expected one, such as at='word'"
-    with pytest.raises(embgrad.PointError, match=message):
+    with pytest.raises(embgrad.errors.PointError, match=message):
         report(at=at)
 
 
 @pytest.mark.parametrize("at", [["word"], None, ""])
 def test_anything_but_one_point_name_is_refused(at: Any) -> None:
-    with pytest.raises(embgrad.PointError, match=r"at is .*: expected the name of a point, .*one call for each lookup"):
+    with pytest.raises(
+        embgrad.errors.PointError, match=r"at is .*: expected the name of a point, .*one call for each lookup"
+    ):
         report(at=at)
 
 
@@ -78,5 +80,5 @@ def test_a_lookup_of_other_indices_is_refused(ids: Any) -> None:
         return (rows * Tensor((attention_mask / 3)[..., None])).sum(1)
 
     model = ReferenceModel(with_positions, {"E": TABLE.copy(), "places": TABLE[:3].copy()})
-    with pytest.raises(embgrad.PointError, match="the point 'position' is no lookup of the batch's ids"):
-        embgrad.padding_report(model, embgrad.TokenBatch(ids, MASK), OBJECTIVE, at="position")
+    with pytest.raises(embgrad.errors.PointError, match="the point 'position' is no lookup of the batch's ids"):
+        embgrad.metrics.padding_report(model, embgrad.TokenBatch(ids, MASK), OBJECTIVE, at="position")

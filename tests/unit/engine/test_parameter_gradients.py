@@ -37,7 +37,7 @@ def model(function: Any = forward, dtype: str = "float64") -> ReferenceModel:
 
 @pytest.mark.parametrize("objective", [embgrad.CrossEntropy(LABELS), embgrad.Sum(), embgrad.Margin(0, against=1)])
 def test_every_parameter_by_finite_differences(objective: Any) -> None:
-    actual = embgrad.parameter_gradients(model(), IDS, objective)
+    actual = embgrad.tables.parameter_gradients(model(), IDS, objective)
     assert list(actual) == list(WEIGHTS)
     assert len(actual) == 5
     assert actual.unreached == ("unused",)
@@ -62,8 +62,8 @@ def test_every_parameter_by_finite_differences(objective: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dtypes(dtype: str) -> None:
-    actual = embgrad.parameter_gradients(model(dtype=dtype), IDS, embgrad.Sum())
-    exact = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
+    actual = embgrad.tables.parameter_gradients(model(dtype=dtype), IDS, embgrad.Sum())
+    exact = embgrad.tables.parameter_gradients(model(), IDS, embgrad.Sum())
     assert actual.provenance["compute_dtype"] == dtype
     for name in WEIGHTS:
         np.testing.assert_allclose(actual[name], exact[name], atol=5e-2 if dtype == "float16" else 1e-5)
@@ -71,7 +71,7 @@ def test_dtypes(dtype: str) -> None:
 
 
 def test_it_is_a_mapping() -> None:
-    actual = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
+    actual = embgrad.tables.parameter_gradients(model(), IDS, embgrad.Sum())
     assert "W" in actual
     assert "w" not in actual
     assert dict(actual).keys() == WEIGHTS.keys()
@@ -85,11 +85,11 @@ def test_it_is_a_mapping() -> None:
 
 def test_the_arrays_are_the_callers_own() -> None:
     built = model()
-    first = embgrad.parameter_gradients(built, IDS, embgrad.Sum())
+    first = embgrad.tables.parameter_gradients(built, IDS, embgrad.Sum())
     before = {name: value.copy() for name, value in first.items()}
     for value in first.values():
         value[...] = 7
-    again = embgrad.parameter_gradients(built, IDS, embgrad.Sum())
+    again = embgrad.tables.parameter_gradients(built, IDS, embgrad.Sum())
     for name, value in before.items():
         np.testing.assert_array_equal(again[name], value)
         np.testing.assert_array_equal(built[name].value, WEIGHTS[name])
@@ -98,8 +98,8 @@ def test_the_arrays_are_the_callers_own() -> None:
 def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
     named = ["E", "H", "unused"]
     message = r"names='canonical' requires a BERT .* Omit it"
-    with pytest.raises(embgrad.UnsupportedError, match=message):
-        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
+        embgrad.tables.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
 
     def target(source: str, native: str, transposed: bool = False) -> WeightTarget:
         return WeightTarget(source, WEIGHTS[native].shape, lambda value: None, native, transposed)
@@ -112,8 +112,8 @@ def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
             return [*dense, *(target(f"other.{name}", name) for name in named)]
 
     monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Able()}, {}))
-    native = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
-    actual = embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
+    native = embgrad.tables.parameter_gradients(model(), IDS, embgrad.Sum())
+    actual = embgrad.tables.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
     assert list(actual) == ["other.E", "encoder.dense.weight", "encoder.dense.bias", "other.H", "other.unused"]
     np.testing.assert_array_equal(actual["encoder.dense.weight"], native["W"].T)
     assert actual["encoder.dense.weight"].flags.c_contiguous
@@ -121,22 +121,22 @@ def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert actual.unreached == ("other.unused",)
     assert actual.provenance["names"] == "canonical"
     named.pop()
-    with refused(embgrad.UnsupportedError, "no name for 1 of the 5 trainable parameters, 'unused'"):
-        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
+    with refused(embgrad.errors.UnsupportedError, "no name for 1 of the 5 trainable parameters, 'unused'"):
+        embgrad.tables.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
 
 
 @pytest.mark.parametrize("names", ["natives", "canonic", None, 3, ["native"], np.array(["native", "canonical"])])
 def test_names_that_are_refused(names: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"names is .*: expected 'native' or 'canonical'"):
-        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names=names)
+    with pytest.raises(embgrad.errors.BatchError, match=r"names is .*: expected 'native' or 'canonical'"):
+        embgrad.tables.parameter_gradients(model(), IDS, embgrad.Sum(), names=names)
 
 
 def test_an_objective_that_depends_on_no_parameter() -> None:
     def detached(model: Any, input_ids: np.ndarray) -> Tensor:
         return forward(model, input_ids).detach()
 
-    with refused(embgrad.NoGradientError, "depends on none of the 5 trainable parameters of ReferenceModel"):
-        embgrad.parameter_gradients(model(detached), IDS, embgrad.Sum())
+    with refused(embgrad.errors.NoGradientError, "depends on none of the 5 trainable parameters of ReferenceModel"):
+        embgrad.tables.parameter_gradients(model(detached), IDS, embgrad.Sum())
 
 
 def test_a_gradient_that_is_not_finite() -> None:
@@ -147,8 +147,8 @@ def test_a_gradient_that_is_not_finite() -> None:
         return lookup(model["E"], input_ids).mean(1) @ Tensor(table.value, [(table, lambda g: g * spike)])
 
     message = r"the parameter 'W' is -?inf at \(2, 3\), and in 1 of 16 entries"
-    with pytest.raises(embgrad.NoGradientError, match=message):
-        embgrad.parameter_gradients(model(steep), IDS, embgrad.Sum())
+    with pytest.raises(embgrad.errors.NoGradientError, match=message):
+        embgrad.tables.parameter_gradients(model(steep), IDS, embgrad.Sum())
 
 
 def test_a_backend_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +156,13 @@ def test_a_backend_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
         supports = frozenset({"word"})
 
     monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Limited()}, {}))
-    for ask, ability in ((embgrad.parameter_gradients, "parameters"), (embgrad.table_gradients, "tables")):
-        with pytest.raises(embgrad.UnsupportedError, match=f"does not support '{ability}'"):
+    for ask, ability in (
+        (embgrad.tables.parameter_gradients, "parameters"),
+        (embgrad.tables.table_gradients, "tables"),
+    ):
+        with pytest.raises(embgrad.errors.UnsupportedError, match=f"does not support '{ability}'"):
             ask(model(), IDS, embgrad.Sum())
-    with pytest.raises(embgrad.UnsupportedError, match="does not support 'capture'"):
+    with pytest.raises(embgrad.errors.UnsupportedError, match="does not support 'capture'"):
         embgrad.capture(model())
     cases: list[tuple[str, Any, dict[str, Any]]] = [
         ("training", embgrad.Sum(), {"training": True}),
@@ -169,7 +172,7 @@ def test_a_backend_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for ability, objective, options in cases:
         message = f"the backend 'reference' does not support '{ability}': it supports 'word'; leave it out"
-        with pytest.raises(embgrad.UnsupportedError, match=message):
+        with pytest.raises(embgrad.errors.UnsupportedError, match=message):
             embgrad.gradients(model(), IDS, objective, **options)
     assert embgrad.gradients(model(), IDS, embgrad.Sum()).values.any()
 
@@ -179,7 +182,7 @@ def test_training_draws_the_random_numbers_of_a_plain_forward_pass() -> None:
         return model.dropout(lookup(model["E"], input_ids).mean(1) @ model["W"], 0.5) @ model["H"]
 
     built, own = model(dropping), model(dropping)
-    actual = embgrad.parameter_gradients(built, IDS, embgrad.Sum(), training=True)
+    actual = embgrad.tables.parameter_gradients(built, IDS, embgrad.Sum(), training=True)
     own.training = True
     np.testing.assert_allclose(actual.objective, own(IDS).value.sum(1), rtol=1e-12)
     assert not built.training

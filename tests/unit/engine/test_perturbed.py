@@ -111,7 +111,7 @@ def test_positions_that_all_examples_share_have_their_own_axes_as_in_a_capture()
         np.testing.assert_allclose(built(IDS).value, by_hand(IDS).value, atol=1e-14)
     with (
         refused(
-            embgrad.PointError,
+            embgrad.errors.PointError,
             "add['position'] has the shape (2, 3, 4): expected one that broadcasts to the point's, (3, 4)",
         ),
         embgrad.perturbed(built, {"position": DELTA}),
@@ -136,7 +136,7 @@ def test_an_array_that_fits_one_batch_and_not_the_next() -> None:
     perturbation = embgrad.perturbed(built, {"word": DELTA})
     with (
         refused(
-            embgrad.PointError,
+            embgrad.errors.PointError,
             "add['word'] has the shape (2, 3, 4): expected one that broadcasts to the point's, (2, 2, 4)",
         ),
         perturbation as passes,
@@ -150,14 +150,18 @@ def test_an_array_that_fits_one_batch_and_not_the_next() -> None:
 @pytest.mark.parametrize(
     ("add", "kind", "fragments"),
     [
-        (None, embgrad.PointError, ["add is None: expected a dict by the names of points"]),
-        (DELTA, embgrad.PointError, ["add is ", "expected a dict by the names of points"]),
-        ({"": 1.0}, embgrad.PointError, ["add is ", "expected a dict"]),
-        ({"word": "much"}, embgrad.PointError, ["add['word'] is of dtype <U4: expected an array of real numbers"]),
-        ({"word": [[1.0], [1.0, 2.0]]}, embgrad.PointError, ["add['word'] is ", "which is no array of numbers"]),
-        ({"word": 1j}, embgrad.PointError, ["add['word'] is of dtype complex128"]),
-        ({"wrod": 1.0}, embgrad.UnknownPointError, ["there is no point 'wrod'", "Did you mean 'word'?"]),
-        ({"word": 1.0, "layers.7": 1.0}, embgrad.UnknownPointError, ["there is no point 'layers.7'"]),
+        (None, embgrad.errors.PointError, ["add is None: expected a dict by the names of points"]),
+        (DELTA, embgrad.errors.PointError, ["add is ", "expected a dict by the names of points"]),
+        ({"": 1.0}, embgrad.errors.PointError, ["add is ", "expected a dict"]),
+        (
+            {"word": "much"},
+            embgrad.errors.PointError,
+            ["add['word'] is of dtype <U4: expected an array of real numbers"],
+        ),
+        ({"word": [[1.0], [1.0, 2.0]]}, embgrad.errors.PointError, ["add['word'] is ", "which is no array of numbers"]),
+        ({"word": 1j}, embgrad.errors.PointError, ["add['word'] is of dtype complex128"]),
+        ({"wrod": 1.0}, embgrad.errors.UnknownPointError, ["there is no point 'wrod'", "Did you mean 'word'?"]),
+        ({"word": 1.0, "layers.7": 1.0}, embgrad.errors.UnknownPointError, ["there is no point 'layers.7'"]),
     ],
 )
 def test_what_is_refused_on_entry(add: Any, kind: type[Exception], fragments: list[str]) -> None:
@@ -168,14 +172,22 @@ def test_what_is_refused_on_entry(add: Any, kind: type[Exception], fragments: li
 @pytest.mark.parametrize(
     ("add", "kind", "fragments"),
     [
-        ({"word": np.nan}, embgrad.PointError, ["add['word'] is NaN in 24 of 24 entries", "Divide by its norm", ""]),
-        ({"layer.2": 1.0}, embgrad.UnknownPointError, ["the model has 2 layers"]),
-        ({"word#1": 1.0}, embgrad.PointError, ["there is no point 'word#1'"]),
-        ({"word": lambda value: None}, embgrad.PointError, ["the function add['word'] returned None"]),
-        ({"word": lambda value: "much"}, embgrad.PointError, ["add['word'] is of dtype <U4"]),
-        ({"word": 1.0, "E": 1.0}, embgrad.AmbiguousPointError, ["add names one point several times, as 'E', 'word'"]),
-        ({"layer.0": 1.0, "layers.0": 1.0}, embgrad.AmbiguousPointError, ["add names one point several times"]),
-        ({"count": 1.0}, embgrad.PointError, ["'count'"]),
+        (
+            {"word": np.nan},
+            embgrad.errors.PointError,
+            ["add['word'] is NaN in 24 of 24 entries", "Divide by its norm", ""],
+        ),
+        ({"layer.2": 1.0}, embgrad.errors.UnknownPointError, ["the model has 2 layers"]),
+        ({"word#1": 1.0}, embgrad.errors.PointError, ["there is no point 'word#1'"]),
+        ({"word": lambda value: None}, embgrad.errors.PointError, ["the function add['word'] returned None"]),
+        ({"word": lambda value: "much"}, embgrad.errors.PointError, ["add['word'] is of dtype <U4"]),
+        (
+            {"word": 1.0, "E": 1.0},
+            embgrad.errors.AmbiguousPointError,
+            ["add names one point several times, as 'E', 'word'"],
+        ),
+        ({"layer.0": 1.0, "layers.0": 1.0}, embgrad.errors.AmbiguousPointError, ["add names one point several times"]),
+        ({"count": 1.0}, embgrad.errors.PointError, ["'count'"]),
     ],
 )
 def test_what_is_refused_in_the_pass(add: Any, kind: type[Exception], fragments: list[str]) -> None:
@@ -196,7 +208,7 @@ def test_a_point_that_the_pass_does_not_reach() -> None:
 
     built = model(shallow)
     with (
-        refused(embgrad.PointNotReachedError, "did not reach the point 'layers.0"),
+        refused(embgrad.errors.PointNotReachedError, "did not reach the point 'layers.0"),
         embgrad.perturbed(built, {"layers.0": 1.0}),
     ):
         built(IDS)
@@ -207,7 +219,7 @@ def test_a_point_that_the_pass_does_not_reach() -> None:
 
     built = model(changed)
     with (
-        refused(embgrad.PointNotReachedError, "the model made no lookup whose indices are"),
+        refused(embgrad.errors.PointNotReachedError, "the model made no lookup whose indices are"),
         embgrad.perturbed(built, {"word": 1.0}),
     ):
         built(IDS)
@@ -220,7 +232,9 @@ def test_a_model_that_is_called_without_ids() -> None:
     built = model(floats)
     with (
         refused(
-            embgrad.PointNotReachedError, "called without token ids: its integer arguments are none", "than 'word'"
+            embgrad.errors.PointNotReachedError,
+            "called without token ids: its integer arguments are none",
+            "than 'word'",
         ),
         embgrad.perturbed(built, {"word": 1.0}),
     ):
@@ -232,10 +246,10 @@ def test_a_model_that_is_called_without_ids() -> None:
 
 def test_models_that_are_refused() -> None:
     with refused(
-        embgrad.UnsupportedError, "a sequence of 2 parts", "are perturbed; open one perturbation for each part"
+        embgrad.errors.UnsupportedError, "a sequence of 2 parts", "are perturbed; open one perturbation for each part"
     ):
         embgrad.perturbed([model(), model()], {"word": 1.0})
-    with pytest.raises(embgrad.BackendError):
+    with pytest.raises(embgrad.errors.BackendError):
         embgrad.perturbed(3, {"word": 1.0})
 
 
@@ -256,7 +270,7 @@ def test_leaving_without_a_pass_is_fine_unless_a_child_was_called() -> None:
         pass
     with (
         refused(
-            embgrad.PointNotReachedError,
+            embgrad.errors.PointNotReachedError,
             "the forward of ReferenceModel was never called while the perturbation was open, and that of its child 'pool' was",
             "perturb that child, as in embgrad.perturbed(model.pool, ...)",
         ),
@@ -308,7 +322,7 @@ def test_a_backend_without_the_ability_is_named(monkeypatch: pytest.MonkeyPatch)
     from embgrad.testing.reference import ReferenceBackend
 
     monkeypatch.setattr(ReferenceBackend, "supports", ReferenceBackend.supports - {"perturb"})
-    with refused(embgrad.UnsupportedError, "the backend 'reference' does not support 'perturb'"):
+    with refused(embgrad.errors.UnsupportedError, "the backend 'reference' does not support 'perturb'"):
         embgrad.perturbed(model(), {"word": 1.0})
 
 
@@ -320,6 +334,6 @@ class Attached(np.ndarray):
 
 def test_a_tensor_that_wants_a_gradient_is_refused() -> None:
     with refused(
-        embgrad.PointError, "which requires a gradient, and arrays are added as constants", "by embgrad.capture"
+        embgrad.errors.PointError, "which requires a gradient, and arrays are added as constants", "by embgrad.capture"
     ):
         embgrad.perturbed(model(), {"word": DELTA.view(Attached)})

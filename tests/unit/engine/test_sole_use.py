@@ -56,14 +56,14 @@ def model_of(forward: Callable[..., Tensor]) -> tuple[ReferenceModel, list[np.nd
     [
         embgrad.gradients,
         lambda *args: embgrad.gradients(*args, batch_size=1),
-        lambda *args: embgrad.attribute(*args, embgrad.IntegratedGradients(2)),
-        lambda *args: embgrad.attribute(*args, embgrad.Occlusion("zero")),
+        lambda *args: embgrad.attribute(*args, embgrad.methods.IntegratedGradients(2)),
+        lambda *args: embgrad.attribute(*args, embgrad.methods.Occlusion("zero")),
     ],
 )
 def test_a_scale_beside_rows_that_python_reads_is_not_word(call: Any) -> None:
     model, _ = model_of(quantised)
     with pytest.raises(
-        embgrad.PointNotReachedError,
+        embgrad.errors.PointNotReachedError,
         match=r"^the lookup scale#0 .* has one number for each token, and with its values as they are L changes by up to \d",
     ):
         call(model, IDS, LOGIT)
@@ -71,9 +71,9 @@ def test_a_scale_beside_rows_that_python_reads_is_not_word(call: Any) -> None:
     np.testing.assert_allclose(found.values[..., 0], ROWS[IDS] @ WEIGHTS["H"][:, 1] / 5)
 
 
-@pytest.mark.parametrize("method", ["input_x_gradient", embgrad.IntegratedGradients(2)])
+@pytest.mark.parametrize("method", ["input_x_gradient", embgrad.methods.IntegratedGradients(2)])
 def test_output_tokens_of_such_a_scale_are_refused(method: Any) -> None:
-    with pytest.raises(embgrad.PointNotReachedError, match="has one number for each token"):
+    with pytest.raises(embgrad.errors.PointNotReachedError, match="has one number for each token"):
         embgrad.attribute_tokens(model_of(language_model)[0], IDS, method=method)
 
 

@@ -69,7 +69,7 @@ def test_the_total_is_the_whole_gradient_of_the_table(forward: Any) -> None:
         built["E"].value[...] = table
         return float(embgrad.gradients(built, IDS, objective, at="E#0").objective.sum())
 
-    actual = embgrad.table_gradients(model(forward), IDS, objective, at="E#0")
+    actual = embgrad.tables.table_gradients(model(forward), IDS, objective, at="E#0")
     np.testing.assert_allclose(actual.total, differences(total, WEIGHTS["E"]), atol=1e-9)
     np.testing.assert_array_equal(actual.total, actual.lookup + actual.head)
     assert actual.apart < 1e-14
@@ -80,7 +80,7 @@ def test_the_total_is_the_whole_gradient_of_the_table(forward: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dtypes_repr_and_provenance(dtype: str) -> None:
-    actual = embgrad.table_gradients(model(tied, dtype), IDS, embgrad.CrossEntropy(LABELS))
+    actual = embgrad.tables.table_gradients(model(tied, dtype), IDS, embgrad.CrossEntropy(LABELS))
     for array in (actual.lookup, actual.head, actual.total, actual.own):
         assert array.flags.c_contiguous
         assert array.dtype == dtype
@@ -92,7 +92,7 @@ def test_dtypes_repr_and_provenance(dtype: str) -> None:
 
 
 def test_figures_of_gradients_whose_squares_are_no_float32() -> None:
-    actual = embgrad.table_gradients(model(untied, "float32"), IDS, embgrad.CrossEntropy(LABELS))
+    actual = embgrad.tables.table_gradients(model(untied, "float32"), IDS, embgrad.CrossEntropy(LABELS))
     tiny = replace(
         actual, lookup=actual.lookup * np.float32(1e-30), head=actual.head * np.float32(1e-30), own=actual.lookup
     )
@@ -104,7 +104,7 @@ def test_figures_of_gradients_whose_squares_are_no_float32() -> None:
 
 def test_a_table_that_is_reached_by_other_ways_alone() -> None:
     objective = embgrad.Sum()
-    actual = embgrad.table_gradients(model(penalised), IDS, objective)
+    actual = embgrad.tables.table_gradients(model(penalised), IDS, objective)
     assert not actual.lookup.any()
     np.testing.assert_allclose(actual.head, 2 * 2 * WEIGHTS["E"], atol=1e-14)  # for each of two examples
     assert actual.apart < 1e-15
@@ -115,7 +115,7 @@ def test_training_mode_draws_random_numbers_once() -> None:
         return model.dropout(hidden(model, lookup(model["E"], input_ids)), 0.5) @ model["E"].swap(0, 1)
 
     built, own = model(dropping), model(dropping)
-    actual = embgrad.table_gradients(built, IDS, embgrad.Sum(), training=True)
+    actual = embgrad.tables.table_gradients(built, IDS, embgrad.Sum(), training=True)
     result = embgrad.gradients(own, IDS, embgrad.Sum(), training=True)  # the same random numbers
     np.testing.assert_allclose(actual.lookup, result.table().to_dense(), atol=1e-14)
     assert actual.own is actual.apart is None
@@ -125,34 +125,48 @@ def test_training_mode_draws_random_numbers_once() -> None:
 @pytest.mark.parametrize(
     ("forward", "options", "kind", "message"),
     [
-        (computed, {}, embgrad.PointError, "the table of 'word', 'lookup', is no parameter .*parameter_gradients"),
-        (tied, {"at": "F"}, embgrad.UnknownPointError, "no point 'F'"),
-        (tied, {"at": "layer.0"}, embgrad.UnknownPointError, "no point 'layer.0'"),
-        (tied, {"at": "wrod"}, embgrad.UnknownPointError, "Did you mean 'word'"),
-        (tied, {"at": ["word"]}, embgrad.PointError, r"at is \['word'\]: expected the name of a point.*for each table"),
-        (tied, {"at": None}, embgrad.PointError, "at is None: expected the name of a point, such as 'word'"),
-        (tied, {"at": ""}, embgrad.PointError, "at is '': expected the name of a point"),
+        (
+            computed,
+            {},
+            embgrad.errors.PointError,
+            "the table of 'word', 'lookup', is no parameter .*parameter_gradients",
+        ),
+        (tied, {"at": "F"}, embgrad.errors.UnknownPointError, "no point 'F'"),
+        (tied, {"at": "layer.0"}, embgrad.errors.UnknownPointError, "no point 'layer.0'"),
+        (tied, {"at": "wrod"}, embgrad.errors.UnknownPointError, "Did you mean 'word'"),
+        (
+            tied,
+            {"at": ["word"]},
+            embgrad.errors.PointError,
+            r"at is \['word'\]: expected the name of a point.*for each table",
+        ),
+        (tied, {"at": None}, embgrad.errors.PointError, "at is None: expected the name of a point, such as 'word'"),
+        (tied, {"at": ""}, embgrad.errors.PointError, "at is '': expected the name of a point"),
     ],
 )
 def test_anything_but_a_table_is_refused(forward: Any, options: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        embgrad.table_gradients(model(forward), IDS, embgrad.Sum(), **options)
+        embgrad.tables.table_gradients(model(forward), IDS, embgrad.Sum(), **options)
 
 
 def test_a_module_has_no_table() -> None:
     def moduled(model: Any, input_ids: np.ndarray) -> Tensor:
         return model.module("layer", lambda x: x.tanh(), lookup(model["E"], input_ids)).mean(1)
 
-    with refused(embgrad.PointError, "the point 'layer' is layer#0 (shape ", " expected a lookup, such as 'word'"):
-        embgrad.table_gradients(model(moduled), IDS, embgrad.Sum(), at="layer")
+    with refused(
+        embgrad.errors.PointError, "the point 'layer' is layer#0 (shape ", " expected a lookup, such as 'word'"
+    ):
+        embgrad.tables.table_gradients(model(moduled), IDS, embgrad.Sum(), at="layer")
 
 
 def test_an_objective_that_does_not_depend_on_the_table() -> None:
     def detached(model: Any, input_ids: np.ndarray) -> Tensor:
         return hidden(model, lookup(model["E"], input_ids).detach()) @ model["F"].swap(0, 1)
 
-    with pytest.raises(embgrad.NoGradientError, match="does not depend on the table 'E': no path in the graph leads"):
-        embgrad.table_gradients(model(detached), IDS, embgrad.Sum())
+    with pytest.raises(
+        embgrad.errors.NoGradientError, match="does not depend on the table 'E': no path in the graph leads"
+    ):
+        embgrad.tables.table_gradients(model(detached), IDS, embgrad.Sum())
 
 
 @pytest.mark.parametrize("way", ["lookups", "other uses"])
@@ -164,5 +178,5 @@ def test_a_gradient_that_is_not_finite(way: str) -> None:
         return rows.mean(1) + (spiked.mean(1) if way == "lookups" else spiked.sum(0))
 
     message = rf"of the table 'E' through its {way} is nan at row \d, and in \d+ of 28"
-    with pytest.raises(embgrad.NoGradientError, match=message):
-        embgrad.table_gradients(model(steep), IDS, embgrad.Sum())
+    with pytest.raises(embgrad.errors.NoGradientError, match=message):
+        embgrad.tables.table_gradients(model(steep), IDS, embgrad.Sum())

@@ -157,7 +157,7 @@ def build(forward: Any) -> ReferenceModel:
     return ReferenceModel(forward, WEIGHTS)
 
 
-def gradients(forward: Any, key: str, **options: Any) -> embgrad.EmbeddingGradients:
+def gradients(forward: Any, key: str, **options: Any) -> embgrad.results.EmbeddingGradients:
     return embgrad.gradients(build(forward), IDS, OBJECTIVE, at=key, **options)
 
 
@@ -205,13 +205,13 @@ def test_every_point_is_certified_and_captured(forward: Any, key: str) -> None:
 @pytest.mark.parametrize("name", ["fast", "fast.inner", "log", "log:input"])
 def test_points_on_dead_branches_have_no_gradient(name: str) -> None:
     forward = recovering if name.startswith("fast") else unchanged
-    known = embgrad.UnknownPointError if name in ("fast", "log") else embgrad.NoGradientError
+    known = embgrad.errors.UnknownPointError if name in ("fast", "log") else embgrad.errors.NoGradientError
     with pytest.raises(known, match=rf"'{name}'"):
         embgrad.gradients(build(forward), IDS, OBJECTIVE, at=name)
 
 
 def test_the_input_of_a_failed_call_has_no_gradient_and_no_effect() -> None:
-    with pytest.raises(embgrad.NoGradientError, match="'fast:input'"):
+    with pytest.raises(embgrad.errors.NoGradientError, match="'fast:input'"):
         gradients(recovering, "fast:input")
     changed = gradients(recovering, "word", add={"fast:input": 7.0})
     np.testing.assert_array_equal(changed.values, gradients(recovering, "word").values)

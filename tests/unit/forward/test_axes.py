@@ -25,7 +25,7 @@ def seen_lookup(indices: Any) -> Lookup:
 
 def test_a_lookup_of_other_indices_has_no_role() -> None:
     message = r"the point 'type' is table#0 .*for each of 2 examples and 3 positions; .*'table'"
-    with pytest.raises(embgrad.UnsupportedError, match=message):
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
         of_lookup("type", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=True)
     arrangement = of_lookup("table", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=False)
     assert (arrangement.shape, arrangement.is_batch) == ((3, 3, DIM), False)
@@ -57,7 +57,7 @@ def test_a_module_by_its_path(shape: tuple[int, ...], seen: tuple[int, ...], is_
 
 @pytest.mark.parametrize("shape", [(2, 4), (6, 4), (2, 3, 4, 5), (4, 2, 3), (2, 4, 3), (2, 3)])
 def test_a_role_needs_an_entry_for_each_example_and_position(shape: tuple[int, ...]) -> None:
-    with refused(embgrad.UnsupportedError, "'layer.0' has the shape ", ": expected (example, position, dim)"):
+    with refused(embgrad.errors.UnsupportedError, "'layer.0' has the shape ", ": expected (example, position, dim)"):
         of_module("layer.0", shape, BATCH, None, by_role=True)
 
 
@@ -125,7 +125,9 @@ def test_a_square_batch_that_a_model_takes_only_whole() -> None:
         return model(np.resize(inputs["input_ids"], (3, 3)))
 
     built = ReferenceModel(forward, {"E": random(30, DIM)})
-    with pytest.raises(embgrad.AmbiguousPointError, match=r"as many examples as positions.*one example less did not"):
+    with pytest.raises(
+        embgrad.errors.AmbiguousPointError, match=r"as many examples as positions.*one example less did not"
+    ):
         embgrad.gradients(
             built, {"input_ids": np.arange(9).reshape(3, 3)}, lambda out: out.column(0), at="layer.0", call=padding
         )
@@ -138,7 +140,7 @@ def test_a_square_batch_of_which_a_model_takes_no_part() -> None:
     built = ReferenceModel(forward, {"E": random(30, DIM)})
     ids = np.arange(9).reshape(3, 3)
     with pytest.raises(
-        embgrad.AmbiguousPointError, match=r"one example less, which would show them, raised ValueError"
+        embgrad.errors.AmbiguousPointError, match=r"one example less, which would show them, raised ValueError"
     ) as listed:
         embgrad.gradients(built, ids, embgrad.Sum(), at="layer.0")
     assert isinstance(listed.value.__cause__, ValueError)

@@ -99,9 +99,13 @@ def test_the_occurrences_of_a_module_called_repeatedly() -> None:
     assert named(trace, "shared#1")[0].key == "shared:output#1"
     assert named(trace, "shared:input#2")[0].key == "shared:input#2"
     assert named(trace, "layer.1")[0].key == "shared:output#1"
-    with pytest.raises(embgrad.AmbiguousPointError, match=r"'shared' fits 3 points: shared#0 \(shape .* shared#2"):
+    with pytest.raises(
+        embgrad.errors.AmbiguousPointError, match=r"'shared' fits 3 points: shared#0 \(shape .* shared#2"
+    ):
         named(trace, "shared")
-    with pytest.raises(embgrad.UnknownPointError, match=r"'shared#3': 'shared' was reached 3 time\(s\).*from 0 to 2"):
+    with pytest.raises(
+        embgrad.errors.UnknownPointError, match=r"'shared#3': 'shared' was reached 3 time\(s\).*from 0 to 2"
+    ):
         named(trace, "shared#3")
 
 
@@ -111,7 +115,9 @@ def test_a_tables_name_prefers_the_lookup_of_the_ids() -> None:
     assert named(trace, "table")[0].key == "table#0"
     assert named(trace, "table#1")[0].key == "table#1"
     trace.lookup("table", IDS)
-    with pytest.raises(embgrad.AmbiguousPointError, match=r"'table' fits 2 points: table#0 .* table#2") as caught:
+    with pytest.raises(
+        embgrad.errors.AmbiguousPointError, match=r"'table' fits 2 points: table#0 .* table#2"
+    ) as caught:
         named(trace, "table")
     assert [lookup.key for lookup in caught.value.lookups] == ["table#0", "table#2"]
 
@@ -127,10 +133,14 @@ def test_further_names_of_a_module() -> None:
 
 def test_several_lookups_of_the_ids() -> None:
     trace = simple("a", "b")
-    with pytest.raises(embgrad.AmbiguousPointError, match=r"'word' fits 2 lookups: word#0 = a#0 .*, word#1 = b#0"):
+    with pytest.raises(
+        embgrad.errors.AmbiguousPointError, match=r"'word' fits 2 lookups: word#0 = a#0 .*, word#1 = b#0"
+    ):
         named(trace, "word")
     assert [named(trace, f"word#{number}")[0].key for number in range(2)] == ["a#0", "b#0"]
-    with pytest.raises(embgrad.PointError, match=r"no point 'word#2': the ids are looked up 2 time\(s\): word#0 = a#0"):
+    with pytest.raises(
+        embgrad.errors.PointError, match=r"no point 'word#2': the ids are looked up 2 time\(s\): word#0 = a#0"
+    ):
         named(trace, "word#2")
 
 
@@ -158,7 +168,7 @@ def test_several_lookups_of_the_ids() -> None:
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
-    with pytest.raises(embgrad.UnknownPointError, match=message):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=message):
         named(simple(), name)
 
 
@@ -170,7 +180,7 @@ def test_blocks_that_run_at_other_positions_are_named(role: str) -> None:
     if role == "position":
         assert named(trace, role)[0].path == "positions"
         return
-    with pytest.raises(embgrad.UnknownPointError, match=rf"no point '{role}': the model has blocks, {named_so}"):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=rf"no point '{role}': the model has blocks, {named_so}"):
         named(trace, role)
 
 
@@ -180,14 +190,14 @@ def test_blocks_that_are_no_layers_are_named() -> None:
         for half in ("attentions", "ffns"):
             encoder_layer(trace, f"{half}.{number}", trace.hidden(), half)
     message = r"has no repeated block .*found 'attentions\.0' to 'attentions\.1', 'ffns\.0' to 'ffns\.1', but these do not follow"
-    with pytest.raises(embgrad.UnknownPointError, match=message):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=message):
         named(trace, "layer.0")
 
 
 @pytest.mark.parametrize("number", [3, 4, 10, -4, -5, -40])
 def test_a_layer_out_of_range(number: int) -> None:
     message = rf"no point 'layer.{number}': the model has 3 layers: expected layer.0 to layer.2, or layer.-1"
-    with pytest.raises(embgrad.UnknownPointError, match=re.escape(message)):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=re.escape(message)):
         named(bert(BATCH), f"layer.{number}")
 
 
@@ -207,14 +217,14 @@ def test_roles_have_no_sides_and_no_occurrences(name: str, path: str) -> None:
         message = "'embeddings' was reached 1 time"  # it is the module's own path, too
     else:
         message = rf"no point '{name}': .* is a role and means a single tensor, here '{path}#0'.* or a native path, .*'{path}'"
-    with pytest.raises(embgrad.UnknownPointError, match=message):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=message):
         named(trace, name)
 
 
 def test_a_near_name_of_a_layer_and_of_a_module() -> None:
-    with pytest.raises(embgrad.UnknownPointError, match=r"Did you mean 'layer\.-1'\?"):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=r"Did you mean 'layer\.-1'\?"):
         named(bert(BATCH), "layers.-1")
-    with pytest.raises(embgrad.UnknownPointError, match=r"Did you mean 'encoder\.layer\.1'\?"):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=r"Did you mean 'encoder\.layer\.1'\?"):
         named(bert(BATCH), "encoder.layers.1")
 
 
@@ -224,7 +234,7 @@ def test_roles_that_cannot_be_identified_in_a_batch_of_one_position(role: str) -
     trace.lookup("table", IDS[:, :1])
     trace.lookup("second", np.zeros((1, 1), int))
     message = rf"'{role}': in a batch with one position, only a table's name can identify.*native path of a lookup, of 'second'"
-    with pytest.raises(embgrad.UnknownPointError, match=message):
+    with pytest.raises(embgrad.errors.UnknownPointError, match=message):
         named(trace, role)
     assert named(trace, "second")[0].path == "second"
 
@@ -233,5 +243,5 @@ def test_roles_that_cannot_be_identified_in_a_batch_of_one_position(role: str) -
 def test_no_lookup_of_the_ids(name: str) -> None:
     trace = Trace(BATCH)
     trace.lookup("table", IDS + 1)
-    with refused(embgrad.PointNotReachedError, "no lookup whose indices are the batch's ids", "table#0 (1000"):
+    with refused(embgrad.errors.PointNotReachedError, "no lookup whose indices are the batch's ids", "table#0 (1000"):
         named(trace, name)

@@ -68,7 +68,7 @@ def test_a_lookup_beside_another_use_of_the_ids_is_not_word(case: str, transpose
     watch = recorder()
     watch.see_other("op", "other", IDS.T if transposed else IDS.ravel(), shape, dtype, **options)
     with refused(
-        embgrad.PointNotReachedError,
+        embgrad.errors.PointNotReachedError,
         "the lookup scale#0 (10 rows × 2, indices of shape (2, 4)) may not be the model's embedding of the ids, which were ",
         message,
         "Pass a model that looks the ids up as rows of a floating-point matrix",
@@ -96,7 +96,9 @@ def test_indices_may_be_repeated_for_each_entry_of_a_row() -> None:
     for indices in (np.repeat(IDS.reshape(-1, 1), 4, axis=1), np.repeat(IDS[None], 4, axis=0)):
         watch = recorder()
         watch.see_other("gather", "other", indices, (10, 4), "float32")
-        with refused(embgrad.PointNotReachedError, "look up entries of 'other', of shape (10, 4)", "rows of a matrix"):
+        with refused(
+            embgrad.errors.PointNotReachedError, "look up entries of 'other', of shape (10, 4)", "rows of a matrix"
+        ):
             watch.resolve()
     watch = recorder()
     watch.see_other("gather", "other", np.arange(32).reshape(8, 4), (10, 4), "float32")
@@ -109,7 +111,7 @@ def test_a_table_of_positions_is_no_use_of_ids_that_could_be_positions() -> None
     watch.see_other("op", "positions", np.arange(4), (10, 2, 2), "float32")
     assert watch.resolve() == {"word": "scale#0"}
     watch.see_other("op", "other", np.arange(4), (10, 2, 2), "float32")
-    with pytest.raises(embgrad.PointNotReachedError, match="may not be the model's embedding"):
+    with pytest.raises(embgrad.errors.PointNotReachedError, match="may not be the model's embedding"):
         watch.resolve()
 
 
@@ -117,7 +119,7 @@ def test_rows_looked_up_once_for_each_distinct_id() -> None:
     watch = recorder()
     watch.see("rows", np.unique(IDS), 10, 4)
     with refused(
-        embgrad.PointNotReachedError,
+        embgrad.errors.PointNotReachedError,
         "the rows of the ids in 'rows', of shape (10, 4), are looked up in another order or",
     ):
         watch.resolve()
@@ -131,7 +133,7 @@ def test_uses_are_named_where_there_is_no_lookup() -> None:
     watch.see_other("op", "other", IDS, (10, 4), "int8")
     watch.see_other("op", "third", IDS, (4, 10), "float32", axis=1)
     with refused(
-        embgrad.PointNotReachedError,
+        embgrad.errors.PointNotReachedError,
         "made no lookup",
         "The hint. The ids were used otherwise: they look up rows of 'other'",
         "; they look up entries along axis 1 of 'third'",
@@ -144,7 +146,7 @@ def test_the_lookup_has_no_role_and_can_be_named() -> None:
     watch.see_other("op", "other", IDS, (10, 4), "int8")
     points = watch.points()
     assert [(point.key, point.roles) for point in points] == [("scale#0", ())]
-    with refused(embgrad.PointNotReachedError, "the lookup scale#0", "look up rows of 'other'"):
+    with refused(embgrad.errors.PointNotReachedError, "the lookup scale#0", "look up rows of 'other'"):
         point_of("word", points, [], BATCH)
     assert point_of("scale", points, [], BATCH) == (points[0], False)
     named = recorder(("scale#0",))

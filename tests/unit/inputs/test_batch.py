@@ -64,7 +64,7 @@ def test_tokens_of_an_iterator_are_kept() -> None:
     batch = embgrad.TokenBatch(IDS, tokens=iter(texts))
     assert batch == embgrad.TokenBatch(IDS, tokens=texts)
     assert batch.tokens == (("a", "b", "c"), ("d", "e", "f"))
-    with pytest.raises(embgrad.BatchError, match=r"tokens are 1 lists of the lengths \[3\]"):
+    with pytest.raises(embgrad.errors.BatchError, match=r"tokens are 1 lists of the lengths \[3\]"):
         embgrad.TokenBatch(IDS, tokens=iter(texts[:1]))
 
 
@@ -101,7 +101,7 @@ def test_a_float_id_is_that_number_or_refused(number: int, kind: Any) -> None:
     if number < 2 ** (np.finfo(kind).nmant + 1):
         assert embgrad.TokenBatch(given_as).ids.tolist() == [[number]]
     else:
-        with pytest.raises(embgrad.BatchError, match="expected whole numbers, exactly represented"):
+        with pytest.raises(embgrad.errors.BatchError, match="expected whole numbers, exactly represented"):
             embgrad.TokenBatch(given_as)
 
 
@@ -110,7 +110,9 @@ def test_a_float_id_is_that_number_or_refused(number: int, kind: Any) -> None:
     [(2049, np.float16), (2048, np.float16), (2**24 + 1, np.float32), (2**53 + 1, np.float64), (2**63, np.longdouble)],
 )
 def test_a_float_id_that_may_have_been_rounded_is_refused(number: int, kind: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"at example 0, position 1, and float\d+ rounds whole numbers above"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"at example 0, position 1, and float\d+ rounds whole numbers above"
+    ):
         embgrad.TokenBatch(np.array([[1, number]], kind))
 
 
@@ -168,7 +170,7 @@ def test_the_callers_arrays_are_neither_kept_nor_changed() -> None:
     ids=lambda value: None if isinstance(value, list) else type(value).__name__,
 )
 def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
-    with refused(embgrad.BatchError, *fragments):
+    with refused(embgrad.errors.BatchError, *fragments):
         embgrad.TokenBatch(ids)
 
 
@@ -213,7 +215,7 @@ def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
     ],
 )
 def test_fields_that_are_refused(fields: dict[str, Any], fragments: list[str]) -> None:
-    with refused(embgrad.BatchError, *fragments):
+    with refused(embgrad.errors.BatchError, *fragments):
         embgrad.TokenBatch(IDS, **fields)
 
 
@@ -249,7 +251,7 @@ def test_replace_makes_another_one() -> None:
     assert other.convention == "tfhub"
     assert other.extras == {"a": 1}
     np.testing.assert_array_equal(batch.mask, RIGHT)
-    with pytest.raises(embgrad.BatchError, match="mask has shape"):
+    with pytest.raises(embgrad.errors.BatchError, match="mask has shape"):
         batch.replace(ids=IDS[:1])
 
 
@@ -390,7 +392,7 @@ def test_nests_are_cut_where_their_arrays_have_an_entry_an_example() -> None:
 def test_only_slices_cut() -> None:
     with pytest.raises(TypeError, match="by a slice of examples, not by int"):
         embgrad.TokenBatch(IDS)[0]
-    with pytest.raises(embgrad.BatchError, match="the batch is empty"):
+    with pytest.raises(embgrad.errors.BatchError, match="the batch is empty"):
         embgrad.TokenBatch(IDS)[5:]
 
 
@@ -405,7 +407,7 @@ def test_micro_batches_are_the_batch_in_order(examples: int, size: int) -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True])
 def test_sizes_of_micro_batches_that_are_refused(size: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=f"size is {size}: expected a whole number of at least 1"):
+    with pytest.raises(embgrad.errors.BatchError, match=f"size is {size}: expected a whole number of at least 1"):
         list(embgrad.TokenBatch(IDS).micro_batches(size))
 
 
@@ -451,13 +453,17 @@ def test_gluonnlp_takes_valid_lengths() -> None:
 
 @pytest.mark.parametrize("mask", [LEFT, [[1, 0, 1], [1, 1, 1]]])
 def test_gluonnlp_cannot_say_where_other_padding_is(mask: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"example \d is not padded on the right only.*padding_side='right'"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"example \d is not padded on the right only.*padding_side='right'"
+    ):
         embgrad.TokenBatch(IDS, mask).to_gluonnlp()
 
 
 @pytest.mark.parametrize("method", ["to_tfhub", "to_keras_hub", "to_gluonnlp"])
 def test_an_id_that_int32_cannot_hold_is_refused(method: str) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"holds 4294967301, which int32 cannot hold: expected numbers up to"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"holds 4294967301, which int32 cannot hold: expected numbers up to"
+    ):
         getattr(embgrad.TokenBatch([[2**32 + 5]]), method)()
     getattr(embgrad.TokenBatch([[2**31 - 1]]), method)()
 
@@ -545,7 +551,7 @@ def test_encodings_beside_the_ids_give_tokens_and_words() -> None:
     ],
 )
 def test_batches_that_are_refused(given_as: Any, fragments: list[str]) -> None:
-    with refused(embgrad.BatchError, *fragments):
+    with refused(embgrad.errors.BatchError, *fragments):
         as_batch(given_as)
 
 
@@ -603,5 +609,5 @@ def test_a_dict_with_a_models_own_names(model: Any, ids: str) -> None:
     ],
 )
 def test_a_dict_without_known_ids_is_refused(model: Any, mapping: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match="and none of them holds the token ids"):
+    with pytest.raises(embgrad.errors.BatchError, match="and none of them holds the token ids"):
         batch_of(mapping, None, model=model)

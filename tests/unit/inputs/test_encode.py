@@ -155,7 +155,9 @@ def test_the_users_tokenizer_is_as_it_was(tokenizer: Tokenizer, max_length: int 
 
 @pytest.mark.parametrize("texts", [["a film"], [("the plot", "is thin")]])
 def test_no_room_for_the_special_tokens_is_an_error(tokenizer: Tokenizer, texts: Any) -> None:
-    with pytest.raises(embgrad.BatchError, match=r"max_length is 1, .* of example 0: expected room for its special"):
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"max_length is 1, .* of example 0: expected room for its special"
+    ):
         embgrad.encode(texts, tokenizer, max_length=1)
 
 
@@ -163,7 +165,7 @@ def test_texts_of_any_letters(tokenizer: Tokenizer, byte_level: Tokenizer) -> No
     texts = ["", "naïve 電影 🎬", "a\u0301\x00b", " \t\n"]
     assert embgrad.encode(texts, tokenizer).ids[0, :2].tolist() == [2, 3]
     assert embgrad.encode(["", "a film"], byte_level).real[0].any() == np.False_
-    with pytest.raises(embgrad.BatchError, match="returned no tokens for any text"):
+    with pytest.raises(embgrad.errors.BatchError, match="returned no tokens for any text"):
         embgrad.encode([""], byte_level)
 
 
@@ -182,7 +184,7 @@ def test_pieces_are_cut_off_the_longer_text() -> None:
     batch = embgrad.encode([("films a plot", "a plot"), "a"], Pieces(), max_length=6)
     assert batch.tokens[0] == ("[CLS]", "film", "[SEP]", "a", "plot", "[SEP]")
     assert batch.truncated.tolist() == [3, 0]
-    with pytest.raises(embgrad.BatchError, match="max_length is 2: expected room for 3 special tokens"):
+    with pytest.raises(embgrad.errors.BatchError, match="max_length is 2: expected room for 3 special tokens"):
         embgrad.encode([("a", "a")], Pieces(), max_length=2)
 
 
@@ -259,7 +261,7 @@ def test_a_callable_that_returns_a_padded_dict(keys: tuple[str, str, str]) -> No
     ],
 )
 def test_arguments_that_are_refused(arguments: dict[str, Any], fragments: list[str]) -> None:
-    with refused(embgrad.BatchError, *fragments):
+    with refused(embgrad.errors.BatchError, *fragments):
         embgrad.encode(**{"texts": ["a", "ab"], "tokenizer": letters, **arguments})
 
 

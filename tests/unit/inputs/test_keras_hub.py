@@ -102,7 +102,9 @@ def test_a_model_is_given_texts(own: bool) -> None:
     np.testing.assert_array_equal(result.ids, [[2, 5, 6, 7, 3], [2, 8, 9, 3, 0]])
     np.testing.assert_allclose(result.values, result.mask[..., None] * built["W"].value[:, 1])
     assert result.tokens[1] == ("[CLS]", "the", "plot", "[SEP]", "[PAD]")
-    words = embgrad.attribute(built, TEXTS, embgrad.Logit(1), embgrad.IntegratedGradients(2, baseline=4), **options)
+    words = embgrad.attribute(
+        built, TEXTS, embgrad.Logit(1), embgrad.methods.IntegratedGradients(2, baseline=4), **options
+    )
     assert words.scores.shape == (2, 5)
 
 
@@ -110,12 +112,14 @@ def test_a_preprocessor_names_ids_and_knows_the_mask() -> None:
     ids = {"token_ids": [[2, 5, 3]], "padding_mask": [[1, 1, 1]]}
     assert embgrad.gradients(model(), ids, embgrad.Sum(), tokenizer=Preprocessor()).tokens == (("[CLS]", "a", "[SEP]"),)
     by_name, by_id = (
-        embgrad.attribute(model(), ids, embgrad.Sum(), embgrad.Occlusion(absent), tokenizer=Preprocessor()).scores
+        embgrad.attribute(
+            model(), ids, embgrad.Sum(), embgrad.methods.Occlusion(absent), tokenizer=Preprocessor()
+        ).scores
         for absent in ("mask", 4)
     )
     np.testing.assert_array_equal(by_name, by_id)
     assert isinstance(tokenizer_of(None, Preprocessor()), Tokenizer)
-    kept = embgrad.infidelity(
+    kept = embgrad.metrics.infidelity(
         model(), {**ids}, embgrad.Sum(), np.ones((1, 3)), remove="mask", tokenizer=Preprocessor(), samples=3
     )
     assert np.isfinite(kept).all()
@@ -123,16 +127,20 @@ def test_a_preprocessor_names_ids_and_knows_the_mask() -> None:
 
 def test_what_a_tokenizer_or_a_preprocessor_does_not_do_is_said() -> None:
     with refused(
-        embgrad.BatchError, "example 0 is a pair of texts, and Tokenizer splits single ones", "the preprocessor"
+        embgrad.errors.BatchError, "example 0 is a pair of texts, and Tokenizer splits single ones", "the preprocessor"
     ):
         embgrad.encode([("a", "the")], Tokenizer())
     with refused(
-        embgrad.BatchError, "max_length is 5, and Preprocessor cuts texts itself, to its sequence_length of 8"
+        embgrad.errors.BatchError, "max_length is 5, and Preprocessor cuts texts itself, to its sequence_length of 8"
     ):
         embgrad.encode(TEXTS, Preprocessor(), max_length=5)
-    with refused(embgrad.BatchError, "Preprocessor puts the mask in place of random tokens", "give ids as the batch"):
+    with refused(
+        embgrad.errors.BatchError, "Preprocessor puts the mask in place of random tokens", "give ids as the batch"
+    ):
         embgrad.encode(TEXTS, Preprocessor(mask_positions=np.zeros((2, 2))))
-    with refused(embgrad.BatchError, "Preprocessor made 2 tokens of ('a film', 'the plot'), which has 4", "give ids"):
+    with refused(
+        embgrad.errors.BatchError, "Preprocessor made 2 tokens of ('a film', 'the plot'), which has 4", "give ids"
+    ):
         embgrad.encode([("a film", "the plot")], Preprocessor(drops=True))
 
     class Failing(Preprocessor):
@@ -142,7 +150,7 @@ def test_what_a_tokenizer_or_a_preprocessor_does_not_do_is_said() -> None:
             raise TypeError("a dict is expected")
 
     for texts, what in ((TEXTS, "texts"), ([("a", "the")], "pairs of texts")):
-        with refused(embgrad.BatchError, f"Failing raised TypeError for {what}: give ids as the batch"):
+        with refused(embgrad.errors.BatchError, f"Failing raised TypeError for {what}: give ids as the batch"):
             embgrad.encode(texts, Failing())
 
     class Other(Preprocessor):
@@ -152,7 +160,7 @@ def test_what_a_tokenizer_or_a_preprocessor_does_not_do_is_said() -> None:
             return {"images": np.zeros(3)}
 
     with refused(
-        embgrad.BatchError, "Other returned {'images': ", "expected a dict with 'token_ids' and 'padding_mask'"
+        embgrad.errors.BatchError, "Other returned {'images': ", "expected a dict with 'token_ids' and 'padding_mask'"
     ):
         embgrad.encode(TEXTS, Other())
 

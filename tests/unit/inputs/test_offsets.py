@@ -165,5 +165,5 @@ def test_offsets_given_by_hand() -> None:
     ],
 )
 def test_texts_and_offsets_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
-    with refused(embgrad.BatchError, message):
+    with refused(embgrad.errors.BatchError, message):
         embgrad.TokenBatch([[4, 5]], **fields)

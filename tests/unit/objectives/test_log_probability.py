@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import embgrad
-from embgrad import LogProbability, ObjectiveError, TokenBatch
+from embgrad import LogProbability, TokenBatch
+from embgrad.errors import ObjectiveError
 from tests.unit.attribution.language_models import causal, log_softmax
 from tests.unit.numerics import differences
 from tests.unit.refusals import refused

@@ -103,7 +103,7 @@ def test_classes_masked_with_minus_infinity() -> None:
     assert Margin(0, against=2).evaluate(logits, batch)[0].tolist() == [-2.0]
     assert Margin(0).evaluate(logits, batch)[0].tolist() == [-2.0]
     for objective in (CrossEntropy([1]), Logit(1), Margin(0, 1)):
-        with pytest.raises(embgrad.ObjectiveError, match="inf at example 0"):
+        with pytest.raises(embgrad.errors.ObjectiveError, match="inf at example 0"):
             objective.evaluate(logits, batch)
 
 
@@ -143,7 +143,7 @@ def test_margin_over_the_largest_other_is_negative_where_another_class_is_predic
 
 
 def test_a_margin_over_the_largest_other_needs_another_class() -> None:
-    with pytest.raises(embgrad.ObjectiveError, match=r"single class.*use embgrad.Logit"):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=r"single class.*use embgrad.Logit"):
         Margin(0).evaluate(np.ones((1, 1)), TokenBatch([[1]]))
 
 
@@ -364,7 +364,7 @@ def test_the_callers_vector_is_not_kept() -> None:
     ],
 )
 def test_arguments_that_are_refused(build: Callable[[], Any], fragments: list[str]) -> None:
-    with refused(embgrad.ObjectiveError, *fragments):
+    with refused(embgrad.errors.ObjectiveError, *fragments):
         build()
 
 
@@ -424,13 +424,13 @@ PER_POSITION = drawn(0, EXAMPLES, POSITIONS, CLASSES)
 )
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_outputs_that_are_refused(objective: Objective, output: np.ndarray, fragments: list[str]) -> None:
-    with refused(embgrad.ObjectiveError, *fragments):
+    with refused(embgrad.errors.ObjectiveError, *fragments):
         objective.evaluate(output, BATCH)
 
 
 def test_a_position_of_an_example_that_is_all_padding() -> None:
     batch = BATCH.replace(mask=[[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
-    with refused(embgrad.ObjectiveError, "position -1 of example 1 is padding: its real positions are []"):
+    with refused(embgrad.errors.ObjectiveError, "position -1 of example 1 is padding: its real positions are []"):
         Sum(position=-1).evaluate(PER_POSITION, batch)
 
 
@@ -500,7 +500,7 @@ def test_the_rows_that_count_give_what_the_whole_output_gives(seed: int) -> None
     ],
 )
 def test_arguments_of_the_wrong_length_cannot_be_sliced(objective: Objective, fragment: str) -> None:
-    with pytest.raises(embgrad.ObjectiveError, match=fragment):
+    with pytest.raises(embgrad.errors.ObjectiveError, match=fragment):
         objective.take(slice(0, 1), 3)
 
 
@@ -535,7 +535,7 @@ def test_one_label_for_a_batch_of_one(label: Any) -> None:
 def test_a_softmax_in_single_precision_is_recognised(classes: int) -> None:
     rows = softmax(drawn(1, 3, classes).astype(np.float32))
     assert rows.dtype == np.float32
-    with pytest.raises(embgrad.ObjectiveError, match="end in a softmax"):
+    with pytest.raises(embgrad.errors.ObjectiveError, match="end in a softmax"):
         CrossEntropy([0, 1, 1]).evaluate(rows, BATCH)
 
 
@@ -577,7 +577,9 @@ def test_positions_of_the_decoder(further: dict[str, Any]) -> None:
     last, _ = Logit(2, position=-1).evaluate(output, batch)
     np.testing.assert_array_equal(last, output[np.arange(3), [2, 1, 0], 2])
     expect_cotangent_is_slope(CrossEntropy(np.ones_like(DECODER)), output, batch)
-    with pytest.raises(embgrad.ObjectiveError, match=r"labels have shape \(3, 4\) .*expected labels of shape \(3, 3\)"):
+    with pytest.raises(
+        embgrad.errors.ObjectiveError, match=r"labels have shape \(3, 4\) .*expected labels of shape \(3, 3\)"
+    ):
         CrossEntropy(np.ones_like(BATCH.ids)).evaluate(output, batch)
 
 

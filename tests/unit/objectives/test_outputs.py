@@ -61,7 +61,7 @@ def test_a_backend_may_know_the_entries_names() -> None:
 
 @pytest.mark.parametrize("returned", [None, 3, "text", {}, [], {"a": None}, object()])
 def test_no_tensor_at_all(returned: Any) -> None:
-    with pytest.raises(embgrad.OutputError) as caught:
+    with pytest.raises(embgrad.errors.OutputError) as caught:
         named(returned)
     for fragment in (
         f"returned {type(returned).__name__}",
@@ -107,5 +107,5 @@ def test_choices(names: list[str], wanted: str | None, expected: str) -> None:
     ],
 )
 def test_outputs_that_are_not_there(names: list[str], wanted: Any, fragments: list[str]) -> None:
-    with refused(embgrad.OutputError, *fragments):
+    with refused(embgrad.errors.OutputError, *fragments):
         choose_output(dict.fromkeys(names, A), wanted)

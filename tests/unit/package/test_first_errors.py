@@ -46,7 +46,7 @@ def test_embeddings_in_the_batch_are_refused(more: dict[str, Any]) -> None:
 
 def test_names_instead_of_models_and_tokenizers_are_refused() -> None:
     with pytest.raises(
-        BackendError, match=r"in place of a name, pass the model that from_pretrained\(...\) or embgrad.load_bert"
+        BackendError, match=r"in place of a name, pass the model that from_pretrained\(...\) or embgrad.zoo.load_bert"
     ):
         embgrad.gradients("bert-base-uncased", IDS, SUM)
     with pytest.raises(BatchError, match=r"in place of a name, what AutoTokenizer.from_pretrained\(...\) gives"):
@@ -151,12 +151,12 @@ def test_other_objectives_are_refused(given: Any, message: str) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        embgrad.table_gradients,
-        embgrad.parameter_gradients,
-        lambda *arguments: embgrad.attribute(*arguments, embgrad.Saliency()),
-        lambda *arguments: embgrad.infidelity(*arguments, embgrad.Saliency()),
-        lambda *arguments: embgrad.sensitivity(*arguments, embgrad.Saliency()),
-        lambda model, ids, objective: embgrad.padding_report(
+        embgrad.tables.table_gradients,
+        embgrad.tables.parameter_gradients,
+        lambda *arguments: embgrad.attribute(*arguments, embgrad.methods.Saliency()),
+        lambda *arguments: embgrad.metrics.infidelity(*arguments, embgrad.methods.Saliency()),
+        lambda *arguments: embgrad.metrics.sensitivity(*arguments, embgrad.methods.Saliency()),
+        lambda model, ids, objective: embgrad.metrics.padding_report(
             model, embgrad.TokenBatch(ids, np.array([[1, 1], [1, 0]])), objective
         ),
         lambda model, ids, objective: list(embgrad.stream(model, list(ids), objective)),

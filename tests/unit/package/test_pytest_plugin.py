@@ -290,7 +290,7 @@ def test_the_plugin_can_be_switched_on_and_off(
 def test_pytest_starts_in_a_process_that_has_imported_embgrad(project: Project) -> None:
     project.write(ONE)
     code = (
-        "import sys, pytest, embgrad; embgrad.list_backends();"
+        "import sys, pytest, embgrad; embgrad.backend.list_backends();"
         "sys.exit(pytest.main(['-W', 'error', '-p', 'no:cacheprovider', '--embgrad-update']))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=project.folder, capture_output=True, text=True, check=False)
@@ -298,7 +298,7 @@ def test_pytest_starts_in_a_process_that_has_imported_embgrad(project: Project) 
     assert "1 written" in done.stdout
 
 
-def gradient() -> embgrad.EmbeddingGradients:
+def gradient() -> embgrad.results.EmbeddingGradients:
     model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
     return embgrad.gradients(model, [[0, 1], [2, 3]], embgrad.Logit([0, 1]))
 

@@ -55,10 +55,12 @@ def everything() -> tuple[dict[str, Any], dict[str, Any]]:
     third = {point: times(gradient, 1.0) for point in points}
     results = {"torch 2.13": first, "tensorflow": second, "a label " + 8 * "that_is_very_long_": third}
     comparisons = {label: embgrad.compare(first, each) for label, each in list(results.items())[1:]}
-    found = (embgrad.Finding(("constant-factor",), "a factor 0.0625 = 1/16, the number of examples", 0.987, 0.01),)
+    found = (
+        embgrad.results.Finding(("constant-factor",), "a factor 0.0625 = 1/16, the number of examples", 0.987, 0.01),
+    )
     whole = dict(comparisons["tensorflow"])
     whole["layer.5"] = replace(whole["layer.5"], findings=found, notes=("b is padded to 17 positions",))
-    comparisons["tensorflow"] = embgrad.Comparisons(whole)
+    comparisons["tensorflow"] = embgrad.results.Comparisons(whole)
     return results, comparisons
 
 

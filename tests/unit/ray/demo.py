@@ -41,7 +41,7 @@ def minilm() -> tuple[Any, Any]:
     from embgrad.cli.demo import minilm_folder
 
     folder = minilm_folder()
-    return embgrad.load_bert(folder, "torch"), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return embgrad.zoo.load_bert(folder, "torch"), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def pooled(rows: Any) -> Any:
@@ -85,7 +85,7 @@ def run(texts: list[str], folder: Path) -> int:
 
     model, tokenizer = minilm()
     alone = embgrad.gradients(model, embgrad.encode(texts, tokenizer), embgrad.Sum(output="pooled"), batch_size=8)
-    assert isinstance(alone, embgrad.EmbeddingGradients)
+    assert isinstance(alone, embgrad.results.EmbeddingGradients)
     actual = parquet.read_table(folder / "out").sort_by("number")
     saliency, real = alone.saliency(), alone.real
     difference = max(

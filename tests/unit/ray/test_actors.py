@@ -125,7 +125,7 @@ def test_other_weights_than_those_of_the_first_actor_are_refused() -> None:
     run, built = uuid.uuid4().hex, models.drawn()
     for model in (built, ReferenceModel(built.forward, {name: item.value for name, item in built.parameters.items()})):
         expect_same_weights(run, model)
-    with pytest.raises(embgrad.BackendError, match=SAID):
+    with pytest.raises(embgrad.errors.BackendError, match=SAID):
         expect_same_weights(run, models.drawn())
     expect_same_weights(run, built)
     expect_same_weights(uuid.uuid4().hex, models.drawn())  # another run's
@@ -163,7 +163,7 @@ def test_a_restarted_actor_with_another_model_is_refused(
 ) -> None:
     rows, folder = ray.data.from_items(items(60)), tmp_path / "refused"
     folder.mkdir()
-    with pytest.raises(embgrad.BackendError, match=SAID):
+    with pytest.raises(embgrad.errors.BackendError, match=SAID):
         make(rows, Dying(folder), folder, ids="ids_", batch_size=2, workers=1)
     assert not (folder / "out" / "_embgrad.json").exists()
 

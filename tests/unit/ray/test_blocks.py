@@ -57,11 +57,11 @@ def blocks(table: pa.Table, build: Any = models.reference, objective: Any = labe
 
 def alone(
     row: dict[str, Any], build: Callable[[], Any] = models.reference, **options: Any
-) -> embgrad.EmbeddingGradients:
+) -> embgrad.results.EmbeddingGradients:
     actual = embgrad.gradients(
         build(), embgrad.TokenBatch([row["ids_"]]), embgrad.CrossEntropy([row["label"]]), **options
     )
-    assert isinstance(actual, embgrad.EmbeddingGradients)
+    assert isinstance(actual, embgrad.results.EmbeddingGradients)
     return actual
 
 
@@ -583,7 +583,7 @@ def test_sums_are_those_of_all_rows(items: Items) -> None:
     with pytest.raises(EmbgradError, match=r"13 rows went in and 18 came out"):
         expect_same_rows(whole.tally, twice.tally, "the sum")
     with pytest.raises(EmbgradError, match=r"differ in shape, \(40, 5\) and \(3, 5\)"):
-        whole + Partial(embgrad.RowSparse(np.arange(3), np.ones((3, 5)), (3, 5)))
+        whole + Partial(embgrad.results.RowSparse(np.arange(3), np.ones((3, 5)), (3, 5)))
 
 
 def test_exchanged_rows_are_found(items: Items) -> None:
@@ -602,11 +602,11 @@ def test_errors_of_embgrad_are_extracted_from_those_of_ray() -> None:
     text = (
         "ray::MapWorker()\n  File 'x.py', line 3\nembgrad.errors.ObjectiveError: inner\n\nThe above exception was the direct "
         "cause\n\nray::MapWorker()\nembgrad.errors.BatchError: the row with key=7: id 99\nis wrong\n"
-        f"{embgrad.BatchError.see()}\n\nThe above exception was"
+        f"{embgrad.errors.BatchError.see()}\n\nThe above exception was"
     )
     with pytest.raises(BatchError, match=r"^the row with key=7: id 99\nis wrong\nsee docs/errors"), plain_errors():
         raise RuntimeError(text)
-    blank = f"embgrad.errors.BatchError: it said:\n\nno \n\n\nat all\n{embgrad.BatchError.see()}"
+    blank = f"embgrad.errors.BatchError: it said:\n\nno \n\n\nat all\n{embgrad.errors.BatchError.see()}"
     added = "\nFailed to apply UDF transform after 1/1 attempts (total backoff 0.0s).\nTo change retry attempts, see"
     for whole in (
         blank,

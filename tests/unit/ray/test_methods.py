@@ -24,16 +24,16 @@ from tests.unit.ray.models import labelled
 Items = Callable[..., list[dict[str, Any]]]
 
 METHODS: dict[str, embgrad.attribution.Method] = {
-    "saliency": embgrad.Saliency(),
-    "integrated_gradients": embgrad.IntegratedGradients(8, baseline=0),
-    "smooth_grad": embgrad.SmoothGrad(4, seed=1),
-    "gradient_shap": embgrad.GradientShap(["zero", 0], samples=4, seed=2),
-    "occlusion": embgrad.Occlusion(0),
-    "kernel_shap": embgrad.KernelShap(16, baseline=0, seed=3),
+    "saliency": embgrad.methods.Saliency(),
+    "integrated_gradients": embgrad.methods.IntegratedGradients(8, baseline=0),
+    "smooth_grad": embgrad.methods.SmoothGrad(4, seed=1),
+    "gradient_shap": embgrad.methods.GradientShap(["zero", 0], samples=4, seed=2),
+    "occlusion": embgrad.methods.Occlusion(0),
+    "kernel_shap": embgrad.methods.KernelShap(16, baseline=0, seed=3),
 }
 
 
-def alone(row: dict[str, Any], method: embgrad.attribution.Method) -> embgrad.Attribution:
+def alone(row: dict[str, Any], method: embgrad.attribution.Method) -> embgrad.results.Attribution:
     batch, objective = embgrad.TokenBatch([row["ids_"]]), embgrad.CrossEntropy([row["label"]])
     return embgrad.attribute(models.reference(), batch, objective, method)
 
@@ -93,7 +93,7 @@ def test_what_has_no_meaning_for_attributions_is_refused(options: Any, error: An
 
 def test_an_error_of_the_method_names_the_row(items: Items) -> None:
     job, _ = settings(models.reference, labelled, {"ids": "ids_", "key": "key"})
-    worker = GradientWorker(job, Wanted("saliency", "norm", None, "", embgrad.Occlusion("mask")))
+    worker = GradientWorker(job, Wanted("saliency", "norm", None, "", embgrad.methods.Occlusion("mask")))
     worker._weights_checked = True
-    with pytest.raises(embgrad.BatchError, match=r"the row with key=0: .*the id of the mask is not known"):
+    with pytest.raises(embgrad.errors.BatchError, match=r"the row with key=0: .*the id of the mask is not known"):
         worker(pa.Table.from_pylist(items(3)))

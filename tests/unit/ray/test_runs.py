@@ -29,14 +29,14 @@ CLOSE = {"float32": 2e-6, "float64": 1e-12}
 
 def of_one_process(
     built: Any, rows: list[dict[str, Any]], objective: Any = None, **batch: Any
-) -> embgrad.EmbeddingGradients:
+) -> embgrad.results.EmbeddingGradients:
     model, tokenizer = built if isinstance(built, tuple) else (built, None)
     actual = embgrad.gradients(
         model,
         embgrad.encode([row["text"] for row in rows], tokenizer) if tokenizer is not None else _padded(rows),
         objective or embgrad.CrossEntropy([row["label"] for row in rows]),
     )
-    assert isinstance(actual, embgrad.EmbeddingGradients)
+    assert isinstance(actual, embgrad.results.EmbeddingGradients)
     return actual
 
 
@@ -93,7 +93,7 @@ def test_parquet_files_with_a_killed_actor(
         close(row["objective"], expected.objective[number])
     said = json.loads((out / "_embgrad.json").read_text())
     assert (said["rows"], said["output"], said["inputs"]["ids"]) == (150, "saliency", "ids_")
-    with pytest.raises(embgrad.FileFormatError, match=r"expected a new or empty folder"):
+    with pytest.raises(embgrad.errors.FileFormatError, match=r"expected a new or empty folder"):
         embgrad.ray.write(out, models.reference, labelled, out, ids="ids_")
 
 
@@ -131,7 +131,9 @@ def test_the_result_is_a_lazy_dataset(items: Items) -> None:
 def test_an_error_names_the_row_and_is_short(items: Items) -> None:
     rows = items(20)
     rows[17]["ids_"] = [3, 99]
-    with pytest.raises(embgrad.BatchError, match=r"^the row with key=17: id 99 at .* is outside the table") as caught:
+    with pytest.raises(
+        embgrad.errors.BatchError, match=r"^the row with key=17: id 99 at .* is outside the table"
+    ) as caught:
         embgrad.ray.table(ray.data.from_items(rows), models.reference, labelled, ids="ids_", key="key", verify=False)
     assert len(str(caught.value)) < 300
 
@@ -201,7 +203,7 @@ def test_tables_of_each_row_in_gluon(items: Items) -> None:
     actual = dataset.take_all()
     assert sorted(row["key"] for row in actual) == list(range(24))
     for row in actual:
-        table = embgrad.RowSparse(np.array(row["rows"]), np.array(row["values"]), (row["vocab"], 16))
+        table = embgrad.results.RowSparse(np.array(row["rows"]), np.array(row["values"]), (row["vocab"], 16))
         assert np.abs(table.to_dense() - expected[row["key"]].to_dense()).max() < CLOSE["float32"] * scale
 
 

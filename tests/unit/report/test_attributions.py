@@ -18,15 +18,19 @@ from tests.unit.results.attributed import attribution_of
 
 TOKENS = [["a", "b", "b", "c"], ["[CLS]", "d", "##e", "f"]]
 BATCH = embgrad.TokenBatch(IDS, MASK, tokens=TOKENS)
-METHODS: dict[str, Any] = {"gradient": "saliency", "product": "input_x_gradient", "removal": embgrad.Occlusion(0)}
+METHODS: dict[str, Any] = {
+    "gradient": "saliency",
+    "product": "input_x_gradient",
+    "removal": embgrad.methods.Occlusion(0),
+}
 
 
 @pytest.fixture(scope="module")
-def attributions() -> embgrad.Attributions:
+def attributions() -> embgrad.results.Attributions:
     return embgrad.attribute(curved(), BATCH, embgrad.Logit(0), METHODS)
 
 
-def test_each_method_has_a_panel_on_its_own_scale(attributions: embgrad.Attributions) -> None:
+def test_each_method_has_a_panel_on_its_own_scale(attributions: embgrad.results.Attributions) -> None:
     example = sentences(attributions, {}).examples[0]
     (row,) = example.rows
     assert (row.heading, [panel.label for panel in row.panels]) == ("Contribution", list(METHODS))
@@ -47,7 +51,7 @@ def test_results_of_one_method_share_a_scale() -> None:
     assert row.panels[0].scale == row.panels[1].scale
 
 
-def test_only_attributions_by_one_method_are_compared(attributions: embgrad.Attributions) -> None:
+def test_only_attributions_by_one_method_are_compared(attributions: embgrad.results.Attributions) -> None:
     page = render_page(attributions)
     assert "Findings" not in page
     assert page.count("<fieldset>") == 2 * len(METHODS)
@@ -77,21 +81,21 @@ def test_unknown_words_and_masks_in_the_text_count_for_the_scale(located: bool, 
     assert "[CLS] a(+2) [UNK](+9) [MASK](+1) [SEP]" in capsys.readouterr().out
 
 
-def test_attributions_of_several_models_have_both_names(attributions: embgrad.Attributions) -> None:
+def test_attributions_of_several_models_have_both_names(attributions: embgrad.results.Attributions) -> None:
     page = render_page({"torch": attributions, "gluon": attributions}, {}, title="Two models")
     assert "<h1>Two models</h1>" in page
     assert "torch, removal" in page
     assert "gluon, product" in page
 
 
-def test_gradients_and_attributions_are_not_mixed(attributions: embgrad.Attributions) -> None:
+def test_gradients_and_attributions_are_not_mixed(attributions: embgrad.results.Attributions) -> None:
     gradients = embgrad.gradients(curved(), BATCH, embgrad.Logit(0))
     with pytest.raises(EmbgradError, match="results holds gradients and attributions: expected one of the two"):
         render_page({"a": gradients, "b": attributions["gradient"]}, {})
 
 
-def test_the_provenance_has_the_method(attributions: embgrad.Attributions) -> None:
-    one = embgrad.attribute(curved(), BATCH, embgrad.Logit(0), embgrad.IntegratedGradients(64))
+def test_the_provenance_has_the_method(attributions: embgrad.results.Attributions) -> None:
+    one = embgrad.attribute(curved(), BATCH, embgrad.Logit(0), embgrad.methods.IntegratedGradients(64))
     page = render_page(one)
     assert "IntegratedGradients" in page
     assert "largest error of completeness" in page

@@ -126,7 +126,7 @@ def test_the_verdict_in_words() -> None:
 
 
 def test_findings_notes_and_advice_come_before_the_sentences() -> None:
-    actual = (embgrad.Finding(("sign",), "a change of sign", 0.987, 0.01),)
+    actual = (embgrad.results.Finding(("sign",), "a change of sign", 0.987, 0.01),)
     comparison = replace(
         embgrad.compare(RESULT, times(RESULT, -1)), findings=actual, notes=("padded otherwise",), advice="try bisect"
     )
@@ -162,9 +162,9 @@ def test_several_points() -> None:
 
 
 def test_findings_name_their_points() -> None:
-    sign, factor = (embgrad.Finding((name,), name, 0.99, 0.1) for name in ("sign", "constant-factor"))
+    sign, factor = (embgrad.results.Finding((name,), name, 0.99, 0.1) for name in ("sign", "constant-factor"))
     whole = embgrad.compare(RESULT, times(RESULT, -1))
-    given = embgrad.Comparisons(
+    given = embgrad.results.Comparisons(
         {
             "word": replace(whole, findings=(sign, factor), notes=("n",)),
             "layer.0": replace(whole, findings=(sign,), notes=("n", "m")),
@@ -182,7 +182,7 @@ def test_different_findings_are_listed_separately() -> None:
     whole = embgrad.compare(RESULT, times(RESULT, -1))
     texts = [f"a factor {number}" for number in range(12)]
     given = {
-        f"layer.{number}": replace(whole, findings=(embgrad.Finding(("constant-factor",), text, 0.9, 0.1),))
+        f"layer.{number}": replace(whole, findings=(embgrad.results.Finding(("constant-factor",), text, 0.9, 0.1),))
         for number, text in enumerate(texts)
     }
     text = verdict_of(read({"a": dict.fromkeys(given, RESULT), "b": dict.fromkeys(given, RESULT)}, {"b": given}))
@@ -261,8 +261,8 @@ def test_the_pages_structure() -> None:
 
 
 def test_the_foot_shows_the_provenance() -> None:
-    certificate = embgrad.Certificate(
-        (embgrad.Slope("gradient", 1.0, 1.0, 0.0, 1e-3), embgrad.Slope("random 1", 1.0, 2.0, 0.0, 1e-3))
+    certificate = embgrad.results.Certificate(
+        (embgrad.results.Slope("gradient", 1.0, 1.0, 0.0, 1e-3), embgrad.results.Slope("random 1", 1.0, 2.0, 0.0, 1e-3))
     )
     page = read(result(SENTENCE, mask=np.ones((1, 6), np.int64), pad_leak=1e-9, certificate=certificate))
     rows = dict(row for row in page.rows if len(row) == 2)
@@ -388,12 +388,12 @@ def test_notebooks_show_comparisons() -> None:
     page = Reader(several._repr_html_() or "")
     assert [row[0].strip() for row in page.rows] == ["point", "✓ word", "✗ layer.0"]
     assert [tag for tag, _ in page.tags].count("svg") == 1
-    assert embgrad.Comparisons({})._repr_html_() is not None
+    assert embgrad.results.Comparisons({})._repr_html_() is not None
 
 
 def test_without_jinja2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     comparison = embgrad.compare(RESULT, RESULT)
-    shown = [RESULT, comparison, embgrad.Comparisons({"word": comparison})]
+    shown = [RESULT, comparison, embgrad.results.Comparisons({"word": comparison})]
     assert all(each._repr_html_() is not None for each in shown)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert [each._repr_html_() for each in shown] == [None] * 3

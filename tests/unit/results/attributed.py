@@ -24,14 +24,14 @@ def byte_level() -> Tokenizer:
 
 def attribution_of(
     batch: embgrad.TokenBatch, scores: Any = None, method: str = "IntegratedGradients"
-) -> embgrad.Attribution:
+) -> embgrad.results.Attribution:
     """Return an attribution with these scores, by default 1, 2, 3, … along the positions."""
     positions = np.arange(1.0, batch.shape[1] + 1)
     filled = np.broadcast_to(positions if scores is None else np.asarray(scores, float), batch.shape)
     zeros = np.zeros(len(batch))
     provenance = {"method": {"class": method, "steps": 5}, "point": "word", "model": "Model", "backend": "reference"}
     has_baseline = method == "IntegratedGradients"
-    return embgrad.Attribution(
+    return embgrad.results.Attribution(
         values=None,
         scores=filled.copy(),
         objective=zeros + 2.5,
@@ -51,7 +51,7 @@ def attribution_of(
 
 def by_words(
     texts: Sequence[Any], tokens: Sequence[Sequence[str]], scores: Any, method: str = "IntegratedGradients"
-) -> embgrad.Attribution:
+) -> embgrad.results.Attribution:
     """Return an attribution of tokens that stand in their texts one after another, special ones aside."""
     offsets, parts = [], []
     for text, row in zip(texts, tokens, strict=True):

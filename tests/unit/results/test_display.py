@@ -179,7 +179,7 @@ def test_scores_that_are_not_finite_are_marked_wherever_text_is_shown(capsys: An
 
 
 def test_the_error_by_steps(plt: Any) -> None:
-    def with_steps(steps: int, delta: float) -> embgrad.Attribution:
+    def with_steps(steps: int, delta: float) -> embgrad.results.Attribution:
         found = by_words(["a", "b"], [["a"], ["b"]], 1.0)
         found.provenance["method"]["steps"] = steps  # type: ignore[index]
         assert found.delta is not None

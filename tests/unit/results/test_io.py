@@ -76,7 +76,7 @@ SPECIAL = np.array([[[np.nan, -0.0, np.inf, 5e-324]]])
     ],
     ids=["float64", "special values", "of a run", "of a scalar objective", "strided", "of a shared table"],
 )
-def test_results_come_back(stored: embgrad.EmbeddingGradients) -> None:
+def test_results_come_back(stored: embgrad.results.EmbeddingGradients) -> None:
     expect_same_bits(stored, through_a_file(stored))
 
 
@@ -105,7 +105,7 @@ def test_invalid_paths_are_refused(path: Any) -> None:
     with pytest.raises(embgrad.EmbgradError, match=r"folder is .*: expected the path"):
         embgrad.open_stream(path)
     with pytest.raises(embgrad.EmbgradError, match=r"folder is .*: expected the path"):
-        embgrad.load_bert(path, "reference")
+        embgrad.zoo.load_bert(path, "reference")
 
 
 def test_the_arguments_of_save_in_the_wrong_order() -> None:

@@ -192,7 +192,7 @@ CHANGED = [
 @pytest.mark.parametrize(("results", "change", "message"), CHANGED)
 def test_files_changed_by_hand(tmp_path: Path, results: Any, change: Change, message: str) -> None:
     path = rewritten(tmp_path, change, results)
-    with pytest.raises(embgrad.FileFormatError, match=message):
+    with pytest.raises(embgrad.errors.FileFormatError, match=message):
         embgrad.load(path)
 
 

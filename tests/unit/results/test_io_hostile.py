@@ -79,7 +79,7 @@ def by_the_library(data: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]]
 def by_embgrad(data: bytes) -> dict[str, np.ndarray] | None:
     try:
         return dict(in_a_file(data, read_tensors)[0])
-    except embgrad.FileFormatError:
+    except embgrad.errors.FileFormatError:
         return None
 
 
@@ -183,7 +183,7 @@ def memory_of_a_refusal(read: Callable[[], Any], message: str | None = None) -> 
     """Return the most bytes that were held at once while a file was refused with this message."""
 
     def attempt() -> None:
-        with pytest.raises(embgrad.FileFormatError, match=message):
+        with pytest.raises(embgrad.errors.FileFormatError, match=message):
             read()
 
     return traced(attempt)
@@ -368,7 +368,7 @@ def test_irregular_files_are_refused_at_once(tmp_path: Path, make: Callable[[Pat
         lambda path: embgrad.golden(path).check(result()),
     ]
     for read in readers:
-        with refused(embgrad.FileFormatError, "is not a complete safetensors file: it is not a regular file"):
+        with refused(embgrad.errors.FileFormatError, "is not a complete safetensors file: it is not a regular file"):
             at_once(lambda read=read: read(tmp_path / "g.safetensors"))
     with pytest.raises(ValueError, match="it is not a regular file"):
         at_once(lambda: read_json(tmp_path / "g.safetensors"))
@@ -382,7 +382,7 @@ def test_a_file_replaced_by_a_pipe_is_refused_without_waiting(tmp_path: Path, mo
     path.unlink()
     os.mkfifo(path)
     monkeypatch.setattr(files.os, "stat", lambda _: kept)
-    with pytest.raises(embgrad.FileFormatError, match="it is not a regular file"):
+    with pytest.raises(embgrad.errors.FileFormatError, match="it is not a regular file"):
         at_once(lambda: embgrad.load(path))
 
 
@@ -394,7 +394,7 @@ def test_links_are_followed_and_broken_links_are_refused(tmp_path: Path) -> None
     with pytest.raises(FileNotFoundError, match="nowhere is a symbolic link to a missing file: expected a safetensors"):
         embgrad.load(tmp_path / "nowhere")
     in_a_circle(tmp_path / "circle")
-    with refused(embgrad.FileFormatError, "not a complete safetensors file: Too many levels of symbolic links"):
+    with refused(embgrad.errors.FileFormatError, "not a complete safetensors file: Too many levels of symbolic links"):
         embgrad.load(tmp_path / "circle")
 
 
@@ -414,7 +414,7 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest
             return header
 
         monkeypatch.setattr(headers, "read_header", cutting)
-        with refused(embgrad.FileFormatError, "it was shortened while it was read; write or fetch it again"):
+        with refused(embgrad.errors.FileFormatError, "it was shortened while it was read; write or fetch it again"):
             embgrad.load(path)
     path.write_bytes(whole[: 8 + length // 2])
     with opened(path) as file, pytest.raises(ValueError, match="it was shortened while it was read"):
@@ -431,7 +431,9 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("stat", "open"):
         with monkeypatch.context() as patched:
             patched.setattr(files.os, name, refusing)
-            with refused(embgrad.FileFormatError, "not a complete safetensors file: Permission denied; write or"):
+            with refused(
+                embgrad.errors.FileFormatError, "not a complete safetensors file: Permission denied; write or"
+            ):
                 embgrad.load(path)
 
 
@@ -450,7 +452,7 @@ def test_paths_that_no_file_has(tmp_path: Path) -> None:
             call(f"{tmp_path}/a\0b")
     with pytest.raises(FileNotFoundError):
         embgrad.load(tmp_path / "a.safetensors" / "b")
-    with pytest.raises(embgrad.FileFormatError, match="File name too long"):
+    with pytest.raises(embgrad.errors.FileFormatError, match="File name too long"):
         embgrad.load(tmp_path / ("x" * 5000))
 
 
@@ -486,7 +488,7 @@ refused = 0
 for path in Path(sys.argv[1]).iterdir():
     try:
         embgrad.load(path)
-    except embgrad.FileFormatError:
+    except embgrad.errors.FileFormatError:
         refused += 1
 print(refused)
 """

@@ -148,7 +148,7 @@ def test_a_file_changed_by_hand_is_refused(tmp_path: Path, change: Any, message:
     path = tmp_path / "s.safetensors"
     SEARCH.save(path)
     rewritten(path, change)
-    with refused(embgrad.FileFormatError, message):
+    with refused(embgrad.errors.FileFormatError, message):
         embgrad.load(path)
 
 
@@ -169,7 +169,7 @@ def test_changed_files_are_refused_or_sound(changes: Any, repaired: bool) -> Non
         path.write_bytes(changed(SOUND, changes, repaired=repaired))
         try:
             found = embgrad.load(path)
-        except embgrad.FileFormatError:
+        except embgrad.errors.FileFormatError:
             return
         with np.errstate(all="ignore"):
             assert repr(found)

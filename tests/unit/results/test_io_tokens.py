@@ -123,5 +123,5 @@ def test_a_file_changed_by_hand_is_refused(tmp_path: Path, change: Any, message:
         entry = json.loads(file.metadata()["embgrad"])
     change(arrays, entry)
     safetensors.numpy.save_file(arrays, path, {"embgrad": json.dumps(entry)})
-    with refused(embgrad.FileFormatError, message):
+    with refused(embgrad.errors.FileFormatError, message):
         embgrad.load(path)

@@ -31,7 +31,7 @@ def dense(given: list[RowSparse]) -> np.ndarray:
     return np.stack([item.to_dense().astype(np.float64).ravel() for item in given])
 
 
-def result(count: int = 7) -> embgrad.EmbeddingGradients:
+def result(count: int = 7) -> embgrad.results.EmbeddingGradients:
     return embgrad.gradients(model(), texts(count), embgrad.CrossEntropy(labels(count)), tokenizer=tokenizer)
 
 
@@ -102,7 +102,7 @@ def test_norms_of_small_numbers_do_not_vanish() -> None:
 def test_norms_whose_squares_leave_the_range_of_float64(size: float) -> None:
     table = RowSparse(np.array([1, 3]), np.full((2, 2), size), (9, 2))
     assert table.norm() == pytest.approx(2 * size, rel=1e-15)
-    np.testing.assert_allclose(embgrad.clipped_table([table], size / 10).values, table.values / 20, rtol=1e-14)
+    np.testing.assert_allclose(embgrad.tables.clipped_table([table], size / 10).values, table.values / 20, rtol=1e-14)
     assert RowSparse(np.array([1]), np.zeros((1, 2)), (9, 2)).norm() == 0
     assert RowSparse(np.array([1]), np.array([[np.inf, 1]]), (9, 2)).norm() == np.inf
 
@@ -113,23 +113,27 @@ def test_products_are_those_of_the_matrices(seed: int, mine: int, theirs: int, v
     second = drawn(seed + 2, theirs, 7, vocab)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(table_norms, "BLOCK_BYTES", block)
-        own, across = embgrad.table_products(first), embgrad.table_products(first, second)
+        own, across = embgrad.tables.table_products(first), embgrad.tables.table_products(first, second)
     a, b = dense(first), dense(second)
     np.testing.assert_allclose(own, a @ a.T, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(across, a @ b.T, rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(own, own.T)
     assert (own.dtype, across.shape) == (np.float64, (mine + 2, theirs))
-    np.testing.assert_allclose(embgrad.table_norms(first), np.sqrt(np.diag(own)), rtol=1e-12)
+    np.testing.assert_allclose(embgrad.tables.table_norms(first), np.sqrt(np.diag(own)), rtol=1e-12)
 
 
 def test_products_are_those_of_the_framework_s_own_table_gradients() -> None:
     count = 5
     own = [
-        embgrad.parameter_gradients(model(), [text], embgrad.CrossEntropy([label]), tokenizer=tokenizer)["E"].ravel()
+        embgrad.tables.parameter_gradients(model(), [text], embgrad.CrossEntropy([label]), tokenizer=tokenizer)[
+            "E"
+        ].ravel()
         for text, label in zip(texts(count), labels(count), strict=True)
     ]
     expected = np.stack(own).astype(np.float64)
-    np.testing.assert_allclose(embgrad.table_products(result(count)), expected @ expected.T, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        embgrad.tables.table_products(result(count)), expected @ expected.T, rtol=1e-5, atol=1e-7
+    )
 
 
 def test_split_results_have_the_tables_of_their_own_pullbacks() -> None:
@@ -142,7 +146,7 @@ def test_split_results_have_the_tables_of_their_own_pullbacks() -> None:
     g = embgrad.gradients(met, ids, embgrad.Sum(), split=True)
     expected = dense(g.per_example())
     assert np.abs(expected @ expected.T - np.diag(np.diag(expected @ expected.T))).min() >= 0
-    np.testing.assert_allclose(embgrad.table_products(g), expected @ expected.T, rtol=1e-12)
+    np.testing.assert_allclose(embgrad.tables.table_products(g), expected @ expected.T, rtol=1e-12)
 
 
 @given(SEEDS, st.floats(0.01, 100))
@@ -150,28 +154,28 @@ def test_clipped_sums(seed: int, most: float) -> None:
     given = drawn(seed, 5, 4, 6, np.float64)
     whole = dense(given)
     scales = np.minimum(1, most / np.linalg.norm(whole, axis=1))
-    actual = embgrad.clipped_table(given, most)
+    actual = embgrad.tables.clipped_table(given, most)
     np.testing.assert_allclose(actual.to_dense().ravel(), scales @ whole, rtol=1e-10, atol=1e-12)
-    loose = embgrad.clipped_table(result(), float("inf"))
+    loose = embgrad.tables.clipped_table(result(), float("inf"))
     np.testing.assert_allclose(loose.values, result().table().values, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, int, Fraction])
 def test_the_precision_of_the_limit_does_not_limit_the_sum(kind: Any) -> None:
     values = np.random.default_rng(0).normal(size=(5, 7))
-    actual = embgrad.clipped_table([RowSparse(np.arange(5), values, (9, 7))], kind(1))
+    actual = embgrad.tables.clipped_table([RowSparse(np.arange(5), values, (9, 7))], kind(1))
     np.testing.assert_allclose(actual.values, values / np.linalg.norm(values), rtol=1e-14)
 
 
 def test_a_large_norm_is_scaled_down_to_a_small_one() -> None:
     large = RowSparse(np.array([2]), np.array([[3e20, 4e20]], np.float32), (9, 2))
-    np.testing.assert_allclose(embgrad.clipped_table([large], 1e-25).values, [[6e-26, 8e-26]], rtol=1e-6)
+    np.testing.assert_allclose(embgrad.tables.clipped_table([large], 1e-25).values, [[6e-26, 8e-26]], rtol=1e-6)
 
 
 def test_an_example_without_gradient_is_not_divided_by_its_norm() -> None:
     nothing = RowSparse(np.array([2]), np.zeros((1, 3), np.float32), (9, 3))
-    assert not embgrad.clipped_table([nothing], 1.0).values.any()
-    assert embgrad.table_norms([nothing]).tolist() == [0.0]
+    assert not embgrad.tables.clipped_table([nothing], 1.0).values.any()
+    assert embgrad.tables.table_norms([nothing]).tolist() == [0.0]
 
 
 def test_products_of_many_examples_that_share_a_row_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +183,7 @@ def test_products_of_many_examples_that_share_a_row_take_little_memory(monkeypat
     many = [RowSparse(np.array([0, 1 + item]), np.full((2, 3), 1.0), (601, 3)) for item in range(600)]
     for other in (None, many):
         tracemalloc.start()
-        products = embgrad.table_products(many, other)
+        products = embgrad.tables.table_products(many, other)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         np.testing.assert_array_equal(products, 3 + 3 * np.eye(600))
@@ -187,15 +191,16 @@ def test_products_of_many_examples_that_share_a_row_take_little_memory(monkeypat
 
 
 def test_no_example_and_no_shared_row() -> None:
-    assert embgrad.table_products([]).shape == (0, 0)
-    assert embgrad.table_norms([]).shape == (0,)
+    assert embgrad.tables.table_products([]).shape == (0, 0)
+    assert embgrad.tables.table_norms([]).shape == (0,)
     a, b = (RowSparse(np.array([row]), np.ones((1, 2), np.float32), (9, 2)) for row in (1, 2))
-    assert embgrad.table_products([a], [b]).tolist() == [[0.0]]
+    assert embgrad.tables.table_products([a], [b]).tolist() == [[0.0]]
     assert a.dot(b) == 0
 
 
 @pytest.mark.parametrize(
-    "function", [embgrad.table_norms, embgrad.table_products, lambda g: embgrad.clipped_table(g, 1)]
+    "function",
+    [embgrad.tables.table_norms, embgrad.tables.table_products, lambda g: embgrad.tables.clipped_table(g, 1)],
 )
 def test_anything_but_a_table_is_refused(function: Any) -> None:
     with refused(embgrad.EmbgradError, "g is a list that holds a int: expected a result of embgrad.gradients"):
@@ -203,7 +208,7 @@ def test_anything_but_a_table_is_refused(function: Any) -> None:
     with pytest.raises(embgrad.EmbgradError, match="g is a ndarray: expected"):
         function(np.zeros(3))
     hidden = embgrad.gradients(model(), texts(2), embgrad.Sum(), tokenizer=tokenizer, at="block")
-    with pytest.raises(embgrad.PointError, match="is no lookup"):
+    with pytest.raises(embgrad.errors.PointError, match="is no lookup"):
         function(hidden)
 
 
@@ -213,14 +218,14 @@ def test_tables_that_do_not_go_together() -> None:
         a.dot(b)
     with pytest.raises(embgrad.EmbgradError, match="the other table is a int"):
         a.dot(3)
-    for call in (lambda: embgrad.table_products([a], [b]), lambda: embgrad.clipped_table([a, b], 1)):
+    for call in (lambda: embgrad.tables.table_products([a], [b]), lambda: embgrad.tables.clipped_table([a, b], 1)):
         with refused(embgrad.EmbgradError, "the shapes (9, 2) and (9, 3): expected gradients of one table"):
             call()
     for most in (0, -1, float("nan"), True, "1", np.complex128(1)):
         with pytest.raises(embgrad.EmbgradError, match=r"max_norm is .* expected a number above 0"):
-            embgrad.clipped_table([a], most)
+            embgrad.tables.clipped_table([a], most)
     with pytest.raises(embgrad.EmbgradError, match="of one table at least"):
-        embgrad.clipped_table([], 1)
+        embgrad.tables.clipped_table([], 1)
 
 
 def test_many_small_summands_are_not_lost() -> None:
@@ -241,17 +246,17 @@ def test_no_lookup_at_all() -> None:
 
 
 def test_memory_is_only_taken_on_purpose() -> None:
-    sparse = embgrad.RowSparse(np.array([1]), np.ones((1, 4), np.float32), (1_000_000, 4))
+    sparse = embgrad.results.RowSparse(np.array([1]), np.ones((1, 4), np.float32), (1_000_000, 4))
     assert sparse.nbytes == 8 + 16
     with refused(MemoryError, "shape (1000000, 4) takes 16000000 bytes, more than the limit of 1000", "limit"):
         sparse.to_dense(limit=1000)
     assert sparse.to_dense(limit=None).shape == (1_000_000, 4)
     with pytest.raises(MemoryError, match=r"\.rows and \.values"):
-        embgrad.RowSparse(np.array([1]), np.ones((1, 4)), (2**40, 4)).to_dense()
+        embgrad.results.RowSparse(np.array([1]), np.ones((1, 4)), (2**40, 4)).to_dense()
 
 
 def test_repr() -> None:
-    sparse = embgrad.RowSparse(np.array([1]), np.ones((1, 4), np.float32), (30522, 4))
+    sparse = embgrad.results.RowSparse(np.array([1]), np.ones((1, 4), np.float32), (30522, 4))
     assert repr(sparse) == "RowSparse(1 of 30522 rows × 4, float32)"
 
 

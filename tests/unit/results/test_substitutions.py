@@ -70,7 +70,7 @@ def test_a_file_changed_by_hand_is_refused(tmp_path: Path, change: Any, message:
         entry = json.loads(file.metadata()["embgrad"])
     change(arrays, entry)
     safetensors.numpy.save_file(arrays, path, {"embgrad": json.dumps(entry)})
-    with refused(embgrad.FileFormatError, message):
+    with refused(embgrad.errors.FileFormatError, message):
         embgrad.load(path)
 
 
@@ -89,7 +89,7 @@ def test_the_terminal_shows_the_best_replacements_of_each_position(capsys: pytes
 def test_what_cannot_be_shown_is_refused() -> None:
     with refused(embgrad.EmbgradError, "examples is 2: expected an index from 0 to 1"):
         MADE.show(2)
-    with refused(embgrad.BatchError, "most is 0: expected a whole number of at least 1"):
+    with refused(embgrad.errors.BatchError, "most is 0: expected a whole number of at least 1"):
         MADE.show(most=0)
 
 

@@ -177,7 +177,7 @@ def test_matrices_that_cannot_be_made_are_refused() -> None:
         PADDED.matrix(by="word")
     with refused(embgrad.EmbgradError, "the texts of this attribution are not known"):
         PADDED.matrix(by="spans")
-    with refused(embgrad.BatchError, "special is 'no': expected True or False"):
+    with refused(embgrad.errors.BatchError, "special is 'no': expected True or False"):
         PADDED.to_html(special="no")  # type: ignore[arg-type]
     without = replace(PADDED, outputs=np.array([[-1, -1, -1], [2, 3, 4]]))
     with refused(embgrad.EmbgradError, "the example 0 has no output tokens: choose another example"):

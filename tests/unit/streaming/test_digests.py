@@ -179,7 +179,7 @@ def test_the_code_of_an_objective_identifies_the_run(tmp_path: Path) -> None:
     source = "class Mine(embgrad.Sum):\n def _rows(self, rows):\n"
     source += "  values, slopes = super()._rows(rows)\n  return {} * values, {} * slopes"
 
-    def with_factor(factor: float) -> embgrad.Stream:
+    def with_factor(factor: float) -> embgrad.results.Stream:
         objective = in_a_module(source.format(factor, factor), "Mine")()
         return embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
 
@@ -209,7 +209,7 @@ def test_labels_of_any_type_identify_the_source(tmp_path: Path, value: Any, chan
     def source(label: Any) -> Any:
         return [(text, label) for text in texts(COUNT)]
 
-    def labelled(label: Any) -> embgrad.Stream:
+    def labelled(label: Any) -> embgrad.results.Stream:
         made = embgrad.Labelled(lambda labels: embgrad.Logit(0))
         return embgrad.stream(model(), source(label), made, tokenizer=tokenizer, batch_size=2, to=tmp_path)
 
@@ -321,7 +321,7 @@ def test_values_differ_by_what_they_hold(make: Callable[[int], Any]) -> None:
 
 @pytest.mark.parametrize("label", [(n for n in ()), memoryview(b""), Other(Other(n for n in ())), {1: [open]}])
 def test_labels_whose_content_cannot_be_read_are_refused_with_a_folder(tmp_path: Path, label: Any) -> None:
-    def labelled(to: Path | None) -> embgrad.Stream:
+    def labelled(to: Path | None) -> embgrad.results.Stream:
         made = embgrad.Labelled(lambda labels: embgrad.Logit(0))
         return embgrad.stream(model(), [("a", label)] * 3, made, tokenizer=tokenizer, batch_size=2, to=to)
 

@@ -72,7 +72,7 @@ def expect_same(expected: Any, actual: Any) -> None:
         assert list(expected) == list(actual)
         for name in expected:
             expect_same(expected[name], actual[name])
-    elif isinstance(expected, embgrad.Saliencies):
+    elif isinstance(expected, embgrad.results.Saliencies):
         for name in ("norm", "dot", "objective", "ids", "mask"):
             array, same = getattr(expected, name), getattr(actual, name)
             assert (array.dtype, array.shape, array.tobytes()) == (same.dtype, same.shape, same.tobytes())
@@ -387,7 +387,7 @@ def test_another_objective_is_refused(tmp_path: Path, objective: Any) -> None:
 
 
 def test_other_labels_are_another_objective(tmp_path: Path) -> None:
-    def with_labels(given: list[int]) -> embgrad.Stream:
+    def with_labels(given: list[int]) -> embgrad.results.Stream:
         objective = embgrad.CrossEntropy(given)
         return embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
 

@@ -16,29 +16,29 @@ from tests.unit.streams import COUNT, LABELLED, labels, model, rows, texts, toke
 pytestmark = pytest.mark.usefixtures("small_shards")
 
 METHODS: dict[str, embgrad.attribution.Method] = {
-    "saliency": embgrad.Saliency(),
-    "input_x_gradient": embgrad.InputXGradient(),
-    "integrated_gradients": embgrad.IntegratedGradients(20, baseline=5, tolerance=1e-3),
-    "smooth_grad": embgrad.SmoothGrad(4, seed=3),
-    "gradient_shap": embgrad.GradientShap([0, 5], samples=5, sigma=0.1, seed=2),
-    "sequential": embgrad.SequentialIntegratedGradients(20, baseline=0),
-    "discretized": embgrad.DiscretizedIntegratedGradients(20, baseline=0),
-    "occlusion": embgrad.Occlusion(0),
-    "lime": embgrad.Lime(64, baseline=0, seed=1),
-    "kernel_shap": embgrad.KernelShap(64, baseline=0, seed=4),
+    "saliency": embgrad.methods.Saliency(),
+    "input_x_gradient": embgrad.methods.InputXGradient(),
+    "integrated_gradients": embgrad.methods.IntegratedGradients(20, baseline=5, tolerance=1e-3),
+    "smooth_grad": embgrad.methods.SmoothGrad(4, seed=3),
+    "gradient_shap": embgrad.methods.GradientShap([0, 5], samples=5, sigma=0.1, seed=2),
+    "sequential": embgrad.methods.SequentialIntegratedGradients(20, baseline=0),
+    "discretized": embgrad.methods.DiscretizedIntegratedGradients(20, baseline=0),
+    "occlusion": embgrad.methods.Occlusion(0),
+    "lime": embgrad.methods.Lime(64, baseline=0, seed=1),
+    "kernel_shap": embgrad.methods.KernelShap(64, baseline=0, seed=4),
 }
 
 
-def streamed(method: Any = METHODS["gradient_shap"], to: Path | None = None, **options: Any) -> embgrad.Stream:
+def streamed(method: Any = METHODS["gradient_shap"], to: Path | None = None, **options: Any) -> embgrad.results.Stream:
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 4, "method": method, "to": to, **options}
     return embgrad.stream(model(dtype="float64"), rows(COUNT), LABELLED, **asked)
 
 
-def expect_close(first: embgrad.Attribution, second: embgrad.Attribution) -> None:
+def expect_close(first: embgrad.results.Attribution, second: embgrad.results.Attribution) -> None:
     """Expect two attributions of one batch to be equal in every field, numbers up to rounding, at real positions."""
     expected_method, method = dict(first.provenance["method"]), dict(second.provenance["method"])
     assert expected_method == method
-    for entry in fields(embgrad.Attribution):
+    for entry in fields(embgrad.results.Attribution):
         expected, actual = getattr(first, entry.name), getattr(second, entry.name)
         if not isinstance(expected, np.ndarray):
             assert entry.name == "provenance" or expected == actual, entry.name
@@ -86,7 +86,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(keep: str, window: int |
     assert files(tmp_path / "part") == files(tmp_path / "whole")
     assert (len(folder), folder.examples, folder.complete) == (6, COUNT, True)
     for first, second in zip(whole, folder, strict=True):
-        assert isinstance(second, embgrad.Attribution)
+        assert isinstance(second, embgrad.results.Attribution)
         assert (second.values is None) == (keep == "saliency")
         assert first.delta is not None
         assert second.delta is not None
@@ -151,7 +151,7 @@ def test_a_folder_of_gradients_has_no_method(tmp_path: Path) -> None:
             "at is .*: expected the name of a point.*; make a stream for each point",
         ),
         ({"method": "integrated_gradient"}, EmbgradError, "Did you mean 'integrated_gradients'"),
-        ({"method": embgrad.Lime}, EmbgradError, "the method is the class Lime: expected an instance"),
+        ({"method": embgrad.methods.Lime}, EmbgradError, "the method is the class Lime: expected an instance"),
     ],
 )
 def test_what_has_no_meaning_for_attributions_is_refused(options: Any, error: Any, message: str) -> None:

@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], Any]) -> None:
     assert condition()
 
 
-def stream(source: Any, objective: Any = LABELLED, **options: Any) -> embgrad.Stream:
+def stream(source: Any, objective: Any = LABELLED, **options: Any) -> embgrad.results.Stream:
     return embgrad.stream(model(), source, objective, **{"tokenizer": tokenizer, **options})
 
 
@@ -263,7 +263,7 @@ def test_an_exception_while_the_source_is_closed_is_raised(how: str, ahead: int)
 
 
 def test_an_error_of_a_batch_names_the_examples() -> None:
-    def note_of(error: type[Exception], actual: embgrad.Stream, note: str) -> None:
+    def note_of(error: type[Exception], actual: embgrad.results.Stream, note: str) -> None:
         with pytest.raises(error) as caught:
             list(actual)
         assert getattr(caught.value, "__notes__", [note]) == [note]
@@ -381,7 +381,7 @@ def test_a_sum_without_results_already_taken_is_refused() -> None:
 
 def test_saliencies_are_those_of_the_results() -> None:
     for saved, full in zip(stream(rows(5), batch_size=3, keep="saliency"), by_hand(5, 3), strict=True):
-        assert isinstance(saved, embgrad.Saliencies)
+        assert isinstance(saved, embgrad.results.Saliencies)
         for name in ("norm", "dot"):
             np.testing.assert_array_equal(getattr(saved, name), full.saliency(name))
         for name in ("objective", "ids"):

@@ -383,7 +383,7 @@ def test_an_axis_as_long_as_the_batch_by_chance_is_not_cut(tmp_path: Path) -> No
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 4, "at": "slots"}
     plain = list(embgrad.stream(slotted(), source, embgrad.Logit(0), **asked))
 
-    def through(source: Any, **more: Any) -> embgrad.Stream:
+    def through(source: Any, **more: Any) -> embgrad.results.Stream:
         return embgrad.stream(slotted(), source, embgrad.Logit(0), window=12, **asked, **more)
 
     written = list(through(source, to=tmp_path / "whole"))

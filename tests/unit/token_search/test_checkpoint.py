@@ -116,7 +116,7 @@ def test_a_finished_search_is_read_back_and_goes_on_with_more_steps(tmp_path: Pa
     more = found(path)
     expect_equal(found(), more)
     np.testing.assert_array_equal(more.history.seconds[:3], half.history.seconds)
-    with refused(embgrad.FileFormatError, "holds 4 steps, and the method takes 2: raise steps to go on"):
+    with refused(embgrad.errors.FileFormatError, "holds 4 steps, and the method takes 2: raise steps to go on"):
         found(path, GCG(steps=2, candidates=5, top=4))
 
 
@@ -162,7 +162,7 @@ def test_another_search_is_refused_and_its_file_stays(tmp_path: Path, changes: d
     path = tmp_path / "run.safetensors"
     found(path, until=3.0)
     before = path.read_bytes()
-    with refused(embgrad.FileFormatError, "run.safetensors holds another search: ", message, "Repeat the call"):
+    with refused(embgrad.errors.FileFormatError, "run.safetensors holds another search: ", message, "Repeat the call"):
         found(path, **{"until": 3.0, **changes})
     assert path.read_bytes() == before
     found(path, until=3.0)
@@ -174,12 +174,14 @@ def test_what_is_no_file_of_a_search_is_refused(tmp_path: Path) -> None:
     for write in (lambda: path.write_bytes(b"garbage"), lambda: result.save(path)):
         write()
         before = path.read_bytes()
-        with refused(embgrad.FileFormatError, "run.safetensors is not "):
+        with refused(embgrad.errors.FileFormatError, "run.safetensors is not "):
             found(path)
         assert path.read_bytes() == before
     for entry in ("[]", "{", "{}", '{"format": 1, "steps": true, "run": {}, "flags": [], "sha256": ""}', "[" * 100_000):
         write_tensors(path, {"x": np.zeros(1)}, {"embgrad_search": entry})
-        with refused(embgrad.FileFormatError, "is not the file of a search: expected what embgrad.search(..., to=...)"):
+        with refused(
+            embgrad.errors.FileFormatError, "is not the file of a search: expected what embgrad.search(..., to=...)"
+        ):
             found(path)
 
 
@@ -192,16 +194,16 @@ def test_a_changed_file_and_another_format_are_refused(tmp_path: Path) -> None:
     other = {**arrays, "objective": arrays["objective"] + 1}
     for held, changes in ((other, {}), (arrays, {"steps": 3}), (arrays, {"flags": ["x"]})):
         write_tensors(path, held, {"embgrad_search": json.dumps({**entry, **changes})})
-        with refused(embgrad.FileFormatError, "run.safetensors was changed after it was written: remove it"):
+        with refused(embgrad.errors.FileFormatError, "run.safetensors was changed after it was written: remove it"):
             found(path)
     write_tensors(path, arrays, {"embgrad_search": json.dumps({**entry, "format": 2})})
-    with refused(embgrad.FileFormatError, "holds a search in format 2, and this embgrad reads 1"):
+    with refused(embgrad.errors.FileFormatError, "holds a search in format 2, and this embgrad reads 1"):
         found(path)
 
 
 def test_the_file_is_no_result(tmp_path: Path) -> None:
     found(tmp_path / "run.safetensors")
-    with refused(embgrad.FileFormatError, "run.safetensors holds the state of a search: repeat its call"):
+    with refused(embgrad.errors.FileFormatError, "run.safetensors holds the state of a search: repeat its call"):
         embgrad.load(tmp_path / "run.safetensors")
 
 
@@ -226,7 +228,9 @@ def test_what_cannot_be_identified_is_refused(tmp_path: Path) -> None:
             self.lock = threading.Lock()
 
     batch = BATCH.replace(extras={"lock": Holds()})
-    with refused(embgrad.UnsupportedError, "whose content cannot be read to identify the search for to=...", "omit to"):
+    with refused(
+        embgrad.errors.UnsupportedError, "whose content cannot be read to identify the search for to=...", "omit to"
+    ):
         found(tmp_path / "run.safetensors", batch=batch, call=lambda model, inputs: model(inputs["input_ids"]))
 
 

@@ -14,7 +14,7 @@ LOGIT = embgrad.Logit(1)
 
 
 def test_with_all_candidates_a_step_finds_the_best_of_all_single_replacements() -> None:
-    found = embgrad.search(curved(), BATCH, LOGIT, embgrad.GCG(steps=1, candidates=1000, top=1000))
+    found = embgrad.search(curved(), BATCH, LOGIT, embgrad.methods.GCG(steps=1, candidates=1000, top=1000))
     for example in range(2):
         texts = all_swaps(IDS[example], np.flatnonzero(MASK[example]))
         assert found.history.evaluations[-1, example] == 1 + len(texts)
@@ -24,10 +24,10 @@ def test_with_all_candidates_a_step_finds_the_best_of_all_single_replacements() 
 
 def test_it_goes_on_from_the_best_candidate_though_it_be_worse_and_returns_the_best_text_of_all() -> None:
     model = linear()
-    scores = embgrad.embedding_table(model, BATCH) @ model["W"].value[:, 1]
+    scores = embgrad.tables.embedding_table(model, BATCH) @ model["W"].value[:, 1]
     best = np.where(MASK == 1, scores.argmax(), IDS)
     batch = embgrad.TokenBatch(best, MASK)
-    method = embgrad.GCG(steps=4, candidates=3, top=2)
+    method = embgrad.methods.GCG(steps=4, candidates=3, top=2)
     found = embgrad.search(model, batch, LOGIT, method)
     np.testing.assert_array_equal(found.batch.ids, best)
     np.testing.assert_array_equal(found.history.objective, np.tile(found.objective_before, (5, 1)))
@@ -37,7 +37,7 @@ def test_it_goes_on_from_the_best_candidate_though_it_be_worse_and_returns_the_b
 
 
 def test_an_example_is_searched_alike_alone_in_another_batch_and_with_more_padding() -> None:
-    model, method = curved(), embgrad.GCG(steps=6, candidates=5, top=6, seed=3)
+    model, method = curved(), embgrad.methods.GCG(steps=6, candidates=5, top=6, seed=3)
     found = embgrad.search(model, BATCH, LOGIT, method)
     alone = embgrad.search(model, embgrad.TokenBatch(IDS[1:], MASK[1:]), LOGIT, method)
     swapped = embgrad.search(model, embgrad.TokenBatch(IDS[::-1], MASK[::-1]), LOGIT, method, batch_size=1)
@@ -51,7 +51,7 @@ def test_an_example_is_searched_alike_alone_in_another_batch_and_with_more_paddi
 
 
 def test_padding_on_the_left_does_not_change_the_draws() -> None:
-    real, method = IDS[:1, :3], embgrad.GCG(steps=6, candidates=3, top=4)
+    real, method = IDS[:1, :3], embgrad.methods.GCG(steps=6, candidates=3, top=4)
     found = embgrad.search(curved(), embgrad.TokenBatch(real, np.ones_like(real)), LOGIT, method)
     for width in (1, 2, 5):
         pad = ((0, 0), (width, 0))
@@ -62,7 +62,7 @@ def test_padding_on_the_left_does_not_change_the_draws() -> None:
 
 def test_the_seed_changes_the_draws_and_the_same_seed_repeats_them() -> None:
     runs = [
-        embgrad.search(curved(), BATCH, LOGIT, embgrad.GCG(steps=2, candidates=4, seed=seed)).history.ids
+        embgrad.search(curved(), BATCH, LOGIT, embgrad.methods.GCG(steps=2, candidates=4, seed=seed)).history.ids
         for seed in (0, 0, 1, 2, 3)
     ]
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -80,7 +80,7 @@ def test_a_replacement_is_drawn_once_a_step_among_the_best_of_its_position() -> 
 
     batch = embgrad.TokenBatch(IDS[1:], MASK[1:])
     best = embgrad.substitutions(model, batch, LOGIT, top=3)
-    embgrad.search(model, batch, Watching(1), embgrad.GCG(steps=1, candidates=10, top=3))
+    embgrad.search(model, batch, Watching(1), embgrad.methods.GCG(steps=1, candidates=10, top=3))
     candidates = np.concatenate([ids for ids in seen if (ids != IDS[1]).any()])
     assert len(candidates) == len(np.unique(candidates, axis=0)) == 10
     for row in candidates:
@@ -113,5 +113,5 @@ def test_each_choice_is_as_likely_as_the_others() -> None:
 )
 def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(embgrad.EmbgradError) as raised:
-        embgrad.GCG(**arguments)
+        embgrad.methods.GCG(**arguments)
     assert message in str(raised.value)

@@ -27,7 +27,7 @@ from tests.unit.token_search.models import (
 @pytest.mark.parametrize("goal", ["maximize", "minimize"])
 def test_one_step_finds_the_best_of_all_single_replacements(goal: str) -> None:
     model, sign = curved(), 1 if goal == "maximize" else -1
-    found = embgrad.search(model, BATCH, embgrad.Logit(1), embgrad.HotFlip(steps=1), goal=goal)
+    found = embgrad.search(model, BATCH, embgrad.Logit(1), embgrad.methods.HotFlip(steps=1), goal=goal)
     for example in range(2):
         texts = all_swaps(IDS[example], np.flatnonzero(MASK[example]))
         best = best_of(model, texts, MASK[example], embgrad.Logit(1), sign)
@@ -39,8 +39,8 @@ def test_one_step_finds_the_best_of_all_single_replacements(goal: str) -> None:
 
 def test_of_a_linear_model_as_many_steps_as_positions_find_the_best_text_of_all() -> None:
     model, logit = linear(), embgrad.Logit(0)
-    found = embgrad.search(model, BATCH, logit, embgrad.HotFlip(steps=4, beam=1, candidates=1))
-    scores = embgrad.embedding_table(model, BATCH) @ model["W"].value[:, 0]
+    found = embgrad.search(model, BATCH, logit, embgrad.methods.HotFlip(steps=4, beam=1, candidates=1))
+    scores = embgrad.tables.embedding_table(model, BATCH) @ model["W"].value[:, 0]
     np.testing.assert_array_equal(found.batch.ids[MASK == 1], scores.argmax())
     np.testing.assert_array_equal(found.batch.ids[MASK == 0], IDS[MASK == 0])
     np.testing.assert_allclose(found.objective, MASK.sum(1) * scores.max(), atol=1e-12)
@@ -48,7 +48,7 @@ def test_of_a_linear_model_as_many_steps_as_positions_find_the_best_text_of_all(
 
 def test_only_allowed_tokens_stand_at_searched_positions_alone() -> None:
     found = embgrad.search(
-        curved(), BATCH, embgrad.Logit(1), embgrad.HotFlip(steps=3), allowed=[3, 8], positions=[0, -1]
+        curved(), BATCH, embgrad.Logit(1), embgrad.methods.HotFlip(steps=3), allowed=[3, 8], positions=[0, -1]
     )
     changed = found.batch.ids != IDS
     assert np.isin(found.batch.ids[changed], [3, 8]).all()
@@ -58,7 +58,7 @@ def test_only_allowed_tokens_stand_at_searched_positions_alone() -> None:
 
 def test_the_search_of_an_example_stops_where_the_rule_is_met() -> None:
     margin = embgrad.Margin([0, 1])
-    found = embgrad.search(curved(), BATCH, margin, embgrad.HotFlip(steps=6), goal="minimize", until=0.0)
+    found = embgrad.search(curved(), BATCH, margin, embgrad.methods.HotFlip(steps=6), goal="minimize", until=0.0)
     assert found.success is not None
     assert found.success.all()
     assert (found.objective <= 0).all()
@@ -67,20 +67,23 @@ def test_the_search_of_an_example_stops_where_the_rule_is_met() -> None:
         met = np.flatnonzero(history.objective[:, example] <= 0)[0]
         assert len(np.unique(history.evaluations[met:, example])) == 1
         assert len(np.unique(history.gradients[met:, example])) == 1
-    sooner = embgrad.search(curved(), BATCH, margin, embgrad.HotFlip(steps=6), goal="minimize", until=[0.5, 100.0])
+    sooner = embgrad.search(
+        curved(), BATCH, margin, embgrad.methods.HotFlip(steps=6), goal="minimize", until=[0.5, 100.0]
+    )
     assert sooner.history.evaluations[-1, 1] == 1
     assert 0 < sooner.objective[0] <= 0.5 or sooner.objective[0] <= 0
 
 
 def test_a_step_evaluates_no_more_texts_than_candidates() -> None:
-    found = embgrad.search(curved(), BATCH, embgrad.Logit(1), embgrad.HotFlip(steps=3, beam=2, candidates=13))
+    found = embgrad.search(curved(), BATCH, embgrad.Logit(1), embgrad.methods.HotFlip(steps=3, beam=2, candidates=13))
     assert (np.diff(found.history.evaluations, axis=0) <= 13).all()
     np.testing.assert_array_equal(np.diff(found.history.gradients, axis=0), [[1, 1], [2, 2], [2, 2]])
 
 
 def test_a_wider_beam_finds_no_worse_text() -> None:
     narrow, wide = (
-        embgrad.search(curved(), BATCH, embgrad.Logit(0), embgrad.HotFlip(steps=2, beam=beam)) for beam in (1, 8)
+        embgrad.search(curved(), BATCH, embgrad.Logit(0), embgrad.methods.HotFlip(steps=2, beam=beam))
+        for beam in (1, 8)
     )
     assert (wide.objective >= narrow.objective - 1e-12).all()
 
@@ -97,7 +100,7 @@ def _edits(ids: list[int], *, insert: bool, delete: bool) -> list[list[int]]:
 @pytest.mark.parametrize(("insert", "delete"), [(True, False), (False, True), (True, True)])
 def test_insertions_and_deletions_are_among_the_edits(insert: bool, delete: bool) -> None:
     model, logit = curved(), embgrad.Logit(1)
-    method = embgrad.HotFlip(steps=1, insert=insert, delete=delete)
+    method = embgrad.methods.HotFlip(steps=1, insert=insert, delete=delete)
     for goal, sign in (("maximize", 1), ("minimize", -1)):
         found = embgrad.search(model, BATCH, logit, method, goal=goal)
         for example in range(2):
@@ -108,7 +111,7 @@ def test_insertions_and_deletions_are_among_the_edits(insert: bool, delete: bool
 
 def test_texts_of_several_lengths_are_a_batch_that_the_model_takes() -> None:
     model, logit = curved(), embgrad.Logit(1)
-    found = embgrad.search(model, BATCH, logit, embgrad.HotFlip(steps=3, insert=True, delete=True))
+    found = embgrad.search(model, BATCH, logit, embgrad.methods.HotFlip(steps=3, insert=True, delete=True))
     assert found.batch.shape[1] >= found.batch.real.sum(1).max()
     np.testing.assert_allclose(embgrad.evaluate(model, found.batch, logit), found.objective, atol=1e-12)
 
@@ -116,26 +119,30 @@ def test_texts_of_several_lengths_are_a_batch_that_the_model_takes() -> None:
 def test_a_batch_without_a_mask_gets_one_only_where_texts_differ_in_length() -> None:
     model, logit = curved(), embgrad.Logit(1)
     plain = embgrad.TokenBatch(np.array([[2, 7, 7, 5], [1, 4, 9, 3]]))
-    assert embgrad.search(model, plain, logit, embgrad.HotFlip(steps=1)).batch.mask is None
-    found = embgrad.search(model, plain, logit, embgrad.HotFlip(steps=2, insert=True, delete=True), until=[0.0, 100.0])
+    assert embgrad.search(model, plain, logit, embgrad.methods.HotFlip(steps=1)).batch.mask is None
+    found = embgrad.search(
+        model, plain, logit, embgrad.methods.HotFlip(steps=2, insert=True, delete=True), until=[0.0, 100.0]
+    )
     np.testing.assert_allclose(embgrad.evaluate(model, found.batch, logit), found.objective, atol=1e-12)
 
 
 def test_with_a_tokenizer_only_texts_that_come_back_are_found() -> None:
     model, logit = linear(), embgrad.Logit(0)
     tokenizer = Letters()
-    scores = embgrad.embedding_table(model, BATCH) @ model["W"].value[:, 0]
+    scores = embgrad.tables.embedding_table(model, BATCH) @ model["W"].value[:, 0]
     a, b = 0, 1
     table = model["E"].value.copy()
     table[a], table[b] = table[scores.argmax()] * 3, table[scores.argmax()] * 2.9
     model["E"].value[...] = table
     ids = np.array([[2, 3]])
-    free = embgrad.search(model, ids, logit, embgrad.HotFlip(steps=4, beam=1), allowed=[a, b], positions=None)
+    free = embgrad.search(model, ids, logit, embgrad.methods.HotFlip(steps=4, beam=1), allowed=[a, b], positions=None)
     assert free.batch.ids.tolist() == [[a, a]]
-    apart = embgrad.search(model, [[2, b]], logit, embgrad.HotFlip(steps=1), allowed=[a], positions=[0], stable=False)
+    apart = embgrad.search(
+        model, [[2, b]], logit, embgrad.methods.HotFlip(steps=1), allowed=[a], positions=[0], stable=False
+    )
     assert apart.batch.ids.tolist() == [[a, b]]
     kept = embgrad.search(
-        model, [[2, b]], logit, embgrad.HotFlip(steps=1), allowed=[a], positions=[0], tokenizer=tokenizer
+        model, [[2, b]], logit, embgrad.methods.HotFlip(steps=1), allowed=[a], positions=[0], tokenizer=tokenizer
     )
     assert kept.batch.ids.tolist() == [[2, b]]
     assert kept.texts == ("cb",)
@@ -154,26 +161,26 @@ def test_with_a_tokenizer_only_texts_that_come_back_are_found() -> None:
 )
 def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(embgrad.EmbgradError) as raised:
-        embgrad.HotFlip(**arguments)
+        embgrad.methods.HotFlip(**arguments)
     assert message in str(raised.value)
 
 
 def test_what_is_bound_to_positions_is_refused_where_tokens_move() -> None:
-    method = embgrad.HotFlip(steps=1, insert=True)
+    method = embgrad.methods.HotFlip(steps=1, insert=True)
     left = embgrad.TokenBatch([[0, 2, 3]], [[0, 1, 1]])
-    with pytest.raises(embgrad.BatchError, match="not padded on the right"):
+    with pytest.raises(embgrad.errors.BatchError, match="not padded on the right"):
         embgrad.search(curved(), left, embgrad.Logit(0), method)
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"the objective is a function.*give insert=False and delete=False"
+        embgrad.errors.UnsupportedError, match=r"the objective is a function.*give insert=False and delete=False"
     ):
         embgrad.search(curved(), BATCH, lambda outputs: outputs.sum(1), method)
 
 
 def test_positions_that_would_move_are_refused_and_those_before_are_not() -> None:
-    model, method = per_position(), embgrad.HotFlip(steps=1, insert=True)
+    model, method = per_position(), embgrad.methods.HotFlip(steps=1, insert=True)
     ids = [[1, 2, 3, 4]]
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"reads position 2 of example 0, whose token would move.*position=-1"
+        embgrad.errors.UnsupportedError, match=r"reads position 2 of example 0, whose token would move.*position=-1"
     ):
         embgrad.search(model, ids, embgrad.Logit(0, position=2), method)
     for position, positions in ((-1, None), (0, [1, 2])):
@@ -182,15 +189,16 @@ def test_positions_that_would_move_are_refused_and_those_before_are_not() -> Non
         np.testing.assert_allclose(embgrad.evaluate(model, found.batch, objective), found.objective, atol=1e-12)
     numbered = embgrad.TokenBatch(ids, extras={"position_ids": np.array([[3, 1, 2, 0]])})
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"position_ids of example 0 are \[3, 1, 2, 0\].*give insert=False and delete"
+        embgrad.errors.UnsupportedError,
+        match=r"position_ids of example 0 are \[3, 1, 2, 0\].*give insert=False and delete",
     ):
         embgrad.search(model, numbered, embgrad.Logit(0, position=-1), method)
 
 
 def test_texts_at_the_models_limit_are_refused_before_the_search() -> None:
     model = per_position(most=5)
-    method, objective = embgrad.HotFlip(steps=2, insert=True), embgrad.Logit(0, position=-1)
-    with pytest.raises(embgrad.BatchError) as raised:
+    method, objective = embgrad.methods.HotFlip(steps=2, insert=True), embgrad.Logit(0, position=-1)
+    with pytest.raises(embgrad.errors.BatchError) as raised:
         embgrad.search(model, [[1, 2, 3, 4]], objective, method)
     assert "example 0 has 4 tokens, and the model does not accept 2 more: pass insert=False, fewer steps, or" in str(
         raised.value
@@ -206,20 +214,20 @@ def test_a_function_as_objective_gets_the_whole_batch(classes: int) -> None:
         seen.append(outputs.value.shape)
         return outputs.sum(1)
 
-    found = embgrad.search(model, BATCH, function, embgrad.HotFlip(steps=2, candidates=20))
+    found = embgrad.search(model, BATCH, function, embgrad.methods.HotFlip(steps=2, candidates=20))
     assert set(seen) == {(2, classes)}
-    same = embgrad.search(model, BATCH, embgrad.Sum(), embgrad.HotFlip(steps=2, candidates=20))
+    same = embgrad.search(model, BATCH, embgrad.Sum(), embgrad.methods.HotFlip(steps=2, candidates=20))
     np.testing.assert_array_equal(found.batch.ids, same.batch.ids)
     np.testing.assert_allclose(found.objective, same.objective, atol=1e-12)
 
 
 def test_a_function_and_texts_of_several_lengths_make_no_batch() -> None:
-    class Deleting(embgrad.HotFlip):
+    class Deleting(embgrad.methods.HotFlip):
         def start(self, problem: Any) -> Any:
-            return super(embgrad.HotFlip, self).start(problem)
+            return super(embgrad.methods.HotFlip, self).start(problem)
 
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"texts of several lengths make no batch: give an objective of embgrad"
+        embgrad.errors.UnsupportedError, match=r"texts of several lengths make no batch: give an objective of embgrad"
     ):
         embgrad.search(curved(), BATCH, lambda outputs: outputs.sum(1), Deleting(steps=1, delete=True))
 
@@ -231,6 +239,6 @@ def test_continuations_of_several_lengths_are_followed_where_tokens_move() -> No
     )
     target = embgrad.LogProbability([[4, 5], [6, -100]])
     target.at_end = True  # as LogProbability.of makes it
-    found = embgrad.search(model, ids, target, embgrad.HotFlip(steps=2, insert=True))
+    found = embgrad.search(model, ids, target, embgrad.methods.HotFlip(steps=2, insert=True))
     np.testing.assert_allclose(embgrad.evaluate(model, found.batch, target), found.objective, atol=1e-12)
     assert (found.objective > found.objective_before).all()

@@ -62,7 +62,7 @@ def best(texts: list[list[int]]) -> float:
 
 
 def test_an_object_that_decodes_without_options_keeps_what_can_be_typed() -> None:
-    found = embgrad.search(model(), ["a good film"], LOGIT, embgrad.HotFlip(steps=1), tokenizer=Plain())
+    found = embgrad.search(model(), ["a good film"], LOGIT, embgrad.methods.HotFlip(steps=1), tokenizer=Plain())
     ids = encode("a good film")
     swaps = [[*ids[:at], new, *ids[at + 1 :]] for at in range(3) for new in range(len(WORDS))]
     typed = [text for text in swaps if NUMBERS["##s"] not in text or text.index(NUMBERS["##s"]) == 0]
@@ -72,7 +72,9 @@ def test_an_object_that_decodes_without_options_keeps_what_can_be_typed() -> Non
 
 
 def test_pieces_that_decode_come_back_between_the_special_tokens() -> None:
-    found = embgrad.search(model(), ["a good film"], LOGIT, embgrad.HotFlip(steps=1), tokenizer=DecodingPieces())
+    found = embgrad.search(
+        model(), ["a good film"], LOGIT, embgrad.methods.HotFlip(steps=1), tokenizer=DecodingPieces()
+    )
     assert found.batch.ids[0, [0, -1]].tolist() == [NUMBERS["[CLS]"], NUMBERS["[SEP]"]]
     assert (found.batch.ids != found.before.ids).sum() == 1
     assert found.provenance["stable"]
@@ -80,12 +82,12 @@ def test_pieces_that_decode_come_back_between_the_special_tokens() -> None:
 
 @pytest.mark.parametrize("tokenizer", [encode, Pieces()], ids=["function", "pieces"])
 def test_what_cannot_decode_is_named_and_the_advice_works(tokenizer: Any) -> None:
-    arguments = (model(), ["a good film"], LOGIT, embgrad.HotFlip(steps=1))
+    arguments = (model(), ["a good film"], LOGIT, embgrad.methods.HotFlip(steps=1))
     message = (
         f"the tokenizer is a {type(tokenizer).__name__} without a method decode(ids), so that it cannot be checked"
     )
     with pytest.raises(
-        embgrad.UnsupportedError, match=re.escape(message) + ".*: pass stable=False, which keeps any ids"
+        embgrad.errors.UnsupportedError, match=re.escape(message) + ".*: pass stable=False, which keeps any ids"
     ):
         embgrad.search(*arguments, tokenizer=tokenizer)
     found = embgrad.search(*arguments, tokenizer=tokenizer, stable=False)
@@ -99,5 +101,7 @@ def test_a_batch_that_does_not_come_back_is_refused() -> None:
         def decode(self, ids: Sequence[int]) -> str:
             raise KeyError("no such token")
 
-    with pytest.raises(embgrad.BatchError, match=re.escape("holds the ids [1, 2, 4], and its text tokenises to []")):
-        embgrad.search(model(), ["a good film"], LOGIT, embgrad.HotFlip(steps=1), tokenizer=Forgetful())
+    with pytest.raises(
+        embgrad.errors.BatchError, match=re.escape("holds the ids [1, 2, 4], and its text tokenises to []")
+    ):
+        embgrad.search(model(), ["a good film"], LOGIT, embgrad.methods.HotFlip(steps=1), tokenizer=Forgetful())

@@ -84,10 +84,10 @@ def test_negative_numbers_count_back_from_the_last_real_position_where_padding_i
     ],
 )  # fmt: skip
 def test_other_values_are_refused(given: Any, message: str) -> None:
-    with refused(embgrad.BatchError, message):
+    with refused(embgrad.errors.BatchError, message):
         searched_positions(given, BATCH)
 
 
 def test_a_batch_of_special_tokens_alone_is_refused() -> None:
-    with refused(embgrad.BatchError, "positions is all but those of special tokens, and that leaves none"):
+    with refused(embgrad.errors.BatchError, "positions is all but those of special tokens, and that leaves none"):
         searched_positions(None, embgrad.TokenBatch([[2, 5]]), Tokenizer())

@@ -16,7 +16,7 @@ LOGIT = embgrad.Logit(1)
 
 def refused(message: str, error: type[Exception] = embgrad.EmbgradError, **options: Any) -> None:
     """Assert that a search with these options is refused with this message."""
-    arguments = {"method": embgrad.HotFlip(steps=1), "batch": BATCH, "objective": LOGIT, **options}
+    arguments = {"method": embgrad.methods.HotFlip(steps=1), "batch": BATCH, "objective": LOGIT, **options}
     with pytest.raises(error) as raised:
         embgrad.search(curved(), **arguments)
     assert message in str(raised.value)
@@ -35,20 +35,22 @@ def test_a_method_may_be_named() -> None:
 
 
 def test_wrong_arguments_are_named() -> None:
-    refused("method is 'hot_flip': expected a method, such as embgrad.HotFlip()", method="hot_flip")
+    refused("method is 'hot_flip': expected a method, such as embgrad.methods.HotFlip()", method="hot_flip")
     refused("Did you mean 'hotflip'?", method="hotflop")
-    refused("the method is the class GCG: expected an instance; write GCG(...)", method=embgrad.GCG)
+    refused("the method is the class GCG: expected an instance; write GCG(...)", method=embgrad.methods.GCG)
     refused("goal is 'minimise': expected 'maximize' or 'minimize'", goal="minimise")
     refused("until is 'soon': expected the L at which", until="soon")
     refused("one for each of the 2 examples", until=[0.0, 1.0, 2.0])
     refused("until is nan", until=float("nan"))
     refused("stable is 1: expected True or False", stable=1)
-    refused("a Scalar objective reduces over the batch", embgrad.UnsupportedError, objective=embgrad.Scalar(np.sum))
+    refused(
+        "a Scalar objective reduces over the batch", embgrad.errors.UnsupportedError, objective=embgrad.Scalar(np.sum)
+    )
 
 
 def test_what_does_not_fit_the_model_is_refused_before_the_search() -> None:
-    refused("index 7", embgrad.ObjectiveError, objective=embgrad.Logit(7))
-    with pytest.raises(embgrad.BatchError, match="outside"):
+    refused("index 7", embgrad.errors.ObjectiveError, objective=embgrad.Logit(7))
+    with pytest.raises(embgrad.errors.BatchError, match="outside"):
         embgrad.search(curved(), [[1, 99]], LOGIT, "hotflip")
 
 
@@ -58,19 +60,19 @@ def test_a_text_that_the_search_tried_is_named_as_such() -> None:
     model["W"].value[0, 1] = 4.0
     model["E"].value[6] = [4e307, 0.0, 0.0]  # the logit of a text that holds it twice is infinite
     with pytest.raises(
-        embgrad.ObjectiveError, match="at a text that the search tried in place of one of the examples 0 to 1"
+        embgrad.errors.ObjectiveError, match="at a text that the search tried in place of one of the examples 0 to 1"
     ):
-        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=2, candidates=99))
-    with pytest.raises(embgrad.ObjectiveError, match="at a text that the search tried in place of example 0"):
-        embgrad.search(model, BATCH, LOGIT, embgrad.GCG(steps=2, candidates=99), batch_size=1)
+        embgrad.search(model, BATCH, LOGIT, embgrad.methods.GCG(steps=2, candidates=99))
+    with pytest.raises(embgrad.errors.ObjectiveError, match="at a text that the search tried in place of example 0"):
+        embgrad.search(model, BATCH, LOGIT, embgrad.methods.GCG(steps=2, candidates=99), batch_size=1)
 
 
 def test_the_tokens_that_a_language_model_is_to_predict_are_searched_only_where_they_are_named() -> None:
     model, ids = per_position(), np.array([[1, 2, 3, 4, 5]])
     target = embgrad.LogProbability([[-100, -100, -100, 4, 5]])
-    found = embgrad.search(model, ids, target, embgrad.GCG(steps=3, candidates=9))
+    found = embgrad.search(model, ids, target, embgrad.methods.GCG(steps=3, candidates=9))
     assert found.batch.ids[0, 3:].tolist() == [4, 5]
-    named = embgrad.search(model, ids, target, embgrad.GCG(steps=3, candidates=9), positions=[3])
+    named = embgrad.search(model, ids, target, embgrad.methods.GCG(steps=3, candidates=9), positions=[3])
     assert named.batch.ids[0, [0, 1, 2, 4]].tolist() == [1, 2, 3, 5]
     assert named.batch.ids[0, 3] != 4
 
@@ -78,7 +80,7 @@ def test_the_tokens_that_a_language_model_is_to_predict_are_searched_only_where_
 def test_the_record_of_a_search_begins_before_the_first_step() -> None:
     steps: list[tuple[int, Any]] = []
     found = embgrad.search(
-        curved(), BATCH, LOGIT, embgrad.GCG(steps=3, candidates=4), progress=lambda *done: steps.append(done)
+        curved(), BATCH, LOGIT, embgrad.methods.GCG(steps=3, candidates=4), progress=lambda *done: steps.append(done)
     )
     assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
     history = found.history
@@ -92,7 +94,7 @@ def test_the_record_of_a_search_begins_before_the_first_step() -> None:
 
 
 def test_without_a_rule_there_is_no_success() -> None:
-    found = embgrad.search(curved(), BATCH, LOGIT, embgrad.GCG(steps=1, candidates=2))
+    found = embgrad.search(curved(), BATCH, LOGIT, embgrad.methods.GCG(steps=1, candidates=2))
     assert found.success is None
     assert found.provenance["until"] is None
     assert embgrad.search(curved(), BATCH, LOGIT, "gcg", until=-100).success is not None
@@ -100,7 +102,8 @@ def test_without_a_rule_there_is_no_success() -> None:
 
 def test_pieces_of_any_size_find_the_same() -> None:
     runs = [
-        embgrad.search(curved(), BATCH, LOGIT, embgrad.HotFlip(steps=2), batch_size=size) for size in (None, 1, 3, 50)
+        embgrad.search(curved(), BATCH, LOGIT, embgrad.methods.HotFlip(steps=2), batch_size=size)
+        for size in (None, 1, 3, 50)
     ]
     for run in runs[1:]:
         np.testing.assert_array_equal(run.batch.ids, runs[0].batch.ids)
@@ -109,9 +112,9 @@ def test_pieces_of_any_size_find_the_same() -> None:
 
 def test_labels_for_each_example_follow_their_texts() -> None:
     objective = embgrad.CrossEntropy([1, 0])
-    found = embgrad.search(curved(), BATCH, objective, embgrad.HotFlip(steps=2), batch_size=3)
+    found = embgrad.search(curved(), BATCH, objective, embgrad.methods.HotFlip(steps=2), batch_size=3)
     np.testing.assert_allclose(embgrad.evaluate(curved(), found.batch, objective), found.objective, atol=1e-12)
-    alone = embgrad.search(curved(), BATCH[1:], embgrad.CrossEntropy([0]), embgrad.HotFlip(steps=2))
+    alone = embgrad.search(curved(), BATCH[1:], embgrad.CrossEntropy([0]), embgrad.methods.HotFlip(steps=2))
     np.testing.assert_array_equal(alone.batch.ids[0], found.batch.ids[1])
 
 
@@ -126,7 +129,7 @@ class TestStability:
     def test_a_batch_whose_own_ids_do_not_come_back_is_refused(self) -> None:
         refused(
             "example 1 holds the ids [0, 1], and its text tokenises to [11]",
-            embgrad.BatchError,
+            embgrad.errors.BatchError,
             batch=[[2, 3], [0, 1]],
             tokenizer=Letters(),
         )
@@ -161,5 +164,5 @@ class TestStability:
             def get_vocab(self) -> dict[str, int]:
                 return {f"t{number}": number for number in range(12)}
 
-        refused("a Names without a method decode(ids)", embgrad.UnsupportedError, tokenizer=Names())
+        refused("a Names without a method decode(ids)", embgrad.errors.UnsupportedError, tokenizer=Names())
         assert embgrad.search(curved(), BATCH, LOGIT, "hotflip", tokenizer=Names(), stable=False).texts is None

@@ -138,7 +138,7 @@ def test_the_best_substitutions_of_each_example() -> None:
                 assert made.scores[example, entry.position, rank] == entry.score
                 assert entry.before is entry.after is None
     assert len(made.best(10**6)[0]) == 9
-    with refused(embgrad.BatchError, "count is 0: expected a whole number of at least 1"):
+    with refused(embgrad.errors.BatchError, "count is 0: expected a whole number of at least 1"):
         made.best(0)
 
 
@@ -157,13 +157,13 @@ def test_what_was_made_is_not_of_the_callers_arrays() -> None:
     ("options", "kind", "message"),
     [
         ({"goal": "maximise"}, embgrad.EmbgradError, "'maximise': expected 'maximize' or 'minimize'. Did you mean 'maximize'?"),
-        ({"top": 0}, embgrad.BatchError, "top is 0: expected a whole number of at least 1"),
-        ({"top": None}, embgrad.BatchError, "top is None: expected a whole number of at least 1"),
-        ({"positions": 7}, embgrad.BatchError, "the position 7 of example 0 is outside its 4 positions"),
+        ({"top": 0}, embgrad.errors.BatchError, "top is 0: expected a whole number of at least 1"),
+        ({"top": None}, embgrad.errors.BatchError, "top is None: expected a whole number of at least 1"),
+        ({"positions": 7}, embgrad.errors.BatchError, "the position 7 of example 0 is outside its 4 positions"),
         ({"allowed": [99]}, embgrad.EmbgradError, "allowed names the id 99"),
-        ({"objective": embgrad.Scalar(lambda outputs: outputs)}, embgrad.UnsupportedError, "Scalar objective has one value"),
+        ({"objective": embgrad.Scalar(lambda outputs: outputs)}, embgrad.errors.UnsupportedError, "Scalar objective has one value"),
         ({"split": True}, embgrad.EmbgradError, "substitutions takes no 'split'"),
-        ({"batch": ["a text"]}, embgrad.BatchError, "the batch is raw text"),
+        ({"batch": ["a text"]}, embgrad.errors.BatchError, "the batch is raw text"),
     ],
 )  # fmt: skip
 def test_other_arguments_are_refused(options: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -99,7 +99,7 @@ def test_texts_that_do_not_come_back_themselves_do_not_count() -> None:
     method = UniversalTrigger(2, steps=2, candidates=VOCAB)
     found = embgrad.search(model(), split, LOGIT, method, tokenizer=Tokenizer(), allowed=[3, 4])
     assert np.asarray(found.trigger).tolist() in ([3, 3], [4, 4], [4, 3])
-    with pytest.raises(embgrad.BatchError, match="example 0 holds the ids"):
+    with pytest.raises(embgrad.errors.BatchError, match="example 0 holds the ids"):
         embgrad.search(model(), split.take([1]), LOGIT, method, tokenizer=Tokenizer())
 
 
@@ -252,5 +252,7 @@ def test_labels_of_positions_are_refused() -> None:
         {"E": np.random.default_rng(2).normal(size=(VOCAB, 3))},
     )
     labels = embgrad.CrossEntropy(np.zeros(batch().shape, int))
-    with pytest.raises(embgrad.UnsupportedError, match="the objective has a label for each position, \\(6, 7\\)"):
+    with pytest.raises(
+        embgrad.errors.UnsupportedError, match="the objective has a label for each position, \\(6, 7\\)"
+    ):
         embgrad.search(per_position, batch(), labels, UniversalTrigger(2), tokenizer=Tokenizer())
