@@ -139,7 +139,7 @@ class GoldenError(EmbgradError, AssertionError):
     """Results differ from the golden file, or there is no such file.
 
     Attributes:
-        comparison: the result of `embgrad.compare` (`embgrad.results.Comparison`, or `embgrad.results.Comparisons` for several results); None
+        comparison: the result of `embgrad.compare` (an `embgrad.results.Comparison`, or `Comparisons` for several results); None
             where nothing could be compared.
     """
 

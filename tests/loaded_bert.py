@@ -1,4 +1,4 @@
-"""Tests of `embgrad.zoo.load_bert` in every framework, against BERT in NumPy; the tests of a framework derive from the classes."""
+"""Tests of `load_bert` in every framework, against BERT in NumPy; the tests of a framework derive from the classes."""
 
 from __future__ import annotations
 

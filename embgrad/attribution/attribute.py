@@ -100,8 +100,8 @@ def attribute(
 
     Args:
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length` and `call`.
-        method: a method, such as `embgrad.methods.IntegratedGradients(steps=50)`, or its name in snake case, which takes its defaults;
-            or several, as a list or as a mapping of names to methods.
+        method: a method, such as `embgrad.methods.IntegratedGradients(steps=50)`, or its name in snake case, which takes its
+            defaults; or several, as a list or as a mapping of names to methods.
         at: the point whose values are the inputs, with axes (example, position, dim): "word", or a hidden state like "layer.3".
         training: run the model in training mode, see `gradients`. Each pass draws random numbers of its own, if the model does,
             so that the steps of a path are of different functions, and contributions do not add up.

@@ -49,8 +49,8 @@ def sensitivity(
 
     Args:
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and `training`.
-        method: a method, such as `embgrad.methods.Saliency()`, or several, as a mapping of names to methods or a list. It is run once for
-            each sample, and once without noise.
+        method: a method, such as `embgrad.methods.Saliency()`, or several, as a mapping of names to methods or a list. It is run
+            once for each sample, and once without noise.
         at: see `attribute`; so is `batch_size`.
         radius: the largest change of an entry, in the units of the values at the point.
         samples: the number of changed inputs.

@@ -27,6 +27,7 @@ from embgrad.backend.protocol import (
     Weight,
     reads_the_whole,
 )
+from embgrad.backend.registry import list_backends, refresh_backends
 from embgrad.backend.rests import table_rests
 from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
 from embgrad.common.arrays import owned
@@ -67,12 +68,14 @@ __all__ = [
     "compute_dtype",
     "expect_single",
     "integer_arguments",
+    "list_backends",
     "model_lock",
     "named_arguments",
     "owned",
     "parameters_of",
     "plan_call",
     "reads_the_whole",
+    "refresh_backends",
     "table_rests",
     "values_at",
 ]

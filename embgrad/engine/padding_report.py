@@ -1,4 +1,4 @@
-"""`embgrad.metrics.padding_report`: the pad row of a table, the gradients that reach it, and the error of an average over padding."""
+"""`padding_report`: the pad row of a table, the gradients that reach it, and the error of an average over padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embgrad.tables.table_gradients`: a table's gradient through its lookups, and through other uses, such as a head that shares it."""
+"""`table_gradients`: a table's gradient through its lookups, and through other uses, such as a head that shares it."""
 
 from __future__ import annotations
 

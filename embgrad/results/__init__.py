@@ -1,1 +1,32 @@
-"""Embedding gradients, sparse table gradients, certificates, and the files that hold them."""
+"""Results: what the calls return. Each class is imported when it is first used; type checkers read `__init__.pyi`."""
+
+from embgrad.common.lazy import attach as _attach
+
+__getattr__, __dir__, __all__ = _attach(
+    __name__,
+    {
+        "common.metrics": ["Figures"],
+        "comparison.bisect": ["Bisection"],
+        "comparison.diagnosis.findings": ["Finding"],
+        "comparison.golden": ["Golden"],
+        "comparison.result": ["Comparison", "Comparisons"],
+        "engine.capture": ["Tap"],
+        "engine.padding_report": ["PaddingReport"],
+        "engine.parameter_gradients": ["ParameterGradients"],
+        "engine.table_gradients": ["TableGradients"],
+        "forward.points": ["Point"],
+        "results.attribution": ["Attribution", "Attributions"],
+        "results.certificate": ["Certificate", "Slope"],
+        "results.faithfulness": ["Faithfulness"],
+        "results.gradients": ["EmbeddingGradients", "Word"],
+        "results.memory": ["Memory"],
+        "results.row_sparse": ["RowSparse"],
+        "results.search": ["Search"],
+        "results.spans": ["Span"],
+        "results.substitutions": ["Substitution", "Substitutions"],
+        "results.token_attribution": ["TokenAttribution"],
+        "results.token_matrix": ["TokenMatrix"],
+        "streaming.saliencies": ["Saliencies"],
+        "streaming.stream": ["Stream", "StreamFolder"],
+    },
+)

@@ -1,4 +1,4 @@
-"""The result of `embgrad.metrics.faithfulness`: metrics of several attribution methods, for each example, with a table and a plot."""
+"""The result of `faithfulness`: metrics of several attribution methods, for each example, with a table and a plot."""
 
 from __future__ import annotations
 

@@ -102,9 +102,9 @@ def stream(
         to: a folder, in which the results are written as safetensors files with a manifest. A run that was interrupted, in
             any way, continues where it stopped when the same call is repeated with the same source from its beginning:
             finished results are read back, not computed. The folder is then the same to the last byte. `open_stream` reads it.
-        keep: the part of each result that is stored and yielded: "all"; "saliency" for an `embgrad.results.Saliencies`, one number a
-            position; "table" for the sum of all table gradients alone, see `Stream.table`. With `method` "saliency" is the
-            attribution without its `values`, and there is no "table".
+        keep: the part of each result that is stored and yielded: "all"; "saliency" for an `embgrad.results.Saliencies`, one
+            number a position; "table" for the sum of all table gradients alone, see `Stream.table`. With `method` "saliency" is
+            the attribution without its `values`, and there is no "table".
         method: an attribution method, or its name, see `attribute`; None for gradients. Only `at`, one point, and `pads` of the
             options of `gradients` go with it. An example has the same scores in any batch, up to rounding, sampled methods
             included: their draws depend on the seed and the example's own ids. For batches without `tokenizer`, `batch_size`

@@ -387,11 +387,9 @@ WITHOUT_A_MODEL: Final = frozenset(
     {
         "clipped_table",
         "encode",
-        "list_backends",
         "load",
         "load_bert",
         "open_stream",
-        "refresh_backends",
         "save",
         "table_norms",
         "table_products",

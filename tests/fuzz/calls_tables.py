@@ -176,7 +176,8 @@ def _names(problem: Problem, actual: embgrad.results.ParameterGradients) -> dict
 
 def broken_asking(draw: Draw, framework: str) -> Case:
     name = draw.choice(["table_gradients", "padding_report", "parameter_gradients"])
-    case = broken_gradients(draw, framework, getattr(embgrad, name), name)
+    space = embgrad.metrics if name == "padding_report" else embgrad.tables
+    case = broken_gradients(draw, framework, getattr(space, name), name)
     if name == "parameter_gradients":
         if "broken options: at" in case.text:
             return parameter_names(draw, framework)
@@ -213,7 +214,7 @@ def table_sums(draw: Draw, framework: str) -> Case:
         if name == "clipped_table" and draw.chance(0.5):
             args = (tables, draw.choice([0, -1.0, float("nan"), "1", None, True, [1.0], 1j]))
         return Case(
-            name, f"{text}\nbroken: {args!r}", lambda: getattr(embgrad, name)(*args), None, REFUSAL, [], [tables]
+            name, f"{text}\nbroken: {args!r}", lambda: getattr(embgrad.tables, name)(*args), None, REFUSAL, [], [tables]
         )
     most = float(draw.random.uniform(0.1, 3)) if draw.chance(0.9) else float("inf")
     second = others if draw.chance(0.5) else None

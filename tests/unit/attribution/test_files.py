@@ -14,6 +14,7 @@ import safetensors
 import safetensors.numpy
 
 import embgrad
+from embgrad import methods
 from embgrad.errors import EmbgradError, FileFormatError, GoldenError, PointError
 from tests.unit.attribution.models import BATCH, DIM, IDS, curved, linear
 
@@ -27,7 +28,7 @@ def attributed(method: Any = "integrated_gradients", model: Any = None, **option
 
 @pytest.mark.parametrize(
     "method",
-    ["saliency", embgrad.methods.IntegratedGradients(9), embgrad.methods.Occlusion("zero"), embgrad.methods.SmoothGrad(of=embgrad.methods.InputXGradient())],
+    ["saliency", methods.IntegratedGradients(9), methods.Occlusion("zero"), methods.SmoothGrad(of=methods.InputXGradient())],
     ids=lambda method: str(method)[:20],
 )  # fmt: skip
 def test_a_saved_attribution_is_restored_bit_for_bit(tmp_path: Path, method: Any) -> None:

@@ -235,7 +235,9 @@ def test_training_is_true_or_false(name: str) -> None:
         "search": (LOGIT, "hotflip"),
     }
     with pytest.raises(embgrad.errors.BatchError, match="training is 'yes': expected True or False"):
-        getattr(embgrad, name)(scaled(), IDS, *arguments[name], training="yes")
+        getattr(embgrad.metrics if name == "infidelity" else embgrad, name)(
+            scaled(), IDS, *arguments[name], training="yes"
+        )
 
 
 @pytest.mark.parametrize(

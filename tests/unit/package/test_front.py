@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import pickle
 import subprocess
@@ -18,6 +19,13 @@ from tests.unit.streams import model
 FRAMEWORKS = ("torch", "tensorflow", "mxnet", "jax", "keras", "transformers", "ray", "numpy", "safetensors")
 
 
+#: What `import embgrad` loads.
+LIGHT = ["embgrad", "embgrad.common", "embgrad.common.lazy"]
+
+#: The namespaces of the public names that are not of the front.
+SPACES = ["backend", "errors", "methods", "metrics", "results", "tables", "zoo"]
+
+
 def fresh(code: str, *arguments: str) -> Any:
     """Return what code prints, as JSON, in a new interpreter that has `json`, `sys` and the function `own`."""
     before = (
@@ -30,11 +38,11 @@ def fresh(code: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_importing_loads_two_modules_and_no_framework() -> None:
+def test_importing_loads_three_small_modules_and_no_framework() -> None:
     loaded, others = fresh(
         f"import embgrad; print(json.dumps([own(), [name for name in {FRAMEWORKS!r} if name in sys.modules]]))"
     )
-    assert loaded == ["embgrad", "embgrad.version"]
+    assert loaded == LIGHT
     assert others == []
 
 
@@ -58,8 +66,8 @@ def test_a_plain_gradient_imports_only_the_rooms_that_it_needs() -> None:
 
 def test_every_name_is_listed_before_it_is_used() -> None:
     listed, loaded = fresh("import embgrad; print(json.dumps([dir(embgrad), own()]))")
-    assert set(embgrad.__all__) | {"errors", "attribution", "__version__", "__doc__"} <= set(listed)
-    assert loaded == ["embgrad", "embgrad.version"]
+    assert {*embgrad.__all__, *SPACES, "__version__", "__doc__"} <= set(listed)
+    assert loaded == LIGHT
 
 
 def test_all_names_can_be_imported_at_once() -> None:
@@ -68,24 +76,63 @@ def test_all_names_can_be_imported_at_once() -> None:
 
 
 def test_type_checkers_read_the_same_names_of_the_same_modules() -> None:
-    stub = ast.parse(Path(embgrad.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    imported = {
-        alias.name: node.module.removeprefix("embgrad.")
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom) and node.module is not None
-        for alias in node.names
-    }
-    listed = next(ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign))
-    assert imported == {**embgrad._MODULES, "__version__": "version"}
-    assert sorted(listed) == embgrad.__all__
+    for package in (embgrad, embgrad.results):
+        stub = ast.parse(Path(str(package.__file__)).with_suffix(".pyi").read_text(encoding="utf-8"))
+        imported = {
+            alias.name: node.module
+            for node in stub.body
+            if isinstance(node, ast.ImportFrom) and node.module not in (None, "embgrad")
+            for alias in node.names
+        }
+        listed = next(ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign))
+        assert sorted(imported) == sorted(listed) == package.__all__
+        for name, module in imported.items():
+            assert getattr(importlib.import_module(module), name) is getattr(package, name)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(AttributeError, match="module 'embgrad' has no attribute 'gradient'"):
-        embgrad.gradient  # noqa: B018
-    code = "import embgrad; embgrad.gradient"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "Did you mean: 'gradients'?" in done.stderr
+def test_a_name_of_a_namespace_can_be_written_without_it() -> None:
+    code = (
+        "import embgrad\n"
+        "from embgrad import BatchError, GCG, TableGradients\n"
+        "listed = dir(embgrad)\n"
+        "same = [embgrad.IntegratedGradients is embgrad.methods.IntegratedGradients, GCG is embgrad.methods.GCG,\n"
+        "    embgrad.faithfulness is embgrad.metrics.faithfulness, embgrad.load_bert is embgrad.zoo.load_bert,\n"
+        "    embgrad.table_gradients is embgrad.tables.table_gradients, BatchError is embgrad.errors.BatchError,\n"
+        "    TableGradients is embgrad.results.TableGradients, embgrad.Backend is embgrad.backend.Backend]\n"
+        "print(json.dumps([same, listed, sorted(set(listed) - set(embgrad.__all__))]))"
+    )
+    same, listed, more = fresh(code)
+    assert same == [True] * 8
+    assert len(listed) < 60
+    assert [name for name in more if not name.startswith("__")] == SPACES
+
+
+def test_nothing_is_imported_for_a_name_of_the_language() -> None:
+    code = (
+        "import embgrad; print(json.dumps([hasattr(embgrad, '__wrapped__'), hasattr(embgrad, '_repr_html_'), own()]))"
+    )
+    assert fresh(code) == [False, False, LIGHT]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gradient", ". Did you mean 'gradients'?"),
+        ("IntegratedGradient", ". Did you mean 'IntegratedGradients'?"),
+        ("metric", ". Did you mean 'metrics'?"),
+        ("qqqq", ""),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(embgrad, name)
+    assert str(raised.value) == f"module 'embgrad' has no attribute {name!r}{hint}"
+
+
+def test_a_result_that_is_unknown_is_refused_with_the_nearest() -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(embgrad.results, "Atribution")  # noqa: B009  type checkers would refuse it
+    assert str(raised.value) == "module 'embgrad.results' has no attribute 'Atribution'. Did you mean 'Attribution'?"
 
 
 def test_rooms_can_be_used_without_an_import_of_their_own() -> None:
@@ -111,7 +158,7 @@ for found in pkgutil.walk_packages(embgrad.__path__, "embgrad.", onerror=missing
             importlib.import_module(found.name)
         except ImportError as error:
             missing.add(found.name)
-places = {**embgrad._MODULES, "__version__": "version"}
+places = {name: module for module, found in embgrad._NAMES.items() for name in found}
 other = [
     name for name in embgrad.__all__
     if getattr(embgrad, name) is not getattr(sys.modules["embgrad." + places[name]], name)

@@ -87,6 +87,9 @@ def child(tmp_path: Path) -> Any:
     return run
 
 
+#: The namespaces of the public names that are not in `embgrad` itself.
+SPACES = ("methods", "metrics", "tables", "results", "errors", "backend", "zoo")
+
 REPORT = f"; import sys, json; print(json.dumps([name for name in {FRAMEWORKS!r} if name in sys.modules]))"
 
 
@@ -153,16 +156,26 @@ def test_the_walk_sees_every_import() -> None:
 
 
 def test_every_public_name_exists() -> None:
-    assert sorted(embgrad.__all__) == sorted(set(embgrad.__all__))
-    for name in embgrad.__all__:
-        assert getattr(embgrad, name) is not None
+    for space in (embgrad, *(getattr(embgrad, name) for name in SPACES)):
+        assert sorted(space.__all__) == sorted(set(space.__all__))
+        for name in space.__all__:
+            assert getattr(space, name) is not None
+
+
+def test_a_name_is_the_same_wherever_it_is() -> None:
+    homes = [embgrad, *(getattr(embgrad, name) for name in SPACES)]
+    names = [name for space in homes for name in space.__all__]
+    twice = {name for name in names if names.count(name) > 1}
+    assert twice == {"EmbgradError", "EmbgradWarning", "NativeObjective", "TokenBatch", "Point"}
+    for name in twice:
+        assert len({id(getattr(space, name)) for space in homes if name in space.__all__}) == 1
 
 
 def test_every_error_has_its_base() -> None:
-    errors = [getattr(embgrad, name) for name in embgrad.__all__ if name.endswith("Error")]
+    errors = [getattr(embgrad.errors, name) for name in embgrad.errors.__all__ if name.endswith("Error")]
     assert len(errors) > 10
     for error in errors:
         assert issubclass(error, embgrad.EmbgradError)
     for name in ("BatchError", "PointError", "OutputError", "ObjectiveError", "FileFormatError"):
-        assert issubclass(getattr(embgrad, name), ValueError)
+        assert issubclass(getattr(embgrad.errors, name), ValueError)
     assert issubclass(embgrad.errors.UnsupportedError, NotImplementedError)

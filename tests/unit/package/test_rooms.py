@@ -23,6 +23,7 @@ ROOMS = (
     {"attribution", "comparison"},
     {"streaming"},
     {"token_search"},
+    {"methods", "metrics", "tables", "zoo"},
     {"ray", "report"},
     {"cli", "testing", "pytest_plugin"},
 )

@@ -161,7 +161,7 @@ def test_what_was_made_is_not_of_the_callers_arrays() -> None:
         ({"top": None}, embgrad.errors.BatchError, "top is None: expected a whole number of at least 1"),
         ({"positions": 7}, embgrad.errors.BatchError, "the position 7 of example 0 is outside its 4 positions"),
         ({"allowed": [99]}, embgrad.EmbgradError, "allowed names the id 99"),
-        ({"objective": embgrad.Scalar(lambda outputs: outputs)}, embgrad.errors.UnsupportedError, "Scalar objective has one value"),
+        ({"objective": embgrad.Scalar(lambda outputs: outputs)}, embgrad.errors.UnsupportedError, "Scalar objective has one val"),
         ({"split": True}, embgrad.EmbgradError, "substitutions takes no 'split'"),
         ({"batch": ["a text"]}, embgrad.errors.BatchError, "the batch is raw text"),
     ],

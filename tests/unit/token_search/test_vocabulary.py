@@ -143,7 +143,7 @@ def test_functions_are_not_asked_about_special_tokens() -> None:
     ("allowed", "tokenizer", "kind", "message"),
     [
         (is_word, None, embgrad.errors.BatchError, "a function of tokens, is_word, and no tokenizer is known: pass tokenizer="),
-        (is_word, print, embgrad.errors.BatchError, "and the tokenizer does not list its tokens: pass tokenizer=... that has get_vocab"),
+        (is_word, print, embgrad.errors.BatchError, "does not list its tokens: pass tokenizer=... that has get_vocab"),
         ("is_wrod", None, embgrad.EmbgradError, "allowed is 'is_wrod': expected ids, a bool array of shape (12,)"),
         ("is_wrod", None, embgrad.EmbgradError, "Did you mean 'is_word'?"),
         (3.5, None, embgrad.EmbgradError, "allowed is 3.5: expected ids"),

@@ -1,0 +1,57 @@
+"""The classes of `embgrad.results` and their types: `__init__.py` imports each when it is first used."""
+
+from embgrad.common.metrics import Figures
+from embgrad.comparison.bisect import Bisection
+from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.comparison.golden import Golden
+from embgrad.comparison.result import Comparison, Comparisons
+from embgrad.engine.capture import Tap
+from embgrad.engine.padding_report import PaddingReport
+from embgrad.engine.parameter_gradients import ParameterGradients
+from embgrad.engine.table_gradients import TableGradients
+from embgrad.forward.points import Point
+from embgrad.results.attribution import Attribution, Attributions
+from embgrad.results.certificate import Certificate, Slope
+from embgrad.results.faithfulness import Faithfulness
+from embgrad.results.gradients import EmbeddingGradients, Word
+from embgrad.results.memory import Memory
+from embgrad.results.row_sparse import RowSparse
+from embgrad.results.search import Search
+from embgrad.results.spans import Span
+from embgrad.results.substitutions import Substitution, Substitutions
+from embgrad.results.token_attribution import TokenAttribution
+from embgrad.results.token_matrix import TokenMatrix
+from embgrad.streaming.saliencies import Saliencies
+from embgrad.streaming.stream import Stream, StreamFolder
+
+__all__ = [
+    "Attribution",
+    "Attributions",
+    "Bisection",
+    "Certificate",
+    "Comparison",
+    "Comparisons",
+    "EmbeddingGradients",
+    "Faithfulness",
+    "Figures",
+    "Finding",
+    "Golden",
+    "Memory",
+    "PaddingReport",
+    "ParameterGradients",
+    "Point",
+    "RowSparse",
+    "Saliencies",
+    "Search",
+    "Slope",
+    "Span",
+    "Stream",
+    "StreamFolder",
+    "Substitution",
+    "Substitutions",
+    "TableGradients",
+    "Tap",
+    "TokenAttribution",
+    "TokenMatrix",
+    "Word",
+]
