@@ -41,7 +41,7 @@ _NAMES = {
     "token_search.substitutions": ["substitutions"],
     "version": ["__version__"],
 }
-#: The namespaces, which have the other public names: `embgrad.GCG` is `embgrad.methods.GCG`, and is listed there alone.
+#: The namespaces of the other public names, which are attributes of `embgrad` itself too, but are listed there alone.
 _NAMESPACES = ["backend", "errors", "methods", "metrics", "results", "tables", "zoo"]
 
 #: The rooms that can be used as `embgrad.room` without an import of their own.

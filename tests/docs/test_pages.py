@@ -59,6 +59,26 @@ def test_the_reference_lists_every_public_name_once() -> None:
     assert len(named) == len(set(named))
 
 
+def test_pages_and_sources_write_names_with_their_namespaces() -> None:
+    spaces = ("methods", "metrics", "tables", "results", "errors", "backend", "zoo")
+    homes = {name: space for space in spaces for name in getattr(embgrad, space).__all__ if name not in embgrad.__all__}
+    root = DOCS.parent
+    files = [
+        root / "README.md",
+        *DOCS.rglob("*.md"),
+        *(root / "embgrad").rglob("*.py"),
+        *(root / "backends").rglob("*.py"),
+    ]
+    assert len(files) > 300
+    wrong = [
+        f"{path.relative_to(root)}: embgrad.{name} instead of embgrad.{homes[name]}.{name}"
+        for path in files
+        for name in re.findall(r"\bembgrad\.(\w+)", path.read_text(encoding="utf-8"))
+        if name in homes
+    ]
+    assert wrong == []
+
+
 CONTRIBUTING = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 

@@ -121,6 +121,7 @@ def test_nothing_is_imported_for_a_name_of_the_language() -> None:
         ("IntegratedGradient", ". Did you mean 'IntegratedGradients'?"),
         ("metric", ". Did you mean 'metrics'?"),
         ("qqqq", ""),
+        ("_repr_html", ""),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, hint: str) -> None:
