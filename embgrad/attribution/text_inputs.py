@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.attribution.passes import Passes
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.decoder import further_text, with_decoder
 from embgrad.engine.evaluate import evaluated
 from embgrad.errors import UnsupportedError
@@ -93,7 +94,7 @@ def _has_effect(passes: Passes, name: str, changes: tuple[Callable[[np.ndarray],
             changed = with_numbers(batch, name, change)
             if not np.array_equal(_objectives(passes, changed), before):
                 return True
-    except Exception:  # the model does not take other numbers, and so reads them
+    except errors_of_model():  # the model does not take other numbers, and so reads them
         return True
     return False
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.common.metrics import lengths
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.company import differs, tolerance_of
 from embgrad.engine.task import Task
 from embgrad.errors import CertificationError, UnsupportedError, brief, listed
@@ -256,7 +257,7 @@ def _measure(test: str, measure: Callable[[], None], made: Reruns) -> None:
             measure()
     except UnsupportedError as error:
         made.unrun[test] = str(error.message)
-    except Exception as error:  # of any class: the model may accept no other batch
+    except errors_of_model() as error:  # of any class: the model may accept no other batch
         made.unrun[test] = f"{type(error).__name__}: {brief(str(error), 120)}"
     made.changed = tuple(dict.fromkeys((*made.changed, *changes.names)))
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from embgrad.backend.recorded_changes import changes_recorded
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import ObjectiveError
 from embgrad.results.gradients import EmbeddingGradients
 
@@ -75,7 +76,7 @@ def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None) ->
             if is_free and not any(is_another(np.arange(number) % count, none[:number]) for number in numbers):
                 return Company.FREE
             otherwise = Company.WHOLE
-        except Exception:  # the model may accept no other number of examples, or no other order
+        except errors_of_model():  # the model may accept no other number of examples, or no other order
             otherwise = Company.FIXED
     if count == 1:
         return otherwise

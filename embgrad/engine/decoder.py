@@ -13,6 +13,7 @@ from embgrad.backend.keras_inputs import declared_names
 from embgrad.backend.protocol import BoundModel
 from embgrad.backend.signature import as_parts, parameters_of
 from embgrad.common.arrays import to_numpy, whole_numbers
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.forward.points import WORD, Lookup, layout_of
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK, NAMES, UNDECIDED, decoder_by_labels, decoder_names, decoder_of
@@ -122,7 +123,7 @@ def _memory_of(bound: BoundModel) -> dict[Hashable, FurtherText | None] | None:
 def _looked_up(bound: BoundModel, batch: TokenBatch, candidates: Sequence[str]) -> FurtherText | None:
     try:
         points = bound.points(batch)
-    except Exception:  # the model may accept no other number of examples
+    except errors_of_model():  # the model may accept no other number of examples
         return None
     lookups = [point.lookup for point in points if point.lookup is not None]
     tables = {point.lookup.path for point in points if point.lookup is not None and WORD in point.roles}

@@ -13,6 +13,7 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Change, Request, Run
 from embgrad.backend.signature import NAMES
 from embgrad.common.tolerance import unit_roundoff
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import AmbiguousPointError, listed
 from embgrad.forward.descent import Chain, Reached
 from embgrad.forward.names import needs_added, needs_layers
@@ -166,7 +167,7 @@ class _Passes:
             apart = [key for key in _added(self._reached) if not self._leads(key)] if lookups else []
         except AmbiguousPointError:
             raise
-        except Exception as failure:
+        except errors_of_model() as failure:
             raise AmbiguousPointError(
                 f"{_several(self._reached, self._chains)}, and a forward pass with other rows at {WORD!r}, which would show it, "
                 f"raised {type(failure).__name__}: name a module by its path"

@@ -11,6 +11,7 @@ import numpy as np
 
 from embgrad.backend.protocol import BoundModel
 from embgrad.backend.signature import as_parts
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
@@ -123,7 +124,7 @@ def _table_by_column(bound: BoundModel, example: TokenBatch, start: int) -> str 
     try:
         padded = {point.key: point for point in bound.points(example)}
         unpadded = bound.points(_without_start(example, start))
-    except Exception:  # the model may accept no other number of positions, or need more inputs than these
+    except errors_of_model():  # the model may accept no other number of positions, or need more inputs than these
         return None
     table = None
     for point in unpadded:

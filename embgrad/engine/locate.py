@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from embgrad.backend.protocol import BoundModel, Run
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.descent import with_roles_of_text
 from embgrad.engine.probe import (
     Order,
@@ -256,7 +257,9 @@ def meanings_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenB
         reached = bound.points(sub_batch)
         named = _named(bound, wanted, sub_batch, reached)
         meant = _meant(named, _arranged(bound, named, sub_batch, reached), sub_batch)
-    except Exception:  # the model may accept no other number of examples, and the whole batch gives the better message
+    except (
+        errors_of_model()
+    ):  # the model may accept no other number of examples: the whole batch gives the better message
         return None
     if not isinstance(reached, Reached):
         return Meanings(meant, _times(bound, reached), ())

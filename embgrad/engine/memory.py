@@ -15,6 +15,7 @@ from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.memory_meter import MemoryMeter, process_meter
 from embgrad.common.options import count_or_none
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import checked_options
@@ -169,7 +170,7 @@ def _run(task: Task, batch: TokenBatch, count: int) -> int:
             return sum(map(_size, results_of(_for_part(task, batch, count), part).values()))
     except EmbgradError:
         raise
-    except Exception as failure:
+    except errors_of_model() as failure:
         if len(part) == len(batch) or not isinstance(task.objective, NativeObjective) or not task.bound.accepts(part):
             raise
         raise ObjectiveError(

@@ -12,6 +12,7 @@ from embgrad.backend.protocol import BoundModel, Request, Run
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import to_numpy
 from embgrad.common.tolerance import unit_roundoff
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, decoder_of, positions_of
@@ -101,7 +102,7 @@ def expect_examples_first(
     few = batch.take([0, 1] if count > 2 else [0, 1, 0])
     try:
         alone = _output_of(bound, few, name).shape
-    except Exception:  # the model may take no other number of examples
+    except errors_of_model():  # the model may take no other number of examples
         return
     _expect_first_axis(alone, few)
     layouts.first.add(key)
@@ -142,7 +143,7 @@ def _layout(
         raise error
     try:
         alone = _output_of(bound, example, error.output).shape
-    except Exception as failure:  # the model may take no other number of positions
+    except errors_of_model() as failure:  # the model may take no other number of positions
         if _declares_classes(bound.model, error):
             return error.shape
         raise error from failure
@@ -178,7 +179,7 @@ def _is_prefixed(bound: BoundModel, batch: TokenBatch, error: OpenPositionsError
         ids[row, position] = others[0] if len(others) else abs(ids[row, position] - 1)
     try:
         read = _output_of(bound, examples.replace(ids=ids), error.output)
-    except Exception:  # the model may take no other number of examples
+    except errors_of_model():  # the model may take no other number of examples
         return False
     output = np.asarray(read, np.float64)
     if output.shape[:2] != (3, error.shape[1]):

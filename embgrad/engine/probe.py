@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.backend.protocol import BoundModel
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import AmbiguousPointError, PointNotReachedError
 from embgrad.forward.axes import axis_of_examples
 from embgrad.forward.gather import Window, gather_of, reproduces, window_of
@@ -68,7 +69,7 @@ def word_resolved(bound: BoundModel, batch: TokenBatch, points: Sequence[Point])
         return list(points)
     try:
         probed = {point.key: _followed(point) for point in bound.points(other)}
-    except Exception as failure:
+    except errors_of_model() as failure:
         raise AmbiguousPointError(
             f"'word' fits {len(lookups)} lookups, {', '.join(map(str, lookups))}, and a forward pass with other ids, which would "
             f"distinguish them, raised {type(failure).__name__}: name one of them in at=...",
@@ -167,7 +168,7 @@ def _reads_forward(bound: BoundModel, batch: TokenBatch, lookup: Lookup) -> bool
     ids[example, 0] = others[0] if others.size else 1 + int(ids[example, 0] == 1 and lookup.rows > 2)
     try:
         probed = {point.key: point.lookup for point in bound.points(batch.replace(ids=ids, tokens=None))}
-    except Exception:  # the model may not take other ids
+    except errors_of_model():  # the model may not take other ids
         return True
     read = probed.get(lookup.key)
     same = read is None or (
@@ -231,7 +232,7 @@ def order_of(bound: BoundModel, batch: TokenBatch, points: Sequence[Point]) -> O
     if known is None or form not in known:
         try:
             order = _probed_order(bound, batch, lookups)
-        except Exception:  # the model may not take other ids: then nothing shows the order
+        except errors_of_model():  # the model may not take other ids: then nothing shows the order
             return Order(False)
         if known is None:
             return order
@@ -296,7 +297,7 @@ def example_axis(bound: BoundModel, batch: TokenBatch, point: Point) -> int | No
         return None
     try:
         probed = bound.points(batch[:-1])
-    except Exception as failure:
+    except errors_of_model() as failure:
         raise AmbiguousPointError(
             f"the batch has as many examples as positions, so that the axes of {point} cannot be distinguished, and a forward "
             f"pass with one example less, which would show them, raised {type(failure).__name__}: pass another number of "
@@ -330,7 +331,7 @@ def expect_ids_followed(bound: BoundModel, batch: TokenBatch, lookup: Lookup) ->
         return
     try:
         probed = {point.key: _followed(point) for point in bound.points(other)}
-    except Exception:  # the model may not accept other ids: then nothing contradicts the lookup
+    except errors_of_model():  # the model may not accept other ids: then nothing contradicts the lookup
         return
     if WORD not in probed.get(lookup.key, (WORD,)):
         raise PointNotReachedError(
@@ -351,9 +352,18 @@ def with_shared(bound: BoundModel, batch: TokenBatch, *, repeated: bool = False)
     for count in range(min(len(batch.of_each), MOST_SHARED) + 1):
         for names in combinations(batch.of_each, count):
             whole = {name: batch.extras[name] for name in names}
-            if bound.accepts(other.replace(extras={**other.extras, **whole})):
+            if _takes(bound, other.replace(extras={**other.extras, **whole})):
                 return batch.replace(shared=batch.shared | set(names)) if names else batch
     return batch
+
+
+def _takes(bound: BoundModel, batch: TokenBatch) -> bool:
+    """Return whether a probe on the batch raises no exception."""
+    try:
+        bound.points(batch)
+    except errors_of_model():
+        return False
+    return True
 
 
 def _with_one_other_id(batch: TokenBatch) -> TokenBatch:

@@ -10,6 +10,7 @@ import numpy as np
 
 from embgrad.backend.protocol import BoundModel
 from embgrad.common.tolerance import unit_roundoff
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import PointNotReachedError
 from embgrad.forward.points import Lookup
 from embgrad.inputs.batch import TokenBatch
@@ -52,7 +53,7 @@ def expect_sole_use(
         return
     try:
         values = evaluate(other)
-    except Exception:  # the model may take no other ids
+    except errors_of_model():  # the model may take no other ids
         return
     apart, size = np.abs(values - own), max(float(np.abs(values).max()), float(np.abs(own).max()))
     if (apart > unit_roundoff(compute_dtype) ** 0.5 * size).any():

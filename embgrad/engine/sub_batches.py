@@ -13,6 +13,7 @@ import numpy as np
 from embgrad.backend.objective_callback import objective_values
 from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.common.progress import Progress, reporter
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.company import tolerance_of
 from embgrad.engine.run import run_located
@@ -94,7 +95,7 @@ def _expect_same_alone(
     with changes_recorded() as changes:
         try:
             whole, dtype = _forward_values(task, batch)
-        except Exception:
+        except errors_of_model():
             if changed:
                 raise
             return  # few arrays as long as the batch are a state, and the whole batch may not fit into memory

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.forward.points import Layout, Lookup
 from embgrad.inputs.batch import TokenBatch
 
@@ -51,7 +52,7 @@ def gather_of(read: Read, batch: TokenBatch, lookup: Lookup) -> np.ndarray | Non
     for fixed in _fixed(batch, lookup):
         try:
             gather = _gather(read, batch, lookup, fixed)
-        except Exception:  # the model may not take other ids: then nothing shows the order
+        except errors_of_model():  # the model may not take other ids: then nothing shows the order
             continue
         if gather is not None and reproduces(gather, lookup.indices, batch):
             return gather

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from embgrad.backend.registry import backend_for, bind
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.gradients import results_of
 from embgrad.engine.task import Task
 from embgrad.errors import (
@@ -162,7 +163,7 @@ class Worker:
             copies = np.full(count, row)
             try:
                 alone = self._gradients(rows_at(rows, chosen[copies]), part.take(copies), check=False)
-            except Exception:  # of the model; if the row is at fault, it is named later
+            except errors_of_model():  # of the model; if the row is at fault, it is named later
                 continue
             return compared_alone(
                 {self._job.point: result},

@@ -15,6 +15,7 @@ import numpy as np
 
 from embgrad.attribution.method import Method
 from embgrad.common.progress import Progress
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.gradients import results_of as gradients_of
 from embgrad.engine.task import Task
 from embgrad.engine.weights import weights_sums
@@ -252,7 +253,7 @@ def _run_alone(
         batch = padded([group.portions[owner].texts[index]] * count, plan.source.padding, length)
         try:
             return batch, _run(plan, replace(group, pieces=(Piece(batch, (piece.members[row],) * count),)), 0)
-        except Exception as error:  # of any class: the model does not accept the batch
+        except errors_of_model() as error:  # of any class: the model does not accept the batch
             refusal = error
     padding = f"padded to {length} positions" if length else "without padding"
     warnings.warn(

@@ -13,6 +13,7 @@ from embgrad.backend.objective_callback import Respond
 from embgrad.backend.prefix import Prefix
 from embgrad.backend.protocol import BoundModel, Call, Request
 from embgrad.common.tolerance import HALVES, tolerance_for
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.provenance import origins
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.batch import TokenBatch
@@ -77,7 +78,7 @@ class SharedPrefixes:
                 values[family.texts] = self._of_family(family, batch, objective)
         except _UnsuitableError as error:
             self.reason = str(error)
-        except Exception as error:  # where the user's own arguments are wrong, whole texts raise it again
+        except errors_of_model() as error:  # where the user's own arguments are wrong, whole texts raise it again
             first_line = str(error).partition("\n")[0]
             self.reason = f"a pass over part of a text raised {type(error).__name__}: {first_line}"
         if self.reason is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.comparison.bisection.judge import Judge
 from embgrad.comparison.bisection.readings import Reader, Side
 from embgrad.comparison.bisection.records import Reading
@@ -65,7 +66,7 @@ def _in_another_order(side: Side, names: Sequence[str]) -> tuple[Side, dict[str,
         try:
             other = _reversed(side) if len(side.reader.batch) > 1 else _twice(side)
             return other, _read_roles(other, names)
-        except Exception:  # the model may take only one example, or inputs that cannot be reordered
+        except errors_of_model():  # the model may take only one example, or inputs that cannot be reordered
             return side, _read_roles(side, names)
     return side, _read_roles(side, names)
 

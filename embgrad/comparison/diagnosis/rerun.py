@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from embgrad.common.metrics import figures_of
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.comparison.align import aligned
 from embgrad.comparison.diagnosis.case import EXACT, Case, objective_of
 from embgrad.engine.weights import substituted
@@ -171,7 +172,7 @@ class Source:
             return run()
         except EmbgradError as error:  # the cause does not apply to this model
             self.refused = error.message
-        except Exception as error:  # the framework cannot run this variant: reported in the notes
+        except errors_of_model() as error:  # the framework cannot run this variant: reported in the notes
             self.failures[cause] = f"{type(error).__name__}: {error}"
         return None
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.common.tracebacks import errors_of_model
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 IDS = np.array([[3, 1, 2]])
@@ -114,3 +115,69 @@ def test_an_error_keeps_nothing_alive_once_it_is_gone() -> None:
         gc.enable()
     gc.collect()
     assert alive() is None
+
+
+def failing(code: str, module: str = "embgrad.engine.planted") -> Callable[..., Any]:
+    """Return a function that runs a line of code as a module of this name does."""
+    namespace: dict[str, Any] = {"__name__": module, "embgrad": embgrad}
+    exec(f"def fail(*args, **options):\n    {code}", namespace)
+    return namespace["fail"]
+
+
+def is_of_model(function: Callable[..., Any]) -> bool:
+    """Return whether an `except` clause behind a probe catches what the function raises."""
+    try:
+        function()
+    except errors_of_model():
+        return True
+    except Exception:
+        return False
+    raise AssertionError("the function raised nothing")
+
+
+@pytest.mark.parametrize("module", ["embgrad.engine.planted", "embgrad_torch.planted", "embgrad_jax.planted"])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "assert not True, 'planted'",
+        "raise AssertionError",
+        "None + 1",
+        "{}['key']",
+        "().shape",
+        "[][0]",
+        "unknown",
+        "unbound = unbound + 1",
+        "first, second = None",
+    ],
+)
+def test_a_mistake_in_own_code_is_no_error_of_a_model(mistake: str, module: str) -> None:
+    assert not is_of_model(failing(mistake, module))
+
+
+@pytest.mark.parametrize(
+    ("code", "module"),
+    [
+        ("assert not True", "user.model"),
+        ("None + 1", "torch.nn.functional"),
+        ("{}['key']", "embgrad.testing.reference"),  # a model that comes with the tests
+        ("{}['key']", "embgradient.model"),
+        ("raise embgrad.BatchError('an id is outside of the table')", "embgrad.engine.planted"),
+        ("raise embgrad.GoldenError('an AssertionError as well')", "embgrad.engine.planted"),
+        ("raise ValueError('shapes do not fit')", "embgrad.engine.planted"),
+        ("len(3)", "embgrad_torch.planted"),  # a function without frames, called for the model
+        ("(lambda ids: ids)()", "embgrad.engine.planted"),  # the user's function has another signature
+        ("max(*args, **options)", "embgrad_torch.planted"),
+        ("{}.__getitem__(0)", "embgrad_torch.planted"),
+    ],
+)
+def test_what_a_model_or_a_check_of_the_batch_raises_is_an_error_of_the_model(code: str, module: str) -> None:
+    assert is_of_model(failing(code, module))
+
+
+def test_an_error_of_a_model_below_own_code_is_the_models() -> None:
+    def wrapped() -> None:
+        namespace: dict[str, Any] = {"__name__": "embgrad.engine.planted", "call": failing("assert not True", "user")}
+        exec("def call_model():\n    return call()", namespace)
+        namespace["call_model"]()
+
+    assert is_of_model(wrapped)
