@@ -17,15 +17,15 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from embgrad.backend import PassRecorder, Request, Run, TokenBatch, as_parts
+from embgrad.backend import ModelPass, PassRecorder, PointChanges, Request, Run, TokenBatch, as_parts
 from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
 from embgrad_jax.fingerprint import Fingerprint
 from embgrad_jax.graphs import Graph, traced
 from embgrad_jax.inputs import plan
 from embgrad_jax.lookup import Survey, looked_into, survey_of
 from embgrad_jax.modules import is_floating
-from embgrad_jax.pullback import Forward, finished
-from embgrad_jax.tap import Computation, StoppedError, changes_of, computed
+from embgrad_jax.pullback import Forward
+from embgrad_jax.tap import Computation, StoppedError, computed
 from embgrad_jax.walk import Structure
 
 __all__ = ["run_kept"]
@@ -36,14 +36,14 @@ class _Owner:
 
 
 def run_kept(
-    structure: Structure, model: Any, batch: TokenBatch, request: Request, plain: Callable[[Request], Run]
+    structure: Structure, model: Any, batch: TokenBatch, request: Request, pass_of: Callable[..., ModelPass]
 ) -> Run:
     """Run a compiled graph of the model, if there is one or can be one; else the model.
 
     Args:
         structure: the model's structure.
         model: the model, as in `run`; so are `batch` and `request`.
-        plain: runs the model without a trace.
+        pass_of: returns a pass of a request, which runs the model, or computes its forward pass by a function of a trace.
     """
     inputs = plan(model, batch, request.call, training=request.training).arrays
     question = (
@@ -62,7 +62,7 @@ def run_kept(
         Fingerprint(structure, as_parts(model), request.call),
         lengths,
         request,
-        _Maker(structure, model, batch, plain),
+        _Maker(structure, model, batch, pass_of),
     )
 
 
@@ -77,11 +77,15 @@ def _takes_references(part: Any) -> bool:
 class _Maker:
     """One call of a model, see `embgrad.backend.trace_cache.TraceMaker`."""
 
-    def __init__(self, structure: Structure, model: Any, batch: TokenBatch, plain: Callable[[Request], Run]) -> None:
+    def __init__(self, structure: Structure, model: Any, batch: TokenBatch, pass_of: Callable[..., ModelPass]) -> None:
         self._structure = structure
         self._model = model
         self._batch = batch
-        self.plain = plain
+        self._pass_of = pass_of
+
+    def plain(self, request: Request) -> Run:
+        """Run the model without a trace."""
+        return self._pass_of(request).run()
 
     def watched(
         self, function: Callable[[Any], Any], report: Callable[[tuple[int, ...]], None]
@@ -101,7 +105,11 @@ class _Maker:
 
     def run(self, trace: _Trace, request: Request) -> Run:
         """Run a trace."""
-        return trace.run(self._structure, self._model, self._batch, request)
+
+        def computed(watch: PassRecorder, changes: PointChanges[Any]) -> Forward:
+            return trace.computed(self._structure, self._model, self._batch, request, watch, changes)
+
+        return self._pass_of(replace(request, order=None, record=False), computed).run()
 
     def dtypes(self, trace: _Trace) -> Sequence[str]:
         """Return the names of the dtypes in which a trace computes."""
@@ -118,13 +126,20 @@ class _Trace:
         self._survey = Survey()
         self._functions: dict[str, Any] = {}
 
-    def run(self, structure: Structure, model: Any, batch: TokenBatch, request: Request) -> Run:
-        """Run the compiled graph.
+    def computed(
+        self,
+        structure: Structure,
+        model: Any,
+        batch: TokenBatch,
+        request: Request,
+        watch: PassRecorder,
+        changes: PointChanges[Any],
+    ) -> Forward:
+        """Return a forward pass of the compiled graph.
 
         Raises:
             UnfitError: the batch reaches the points in another way.
         """
-        watch = PassRecorder(batch, request.reached, request.times)
         if self._graph is None:
             graph, inputs = traced(structure, model, batch, request.call, training=request.training)
         else:
@@ -140,7 +155,6 @@ class _Trace:
             )
         elif points != self._points:
             raise UnfitError("the pass reaches other points than the one that was compiled")
-        changes = changes_of(request)
         values: dict[str, tuple[Any, Any]] = {}
         for key in survey.shapes:
             if key in request.override or key in request.add:
@@ -154,8 +168,7 @@ class _Trace:
             (sinks,) = self._functions["pull"](pulling, list(cotangents), dict(of_upstream))
             return sinks, {}
 
-        forward = Forward(graph, survey, outputs, results[graph.outputs :], at_points, upstream, pull)
-        return finished(structure, batch, request, watch, forward, changes)
+        return Forward(graph, survey, outputs, results[graph.outputs :], at_points, upstream, pull)
 
     def _function(self, name: str, watch: PassRecorder, request: Request, stop: str | None = None) -> Any:
         """Return a compiled function of the arrays, the inputs and the changes at points, made at its first use."""

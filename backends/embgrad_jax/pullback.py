@@ -12,25 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from embgrad.backend import (
+    Answer,
     NativeObjective,
-    PassRecorder,
     PointChanges,
+    Pullback,
     Request,
-    Run,
     TokenBatch,
-    compute_dtype,
-    values_at,
 )
-from embgrad.backend.cotangents import Answer, answered, answered_in_turn, native_answer
-from embgrad.backend.own_mask import GradientSizes, unused_inputs
+from embgrad.backend.cotangents import native_answer
 from embgrad_jax.graphs import Graph
 from embgrad_jax.inputs import JaxTensors, Rows, to_numpy
 from embgrad_jax.lookup import Survey
 from embgrad_jax.modules import is_floating
-from embgrad_jax.parameters import differentiated, parameter_values, rests
-from embgrad_jax.walk import Structure
 
-__all__ = ["Forward", "Pulled", "answer_of", "finished", "pulled_back"]
+__all__ = ["Forward", "answered_natively", "pulled_back"]
 
 #: Takes cotangents of the floating outputs and of the values upstream of edited points, by key; returns the gradients at the
 #: points by key, and those of arrays of the model by name.
@@ -60,34 +55,7 @@ class Forward:
     pull: Pull
 
 
-@dataclass(frozen=True)
-class Pulled:
-    """The gradients of one set of cotangents; None where no path of the graph leads to a point or an array.
-
-    Attributes:
-        points: those at the points, by key.
-        before: those that edits have replaced, by key.
-        arrays: those of arrays of the model, by name.
-    """
-
-    points: Mapping[str, np.ndarray | None]
-    before: Mapping[str, np.ndarray]
-    arrays: Mapping[str, np.ndarray | None]
-
-
-def answer_of(forward: Forward, batch: TokenBatch, request: Request) -> Answer:
-    """Return the answer to a request, whose cotangents are those of outputs of the pass, or of rows of them."""
-    returned = forward.graph.filled(forward.outputs)
-
-    def answer(part: Request) -> Answer:
-        if isinstance(part.respond, NativeObjective):
-            return _native_answer(forward, batch, part, part.respond)
-        return answered(returned, batch, part, JaxTensors())
-
-    return answered_in_turn(request, answer)
-
-
-def _native_answer(forward: Forward, batch: TokenBatch, request: Request, objective: NativeObjective) -> Answer:
+def answered_natively(forward: Forward, batch: TokenBatch, request: Request, objective: NativeObjective) -> Answer:
     """Return the answer of a function of native outputs, which JAX differentiates by itself."""
     if not request.pullback:
         value = objective.function(forward.graph.filled(forward.outputs))
@@ -134,7 +102,7 @@ def _noticed(value: Any, notice: Callable[[], None]) -> Any:
 
 def pulled_back(
     forward: Forward, pairs: Iterable[tuple[Any, Any]], changes: PointChanges[Any], arrays: Sequence[str]
-) -> Pulled:
+) -> Pullback:
     """Return the gradients of one set of cotangents.
 
     The gradient that arrives at an edited point is cut off there, and what the edit makes of it is pulled back by itself, from
@@ -170,7 +138,7 @@ def pulled_back(
         at_points = {name: gradient + more_at_points[name] for name, gradient in at_points.items()}
         of_arrays = {name: gradient + more_of_arrays[name] for name, gradient in of_arrays.items()}
         at_points[key] = edited
-    return Pulled(
+    return Pullback(
         {key: to_numpy(gradient) if key in reached else None for key, gradient in at_points.items()},
         before,
         {name: to_numpy(of_arrays[name]) if f"leaf {name}" in reached else None for name in arrays},
@@ -183,57 +151,3 @@ def _added(total: Any, tensor: Any, cotangent: Any) -> Any:
     if isinstance(tensor, Rows):
         return total.at[tensor.examples, tensor.positions].add(cotangent)
     return total + cotangent
-
-
-def finished(
-    structure: Structure,
-    batch: TokenBatch,
-    request: Request,
-    watch: PassRecorder,
-    forward: Forward,
-    changes: PointChanges[Any],
-) -> Run:
-    """Answer the objectives of a pass, pull back, and return the values and gradients at the points."""
-    survey = forward.survey
-    if request.training:
-        random = [leaf for leaf in structure.leaves if leaf.random]
-        for leaf, value in zip(random, forward.random, strict=True):
-            leaf.put(value)
-    names = differentiated(structure.leaves, survey, parameters=request.parameters, tables=request.tables)
-    answer = answer_of(forward, batch, request)
-    keys = request.keys_to_read(survey.names)
-    activations = {key: to_numpy(forward.values[key]) for key in keys.values()}
-    pulled: list[tuple[Mapping[str, np.ndarray | None], Mapping[str, np.ndarray]]] = []
-    below: dict[str, np.ndarray | None] = dict.fromkeys(names)
-    sizes = GradientSizes(request, forward.graph.unused)
-    for cotangents in answer.sets if request.pullback else ():
-        gradients = pulled_back(forward, cotangents, changes, names)
-        if not pulled:
-            below = dict(gradients.arrays)
-        reduced = sizes.request.reduced({key: gradients.points[key] for key in keys.values()}, activations)
-        pulled.append((reduced, gradients.before))
-    found = values_at(
-        keys,
-        watch,
-        activations,
-        [gradients for gradients, _ in pulled],
-        [before for _, before in pulled],
-        rests(structure.leaves, survey, below) if request.tables else None,
-    )
-    read = [str(forward.values[key].dtype) for key in keys.values()]
-    read += [str(output.dtype) for output in answer.outputs]
-    floating = (str(leaf.array.dtype) for leaf in structure.leaves if leaf.floating)
-    dtype = compute_dtype(read, floating, forward.graph.products())
-    parameters = parameter_values(structure.leaves, below) if request.parameters else None
-    rows = [lookup.padding for lookup in watch.lookups if lookup.layout is not None]
-    unused, masked_id = unused_inputs(forward.graph.unused, batch, rows, sizes.of(found, survey.names))
-    return Run(
-        found,
-        dtype,
-        unused,
-        answer.objective,
-        parameters,
-        masked_id=masked_id,
-        further=answer.further,
-        lookups=watch.looked_up(),
-    )

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from embgrad.backend import (
+    Answer,
     Call,
+    Cotangents,
+    ModelPass,
+    NativeObjective,
+    ParameterValues,
     PassRecorder,
     Point,
     PointChanges,
+    Pullback,
     Request,
     Run,
+    TableRest,
     TokenBatch,
     as_parts,
+    compute_dtype,
     model_lock,
 )
 from embgrad_jax.graphs import Graph, traced
-from embgrad_jax.lookup import Survey, looked_into, survey_of, surveyed
+from embgrad_jax.inputs import JaxTensors, to_numpy
+from embgrad_jax.lookup import looked_into, survey_of, surveyed
 from embgrad_jax.modules import is_floating
-from embgrad_jax.parameters import differentiated
-from embgrad_jax.pullback import Forward, finished
+from embgrad_jax.parameters import differentiated, parameter_values, rests
+from embgrad_jax.pullback import Forward, answered_natively, pulled_back
 from embgrad_jax.state import expect_arrays, preserved
 from embgrad_jax.tap import Computation, changes_of, computed
 from embgrad_jax.walk import Structure
 
-__all__ = ["points", "run"]
+__all__ = ["JaxPass", "points", "run"]
+
+#: Computes a pass from its record and the changes at points.
+Kept = Callable[[PassRecorder, PointChanges[Any]], Forward]
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Sequence[Point]:
@@ -46,8 +59,8 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         if request.compiled and not (request.parameters or request.tables):
             from embgrad_jax.compile import run_kept
 
-            return run_kept(structure, model, batch, request, lambda changed: _run(structure, model, batch, changed))
-        return _run(structure, model, batch, request)
+            return run_kept(structure, model, batch, request, functools.partial(JaxPass, model, batch, structure))
+        return JaxPass(model, batch, structure, request).run()
 
 
 @contextlib.contextmanager
@@ -60,17 +73,6 @@ def _prepared(model: Any) -> Iterator[Structure]:
             yield structure
 
 
-def _run(structure: Structure, model: Any, batch: TokenBatch, request: Request) -> Run:
-    """Run the model's Python."""
-    graph, inputs = traced(structure, model, batch, request.call, training=request.training)
-    watch = request.recorder(batch)
-    reached = _reached(graph, structure, inputs, batch) if request.record else None
-    survey = survey_of(graph, structure, inputs, watch, request)
-    changes = changes_of(request)
-    forward = _forward(graph, structure, inputs, survey, watch, request, changes)
-    return replace(finished(structure, batch, request, watch, forward, changes), reached=reached)
-
-
 def _reached(graph: Graph, structure: Structure, inputs: Sequence[Any], batch: TokenBatch) -> Sequence[Point]:
     """Return the points that a graph reaches on a batch."""
     watch = PassRecorder(batch, None)
@@ -78,44 +80,118 @@ def _reached(graph: Graph, structure: Structure, inputs: Sequence[Any], batch: T
     return watch.points()
 
 
-def _forward(
-    graph: Graph,
-    structure: Structure,
-    inputs: Sequence[Any],
-    survey: Survey,
-    watch: PassRecorder,
-    request: Request,
-    changes: PointChanges[Any],
-) -> Forward:
-    """Compute a forward pass, operation by operation."""
-    names = differentiated(structure.leaves, survey, parameters=request.parameters, tables=request.tables)
-    numbers = {leaf.name: number for number, leaf in enumerate(structure.leaves)}
-    cut = frozenset(request.edit) & survey.shapes.keys()
+class JaxPass(ModelPass):
+    """A forward pass of a model of JAX, see `ModelPass`: the graph of its Python, computed operation by operation.
 
-    def function(sinks: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-        arrays = structure.arrays
-        for name, array in own.items():
-            arrays[numbers[name]] = array
+    Args:
+        model: the model, or a sequence of its parts.
+        batch: the batch that it is run on.
+        structure: the model's structure, which `run` has prepared.
+        request: what is requested.
+        kept: computes the pass by a compiled graph, from its record and the changes at points; None to run the model's Python.
+    """
 
-        def make(held: Mapping[int, Any]) -> Computation:
-            return Computation(
-                survey, held, sinks, changes.parts, looked_into(watch), cut=cut, detached=not request.parameters
-            )
+    tensors = JaxTensors()
 
-        results, computation = computed(graph, arrays, inputs, make)
-        floating = [result for result in results[: graph.outputs] if is_floating(result)]
-        return (floating, computation.upstream), (computation.values, results)
+    def __init__(
+        self, model: Any, batch: TokenBatch, structure: Structure, request: Request, kept: Kept | None = None
+    ) -> None:
+        super().__init__(model, batch, request)
+        self.structure = structure
+        self.changes = changes_of(request)
+        self._kept = kept
 
-    sinks = {key: jnp.zeros(*survey.shapes[key]) for key in survey.shapes} if request.pullback else {}
-    own = {name: structure.leaves[numbers[name]].array for name in names}
-    if request.pullback:
-        (_, upstream), pulling, (values, results) = jax.vjp(function, sinks, own, has_aux=True)
-    else:
-        (_, upstream), (values, results) = function(sinks, own)
-        pulling = None
+    def prepared(self) -> contextlib.AbstractContextManager[None]:
+        """Return an empty context: `run` holds the locks, and a graph changes nothing."""
+        return contextlib.nullcontext()
 
-    def pull(cotangents: Sequence[Any], of_upstream: Mapping[str, Any]) -> Any:
-        return pulling((list(cotangents), dict(of_upstream)))
+    def call(self) -> Any:
+        """Compute the forward pass, and return the model's return value."""
+        kept = self._kept
+        self.forward = forward = self._computed() if kept is None else kept(self.recorder, self.changes)
+        if self.request.training:
+            random = [leaf for leaf in self.structure.leaves if leaf.random]
+            for leaf, value in zip(random, forward.random, strict=True):
+                leaf.put(value)
+        self.unused = forward.graph.unused
+        self._names = differentiated(
+            self.structure.leaves, forward.survey, parameters=self.request.parameters, tables=self.request.tables
+        )
+        return forward.graph.filled(forward.outputs)
 
-    outputs = [jax.lax.stop_gradient(result) for result in results[: graph.outputs]]
-    return Forward(graph, survey, outputs, results[graph.outputs :], values, upstream, pull)
+    def lookups(self) -> Mapping[str, str]:
+        """Return the keys of the points that the request names, which the survey of the graph has found."""
+        return self.forward.survey.names
+
+    def objective(self, returned: Any, request: Request) -> Answer:
+        """Return the answer of one objective."""
+        if isinstance(request.respond, NativeObjective):
+            return answered_natively(self.forward, self.batch, request, request.respond)
+        return super().objective(returned, request)
+
+    def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the values at points."""
+        return {key: to_numpy(self.forward.values[key]) for key in keys}
+
+    def pull_back(self, cotangents: Cotangents, keys: Sequence[str]) -> Pullback:
+        """Pull one set of cotangents back to the points, and to the arrays that the request needs."""
+        return pulled_back(self.forward, cotangents, self.changes, self._names)
+
+    def compute_dtype(self, keys: Sequence[str], answer: Answer, returned: Any) -> str:
+        """Return the coarsest dtype of the points, the outputs that were read and products in half precision."""
+        read = [str(self.forward.values[key].dtype) for key in keys]
+        read += [str(output.dtype) for output in answer.outputs]
+        floating = (str(leaf.array.dtype) for leaf in self.structure.leaves if leaf.floating)
+        return compute_dtype(read, floating, self.forward.graph.products())
+
+    def parameters(self, gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, ParameterValues] | None:
+        """Return the gradients of the parameters."""
+        return parameter_values(self.structure.leaves, gradients) if self.request.parameters else None
+
+    def rests(self, keys: Sequence[str], gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, TableRest] | None:
+        """Return the gradients that reach the tables of lookups in other ways."""
+        below = {name: gradients.get(name) for name in self._names}
+        return rests(self.structure.leaves, self.forward.survey, below) if self.request.tables else None
+
+    def masked_rows(self) -> Iterable[int | None]:
+        """Return the rows that the lookups of the ids mask."""
+        return [lookup.padding for lookup in self.recorder.lookups if lookup.layout is not None]
+
+    def _computed(self) -> Forward:
+        """Compute the graph of the model's Python, operation by operation."""
+        structure, request = self.structure, self.request
+        graph, inputs = traced(structure, self.model, self.batch, request.call, training=request.training)
+        self.reached = _reached(graph, structure, inputs, self.batch) if request.record else None
+        survey = survey_of(graph, structure, inputs, self.recorder, request)
+        names = differentiated(structure.leaves, survey, parameters=request.parameters, tables=request.tables)
+        numbers = {leaf.name: number for number, leaf in enumerate(structure.leaves)}
+        cut = frozenset(request.edit) & survey.shapes.keys()
+        looked = looked_into(self.recorder)
+
+        def function(sinks: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+            arrays = structure.arrays
+            for name, array in own.items():
+                arrays[numbers[name]] = array
+
+            def make(held: Mapping[int, Any]) -> Computation:
+                return Computation(
+                    survey, held, sinks, self.changes.parts, looked, cut=cut, detached=not request.parameters
+                )
+
+            results, computation = computed(graph, arrays, inputs, make)
+            floating = [result for result in results[: graph.outputs] if is_floating(result)]
+            return (floating, computation.upstream), (computation.values, results)
+
+        sinks = {key: jnp.zeros(*survey.shapes[key]) for key in survey.shapes} if request.pullback else {}
+        own = {name: structure.leaves[numbers[name]].array for name in names}
+        if request.pullback:
+            (_, upstream), pulling, (values, results) = jax.vjp(function, sinks, own, has_aux=True)
+        else:
+            (_, upstream), (values, results) = function(sinks, own)
+            pulling = None
+
+        def pull(cotangents: Sequence[Any], of_upstream: Mapping[str, Any]) -> Any:
+            return pulling((list(cotangents), dict(of_upstream)))
+
+        outputs = [jax.lax.stop_gradient(result) for result in results[: graph.outputs]]
+        return Forward(graph, survey, outputs, results[graph.outputs :], values, upstream, pull)

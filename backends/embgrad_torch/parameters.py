@@ -57,12 +57,12 @@ def trainable(walked: Walked) -> dict[str, Any]:
 
 
 def parameter_values(
-    parameters: Mapping[str, Any], gradients: Sequence[np.ndarray | None]
+    parameters: Mapping[str, Any], gradients: Mapping[str, np.ndarray | None]
 ) -> dict[str, ParameterValues]:
     """Return the gradients of the parameters as the core takes them."""
     return {
-        name: ParameterValues(tuple(parameter.shape), gradient, dtype_name(parameter.dtype))
-        for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True)
+        name: ParameterValues(tuple(parameter.shape), gradients.get(name), dtype_name(parameter.dtype))
+        for name, parameter in parameters.items()
     }
 
 

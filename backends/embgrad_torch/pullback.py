@@ -4,85 +4,67 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from embgrad.backend import Request
 from embgrad.backend.cotangents import Cotangents
+from embgrad.backend.model_pass import Pullback
 from embgrad_torch.inputs import like, to_numpy
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.tap import Taps
 
-__all__ = ["Pulled", "next_sequence_number", "pull_back"]
-
-
-@dataclass(frozen=True)
-class Pulled:
-    """The gradients of one set of cotangents.
-
-    Attributes:
-        points: by key, the gradients after edits; None where no path of the graph leads to the point.
-        before: by key, the edited gradients before the edit.
-        parameters: the gradients of the requested parameters.
-    """
-
-    points: Mapping[str, np.ndarray | None]
-    before: Mapping[str, np.ndarray | None]
-    parameters: Sequence[np.ndarray | None]
+__all__ = ["next_sequence_number", "pull_back"]
 
 
 def pull_back(
-    sets: Iterable[Cotangents],
+    cotangents: Cotangents,
     taps: Taps,
-    parameters: Sequence[Any],
+    parameters: Mapping[str, Any],
     mode: LookupMode,
     leaves: Callable[[], Iterable[Any]],
-    request: Request,
+    *,
+    repeats: bool,
     since: int = 0,
-) -> list[Pulled]:
-    """Return, for each set of cotangents, the gradient at each point and parameter.
+) -> Pullback:
+    """Return the gradient of one set of cotangents at each point and parameter.
 
     Args:
-        sets: the sets of cotangents.
+        cotangents: the set of cotangents.
         taps: the points, which receive their gradients.
-        parameters: the parameters whose gradients are requested.
+        parameters: the parameters whose gradients are requested, by name.
         mode: the mode of the forward pass; checkpointed segments run again under it.
         leaves: returns every parameter of the model.
-        request: the request, which may repeat pullbacks and reduce gradients.
+        repeats: whether there may be another pullback through the same graph.
         since: a sequence number: older nodes of the graph are the user's, and stay usable.
     """
-    marks = list(taps.marks.values())
-    is_walked = mode.suspended_grad or parameters
-    pulled = []
+    marks, weights = list(taps.marks.values()), list(parameters.values())
+    graph = _Graph([output for output, _ in cotangents] if mode.suspended_grad or weights else ())
+    accumulates = graph.checkpointed or (graph.custom_backward and bool(weights))
+    if accumulates or taps.ending:
+        taps.hook_all()
+    pairs = [(output, like(cotangent, output)) for output, cotangent in cotangents if output.requires_grad]
+    retain = repeats or (bool(weights) and graph.oldest < since)
+    gradients: Sequence[Any] = [None] * len(weights)
     mode.pulling = True
-    for cotangents in sets:
-        graph = _Graph(output for output, _ in cotangents) if is_walked else _Graph(())
-        accumulates = graph.checkpointed or (graph.custom_backward and bool(parameters))
-        if accumulates or taps.ending:
-            taps.hook_all()
-        pairs = [(output, like(cotangent, output)) for output, cotangent in cotangents if output.requires_grad]
-        retain = request.repeats or (bool(parameters) and graph.oldest < since)
-        taps.start()
-        try:
-            if not pairs or not (marks or parameters):
-                gradients: Sequence[Any] = [None] * len(parameters)
-            elif accumulates:
-                with mode:
-                    gradients = _accumulate(pairs, marks, parameters, retain, [*graph.leaves, *leaves()])
-            else:
-                with mode:
-                    returned = _run_engine(pairs, retain, (*marks, *parameters), accumulate=False)
+    taps.start()
+    try:
+        if pairs and (marks or weights):
+            with mode:
+                if accumulates:
+                    gradients = _accumulate(pairs, marks, weights, retain, [*graph.leaves, *leaves()])
+                else:
+                    returned = _run_engine(pairs, retain, (*marks, *weights), accumulate=False)
+            if not accumulates:
                 taps.receive(returned[: len(marks)])
                 gradients = returned[len(marks) :]
-        finally:
-            taps.stop()
-        points = request.reduced({key: taps.gradients.get(key) for key in taps.marks}, taps.values)
-        values = [None if gradient is None else to_numpy(gradient) for gradient in gradients]
-        pulled.append(Pulled(points, taps.before, values))
-    return pulled
+    finally:
+        taps.stop()
+    arrays = {
+        name: None if gradient is None else to_numpy(gradient)
+        for name, gradient in zip(parameters, gradients, strict=True)
+    }
+    return Pullback({key: taps.gradients.get(key) for key in taps.marks}, taps.before, arrays)
 
 
 def _accumulate(

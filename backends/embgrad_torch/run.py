@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
-from embgrad.backend import Call, NativeObjective, Request, Run
-from embgrad.backend.cotangents import Answer, answered, answered_in_turn, values_at
+from embgrad.backend import Call, NativeObjective, ParameterValues, Request, Run, TableRest
+from embgrad.backend.cotangents import Answer, Cotangents
+from embgrad.backend.model_pass import ModelPass, Pullback
 from embgrad.backend.objective_callback import Respond
-from embgrad.backend.own_mask import GradientSizes, unused_inputs
 from embgrad.backend.replay import Retries, wrapped
 from embgrad.backend.signature import as_parts
 from embgrad.forward.descent import Reached
@@ -29,7 +29,6 @@ from embgrad_torch.pullback import next_sequence_number, pull_back
 from embgrad_torch.state import (
     ACCUMULATING,
     Before,
-    Weights,
     drawn_by_the_user,
     preserve_random_state,
     preserved,
@@ -40,197 +39,192 @@ from embgrad_torch.walk import Structure, TablePaths, Walked, further_paths, scr
 
 __all__ = ["points", "run"]
 
-Result = TypeVar("Result")
-
-#: A request that changes nothing and reads no point.
-_NOTHING: Final = Request((), lambda outputs: [])
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """A forward pass, with the model in the state for it.
-
-    Attributes:
-        request: the request, whose functions run with the user's trainable weights.
-        parameters: the requested parameters.
-        tables: the requested tables.
-    """
-
-    request: Request
-    mode: LookupMode
-    taps: Taps
-    structure: Structure
-    weights: Weights
-    device: Any
-    parameters: Mapping[str, Any]
-    tables: Tables
-
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
     """Return the points that a forward pass reaches."""
-
-    def reached(frozen: bool) -> Reached:
-        watch = PassRecorder(batch, None)
-        with _prepared(Structure(as_parts(model)), watch, _NOTHING, frozen=frozen) as this:
-            _forward(model, batch, call, this)
-        return watch.points()
-
-    return _frozen_if_possible(reached)
+    request = Request(call=call)
+    with contextlib.suppress(WeightsDifferentiated):
+        return TorchPass(model, batch, request, PassRecorder(batch, None), frozen=True).points()
+    return TorchPass(model, batch, request, PassRecorder(batch, None), frozen=False).points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
-    """Run one forward pass, and a pullback for each set of cotangents."""
-    # A native objective may use the weights; and in training mode a second pass would draw other random numbers.
+    """Run one forward pass, and a pullback for each set of cotangents.
+
+    The weights are frozen, unless the model itself, or a native objective, may use their gradients; and in training mode a second
+    pass would draw other random numbers.
+    """
     native = request.has_native and not request.compiled and request.pullback
     if request.parameters or request.training or native:
-        return _run(model, batch, request, frozen=False)
+        return TorchPass(model, batch, request, frozen=False).run()
     tries = Retries(request)
-    return _frozen_if_possible(lambda frozen: _run(model, batch, tries.next(), frozen=frozen))
-
-
-def _frozen_if_possible(make: Callable[[bool], Result]) -> Result:
-    """Return the result of a pass with frozen weights; with trainable ones where the model itself takes their gradients."""
     with contextlib.suppress(WeightsDifferentiated):
-        return make(True)
-    return make(False)
+        return TorchPass(model, batch, tries.next(), frozen=True).run()
+    return TorchPass(model, batch, tries.next(), frozen=False).run()
 
 
-def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Run:
-    structure = Structure(as_parts(model))
-    watch = request.recorder(batch)
-    with _prepared(structure, watch, request, frozen=frozen) as this, contextlib.ExitStack() as stack:
-        request, taps, tables = this.request, this.taps, this.tables
-        compiled = stack.enter_context(_compiled(this, frozen=frozen)) if request.compiled else None
-        requested = [*this.parameters.values(), *tables.parameters]
-        is_recorded = request.pullback or not frozen
-        with tables.differentiable(), contextlib.nullcontext() if is_recorded else torch.no_grad():
-            since = next_sequence_number() if requested else 0
-            returned, unused = _forward(model, batch, request.call, this)
-            expect_unwritten(taps.aliased)
-            chosen = watch.resolve(_unseen(structure))
-            answer = answered_in_turn(request, lambda part: _answered_by(returned, batch, part, this))
-            sets, sizes = answer.sets if request.pullback else (), GradientSizes(request, unused)
-            pulled = pull_back(sets, taps, requested, this.mode, structure.parameters, sizes.request, since)
-            if this.mode.differentiated:  # and the model has caught the exception
-                raise WeightsDifferentiated
-        dtype = compute_dtype(request, taps, chosen, answer, returned, structure.parameters(), this.mode.halves)
-    keys = request.keys_to_read(chosen)
-    gradients = pulled[0].parameters if pulled else [None] * len(requested)
-    reached = {key: watch.recorded(key) for key in keys.values()}
-    paths = {key: lookup.path for key, lookup in reached.items() if isinstance(lookup, Lookup)}
-    count = len(this.parameters)
-    found = values_at(
-        keys,
-        watch,
-        taps.values,
-        [pullback.points for pullback in pulled],
-        [pullback.before for pullback in pulled],
-        tables.rests(paths, gradients[count:]),
-    )
-    rows = structure.masked_rows(lookup.path for lookup in watch.lookups if lookup.layout is not None)
-    unused, masked_id = unused_inputs(unused, batch, rows, sizes.of(found, chosen))
-    return Run(
-        found,
-        dtype,
-        unused,
-        answer.objective,
-        parameter_values(this.parameters, gradients[:count]) if request.parameters else None,
-        None if compiled is None else compiled.uncompiled,
-        masked_id=masked_id,
-        further=answer.further,
-        lookups=watch.looked_up(),
-        reached=watch.points() if request.record else None,
-    )
+class TorchPass(ModelPass):
+    """A forward pass of a PyTorch model, see `ModelPass`.
 
+    Args:
+        frozen: whether the weights are frozen, so that nothing is kept for their gradients.
+    """
 
-@contextlib.contextmanager
-def _prepared(structure: Structure, watch: PassRecorder, request: Request, *, frozen: bool) -> Iterator[_Pass]:
-    device = structure.device
-    with (
-        running(),
-        preserved(structure, device, training=request.training) as weights,
-        preserve_random_state(device, training=request.training),
-    ):
-        walked = structure.walked
-        parameters = trainable(walked) if request.parameters else {}
-        tables = Tables(structure.parts, walked if request.tables else Walked(()), request)
-        request = wrapped(request, lambda function: _with_trainable_weights(function, weights))
-        taps = Taps(request, attached=not frozen)
-        mode = LookupMode(watch, taps, TablePaths(walked))
-        mode.frozen = frozen and weights.freeze(tables.parameters)
-        mode.on_accumulating = weights.copy_gradients
-        modules = ModuleWatch(watch, taps, mode.is_active, lambda: mode.pulling)
-        try:
-            with modules.on(walked, further_paths(structure.parts, walked) if watch.everything else {}):
-                yield _Pass(request, mode, taps, structure, weights, device, parameters, tables)
-        finally:
-            mode.restore()
-            mode.head = None
-            taps.marks.clear()  # their hooks refer to the taps: a cycle would wait for the garbage collector
+    def __init__(
+        self, model: Any, batch: TokenBatch, request: Request, recorder: PassRecorder | None = None, *, frozen: bool
+    ) -> None:
+        super().__init__(model, batch, request, recorder)
+        self.frozen = frozen
+        self.structure = Structure(as_parts(model))
+        self._trainable: Mapping[str, Any] = {}
+        self._since = 0
 
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Set the model's state, and watch its functions and modules."""
+        structure, request, recorder = self.structure, self.request, self.recorder
+        walked, device = structure.walked, structure.device
+        with (
+            running(),
+            preserved(structure, device, training=request.training) as weights,
+            preserve_random_state(device, training=request.training),
+            contextlib.ExitStack() as stack,
+        ):
+            self._device, self._weights = device, weights
+            self._trainable = trainable(walked) if request.parameters else {}
+            self._tables = Tables(structure.parts, walked if request.tables else Walked(()), request)
+            self.request = request = wrapped(request, self._with_trainable_weights)
+            self._taps = taps = Taps(request, attached=not self.frozen)
+            self._mode = mode = LookupMode(recorder, taps, TablePaths(walked))
+            mode.frozen = self.frozen and weights.freeze(self._tables.parameters)
+            mode.on_accumulating = weights.copy_gradients
+            stack.callback(self._release)
+            if recorder.needs_modules:
+                modules = ModuleWatch(recorder, taps, mode.is_active, lambda: mode.pulling)
+                further = further_paths(structure.parts, walked) if recorder.everything else {}
+                stack.enter_context(modules.on(walked, further))
+            if request.compiled:
+                stack.enter_context(self._compiled())
+            if self._tables.parameters:
+                stack.enter_context(self._tables.differentiable())
+            if self.frozen and not request.pullback:
+                stack.enter_context(torch.no_grad())
+            yield
 
-def _with_trainable_weights(function: Callable[[Any], Any], weights: Weights) -> Callable[[Any], Any]:
-    """Return the user's function with the weights trainable, and with gradients accumulated in copies of their `grad`."""
-
-    def called(value: Any) -> Any:
-        with weights.trainable(), Before(ACCUMULATING, weights.copy_gradients):
-            return function(value)
-
-    return called
-
-
-@contextlib.contextmanager
-def _compiled(this: _Pass, *, frozen: bool) -> Iterator[Any]:
-    """Run modules compiled while the context is open; yield the object that knows why none did."""
-    from embgrad_torch.compile import CompiledModules, reason_against
-
-    reason = reason_against(this.request, this.structure, frozen=frozen)
-    compiled = CompiledModules(this.mode, reason)
-    this.mode.frozen = this.mode.frozen or reason is None  # compiled code cannot be differentiated twice either
-    with compiled.on(this.structure):
-        yield compiled
-
-
-def _forward(model: Any, batch: TokenBatch, call: Call | None, this: _Pass) -> tuple[Any, tuple[str, ...]]:
-    """Return the model's return value, and the inputs of the batch that it does not take."""
-    make, unused = inputs.plan(model, batch, call, this.device)
-    with this.mode:
-        try:
-            with segments_closed():
-                returned = make()
-        except Exception as failure:
-            # The model may have caught WeightsDifferentiated, or failed because a weight has no gradient.
-            if this.mode.differentiated or (this.mode.frozen and "grad" in str(failure)):
-                raise WeightsDifferentiated from None
-            this.mode.watch.expect_some((type(module).__name__ for module in this.structure.modules), failure)
-            raise
-    if this.mode.differentiated:
-        raise WeightsDifferentiated
-    return returned, unused
-
-
-def _answered_by(returned: Any, batch: TokenBatch, request: Request, this: _Pass) -> Answer:
-    """Return the answer of one objective; a native objective may draw random numbers, and finds the weights trainable."""
-    tensors = TorchTensors(None if this.parameters or this.tables.parameters else this.mode.head)
-    if isinstance(request.respond, Respond) and request.respond.is_ours:
-        return answered(returned, batch, request, tensors)
-    frozen = this.mode.frozen and isinstance(request.respond, NativeObjective)
-    stop = Before(DIFFERENTIATING, this.mode.stop_differentiating) if frozen else contextlib.nullcontext()
-    with drawn_by_the_user(), this.weights.trainable(), stop:
-        try:
-            return answered(returned, batch, request, tensors)
-        except RuntimeError as failure:
-            if request.pullback or torch.is_grad_enabled() or "grad" not in str(failure):
+    def call(self) -> Any:
+        """Call the model under the mode that sees its lookups."""
+        if self._trainable or self._tables.parameters:
+            self._since = next_sequence_number()
+        call, self.unused = inputs.plan(self.model, self.batch, self.request.call, self._device)
+        mode = self._mode
+        with mode:
+            try:
+                with segments_closed():
+                    returned = call()
+            except Exception as failure:
+                # The model may have caught WeightsDifferentiated, or failed because a weight has no gradient.
+                if mode.differentiated or (mode.frozen and "grad" in str(failure)):
+                    raise WeightsDifferentiated from None
+                self.recorder.expect_some((type(module).__name__ for module in self.structure.modules), failure)
                 raise
-            raise WeightsDifferentiated from None  # the function differentiates what was not recorded
+        self._expect_undifferentiated()
+        expect_unwritten(self._taps.aliased)
+        return returned
 
+    def unseen(self) -> str:
+        """Return why lookups of this model may be invisible, for the message; an empty string for no reason."""
+        scripted = scripted_name(self.structure)
+        if scripted is None:
+            return ""
+        return (
+            f"{scripted!r} is a TorchScript module (torch.jit.trace or torch.jit.script), whose lookups cannot be recorded: "
+            "pass the torch.nn.Module that it was made from"
+        )
 
-def _unseen(structure: Structure) -> str:
-    """Return why lookups of this model may be invisible, for the message; an empty string for no reason."""
-    scripted = scripted_name(structure)
-    if scripted is None:
-        return ""
-    return (
-        f"{scripted!r} is a TorchScript module (torch.jit.trace or torch.jit.script), whose lookups cannot be recorded: "
-        "pass the torch.nn.Module that it was made from"
-    )
+    def objective(self, returned: Any, request: Request) -> Answer:
+        """Return the answer of one objective; a native one may draw random numbers, and finds the weights trainable."""
+        self.tensors = TorchTensors(None if self._trainable or self._tables.parameters else self._mode.head)
+        if isinstance(request.respond, Respond) and request.respond.is_ours:
+            return super().objective(returned, request)
+        frozen = self._mode.frozen and isinstance(request.respond, NativeObjective)
+        stop = Before(DIFFERENTIATING, self._mode.stop_differentiating) if frozen else contextlib.nullcontext()
+        with drawn_by_the_user(), self._weights.trainable(), stop:
+            try:
+                return super().objective(returned, request)
+            except RuntimeError as failure:
+                if request.pullback or torch.is_grad_enabled() or "grad" not in str(failure):
+                    raise
+                raise WeightsDifferentiated from None  # the function differentiates what was not recorded
+
+    def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the values at points."""
+        return {key: self._taps.values[key] for key in keys}
+
+    def pull_back(self, cotangents: Cotangents, keys: Sequence[str]) -> Pullback:
+        """Pull one set of cotangents back to the points, and to the requested parameters and tables."""
+        tables = {f"table {number}": table for number, table in enumerate(self._tables.parameters)}
+        pulled = pull_back(
+            cotangents,
+            self._taps,
+            {**self._trainable, **tables},
+            self._mode,
+            self.structure.parameters,
+            repeats=self.request.repeats,
+            since=self._since,
+        )
+        self._expect_undifferentiated()  # the model has caught the exception
+        return pulled
+
+    def compute_dtype(self, keys: Sequence[str], answer: Answer, returned: Any) -> str:
+        """Return the coarsest dtype of the points, the outputs that were read, autocast and products in half precision."""
+        read = [self._taps.marks[key] for key in keys]
+        return compute_dtype(read, answer.outputs, returned, self.structure.parameters(), self._mode.halves)
+
+    def parameters(self, gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, ParameterValues] | None:
+        """Return the gradients of the trainable parameters."""
+        return parameter_values(self._trainable, gradients) if self.request.parameters else None
+
+    def rests(self, keys: Sequence[str], gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, TableRest] | None:
+        """Return the gradients that reach the tables of lookups in other ways."""
+        if not self.request.tables:
+            return None
+        lookups = {key: self.recorder.recorded(key) for key in keys}
+        paths = {key: lookup.path for key, lookup in lookups.items() if isinstance(lookup, Lookup)}
+        of_tables = [gradients.get(f"table {number}") for number in range(len(self._tables.parameters))]
+        return self._tables.rests(paths, of_tables)
+
+    def masked_rows(self) -> Iterable[int | None]:
+        """Return the rows that the Keras layers of the lookups mask."""
+        return self.structure.masked_rows(lookup.path for lookup in self.recorder.lookups if lookup.layout is not None)
+
+    @contextlib.contextmanager
+    def _compiled(self) -> Iterator[None]:
+        """Run modules compiled while the context is open, and note why none did."""
+        from embgrad_torch.compile import CompiledModules, reason_against
+
+        reason = reason_against(self.request, self.structure, frozen=self.frozen)
+        compiled = CompiledModules(self._mode, reason)
+        self._mode.frozen = self._mode.frozen or reason is None  # compiled code cannot be differentiated twice either
+        with compiled.on(self.structure):
+            yield
+        self.uncompiled = compiled.uncompiled
+
+    def _expect_undifferentiated(self) -> None:
+        if self._mode.differentiated:
+            raise WeightsDifferentiated
+
+    def _with_trainable_weights(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the user's function with the weights trainable, and with gradients accumulated in copies of their `grad`."""
+        weights = self._weights
+
+        def called(value: Any) -> Any:
+            with weights.trainable(), Before(ACCUMULATING, weights.copy_gradients):
+                return function(value)
+
+        return called
+
+    def _release(self) -> None:
+        """Restore scaled rows, and break the cycles of tensors and hooks, which would wait for the garbage collector."""
+        self._mode.restore()
+        self._mode.head = None
+        self._taps.marks.clear()

@@ -15,7 +15,6 @@ from torch._C._dynamo import eval_frame
 from torch.overrides import TorchFunctionMode
 
 from embgrad.backend import Request
-from embgrad.backend.cotangents import Answer
 from embgrad.backend.keras_layers import errors_unchanged
 from embgrad.backend.point_changes import PointChanges
 from embgrad.common.pytree import first
@@ -338,20 +337,13 @@ def expect_uncompiled() -> None:
 
 
 def compute_dtype(
-    request: Request,
-    taps: Taps,
-    chosen: Any,
-    answered: Answer,
-    returned: Any,
-    parameters: Iterable[Any],
-    halves: Iterable[str],
+    marks: Sequence[Any], outputs: Sequence[Any], returned: Any, parameters: Iterable[Any], halves: Iterable[str]
 ) -> str:
     """Return the coarsest dtype of the points, the outputs that were read, autocast and products in half precision.
 
     Where nothing was read an output or a parameter stands for the points.
     """
-    tensors = [taps.marks[key] for key in request.keys_to_read(chosen).values()]
-    tensors += answered.outputs
+    tensors = [*marks, *outputs]
     if not tensors:
         tensors.append(next(tensor for tensor in (first(returned, is_floating), *parameters) if tensor is not None))
     return coarsest([computed_in(tensors), *halves])

@@ -1,8 +1,9 @@
 """The protocol of a backend, and helpers for authors of backends. Import from here: the modules inside may move."""
 
 from embgrad.backend.arguments import integer_arguments, named_arguments
-from embgrad.backend.cotangents import answered, compute_dtype, values_at
+from embgrad.backend.cotangents import Answer, Cotangents, Tensors, compute_dtype
 from embgrad.backend.locks import model_lock
+from embgrad.backend.model_pass import ModelPass, Pullback
 from embgrad.backend.module_calls import ModuleCalls, RecordedCall, call_recorded
 from embgrad.backend.object_state import ObjectState
 from embgrad.backend.point_changes import PointChanges, additions
@@ -37,11 +38,14 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
     "ABILITIES",
+    "Answer",
     "Backend",
     "Call",
     "Change",
+    "Cotangents",
     "Listener",
     "Lookup",
+    "ModelPass",
     "ModuleCalls",
     "NativeObjective",
     "ObjectState",
@@ -53,16 +57,17 @@ __all__ = [
     "PointChanges",
     "PointValues",
     "Prefix",
+    "Pullback",
     "Reads",
     "RecordedCall",
     "Request",
     "Respond",
     "Run",
     "TableRest",
+    "Tensors",
     "TokenBatch",
     "Weight",
     "additions",
-    "answered",
     "as_parts",
     "call_recorded",
     "compute_dtype",
@@ -77,5 +82,4 @@ __all__ = [
     "reads_the_whole",
     "refresh_backends",
     "table_rests",
-    "values_at",
 ]

@@ -292,10 +292,13 @@ def _container_of(cls: type) -> Any:
 container_of: Callable[[type], Any] = functools.lru_cache(maxsize=1024)(_container_of)
 
 
-@functools.lru_cache(maxsize=1024)
-def _holds(cls: type) -> bool:
+def _holds_any(cls: type) -> bool:
     """Return whether an object of a class holds others or numbers: a container, a tuple or a NumPy array."""
     return cls is np.ndarray or container_of(cls) is not None or issubclass(cls, tuple)
+
+
+#: The function with a cache, as `container_of` has.
+_holds: Callable[[type], bool] = functools.lru_cache(maxsize=1024)(_holds_any)
 
 
 def _are_same(current: Collection[Any], before: Collection[Any]) -> bool:

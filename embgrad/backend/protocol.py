@@ -87,6 +87,11 @@ def reads_the_whole(name: str | None, shape: tuple[int, ...]) -> None:
     return
 
 
+def no_objective(outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
+    """Return no set of cotangents, for a pass that is only recorded."""
+    return []
+
+
 @dataclass(frozen=True)
 class Request:
     """A request for a forward and backward pass, in names and NumPy.
@@ -132,8 +137,8 @@ class Request:
             None keeps gradients as they are. It is called again where a pass is repeated.
     """
 
-    points: tuple[str, ...]
-    respond: Respond | NativeObjective
+    points: tuple[str, ...] = ()
+    respond: Respond | NativeObjective = no_objective
     outputs: tuple[str | None, ...] = ()
     training: bool = False
     several: bool = False

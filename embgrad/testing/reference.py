@@ -13,8 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.backend.arguments import integer_arguments, named_arguments
-from embgrad.backend.cotangents import answered, compute_dtype, values_at
+from embgrad.backend.cotangents import Answer, Cotangents, compute_dtype
 from embgrad.backend.locks import model_lock
+from embgrad.backend.model_pass import ModelPass, Pullback
 from embgrad.backend.module_calls import ModuleCalls, RecordedCall, call_recorded
 from embgrad.backend.object_state import ObjectState
 from embgrad.backend.point_changes import PointChanges, additions
@@ -26,6 +27,7 @@ from embgrad.backend.protocol import (
     Perturber,
     Request,
     Run,
+    TableRest,
     Weight,
 )
 from embgrad.backend.rests import table_rests
@@ -40,9 +42,6 @@ from embgrad.testing.tensors import ReferenceModel, Tensor, hearing, lookup, obs
 
 __all__ = ["ReferenceBackend", "ReferenceModel", "Tensor", "lookup", "pull_back"]
 
-#: A request that changes nothing and reads no point.
-_NOTHING: Final = Request((), lambda outputs: [])
-
 
 class _Observer:
     """The observer of a forward pass, which applies the requested changes and records the points.
@@ -50,7 +49,7 @@ class _Observer:
     Attributes:
         watch: the record of the pass.
         kept: for each point's key the tensor at which its gradient is taken, and the tensor with which the model continued.
-        before: the gradients before an `edit`, one for each pullback, by key.
+        before: the gradients before an `edit` in the last pullback, by key.
         tables: the tables of the lookups by key.
         listening: whether it is a user's pass, in which no table may be detached.
         perturbing: whether it is a user's pass that is changed, so that observers of the same pass come after it.
@@ -68,7 +67,7 @@ class _Observer:
     ) -> None:
         self.watch = watch
         self.kept: dict[str, tuple[Tensor, Tensor]] = {}
-        self.before: dict[str, list[np.ndarray]] = {}
+        self.before: dict[str, np.ndarray | None] = {}
         self.tables: dict[str, Tensor] = {}
         self._changes = PointChanges(
             request, _to_numpy, lambda array, like: Tensor(np.asarray(array, like.value.dtype)), _unobserved
@@ -132,10 +131,63 @@ class _Observer:
 
         def back(g: np.ndarray) -> np.ndarray:
             gradient = self._changes.gradient(key, Tensor(g)).value
-            self.before.setdefault(key, []).append(self._changes.before[key])
+            self.before[key] = self._changes.before[key]
             return gradient
 
         return Tensor(mark.value, [(mark, back)])
+
+
+class _ReferencePass(ModelPass):
+    """A forward pass of a `ReferenceModel`, see `ModelPass`."""
+
+    def prepared(self) -> contextlib.AbstractContextManager[None]:
+        """Set the mode, and hold the locks."""
+        return _running(self.model, self.request.training)
+
+    def call(self) -> Any:
+        """Call the model under an observer."""
+        parts, call = as_parts(self.model), self.request.call
+        self.tensors = ReferenceTensors()
+        self._observer = _Observer(parts, self.recorder, self.request)
+        self._parameters = _parameters(parts)
+        with _observed(self._observer):
+            if call is not None:
+                return call(self.model, copied(self.batch.inputs()))
+            expect_single(self.model)
+            plan = plan_call(parameters_of(self.model.forward)[1:], self.batch)
+            self.unused = plan.unused
+            return self.model(*copied(plan.args), **copied(dict(plan.kwargs)))
+
+    def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the values at points."""
+        return {key: self._observer.kept[key][1].value.copy() for key in keys}
+
+    def pull_back(self, cotangents: Cotangents, keys: Sequence[str]) -> Pullback:
+        """Pull one set of cotangents back to the points, and to the parameters where a request needs them."""
+        wanted = self._parameters if self.request.parameters or self.request.tables else {}
+        self._observer.before = {}
+        gradients = pull_back(cotangents, [*(self._observer.kept[key][0] for key in keys), *wanted.values()])
+        copies = [None if gradient is None else np.array(gradient) for gradient in gradients]
+        at_points = dict(zip(keys, copies, strict=False))
+        return Pullback(at_points, self._observer.before, dict(zip(wanted, copies[len(keys) :], strict=True)))
+
+    def compute_dtype(self, keys: Sequence[str], answer: Answer, returned: Any) -> str:
+        """Return the coarsest dtype of the points and the outputs that were read."""
+        read = [*(self._observer.kept[key][0] for key in keys), *answer.outputs]
+        return compute_dtype(_dtypes(read), _dtypes(self._parameters.values()))
+
+    def parameters(self, gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, ParameterValues] | None:
+        """Return the gradients of the parameters."""
+        if not self.request.parameters:
+            return None
+        return {
+            name: ParameterValues(parameter.shape, gradients[name], str(parameter.value.dtype))
+            for name, parameter in self._parameters.items()
+        }
+
+    def rests(self, keys: Sequence[str], gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, TableRest] | None:
+        """Return the gradients that reach the tables of lookups in other ways."""
+        return table_rests(self._observer.table_names(), gradients) if self.request.tables else None
 
 
 class ReferenceBackend:
@@ -173,55 +225,11 @@ class ReferenceBackend:
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Reached:
         """Return the points that a forward pass reaches."""
-        with _running(model, training=False):
-            _, observer, _ = _forward(model, batch, PassRecorder(batch, None), _NOTHING, call)
-        return observer.watch.points()
+        return _ReferencePass(model, batch, Request(call=call), PassRecorder(batch, None)).points()
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
         """Run one forward pass, and a pullback for each set of cotangents."""
-        parameters = _parameters(as_parts(model))
-        with _running(model, request.training):
-            returned, observer, unused = _forward(model, batch, request.recorder(batch), request, request.call)
-            chosen = observer.watch.resolve()
-            answer = answered(returned, batch, request, ReferenceTensors())
-            named = request.keys_to_read(chosen)
-            keys = list(dict.fromkeys(named.values()))
-            leaves = [observer.kept[key][0] for key in keys]
-            wanted = [*leaves, *(parameters.values() if request.parameters or request.tables else ())]
-            activations = {key: observer.kept[key][1].value.copy() for key in keys}
-            pulled = []
-            for cotangents in answer.sets if request.pullback else ():
-                gradients = pull_back(cotangents, wanted)
-                at_points = _copies(dict(zip(keys, gradients, strict=False)))
-                pulled.append((request.reduced(at_points, activations), gradients[len(keys) :]))
-        below = dict(zip(parameters, pulled[0][1] if pulled else (), strict=False))
-        values = values_at(
-            named,
-            observer.watch,
-            activations,
-            [at_points for at_points, _ in pulled],
-            [
-                {key: gradients[number] for key, gradients in observer.before.items() if number < len(gradients)}
-                for number in range(len(pulled))
-            ],
-            table_rests(observer.table_names(), below) if request.tables else None,
-        )
-        read = [*leaves, *answer.outputs]
-        return Run(
-            values,
-            compute_dtype(_dtypes(read), _dtypes(parameters.values())),
-            unused,
-            answer.objective,
-            {
-                name: ParameterValues(parameter.shape, below[name], str(parameter.value.dtype))
-                for name, parameter in parameters.items()
-            }
-            if request.parameters
-            else None,
-            further=answer.further,
-            lookups=observer.watch.looked_up(),
-            reached=observer.watch.points() if request.record else None,
-        )
+        return _ReferencePass(model, batch, request).run()
 
     def weights(self, model: Any) -> Sequence[Weight]:
         """Return the parameters as weights; each belongs to the module whose path its name begins with."""
@@ -255,7 +263,7 @@ class ReferenceBackend:
 
         token = hearing.set((*hearing.get(), hear))
         try:
-            with self._user_passes(model, listener, partial(_Observer, [model], request=_NOTHING), ended):
+            with self._user_passes(model, listener, partial(_Observer, [model], request=Request()), ended):
                 yield
         finally:
             hearing.reset(token)
@@ -369,10 +377,6 @@ def _dtypes(tensors: Iterable[Tensor]) -> list[str]:
     return [str(tensor.value.dtype) for tensor in tensors]
 
 
-def _copies(gradients: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:
-    return {key: None if gradient is None else np.array(gradient) for key, gradient in gradients.items()}
-
-
 @contextlib.contextmanager
 def _running(model: Any, training: bool) -> Iterator[None]:
     """Set the mode for one pass, and restore it and all other attributes afterwards."""
@@ -391,7 +395,7 @@ def _running(model: Any, training: bool) -> Iterator[None]:
 
 def _unobserved() -> contextlib.AbstractContextManager[None]:
     """Let a function of the user's run unobserved while the context is open; it may call the model."""
-    return _observed(_Observer([], PassRecorder(TokenBatch([[0]]), ()), _NOTHING))
+    return _observed(_Observer([], PassRecorder(TokenBatch([[0]]), ()), Request()))
 
 
 @contextlib.contextmanager
@@ -401,19 +405,6 @@ def _observed(observer: _Observer) -> Iterator[None]:
         yield
     finally:
         observing.reset(token)
-
-
-def _forward(
-    model: Any, batch: TokenBatch, watch: PassRecorder, request: Request, call: Call | None
-) -> tuple[Any, _Observer, tuple[str, ...]]:
-    parts = as_parts(model)
-    observer = _Observer(parts, watch, request)
-    with _observed(observer):
-        if call is not None:
-            return call(model, copied(batch.inputs())), observer, ()
-        expect_single(model)
-        plan = plan_call(parameters_of(model.forward)[1:], batch)
-        return model(*copied(plan.args), **copied(dict(plan.kwargs))), observer, plan.unused
 
 
 class ReferenceTensors:

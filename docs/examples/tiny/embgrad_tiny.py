@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embgrad.backend import PassRecorder, Run, answered, compute_dtype, model_lock, owned, values_at
+from embgrad.backend import ModelPass, PassRecorder, Pullback, Request, compute_dtype, model_lock, owned
 from embgrad.errors import UnsupportedError
 
 
@@ -36,8 +36,38 @@ class Arrays:
         return owned(array)
 
 
+class BagPass(ModelPass):
+    """A forward pass of a Bag and its pullbacks: the steps of `ModelPass` that touch the framework."""
+
+    tensors = Arrays()
+
+    def prepared(self):
+        return model_lock([self.model])
+
+    def call(self):
+        if self.request.call is not None:
+            raise UnsupportedError("a Bag is called in one way only. Leave call=... out")
+        given = {"mask": self.batch.mask, "types": self.batch.types, **self.batch.extras}
+        self.unused = tuple(name for name, value in given.items() if value is not None)
+        self.recorder.see("table", self.batch.ids, *self.model.table.shape)  # an id outside the table is an error
+        self.rows = self.model.table[self.batch.ids]
+        self.recorder.record_output(self.rows)
+        return self.model(self.rows)
+
+    def activations(self, keys):
+        return {key: owned(self.rows) for key in keys}
+
+    def pull_back(self, cotangents, keys):
+        ((logits, cotangent),) = cotangents
+        gradient = self.model.pull_back(self.rows, cotangent.astype(logits.dtype))
+        return Pullback({key: owned(gradient) for key in keys})
+
+    def compute_dtype(self, keys, answer, returned):
+        return compute_dtype([str(self.rows.dtype)], ())
+
+
 class TinyBackend:
-    """The backend: it finds the lookup, runs the model, and pulls cotangents back to the rows."""
+    """The backend: it owns Bags, and runs passes of them."""
 
     name, package, extra = "tiny", "embgrad_tiny", None
     supports = frozenset({"word"})
@@ -52,37 +82,7 @@ class TinyBackend:
         return ["table"]
 
     def points(self, model, batch, call=None):
-        watch = PassRecorder(batch, None)
-        self._looked_up(model, batch, watch, call)
-        return watch.points()
+        return BagPass(model, batch, Request(call=call), PassRecorder(batch, None)).points()
 
     def run(self, model, batch, request):
-        with model_lock([model]):
-            watch = request.recorder(batch)
-            rows = self._looked_up(model, batch, watch, request.call)
-            keys = watch.resolve()
-            answer = answered(model(rows), batch, request, Arrays())
-            pulled = [
-                dict.fromkeys(keys.values(), owned(model.pull_back(rows, cotangent.astype(logits.dtype))))
-                for ((logits, cotangent),) in answer.sets
-            ]
-        values = values_at(keys, watch, dict.fromkeys(keys.values(), owned(rows)), pulled)
-        given = {"mask": batch.mask, "types": batch.types, **batch.extras}
-        unused = tuple(name for name, value in given.items() if value is not None)
-        return Run(
-            values,
-            compute_dtype([str(rows.dtype)], ()),
-            unused,
-            answer.objective,
-            further=answer.further,
-            lookups=watch.looked_up(),
-            reached=watch.points() if request.record else None,
-        )
-
-    def _looked_up(self, model, batch, watch, call):
-        if call is not None:
-            raise UnsupportedError("a Bag is called in one way only. Leave call=... out")
-        watch.see("table", batch.ids, *model.table.shape)  # an id outside the table is an error from here on
-        rows = model.table[batch.ids]
-        watch.record_output(rows)
-        return rows
+        return BagPass(model, batch, request).run()
