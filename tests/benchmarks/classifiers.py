@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 import embgrad
+from embgrad.checkpoints.load_bert import load_bert  # not a public name, which another version may lack
 from tests.benchmarks.cases import drawn_bert
 
 LAYERS, DIM, VOCAB, CLASSES = 2, 32, 100, 2
@@ -154,7 +155,7 @@ def _sizes() -> dict[str, int]:
 
 def _drawn(framework: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        return embgrad.load_bert(drawn_bert(Path(folder) / "bert", layers=LAYERS, dim=DIM, vocab=VOCAB), framework)
+        return load_bert(drawn_bert(Path(folder) / "bert", layers=LAYERS, dim=DIM, vocab=VOCAB), framework)
 
 
 def _classifier(model: Any, forward: Any, *, batch: Any = IDS, own: str | None = None) -> Classifier:

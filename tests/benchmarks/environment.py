@@ -20,9 +20,10 @@ RIVALS: Final = ROOT / ".tox" / "rivals"
 ALONE: Final = ("nanogcg==0.3.0",)
 
 DISTRIBUTIONS: Final = {
-    "torch": ("torch", "transformers"),
-    "tensorflow": ("tensorflow-cpu", "tf-keras", "transformers"),
+    "torch": ("torch", "transformers", "keras", "keras-hub"),
+    "tensorflow": ("tensorflow-cpu", "tf-keras", "transformers", "keras", "keras-hub"),
     "gluon": ("mxnet", "gluonnlp"),
+    "jax": ("jax", "flax", "keras", "keras-hub"),
 }
 
 

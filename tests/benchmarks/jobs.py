@@ -9,12 +9,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tests.benchmarks.cases import LIMIT_SIZE, LONGER, MODES, PLAIN, PROCESSES, QUICK_SIZES, SIZES, Case, drawn_bert
 from tests.benchmarks.environment import ROOT, cores
+from tests.benchmarks.points import LANGUAGE_MODELS, PRICED
 
 #: Freed memory is returned at once, so that a peak is the memory in use. TensorFlow has its own pool.
 RETURNING_MEMORY: Final = {
@@ -32,12 +33,8 @@ LANGUAGE: Final = {
     "TensorFlow, GPT-2": "tensorflow",
 }
 VOCABULARIES: Final = (10_000, 50_000, 250_000)
-#: The sizes for which points are priced, by the numbers of layers and of dimensions.
-PRICED: Final = {
-    (6, 384): ((1, 16), (4, 64), (16, 128)),
-    (24, 128): ((1, 16), (4, 64), (16, 128)),
-    (12, 768): ((1, 16), (4, 64)),
-}
+#: The shapes of the encoders whose points are priced: layers, and dimensions. Language models have the first.
+SHAPES: Final = ((6, 384), (24, 128), (12, 768))
 GROWING: Final = ((1, 32), (8, 32), (64, 32), (8, 128), (8, 512))
 
 #: Seconds after which a process is stopped.
@@ -119,10 +116,8 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
             if framework in options.frameworks:
                 cases = [_case(model, (1, 32) if options.quick else (4, 128))]
                 yield _worker(f"times: {mode}", "language", mode, "times", cases=cases, seconds=seconds)
-    if "points" in options.parts and "torch" in options.frameworks:
-        for (layers, dim), sizes in ({(2, 32): QUICK_SIZES} if options.quick else PRICED).items():
-            what = f"points: {layers} layers × {dim}"
-            yield _job(what, "points", "points", layers=layers, dim=dim, sizes=sizes, seconds=seconds / 4)
+    if "points" in options.parts:
+        yield from _points(options, seconds / 4)
     if "tables" in options.parts and "torch" in options.frameworks:
         examples, positions = (8, 32) if options.quick else (32, 128)
         yield _job("tables of a batch's examples", "tables", "tables", examples=examples, positions=positions)
@@ -160,6 +155,26 @@ def _cases(mode: str, model: str, options: argparse.Namespace) -> list[dict[str,
     if not at_length:
         cases.append({**_case(model, sizes[-2 if len(sizes) > 2 else -1], "position"), "section": "position"})
     return cases
+
+
+def _points(options: argparse.Namespace, seconds: float) -> Iterator[Job]:
+    shapes, sizes = (((2, 32),), QUICK_SIZES) if options.quick else (SHAPES, SIZES[:3])
+    for mode, (framework, _, keras) in PRICED.items():
+        if framework not in options.frameworks:
+            continue
+        environment = {"KERAS_BACKEND": keras, "TF_USE_LEGACY_KERAS": "0"} if keras else {}
+        for layers, dim in shapes[:1] if mode in LANGUAGE_MODELS else shapes:
+            job = _job(
+                f"points: {mode}, {layers} × {dim}",
+                "points",
+                "points",
+                mode=mode,
+                layers=layers,
+                dim=dim,
+                sizes=sizes,
+                seconds=seconds,
+            )
+            yield replace(job, environment={**job.environment, **environment})
 
 
 def _growth(plain: Sequence[str], folder: Path, seconds: float, *, quick: bool) -> Iterator[Job]:

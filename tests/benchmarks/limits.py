@@ -10,6 +10,9 @@ from tests.benchmarks.cases import MODES, ONCE, SPLIT_BY_HAND
 from tests.benchmarks.ratios import ANEW, by_hand, fastest, over, over_hand, size_of, times
 
 OF_BY_HAND: Final = 1.02
+#: Of calls at points, with several examples and with one.
+OF_BY_HAND_AT_POINTS: Final = 1.05
+OF_BY_HAND_ALONE: Final = 1.3
 OVER_BACKWARD: Final = 1.3
 OVER_RIVALS: Final = 1.0
 OF_CAPTUMS_PEAK: Final = 0.72
@@ -57,6 +60,7 @@ def limits(figures: Figures, size: tuple[int, int]) -> Iterator[Limit]:
         if row["what"] in IMPORTS:
             what, most = IMPORTS[row["what"]]
             yield Limit(what, f"≤ {most}", f"{row['seconds'] * 1e3:.1f}", _verdict(row["seconds"] * 1e3 <= most))
+    yield from _of_points(figures.get("points", ()))
     for row in figures.get("tables", ()):
         by = row["times"][SPLIT_BY_HAND] / row["times"][ONCE]
         what = f"{row['examples']} × {row['positions']}: split backward by hand / one backward pass and per_example()"
@@ -79,6 +83,17 @@ def _of_rivals(figures: Figures) -> Iterator[Limit]:
         if row["tool"] == "captum" and row.get("peaks"):
             what = f"captum {row['call']} ({row['note']}): our peak memory / theirs"
             yield _most(what, row["peaks"]["ours"] / row["peaks"]["theirs"], OF_CAPTUMS_PEAK)
+
+
+def _of_points(rows: Sequence[Mapping[str, Any]]) -> Iterator[Limit]:
+    """Yield the largest price of a point in each framework, of one example and of several."""
+    prices: dict[tuple[str, bool], float] = {}
+    for row in rows:
+        key = row["mode"].rpartition(", ")[0], row["examples"] == 1
+        prices[key] = max(prices.get(key, 0.0), over(row, "by hand"))
+    for (framework, alone), price in prices.items():
+        what = f"{framework}, points, {'one example' if alone else 'several examples'}: `gradients` / by hand, at most"
+        yield _most(what, price, OF_BY_HAND_ALONE if alone else OF_BY_HAND_AT_POINTS)
 
 
 def _most(what: str, figure: float, most: float) -> Limit:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tests.benchmarks.cases import LIMIT_SIZE, ONCE
 from tests.benchmarks.limits import limits
+from tests.benchmarks.points import PRICED
 from tests.benchmarks.ratios import (
     FOR_GOOD,
     HAND,
@@ -45,6 +46,20 @@ of ways below). All agree with `gradients` to rounding, or there is no row.
 
 Measured last on:
 """
+
+BY_HAND_AT_POINTS: Final = """`gradients` / by hand (by hand, ms), by the size of the batch. By hand is what a careful user \
+writes, which leaves the model as it is:
+
+- PyTorch: hooks that make the modules' outputs leaves, and weights that are frozen for the pass.
+- TensorFlow: a tape that watches the rows, which the model takes as `inputs_embeds`, or the output of a layer whose `call` is \
+replaced for the pass.
+- Gluon: hooks that mark the blocks' outputs. A mark cuts the graph, so that the gradient at several points is pulled back from \
+mark to mark.
+- JAX: `jax.grad` with respect to zeros that are added to the modules' outputs, operation by operation. `compile=True` stands \
+beside the same under one `jax.jit`, and runs no forward pass in Python once its program is kept.
+- Keras 3: layers whose `call` is replaced for the pass, and in it the way of the framework.
+
+The language models are a GPT-2 and a T5 with random weights; T5's points are those of its encoder."""
 
 NOTES: Final = """## Where it is below code by hand, and where above
 
@@ -133,7 +148,7 @@ def page(figures: Figures, *, quick: bool) -> str:
         ),
         _section(
             "The price of a point",
-            "PyTorch, layers × dimensions. By hand, hooks make the modules' outputs leaves, and the model is left as it is.",
+            BY_HAND_AT_POINTS,
             _points(figures),
         ),
         _section("Each example's own table", "Ratios to the first row.", _tables(figures)),
@@ -284,11 +299,20 @@ def _over(seconds: float | None, less: float | None) -> str:
 
 
 def _points(figures: Figures) -> Iterator[Sequence[str]]:
-    yield ("model", "points", "size", "by hand, ms", "/ by hand", "forward passes")
-    for row in figures.get("points", ()):
-        hand, ours = row["times"]["by hand"], row["times"]["gradients"]
-        model = row["mode"].removeprefix("PyTorch, ")
-        yield (model, row["what"], _by(size_of(row)), milliseconds(hand), _two(ours / hand), str(row["passes"]))
+    rows = figures.get("points", ())
+    sizes = sorted({size_of(row) for row in rows})
+    yield ("framework", "layers × dimensions", "points", "forward passes", *map(_by, sizes))
+    order = {framework: number for number, framework in enumerate(PRICED)}
+    names = {(row["mode"], row["what"]): row["mode"].rpartition(", ") for row in rows}
+    for (mode, what), (framework, _, shape) in sorted(names.items(), key=lambda item: order[item[1][0]]):
+        same = {size_of(row): row for row in rows if (row["mode"], row["what"]) == (mode, what)}
+        passes = sorted({row["passes"] for row in same.values()})
+        yield (framework, shape, what, " or ".join(map(str, passes)), *(_price(same.get(size)) for size in sizes))
+
+
+def _price(row: Row | None) -> str:
+    """Return the ratio of `gradients` to code by hand, and the latter's milliseconds."""
+    return "–" if row is None else f"{_two(over(row, 'by hand'))} ({milliseconds(row['times']['by hand'])})"
 
 
 def _overhead_of_rivals(figures: Figures) -> Iterator[Sequence[str]]:

@@ -81,12 +81,13 @@ class Way:
         }
 
 
-def followed(call: Callable[[], Any], forward: CodeType, own: Callable[[str], bool]) -> Way:
+def followed(call: Callable[[], Any], model: Any, forward: CodeType, own: Callable[[str], bool]) -> Way:
     """Return the way of a call.
 
     Args:
         call: makes the call.
-        forward: the code of the model's forward pass.
+        model: the model, of which the call may run a copy; models of other classes may share its code.
+        forward: the code of the model's forward pass, a function of the model and of the inputs.
         own: returns whether a file is one of ours.
     """
     way = Way()
@@ -97,7 +98,7 @@ def followed(call: Callable[[], Any], forward: CodeType, own: Callable[[str], bo
         return in_function
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code is forward:
+        if frame.f_code is forward and isinstance(frame.f_locals[forward.co_varnames[0]], type(model)):
             way.stacks.append([_name(code) for code in _stack(frame.f_back) if own(code.co_filename)])
         if not own(frame.f_code.co_filename):
             return None
@@ -148,7 +149,7 @@ def rows_of(kind: str) -> Iterator[dict[str, Any]]:
 
         for _ in range(WARM):
             call()
-        yield {"framework": kind, "at": point, **followed(call, made.forward, own).figures()}
+        yield {"framework": kind, "at": point, **followed(call, made.model, made.forward, own).figures()}
 
 
 def table(rows: Sequence[Row], before: Sequence[Row] = ()) -> str:

@@ -17,6 +17,7 @@ from embgrad.errors import EmbgradError
 from tests.benchmarks.cases import MODES, Case
 from tests.benchmarks.measuring import Mode, checked, in_turns, measured_peaks
 from tests.benchmarks.memory import long_stream
+from tests.benchmarks.points import prices
 from tests.benchmarks.shares import shares
 
 
@@ -113,15 +114,9 @@ def tables(examples: int, positions: int) -> list[dict[str, Any]]:
     return tables_of_examples(examples, positions)
 
 
-def points(layers: int, dim: int, sizes: list[tuple[int, int]], seconds: float) -> list[dict[str, Any]]:
-    from tests.benchmarks.points import prices
-
-    return prices(layers, dim, sizes, seconds)
-
-
 JOBS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "long": long_stream,
-    "points": points,
+    "points": prices,
     "tables": tables,
     "times": times,
     "together": together,

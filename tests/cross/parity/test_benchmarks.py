@@ -1,15 +1,18 @@
-"""Each mode that the benchmarks compare gives, small, what code by hand gives; so compiled and plain agree."""
+"""Each mode and point that the benchmarks compare gives, small, what code by hand gives; so compiled and plain agree."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import measuring, shares, worker
+from tests.benchmarks import jobs, measuring, shares, way, worker
 from tests.benchmarks.cases import MODES, PLAIN, Case, drawn_bert
+from tests.benchmarks.classifiers import KINDS
 from tests.benchmarks.jobs import LANGUAGE
+from tests.benchmarks.points import POINTS, PRICED, prices
 from tests.sampling import slow
 
 #: torch.compile takes minutes to compile the ways by hand; what it computes is tested in tests/frameworks/torch.
@@ -56,3 +59,32 @@ def test_language_models(mode: str, checkpoint: str, monkeypatch: pytest.MonkeyP
     found, _ = measuring.checked(language.MODES[mode](Case(checkpoint, 2, 7)))
     assert "refused" not in found, found
     assert found["distance"] < 2e-5
+
+
+#: Keras reads its backend when it is imported: each of these runs in a process of its own.
+KERAS = [mode for mode, (_, _, backend) in PRICED.items() if backend is not None]
+
+
+@pytest.mark.parametrize("mode", [*(mode for mode in PRICED if mode not in KERAS), *(slow(mode) for mode in KERAS)])
+def test_points_are_those_by_hand(mode: str, tmp_path: Path) -> None:
+    _, _, backend = PRICED[mode]
+    sizes = {"layers": 2, "dim": 32, "sizes": [(2, 7)], "seconds": 0.0}
+    if backend is None:
+        rows = prices(mode, **sizes)
+    else:
+        job = jobs._job(mode, "points", "points", mode=mode, **sizes)
+        environment = {"KERAS_BACKEND": backend, "TF_USE_LEGACY_KERAS": "0", **job.environment}
+        rows = jobs.run(replace(job, environment=environment), tmp_path)
+    assert isinstance(rows, list), rows
+    assert [row["what"] for row in rows] == [", ".join(at) for at in POINTS]
+    assert {row["passes"] for row in rows} == ({0} if "compile" in mode else {1})
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.keras is None])
+def test_the_way_of_a_call_is_followed(kind: str) -> None:
+    rows = list(way.rows_of(kind))
+    assert [(row["at"], row["passes"]) for row in rows] == [("word", 1), ("layer.-1", 1)]
+    for row in rows:
+        assert row["depth"] == len(row["stack"])
+        assert "gradients" in row["stack"]
+        assert row["files"] < row["functions"] < row["lines"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks import __main__ as benchmarks
-from tests.benchmarks import limits, measuring, table
+from tests.benchmarks import jobs, limits, measuring, table
 from tests.benchmarks.cases import drawn_bert
 
 ROOT = Path(__file__).parents[3]
@@ -105,6 +105,54 @@ def test_the_median_ratio_of_several_processes_counts() -> None:
     assert "| PyTorch | 1.10 (2.20) | 1.00 (2.00) |" in written
     assert "| Gluon, imperative | 1000 | – | 2.00 | **–** | – | – | – |" in written
     assert written.count("| Gluon, imperative: `gradients` / by hand | ≤ 1.02 | not measured |") == 1
+
+
+def point(mode: str, size: tuple[int, int], *ours: float, what: str = "word", passes: int = 1) -> dict[str, Any]:
+    each = {"by hand": [0.002] * len(ours), "gradients": [0.002 * ratio for ratio in ours]}
+    about = {"mode": mode, "what": what, "examples": size[0], "positions": size[1], "passes": passes}
+    return {**about, "times": {name: min(own) for name, own in each.items()}, "each": each}
+
+
+def test_points_have_a_row_for_each_model_and_their_largest_prices_are_limited() -> None:
+    rows = [
+        point("JAX, 2 × 32", (4, 8), 1.5, what="layer.-1", passes=0),
+        point("PyTorch, GPT-2, 2 × 32", (1, 8), 1.2, 1.3, 9.0),
+        point("PyTorch, GPT-2, 2 × 32", (4, 8), 1.01, passes=2),
+        point("PyTorch, GPT-2, 4 × 64", (4, 8), 1.06),
+    ]
+    written = table.page({"points": rows}, quick=False)
+    framework, *lines = written[written.index("| framework | layers × dimensions |") :].splitlines()
+    assert framework == "| framework | layers × dimensions | points | forward passes | 1 × 8 | 4 × 8 |"
+    assert lines[1:4] == [
+        "| PyTorch, GPT-2 | 2 × 32 | word | 1 or 2 | 1.30 (2.0) | 1.01 (2.0) |",
+        "| PyTorch, GPT-2 | 4 × 64 | word | 1 | – | 1.06 (2.0) |",
+        "| JAX | 2 × 32 | layer.-1 | 0 | – | 1.50 (2.0) |",
+    ]
+    asked = [
+        (limit.what.partition(": ")[0], limit.bound, limit.measured)
+        for limit in limits.limits({"points": rows}, (4, 8))
+    ]
+    assert asked == [
+        ("JAX, points, several examples", "≤ 1.05", "1.500"),
+        ("PyTorch, GPT-2, points, one example", "≤ 1.3", "1.300"),
+        ("PyTorch, GPT-2, points, several examples", "≤ 1.05", "1.060"),
+    ]
+
+
+def test_points_are_priced_in_the_frameworks_that_are_asked_for(tmp_path: Path) -> None:
+    def what(*arguments: str) -> list[tuple[str, dict[str, str]]]:
+        options = benchmarks._options(["--parts", "points", *arguments])
+        return [(job.what, job.environment) for job in jobs.jobs(options, tmp_path, "", None)]
+
+    assert [name for name, _ in what("--frameworks", "gluon")] == [
+        "points: Gluon, 6 × 384",
+        "points: Gluon, 24 × 128",
+        "points: Gluon, 12 × 768",
+    ]
+    assert [name for name, _ in what("--frameworks", "torch")].count("points: PyTorch, T5, 6 × 384") == 1
+    on_jax = dict(what("--frameworks", "jax", "--quick"))
+    assert set(on_jax) == {f"points: {mode}, 2 × 32" for mode in ("JAX", "JAX, compile=True", "Keras 3 on JAX")}
+    assert on_jax["points: Keras 3 on JAX, 2 × 32"]["KERAS_BACKEND"] == "jax"
 
 
 def test_refusals_and_failures_are_on_the_page() -> None:

@@ -17,15 +17,16 @@ ROOT = Path(__file__).parents[3]
 REFERENCE = "NumPy, the reference"
 
 OURS = """
-def outer(model):
+def outer(forward, model):
     if model is None:
         return None
-    model()
-    return [inner(model) for _ in range(2)]
+    forward(model)
+    forward("another model with the same code")
+    return [inner(forward, model) for _ in range(2)]
 
 
-def inner(model):
-    return model()
+def inner(forward, model):
+    return forward(model)
 
 
 def idle():
@@ -34,11 +35,11 @@ def idle():
 
 THEIRS = """
 def between(function, model):
-    return function(model)
+    return function(forward, model)
 
 
-def model():
-    return 1
+def forward(model):
+    return model
 """
 
 
@@ -48,12 +49,12 @@ def call(tmp_path: Path) -> Any:
     (tmp_path / "ours.py").write_text(OURS, encoding="utf-8")
     (tmp_path / "theirs.py").write_text(THEIRS, encoding="utf-8")
     ours, theirs = (runpy.run_path(str(tmp_path / f"{name}.py")) for name in ("ours", "theirs"))
-    return lambda: theirs["between"](ours["outer"], theirs["model"]), theirs["model"]
+    model: list[Any] = []
+    return lambda: theirs["between"](ours["outer"], model), model, theirs["forward"].__code__
 
 
 def followed(call: Any) -> way.Way:
-    function, model = call
-    return way.followed(function, model.__code__, lambda file: file.endswith("ours.py"))
+    return way.followed(*call, lambda file: file.endswith("ours.py"))
 
 
 def test_lines_functions_calls_and_depth_are_those_counted_by_hand(call: Any) -> None:
@@ -61,14 +62,14 @@ def test_lines_functions_calls_and_depth_are_those_counted_by_hand(call: Any) ->
     comprehension = sys.version_info < (3, 12)  # a function of its own, until Python 3.12
     assert (actual["files"], actual["functions"], actual["passes"]) == (1, 2, 3)
     assert (actual["codes"], actual["calls"]) == ((3, 4) if comprehension else (2, 3))
-    assert actual["lines"] == 4, "the condition, the first call, the list, and the body of inner"
+    assert actual["lines"] == 5, "the condition, two passes, the list, and the body of inner"
     assert actual["stack"] == (["outer", "outer.<locals>.<listcomp>", "inner"] if comprehension else ["outer", "inner"])
     assert actual["depth"] == len(actual["stack"])
 
 
 def test_a_call_without_a_pass_has_no_depth(call: Any) -> None:
-    function, _ = call
-    actual = way.followed(function, (lambda: None).__code__, lambda _: True).figures()
+    function, model, _ = call
+    actual = way.followed(function, model, (lambda _: None).__code__, lambda _: True).figures()
     assert (actual["passes"], actual["depth"], actual["stack"]) == (0, None, None)
 
 
