@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 import embgrad
-from embgrad.checkpoints.load_bert import load_bert  # not a public name, which another version may lack
+from embgrad.checkpoints.load_bert import load_bert  # from its module: its public name is not that of all versions
 from tests.benchmarks.cases import drawn_bert
 
 LAYERS, DIM, VOCAB, CLASSES = 2, 32, 100, 2

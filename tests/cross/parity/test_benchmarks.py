@@ -61,11 +61,11 @@ def test_language_models(mode: str, checkpoint: str, monkeypatch: pytest.MonkeyP
     assert found["distance"] < 2e-5
 
 
-#: Keras reads its backend when it is imported: each of these runs in a process of its own.
-KERAS = [mode for mode, (_, _, backend) in PRICED.items() if backend is not None]
+#: Those that take a process of their own, as Keras does for each of its backends, or half a minute.
+LONG = [mode for mode, (_, _, backend) in PRICED.items() if backend is not None or "compile" in mode]
 
 
-@pytest.mark.parametrize("mode", [*(mode for mode in PRICED if mode not in KERAS), *(slow(mode) for mode in KERAS)])
+@pytest.mark.parametrize("mode", [*(mode for mode in PRICED if mode not in LONG), *(slow(mode) for mode in LONG)])
 def test_points_are_those_by_hand(mode: str, tmp_path: Path) -> None:
     _, _, backend = PRICED[mode]
     sizes = {"layers": 2, "dim": 32, "sizes": [(2, 7)], "seconds": 0.0}
