@@ -177,6 +177,6 @@ def listed(names: Iterable[object], most: int = 8) -> str:
 def level_of_user() -> int:
     """Return the number of frames from the caller up to the user's code, for a warning's `stacklevel`."""
     level, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("embgrad."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("embgrad.", "embgrad_")):
         level, frame = level + 1, frame.f_back
     return level

@@ -168,7 +168,7 @@ class _Capture(_Observer):
     """An open capture."""
 
     def __init__(self, model: Any, listener: Listener) -> None:
-        super().__init__(model, listener, lambda watch: Taps(watch, run.NOTHING))
+        super().__init__(model, listener, lambda watch: Taps(watch, Request()))
         self._capturing = listener
 
     def end(self, ended: _Pass) -> None:

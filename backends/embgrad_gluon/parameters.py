@@ -107,9 +107,9 @@ class TableParameters:
                 if array is not None and not any(array is known for known in self.arrays.values()):
                     self.arrays[name] = array
 
-    def rests(self, gradients: Sequence[np.ndarray | None]) -> dict[str, TableRest]:
+    def rests(self, gradients: Mapping[str, np.ndarray | None]) -> dict[str, TableRest]:
         """Return by the lookups' keys what else reaches their tables, from the gradients at `arrays`."""
-        return table_rests(self._names, dict(zip(self.arrays, gradients, strict=False)))
+        return table_rests(self._names, gradients)
 
 
 def _primary_first(key: str, names: Sequence[str], known: Mapping[str, Any]) -> tuple[str, ...]:

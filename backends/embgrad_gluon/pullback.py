@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.cotangents import Cotangents
+from embgrad.backend import Cotangents, Pullback
 from embgrad.backend.point_changes import PointChanges
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.cures import WRONG
@@ -23,27 +23,12 @@ from embgrad_gluon.tap import KeptPoint
 from embgrad_gluon.walk import recorded_symbol
 
 __all__ = [
-    *("GraphSection", "Pullback", "PulledGradients", "differentiable_inputs", "drew_in_graph_order"),
+    *("BackwardPass", "GraphSection", "differentiable_inputs", "drew_in_graph_order"),
     *("is_regrouped", "section_between"),
 ]
 
 
-@dataclass(frozen=True)
-class PulledGradients:
-    """The gradients of one set of cotangents; None where no gradient reaches an array.
-
-    Attributes:
-        gradients: by the points' keys, after an edit.
-        before: by the keys of the edited points, before the edit.
-        others: those of the other arrays, in their order.
-    """
-
-    gradients: Mapping[str, np.ndarray | None]
-    before: Mapping[str, np.ndarray | None]
-    others: Sequence[np.ndarray | None]
-
-
-class Pullback:
+class BackwardPass:
     """The backward pass through one forward pass.
 
     The graph is cut at each point whose gradient is edited. The cotangents are pulled back to the cuts, in the reverse
@@ -53,7 +38,7 @@ class Pullback:
     Args:
         kept: the points, by key, in the order of the forward pass.
         wanted: the keys of those whose gradient is wanted.
-        others: further arrays whose gradient is wanted.
+        others: further arrays whose gradient is wanted, by name.
         extra_variables: arrays whose gradient must be requested along with the others, see `Cures`.
         changes: replace the gradients at points that are edited.
         training: the mode of the forward pass.
@@ -63,7 +48,7 @@ class Pullback:
         self,
         kept: Mapping[str, KeptPoint],
         wanted: Sequence[str],
-        others: Sequence[Any],
+        others: Mapping[str, Any],
         extra_variables: Sequence[Any],
         changes: PointChanges[Any],
         *,
@@ -76,12 +61,12 @@ class Pullback:
         self._training = training
         keys = list(dict.fromkeys((*wanted, *self._edited)))
         self._index = {key: index for index, key in enumerate(keys)}
-        self._others = slice(len(keys), len(keys) + len(others))
-        self._variables = [*(kept[key].mark for key in keys), *others, *extra_variables]
+        self._others = tuple(others)
+        self._variables = [*(kept[key].mark for key in keys), *others.values(), *extra_variables]
         self._requested = len(keys) + len(others)
         self._sections: dict[int, tuple[Any, Sequence[bool]]] = {}
 
-    def __call__(self, cotangents: Cotangents) -> PulledGradients:
+    def __call__(self, cotangents: Cotangents) -> Pullback:
         """Return the gradients for one set of cotangents."""
         gradients: list[Any] = [None] * self._requested
         self._forget_other_outputs([output for output, _ in cotangents])
@@ -89,7 +74,8 @@ class Pullback:
         before = {key: self._edit(key, gradients) for key in reversed(self._edited)}
         with _explain_errors():
             values = [None if array is None else widened(array.asnumpy()) for array in gradients]
-        return PulledGradients({key: values[self._index[key]] for key in self._wanted}, before, values[self._others])
+        others = dict(zip(self._others, values[len(self._index) :], strict=True))
+        return Pullback({key: values[self._index[key]] for key in self._wanted}, before, others)
 
     def _edit(self, key: str, gradients: list[Any]) -> np.ndarray | None:
         """Return the gradient at the point; the edited one replaces it and is pulled back to what lies below."""

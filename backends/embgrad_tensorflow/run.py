@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend import Call, Request, Run
-from embgrad.backend.cotangents import Answer, answered, answered_in_turn, values_at
+from embgrad.backend import (
+    Answer,
+    Call,
+    Cotangents,
+    ModelPass,
+    ParameterValues,
+    Pullback,
+    Request,
+    Run,
+    TableRest,
+)
+from embgrad.backend.cotangents import answered
 from embgrad.backend.locks import model_lock
 from embgrad.backend.objective_callback import Respond
-from embgrad.backend.own_mask import GradientSizes, unused_inputs
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import taken
-from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError
+from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError, level_of_user
 from embgrad.forward.descent import Reached
 from embgrad.forward.points import split_name
 from embgrad.forward.recorder import PassRecorder
@@ -47,12 +56,9 @@ from embgrad_tensorflow.walk import Tables, native_variable
 
 __all__ = ["closed_graphs", "paths", "points", "run"]
 
-#: A request that changes nothing and reads no point.
-NOTHING: Final = Request((), lambda outputs: [])
 
-
-class _Pass:
-    """One forward pass of a model, watched.
+class _WatchedCall:
+    """One call of a model, watched.
 
     Attributes:
         watcher: sees its operations.
@@ -122,11 +128,8 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> Reached:
     """Return the lookups and the calls of modules that a forward pass on the batch makes, in order."""
     with _working(model):
         planned = _planned(model, batch, False, call)
-        tape = tf.GradientTape(watch_accessed_variables=False)
-        forward = _Pass(model, Request((), NOTHING.respond, call=call), PassRecorder(batch, None), tape)
-        with tape, tape.stop_recording(), forward.preserved():
-            planned.call()
-    return forward.watcher.watch.points()
+        request = Request(call=call, pullback=False)
+        return TensorFlowPass(model, batch, request, planned, PassRecorder(batch, None)).points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
@@ -134,75 +137,107 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     with _working(model):
         planned = _planned(model, batch, request.training, request.call)
         if request.parameters or request.tables or not request.compiled or planned.graph is not None:
-            return _run(model, batch, request, planned)
+            return TensorFlowPass(model, batch, request, planned).run()
         if request.further or request.reduce is not None:
             reason = "a trace pulls back one objective and returns whole gradients, and other is requested"
-            return replace(_run(model, batch, request, planned), uncompiled=reason)
-        return run_kept(model, batch, request, planned, lambda changed: _run(model, batch, changed, planned))
+            return replace(TensorFlowPass(model, batch, request, planned).run(), uncompiled=reason)
+        return run_kept(
+            model, batch, request, planned, lambda changed: TensorFlowPass(model, batch, changed, planned).run()
+        )
 
 
-def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
-    """Run the model's Python."""
-    snapshot = snapshot_of(model, request)
-    with for_user_code(request, lambda: snapshot) as wrapped:
-        return _passed(model, batch, wrapped, planned, snapshot)
+class TensorFlowPass(ModelPass):
+    """A forward pass of the Python of a model of TensorFlow, see `ModelPass`.
 
+    Args:
+        planned: the call of the model.
+    """
 
-def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot) -> Run:
-    tape = tf.GradientTape(persistent=request.repeats, watch_accessed_variables=request.parameters)
-    forward = _Pass(
-        model,
-        request,
-        request.recorder(batch),
-        tape,
-    )
-    unrecorded = contextlib.nullcontext() if request.pullback else tape.stop_recording()
-    if planned.graph == "alone" and _can_ask_in_graph(request):
-        forward.answering = GraphObjective(request, planned.outputs, tape.stop_recording)
-    with tape, unrecorded, forward.preserved(snapshot):
-        _watch_variables(tape, model, forward.watcher.tables, request)
-        returned = planned.call()
-    chosen = _resolve(forward.watcher)
-    answer = answered_in_turn(request, lambda part: _answer(returned, planned, batch, part, tape))
-    named = request.keys_to_read(chosen)
-    keys = list(dict.fromkeys(named.values()))
-    parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
-    variables = sources(forward.watcher, keys, parameters, request)
-    marks = [forward.taps.kept[key] for key in keys]
-    activations = {key: taken(mark.numpy()) for key, mark in zip(keys, marks, strict=True)}
-    pulled: list[Mapping[str, np.ndarray | None]] = []
-    below: dict[str, np.ndarray | None] = dict.fromkeys(variables)
-    sizes = GradientSizes(request, planned.unused)
-    with _prepared_to_recompute(forward, model, batch, request):
-        for cotangents in answer.sets if request.pullback else ():
-            gradients = pull_back(forward.taps, cotangents, marks, variables)
-            if not pulled:
-                below = dict(zip(variables, gradients[len(keys) :], strict=True))
-            at_points = dict(zip(keys, gradients, strict=False))
-            pulled.append(sizes.request.reduced(at_points, activations))
-    point_values = values_at(
-        named,
-        forward.watcher.watch,
-        activations,
-        pulled,
-        forward.taps.before,
-        rests(forward.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
-    )
-    rows = [lookup.padding for lookup in forward.watcher.watch.lookups if lookup.layout is not None]
-    unused, masked_id = unused_inputs(planned.unused, batch, rows, sizes.of(point_values, chosen))
-    return Run(
-        point_values,
-        compute_dtype(forward.watcher, marks, answer, returned, variables),
-        unused,
-        answer.objective,
-        {name: parameter_values(variable, below[name]) for name, variable in parameters.trainable.items()}
-        if parameters is not None and request.parameters
-        else None,
-        masked_id=masked_id,
-        further=answer.further,
-        lookups=forward.watcher.watch.looked_up(),
-        reached=forward.watcher.watch.points() if request.record else None,
-    )
+    tensors = TensorFlowTensors()
+
+    def __init__(
+        self, model: Any, batch: TokenBatch, request: Request, planned: Plan, recorder: PassRecorder | None = None
+    ) -> None:
+        super().__init__(model, batch, request, recorder)
+        self.unused = planned.unused
+        self._planned = planned
+        self._parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Take a snapshot of the model, and let the user's functions find it in the requested mode."""
+        self._snapshot = snapshot = snapshot_of(self.model, self.request)
+        with for_user_code(self.request, lambda: snapshot) as request:
+            self.request = request
+            self._tape = tf.GradientTape(persistent=request.repeats, watch_accessed_variables=request.parameters)
+            self._watched = _WatchedCall(self.model, request, self.recorder, self._tape)
+            if self._planned.graph == "alone" and _can_ask_in_graph(request):
+                self._watched.answering = GraphObjective(request, self._planned.outputs, self._tape.stop_recording)
+            yield
+
+    def call(self) -> Any:
+        """Call the model under the tape; its state is restored as soon as it returns."""
+        unrecorded = contextlib.nullcontext() if self.request.pullback else self._tape.stop_recording()
+        with self._tape, unrecorded, self._watched.preserved(self._snapshot):
+            _watch_variables(self._tape, self.model, self._watched.watcher.tables, self.request)
+            return self._planned.call()
+
+    def lookups(self) -> Mapping[str, str]:
+        """Return the keys of the points that the request names; warn of graphs whose lookups cannot be seen."""
+        return _resolve(self._watched.watcher)
+
+    def objective(self, returned: Any, request: Request) -> Answer:
+        """Return the answer of one objective; that of a saved graph has been asked inside it."""
+        if isinstance(returned, GraphGradients):
+            return Answer([returned.pairs] * returned.sets, outputs=[tensor for tensor, _ in returned.pairs])
+        with self._tape if request.pullback else contextlib.nullcontext():
+            return answered(returned, self.batch, request, self.tensors, self._planned.outputs)
+
+    def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the values at points."""
+        self._variables = sources(self._watched.watcher, keys, self._parameters, self.request)
+        return {key: taken(self._watched.taps.kept[key].numpy()) for key in keys}
+
+    def pull_back(self, cotangents: Cotangents, keys: Sequence[str]) -> Pullback:
+        """Pull one set of cotangents back to the points, and to the variables that the request needs."""
+        taps = self._watched.taps
+        with self._prepared_to_recompute():
+            gradients = pull_back(taps, cotangents, [taps.kept[key] for key in keys], self._variables)
+        below = dict(zip(self._variables, gradients[len(keys) :], strict=True))
+        return Pullback(dict(zip(keys, gradients, strict=False)), taps.before[-1], below)
+
+    def compute_dtype(self, keys: Sequence[str], answer: Answer, returned: Any) -> str:
+        """Return the dtype of the first point or output, or the coarsest where it is cast on its way."""
+        marks = [self._watched.taps.kept[key] for key in keys]
+        return compute_dtype(self._watched.watcher, marks, answer, returned, self._variables)
+
+    def parameters(self, gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, ParameterValues] | None:
+        """Return the gradients of the trainable variables; None where they are not requested."""
+        if self._parameters is None or not self.request.parameters:
+            return None
+        trainable = self._parameters.trainable
+        return {name: parameter_values(variable, gradients.get(name)) for name, variable in trainable.items()}
+
+    def rests(self, keys: Sequence[str], gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, TableRest] | None:
+        """Return by key the gradients that reach the tables in other ways; None where they are not requested."""
+        if self._parameters is None or not self.request.tables:
+            return None
+        below = {name: gradients.get(name) for name in self._variables}
+        return rests(self._watched.watcher, keys, self._parameters, below)
+
+    def masked_rows(self) -> Iterable[int | None]:
+        """Return the rows that the layers of the lookups of the ids mask."""
+        return [lookup.padding for lookup in self.recorder.lookups if lookup.layout is not None]
+
+    @contextlib.contextmanager
+    def _prepared_to_recompute(self) -> Iterator[None]:
+        """Prepare the model for a pullback that recomputes modules, so that they run as before."""
+        if not self._watched.watcher.recomputed:
+            yield
+            return
+        again = Request(training=self.request.training, call=self.request.call)
+        with _WatchedCall(self.model, again, PassRecorder(self.batch, ()), self._tape).preserved():
+            yield
 
 
 def paths(model: Any) -> list[str]:
@@ -261,16 +296,9 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
     warnings.warn(
         f"{hint}. Rows looked up there have no gradient in the result; pass the model as Python code to include them",
         EmbgradWarning,
-        stacklevel=6,
+        stacklevel=level_of_user() + 1,
     )
     return chosen
-
-
-def _answer(returned: Any, planned: Plan, batch: TokenBatch, request: Request, tape: Any) -> Answer:
-    if isinstance(returned, GraphGradients):
-        return Answer([returned.pairs] * returned.sets, outputs=[tensor for tensor, _ in returned.pairs])
-    with tape if request.pullback else contextlib.nullcontext():
-        return answered(returned, batch, request, TensorFlowTensors(), planned.outputs)
 
 
 def _can_ask_in_graph(request: Request) -> bool:
@@ -278,14 +306,3 @@ def _can_ask_in_graph(request: Request) -> bool:
     is_internal = isinstance(request.respond, Respond) and request.respond.is_ours
     beside = request.repeats or request.parameters or request.tables
     return bool(is_internal and request.outputs and request.compiled is not False and request.pullback and not beside)
-
-
-@contextlib.contextmanager
-def _prepared_to_recompute(forward: _Pass, model: Any, batch: TokenBatch, request: Request) -> Iterator[None]:
-    """Prepare the model for a pullback that recomputes modules, so that they run as before."""
-    if not forward.watcher.recomputed:
-        yield
-        return
-    again = Request((), NOTHING.respond, training=request.training, call=request.call)
-    with _Pass(model, again, PassRecorder(batch, ()), forward.taps.tape).preserved():
-        yield

@@ -45,8 +45,8 @@ class ModelPass(ABC):
     2. `call` calls the model, whose lookups and modules are recorded.
     3. `lookups` finds the keys of the points that the request names.
     4. `objective` returns the cotangents of the outputs, which the objective computes in NumPy.
-    5. `pull_back` pulls each set of cotangents back to the points.
-    6. `activations`, `parameters` and `rests` collect what else was requested, as NumPy.
+    5. `activations` reads the values at the points, and `pull_back` pulls each set of cotangents back to them.
+    6. `parameters` and `rests` collect what else was requested.
     7. `prepared` ends, and has restored all that it set.
     8. The result is put together.
 
@@ -148,9 +148,10 @@ class ModelPass(ABC):
             keys = list(dict.fromkeys(names.values()))
             answer = answered_in_turn(request, partial(self.objective, returned))
             values = self.activations(keys)
+            dtype = self.compute_dtype(keys, answer, returned)
+            del returned  # outputs that are not read are freed before the pullback
             sizes = GradientSizes(request, self.unused)
             pulled = self._pulled(answer.sets if request.pullback else (), keys, values, sizes.request.reduced)
-            dtype = self.compute_dtype(keys, answer, returned)
             arrays = pulled[0].arrays if pulled else {}
             parameters, rests = self.parameters(arrays), self.rests(keys, arrays)
         gradients, before = [each.points for each in pulled], [each.before for each in pulled]

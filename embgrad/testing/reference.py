@@ -137,7 +137,7 @@ class _Observer:
         return Tensor(mark.value, [(mark, back)])
 
 
-class _ReferencePass(ModelPass):
+class ReferencePass(ModelPass):
     """A forward pass of a `ReferenceModel`, see `ModelPass`."""
 
     def prepared(self) -> contextlib.AbstractContextManager[None]:
@@ -225,11 +225,11 @@ class ReferenceBackend:
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Reached:
         """Return the points that a forward pass reaches."""
-        return _ReferencePass(model, batch, Request(call=call), PassRecorder(batch, None)).points()
+        return ReferencePass(model, batch, Request(call=call), PassRecorder(batch, None)).points()
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
         """Run one forward pass, and a pullback for each set of cotangents."""
-        return _ReferencePass(model, batch, request).run()
+        return ReferencePass(model, batch, request).run()
 
     def weights(self, model: Any) -> Sequence[Weight]:
         """Return the parameters as weights; each belongs to the module whose path its name begins with."""

@@ -28,47 +28,28 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = {
     "what the result remembers": ("embgrad.engine.run:provenance",),
 }
 
-#: All steps by framework. A context manager is timed at its entry and its exit.
-STEPS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "torch": {
-        **COMMON,
-        "the forward pass, watched": ("embgrad_torch.run:_forward",),
-        "the backward pass": ("embgrad_torch.pullback:_run_engine",),
-        "before and after the backward pass": ("embgrad_torch.run:pull_back",),
-        "the model's state looked at and put back": ("embgrad_torch.run:preserved", "embgrad_torch.run:Structure"),
-        "the state of random numbers": ("embgrad_torch.run:preserve_random_state",),
-        "the watching set up": ("embgrad_torch.run:_prepared",),
-        "the call planned, and its tensors": ("embgrad_torch.inputs:plan",),
-        "rows marked and copied": ("embgrad_torch.tap:Taps.tensor",),
-        "the outputs read": ("embgrad_torch.run:answered",),
-        "what was found handed over, the graph freed": ("embgrad_torch.run:_run",),
-    },
-    "tensorflow": {
-        **COMMON,
-        "the forward pass, watched": ("tf_keras.src.engine.base_layer:Layer.__call__",),
-        "the backward pass": ("embgrad_tensorflow.run:pull_back",),
-        "the model's state looked at and put back": (
-            "embgrad_tensorflow.run:_Pass.preserved",
-            "embgrad_tensorflow.run:snapshot_of",
-        ),
-        "threads and tapes kept apart": ("embgrad_tensorflow.run:_working",),
-        "the call planned, and its tensors": ("embgrad_tensorflow.run:_planned",),
-        "the outputs read": ("embgrad_tensorflow.run:_answer",),
-        "what was found handed over, the tape freed": ("embgrad_tensorflow.run:_passed",),
-    },
-    "gluon": {
-        **COMMON,
-        "the forward pass, watched": ("embgrad_gluon.run:_run_forward", "embgrad_gluon.run:_wait_for"),
-        "the backward pass": ("embgrad_gluon.pullback:Pullback.__call__",),
-        "the way to the lookup in the graph": ("embgrad_gluon.pullback:section_between",),
-        "the model's state looked at and put back": ("embgrad_gluon.run:preserve",),
-        "the call planned, and its arrays": ("embgrad_gluon.inputs:plan_call",),
-        "the lookups as a whole": ("embgrad_gluon.lookup:Lookups._look_up",),
-        "the outputs read": ("embgrad_gluon.run:_answer",),
-        "what was found handed over, the graph freed": ("embgrad_gluon.run:_run",),
-    },
-    "reference": COMMON,
+#: The classes of passes by framework, whose methods are steps. A context manager is timed at its entry and its exit.
+PASSES: Final[Mapping[str, str]] = {
+    "torch": "embgrad_torch.run:TorchPass",
+    "tensorflow": "embgrad_tensorflow.run:TensorFlowPass",
+    "gluon": "embgrad_gluon.run:GluonPass",
+    "jax": "embgrad_jax.run:JaxPass",
+    "reference": "embgrad.testing.reference:ReferencePass",
 }
+
+#: The steps of a pass by the names of their methods, see `embgrad.backend.ModelPass`.
+STEPS: Final[Mapping[str, str]] = {
+    "the model's state set and restored": "prepared",
+    "the forward pass, recorded": "call",
+    "the outputs read": "objective",
+    "the values read": "activations",
+    "the pullback": "pull_back",
+}
+
+
+def _steps_of(framework: str) -> dict[str, tuple[str, ...]]:
+    """Return the places of all steps of a framework."""
+    return {**COMMON, **{step: (f"{PASSES[framework]}.{method}",) for step, method in STEPS.items()}}
 
 
 class _Clock:
@@ -107,7 +88,7 @@ def shares(call: Callable[[], Any], by_hand: Callable[[], Any], framework: str) 
     rounds: list[Counter[str]] = []
     with contextlib.ExitStack() as stack:
         clock = _Clock()
-        for step, places in STEPS[framework].items():
+        for step, places in _steps_of(framework).items():
             for place in places:
                 stack.enter_context(_timed(place, step, clock))
         for _ in range(CALLS):
@@ -127,7 +108,7 @@ def _timed(place: str, step: str, clock: _Clock) -> Iterator[None]:
     module, _, path = place.partition(":")
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
-    original = vars(owner)[name]
+    original, is_inherited = getattr(owner, name), name not in vars(owner)
 
     @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -139,7 +120,10 @@ def _timed(place: str, step: str, clock: _Clock) -> Iterator[None]:
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if is_inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 class _Timed:
