@@ -45,7 +45,7 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple
     """
     if call is not None:
         inputs = to_tensors(batch.inputs(), device, len(batch))
-        return lambda: call(model, inputs), ()
+        return functools.partial(call, model, inputs), ()
     if isinstance(model, (list, tuple)):
         raise UnsupportedError(
             f"the model is a sequence of {len(model)} parts, which embgrad cannot call without a function that combines them. "
@@ -62,8 +62,7 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple
     planned = plan_call(parameters(model), batch)
     args = [to_tensors(argument, device, len(batch)) for argument in planned.args]
     kwargs = to_tensors(dict(planned.kwargs), device, len(batch))
-    runner = unparallel(model)
-    return lambda: runner(*args, **kwargs), planned.unused
+    return functools.partial(unparallel(model), *args, **kwargs), planned.unused
 
 
 def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
@@ -86,7 +85,7 @@ def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> tuple[Callable[[]
         kwargs = {name: native(name, value, dtypes.get(name)) for name, value in planned.kwargs.items()}
         unused = planned.unused
     training = model.training
-    return lambda: model(*args, **kwargs, training=training), unused
+    return functools.partial(model, *args, **kwargs, training=training), unused
 
 
 def _plan_keras_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:

@@ -12,14 +12,14 @@ from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
-from embgrad.common.progress import Progress
+from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import joined, warn_of_leak
 from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
 from embgrad.engine.descent import with_certain_roles
 from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.run import expect_examples_first, run_task
-from embgrad.engine.sub_batches import in_sub_batches
+from embgrad.engine.sub_batches import Piece, pieces_of
 from embgrad.engine.task import Task
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
@@ -207,19 +207,15 @@ def results_of_each(
         ):
             expect_examples_first(task, batch[:batch_size], batch)
 
-    def run(sub_task: Task, sub_batch: TokenBatch) -> list[dict[str, EmbeddingGradients]]:
-        results = run_task(sub_task, sub_batch)
-        if not options.check:
-            return results
-        from embgrad.engine.check import certified  # much code, for few calls
-
-        checked = []
-        for index, by_name in enumerate(results):
-            with at_index(index, len(results)):
-                checked.append(certified(sub_task.of_objective(sub_task.objectives[index]), sub_batch, by_name))
-        return checked
-
-    pieces = in_sub_batches(task, batch, batch_size, progress, run)
+    pieces: list[list[dict[str, EmbeddingGradients]]] = []
+    explained = explained_errors(bound, batch, sub_batches=is_cut, size=batch_size, objectives=task.objectives)
+    with explained, reporter(progress) as report:
+        report(0, count)
+        for piece in pieces_of(task, batch, batch_size):
+            with piece.compared:
+                results = run_task(piece.task, piece.batch)
+                pieces.append(_certified(piece, results) if options.check else results)
+            report(piece.end, count)
     if options.compile:
         _warn_of_uncompiled([by_name for results in pieces for by_name in results])
     joint = [
@@ -253,6 +249,18 @@ def points(
         reached = bound.points(tokens)
         reached = with_certain_roles(bound, tokens, reached, reached)
     return [point for point in reached if point.listed]
+
+
+def _certified(piece: Piece, results: Sequence[dict[str, EmbeddingGradients]]) -> list[dict[str, EmbeddingGradients]]:
+    """Return the results of each objective of a sub-batch, tested."""
+    from embgrad.engine.check import certified  # much code, for few calls
+
+    checked = []
+    for index, by_name in enumerate(results):
+        with at_index(index, len(results)):
+            task = piece.task.of_objective(piece.task.objectives[index])
+            checked.append(certified(task, piece.batch, by_name))
+    return checked
 
 
 def _warn_of_uncompiled(pieces: Sequence[Mapping[str, EmbeddingGradients]]) -> None:

@@ -1,4 +1,4 @@
-"""Runs in which a probe shows whether an output's axis is the batch's positions, or as many classes or examples by chance."""
+"""Probes that show whether an output's axis is the batch's positions, or as many classes or examples by chance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend.protocol import BoundModel, Request, Run
+from embgrad.backend.protocol import BoundModel, Request
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import to_numpy
 from embgrad.common.tolerance import unit_roundoff
@@ -18,7 +18,7 @@ from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, decoder_of, positions_of
 from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
 
-__all__ = ["expect_examples_first", "layouts_of", "run_with_axes"]
+__all__ = ["expect_examples_first", "layouts_of", "learn_axes"]
 
 #: The share of the largest change of an output up to which a change may be rounding.
 SMALL: Final = 1e-3
@@ -36,33 +36,33 @@ def layouts_of(bound: BoundModel) -> Layouts:
     return Layouts() if known is None else known.setdefault("outputs", Layouts())
 
 
-def run_with_axes(
-    bound: BoundModel, batch: TokenBatch, request: Request, layouts: Layouts, decode: Callable[[TokenBatch], TokenBatch]
-) -> Run:
-    """Return a run of a batch, which is repeated after a probe where an axis of an output may be the batch's positions.
+def learn_axes(
+    bound: BoundModel,
+    batch: TokenBatch,
+    layouts: Layouts,
+    decode: Callable[[TokenBatch], TokenBatch],
+    error: OpenAxesError | OpenPositionsError,
+) -> None:
+    """Add to what is known of the outputs what an objective has to know, from a probe; the pass can then be repeated.
 
     Args:
         bound: the model.
-        batch: the batch to run.
-        request: the request; its callbacks read `layouts`.
-        layouts: what is known of the outputs.
+        batch: the batch that was run.
+        layouts: what is known of the outputs, which the objective reads.
         decode: returns a batch with the ids of its decoder, see `embgrad.engine.decoder.with_decoder`.
+        error: the objective's error, which says what it has to know.
 
     Raises:
         OpenAxesError: the probe did not show it.
     """
-    probed = set()
-    while True:
-        try:
-            return bound.run(batch, request)
-        except OpenAxesError as error:
-            key = (error.output, len(error.shape))
-            if key in probed:
-                raise
-            probed.add(key)
-            layouts.axes[key] = _layout(bound, batch, decode, error)
-        except OpenPositionsError as error:
-            layouts.prefixed[error.output, error.more] = _is_prefixed(bound, batch, error)
+    if isinstance(error, OpenPositionsError):
+        layouts.prefixed[error.output, error.more] = _is_prefixed(bound, batch, error)
+        return
+    layout = _layout(bound, batch, decode, error)
+    key = (error.output, len(error.shape))
+    if layouts.axes.get(key) == layout:  # known, and not enough
+        raise error
+    layouts.axes[key] = layout
 
 
 def expect_examples_first(
@@ -83,7 +83,7 @@ def expect_examples_first(
         name: the output's name.
         shape: its shape.
         layouts: what is known of the outputs.
-        decode: see `run_with_axes`.
+        decode: see `learn_axes`.
 
     Raises:
         ObjectiveError: the output's first axis is not the examples.

@@ -3,69 +3,63 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from embgrad.backend.objective_callback import objective_values
 from embgrad.backend.recorded_changes import changes_recorded
-from embgrad.common.progress import Progress, reporter
 from embgrad.common.tracebacks import errors_of_model
-from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.company import tolerance_of
 from embgrad.engine.run import run_located
 from embgrad.engine.task import Task
 from embgrad.errors import UnsupportedError, listed
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["compared", "in_sub_batches"]
-
-T = TypeVar("T")
+__all__ = ["Piece", "compared", "pieces_of"]
 
 
-def in_sub_batches(
-    task: Task,
-    batch: TokenBatch,
-    batch_size: int | None,
-    progress: Progress | bool | None,
-    run: Callable[[Task, TokenBatch], T],
-) -> list[T]:
-    """Return what a function returns for each sub-batch of at most `batch_size` examples, or for the whole batch, in order.
+@dataclass(frozen=True)
+class Piece:
+    """Some examples of a batch, which are run at once.
+
+    Attributes:
+        task: the task for these examples.
+        batch: the examples.
+        end: the number of examples up to the last of these.
+        compared: a context in which they are run, see `compared`; it can be entered once.
+    """
+
+    task: Task
+    batch: TokenBatch
+    end: int
+    compared: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
+
+
+def pieces_of(task: Task, batch: TokenBatch, batch_size: int | None) -> list[Piece]:
+    """Return the sub-batches of at most `batch_size` examples, or the whole batch, in order.
 
     Args:
         task: the task for all examples.
         batch: all examples.
-        batch_size: the most examples of a sub-batch; None runs the whole batch.
-        progress: see `gradients`.
-        run: takes the task for a sub-batch, and the sub-batch.
-
-    Raises:
-        BatchError: an error of the model is explained, see `explained_errors`.
+        batch_size: the most examples of a sub-batch; None for the whole batch.
     """
     count = len(batch)
-    is_cut = batch_size is not None and batch_size < count
-    done: list[T] = []
-    # A model that draws random numbers computes something else in each pass.
-    is_compared = is_cut and not task.options.training
-    explained = explained_errors(task.bound, batch, sub_batches=is_cut, size=batch_size, objectives=task.objectives)
-    with explained, reporter(progress) as report:
-        end = 0
-        report(end, count)
-        for sub_batch in batch.micro_batches(batch_size or count) if is_cut else (batch,):
-            start, end = end, end + len(sub_batch)
-            sub_task = task.for_examples(slice(start, end), count) if is_cut else task
-            # The other sub-batches have as many examples as the first.
-            is_first_of_its_size = is_compared and (not start or len(sub_batch) != batch_size)
-            comparison: AbstractContextManager[None] = (
-                compared(task, batch, sub_task, sub_batch, start) if is_first_of_its_size else contextlib.nullcontext()
-            )
-            with comparison:
-                done.append(run(sub_task, sub_batch))
-            report(end, count)
-    return done
+    if batch_size is None or batch_size >= count:
+        return [Piece(task, batch, count)]
+    pieces: list[Piece] = []
+    end = 0
+    for sub_batch in batch.micro_batches(batch_size):
+        start, end = end, end + len(sub_batch)
+        piece = Piece(task.for_examples(slice(start, end), count), sub_batch, end)
+        # The other sub-batches have as many examples as the first; a model that draws random numbers computes something else in
+        # each pass.
+        if not task.options.training and (not start or len(sub_batch) != batch_size):
+            piece = replace(piece, compared=compared(task, batch, piece.task, sub_batch, start))
+        pieces.append(piece)
+    return pieces
 
 
 @contextlib.contextmanager

@@ -21,14 +21,14 @@ from embgrad.engine.input_warnings import (
 )
 from embgrad.engine.interventions import prepared
 from embgrad.engine.options import GradientOptions
-from embgrad.engine.output_axes import expect_examples_first, layouts_of, run_with_axes
+from embgrad.engine.output_axes import expect_examples_first, layouts_of, learn_axes
 from embgrad.engine.sole_use import expect_sole_use
 from embgrad.errors import UnsupportedError
 from embgrad.forward.axes import Located
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objective import Layouts
+from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
 from embgrad.objectives.objectives import Objective
 
 __all__ = ["Memos", "Task"]
@@ -115,13 +115,19 @@ class Task:
         return [respond_with(objective, decoded, sets, layouts=self.layouts) for objective in self.objectives]
 
     def run(self, batch: TokenBatch, request: Request) -> Run:
-        """Return the run of a request on a batch, in which the objective knows the axes of its output, see `run_with_axes`."""
-        assert self.layouts is not None, "they are set when the task is made"
-        decode = partial(with_decoder, self.bound)
-        run = run_with_axes(self.bound, batch, request, self.layouts, decode)
+        """Return the run of a request on a batch; it is repeated where a probe has to show the axes of an output."""
+        layouts, bound = self.layouts, self.bound
+        assert layouts is not None, "they are set when the task is made"
+        while True:
+            try:
+                run = bound.backend.run(bound.model, batch, request)
+                break
+            except (OpenAxesError, OpenPositionsError) as error:
+                learn_axes(bound, batch, layouts, partial(with_decoder, bound), error)
         for respond in (part.respond for part in request.each):
-            if isinstance(respond, Respond):
-                expect_examples_first(self.bound, batch, respond.objective.output, respond.shape, self.layouts, decode)
+            if isinstance(respond, Respond) and (respond.objective.output, len(respond.shape)) not in layouts.first:
+                decode = partial(with_decoder, bound)
+                expect_examples_first(bound, batch, respond.objective.output, respond.shape, layouts, decode)
         return run
 
     def expect_sole_use(self, batch: TokenBatch, located: Mapping[str, Located], run: Run, own: np.ndarray) -> None:
