@@ -10,7 +10,7 @@ import numpy as np
 from embgrad.attribution.baselines import absent_positions, checked_baseline, id_of
 from embgrad.attribution.completeness import warn_of_missed
 from embgrad.attribution.method import Contributions, Method, expect_choice, expect_count
-from embgrad.attribution.passes import Passes, Rows
+from embgrad.attribution.passes import Passes, Rows, add_rows
 from embgrad.common.options import expect_flag
 from embgrad.engine.embedding_table import table_of
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError
@@ -89,8 +89,9 @@ class DiscretizedIntegratedGradients(Method):
         for start, end, gradients, objectives in passes.gradients(Rows(self.steps - 1, values)):
             step, example = np.divmod(np.arange(start, end), examples)
             moved = np.where(absent[example, :, None], segments[index[example], step[:, None]], 0.0)
-            np.add.at(total, example, gradients * moved)
-            before[example[step == 0]] = objectives[step == 0]
+            add_rows(total, start, gradients * moved)
+            if start < examples:
+                before[start:end] = objectives[: examples - start]
         difference = passes.state.objective - before
         delta = total.sum((1, 2)) - difference
         warn_of_missed(passes, delta, difference, before, f"{self.steps} steps", "Take more steps")

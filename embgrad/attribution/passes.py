@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.backend.protocol import BoundModel, Call
 from embgrad.backend.registry import bind
 from embgrad.common.options import count_or_none, expect_flag
-from embgrad.engine.company import Company, company_of, differs, tolerance_of
+from embgrad.engine.company import Company, company_of, differs, rows_of_test, tolerance_of
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
@@ -28,7 +28,7 @@ from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["MOST_POSITIONS", "Passes", "Rows", "passes_of", "passes_through", "size_of_pass"]
+__all__ = ["MOST_POSITIONS", "Passes", "Rows", "add_rows", "passes_of", "passes_through", "size_of_pass"]
 
 #: How many positions one pass runs at most where the user names no `batch_size`, but at least one example.
 MOST_POSITIONS: Final = 2048
@@ -177,10 +177,14 @@ class Passes:
             return self.known
         if self.size == 1 and not self.is_native:
             return Company.FREE
-        is_fixed = self.is_native or self.batch_size == len(self.batch)
-        if (len(self.batch) == 1 and is_fixed) or (self.training and self.is_random):
+        if (len(self.batch) == 1 and self.is_fixed) or (self.training and self.is_random):
             return Company.FIXED
-        return company_of(self._values_in, self.state, None if is_fixed else self.size)
+        return company_of(self._values_in, self.state, None if self.is_fixed else self.size)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether each pass has to run as many rows as the batch has examples, as the user says."""
+        return self.is_native or self.batch_size == len(self.batch)
 
     @cached_property
     def is_random(self) -> bool:
@@ -200,17 +204,24 @@ class Passes:
 
     def _values_in(self, examples: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return the objectives of these examples with these values at the point."""
-        options = self._options((), {"override": {self.at: values}})
+        return evaluated(self._task(examples, values, ()), self.batch.take(examples))
+
+    def _task(self, examples: np.ndarray, values: np.ndarray, names: tuple[str, ...], *, split: bool = False) -> Task:
+        """Return the task of a pass of these examples with these values at the point; without names it takes no gradients."""
         objective = self.objective
         if not isinstance(objective, NativeObjective):
             objective = objective.take(examples, len(self.batch))
-        task = Task(self.bound, objective, options, pullback=False, quiet=True)
-        return evaluated(task, self.batch.take(examples))
+        options = self._options(names, {"override": {self.at: values}}, split=split)
+        return Task(self.bound, objective, options, pullback=bool(names), quiet=True)
 
     @property
     def batches_at_once(self) -> int:
-        """The largest number of times that one pass runs the batch; one at least."""
-        return 1 if self.needs_whole else max(1, self.size // len(self.batch))
+        """The largest number of times that one pass runs the batch where the company is free; one at least."""
+        return max(1, self.size // len(self.batch))
+
+    def has_room(self, count: int, more: int) -> bool:
+        """Return whether the passes for so many rows take more rows without a pass of their own, where the company is free."""
+        return -(count + more) // self.size == -count // self.size
 
     def gradients(self, rows: Rows) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
         """Yield for pieces of the rows the first index, the index after the last, the gradients, and the objectives.
@@ -219,7 +230,11 @@ class Passes:
             NoGradientError: a gradient is not finite.
             ObjectiveError: an objective is not finite.
         """
-        for piece in self._pieces(rows, (self.at,)):
+        names = (self.at,)
+        tested = self._tested_with(rows, names)
+        if tested is not None:
+            yield 0, len(tested.objective), tested.values, tested.objective
+        for piece in self._pieces(rows, names, 0 if tested is None else len(tested.objective)):
             try:
                 result = results_of(piece.task, piece.batch)[self.at]
             except (NoGradientError, ObjectiveError) as error:
@@ -233,35 +248,68 @@ class Passes:
             ObjectiveError: an objective is not finite.
         """
         values = np.empty(rows.count * len(self.batch))
-        for piece in self._pieces(rows, ()):
+        tested = self._tested_with(rows, ())
+        start = 0 if tested is None else len(tested.objective)
+        if tested is not None:
+            values[:start] = tested.objective
+        for piece in self._pieces(rows, (), start):
             try:
                 values[piece.start : piece.end] = evaluated(piece.task, piece.batch)[piece.read]
             except ObjectiveError as error:
                 raise self._explained(error, piece.start, piece.end) from error
         return values
 
+    def _tested_with(self, rows: Rows, names: tuple[str, ...]) -> _Tested | None:
+        """Return the results of the first rows, from the pass that tests the company, where that takes no pass of its own.
+
+        The rows of the test stand before them. The result is None where the company is known or not free, or the last of the
+        passes for the rows has no room for those of the test.
+        """
+        is_known = "company" in vars(self) or self.known is not None or self.size == 1
+        if is_known or self.is_fixed or self.training:
+            return None
+        count = len(self.batch)
+        whole, test = rows.count * count, len(rows_of_test(count, self.size)[0])
+        if not self.has_room(whole, test):
+            return None
+        end = min(whole, self.size - test)
+        made: list[_Tested] = []
+
+        def run(examples: np.ndarray, values: np.ndarray) -> np.ndarray:
+            chosen = np.append(examples, np.arange(end) % count)
+            task, batch = self._task(chosen, np.append(values, rows.values(0, end), 0), names), self.batch.take(chosen)
+            try:
+                if names:
+                    result = results_of(task, batch)[self.at]
+                    gradients, objectives = result.values[test:], result.objective
+                else:
+                    gradients, objectives = np.empty(0), evaluated(task, batch)
+            except (NoGradientError, ObjectiveError):  # perhaps at values that the method tries: these are run again
+                return self._values_in(examples, values)
+            made.append(_Tested(gradients, objectives[test:]))
+            return np.asarray(objectives[:test])
+
+        company = company_of(self._values_in, self.state, self.size, run)
+        vars(self)["company"] = company
+        return made[0] if made and company is Company.FREE else None
+
     def objective_at(self, values: np.ndarray) -> np.ndarray:
         """Return the objectives at other values of the whole batch, float64, (example,)."""
         return self.objectives(Rows.of(values, len(self.batch)))
 
-    def _pieces(self, rows: Rows, names: tuple[str, ...]) -> Iterator[_Piece]:
-        """Yield the passes for the rows: as many rows as one pass runs, whole batches, or a batch with one row in it."""
+    def _pieces(self, rows: Rows, names: tuple[str, ...], first: int) -> Iterator[_Piece]:
+        """Yield the passes for the rows from an index on: as many as one pass runs, whole batches, or a batch with one in it."""
         count = len(self.batch)
         is_held = self.company is Company.HELD
         size = 1 if is_held else count if self.needs_whole else self.size
-        for start in range(0, rows.count * count, size):
+        for start in range(first, rows.count * count, size):
             end = min(start + size, rows.count * count)
             examples, values, read = np.arange(start, end) % count, rows.values(start, end), slice(None)
             if is_held:
                 values = self.inputs.copy()
                 values[examples] = rows.values(start, end)
                 examples, read = np.arange(count), slice(start % count, start % count + 1)
-            objective = self.objective
-            if not isinstance(objective, NativeObjective):
-                objective = objective.take(examples, count)
-            changes = {"override": {self.at: values}}
-            options = self._options(names, changes, split=is_held and bool(names))
-            task = Task(self.bound, objective, options, pullback=bool(names), quiet=True)
+            task = self._task(examples, values, names, split=is_held and bool(names))
             yield _Piece(start, end, task, self.batch.take(examples), read)
 
     def _explained(self, error: NoGradientError | ObjectiveError, start: int, end: int) -> Exception:
@@ -276,6 +324,13 @@ class Passes:
         )
 
 
+class _Tested(NamedTuple):
+    """The gradients, none of a forward pass, and the objectives of the rows that were run with those of a test."""
+
+    values: np.ndarray
+    objective: np.ndarray
+
+
 class _Piece(NamedTuple):
     """One pass: the first of its rows and the one after the last, what is run, and which of its results are those of the rows."""
 
@@ -284,6 +339,26 @@ class _Piece(NamedTuple):
     task: Task
     batch: TokenBatch
     read: slice
+
+
+def add_rows(total: np.ndarray, start: int, rows: np.ndarray) -> None:
+    """Add rows of steps to an array of the batch's examples, one step after another; `rows` is overwritten.
+
+    Args:
+        total: the array, (example, …).
+        start: the index of the first of the rows, see `Rows`.
+        rows: the rows, (row, …).
+    """
+    count = len(total)
+    first = start % count
+    head = min(-start % count, len(rows))
+    total[first : first + head] += rows[:head]
+    tail = (len(rows) - head) % count
+    steps = rows[head : len(rows) - tail].reshape(-1, *total.shape)
+    if len(steps):
+        steps[0] += total
+        np.add.reduce(steps, 0, out=total)
+    total[:tail] += rows[len(rows) - tail :]
 
 
 def size_of_pass(batch_size: int | None, positions: int) -> int:

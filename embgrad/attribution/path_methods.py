@@ -11,7 +11,7 @@ from embgrad.attribution.baselines import baseline_values, checked_baseline
 from embgrad.attribution.completeness import SHARE, missed, warn_of_missed
 from embgrad.attribution.draws import generators_of, normal
 from embgrad.attribution.method import Contributions, GradientMethod, Method, expect_choice, expect_count, expect_number
-from embgrad.attribution.passes import Passes, Rows
+from embgrad.attribution.passes import Passes, Rows, add_rows
 from embgrad.attribution.quadrature import RULES, nodes_and_weights
 from embgrad.common.options import expect_flag
 from embgrad.errors import EmbgradError, NoGradientError, brief
@@ -87,11 +87,14 @@ class IntegratedGradients(GradientMethod):
     def _with_baseline(self, passes: Passes, inputs: np.ndarray, baseline: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the contributions of the batch, and L of each example at the baseline.
 
-        A further step at the baseline, without weight, is cheaper than a pass of its own.
+        A further step at the baseline, without weight, is cheaper than a pass of its own, but not where it takes another one.
         """
         nodes, weights = nodes_and_weights(self.rule, self.steps)
         if nodes[0] == 0:
             return self._integrated(passes, inputs, baseline, nodes, weights)
+        if not passes.has_room(self.steps * len(inputs), len(inputs)):
+            before = passes.objective_at(baseline)
+            return self._integrated(passes, inputs, baseline, nodes, weights)[0], before
         try:
             return self._integrated(passes, inputs, baseline, np.insert(nodes, 0, 0), np.insert(weights, 0, 0))
         except NoGradientError:  # at the baseline, or at a step as well, where it is raised again
@@ -103,19 +106,21 @@ class IntegratedGradients(GradientMethod):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the contributions, and the objectives at the first node."""
         count, examples = len(inputs), len(baseline)
+        origins = np.tile(baseline, (count // examples, 1, 1))
+        differences = inputs - origins
 
         def values(start: int, end: int) -> np.ndarray:
-            step, row = np.divmod(np.arange(start, end), count)
-            origin = baseline[row % examples]
-            return np.asarray(origin + nodes[step, None, None] * (inputs[row] - origin))
+            before, after = start // count, -(-end // count)
+            steps = origins + nodes[before:after, None, None, None] * differences
+            return np.asarray(steps.reshape(-1, *inputs.shape[1:])[start - before * count : end - before * count])
 
         total = np.zeros(inputs.shape)
         first = np.empty(count)
         for start, end, gradients, objectives in passes.gradients(Rows(len(nodes) * count // examples, values)):
-            step, row = np.divmod(np.arange(start, end), count)
-            np.add.at(total, row, weights[step, None, None] * gradients)
-            first[row[step == 0]] = objectives[step == 0]
-        return np.asarray(total * (inputs - np.tile(baseline, (count // examples, 1, 1)))), first
+            add_rows(total, start, weights[np.arange(start, end) // count, None, None] * gradients)
+            if start < count:
+                first[start:end] = objectives[: count - start]
+        return np.asarray(total * differences), first
 
 
 @dataclass(frozen=True)
@@ -246,7 +251,7 @@ class GradientShap(Method):
                 differences.append(noisy - origin)
             at, difference = np.concatenate(places), np.concatenate(differences)
             for first, end, gradients, _ in passes.gradients(Rows.of(at, len(inputs))):
-                np.add.at(total, np.arange(first, end) % len(inputs), gradients * difference[first:end])
+                add_rows(total, first, gradients * difference[first:end])
         values = total / self.samples
         before = passes.objectives(Rows.of(np.concatenate(origins), len(inputs))).reshape(len(origins), -1).mean(0)
         delta = values.sum((1, 2)) - (passes.state.objective - before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -44,6 +45,9 @@ RULES: Final[Mapping[str, Callable[[int], tuple[np.ndarray, np.ndarray]]]] = {
 }
 
 
+@functools.lru_cache(maxsize=16)
 def nodes_and_weights(rule: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nodes in [0, 1], increasing, and the weights of a rule, which sum to 1, float64, (step,) each."""
-    return RULES[rule](steps)
+    """Return the nodes in [0, 1], increasing, and the weights of a rule, which sum to 1, float64, (step,) each, read-only."""
+    nodes, weights = RULES[rule](steps)
+    nodes.flags.writeable = weights.flags.writeable = False
+    return nodes, weights

@@ -13,7 +13,7 @@ from embgrad.common.tracebacks import errors_of_model
 from embgrad.errors import ObjectiveError
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["Company", "changed_values", "company_of", "differs", "tolerance_of"]
+__all__ = ["Company", "changed_values", "company_of", "differs", "rows_of_test", "tolerance_of"]
 
 #: The largest accepted change of an objective, relative to the objectives and to how they change with their own examples.
 TOLERANCES: Final = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
@@ -39,7 +39,7 @@ class Company(Enum):
     HELD = "held"
 
 
-def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None) -> Company:
+def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None, first: Evaluate | None = None) -> Company:
     """Return the company of the examples of a batch.
 
     The test takes one forward pass of one example more than the batch has, and one for each other number of examples of which
@@ -49,15 +49,16 @@ def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None) ->
         evaluate: runs a forward pass on some of the batch's examples.
         own: the values at the point and the objectives of the batch as it is.
         size: the most examples of a pass, at least 2; None for the number of the batch's alone.
+        first: runs the first pass, see `rows_of_test`, with further rows behind these; None for `evaluate`.
     """
     count, values = len(own.objective), np.asarray(own.activations, np.float64)
     changed, tolerance = changed_values(values), tolerance_of(own.provenance["compute_dtype"])
 
-    def is_another(examples: np.ndarray, moved: np.ndarray) -> bool:
+    def is_another(examples: np.ndarray, moved: np.ndarray, run: Evaluate = evaluate) -> bool:
         """Return whether an objective changes with the values of others, those at the indices where `moved` is true."""
         mixed = np.where(moved[:, None, None], changed[examples], values[examples])
         try:
-            objectives = evaluate(examples, mixed)
+            objectives = run(examples, mixed)
         except ObjectiveError:  # it is not finite at these values, which a method may never try
             return False
         return differs(objectives, np.asarray(own.objective)[examples], moved, tolerance)
@@ -65,14 +66,12 @@ def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None) ->
     otherwise = Company.FIXED
     if size is not None:
         none = np.zeros(size, bool)
-        kept = min(count, size - 1)
-        if kept + 1 == count:  # another number of examples is to be tested as well
-            kept = max(1, kept - 1)
-        examples = np.append(np.arange(kept), 0)
+        examples, moved = rows_of_test(count, size)
+        tested = {count, len(examples)} if first is None else {count}
         try:
             with changes_recorded() as changes:
-                is_free = not is_another(examples, np.append(np.arange(kept) % 2 == 1, True))
-            numbers = [number for number in sorted(changes.numbers - {count, kept + 1}) if number <= size]
+                is_free = not is_another(examples, moved, first or evaluate)
+            numbers = [number for number in sorted(changes.numbers - tested) if number <= size]
             if is_free and not any(is_another(np.arange(number) % count, none[:number]) for number in numbers):
                 return Company.FREE
             otherwise = Company.WHOLE
@@ -84,6 +83,21 @@ def company_of(evaluate: Evaluate, own: EmbeddingGradients, size: int | None) ->
     # Partners are neighbours, or stand at the same place of each half or from each end: one of the two ways separates some.
     ways = (whole % 2 == 1, whole >= count // 2) if count > 2 else (whole == 1,)
     return Company.HELD if any(is_another(whole, moved) for way in ways for moved in (way, ~way)) else otherwise
+
+
+def rows_of_test(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the first pass of a test, by the examples' indices, and which of them have other values than their own.
+
+    One of these is the first row: a model that takes the examples for its positions lets each depend on those before it.
+
+    Args:
+        count: the number of examples of the batch.
+        size: see `company_of`.
+    """
+    kept = min(count, size - 1)
+    if kept + 1 == count:  # another number of examples is to be tested as well
+        kept = max(1, kept - 1)
+    return np.append(0, np.arange(kept)), np.append(True, np.arange(kept) % 2 == 1)
 
 
 def changed_values(values: np.ndarray) -> np.ndarray:

@@ -159,7 +159,7 @@ def test_the_doubled_steps_of_a_tolerance_are_of_whole_batches_too() -> None:
     assert len(set(made.provenance["method"]["steps_taken"])) == 1
 
 
-def test_independent_examples_take_one_more_pass_and_no_warning() -> None:
+def test_independent_examples_are_tested_in_the_pass_of_the_steps_without_a_warning() -> None:
     sizes: list[int] = []
     model, own = curved(), curved().forward
 
@@ -173,7 +173,7 @@ def test_independent_examples_take_one_more_pass_and_no_warning() -> None:
         found = embgrad.attribute(model, BATCH, LOGIT, ZERO)
         sizes.clear()
         embgrad.attribute(model, BATCH, LOGIT, ZERO)
-        assert sizes == [2, 3, 8], "the batch, the test with one example more, and all steps"
+        assert sizes == [2, 3 + 8], "the batch, and the test with one example more before all steps"
         sizes.clear()
         embgrad.attribute(model, BATCH, LOGIT, "input_x_gradient")
         assert sizes == [2]
