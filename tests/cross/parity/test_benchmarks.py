@@ -46,7 +46,7 @@ def test_gradients_are_those_by_hand(mode: str, objective: str, checkpoint: str)
 def test_a_small_call_takes_all_steps(mode: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "CALLS", 8)
     found = worker.own_share(mode, asdict(Case(checkpoint, 1, 8)))[0]["shares"]
-    assert found.keys() == {*shares.STEPS[MODES[mode]], shares.ELSE}
+    assert found.keys() == {*shares._steps_of(MODES[mode]), shares.ELSE}
     assert sum(found.values()) == pytest.approx(1)
 
 
