@@ -19,6 +19,7 @@ from embgrad.backend import (
     PassRecorder,
     Pullback,
     Request,
+    Respond,
     Run,
     TableRest,
     TokenBatch,
@@ -126,10 +127,10 @@ class GluonPass(ModelPass):
                     if "already in a computational graph" not in str(error):
                         raise
                     raise UnsupportedError(WRITES_WHILE_RECORDING) from error
-            for respond in (part.respond for part in request.each):
-                if isinstance(respond, NativeObjective):  # its lookups and calls are not the model's
+            for objective in request.objectives:
+                if isinstance(objective, NativeObjective):  # its lookups and calls are not the model's
                     with intercept_operators(cured), ignore_calls():
-                        self._native[id(respond)] = respond.function(returned)
+                        self._native[id(objective)] = objective.function(returned)
         self._extra_variables = cures.extra_variables
         for array in every(returned, self.tensors.is_tensor):
             array.wait_to_read()  # MXNet raises the errors of operators only when a result is read
@@ -144,18 +145,17 @@ class GluonPass(ModelPass):
         self._chosen = super().lookups()
         return self._chosen
 
-    def objective(self, returned: Any, request: Request) -> Answer:
+    def objective(self, returned: Any, objective: Respond | NativeObjective) -> Answer:
         """Return the answer of one objective; that of a native one has been recorded with the pass."""
-        respond = request.respond
-        if isinstance(respond, NativeObjective):
-            value = self._native[id(respond)]
-            return native_answer(value, respond, self.batch, self.tensors, several=request.several)
+        if isinstance(objective, NativeObjective):
+            value = self._native[id(objective)]
+            return native_answer(value, objective, self.batch, self.tensors, several=self.request.several)
         known, exported = bert.output_names(self.model, returned), output_names(self.model)
         # The only output of a symbol has its name where it is requested by that, and otherwise the role of a single output.
-        single = known or tuple(name for name in exported if name in request.outputs)
+        single = known or tuple(name for name in exported if name in objective.outputs)
         if single and self.tensors.is_tensor(returned):
             returned = {single[0]: returned}
-        return answer(returned, request, self.tensors, known or exported)
+        return answer(returned, objective, self.tensors, known or exported)
 
     def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the values at points, and prepare the pullbacks to them."""
@@ -181,9 +181,9 @@ class GluonPass(ModelPass):
         with self._functions.reraise():
             return self._backward(cotangents)
 
-    def compute_dtype(self, keys: Sequence[str], answer: Answer, returned: Any) -> str:
+    def compute_dtype(self, keys: Sequence[str], outputs: Sequence[Any], returned: Any) -> str:
         """Return the coarsest dtype of the points and of the outputs that were read, or else that of the first output."""
-        arrays = [*(self._taps.kept[key].forwarded for key in keys), *answer.outputs]
+        arrays = [*(self._taps.kept[key].forwarded for key in keys), *outputs]
         output = first(returned, is_floating)
         dtype = self.tensors.dtype
         return compute_dtype(map(dtype, arrays), [] if output is None else [dtype(output)])

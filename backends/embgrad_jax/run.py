@@ -23,6 +23,7 @@ from embgrad.backend import (
     PointChanges,
     Pullback,
     Request,
+    Respond,
     Run,
     TableRest,
     TokenBatch,
@@ -123,11 +124,11 @@ class JaxPass(ModelPass):
         """Return the keys of the points that the request names, which the survey of the graph has found."""
         return self.forward.survey.names
 
-    def objective(self, returned: Any, request: Request) -> Answer:
+    def objective(self, returned: Any, objective: Respond | NativeObjective) -> Answer:
         """Return the answer of one objective."""
-        if isinstance(request.respond, NativeObjective):
-            return answered_natively(self.forward, self.batch, request, request.respond)
-        return super().objective(returned, request)
+        if isinstance(objective, NativeObjective):
+            return answered_natively(self.forward, self.batch, self.request, objective)
+        return super().objective(returned, objective)
 
     def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the values at points."""
@@ -137,10 +138,10 @@ class JaxPass(ModelPass):
         """Pull one set of cotangents back to the points, and to the arrays that the request needs."""
         return pulled_back(self.forward, cotangents, self.changes, self._names)
 
-    def compute_dtype(self, keys: Sequence[str], answer: Answer, returned: Any) -> str:
+    def compute_dtype(self, keys: Sequence[str], outputs: Sequence[Any], returned: Any) -> str:
         """Return the coarsest dtype of the points, the outputs that were read and products in half precision."""
         read = [str(self.forward.values[key].dtype) for key in keys]
-        read += [str(output.dtype) for output in answer.outputs]
+        read += [str(output.dtype) for output in outputs]
         floating = (str(leaf.array.dtype) for leaf in self.structure.leaves if leaf.floating)
         return compute_dtype(read, floating, self.forward.graph.products())
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend import NativeObjective, PointValues, Request, Run
+from embgrad.backend import NativeObjective, PointValues, Request, Response, Run
 from embgrad.backend.cotangents import native_answer, whole_cotangents
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import process_lock
@@ -83,9 +83,9 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, pla
         question = (
             repr(tf.nest.map_structure(_described, planned.arguments)),
             planned.outputs,
-            *(request.points, request.outputs, request.training, request.several),
+            *(request.points, _outputs_of(request), request.training, request.several),
             *(tuple(sorted(getattr(request, option))) for option in ("override", "add", "edit")),
-            request.respond.scalar if isinstance(request.respond, NativeObjective) else None,
+            *(objective.scalar for objective in request.objectives if isinstance(objective, NativeObjective)),
         )
     except UntraceableError as error:
         return replace(plain(request), uncompiled=str(error))
@@ -94,6 +94,16 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, pla
     lengths = tuple(tuple(map(int, tensor.shape)) for tensor in _placeholders(planned))
     maker = _Maker(model, batch, request, planned, plain)
     return _kept.run(as_parts(model), question, fingerprint, lengths, request, maker)
+
+
+def _outputs_of(request: Request) -> tuple[str | None, ...]:
+    """Return the names of the outputs that the objective reads; none where it is native."""
+    return tuple(
+        name
+        for objective in request.objectives
+        if not isinstance(objective, NativeObjective)
+        for name in objective.outputs
+    )
 
 
 def _expect_traceable(model: Any) -> None:
@@ -364,7 +374,7 @@ class _Tracing:
         seeds = self._seeds if self._request.training else set()
         written = {id(entry): entry for entry in facts["written"] if id(entry) not in seeds}
         dtypes = {entry.dtype for operation in function.graph.get_operations() for entry in operation.outputs}
-        native = isinstance(self._request.respond, NativeObjective)
+        native = self._request.has_native
         return Trace(
             function,
             self._exchange,
@@ -405,7 +415,7 @@ class _Tracing:
 
     def _answered(self, script: Script, returned: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return the tensors that are pulled back and their cotangents, with an axis of sets first."""
-        if isinstance(self._request.respond, NativeObjective):
+        if self._request.has_native:
             unknown = pytree.first(returned, _is_unknown)
             if unknown is not None:  # the objective would read a tensor of the graph
                 raise UntraceableError(
@@ -415,7 +425,7 @@ class _Tracing:
             targets, handed = [tensors[index] for index in self._used], [*tensors]
         else:
             named = name_outputs(returned, _is_tensor, self._planned.outputs)
-            targets = handed = [named[choose_output(named, wanted)] for wanted in self._request.outputs]
+            targets = handed = [named[choose_output(named, wanted)] for wanted in _outputs_of(self._request)]
         dtypes = [target.dtype for target in targets]
         *cotangents, _ = self._exchange.ask("respond", [*script.tensors, *handed], [*dtypes, tf.int32])
         for cotangent, target in zip(cotangents, targets, strict=True):
@@ -494,7 +504,8 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
         points[name] = PointValues(activations[key], tuple(gradients), lookup, before)
     rows = [lookup.padding for lookup in answering.watch.lookups if lookup.layout is not None]
     unused, masked_id = unused_inputs(planned.unused, batch, rows, points.values())
-    return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id)
+    responses = () if answering.response is None else (answering.response,)
+    return Run(points, trace.compute_dtype, unused, responses, masked_id=masked_id)
 
 
 def _of_set(gradient: np.ndarray | None, number: int, several: bool) -> np.ndarray | None:
@@ -509,7 +520,7 @@ class _Responder:
     Attributes:
         watch: records the lookups.
         sets: how many sets of cotangents there are.
-        objective: the values of a native objective.
+        response: what the objective returned.
         before: by key the gradients that were edited, as they came, one for each set.
     """
 
@@ -517,7 +528,7 @@ class _Responder:
         lookups = [name for name in request.reached if name == WORD or split_name(name).side is None]
         self.watch = PassRecorder(batch, lookups)
         self.sets = 1
-        self.objective: np.ndarray | None = None
+        self.response: Response | None = None
         self.before: defaultdict[str, list[np.ndarray]] = defaultdict(list)
         self._trace = trace
         self._batch = batch
@@ -539,16 +550,18 @@ class _Responder:
         chosen = self.watch.resolve()
         if any(self._trace.chosen[name] != key for name, key in chosen.items()):
             raise UnfitError("the ids were looked up elsewhere when the trace was made")
-        native = isinstance(self._request.respond, NativeObjective)
+        native = self._request.has_native
         return [*(self._native if native else self._respond)(values[count:]), np.int32(0)]
 
     def _respond(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         # where only values are requested, the graph pulls back zeros, which are discarded
-        cotangents, self.sets = whole_cotangents(self._request, values)
+        (objective,) = self._request.objectives
+        assert not isinstance(objective, NativeObjective)
+        cotangents, self.sets, self.response = whole_cotangents(objective, values, several=self._request.several)
         return cotangents
 
     def _native(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        objective, request = self._request.respond, self._request
+        (objective,), request = self._request.objectives, self._request
         assert isinstance(objective, NativeObjective)
         tensors = [tf.constant(entry) for entry in values]
         floating = [index for index, entry in enumerate(tensors) if entry.dtype.is_floating]
@@ -561,7 +574,7 @@ class _Responder:
             tape.gradient(value, [tensors[index] for index in floating], tf.cast(tf.constant(entry), value.dtype))
             for ((value, entry),) in answer.sets
         ]
-        self.objective, self.sets = answer.objective, len(pulled)
+        self.response, self.sets = answer.response, len(pulled)
         gradients = {
             index: entries
             for index, *entries in zip(floating, *pulled, strict=True)

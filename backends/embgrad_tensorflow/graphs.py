@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
-from embgrad.backend import Request
+from embgrad.backend import Respond, Response
 from embgrad.backend.cotangents import whole_cotangents
 from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leaving, users_of
 from embgrad.backend.locks import process_lock
@@ -424,47 +424,51 @@ class GraphGradients:
     Attributes:
         pairs: the tensors, each with its gradient.
         sets: the number of sets of cotangents that the objective returned: one or none.
+        response: what the objective returned.
     """
 
     pairs: tuple[tuple[Any, Any], ...]
     sets: int
+    response: Response
 
 
 class GraphObjective:
-    """The objective of a request, which one graph asks between its forward pass and the pullback.
+    """An objective that one graph asks between its forward pass and the pullback.
 
     Args:
-        request: has the objective, one of embgrad's own, which any thread may run.
+        objective: the objective, one of embgrad's own, which any thread may run.
         names: the names of the model's outputs, where the backend knows them.
         unrecorded: is entered while the graph runs, which computes the gradients itself.
 
     Attributes:
         sets: the number of sets of cotangents that it returned.
+        response: what it returned.
         packed: takes the function's results, and returns them in the structure in which it returns them.
         failure: what it raised.
         key: identifies the graphs that ask it.
     """
 
     def __init__(
-        self, request: Request, names: Sequence[str], unrecorded: Callable[[], AbstractContextManager[Any]]
+        self, objective: Respond, names: Sequence[str], unrecorded: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         self.unrecorded = unrecorded
         self.sets = 0
         self.packed: Callable[[Sequence[Any]], Any] = tuple
         self.failure: Exception | None = None
-        self.key = (tuple(request.outputs), tuple(names))
-        self._request = request
+        self.response: Response | None = None
+        self.key = (tuple(objective.outputs), tuple(names))
+        self._objective = objective
         self._names = names
 
     def targets(self, returned: Any) -> list[Any]:
         """Return the outputs that the objective reads."""
         named = name_outputs(returned, lambda value: isinstance(value, tf.Tensor), self._names)
-        return [named[choose_output(named, wanted)] for wanted in self._request.outputs]
+        return [named[choose_output(named, wanted)] for wanted in self._objective.outputs]
 
     def respond(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Return the cotangents of the outputs."""
         try:
-            cotangents, self.sets = whole_cotangents(self._request, arrays)
+            cotangents, self.sets, self.response = whole_cotangents(self._objective, arrays, several=False)
         except Exception as error:
             self.failure = error
             raise
@@ -515,7 +519,8 @@ class PullbackGraph:
         finally:
             del self._open[number]
         reached = [tensors[index] for index, is_reached in zip(self._sources, self._reached, strict=True) if is_reached]
-        return GraphGradients(tuple(zip(reached, pulled, strict=True)), answering.sets)
+        assert answering.response is not None, "the graph has asked the objective"
+        return GraphGradients(tuple(zip(reached, pulled, strict=True)), answering.sets, answering.response)
 
 
 def _last_uses(flat: FlatGraph) -> dict[str, int]:

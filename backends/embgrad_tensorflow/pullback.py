@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from embgrad.backend import ParameterValues, Request, TableRest
-from embgrad.backend.cotangents import Answer, Cotangents
+from embgrad.backend import Cotangents, ParameterValues, Request, TableRest
 from embgrad.common.arrays import taken
 from embgrad.common.pytree import first
 from embgrad.common.tolerance import coarsest
@@ -63,14 +62,14 @@ def parameter_values(variable: Any, gradient: np.ndarray | None) -> ParameterVal
 
 
 def compute_dtype(
-    watcher: Watcher, marks: Sequence[Any], answer: Answer, returned: Any, variables: Mapping[str, Any]
+    watcher: Watcher, marks: Sequence[Any], outputs: Sequence[Any], returned: Any, variables: Mapping[str, Any]
 ) -> str:
     """Return the dtype of the first point or output, or the coarsest where it is cast on its way (mixed precision).
 
     A pass that reads nothing and returns no floats, as one that generates ids, has float32.
     """
     floating = first(returned, is_floating)
-    tensors = [*marks, *answer.outputs, *([] if floating is None else [floating])]
+    tensors = [*marks, *outputs, *([] if floating is None else [floating])]
     read = [*tensors, *map(native_variable, variables.values())]
     dtypes = [*(tensor.dtype for tensor in read[:1]), *watcher.computing]
     return coarsest([dtype.name for dtype in dtypes] or ["float32"])

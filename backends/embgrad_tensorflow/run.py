@@ -16,15 +16,17 @@ from embgrad.backend import (
     Call,
     Cotangents,
     ModelPass,
+    NativeObjective,
     ParameterValues,
     Pullback,
     Request,
+    Respond,
     Run,
     TableRest,
 )
 from embgrad.backend.cotangents import answered
 from embgrad.backend.locks import model_lock
-from embgrad.backend.objective_callback import Respond
+from embgrad.backend.objective_callback import BatchObjective
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import taken
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError, level_of_user
@@ -138,7 +140,7 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         planned = _planned(model, batch, request.training, request.call)
         if request.parameters or request.tables or not request.compiled or planned.graph is not None:
             return TensorFlowPass(model, batch, request, planned).run()
-        if request.further or request.reduce is not None:
+        if len(request.objectives) > 1 or request.reduce is not None:
             reason = "a trace pulls back one objective and returns whole gradients, and other is requested"
             return replace(TensorFlowPass(model, batch, request, planned).run(), uncompiled=reason)
         return run_kept(
@@ -171,8 +173,9 @@ class TensorFlowPass(ModelPass):
             self.request = request
             self._tape = tf.GradientTape(persistent=request.repeats, watch_accessed_variables=request.parameters)
             self._watched = _WatchedCall(self.model, request, self.recorder, self._tape)
-            if self._planned.graph == "alone" and _can_ask_in_graph(request):
-                self._watched.answering = GraphObjective(request, self._planned.outputs, self._tape.stop_recording)
+            asked = _asked_in_graph(request) if self._planned.graph == "alone" else None
+            if asked is not None:
+                self._watched.answering = GraphObjective(asked, self._planned.outputs, self._tape.stop_recording)
             yield
 
     def call(self) -> Any:
@@ -186,12 +189,13 @@ class TensorFlowPass(ModelPass):
         """Return the keys of the points that the request names; warn of graphs whose lookups cannot be seen."""
         return _resolve(self._watched.watcher)
 
-    def objective(self, returned: Any, request: Request) -> Answer:
+    def objective(self, returned: Any, objective: Respond | NativeObjective) -> Answer:
         """Return the answer of one objective; that of a saved graph has been asked inside it."""
         if isinstance(returned, GraphGradients):
-            return Answer([returned.pairs] * returned.sets, outputs=[tensor for tensor, _ in returned.pairs])
-        with self._tape if request.pullback else contextlib.nullcontext():
-            return answered(returned, self.batch, request, self.tensors, self._planned.outputs)
+            return Answer([returned.pairs] * returned.sets, returned.response, [tensor for tensor, _ in returned.pairs])
+        several, names = self.request.several, self._planned.outputs
+        with self._tape if self.request.pullback else contextlib.nullcontext():
+            return answered(returned, self.batch, objective, self.tensors, names, several=several)
 
     def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the values at points."""
@@ -206,10 +210,10 @@ class TensorFlowPass(ModelPass):
         below = dict(zip(self._variables, gradients[len(keys) :], strict=True))
         return Pullback(dict(zip(keys, gradients, strict=False)), taps.before[-1], below)
 
-    def compute_dtype(self, keys: Sequence[str], answer: Answer, returned: Any) -> str:
+    def compute_dtype(self, keys: Sequence[str], outputs: Sequence[Any], returned: Any) -> str:
         """Return the dtype of the first point or output, or the coarsest where it is cast on its way."""
         marks = [self._watched.taps.kept[key] for key in keys]
-        return compute_dtype(self._watched.watcher, marks, answer, returned, self._variables)
+        return compute_dtype(self._watched.watcher, marks, outputs, returned, self._variables)
 
     def parameters(self, gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, ParameterValues] | None:
         """Return the gradients of the trainable variables; None where they are not requested."""
@@ -301,8 +305,11 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
     return chosen
 
 
-def _can_ask_in_graph(request: Request) -> bool:
-    """Return whether a graph may ask the objective: no code of the user's, and a single pullback to points alone."""
-    is_internal = isinstance(request.respond, Respond) and request.respond.is_ours
-    beside = request.repeats or request.parameters or request.tables
-    return bool(is_internal and request.outputs and request.compiled is not False and request.pullback and not beside)
+def _asked_in_graph(request: Request) -> BatchObjective | None:
+    """Return the objective that a graph may ask: no code of the user's, and a single pullback to points alone."""
+    if not request.objectives or request.repeats or request.parameters or request.tables:
+        return None
+    (objective,) = request.objectives
+    if not isinstance(objective, BatchObjective) or request.compiled is False or not request.pullback:
+        return None
+    return objective if objective.is_ours else None

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from embgrad.backend import Call, NativeObjective, ParameterValues, Request, Run, TableRest
+from embgrad.backend import Call, NativeObjective, ParameterValues, Request, Respond, Run, TableRest
 from embgrad.backend.cotangents import Answer, Cotangents
 from embgrad.backend.model_pass import ModelPass, Pullback
-from embgrad.backend.objective_callback import Respond
+from embgrad.backend.objective_callback import BatchObjective
 from embgrad.backend.replay import Retries, wrapped
 from embgrad.backend.signature import as_parts
 from embgrad.forward.descent import Reached
@@ -141,18 +141,18 @@ class TorchPass(ModelPass):
             "pass the torch.nn.Module that it was made from"
         )
 
-    def objective(self, returned: Any, request: Request) -> Answer:
+    def objective(self, returned: Any, objective: Respond | NativeObjective) -> Answer:
         """Return the answer of one objective; a native one may draw random numbers, and finds the weights trainable."""
         self.tensors = TorchTensors(None if self._trainable or self._tables.parameters else self._mode.head)
-        if isinstance(request.respond, Respond) and request.respond.is_ours:
-            return super().objective(returned, request)
-        frozen = self._mode.frozen and isinstance(request.respond, NativeObjective)
+        if isinstance(objective, BatchObjective) and objective.is_ours:
+            return super().objective(returned, objective)
+        frozen = self._mode.frozen and isinstance(objective, NativeObjective)
         stop = Before(DIFFERENTIATING, self._mode.stop_differentiating) if frozen else contextlib.nullcontext()
         with drawn_by_the_user(), self._weights.trainable(), stop:
             try:
-                return super().objective(returned, request)
+                return super().objective(returned, objective)
             except RuntimeError as failure:
-                if request.pullback or torch.is_grad_enabled() or "grad" not in str(failure):
+                if self.request.pullback or torch.is_grad_enabled() or "grad" not in str(failure):
                     raise
                 raise WeightsDifferentiated from None  # the function differentiates what was not recorded
 
@@ -175,10 +175,10 @@ class TorchPass(ModelPass):
         self._expect_undifferentiated()  # the model has caught the exception
         return pulled
 
-    def compute_dtype(self, keys: Sequence[str], answer: Answer, returned: Any) -> str:
+    def compute_dtype(self, keys: Sequence[str], outputs: Sequence[Any], returned: Any) -> str:
         """Return the coarsest dtype of the points, the outputs that were read, autocast and products in half precision."""
         read = [self._taps.marks[key] for key in keys]
-        return compute_dtype(read, answer.outputs, returned, self.structure.parameters(), self._mode.halves)
+        return compute_dtype(read, outputs, returned, self.structure.parameters(), self._mode.halves)
 
     def parameters(self, gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, ParameterValues] | None:
         """Return the gradients of the trainable parameters."""

@@ -118,7 +118,7 @@ def _values_of(passes: Passes, batch: TokenBatch, ids: np.ndarray) -> np.ndarray
     """Return the values at the point of some examples with other ids, float64."""
     changed = batch.replace(ids=ids)
     path, call = passes.state.provenance["path"], passes.bound.call
-    request = Request((path,), lambda outputs: (), training=passes.training, call=call, pullback=False)
+    request = Request((path,), training=passes.training, call=call, pullback=False)
     (point,) = passes.bound.run(changed, request).points.values()
     values = point.activation
     expected = (*batch.shape, *passes.state.shape[2:])

@@ -12,7 +12,6 @@ import numpy as np
 from embgrad.attribution.baselines import NAMES, absent_positions, baseline_values
 from embgrad.attribution.passes import Passes, Rows, size_of_pass
 from embgrad.attribution.text_inputs import has_decoder, inputs_apart
-from embgrad.backend.objective_callback import Respond
 from embgrad.common.options import expect_flag
 from embgrad.engine.company import Company
 from embgrad.engine.evaluate import evaluated
@@ -184,8 +183,9 @@ class Removal:
             return None
         some = slice(0, min(passes.size, len(passes.batch)))
         objective = passes.objective.take(some, len(passes.batch))
-        (respond,) = run_located(passes.forward_task(objective), passes.batch[some])[1]
-        return respond.shape[-1] if isinstance(respond, Respond) else None
+        run, _ = run_located(passes.forward_task(objective), passes.batch[some])
+        shape = run.objectives[0].shape
+        return shape[-1] if shape else None
 
     def _of_shorter(self, examples: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """Return the objectives of examples of which equally many tokens are kept, (row,)."""

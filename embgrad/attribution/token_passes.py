@@ -13,8 +13,7 @@ import numpy as np
 
 from embgrad.attribution.passes import Passes, size_of_pass
 from embgrad.attribution.targets import Targets
-from embgrad.backend.objective_callback import Respond, objective_values
-from embgrad.backend.protocol import BoundModel, NativeObjective, PointValues, Reduce
+from embgrad.backend.protocol import BoundModel, PointValues, Reduce
 from embgrad.common.finite import not_finite
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.company import Company
@@ -195,23 +194,22 @@ class TokenPasses:
         """Return the results of a pass; there are scores if the task has a pullback."""
         batch = self.batch.take(rows % len(self.batch))
         with explained_errors(self.bound, batch):
-            run, responses, located = run_located(task, batch, reduce)
+            run, located = run_located(task, batch, reduce)
         task.warn(batch, run.unused, run.masked_id)
-        last = len(responses) - 1  # its output follows the most ids
-        own = objective_values(responses[last], run, last)
-        task.of_objective(task.objectives[last]).expect_sole_use(batch, located, run, own)
+        last = run.objectives[-1]  # its output follows the most ids
+        task.of_objective(task.objectives[-1]).expect_sole_use(batch, located, run, last.values)
         scores = []
         for name in self.names:
             point = located[name]
             read = run.points[point.key if point.key in run.points else name]
-            _expect_logits(responses[0], read)
+            _expect_logits(run.objectives[0].shape, read)
             if task.pullback:
                 scores.append(self._expect_all(name, reduced_of(read, point.arrangement), weighed))
         return Scored(
-            np.stack([objective_values(respond, run, index) for index, respond in enumerate(responses)]),
+            np.stack([response.values for response in run.objectives]),
             tuple(scores),
             {
-                **provenance(self.bound, task.options, batch, run, responses[0]),
+                **provenance(self.bound, task.options, batch, run, task.objective, run.objectives[0]),
                 "point": self.names[0],
                 "path": located[self.names[0]].key,
             },
@@ -253,18 +251,18 @@ class TokenPasses:
         return Task(self.bound, first, options, pullback=pullback, quiet=quiet, further=tuple(further))
 
 
-def _expect_logits(respond: Respond | NativeObjective, read: PointValues) -> None:
+def _expect_logits(shape: tuple[int, ...] | None, read: PointValues) -> None:
     """Refuse an output that is a hidden state: as wide as the table's rows, and not as long as the table.
 
     Raises:
         ObjectiveError: the output is no logits.
     """
-    if not isinstance(respond, Respond) or read.lookup is None:
+    if not shape or read.lookup is None:
         return
-    width = respond.shape[-1]
+    width = shape[-1]
     if width == read.lookup.dim != read.lookup.rows:
         raise ObjectiveError(
-            f"the model's output has the shape {respond.shape}, as wide as the rows of its table, which has {read.lookup.rows}: "
+            f"the model's output has the shape {shape}, as wide as the rows of its table, which has {read.lookup.rows}: "
             "expected logits, one for each id. Load the model with its language-model head, such as GPT2LMHeadModel for GPT2Model"
         )
 

@@ -9,20 +9,20 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from embgrad.backend.protocol import PointValues, Request, TableRest
+from embgrad.backend.protocol import PointValues, Request, Respond, Response, TableRest
 from embgrad.common.arrays import owned
 from embgrad.common.tolerance import HALVES, coarsest
 from embgrad.errors import ObjectiveError, OutputError, listed
 from embgrad.forward.points import Lookup
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.native import NativeObjective, native_values
 from embgrad.objectives.objectives import at_index
 from embgrad.objectives.outputs import choose_output, name_outputs
 
 __all__ = [
-    *("Answer", "Cotangents", "Tensors", "answer", "answered", "answered_in_turn", "compute_dtype", "native_answer"),
-    *("values_at", "whole_cotangents"),
+    *("Answer", "Answers", "Cotangents", "Tensors", "answer", "answered", "answers_in_turn", "compute_dtype"),
+    *("native_answer", "values_at", "whole_cotangents"),
 ]
 
 #: One set of cotangents: native tensors, each with its cotangent, float64 and of its shape.
@@ -62,117 +62,135 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """The sets of cotangents to pull back, and a native objective's values.
+    """The answer of an objective: what it returned, and the sets of cotangents as pairs with the framework's tensors.
 
     Attributes:
-        sets: the sets of cotangents, to be pulled back in turn and iterated once: those of several objectives are computed in
-            their turn.
-        objective: the values of a native objective, of shape (example,) or (); else None.
-        outputs: the native tensors that the first objective reads.
-        further: for each further objective the values of a native one, else None; complete when `sets` has been iterated.
+        sets: the sets of cotangents, to be iterated once.
+        response: the objective's response, without cotangents.
+        outputs: the native tensors that the objective reads.
     """
 
     sets: Iterable[Cotangents]
-    objective: np.ndarray | None = None
+    response: Response
     outputs: Sequence[Any] = ()
-    further: Sequence[np.ndarray | None] = ()
 
 
-def answered_in_turn(request: Request, answer_of: Callable[[Request], Answer]) -> Answer:
-    """Return the answer to a request with several objectives, each of which is asked when its cotangents are pulled back.
+@dataclass(frozen=True)
+class Answers:
+    """The answers of all objectives of a request.
+
+    Attributes:
+        sets: the sets of cotangents, to be pulled back in turn and iterated once: those of an objective are computed in its turn.
+        responses: the objectives' responses, complete when `sets` has been iterated.
+        outputs: the native tensors that the first objective reads.
+    """
+
+    sets: Iterable[Cotangents] = ()
+    responses: Sequence[Response] = ()
+    outputs: Sequence[Any] = ()
+
+
+def answers_in_turn(request: Request, answer_of: Callable[[Respond | NativeObjective], Answer]) -> Answers:
+    """Return the answers of a request's objectives, each of which is asked when its cotangents are pulled back.
 
     Without a pullback all are asked at once.
 
     Args:
         request: the request.
-        answer_of: returns the answer to the request of one objective, such as `answered` does.
+        answer_of: returns the answer of one objective, such as `answered` does.
     """
-    if not request.further:
-        return answer_of(request)
-    count = len(request.each)
+    count = len(request.objectives)
+    if not count:
+        return Answers()
     with at_index(0, count):
-        first = answer_of(replace(request, further=()))
-    further: list[np.ndarray | None] = []
+        first = answer_of(request.objectives[0])
+    responses = [first.response]
 
     def sets_in_turn() -> Iterator[Cotangents]:
         yield from first.sets
-        for index, part in enumerate(request.further, 1):
+        for index, objective in enumerate(request.objectives[1:], 1):
             with at_index(index, count):
-                answer = answer_of(part)
-            further.append(answer.objective)
+                answer = answer_of(objective)
+            responses.append(answer.response)
             yield from answer.sets
 
     sets = sets_in_turn()
-    return replace(first, sets=sets if request.pullback else list(sets), further=further)
+    if not request.pullback:
+        list(sets)
+        sets = iter(())
+    return Answers(sets, responses, first.outputs)
 
 
 def answered(
-    returned: Any, batch: TokenBatch, request: Request, tensors: Tensors, positional: Sequence[str] = ()
+    returned: Any,
+    batch: TokenBatch,
+    objective: Respond | NativeObjective,
+    tensors: Tensors,
+    positional: Sequence[str] = (),
+    *,
+    several: bool = False,
 ) -> Answer:
-    """Return the cotangents that the request's objectives, in NumPy or native, compute for a model's return value.
+    """Return the cotangents that an objective, in NumPy or native, computes for a model's return value.
 
     Args:
         returned: the model's return value.
         batch: the batch that the model ran on.
-        request: the request with the objectives, which are asked in turn, see `answered_in_turn`.
+        objective: the objective.
         tensors: access to the framework's tensors.
         positional: the names of the entries of a returned sequence, where the backend knows them.
+        several: whether a native objective gets a set of cotangents for each example.
 
     Raises:
         OutputError: an output is missing or has no gradient.
         ObjectiveError: a native objective did not return one number per example, or one for the batch.
     """
-
-    def answer_of(part: Request) -> Answer:
-        if isinstance(part.respond, NativeObjective):
-            value = part.respond.function(returned)
-            return native_answer(value, part.respond, batch, tensors, several=part.several)
-        return answer(returned, part, tensors, positional)
-
-    return answered_in_turn(request, answer_of)
+    if isinstance(objective, NativeObjective):
+        return native_answer(objective.function(returned), objective, batch, tensors, several=several)
+    return answer(returned, objective, tensors, positional)
 
 
-def whole_cotangents(request: Request, values: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
+def whole_cotangents(
+    objective: Respond, values: Sequence[np.ndarray], *, several: bool
+) -> tuple[list[np.ndarray], int, Response]:
     """Return the cotangents of outputs that are available as whole arrays, as those of a graph are.
 
     Args:
-        request: the request, with a `respond` in NumPy.
-        values: the outputs, in the order of `request.outputs`.
+        objective: the objective, in NumPy.
+        values: the outputs, in the order of `objective.outputs`.
+        several: whether there may be several sets of cotangents.
 
     Returns:
-        The cotangents of each output, with a leading axis of sets, and the number of sets that the objective returned. Unless the
-        request takes several sets there is exactly one, of zeros if the objective returned none.
+        The cotangents of each output, with a leading axis of sets, the number of sets that the objective returned, and its
+        response. Unless there may be several sets there is exactly one, of zeros if the objective returned none.
     """
-    assert not isinstance(request.respond, NativeObjective)
-    outputs = dict(zip(request.outputs, values, strict=True))
-    rows = {name: request.reads(name, value.shape) for name, value in outputs.items()}
+    outputs = dict(zip(objective.outputs, values, strict=True))
+    rows = {name: objective.reads(name, value.shape) for name, value in outputs.items()}
     read = {name: owned(value if rows[name] is None else value[rows[name]]) for name, value in outputs.items()}
-    sets = request.respond(read)
+    response = objective(read)
     cotangents = []
     for name, value in outputs.items():
         selected = rows[name]
-        stacked = np.zeros((len(sets) if request.several else 1, *value.shape), value.dtype)
-        for number, cotangent in enumerate(sets):
+        stacked = np.zeros((len(response.sets) if several else 1, *value.shape), value.dtype)
+        for number, cotangent in enumerate(response.sets):
             stacked[number if selected is None else (number, *selected)] = cotangent[name]
         cotangents.append(stacked)
-    return cotangents, len(sets)
+    return cotangents, len(response.sets), replace(response, sets=())
 
 
-def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequence[str] = ()) -> Answer:
-    """Return the cotangents of the outputs that the request's callback reads; only these are converted to NumPy.
+def answer(returned: Any, objective: Respond, tensors: Tensors, positional: Sequence[str] = ()) -> Answer:
+    """Return the cotangents of the outputs that an objective in NumPy reads; only these are converted to NumPy.
 
     Args:
         returned: the model's return value.
-        request: the request, with a `respond` in NumPy.
+        objective: the objective.
         tensors: access to the framework's tensors.
         positional: the names of the entries of a returned sequence, where the backend knows them.
 
     Raises:
         OutputError: there is no such output, or it has no gradient.
     """
-    assert not isinstance(request.respond, NativeObjective)
     named = name_outputs(returned, tensors.is_tensor, positional)
-    natives = {wanted: choose_output(named, wanted) for wanted in request.outputs}
+    natives = {wanted: choose_output(named, wanted) for wanted in objective.outputs}
     for native in natives.values():
         dtype = tensors.dtype(named[native])
         if dtype not in FLOATING:
@@ -181,17 +199,15 @@ def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequen
                 f"the output {native!r} is of dtype {dtype}: expected floating point, as no other dtype has gradients. Choose "
                 f"another output with output=..., one of {listed(floating)}"
             )
-    read = {wanted: _rows(wanted, named[native], request, tensors) for wanted, native in natives.items()}
-    sets = request.respond({wanted: tensors.to_numpy(tensor) for wanted, tensor in read.items()})
-    return Answer(
-        [[(read[wanted], cotangent) for wanted, cotangent in cotangents.items()] for cotangents in sets],
-        outputs=list(read.values()),
-    )
+    read = {wanted: _rows(wanted, named[native], objective, tensors) for wanted, native in natives.items()}
+    response = objective({wanted: tensors.to_numpy(tensor) for wanted, tensor in read.items()})
+    sets = [[(read[wanted], cotangent) for wanted, cotangent in cotangents.items()] for cotangents in response.sets]
+    return Answer(sets, replace(response, sets=()), list(read.values()))
 
 
-def _rows(name: str | None, output: Any, request: Request, tensors: Tensors) -> Any:
+def _rows(name: str | None, output: Any, objective: Respond, tensors: Tensors) -> Any:
     """Return the rows of an output that are converted to NumPy, or the whole output."""
-    rows = request.reads(name, tuple(map(int, output.shape)))
+    rows = objective.reads(name, tuple(map(int, output.shape)))
     return output if rows is None else tensors.rows(output, *rows)
 
 
@@ -201,7 +217,7 @@ def native_answer(
     """Return the cotangent of a native objective's value: ones, or with `several` one set for each example.
 
     Raises:
-        ObjectiveError: the value is not one floating-point number per example, or one for the batch.
+        ObjectiveError: the value is not one floating-point number per example, or one for the batch, or is not finite.
     """
     shapes = tensors.scalars if objective.scalar else ((len(batch),),)
     count = "one number for the batch" if objective.scalar else "one number per example"
@@ -216,7 +232,7 @@ def native_answer(
     numbers = tensors.to_numpy(value)
     cotangents = np.eye(len(batch)) if several else [np.ones(shape)]
     sets = [[(value, cotangent)] for cotangent in cotangents]
-    return Answer(sets, numbers.reshape(()) if objective.scalar else numbers, [value])
+    return Answer(sets, Response(native_values(numbers.reshape(()) if objective.scalar else numbers)), [value])
 
 
 def values_at(

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.cotangents import Answer, Cotangents, Tensors, answered, answered_in_turn, values_at
+from embgrad.backend.cotangents import Answer, Cotangents, Tensors, answered, answers_in_turn, values_at
 from embgrad.backend.own_mask import GradientSizes, unused_inputs
-from embgrad.backend.protocol import ParameterValues, Point, Request, Run, TableRest
+from embgrad.backend.protocol import NativeObjective, ParameterValues, Point, Request, Respond, Run, TableRest
 from embgrad.forward.descent import Reached
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
@@ -95,12 +95,12 @@ class ModelPass(ABC):
         """Return the gradients of one set of cotangents at points."""
 
     @abstractmethod
-    def compute_dtype(self, keys: Sequence[str], answer: Answer, returned: Any) -> str:
+    def compute_dtype(self, keys: Sequence[str], outputs: Sequence[Any], returned: Any) -> str:
         """Return the dtype in which the model computed, see `embgrad.backend.compute_dtype`.
 
         Args:
             keys: the keys of the points that were read.
-            answer: the answer of the objectives, which has the outputs that were read.
+            outputs: the outputs that the first objective read.
             returned: the model's return value.
         """
 
@@ -114,9 +114,9 @@ class ModelPass(ABC):
         """Return the keys of the points that the request names, by these names."""
         return self.recorder.resolve(self.unseen())
 
-    def objective(self, returned: Any, request: Request) -> Answer:
+    def objective(self, returned: Any, objective: Respond | NativeObjective) -> Answer:
         """Return the answer of one objective to the model's return value."""
-        return answered(returned, self.batch, request, self.tensors)
+        return answered(returned, self.batch, objective, self.tensors, several=self.request.several)
 
     def parameters(self, gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, ParameterValues] | None:
         """Return the requested gradients of parameters by name; None where none are requested."""
@@ -146,12 +146,12 @@ class ModelPass(ABC):
             request = self.request
             names = request.keys_to_read(chosen)
             keys = list(dict.fromkeys(names.values()))
-            answer = answered_in_turn(request, partial(self.objective, returned))
+            answers = answers_in_turn(request, partial(self.objective, returned))
             values = self.activations(keys)
-            dtype = self.compute_dtype(keys, answer, returned)
+            dtype = self.compute_dtype(keys, answers.outputs, returned)
             del returned  # outputs that are not read are freed before the pullback
             sizes = GradientSizes(request, self.unused)
-            pulled = self._pulled(answer.sets if request.pullback else (), keys, values, sizes.request.reduced)
+            pulled = self._pulled(answers.sets if request.pullback else (), keys, values, sizes.request.reduced)
             arrays = pulled[0].arrays if pulled else {}
             parameters, rests = self.parameters(arrays), self.rests(keys, arrays)
         gradients, before = [each.points for each in pulled], [each.before for each in pulled]
@@ -163,11 +163,10 @@ class ModelPass(ABC):
             found,
             dtype,
             unused,
-            answer.objective,
+            answers.responses,
             parameters,
             self.uncompiled,
             masked_id=masked_id,
-            further=answer.further,
             lookups=self.recorder.looked_up(),
             reached=(self.reached or self.recorder.points()) if request.record else None,
         )

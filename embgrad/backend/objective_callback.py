@@ -1,36 +1,32 @@
-"""The objective as a backend's callback: it returns cotangents for the outputs, and stores the objective's values."""
+"""An objective of a batch in the form in which a backend takes it: it returns values, and cotangents for the outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from embgrad.backend.protocol import Run
+from embgrad.backend.protocol import Respond, Response
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import positions_of
-from embgrad.objectives.native import NativeObjective, native_values
+from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import Layouts, Objective, OpenPositionsError
 
-__all__ = ["Respond", "objective_values", "respond_with"]
+__all__ = ["BatchObjective", "callback_of"]
 
 
-class Respond:
-    """The objective as a backend's callback, which stores the objective's values.
+class BatchObjective:
+    """An objective of a batch, as a backend calls it, see `embgrad.backend.Respond`.
 
     Args:
         objective: the objective whose gradient is computed.
         batch: the batch that the model runs on.
         sets: the number of sets of cotangents: 0, 1 for the sum over examples, or the number of examples for one set each.
-        sized: compute `size`, for an estimate of the values' rounding error.
-        layouts: what is known of the model's outputs, read when the callback runs.
+        sized: compute `Response.size`, for an estimate of the values' rounding error.
+        layouts: what is known of the model's outputs, read when the objective is called.
 
     Attributes:
         objective: see above.
-        values: the objective's values, after the callback.
-        shape: the shape of the output that the objective read, after the callback.
-        size: Σ|output × cotangent|: to first order the change of Σ|values| when every output changes by its own magnitude.
-            0 if it was not computed.
     """
 
     def __init__(
@@ -42,15 +38,18 @@ class Respond:
         sized: bool = False,
         layouts: Layouts | None = None,
     ) -> None:
-        self.values = np.zeros(len(batch))
-        self.shape: tuple[int, ...] = ()
-        self.size = 0.0
         self.objective = objective
         self._batch = batch
         self._sets = sets
         self._sized = sized
         self._layouts = layouts
+        self._shape: tuple[int, ...] = ()
         self._rows: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def outputs(self) -> tuple[str | None, ...]:
+        """The name of the output that the objective reads."""
+        return (self.objective.output,)
 
     @property
     def is_ours(self) -> bool:
@@ -58,8 +57,8 @@ class Respond:
         return type(self.objective).__module__.partition(".")[0] == "embgrad"
 
     def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the rows that the objective reads if they are at most half of all, else None; see `embgrad.backend.Reads`."""
-        self.shape = shape
+        """Return the rows that the objective reads if they are at most half of all, else None."""
+        self._shape = shape
         if type(self.objective).evaluate is not Objective.evaluate:  # a subclass's `evaluate` expects the whole output
             return None
         before = self._before(shape)
@@ -70,24 +69,27 @@ class Respond:
         self._rows = rows
         return rows if before is None else (rows[0], rows[1] + before)
 
-    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
-        """Return the sets of cotangents for the outputs, see `embgrad.backend.Respond`."""
+    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Response:
+        """Return the objective's values and its sets of cotangents for the outputs."""
         name = self.objective.output
         rows, self._rows = self._rows, None
         if rows is None:
-            self.shape = outputs[name].shape
-            before = self._before(self.shape)
-            values, cotangent = self._of_whole(outputs[name], before)
+            self._shape = outputs[name].shape
+            before = self._before(self._shape)
+            found, cotangent = self._of_whole(outputs[name], before)
         else:
-            values, cotangent = self._with_axes().evaluate_rows(outputs[name], rows, self._batch)
-        self.values[...] = values  # in place: a new array for each of many objectives would fragment the memory
+            found, cotangent = self._with_axes().evaluate_rows(outputs[name], rows, self._batch)
+        values = np.zeros(len(self._batch))
+        values[...] = found
+        size = 0.0
         if self._sized:
             counted = cotangent != 0  # where the cotangent is 0 the output may be infinite, as at masked classes
-            self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
-        if self._sets < 2:
-            return [{name: cotangent}] * self._sets
-        owners = np.arange(len(cotangent)) if rows is None else rows[0]
-        return [{name: _only(cotangent, owners == example)} for example in range(len(self._batch))]
+            size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
+        sets = [{name: cotangent}] * self._sets
+        if self._sets > 1:
+            owners = np.arange(len(cotangent)) if rows is None else rows[0]
+            sets = [{name: _only(cotangent, owners == example)} for example in range(len(self._batch))]
+        return Response(values, sets, self._shape, size)
 
     def _of_whole(self, output: np.ndarray, before: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the objective's values and the cotangent of a whole output, of which its positions of the batch count."""
@@ -121,15 +123,15 @@ class Respond:
 
     def _with_axes(self) -> Objective:
         """Return the objective with the output's axes that are positions, as far as they are known and fit its shape."""
-        layout = None if self._layouts is None else self._layouts.axes.get((self.objective.output, len(self.shape)))
+        layout = None if self._layouts is None else self._layouts.axes.get((self.objective.output, len(self._shape)))
         if layout is None or self.objective.axes is not None:
             return self.objective
-        if any(size not in (None, actual) for size, actual in zip(layout[1:], self.shape[1:], strict=True)):
+        if any(size not in (None, actual) for size, actual in zip(layout[1:], self._shape[1:], strict=True)):
             return self.objective  # it was an output with other classes
         return self.objective.with_axes([axis for axis, size in enumerate(layout) if size is None])
 
 
-def respond_with(
+def callback_of(
     objective: Objective | NativeObjective,
     batch: TokenBatch,
     sets: int = 1,
@@ -137,17 +139,10 @@ def respond_with(
     sized: bool = False,
     layouts: Layouts | None = None,
 ) -> Respond | NativeObjective:
-    """Return the objective in the form that `Request.respond` takes."""
+    """Return the objective in the form that `Request.objectives` takes."""
     if not isinstance(objective, Objective):
         return objective
-    return Respond(objective, batch, sets, sized=sized, layouts=layouts)
-
-
-def objective_values(respond: Respond | NativeObjective, run: Run, index: int = 0) -> np.ndarray:
-    """Return the values of the objective with this index after a run."""
-    if isinstance(respond, Respond):
-        return respond.values
-    return native_values(run.further[index - 1] if index else run.objective)
+    return BatchObjective(objective, batch, sets, sized=sized, layouts=layouts)
 
 
 def _only(cotangent: np.ndarray, rows: np.ndarray) -> np.ndarray:

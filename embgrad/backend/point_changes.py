@@ -105,4 +105,4 @@ class _AtEachPoint(dict[str, Change]):
 
 def additions(perturber: Perturber, watch: PassRecorder) -> Request:
     """Return the changes of a pass of the user's, for `PointChanges`: what the perturber adds at each point of the watch."""
-    return Request((), lambda outputs: [], add=_AtEachPoint(functools.partial(perturber.addition, watch)))
+    return Request(add=_AtEachPoint(functools.partial(perturber.addition, watch)))

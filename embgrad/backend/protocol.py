@@ -22,6 +22,7 @@ __all__ = [
     "Backend",
     "BoundModel",
     "Call",
+    "Callback",
     "CannotRecordError",
     "Change",
     "Listener",
@@ -31,10 +32,10 @@ __all__ = [
     "Perturber",
     "Point",
     "PointValues",
-    "Reads",
     "Reduce",
     "Request",
     "Respond",
+    "Response",
     "Run",
     "TableRest",
     "Weight",
@@ -46,15 +47,6 @@ T = TypeVar("T")
 #: tensors in place of arrays: a dict, a tuple, or for bare ids a single tensor.
 Call = Callable[[Any, Any], Any]
 
-#: Takes the outputs by the names under which they were requested, and returns sets of cotangents by the same names: one set,
-#: several, or none if only the objective's values are needed. A cotangent has its output's shape and is float64; the
-#: backend casts it to the output's dtype.
-Respond = Callable[[Mapping[str | None, np.ndarray]], Sequence[Mapping[str | None, np.ndarray]]]
-
-#: Takes the name under which an output was requested and its shape. Returns (examples, positions), two integer arrays of equal
-#: length, if `respond` takes only `output[examples, positions]`, with a cotangent of that shape; None for the whole output.
-Reads = Callable[[str | None, tuple[int, ...]], tuple[np.ndarray, np.ndarray] | None]
-
 #: Takes a point's key, the gradient there and the value there, both with the axes as the framework has them; returns an array.
 Reduce = Callable[[str, np.ndarray, np.ndarray], np.ndarray]
 
@@ -65,7 +57,7 @@ Change = Callable[[np.ndarray], np.ndarray]
 ABILITIES: Final[Mapping[str, str]] = {
     "word": "reads values and gradients at lookups; every backend does",
     "training": "runs the model in training mode, `Request.training`",
-    "split": "pulls back several sets of cotangents through one forward pass, `Request.several` and `Request.further`",
+    "split": "pulls back several sets of cotangents through one forward pass, `Request.several` and several objectives",
     "native": "takes a user's function of native outputs as an objective, `NativeObjective`",
     "float64": "computes in float64 if the model's weights are float64",
     "load_bert": "has `bert` and `bert_targets`, for `embgrad.zoo.load_bert`",
@@ -82,14 +74,75 @@ ABILITIES: Final[Mapping[str, str]] = {
 }
 
 
-def reads_the_whole(name: str | None, shape: tuple[int, ...]) -> None:
-    """Return None, which means that all rows of an output are read; see `Reads`."""
-    return
+@dataclass(frozen=True)
+class Response:
+    """What an objective returns for the outputs of a model.
+
+    Attributes:
+        values: the objective's values, float64, of shape (example,); () for a native objective of the whole batch.
+        sets: sets of cotangents by the outputs' names: one set, several, or none if only the values are needed. A cotangent has
+            its output's shape and is float64; the backend casts it to the output's dtype.
+        shape: the shape of the output that the objective read; None if it is not known.
+        size: Σ|output × cotangent|: to first order the change of Σ|values| when every output changes by its own magnitude.
+            0 if it was not computed.
+    """
+
+    values: np.ndarray
+    sets: Sequence[Mapping[str | None, np.ndarray]] = ()
+    shape: tuple[int, ...] | None = None
+    size: float = 0.0
 
 
-def no_objective(outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
-    """Return no set of cotangents, for a pass that is only recorded."""
-    return []
+class Respond(Protocol):
+    """An objective in NumPy, which a backend calls between the forward pass and the pullback.
+
+    Attributes:
+        outputs: the names of the outputs that it reads, roles or native names; None is the default output. Only these are
+            converted to NumPy.
+    """
+
+    @property
+    def outputs(self) -> tuple[str | None, ...]:
+        """The names of the outputs that it reads."""
+        ...
+
+    def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the rows of an output that it reads; None for the whole output.
+
+        Args:
+            name: the name under which the output is requested.
+            shape: the output's shape.
+
+        Returns:
+            (examples, positions), two integer arrays of equal length, if it takes only `output[examples, positions]`, with a
+            cotangent of that shape.
+        """
+        ...
+
+    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Response:
+        """Return the objective's response to the outputs, or to the rows of them that it reads."""
+        ...
+
+
+@dataclass(frozen=True)
+class Callback:
+    """An objective that is a function of whole outputs, such as one that only reads them.
+
+    Attributes:
+        function: takes the outputs by name, and returns sets of cotangents.
+        outputs: the names of the outputs.
+    """
+
+    function: Callable[[Mapping[str | None, np.ndarray]], Sequence[Mapping[str | None, np.ndarray]]]
+    outputs: tuple[str | None, ...] = (None,)
+
+    def reads(self, name: str | None, shape: tuple[int, ...]) -> None:
+        """Return None: the function takes whole outputs."""
+        return
+
+    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Response:
+        """Return the function's cotangents, without values."""
+        return Response(np.zeros(0), self.function(outputs))
 
 
 @dataclass(frozen=True)
@@ -101,13 +154,12 @@ class Request:
 
     Attributes:
         points: the points to read.
-        respond: the objective: a callback between forward and backward that takes outputs as NumPy, or a native objective, a
-            user's function of native outputs.
-        outputs: the names of the outputs that `respond` reads, roles or native names; None is the default output.
-            Only these are converted to NumPy. Empty with a native objective.
+        objectives: the objectives of this forward pass, in order: each in NumPy, or a native objective, a user's function of
+            native outputs. Their sets of cotangents are pulled back in turn, and each is called when its turn comes, so that the
+            memory does not grow with their number.
         training: run the model in training mode; otherwise in evaluation mode.
-        several: pull back several sets of cotangents for an objective: those that `respond` returns, or with a native objective
-            one for each example.
+        several: pull back several sets of cotangents for an objective: those that it returns, or with a native objective one for
+            each example.
         call: calls the model in place of the backend's default, see `Call`.
         override: functions by key that return the value to replace a point's value with. No gradient flows further back; the
             point's gradient is taken at the new value.
@@ -116,7 +168,7 @@ class Request:
         parameters: return the gradient of every trainable parameter; `points` is then empty.
         tables: return for each lookup in `points` the gradient that reaches its table by other ways, see `TableRest`.
         compiled: with True the model's code does not change from call to call, so that a trace may be kept and run in place of
-            the model. The trace contains nothing of `respond`, `reads` or the changes. If no trace can be made the model runs
+            the model. The trace contains nothing of the objectives or the changes. If no trace can be made the model runs
             without one, and `Run.uncompiled` states the reason. With None only a model that is already a graph runs as a graph.
             With False nothing runs as a graph, so that a check computes the numbers in a different way.
         times: if the points were found by another pass, the number of times that pass reached each of them, by the paths of the
@@ -124,22 +176,17 @@ class Request:
             different ones, and `PassRecorder.resolve` raises. None to count nothing.
         order: with `times`, the paths of the modules in the order in which that pass called them. If this pass called them in
             another order, `PassRecorder.resolve` raises. None to compare no order.
-        reads: selects the rows of an output that `respond` gets in place of the whole, see `Reads`.
         record: record every point of the pass, so that `Run.reached` can be returned. The points to read are then those that may
             turn out to be wanted: the pass need not reach them, and `Run.points` has those that it reached by their keys, see
             `PassRecorder.resolve`. A backend that cannot do both in one pass raises `CannotRecordError`.
-        pullback: with False no gradient is requested, and the forward pass need not be recorded: `respond` returns no set of
+        pullback: with False no gradient is requested, and the forward pass need not be recorded: the objectives return no set of
             cotangents, and that of a native objective is not pulled back.
-        further: the requests of further objectives of the same forward pass, in order; only their `respond`, `outputs`, `reads`,
-            `several` and `pullback` count. Their sets of cotangents follow those of this request. `respond` is called when its
-            turn comes, so that the memory does not grow with the number of objectives.
         reduce: applied to the gradient at each point after each pullback, see `reduced`, so that only what it returns is kept;
             None keeps gradients as they are. It is called again where a pass is repeated.
     """
 
     points: tuple[str, ...] = ()
-    respond: Respond | NativeObjective = no_objective
-    outputs: tuple[str | None, ...] = ()
+    objectives: tuple[Respond | NativeObjective, ...] = ()
     training: bool = False
     several: bool = False
     call: Call | None = None
@@ -151,26 +198,19 @@ class Request:
     compiled: bool | None = None
     times: Mapping[str, int] | None = None
     order: Sequence[str] | None = None
-    reads: Reads = reads_the_whole
     record: bool = False
     pullback: bool = True
-    further: tuple[Request, ...] = ()
     reduce: Reduce | None = None
-
-    @property
-    def each(self) -> tuple[Request, ...]:
-        """The requests of all objectives: this one and the further ones."""
-        return (self, *self.further)
 
     @property
     def repeats(self) -> bool:
         """Return whether there may be several pullbacks, so that the graph must outlive the first."""
-        return self.several or bool(self.further)
+        return self.several or len(self.objectives) > 1
 
     @property
     def has_native(self) -> bool:
         """Return whether any of the objectives is a user's function of native outputs."""
-        return any(isinstance(part.respond, NativeObjective) for part in self.each)
+        return any(isinstance(objective, NativeObjective) for objective in self.objectives)
 
     def reduced(
         self, gradients: Mapping[str, np.ndarray | None], values: Mapping[str, np.ndarray]
@@ -300,12 +340,11 @@ class Run:
         compute_dtype: the dtype in which the model computed, such as "float32" or "bfloat16": see
             `embgrad.backend.cotangents.compute_dtype`.
         unused: the names of the parts of the batch that the model could not take: "mask", "types" or names of extras.
-        objective: the values of a native objective, of shape (example,) or (); else None.
+        objectives: the responses of the objectives, without cotangents.
         parameters: with `Request.parameters` the gradients by name, in the model's order; else None.
         uncompiled: the reason why no kept trace was run although `Request.compiled` was True; else None.
         masked_id: the id that a model without a mask argument masks by itself, as under Keras's `mask_zero`; "mask" is then in
             `unused` only if the two masks differ. None if the model makes no mask.
-        further: for each of the further objectives the values of a native one, else None.
         lookups: all lookups that the pass made, in order; None where the backend does not return them.
         reached: with `Request.record` all points that the pass reached, as `Backend.points` returns them; else None.
     """
@@ -313,11 +352,10 @@ class Run:
     points: Mapping[str, PointValues]
     compute_dtype: str
     unused: tuple[str, ...] = ()
-    objective: np.ndarray | None = None
+    objectives: Sequence[Response] = ()
     parameters: Mapping[str, ParameterValues] | None = None
     uncompiled: str | None = None
     masked_id: int | None = None
-    further: Sequence[np.ndarray | None] = ()
     lookups: Sequence[Lookup] | None = None
     reached: Sequence[Point] | None = None
 

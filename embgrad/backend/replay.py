@@ -53,15 +53,13 @@ def wrapped(request: Request, around: Callable[[Callable[[Any], Any]], Callable[
         around: takes a function of the user, and returns the function that wraps it.
     """
 
-    def around_objective(part: Request) -> Request:
-        if not isinstance(part.respond, NativeObjective):
-            return part
-        return replace(part, respond=replace(part.respond, function=around(part.respond.function)))
-
     if not (request.override or request.add or request.edit or request.has_native):
         return request
-    further = tuple(map(around_objective, request.further))
-    return with_functions(around_objective(request), lambda option, key, change: around(change), further=further)
+    objectives = tuple(
+        replace(objective, function=around(objective.function)) if isinstance(objective, NativeObjective) else objective
+        for objective in request.objectives
+    )
+    return with_functions(request, lambda option, key, change: around(change), objectives=objectives)
 
 
 class CallbackMemo:

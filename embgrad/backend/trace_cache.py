@@ -208,7 +208,7 @@ class _Call(Generic[Trace]):
         self._request = request
         self._maker = maker
         self._tries = Retries(request)
-        native = request.respond if isinstance(request.respond, NativeObjective) else None
+        native = next((objective for objective in request.objectives if isinstance(objective, NativeObjective)), None)
         code: Any = None if native is None else getattr(native.function, "__code__", None) or type(native.function)
         self._objective: Hashable = code
 

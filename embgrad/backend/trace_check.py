@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from embgrad.backend.protocol import Change, Request, Run
+from embgrad.backend.protocol import Change, Request, Respond, Response, Run
 from embgrad.backend.replay import differ, with_functions
 from embgrad.objectives.native import NativeObjective
 
@@ -40,22 +40,32 @@ class Trial:
         self._request = request
         self._watched = watched
         self._changes: defaultdict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
-        self._sets: Sequence[Mapping[str | None, np.ndarray]] = []
+        self._response: Response | None = None
         self._outputs: list[Mapping[str | None, np.ndarray]] = []
 
     def first(self) -> Request:
         """Return the request for the model itself."""
-        respond: Any = self._request.respond
-        native = isinstance(respond, NativeObjective)
-        respond = replace(respond, function=self._watched(respond.function, self._use)) if native else self._respond
-        return with_functions(self._request, self._recording, compiled=False, respond=respond)
+        objective = self._objective
+        ours: Respond | NativeObjective
+        if isinstance(objective, NativeObjective):
+            ours = replace(objective, function=self._watched(objective.function, self._use))
+        else:
+            ours = _Wrapped(objective, self._respond)
+        return with_functions(self._request, self._recording, compiled=False, objectives=self._with(ours))
 
     def second(self) -> Request:
         """Return the request for a trace."""
         del self._outputs[1:]
-        native = isinstance(self._request.respond, NativeObjective)
-        respond = self._request.respond if native else self._answer
-        return with_functions(self._request, self._replaying, compiled=False, respond=respond)
+        objective = self._objective
+        ours = objective if isinstance(objective, NativeObjective) else _Wrapped(objective, self._answer)
+        return with_functions(self._request, self._replaying, compiled=False, objectives=self._with(ours))
+
+    @property
+    def _objective(self) -> Respond | NativeObjective:
+        return self._request.objectives[0]
+
+    def _with(self, objective: Respond | NativeObjective) -> tuple[Respond | NativeObjective, ...]:
+        return (objective, *self._request.objectives[1:])
 
     def difference(self, result: Run, traced: Run, tolerance: float) -> str | None:
         """Return a message about the first result that differs by more than rounding, or None; the prefix is not included.
@@ -71,13 +81,14 @@ class Trial:
         )
         if differing is None:
             return None
-        native = isinstance(self._request.respond, NativeObjective)
+        native = isinstance(self._objective, NativeObjective)
         hint = ", or the objective gives different results each time" if native else ""
         return f"{differing} differ between a trace and the model itself{hint}"
 
     def _pairs(self, result: Run, traced: Run) -> Iterator[_Pair]:
+        sets = () if self._response is None else self._response.sets
         size = max(
-            (float(np.abs(cotangent).max(initial=0)) for cotangents in self._sets for cotangent in cotangents.values()),
+            (float(np.abs(cotangent).max(initial=0)) for cotangents in sets for cotangent in cotangents.values()),
             default=1,
         )
         for name, values in result.points.items():
@@ -90,7 +101,8 @@ class Trial:
         if len(self._outputs) == 2:
             for output_name, output in self._outputs[0].items():
                 yield "the outputs", output, self._outputs[1][output_name], 1e-6
-        yield "the objective's values", result.objective, traced.objective, 1e-6
+        for own, of_trace in zip(result.objectives, traced.objectives, strict=True):
+            yield "the objective's values", own.values, of_trace.values, 1e-6
 
     def _use(self, used: tuple[int, ...]) -> None:
         self.used = used
@@ -114,14 +126,32 @@ class Trial:
 
         return replayed
 
-    def _respond(self, outputs: Mapping[str | None, np.ndarray]) -> Any:
-        assert not isinstance(self._request.respond, NativeObjective)
+    def _respond(self, objective: Respond, outputs: Mapping[str | None, np.ndarray]) -> Response:
         self._outputs.append(outputs)
-        self._sets = self._request.respond(outputs)
-        return self._sets
+        self._response = objective(outputs)
+        return self._response
 
-    def _answer(self, outputs: Mapping[str | None, np.ndarray]) -> Any:
+    def _answer(self, objective: Respond, outputs: Mapping[str | None, np.ndarray]) -> Response:
         self._outputs.append(outputs)
         if any(output.shape != outputs[name].shape for name, output in self._outputs[0].items()):
             raise UntraceableError("a trace gives outputs of other shapes than the model itself")
-        return self._sets
+        assert self._response is not None, "the model itself ran first"
+        return self._response
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    """An objective whose calls go to a function, which takes the objective and the outputs."""
+
+    objective: Respond
+    function: Callable[[Respond, Mapping[str | None, np.ndarray]], Response]
+
+    @property
+    def outputs(self) -> tuple[str | None, ...]:
+        return self.objective.outputs
+
+    def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        return self.objective.reads(name, shape)
+
+    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Response:
+        return self.function(self.objective, outputs)

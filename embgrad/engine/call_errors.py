@@ -132,9 +132,8 @@ def explained_pullback(bound: BoundModel, run: Callable[[Request], Any], request
 
 
 def _runs_without_gradients(run: Callable[[Request], Any], request: Request) -> bool:
-    further = tuple(replace(other, pullback=False) for other in request.further)
     try:
-        run(replace(request, pullback=False, parameters=False, tables=False, reduce=None, further=further))
+        run(replace(request, pullback=False, parameters=False, tables=False, reduce=None))
     except Exception:  # then the error is not of the gradients
         return False
     return True
@@ -168,7 +167,7 @@ def _function_message(
 
     def takes(examples: TokenBatch, function: NativeObjective) -> bool:
         try:
-            bound.run(examples, Request((), function, call=bound.call, pullback=False))
+            bound.run(examples, Request((), (function,), call=bound.call, pullback=False))
         except Exception:  # the user's own
             return False
         return True

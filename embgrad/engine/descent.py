@@ -209,7 +209,7 @@ class _Passes:
         return {key: self._differs(self._unchanged[key], values[key]) for key in keys}
 
     def _values(self, batch: TokenBatch, keys: Sequence[str], add: dict[str, Change]) -> dict[str, np.ndarray]:
-        run = self._run(batch, Request(tuple(keys), lambda outputs: [], add=add, pullback=False))
+        run = self._run(batch, Request(tuple(keys), add=add, pullback=False))
         self._rounding = ROUNDING * unit_roundoff(run.compute_dtype)
         return {key: run.points[key].activation for key in keys}
 

@@ -148,7 +148,7 @@ def word_table_reader(bound: BoundModel, tokens: TokenBatch, function: str) -> T
 
 def _read(bound: BoundModel, batch: TokenBatch, key: str) -> PointValues:
     """Return the values at a point from one forward pass, without a pullback."""
-    return bound.run(batch, Request((key,), lambda outputs: (), call=bound.call, pullback=False)).points[key]
+    return bound.run(batch, Request((key,), call=bound.call, pullback=False)).points[key]
 
 
 def _weight(bound: BoundModel, lookup: Lookup, output: np.ndarray) -> Weight | None:

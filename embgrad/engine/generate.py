@@ -152,7 +152,7 @@ def _returned(bound: BoundModel, prompts: TokenBatch, arguments: Mapping[str, An
         return returned[-1]
 
     try:
-        bound.run(prompts, Request((), lambda outputs: (), call=generate, pullback=False))
+        bound.run(prompts, Request(call=generate, pullback=False))
     except OutputError:  # what the method returned holds no tensor of the framework, and may still hold ids
         if not returned:
             raise

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend.protocol import BoundModel, Request
+from embgrad.backend.protocol import BoundModel, Callback, Request
 from embgrad.backend.signature import as_parts
 from embgrad.common.arrays import to_numpy
 from embgrad.common.tolerance import unit_roundoff
@@ -124,7 +124,7 @@ def _output_of(bound: BoundModel, batch: TokenBatch, output: str | None) -> np.n
         read.append(outputs[output])
         return []
 
-    bound.run(batch, Request((), respond, (output,), call=bound.call, pullback=False))
+    bound.run(batch, Request((), (Callback(respond, (output,)),), call=bound.call, pullback=False))
     return read[0]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.objective_callback import objective_values
 from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.backend.signature import as_parts
@@ -104,9 +103,8 @@ def parameter_gradients(
     task = Task(bound, as_objective(objective), GradientOptions((), training=training))
     bound.expect_ability("parameters")
     canonical = canonical_names(bound.backend, bound.model) if names == "canonical" else None
-    respond = task.respond(tokens)
     with explained_forward(bound, tokens):
-        run = task.run(tokens, replace(task.request(respond), parameters=True))
+        run = task.run(tokens, replace(task.request(tokens), parameters=True))
     parameters = run.parameters or {}
     unreached = [name for name, parameter in parameters.items() if parameter.gradient is None]
     if len(unreached) == len(parameters):
@@ -123,8 +121,8 @@ def parameter_gradients(
     return ParameterGradients(
         gradients,
         tuple(unreached),
-        objective_values(respond, run),
-        {**provenance(bound, task.options, tokens, run, respond), "names": names},
+        run.objectives[0].values,
+        {**provenance(bound, task.options, tokens, run, task.objective, run.objectives[0]), "names": names},
     )
 
 

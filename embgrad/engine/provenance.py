@@ -9,13 +9,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend.objective_callback import Respond
-from embgrad.backend.protocol import BoundModel, Run
+from embgrad.backend.protocol import BoundModel, Response, Run
 from embgrad.backend.signature import as_parts
 from embgrad.engine.options import GradientOptions
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objectives import described
+from embgrad.objectives.objectives import Objective, described
 from embgrad.version import __version__
 
 __all__ = ["origins", "provenance"]
@@ -28,7 +27,12 @@ _matrices: WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = WeakKeyDictiona
 
 
 def provenance(
-    bound: BoundModel, options: GradientOptions, batch: TokenBatch, run: Run, respond: Respond | NativeObjective
+    bound: BoundModel,
+    options: GradientOptions,
+    batch: TokenBatch,
+    run: Run,
+    objective: Objective | NativeObjective,
+    response: Response,
 ) -> dict[str, Any]:
     """Return the provenance of the results of one run, without their points.
 
@@ -37,12 +41,13 @@ def provenance(
         options: the options of the call.
         batch: the batch that was run.
         run: the run.
-        respond: the objective, after the run.
+        objective: the objective.
+        response: its response in the run.
     """
     return {
         **origins(bound),
-        "objective": described(respond.objective if isinstance(respond, Respond) else respond),
-        "output_shape": list(respond.shape) if isinstance(respond, Respond) else None,
+        "objective": described(objective),
+        "output_shape": None if response.shape is None else list(response.shape),
         "compute_dtype": run.compute_dtype,
         "training": options.training,
         "pads": options.pads,

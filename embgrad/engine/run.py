@@ -12,8 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from embgrad.backend.objective_callback import Respond, objective_values
-from embgrad.backend.protocol import CannotRecordError, Change, PointValues, Reduce, Run
+from embgrad.backend.protocol import CannotRecordError, Change, PointValues, Reduce, Response, Run
 from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.assemble import assembled, in_own_order
 from embgrad.engine.call_errors import explained_decoder, explained_pullback
@@ -55,19 +54,18 @@ def run_task(task: Task, batch: TokenBatch) -> list[dict[str, EmbeddingGradients
         EmbgradError: as `gradients` raises.
     """
     with explained_decoder(task.bound, batch):
-        run, responses, located = run_located(task, batch)
+        run, located = run_located(task, batch)
     task.warn(batch, run.unused, run.masked_id)
-    results, count = [], len(responses)
-    for index, respond in enumerate(responses):
+    results, count = [], len(run.objectives)
+    for index, response in enumerate(run.objectives):
         run_of_objective = _of_objective(run, index, count)
         if not task.pullback:
             points = {name: _without_gradient(values) for name, values in run_of_objective.points.items()}
             run_of_objective = replace(run_of_objective, points=points)
-        objective = objective_values(respond, run, index)
         if not index:
-            task.expect_sole_use(batch, located, run, objective)
+            task.expect_sole_use(batch, located, run, response.values)
         with at_index(index, count):
-            results.append(_results_of(task, batch, run_of_objective, respond, objective, located))
+            results.append(_results_of(task, batch, run_of_objective, index, response, located))
     return results
 
 
@@ -92,12 +90,12 @@ def _results_of(
     task: Task,
     batch: TokenBatch,
     run: Run,
-    respond: Respond | NativeObjective,
-    objective: np.ndarray,
+    index: int,
+    response: Response,
     located: Mapping[str, Located],
 ) -> dict[str, EmbeddingGradients]:
-    """Return the results of one objective, by the points' names."""
-    common = provenance(task.bound, task.options, batch, run, respond)
+    """Return the results of the objective with this index, by the points' names."""
+    common = provenance(task.bound, task.options, batch, run, task.objectives[index], response)
     overridden = task.options.changes.get("override", ())
     extras = with_decoder(task.bound, batch).extras
     names_of = Counter([located[name].key for name in task.options.names])
@@ -112,7 +110,7 @@ def _results_of(
             values,
             point.arrangement,
             batch,
-            objective,
+            response.values,
             {**common, "point": name, "path": point.key},
             task.options.pads,
             split=task.options.split,
@@ -130,9 +128,9 @@ def objectives_of(task: Task, batch: TokenBatch) -> list[np.ndarray]:
         EmbgradError: as `evaluate` raises.
     """
     with explained_decoder(task.bound, batch):
-        run, responses, _ = run_located(task, batch)
+        run, _ = run_located(task, batch)
     task.warn(batch, run.unused, run.masked_id)
-    return [objective_values(respond, run, index) for index, respond in enumerate(responses)]
+    return [response.values for response in run.objectives]
 
 
 def _without_gradient(values: PointValues) -> PointValues:
@@ -200,21 +198,19 @@ def objective_with(
         The values, and the largest change of their sum when every number from which it is computed changes by its own size:
         times the rounding error of the model's dtype, this is the error of the sum.
     """
-    respond = task.respond(batch, 0, sized=True)
     # A check computes the numbers in a different way.
-    request = replace(task.request(respond, (), located), compiled=False)
+    request = replace(task.request(batch, (), located, sets=0, sized=True), compiled=False)
     before = request.add.get(key)
     added = change if before is None else lambda value: before(value) + change(value)
     run = task.run(batch, replace(request, add={**request.add, key: added}))
-    values = objective_values(respond, run)
+    (response,) = run.objectives
     # embgrad's objectives are computed in float64 from outputs in the model's dtype, the user's functions in that dtype.
-    return values, respond.size if isinstance(respond, Respond) else float(np.abs(values).sum())
+    is_native = isinstance(task.objective, NativeObjective)
+    return response.values, float(np.abs(response.values).sum()) if is_native else response.size
 
 
-def run_located(
-    task: Task, batch: TokenBatch, reduce: Reduce | None = None
-) -> tuple[Run, list[Respond | NativeObjective], Mapping[str, Located]]:
-    """Return the run of a batch, the objectives after it, and the points that the task names.
+def run_located(task: Task, batch: TokenBatch, reduce: Reduce | None = None) -> tuple[Run, Mapping[str, Located]]:
+    """Return the run of a batch, and the points that the task names.
 
     Args:
         task: the task.
@@ -227,23 +223,23 @@ def run_located(
     """
     options, bound = task.options, task.bound
     if _is_plain(task, batch):
-        run, responses = _run_once(task, batch, None, reduce)
+        run = _run_once(task, batch, None, reduce)
         lookup = run.points[WORD].lookup
         assert lookup is not None, "'word' is a lookup"
-        return run, responses, {WORD: word_of(bound, lookup, batch)}
+        return run, {WORD: word_of(bound, lookup, batch)}
     if not options.named:
-        return *_run_once(task, batch, {}, reduce), {}
+        return _run_once(task, batch, {}, reduce), {}
     memos: Memos = defaultdict(CallbackMemo)
     # In training mode the model is run once, whatever the run shows.
     located = None if options.training else _run_at_once(task, batch, reduce, memos)
     if located is not None:
         return located
     points = located_for(task, batch)
-    return *_run_once(task, batch, points, reduce, memos), points
+    return _run_once(task, batch, points, reduce, memos), points
 
 
-#: A run, the objectives after it, and the points that its names mean.
-_LocatedRun = tuple[Run, list[Respond | NativeObjective], Mapping[str, Located]]
+#: A run, and the points that its names mean.
+_LocatedRun = tuple[Run, Mapping[str, Located]]
 
 
 def _run_at_once(task: Task, batch: TokenBatch, reduce: Reduce | None, memos: Memos) -> _LocatedRun | None:
@@ -273,7 +269,7 @@ def _run_known(
         return None
     _expect_each_once(task, expected)
     with contextlib.suppress(ProbeInconclusiveError, AmbiguousPointError, PointNotReachedError, UnsupportedError):
-        run, responses = _run_once(task, batch, expected, reduce, memos, known)
+        run = _run_once(task, batch, expected, reduce, memos, known)
         located = known.located(task.bound, batch, run)
         pairs = {name: (located[name].arrangement, expected[name].arrangement) for name in located}
         used = {*changed, *(name for name in located if reduce and not pairs[name][0].keeps_axes)}
@@ -281,7 +277,7 @@ def _run_known(
             now.is_like(then) if name in used else now.shared == then.shared for name, (now, then) in pairs.items()
         )
         if all(alike):
-            return run, responses, located
+            return run, located
         memos.clear()  # the functions got arrays in another arrangement
     forget_meanings(task.bound)
     return None
@@ -296,8 +292,8 @@ def _run_recorded(task: Task, batch: TokenBatch) -> _LocatedRun | None:
     expected = expected_points(bound, names)
     if not expected:
         return None
-    responses = task.responses(batch, (len(batch) if split else 1) if task.pullback else 0)
-    request = task.request(responses[0], expected, several=split, further=responses[1:])
+    sets = (len(batch) if split else 1) if task.pullback else 0
+    request = task.request(batch, expected, sets=sets, several=split)
     try:
         with explained_pullback(bound, partial(task.run, batch), request):
             run = task.run(batch, replace(request, record=True))
@@ -309,8 +305,8 @@ def _run_recorded(task: Task, batch: TokenBatch) -> _LocatedRun | None:
     located = locate_in_pass(bound, names, batch, run.reached)
     points = [located[name] for name in names]
     if any(point.key not in run.points or point.arrangement.shared for point in points):
-        return *_run_once(task, batch, located, None), located
-    return run, responses, located
+        return _run_once(task, batch, located, None), located
+    return run, located
 
 
 def _is_plain(task: Task, batch: TokenBatch) -> bool:
@@ -329,8 +325,8 @@ def _run_once(
     reduce: Reduce | None,
     memos: Memos | None = None,
     known: Meanings | None = None,
-) -> tuple[Run, list[Respond | NativeObjective]]:
-    """Return a run and the objectives after it; without `located` the only point is "word"."""
+) -> Run:
+    """Return a run; without `located` the only point is "word"."""
     names, split = task.options.names, task.options.split
     shared = located is not None and any(located[name].arrangement.shared for name in names)
     if shared and task.is_scalar:
@@ -339,17 +335,20 @@ def _run_once(
             "objective has one for the whole batch: pass a function of shape (example,)"
         )
     sets = (len(batch) if split or shared else 1) if task.pullback else 0
-    responses = task.responses(batch, sets)
     read = names if known is None else task.options.named  # those with changes too, to compare their arrangement
     points = names if located is None else tuple(dict.fromkeys(located[name].key for name in read))
     several = sets > 1 or split
-    request = task.request(responses[0], points, located, several=several, memos=memos, further=responses[1:])
+    request = task.request(batch, points, located, sets=sets, several=several, memos=memos)
     if known is not None and not task.options.compile:
         request = replace(request, times=known.times, order=known.order or None)
     try:
-        kept = None if reduce is None else _in_one_array(_arranged(reduce, located), len(responses) * max(sets, 1))
+        kept = (
+            None
+            if reduce is None
+            else _in_one_array(_arranged(reduce, located), len(request.objectives) * max(sets, 1))
+        )
         with explained_pullback(task.bound, partial(task.run, batch), request):
-            return task.run(batch, replace(request, reduce=kept)), responses
+            return task.run(batch, replace(request, reduce=kept))
     except (AmbiguousPointError, PointNotReachedError) as error:
         if located is not None:
             raise
@@ -410,16 +409,14 @@ def _without_dim(arrangement: Arrangement) -> Arrangement:
     return replace(arrangement, native=(*arrangement.native[:-1], 1), shape=(*arrangement.shape[:-1], 1))
 
 
-def _run_resolved(
-    task: Task, batch: TokenBatch, reduce: Reduce | None, error: PointError
-) -> tuple[Run, list[Respond | NativeObjective]]:
+def _run_resolved(task: Task, batch: TokenBatch, reduce: Reduce | None, error: PointError) -> Run:
     """Run again after no lookup, or several, had the ids as indices: a probe shows which lookup follows them."""
     try:
         located = located_for(task, batch)
     except PointNotReachedError:
         raise error from None  # the message of the run says more about the reason
-    run, responses = _run_once(task, batch, located, reduce)
-    return replace(run, points={name: run.points[located[name].key] for name in task.options.names}), responses
+    run = _run_once(task, batch, located, reduce)
+    return replace(run, points={name: run.points[located[name].key] for name in task.options.names})
 
 
 def _expect_each_once(task: Task, located: Mapping[str, Located]) -> None:

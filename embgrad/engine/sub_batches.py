@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from embgrad.backend.objective_callback import objective_values
 from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.company import tolerance_of
@@ -110,5 +109,5 @@ def _forward_values(task: Task, batch: TokenBatch) -> tuple[list[np.ndarray], st
     """Return the values of each objective from a forward pass, and the dtype in which the model computed."""
     changes = {option: changes for option, changes in task.options.changes.items() if option != "edit"}
     options = replace(task.options, names=(), changes=changes, split=False, compile=False)
-    run, responses, _ = run_located(replace(task, options=options, pullback=False, quiet=True), batch)
-    return [objective_values(respond, run, index) for index, respond in enumerate(responses)], run.compute_dtype
+    run, _ = run_located(replace(task, options=options, pullback=False, quiet=True), batch)
+    return [response.values for response in run.objectives], run.compute_dtype

@@ -191,8 +191,7 @@ def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequenc
         points: the points that a forward pass reaches.
     """
     keys = [point.key for point in points if point.lookup is not None and point.path == path]
-    respond = task.respond(batch)
-    request = task.request(respond)
+    request = task.request(batch)
     run = task.run(batch, replace(request, points=tuple(keys), tables=True))
     values = [run.points[key] for key in keys]
     rest, lookup = values[0].rest, values[0].lookup
@@ -222,7 +221,7 @@ def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequenc
         lookups=len(keys),
         padding=lookup.padding,
         own=own,
-        provenance=provenance(task.bound, task.options, batch, run, respond),
+        provenance=provenance(task.bound, task.options, batch, run, task.objective, run.objectives[0]),
     )
 
 
@@ -239,7 +238,7 @@ def why_no_sum(
     assert ledger.own is not None
     keys = [point.key for point in points if point.lookup is not None and point.path == ledger.path]
     own = (ledger.own - ledger.head).astype(np.float64)
-    request = replace(task.request(task.respond(batch)), points=tuple(keys))
+    request = task.request(batch, tuple(keys))
     run = task.run(batch, request)
     plain, divided = [], []
     for values in (run.points[key] for key in keys):

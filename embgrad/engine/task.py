@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from embgrad.backend.objective_callback import Respond, objective_values, respond_with
-from embgrad.backend.protocol import BoundModel, Change, Reads, Request, Run, reads_the_whole
+from embgrad.backend.objective_callback import BatchObjective, callback_of
+from embgrad.backend.protocol import BoundModel, Change, Request, Run
 from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.input_warnings import (
@@ -104,16 +104,6 @@ class Task:
         )
         return replace(self, objective=objective, further=tuple(further), examples=examples, count=count)
 
-    def respond(self, batch: TokenBatch, sets: int = 1, *, sized: bool = False) -> Respond | NativeObjective:
-        """Return the objective as a backend's callback, see `Respond`; it knows the positions of an encoder-decoder's decoder."""
-        decoded = with_decoder(self.bound, batch)
-        return respond_with(self.objective, decoded, sets, sized=sized, layouts=self.layouts)
-
-    def responses(self, batch: TokenBatch, sets: int = 1) -> list[Respond | NativeObjective]:
-        """Return all objectives as a backend's callbacks, see `respond`."""
-        decoded = with_decoder(self.bound, batch)
-        return [respond_with(objective, decoded, sets, layouts=self.layouts) for objective in self.objectives]
-
     def run(self, batch: TokenBatch, request: Request) -> Run:
         """Return the run of a request on a batch; it is repeated where a probe has to show the axes of an output."""
         layouts, bound = self.layouts, self.bound
@@ -124,10 +114,15 @@ class Task:
                 break
             except (OpenAxesError, OpenPositionsError) as error:
                 learn_axes(bound, batch, layouts, partial(with_decoder, bound), error)
-        for respond in (part.respond for part in request.each):
-            if isinstance(respond, Respond) and (respond.objective.output, len(respond.shape)) not in layouts.first:
+        for objective, response in zip(request.objectives, run.objectives, strict=True):
+            shape = response.shape
+            if (
+                isinstance(objective, BatchObjective)
+                and shape
+                and (*objective.outputs, len(shape)) not in layouts.first
+            ):
                 decode = partial(with_decoder, bound)
-                expect_examples_first(bound, batch, respond.objective.output, respond.shape, layouts, decode)
+                expect_examples_first(bound, batch, objective.objective.output, shape, layouts, decode)
         return run
 
     def expect_sole_use(self, batch: TokenBatch, located: Mapping[str, Located], run: Run, own: np.ndarray) -> None:
@@ -148,32 +143,35 @@ class Task:
         read = run.points[word.key if word.key in run.points else WORD].activation
 
         def evaluate(other: TokenBatch) -> np.ndarray:
-            respond = self.respond(other, 0)
-            request = replace(self.request(respond), override={word.key: lambda value: read}, compiled=False)
-            return objective_values(respond, self.run(other, replace(request, pullback=False)))
+            alone = self.of_objective(self.objective)
+            request = replace(alone.request(other, sets=0), override={word.key: lambda value: read}, compiled=False)
+            return self.run(other, replace(request, pullback=False)).objectives[0].values
 
         expect_sole_use(self.bound, batch, word.lookup, own, run.compute_dtype, evaluate)
 
     def request(
         self,
-        respond: Respond | NativeObjective,
+        batch: TokenBatch,
         points: tuple[str, ...] = (),
         located: Mapping[str, Located] | None = None,
         *,
+        sets: int = 1,
         several: bool = False,
+        sized: bool = False,
         memos: Memos | None = None,
-        further: Sequence[Respond | NativeObjective] = (),
     ) -> Request:
         """Return the request to a backend.
 
         Args:
-            respond: the objective.
+            batch: the batch to run. The objectives know the positions of an encoder-decoder's decoder.
             points: the keys of the points to read.
             located: all points that the options name; None for a request without changes.
-            several: whether there are several pullbacks.
+            sets: the number of sets of cotangents of an objective, see `BatchObjective`.
+            several: whether there are several pullbacks for an objective.
+            sized: see `BatchObjective`.
             memos: the recorded results of the user's functions, so that another run does not call them again.
-            further: the further objectives.
         """
+        decoded = with_decoder(self.bound, batch)
 
         def change(option: str, name: str, value: Any, point: Located) -> Change:
             function = prepared(option, name, value, point.arrangement, self.examples, self.count)
@@ -187,8 +185,10 @@ class Task:
 
         return Request(
             points,
-            respond,
-            _outputs_of(respond),
+            tuple(
+                callback_of(objective, decoded, sets, sized=sized, layouts=self.layouts)
+                for objective in self.objectives
+            ),
             self.options.training,
             several,
             self.bound.call,
@@ -196,12 +196,7 @@ class Task:
             changes("add"),
             changes("edit"),
             compiled=self.options.compile or None,
-            reads=_reads_of(respond),
             pullback=self.pullback,
-            further=tuple(
-                Request((), other, _outputs_of(other), several=several, reads=_reads_of(other), pullback=self.pullback)
-                for other in further
-            ),
         )
 
     def warn(self, batch: TokenBatch, unused: tuple[str, ...], masked_id: int | None = None) -> None:
@@ -219,11 +214,3 @@ class Task:
         for objective in self.objectives:
             warn_of_labels(objective, self.bound.model, batch)
         warn_of_left_padding(self.bound, batch)
-
-
-def _outputs_of(respond: Respond | NativeObjective) -> tuple[str | None, ...]:
-    return (respond.objective.output,) if isinstance(respond, Respond) else ()
-
-
-def _reads_of(respond: Respond | NativeObjective) -> Reads:
-    return respond.reads if isinstance(respond, Respond) else reads_the_whole

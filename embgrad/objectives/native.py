@@ -78,13 +78,12 @@ def _needed(function: Any) -> list[str]:
     ]
 
 
-def native_values(values: np.ndarray | None) -> np.ndarray:
+def native_values(values: np.ndarray) -> np.ndarray:
     """Return the values of a native objective as float64.
 
     Raises:
         ObjectiveError: a value is not finite.
     """
-    assert values is not None, "a backend returns the values of a native objective"
     array = np.asarray(values, np.float64)
     wrong = not_finite(array)
     if wrong is not None:

@@ -151,8 +151,8 @@ class SeveralObjectiveChecks:
                 first, *further = objectives
                 names = (at,) if isinstance(at, str) else tuple(at)
                 task = Task(bind(built, None), first, GradientOptions(names), further=tuple(further))
-                run, responses, located = run_located(task, batch, reduce)
-                assert len(responses) == len(objectives)
+                run, located = run_located(task, batch, reduce)
+                assert len(run.objectives) == len(objectives)
                 assert len(arrived) == len(objectives) * len(run.points)
                 results = embgrad.gradients(built, batch, list(objectives), at=at)
                 for name, point in located.items():

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.backend.arguments import integer_arguments, named_arguments
-from embgrad.backend.cotangents import Answer, Cotangents, compute_dtype
+from embgrad.backend.cotangents import Cotangents, compute_dtype
 from embgrad.backend.locks import model_lock
 from embgrad.backend.model_pass import ModelPass, Pullback
 from embgrad.backend.module_calls import ModuleCalls, RecordedCall, call_recorded
@@ -171,9 +171,9 @@ class ReferencePass(ModelPass):
         at_points = dict(zip(keys, copies, strict=False))
         return Pullback(at_points, self._observer.before, dict(zip(wanted, copies[len(keys) :], strict=True)))
 
-    def compute_dtype(self, keys: Sequence[str], answer: Answer, returned: Any) -> str:
+    def compute_dtype(self, keys: Sequence[str], outputs: Sequence[Any], returned: Any) -> str:
         """Return the coarsest dtype of the points and the outputs that were read."""
-        read = [*(self._observer.kept[key][0] for key in keys), *answer.outputs]
+        read = [*(self._observer.kept[key][0] for key in keys), *outputs]
         return compute_dtype(_dtypes(read), _dtypes(self._parameters.values()))
 
     def parameters(self, gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, ParameterValues] | None:

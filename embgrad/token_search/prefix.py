@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.attribution.passes import size_of_pass
-from embgrad.backend.objective_callback import Respond
+from embgrad.backend.objective_callback import BatchObjective
 from embgrad.backend.prefix import Prefix
-from embgrad.backend.protocol import BoundModel, Call, Request
+from embgrad.backend.protocol import BoundModel, Call, Request, Response
 from embgrad.common.tolerance import HALVES, tolerance_for
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.provenance import origins
@@ -142,7 +142,7 @@ class SharedPrefixes:
             order = order[size:]
 
 
-class _Answer(Respond):
+class _Answer(BatchObjective):
     """The objective's callback in a pass over part of each text, which keeps the rows that the objective reads.
 
     Args:
@@ -153,6 +153,7 @@ class _Answer(Respond):
 
     def __init__(self, objective: Objective, batch: TokenBatch, end: int) -> None:
         super().__init__(objective, batch, 0)
+        self.values = np.zeros(len(batch))
         self._places, self._end = _places(objective, batch), end
         self._read: np.ndarray | None = None
 
@@ -166,8 +167,8 @@ class _Answer(Respond):
             raise _UnsuitableError(f"the output of shape {shape} does not hold the last positions")
         return examples, places
 
-    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
-        """Store the values of the objective, computed for few texts at a time."""
+    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Response:
+        """Return the values of the objective, computed for few texts at a time, and store them."""
         self._read = rows = outputs[self.objective.output]
         examples, positions = self._places
         count = len(self.values)
@@ -178,7 +179,7 @@ class _Answer(Respond):
             self.values[some] = self.objective.take(some, count).evaluate_rows(
                 rows[own], (examples[own] - start, positions[own]), self._batch.take(some)
             )[0]
-        return []
+        return Response(self.values)
 
     def rows_of(self, text: int) -> np.ndarray:
         """Return the rows that were read of a text, shape (row, classes)."""
@@ -188,6 +189,37 @@ class _Answer(Respond):
     def positions_of(self, text: int) -> np.ndarray:
         """Return the positions of these rows in the text, shape (row,)."""
         return np.asarray(self._places[1][self._places[0] == text])
+
+
+class _Rows:
+    """Reads rows of the output of one text, in place of an objective.
+
+    Args:
+        name: the output's name.
+        count: the number of the text's positions.
+        positions: the positions of the rows.
+
+    Attributes:
+        outputs: the name of the output that is read.
+        read: the rows, after the pass.
+    """
+
+    def __init__(self, name: str | None, count: int, positions: np.ndarray) -> None:
+        self.outputs = (name,)
+        self.read: list[np.ndarray] = []
+        self._count = count
+        self._positions = positions
+
+    def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows."""
+        if len(shape) != 3 or shape[:2] != (1, self._count):
+            raise _UnsuitableError(f"the output of shape {shape} has no row for each of {self._count} positions")
+        return np.zeros(len(self._positions), np.int64), self._positions
+
+    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Response:
+        """Store the rows."""
+        self.read.append(outputs[self.outputs[0]])
+        return Response(np.zeros(1))
 
 
 @dataclass
@@ -245,28 +277,17 @@ class _Passes:
             ids: its ids, shape (position,).
             positions: the positions of the rows.
         """
-        read: list[np.ndarray] = []
-        name = self.objective.output
-
-        def reads(_: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-            if len(shape) != 3 or shape[:2] != (1, len(ids)):
-                raise _UnsuitableError(f"the output of shape {shape} has no row for each of {len(ids)} positions")
-            return np.zeros(len(positions), np.int64), positions
-
-        def respond(outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
-            read.append(outputs[name])
-            return []
-
         batch = self.batch.take(self.family.texts[:1]).replace(ids=ids[None])
-        self.bound.run(batch, Request((), respond, (name,), reads=reads, pullback=False))
-        return read[0]
+        rows = _Rows(self.objective.output, len(ids), positions)
+        self.bound.run(batch, Request((), (rows,), pullback=False))
+        return rows.read[0]
 
     def _run(self, texts: np.ndarray, ids: np.ndarray, start: int, call: Call) -> tuple[_Answer, str]:
         end = self.family.end
         whole = self.batch.take(texts).replace(ids=ids)
         types = None if whole.types is None else whole.types[:, start:end]
         answer = _Answer(self.objective.take(texts, len(self.batch)), whole, end)
-        request = Request((), answer, (self.objective.output,), call=call, reads=answer.reads, pullback=False)
+        request = Request((), (answer,), call=call, pullback=False)
         return answer, self.bound.run(TokenBatch(ids[:, start:end], types=types), request).compute_dtype
 
 

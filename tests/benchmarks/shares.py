@@ -23,7 +23,7 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = {
         "embgrad.engine.gradients:batch_of",
     ),
     "the lookups' indices checked": ("embgrad.forward.recorder:PassRecorder.see",),
-    "the objective and its cotangent": ("embgrad.backend.objective_callback:Respond.__call__",),
+    "the objective and its cotangent": ("embgrad.backend.objective_callback:BatchObjective.__call__",),
     "the result made": ("embgrad.engine.run:assembled",),
     "what the result remembers": ("embgrad.engine.run:provenance",),
 }

@@ -62,7 +62,7 @@ class BagPass(ModelPass):
         gradient = self.model.pull_back(self.rows, cotangent.astype(logits.dtype))
         return Pullback({key: owned(gradient) for key in keys})
 
-    def compute_dtype(self, keys, answer, returned):
+    def compute_dtype(self, keys, outputs, returned):
         return compute_dtype([str(self.rows.dtype)], ())
 
 

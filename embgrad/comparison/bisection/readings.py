@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Backend, Call, PointValues, Request, Weight
 from embgrad.backend.registry import bind
 from embgrad.checkpoints.load_bert import LAYER_MODULES
@@ -53,7 +52,8 @@ class Reader:
         points: the points that a forward pass reaches, by key.
         roles: the keys of the points that can be read at a role, by role.
         objective: the objective's values, after gradients were read; None if it has none.
-        size: the magnitude of the numbers that the objective's values are computed from, see `Respond`; 0 if it is not known.
+        size: the magnitude of the numbers that the objective's values are computed from, see `embgrad.backend.Response`; 0 if
+            it is not known.
         dtype: the dtype in which the model computed, after something was read.
         failure: the reason why there are no gradients; None if there are.
     """
@@ -95,7 +95,7 @@ class Reader:
 
     def values(self, keys: Sequence[str]) -> dict[str, Reading]:
         """Return the values at the points with these keys, without a backward pass."""
-        request = Request(tuple(keys), lambda outputs: [], call=self.call)
+        request = Request(tuple(keys), call=self.call)
         run = self._bound.run(self.batch, request)
         self.dtype = run.compute_dtype
         return {key: self._reading(key, run.points[key]) for key in keys}
@@ -105,12 +105,11 @@ class Reader:
 
         If the objective has no gradient, or is not finite, set `failure` and return the values alone.
         """
-        respond = self._task.respond(self.batch, sized=True)
-        request = replace(self._task.request(respond, tuple(keys)), several=False)
+        request = self._task.request(self.batch, tuple(keys), sized=True)
         try:
             run = self._task.run(self.batch, request)
-            self.objective = objective_values(respond, run)
-            self.size = respond.size if isinstance(respond, Respond) else 0.0
+            (response,) = run.objectives
+            self.objective, self.size = response.values, response.size
         except (NoGradientError, ObjectiveError) as failure:
             self.failure = failure
             return self.values(keys)

@@ -10,7 +10,7 @@ from embgrad_gluon import GluonBackend
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 
 from embgrad import TokenBatch
-from embgrad.backend import Request
+from embgrad.backend import Callback, Request
 from embgrad.results import Point
 
 mx = import_mxnet()
@@ -101,7 +101,7 @@ def differences(
 
 def pulled_back(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: bool = False) -> np.ndarray:
     """Return the backend's gradient at the lookup for a cotangent of the net's only output, in whatever shape it is."""
-    request = Request(("word",), lambda _: [{None: cotangent}], (None,), training)
+    request = Request(("word",), (Callback(lambda _: [{None: cotangent}]),), training)
     gradient = GluonBackend().run(net, TokenBatch(ids, convention="ids"), request).points["word"].gradients[0]
     assert gradient is not None
     return gradient

@@ -112,7 +112,11 @@ def test_bert_outputs_follow_from_how_it_was_built() -> None:
             return [{name: np.ones(value.shape) for name, value in outputs.items()}]
 
         cotangents.clear()
-        GluonBackend().run(net, BATCH.replace(extras=extras), embgrad.backend.Request(("word",), respond, asked))
+        GluonBackend().run(
+            net,
+            BATCH.replace(extras=extras),
+            embgrad.backend.Request(("word",), (embgrad.backend.Callback(respond, asked),)),
+        )
         return [cotangents[name].shape for name in asked]
 
     full = bert(use_decoder=True, use_classifier=True)

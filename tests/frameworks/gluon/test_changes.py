@@ -264,7 +264,9 @@ def test_a_point_keeps_every_bit_of_its_value(dtype: str, numpy_semantics: bool)
     net.cast(dtype)
     array = mx.np.array if numpy_semantics else nd.array
     net.words.weight.set_data(array(np.tile(AWKWARD, (3, 1)), dtype=dtype))
-    request = embgrad.backend.Request(("same:output#0",), lambda out: [{None: np.ones_like(out[None])}], (None,))
+    request = embgrad.backend.Request(
+        ("same:output#0",), (embgrad.backend.Callback(lambda out: [{None: np.ones_like(out[None])}]),)
+    )
     run = GluonBackend().run(net, embgrad.TokenBatch([[1, 2]], convention="ids"), request)
     expected = np.tile(AWKWARD, (1, 2, 1)).astype(dtype)
     expected = expected.astype(np.float32) if dtype == "float16" else expected

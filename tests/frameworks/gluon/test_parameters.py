@@ -43,7 +43,9 @@ NAMES = (
 
 def gradients(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: bool = False) -> dict[str, Any]:
     """Return the gradients by name, from the backend itself, for a cotangent of the net's only output."""
-    request = embgrad.backend.Request((), lambda _: [{None: cotangent}], (None,), training, parameters=True)
+    request = embgrad.backend.Request(
+        (), (embgrad.backend.Callback(lambda _: [{None: cotangent}]),), training, parameters=True
+    )
     found = GluonBackend().run(net, embgrad.TokenBatch(ids, convention="ids"), request).parameters
     assert found is not None
     return {name: one.gradient for name, one in found.items()}
@@ -254,7 +256,10 @@ def test_an_edited_lookup_gradient_reaches_the_table() -> None:
     plain = embgrad.tables.parameter_gradients(net, ids, embgrad.Logit(1))
     cotangent = np.tile([0.0, 1.0, 0.0], (2, 1))
     request = embgrad.backend.Request(
-        (), lambda _: [{None: cotangent}], (None,), edit={"words#0": lambda gradient: gradient * 3}, parameters=True
+        (),
+        (embgrad.backend.Callback(lambda _: [{None: cotangent}]),),
+        edit={"words#0": lambda gradient: gradient * 3},
+        parameters=True,
     )
     found = GluonBackend().run(net, embgrad.TokenBatch(ids, convention="ids"), request).parameters
     assert relative(found["words.weight"].gradient, 3 * plain["words.weight"]) < 1e-12

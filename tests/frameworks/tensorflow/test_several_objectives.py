@@ -72,9 +72,7 @@ def test_gradients_are_reduced_with_compile_and_beside_a_mask_of_the_model(objec
     for compiled in (False, True):
         first, *further = objectives
         task = Task(bind(model, None), first, GradientOptions(("word",), compile=compiled), further=tuple(further))
-        run, _, located = run_located(
-            task, batch, lambda key, gradient, value: (gradient * value).sum(-1, keepdims=True)
-        )
+        run, located = run_located(task, batch, lambda key, gradient, value: (gradient * value).sum(-1, keepdims=True))
         runs.append((run, located["word"].arrangement))
     results = embgrad.gradients(model, batch, objectives)
     for run, arrangement in runs:

@@ -436,7 +436,7 @@ torch.set_num_threads(1)
 ids = np.random.default_rng(0).integers(0, 5000, (1, 300))
 first, *further = [embgrad.Logit(int(ids[0, i + 1]), position=i) for i in range(int(sys.argv[1]))]
 task = Task(bind(Decoder(), None), first, GradientOptions(("word",)), further=tuple(further))
-run, _, _ = run_located(task, embgrad.TokenBatch(ids), lambda key, gradient, value: (gradient * value).sum(-1))
+run, _ = run_located(task, embgrad.TokenBatch(ids), lambda key, gradient, value: (gradient * value).sum(-1))
 assert len(run.points["word"].gradients) == int(sys.argv[1])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

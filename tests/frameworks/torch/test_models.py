@@ -283,7 +283,7 @@ def test_a_computed_table_hides_no_lookup_below_it() -> None:
     points = embgrad.points(model, IDS)
     assert [point.name for point in points if point.lookup] == ["small#0", "lookup#0"]
     request = embgrad.backend.Request(
-        ("small#0", "word"), lambda outputs: [{None: np.ones_like(outputs[None])}], (None,)
+        ("small#0", "word"), (embgrad.backend.Callback(lambda outputs: [{None: np.ones_like(outputs[None])}]),)
     )
     run = embgrad.backend.list_backends()["torch"].run(model, embgrad.TokenBatch(IDS), request)
     below = own_gradient(lambda: model(tensor()).sum(), model.small.weight, np.arange(VOCAB)[:, None])[:, 0]
@@ -301,7 +301,7 @@ def test_rows_picked_out_of_activations_are_no_lookup() -> None:
     model = Picking().double()
     assert [point.name for point in embgrad.points(model, IDS) if point.lookup] == ["table#0"]
     expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
-    request = embgrad.backend.Request(("word",), embgrad.NativeObjective(lambda logits: logits[:, 1], scalar=False))
+    request = embgrad.backend.Request(("word",), (embgrad.NativeObjective(lambda logits: logits[:, 1], scalar=False),))
     run = embgrad.backend.list_backends()["torch"].run(model, embgrad.TokenBatch(IDS), request)
     np.testing.assert_allclose(run.points["word"].gradients[0], expected, rtol=1e-6, atol=1e-8)
 

@@ -116,7 +116,9 @@ def test_an_objective_may_write_to_its_outputs() -> None:
             outputs[None][...] *= not write
             return [{None: np.ones(outputs[None].shape)}]
 
-        run = backend.run(model, embgrad.TokenBatch(IDS), embgrad.backend.Request(("word",), respond, (None,)))
+        run = backend.run(
+            model, embgrad.TokenBatch(IDS), embgrad.backend.Request(("word",), (embgrad.backend.Callback(respond),))
+        )
         return run.points["word"].gradients[0]
 
     np.testing.assert_array_equal(gradient(write=True), gradient(write=False))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embgrad.backend import NativeObjective, PointValues, Request, Run
+from embgrad.backend import Callback, NativeObjective, PointValues, Request, Response, Run
 from embgrad.backend.replay import Retries
 from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
 from embgrad.backend.trace_check import Trial
@@ -74,13 +74,14 @@ class Maker:
         return ["float64"]
 
     def _run(self, request: Request, factor: float) -> Run:
-        assert callable(request.respond)
-        request.respond({None: np.full(3, factor)})
+        (objective,) = request.objectives
+        assert not isinstance(objective, NativeObjective)
+        response = objective({None: np.full(3, factor)})
         values = PointValues(np.ones(3), (np.full(3, factor),), None)
-        return Run({"word": values}, "float64")
+        return Run({"word": values}, "float64", (), (response,))
 
 
-REQUEST = Request(("word",), lambda outputs: [{None: np.ones(3)}], (None,), compiled=True)
+REQUEST = Request(("word",), (Callback(lambda outputs: [{None: np.ones(3)}]),), compiled=True)
 
 
 def asked(traces: TraceCache[float], model: Model, wrong: str = "", question: Any = 0, lengths: Any = 3) -> Any:
@@ -164,8 +165,16 @@ def unwatched(function: Any, tell: Any) -> Any:
     return watched
 
 
-def ran(gradient: Any, activation: Any = VALUE, before: Any = (), objective: Any = None) -> Run:
-    return Run({"word": PointValues(activation, (gradient,), None, before)}, "float64", objective=objective)
+def ran(gradient: Any, activation: Any = VALUE, before: Any = (), objective: Any = VALUE) -> Run:
+    points = {"word": PointValues(activation, (gradient,), None, before)}
+    return Run(points, "float64", objectives=(Response(objective),))
+
+
+def asked_of(request: Request, output: Any) -> Any:
+    """Return the response of a request's objective to an output."""
+    (objective,) = request.objectives
+    assert not isinstance(objective, NativeObjective)
+    return objective({None: output})
 
 
 def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
@@ -179,13 +188,13 @@ def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
         called.append(outputs)
         return [{None: outputs[None] * 2}]
 
-    trial = Trial(Request(("word",), respond, (None,), edit={"word": change}, compiled=True), unwatched)
+    trial = Trial(Request(("word",), (Callback(respond),), edit={"word": change}, compiled=True), unwatched)
     first, second = trial.first(), trial.second()
     assert first.compiled is second.compiled is False
-    returned, answered = first.edit["word"](VALUE), first.respond({None: VALUE})
+    returned, answered = first.edit["word"](VALUE), asked_of(first, VALUE)
     second = trial.second()
     np.testing.assert_array_equal(second.edit["word"](VALUE * 9), returned)
-    assert second.respond({None: VALUE * 9}) is answered
+    assert asked_of(second, VALUE * 9) is answered
     assert len(called) == 2
     assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) == f"the outputs {APART}"
     with pytest.raises(UntraceableError, match="reaches the points differently"):
@@ -193,7 +202,7 @@ def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
     with pytest.raises(UntraceableError, match="reaches the points differently"):
         trial.second().edit["word"](VALUE[:1])
     with pytest.raises(UntraceableError, match="outputs of other shapes"):
-        trial.second().respond({None: VALUE[:1]})
+        asked_of(trial.second(), VALUE[:1])
 
 
 @pytest.mark.parametrize(
@@ -210,12 +219,12 @@ def test_the_second_run_replays_the_callbacks_of_the_first() -> None:
     ],
 )
 def test_differences_are_described(given: Run, said: str | None) -> None:
-    trial = Trial(Request(("word",), lambda _: []), unwatched)
+    trial = Trial(Request(("word",), (Callback(lambda _: []),)), unwatched)
     assert trial.difference(ran(VALUE), given, 1e-6) == (said and f"{said} {APART}")
 
 
 def test_differences_with_a_native_objective_are_described() -> None:
-    trial = Trial(Request(("word",), NativeObjective(lambda _: None, scalar=False)), unwatched)
+    trial = Trial(Request(("word",), (NativeObjective(lambda _: None, scalar=False),)), unwatched)
     assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) is None
     said = trial.difference(ran(VALUE), ran(VALUE * 2), 1e-6)
     assert said == f"the gradients at 'word' {APART}, or the objective gives different results each time"
@@ -229,7 +238,7 @@ def test_a_function_is_called_once_in_several_tries() -> None:
         value += len(called)  # as a function may that is given an array to write into
         return value
 
-    tries = Retries(Request(("word",), lambda _: [], add={"word": change}))
+    tries = Retries(Request(("word",), add={"word": change}))
     for _ in range(3):
         function = tries.next().add["word"]
         np.testing.assert_array_equal(function(VALUE.copy()), VALUE + 1)
@@ -245,7 +254,7 @@ def test_a_function_is_called_once_in_several_tries() -> None:
 @pytest.mark.parametrize("other", [1e3, np.nan, np.inf])
 def test_one_entry_of_many_makes_another_value(other: float) -> None:
     values = np.ones((300, 100))
-    tries = Retries(Request(("word",), lambda _: [], add={"word": lambda value: value * 2}))
+    tries = Retries(Request(("word",), add={"word": lambda value: value * 2}))
     np.testing.assert_array_equal(tries.next().add["word"](values), values * 2)
     for index in (1, 2, 6, 14_000, 29_999):
         changed = values.copy()
@@ -261,7 +270,7 @@ def test_an_error_of_a_try_propagates_and_is_not_recorded() -> None:
             raise raised.pop()
         return value
 
-    tries = Retries(Request(("word",), lambda _: [], edit={"word": change}))
+    tries = Retries(Request(("word",), edit={"word": change}))
     with pytest.raises(KeyboardInterrupt):
         tries.next().edit["word"](VALUE)
     np.testing.assert_array_equal(tries.next().edit["word"](VALUE), VALUE)

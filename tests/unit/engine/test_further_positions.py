@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.backend.objective_callback import Respond
+from embgrad.backend.objective_callback import BatchObjective
 from embgrad.objectives.objective import Layouts
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.unit.refusals import refused
@@ -213,7 +213,7 @@ def test_a_model_called_by_the_user() -> None:
 
 
 def test_the_question_says_what_it_is() -> None:
-    respond = Respond(embgrad.Logit(4), embgrad.TokenBatch(IDS, MASK), 1, layouts=Layouts())
+    respond = BatchObjective(embgrad.Logit(4), embgrad.TokenBatch(IDS, MASK), 1, layouts=Layouts())
     with refused(
         embgrad.errors.ObjectiveError, "(2, 7, 12), with 3 positions more than the batch", "cut off the others in call"
     ):

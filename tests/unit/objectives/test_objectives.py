@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad import CrossEntropy, Logit, Margin, Objective, Probability, Projection, Scalar, Sum, TokenBatch
-from embgrad.backend.objective_callback import Respond
+from embgrad.backend.objective_callback import BatchObjective
 from tests.unit.refusals import refused
 from tests.unit.tensorlike import TensorFlowLike
 
@@ -552,7 +552,7 @@ def test_a_subclass_need_not_call_the_base_class() -> None:
     np.testing.assert_allclose(values, 3 * (output**2).sum(1))
     np.testing.assert_allclose(cotangent, 6 * output)
     assert Squares(3.0).describe() == {"class": "Squares"}
-    np.testing.assert_allclose(Respond(Squares(3.0), BATCH, 1)({None: output})[0][None], 6 * output)
+    np.testing.assert_allclose(BatchObjective(Squares(3.0), BATCH, 1)({None: output}).sets[0][None], 6 * output)
 
 
 DECODER = np.array([[0, 5, 6], [0, 7, 0], [0, 8, 9]])
