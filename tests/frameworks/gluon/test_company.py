@@ -110,3 +110,19 @@ def test_a_similarity_of_the_rows_of_a_batch() -> None:
         return (rows * mx.nd.reverse(rows, axis=0)).sum(1)
 
     expect_others_held(net, IDS, similarity)
+
+
+def test_a_net_that_takes_the_examples_for_its_positions() -> None:
+    class Net(mx.gluon.Block):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            mx.random.seed(0)
+            with self.name_scope():
+                self.table, self.rnn = mx.gluon.nn.Embedding(9, 4), mx.gluon.rnn.LSTM(4)  # the layout is TNC
+            self.initialize()
+
+        def forward(self, ids: Any) -> Any:
+            return self.rnn(self.table(ids)).mean(1)
+
+    model = Net()
+    expect_of_own_number(model, IDS[:1], model(mx.nd.array(IDS[:1])).asnumpy()[:, 1], cut=False)

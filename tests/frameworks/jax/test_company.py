@@ -132,3 +132,15 @@ def test_an_evaluation_mode_without_a_backward_pass_is_explained() -> None:
         embgrad.gradients(Net(), IDS, embgrad.Logit(1))
     g = embgrad.gradients(Net(), IDS, embgrad.Logit(1), training=True)
     np.testing.assert_array_equal(g.values[..., 1], 2.0)
+
+
+def test_a_model_that_takes_the_examples_for_its_positions() -> None:
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.table, self.head = nnx.Embed(9, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 2, rngs=nnx.Rngs(1))
+
+        def __call__(self, ids: Any) -> Any:
+            return self.head(jnp.tanh(jnp.cumsum(self.table(ids).sum(1), 0)))
+
+    model = Net()
+    expect_of_own_number(model, IDS[:1], np.array(model(jnp.asarray(IDS[:1])))[:, 1], cut=False)

@@ -156,3 +156,17 @@ def test_a_similarity_of_the_rows_of_a_batch() -> None:
         return tf.reduce_sum(rows * tf.roll(rows, 1, 0), 1)
 
     expect_others_held(model, IDS, similarity)
+
+
+def test_a_model_that_takes_the_examples_for_its_positions() -> None:
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = tf.Variable(TABLE), tf.Variable(HEAD)
+
+        def __call__(self, ids: Any) -> Any:
+            rows = tf.nn.embedding_lookup(self.table, ids)
+            return tf.tanh(tf.cumsum(tf.reduce_sum(rows, 1), 0)) @ self.head
+
+    own = np.tanh(TABLE[IDS[:1]].sum(1)) @ HEAD[:, 1]
+    expect_of_own_number(Net(), IDS[:1], own, cut=False)

@@ -244,3 +244,17 @@ def test_a_batch_that_is_sorted_for_packing() -> None:
             embgrad.attribute(Net(), batch, LOGIT, method, batch_size=size, **options) for size in (None, 1)
         )
         np.testing.assert_allclose(sorted_.scores, single.scores, atol=1e-6)
+
+
+def test_a_net_that_takes_the_examples_for_its_positions() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.table, self.rnn = nn.Embedding(9, 4), nn.LSTM(4, 4)  # not batch_first=True
+
+        def forward(self, ids: Any) -> Any:
+            return self.rnn(self.table(ids))[0].mean(1)
+
+    model = Net()
+    expect_of_own_number(model, IDS[:1], model(torch.tensor(IDS[:1]))[:, 1].detach().numpy(), cut=False)
