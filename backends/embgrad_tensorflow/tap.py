@@ -218,7 +218,7 @@ def for_user_code(request: Request, taken: Callable[[], Snapshot]) -> Iterator[R
         request: the request.
         taken: gives the model as it is, where there are such functions: it takes a while.
     """
-    if not (request.has_native or request.override or request.add or request.edit):
+    if not (request.has_native or request.has_changes):
         yield request
         return
     snapshot = taken()

@@ -74,18 +74,14 @@ class Tables:
     """
 
     def __init__(self, parts: Sequence[Any], walked: Walked, request: Request) -> None:
-        self._tables: dict[str, Any] = {}
-        self.parameters: list[Any] = []
-        if not request.tables:
-            return
         requested = {split_name(name).path for name in request.points}
-        self._tables = {
+        self._tables: dict[str, Any] = {
             path: table for path, table in _by_table_path(walked).items() if WORD in request.points or path in requested
         }
         memory = {_memory(table) for table in self._tables.values()}
         candidates = named_parameters(walked) if memory else ()
         shared = {id(parameter): parameter for _, parameter in candidates if _memory(parameter) in memory}
-        self.parameters = list(shared.values())
+        self.parameters: list[Any] = list(shared.values())
         self._names = _names(parts, walked, shared)
 
     @contextlib.contextmanager

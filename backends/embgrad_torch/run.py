@@ -35,7 +35,7 @@ from embgrad_torch.state import (
     running,
 )
 from embgrad_torch.tap import Taps, compute_dtype, expect_unwritten
-from embgrad_torch.walk import Structure, TablePaths, Walked, further_paths, scripted_name
+from embgrad_torch.walk import Structure, TablePaths, further_paths, scripted_name
 
 __all__ = ["points", "run"]
 
@@ -57,10 +57,10 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     native = request.has_native and not request.compiled and request.pullback
     if request.parameters or request.training or native:
         return TorchPass(model, batch, request, frozen=False).run()
-    tries = Retries(request)
+    following = Retries(request).next if request.has_functions else lambda: request
     with contextlib.suppress(WeightsDifferentiated):
-        return TorchPass(model, batch, tries.next(), frozen=True).run()
-    return TorchPass(model, batch, tries.next(), frozen=False).run()
+        return TorchPass(model, batch, following(), frozen=True).run()
+    return TorchPass(model, batch, following(), frozen=False).run()
 
 
 class TorchPass(ModelPass):
@@ -77,6 +77,8 @@ class TorchPass(ModelPass):
         self.frozen = frozen
         self.structure = Structure(as_parts(model))
         self._trainable: Mapping[str, Any] = {}
+        self._tables: Tables | None = None
+        self._leaves: Mapping[str, Any] = {}  # the parameters and tables whose gradients are requested, by name
         self._since = 0
 
     @contextlib.contextmanager
@@ -91,12 +93,17 @@ class TorchPass(ModelPass):
             contextlib.ExitStack() as stack,
         ):
             self._device, self._weights = device, weights
-            self._trainable = trainable(walked) if request.parameters else {}
-            self._tables = Tables(structure.parts, walked if request.tables else Walked(()), request)
-            self.request = request = wrapped(request, self._with_trainable_weights)
+            if request.parameters:
+                self._leaves = self._trainable = trainable(walked)
+            if request.tables:
+                self._tables = Tables(structure.parts, walked, request)
+                tables = {f"table {number}": table for number, table in enumerate(self._tables.parameters)}
+                self._leaves = {**self._leaves, **tables}
+            if request.has_changes or request.has_native:
+                self.request = request = wrapped(request, self._with_trainable_weights)
             self._taps = taps = Taps(request, attached=not self.frozen)
             self._mode = mode = LookupMode(recorder, taps, TablePaths(walked))
-            mode.frozen = self.frozen and weights.freeze(self._tables.parameters)
+            mode.frozen = self.frozen and weights.freeze(() if self._tables is None else self._tables.parameters)
             mode.on_accumulating = weights.copy_gradients
             stack.callback(self._release)
             if recorder.needs_modules:
@@ -105,7 +112,7 @@ class TorchPass(ModelPass):
                 stack.enter_context(modules.on(walked, further))
             if request.compiled:
                 stack.enter_context(self._compiled())
-            if self._tables.parameters:
+            if self._tables is not None:
                 stack.enter_context(self._tables.differentiable())
             if self.frozen and not request.pullback:
                 stack.enter_context(torch.no_grad())
@@ -113,7 +120,7 @@ class TorchPass(ModelPass):
 
     def call(self) -> Any:
         """Call the model under the mode that sees its lookups."""
-        if self._trainable or self._tables.parameters:
+        if self._leaves:
             self._since = next_sequence_number()
         call, self.unused = inputs.plan(self.model, self.batch, self.request.call, self._device)
         mode = self._mode
@@ -143,7 +150,7 @@ class TorchPass(ModelPass):
 
     def objective(self, returned: Any, objective: Respond | NativeObjective) -> Answer:
         """Return the answer of one objective; a native one may draw random numbers, and finds the weights trainable."""
-        self.tensors = TorchTensors(None if self._trainable or self._tables.parameters else self._mode.head)
+        self.tensors = TorchTensors(None if self._leaves else self._mode.head)
         if isinstance(objective, BatchObjective) and objective.is_ours:
             return super().objective(returned, objective)
         frozen = self._mode.frozen and isinstance(objective, NativeObjective)
@@ -162,11 +169,10 @@ class TorchPass(ModelPass):
 
     def pull_back(self, cotangents: Cotangents, keys: Sequence[str]) -> Pullback:
         """Pull one set of cotangents back to the points, and to the requested parameters and tables."""
-        tables = {f"table {number}": table for number, table in enumerate(self._tables.parameters)}
         pulled = pull_back(
             cotangents,
             self._taps,
-            {**self._trainable, **tables},
+            self._leaves,
             self._mode,
             self.structure.parameters,
             repeats=self.request.repeats,
@@ -186,7 +192,7 @@ class TorchPass(ModelPass):
 
     def rests(self, keys: Sequence[str], gradients: Mapping[str, np.ndarray | None]) -> Mapping[str, TableRest] | None:
         """Return the gradients that reach the tables of lookups in other ways."""
-        if not self.request.tables:
+        if self._tables is None:
             return None
         lookups = {key: self.recorder.recorded(key) for key in keys}
         paths = {key: lookup.path for key, lookup in lookups.items() if isinstance(lookup, Lookup)}

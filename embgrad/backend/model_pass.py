@@ -150,15 +150,19 @@ class ModelPass(ABC):
             values = self.activations(keys)
             dtype = self.compute_dtype(keys, answers.outputs, returned)
             del returned  # outputs that are not read are freed before the pullback
-            sizes = GradientSizes(request, self.unused)
-            pulled = self._pulled(answers.sets if request.pullback else (), keys, values, sizes.request.reduced)
+            sizes = None
+            if request.reduce is not None and "mask" in self.unused:
+                sizes = GradientSizes(request.reduce)
+                request = replace(request, reduce=sizes.reduce)
+            pulled = self._pulled(answers.sets if request.pullback else (), keys, values, request.reduced)
             arrays = pulled[0].arrays if pulled else {}
             parameters, rests = self.parameters(arrays), self.rests(keys, arrays)
         gradients, before = [each.points for each in pulled], [each.before for each in pulled]
         found = values_at(names, self.recorder, values, gradients, before, rests)
         unused, masked_id = self.unused, None
         if "mask" in unused:
-            unused, masked_id = unused_inputs(unused, self.batch, self.masked_rows(), sizes.of(found, chosen))
+            read = found.values() if sizes is None else sizes.of(found, chosen)
+            unused, masked_id = unused_inputs(unused, self.batch, self.masked_rows(), read)
         return Run(
             found,
             dtype,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from embgrad.backend.protocol import PointValues, Request
+from embgrad.backend.protocol import PointValues, Reduce
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["GradientSizes", "unused_inputs"]
@@ -17,21 +17,15 @@ class GradientSizes:
     """The magnitudes of gradients that a request reduces as soon as they arrive, summed over the sets of cotangents.
 
     Args:
-        request: the request.
-        unused: the names of the inputs that the model cannot take; without "mask" among them nothing is recorded.
-
-    Attributes:
-        request: the request, whose `reduce` also records the magnitudes.
+        reduce: the request's `reduce`.
     """
 
-    def __init__(self, request: Request, unused: tuple[str, ...]) -> None:
-        self._reduce = request.reduce
+    def __init__(self, reduce: Reduce) -> None:
+        self._reduce = reduce
         self._sizes: dict[str, np.ndarray] = {}
-        is_read = request.reduce is not None and "mask" in unused
-        self.request = replace(request, reduce=self._record) if is_read else request
 
-    def _record(self, key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
-        assert self._reduce is not None, "there is something to reduce"
+    def reduce(self, key: str, gradient: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """Return the reduced gradient, and add its magnitude to those of the point."""
         self._sizes[key] = self._sizes.get(key, 0) + np.abs(gradient)
         return self._reduce(key, gradient, value)
 
@@ -42,8 +36,6 @@ class GradientSizes:
             points: the values by the points' names.
             keys: the points' keys by their names.
         """
-        if self._reduce is None:
-            return list(points.values())
         return [replace(values, gradients=(self._sizes.get(keys[name]),)) for name, values in points.items()]
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "Callback",
     "CannotRecordError",
     "Change",
+    "FixedChange",
     "Listener",
     "NativeObjective",
     "ParameterValues",
@@ -52,6 +53,22 @@ Reduce = Callable[[str, np.ndarray, np.ndarray], np.ndarray]
 
 #: Takes a copy of a tensor's values, and returns new values of the same shape.
 Change = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class FixedChange:
+    """A change that is the same at each call, such as one by an array, so that its results need not be recorded.
+
+    Attributes:
+        function: takes the values, and returns new ones.
+    """
+
+    function: Change
+
+    def __call__(self, value: np.ndarray) -> np.ndarray:
+        """Return the function's result."""
+        return self.function(value)
+
 
 #: The abilities that a backend may have, with their meanings.
 ABILITIES: Final[Mapping[str, str]] = {
@@ -206,6 +223,17 @@ class Request:
     def repeats(self) -> bool:
         """Return whether there may be several pullbacks, so that the graph must outlive the first."""
         return self.several or len(self.objectives) > 1
+
+    @property
+    def has_changes(self) -> bool:
+        """Return whether a value or a gradient is changed at a point."""
+        return bool(self.override or self.add or self.edit)
+
+    @property
+    def has_functions(self) -> bool:
+        """Return whether a value or a gradient is changed by a function, which may give something else at each call."""
+        changes = (*self.override.values(), *self.add.values(), *self.edit.values())
+        return not all(isinstance(change, FixedChange) for change in changes)
 
     @property
     def has_native(self) -> bool:

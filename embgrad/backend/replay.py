@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.protocol import Change, Request
+from embgrad.backend.protocol import Change, FixedChange, Request
 from embgrad.objectives.native import NativeObjective
 
 __all__ = ["CallbackMemo", "Retries", "agreeing", "differ", "with_functions", "wrapped"]
@@ -53,7 +53,7 @@ def wrapped(request: Request, around: Callable[[Callable[[Any], Any]], Callable[
         around: takes a function of the user, and returns the function that wraps it.
     """
 
-    if not (request.override or request.add or request.edit or request.has_native):
+    if not (request.has_changes or request.has_native):
         return request
     objectives = tuple(
         replace(objective, function=around(objective.function)) if isinstance(objective, NativeObjective) else objective
@@ -158,9 +158,10 @@ class Retries:
     def next(self) -> Request:
         """Return the request for another try."""
         request = self._request
-        if not (request.override or request.add or request.edit):
-            return request
-        return with_functions(request, lambda option, key, change: self._records[option, key].again(change))
+        return with_functions(request, self._again)
+
+    def _again(self, option: str, key: str, change: Change) -> Change:
+        return change if isinstance(change, FixedChange) else self._records[option, key].again(change)
 
 
 def differ(first: np.ndarray | None, second: np.ndarray | None, relative: float, absolute: float) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from embgrad.backend.protocol import Change, FixedChange
 from embgrad.common.arrays import to_numpy
 from embgrad.errors import PointError, PointNotReachedError, UnsupportedError, brief
 from embgrad.forward.axes import Arrangement
@@ -15,9 +16,6 @@ __all__ = ["BroadcastArray", "checked_changes", "checked_option", "prepared"]
 
 #: The kinds of dtypes that hold real numbers.
 REAL: Final = "biuf"
-
-#: A tensor in its own axes → another of the same shape.
-Change = Callable[[np.ndarray], np.ndarray]
 
 
 class BroadcastArray(NamedTuple):
@@ -97,7 +95,7 @@ def prepared(
             _expect_shape(name, value, arrangement)
             return _native(option, spread, arrangement, value) if fixed is None else fixed
 
-        return constant
+        return FixedChange(constant)
 
     def called(value: np.ndarray) -> np.ndarray:
         _expect_shape(name, value, arrangement)

@@ -46,7 +46,7 @@ def expect_sole_use(
         PointNotReachedError: the objective follows the ids where the lookup's values stay.
     """
     known = bound.remembered(_sole) if bound.call is None else None
-    if word.dim != 1 or not bound.supports("override") or (known is not None and word.key in known):
+    if not bound.supports("override") or (known is not None and word.key in known):
         return
     other = _with_other_tokens(batch, word.rows)
     if other is None:

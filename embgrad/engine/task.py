@@ -140,6 +140,8 @@ class Task:
         word = located.get(WORD)
         if word is None or word.lookup is None or self.options.training or self.options.changed:
             return
+        if word.lookup.dim != 1:
+            return
         read = run.points[word.key if word.key in run.points else WORD].activation
 
         def evaluate(other: TokenBatch) -> np.ndarray:

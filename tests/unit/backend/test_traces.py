@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from embgrad.backend import Callback, NativeObjective, PointValues, Request, Response, Run
+from embgrad.backend.protocol import FixedChange
 from embgrad.backend.replay import Retries
 from embgrad.backend.trace_cache import TraceCache, UnfitError, UntraceableError
 from embgrad.backend.trace_check import Trial
@@ -249,6 +250,17 @@ def test_a_function_is_called_once_in_several_tries() -> None:
     np.testing.assert_array_equal(function(VALUE * 1e-9), VALUE * 1e-9 + 3)  # another value, however small
     np.testing.assert_array_equal(function(VALUE[:1].copy()), VALUE[:1] + 4)
     assert len(called) == 4
+
+
+def test_an_array_needs_no_record() -> None:
+    change = FixedChange(lambda value: value + 1)
+    request = Request(("word",), override={"word": change}, add={"word": lambda value: value})
+    assert request.has_functions
+    assert not Request(("word",), override={"word": change}).has_functions
+    following = Retries(request).next()
+    assert following.override["word"] is change
+    assert following.add["word"] is not request.add["word"]
+    np.testing.assert_array_equal(change(VALUE), VALUE + 1)
 
 
 @pytest.mark.parametrize("other", [1e3, np.nan, np.inf])
