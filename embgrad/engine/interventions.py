@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from embgrad.backend.protocol import Change, FixedChange
 from embgrad.common.arrays import to_numpy
 from embgrad.errors import PointError, PointNotReachedError, UnsupportedError, brief
 from embgrad.forward.axes import Arrangement
@@ -16,6 +15,9 @@ __all__ = ["BroadcastArray", "checked_changes", "checked_option", "prepared"]
 
 #: The kinds of dtypes that hold real numbers.
 REAL: Final = "biuf"
+
+#: Takes a tensor's values in its own axes, and returns values of the same shape.
+Change = Callable[[np.ndarray], np.ndarray]
 
 
 class BroadcastArray(NamedTuple):
@@ -95,7 +97,7 @@ def prepared(
             _expect_shape(name, value, arrangement)
             return _native(option, spread, arrangement, value) if fixed is None else fixed
 
-        return FixedChange(constant)
+        return constant
 
     def called(value: np.ndarray) -> np.ndarray:
         _expect_shape(name, value, arrangement)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend.objective_callback import BatchObjective, callback_of
-from embgrad.backend.protocol import BoundModel, Change, Request, Run
+from embgrad.backend.protocol import BoundModel, Change, FixedChange, Request, Run
 from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.decoder import with_decoder
 from embgrad.engine.input_warnings import (
@@ -177,7 +177,9 @@ class Task:
 
         def change(option: str, name: str, value: Any, point: Located) -> Change:
             function = prepared(option, name, value, point.arrangement, self.examples, self.count)
-            return memos[option, name].again(function) if memos is not None and callable(value) else function
+            if not callable(value):
+                return FixedChange(function)
+            return function if memos is None else memos[option, name].again(function)
 
         def changes(option: str) -> dict[str, Change]:
             if located is None:
