@@ -52,7 +52,15 @@ class Problem:
             self.batch.extra
             or (self.batch.token_batch.padded and self.world.architecture != "masked")
             or (types is not None and types.any())
+            or self._labels_are_ids
         )
+
+    @property
+    def _labels_are_ids(self) -> bool:
+        """Return whether the labels for each position are the ids, by chance."""
+        labels, ids = np.asarray(getattr(self.objective.argument, "labels", 0)), self.batch.token_batch.ids
+        counted = labels != -100
+        return labels.shape == ids.shape and bool(counted.any() and (labels == ids)[counted].all())
 
     def changed(self, changes: Changes) -> Oracle:
         return Oracle(Question(**{**vars(self.question), "changes": changes}))
