@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -153,10 +153,6 @@ class JaxPass(ModelPass):
         """Return the gradients that reach the tables of lookups in other ways."""
         below = {name: gradients.get(name) for name in self._names}
         return rests(self.structure.leaves, self.forward.survey, below) if self.request.tables else None
-
-    def masked_rows(self) -> Iterable[int | None]:
-        """Return the rows that the lookups of the ids mask."""
-        return [lookup.padding for lookup in self.recorder.lookups if lookup.layout is not None]
 
     def _computed(self) -> Forward:
         """Compute the graph of the model's Python, operation by operation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -163,7 +163,7 @@ class TensorFlowPass(ModelPass):
         super().__init__(model, batch, request, recorder)
         self.unused = planned.unused
         self._planned = planned
-        self._parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
+        self._parameters: Parameters | None = None
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
@@ -199,6 +199,8 @@ class TensorFlowPass(ModelPass):
 
     def activations(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the values at points."""
+        if self.request.parameters or self.request.tables:  # some models make their variables in the first call
+            self._parameters = Parameters(as_parts(self.model))
         self._variables = sources(self._watched.watcher, keys, self._parameters, self.request)
         return {key: taken(self._watched.taps.kept[key].numpy()) for key in keys}
 
@@ -228,10 +230,6 @@ class TensorFlowPass(ModelPass):
             return None
         below = {name: gradients.get(name) for name in self._variables}
         return rests(self._watched.watcher, keys, self._parameters, below)
-
-    def masked_rows(self) -> Iterable[int | None]:
-        """Return the rows that the layers of the lookups of the ids mask."""
-        return [lookup.padding for lookup in self.recorder.lookups if lookup.layout is not None]
 
     @contextlib.contextmanager
     def _prepared_to_recompute(self) -> Iterator[None]:

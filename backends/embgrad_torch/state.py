@@ -244,7 +244,7 @@ def _set_mode(model: Structure, training: bool, stack: contextlib.ExitStack) -> 
 
     The flags are restored one by one: modules may be in different modes, and an overridden `train` may do more.
     """
-    flags = list(map(_mode, model.modules))
+    flags = _modes(model.modules)
     stack.callback(_set_flags, model.modules, flags)
     if not training:
         _set_flags(model.modules, [False] * len(flags))
@@ -253,16 +253,17 @@ def _set_mode(model: Structure, training: bool, stack: contextlib.ExitStack) -> 
             _train(part)
 
 
-def _mode(module: Any) -> bool:
-    """Return whether a module is in training mode; False for frozen TorchScript modules, which have no mode."""
-    mode: bool = getattr(module, "training", False)
-    return mode
+def _modes(modules: Sequence[Any]) -> list[bool]:
+    """Return which modules are in training mode; False for frozen TorchScript modules, which have no mode."""
+    return [getattr(module, "training", False) for module in modules]
 
 
 def _set_flags(modules: Sequence[Any], flags: Sequence[bool]) -> None:
-    for module, flag in zip(modules, flags, strict=True):
-        if _mode(module) is not flag:
-            module.training = flag
+    now = _modes(modules)
+    if now != flags:
+        for module, mode, flag in zip(modules, now, flags, strict=True):
+            if mode is not flag:
+                module.training = flag
 
 
 def _train(part: Any) -> None:

@@ -80,7 +80,8 @@ def walk(parts: Sequence[Any]) -> Walked:
         path, module = waiting.pop()
         if id(module) not in reached:
             reached[id(module)] = (path, module)
-            waiting += [(joined(path, name), child) for name, child in reversed(_children(module))]
+            if module._modules:  # most modules hold none
+                waiting += [(joined(path, name), child) for name, child in reversed(_children(module))]
     has_keras = "keras" in sys.modules and any(is_keras(module) for _, module in reached.values())
     return _walk_keras(parts) if has_keras else Walked(reached.values())
 

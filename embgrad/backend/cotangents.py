@@ -105,6 +105,8 @@ def answers_in_turn(request: Request, answer_of: Callable[[Respond | NativeObjec
     with at_index(0, count):
         first = answer_of(request.objectives[0])
     responses = [first.response]
+    if count == 1:  # nothing holds on to the outputs during the pullback
+        return Answers(first.sets, responses, first.outputs)
 
     def sets_in_turn() -> Iterator[Cotangents]:
         yield from first.sets

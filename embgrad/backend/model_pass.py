@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ import numpy as np
 from embgrad.backend.cotangents import Answer, Cotangents, Tensors, answered, answers_in_turn, values_at
 from embgrad.backend.own_mask import GradientSizes, unused_inputs
 from embgrad.backend.protocol import NativeObjective, ParameterValues, Point, Request, Respond, Run, TableRest
+from embgrad.errors import PointNotReachedError
 from embgrad.forward.descent import Reached
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
@@ -112,7 +114,9 @@ class ModelPass(ABC):
 
     def lookups(self) -> Mapping[str, str]:
         """Return the keys of the points that the request names, by these names."""
-        return self.recorder.resolve(self.unseen())
+        with contextlib.suppress(PointNotReachedError):
+            return self.recorder.resolve()
+        return self.recorder.resolve(self.unseen())  # raises the error with the reason
 
     def objective(self, returned: Any, objective: Respond | NativeObjective) -> Answer:
         """Return the answer of one objective to the model's return value."""
@@ -128,7 +132,7 @@ class ModelPass(ABC):
 
     def masked_rows(self) -> Iterable[int | None]:
         """Return for each lookup of the ids the row that its layer masks by itself; None for one that masks none."""
-        return ()
+        return [lookup.padding for lookup in self.recorder.lookups if lookup.layout is not None]
 
     # The pass
 
