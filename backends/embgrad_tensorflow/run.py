@@ -169,8 +169,8 @@ class TensorFlowPass(ModelPass):
     def prepared(self) -> Iterator[None]:
         """Take a snapshot of the model, and let the user's functions find it in the requested mode."""
         self._snapshot = snapshot = snapshot_of(self.model, self.request)
-        with for_user_code(self.request, lambda: snapshot) as request:
-            self.request = request
+        with for_user_code(self.request, lambda: snapshot) as request, contextlib.ExitStack() as stack:
+            self.request, self._stack = request, stack
             self._tape = tf.GradientTape(persistent=request.repeats, watch_accessed_variables=request.parameters)
             self._watched = _WatchedCall(self.model, request, self.recorder, self._tape)
             asked = _asked_in_graph(request) if self._planned.graph == "alone" else None
@@ -202,13 +202,13 @@ class TensorFlowPass(ModelPass):
         if self.request.parameters or self.request.tables:  # some models make their variables in the first call
             self._parameters = Parameters(as_parts(self.model))
         self._variables = sources(self._watched.watcher, keys, self._parameters, self.request)
+        self._stack.enter_context(self._prepared_to_recompute())  # once for all pullbacks
         return {key: taken(self._watched.taps.kept[key].numpy()) for key in keys}
 
     def pull_back(self, cotangents: Cotangents, keys: Sequence[str]) -> Pullback:
         """Pull one set of cotangents back to the points, and to the variables that the request needs."""
         taps = self._watched.taps
-        with self._prepared_to_recompute():
-            gradients = pull_back(taps, cotangents, [taps.kept[key] for key in keys], self._variables)
+        gradients = pull_back(taps, cotangents, [taps.kept[key] for key in keys], self._variables)
         below = dict(zip(self._variables, gradients[len(keys) :], strict=True))
         return Pullback(dict(zip(keys, gradients, strict=False)), taps.before[-1], below)
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from embgrad.backend.cotangents import Cotangents
-from embgrad.backend.model_pass import Pullback
+from embgrad.backend import Cotangents, Pullback
 from embgrad_torch.inputs import like, to_numpy
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.tap import Taps

@@ -9,9 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from embgrad.backend import Call, NativeObjective, ParameterValues, Request, Respond, Run, TableRest
-from embgrad.backend.cotangents import Answer, Cotangents
-from embgrad.backend.model_pass import ModelPass, Pullback
+from embgrad.backend import (
+    Answer,
+    Call,
+    Cotangents,
+    ModelPass,
+    NativeObjective,
+    ParameterValues,
+    Pullback,
+    Request,
+    Respond,
+    Run,
+    TableRest,
+)
 from embgrad.backend.objective_callback import BatchObjective
 from embgrad.backend.replay import Retries, wrapped
 from embgrad.backend.signature import as_parts
@@ -57,10 +67,10 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     native = request.has_native and not request.compiled and request.pullback
     if request.parameters or request.training or native:
         return TorchPass(model, batch, request, frozen=False).run()
-    following = Retries(request).next if request.has_functions else lambda: request
+    tries = Retries(request)
     with contextlib.suppress(WeightsDifferentiated):
-        return TorchPass(model, batch, following(), frozen=True).run()
-    return TorchPass(model, batch, following(), frozen=False).run()
+        return TorchPass(model, batch, tries.next(), frozen=True).run()
+    return TorchPass(model, batch, tries.next(), frozen=False).run()
 
 
 class TorchPass(ModelPass):
@@ -99,8 +109,7 @@ class TorchPass(ModelPass):
                 self._tables = Tables(structure.parts, walked, request)
                 tables = {f"table {number}": table for number, table in enumerate(self._tables.parameters)}
                 self._leaves = {**self._leaves, **tables}
-            if request.has_changes or request.has_native:
-                self.request = request = wrapped(request, self._with_trainable_weights)
+            self.request = request = wrapped(request, self._with_trainable_weights)
             self._taps = taps = Taps(request, attached=not self.frozen)
             self._mode = mode = LookupMode(recorder, taps, TablePaths(walked))
             mode.frozen = self.frozen and weights.freeze(() if self._tables is None else self._tables.parameters)

@@ -93,7 +93,7 @@ ABILITIES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Response:
-    """What an objective returns for the outputs of a model.
+    """The values and cotangents that an objective returns for the outputs of a model.
 
     Attributes:
         values: the objective's values, float64, of shape (example,); () for a native objective of the whole batch.

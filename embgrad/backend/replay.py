@@ -158,7 +158,7 @@ class Retries:
     def next(self) -> Request:
         """Return the request for another try."""
         request = self._request
-        return with_functions(request, self._again)
+        return with_functions(request, self._again) if request.has_functions else request
 
     def _again(self, option: str, key: str, change: Change) -> Change:
         return change if isinstance(change, FixedChange) else self._records[option, key].again(change)

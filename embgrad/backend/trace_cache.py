@@ -207,7 +207,7 @@ class _Call(Generic[Trace]):
         self._lengths = lengths
         self._request = request
         self._maker = maker
-        self._next = Retries(request).next if request.has_functions else lambda: request
+        self._tries = Retries(request)
         native = next((objective for objective in request.objectives if isinstance(objective, NativeObjective)), None)
         code: Any = None if native is None else getattr(native.function, "__code__", None) or type(native.function)
         self._objective: Hashable = code
@@ -216,7 +216,7 @@ class _Call(Generic[Trace]):
         """Return the result of a trace, or of the model."""
         reason = self._form.refused.get(self._objective, None) or self._form.refused.get(None, None)
         if reason is not None:
-            return self._with_reason(self._maker.plain(self._next()), reason)
+            return self._with_reason(self._maker.plain(self._tries.next()), reason)
         for _ in range(2):  # which outputs an objective uses is known only after it has run
             used = self._form.used.get(self._objective, None)
             key = None if used is None else self._key(used)
@@ -227,16 +227,18 @@ class _Call(Generic[Trace]):
                 break
             record_again(changes)
             try:
-                return self._maker.run(self._form.traces[key], self._next())
+                return self._maker.run(self._form.traces[key], self._tries.next())
             except OtherUseError as error:
                 self._form.used.put(self._objective, error.used)
             except UnfitError as error:
-                return self._with_reason(self._maker.plain(self._next()), f"the trace failed on this batch ({error})")
+                return self._with_reason(
+                    self._maker.plain(self._tries.next()), f"the trace failed on this batch ({error})"
+                )
         return self._compare()
 
     def _compare(self) -> Run:
         """Run the model itself, then a trace, and return the trace's result if the two agree, else the model's."""
-        trial = Trial(self._next(), self._maker.watched)
+        trial = Trial(self._tries.next(), self._maker.watched)
         with changes_recorded() as changes:
             result = self._maker.plain(trial.first())
         record_again(changes)

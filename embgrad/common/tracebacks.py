@@ -1,4 +1,4 @@
-"""What a traceback says: whether an error is a mistake in embgrad's own code, and which frames are the user's and the model's."""
+"""Tests of tracebacks: whether an error is a mistake in embgrad's own code, and which frames are the user's and the model's."""
 
 from __future__ import annotations
 

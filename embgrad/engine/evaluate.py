@@ -12,8 +12,7 @@ from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
-from embgrad.common.progress import Progress, reporter
-from embgrad.engine.call_errors import explained_errors
+from embgrad.common.progress import Progress
 from embgrad.engine.options import checked_options
 from embgrad.engine.probe import with_shared
 from embgrad.engine.run import objectives_of
@@ -125,11 +124,8 @@ def evaluated_each(
     if is_cut:
         task.expect_cuttable(batch_size, count)
     done: list[list[np.ndarray]] = []
-    explained = explained_errors(task.bound, batch, sub_batches=is_cut, size=batch_size, objectives=task.objectives)
-    with explained, reporter(progress) as report:
-        report(0, count)
-        for piece in pieces_of(task, batch, batch_size):
+    with pieces_of(task, batch, batch_size, progress) as sub_batches:
+        for piece in sub_batches:
             with piece.compared:
                 done.append(objectives_of(piece.task, piece.batch))
-            report(piece.end, count)
     return [np.concatenate(pieces) if is_cut else pieces[0] for pieces in zip(*done, strict=True)]

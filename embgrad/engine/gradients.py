@@ -12,7 +12,7 @@ from embgrad.backend.protocol import Call
 from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.options import count_or_none
-from embgrad.common.progress import Progress, reporter
+from embgrad.common.progress import Progress
 from embgrad.engine.assemble import joined, warn_of_leak
 from embgrad.engine.call_errors import explained_decoder, explained_errors, explained_forward
 from embgrad.engine.descent import with_certain_roles
@@ -208,14 +208,11 @@ def results_of_each(
             expect_examples_first(task, batch[:batch_size], batch)
 
     pieces: list[list[dict[str, EmbeddingGradients]]] = []
-    explained = explained_errors(bound, batch, sub_batches=is_cut, size=batch_size, objectives=task.objectives)
-    with explained, reporter(progress) as report:
-        report(0, count)
-        for piece in pieces_of(task, batch, batch_size):
+    with pieces_of(task, batch, batch_size, progress) as sub_batches:
+        for piece in sub_batches:
             with piece.compared:
                 results = run_task(piece.task, piece.batch)
                 pieces.append(_certified(piece, results) if options.check else results)
-            report(piece.end, count)
     if options.compile:
         _warn_of_uncompiled([by_name for results in pieces for by_name in results])
     joint = [

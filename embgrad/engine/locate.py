@@ -257,9 +257,7 @@ def meanings_in_sub_batch(bound: BoundModel, names: Iterable[str], batch: TokenB
         reached = bound.points(sub_batch)
         named = _named(bound, wanted, sub_batch, reached)
         meant = _meant(named, _arranged(bound, named, sub_batch, reached), sub_batch)
-    except (
-        errors_of_model()
-    ):  # the model may accept no other number of examples: the whole batch gives the better message
+    except errors_of_model():  # it may accept no other number of examples: the whole batch gives the better message
         return None
     if not isinstance(reached, Reached):
         return Meanings(meant, _times(bound, reached), ())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from embgrad.backend.recorded_changes import changes_recorded
+from embgrad.common.progress import Progress, reporter
 from embgrad.common.tracebacks import errors_of_model
+from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.company import tolerance_of
 from embgrad.engine.run import run_located
 from embgrad.engine.task import Task
@@ -27,38 +29,50 @@ class Piece:
     Attributes:
         task: the task for these examples.
         batch: the examples.
-        end: the number of examples up to the last of these.
         compared: a context in which they are run, see `compared`; it can be entered once.
     """
 
     task: Task
     batch: TokenBatch
-    end: int
-    compared: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
+    compared: AbstractContextManager[None]
 
 
-def pieces_of(task: Task, batch: TokenBatch, batch_size: int | None) -> list[Piece]:
-    """Return the sub-batches of at most `batch_size` examples, or the whole batch, in order.
+@contextlib.contextmanager
+def pieces_of(
+    task: Task, batch: TokenBatch, batch_size: int | None, progress: Progress | bool | None
+) -> Iterator[Iterator[Piece]]:
+    """Yield the sub-batches of at most `batch_size` examples, or the whole batch, to be run in order while the context is open.
 
     Args:
         task: the task for all examples.
         batch: all examples.
         batch_size: the most examples of a sub-batch; None for the whole batch.
+        progress: see `gradients`.
+
+    Raises:
+        BatchError: an error of the model is explained, see `explained_errors`.
     """
     count = len(batch)
-    if batch_size is None or batch_size >= count:
-        return [Piece(task, batch, count)]
-    pieces: list[Piece] = []
-    end = 0
-    for sub_batch in batch.micro_batches(batch_size):
+    is_cut = batch_size is not None and batch_size < count
+    explained = explained_errors(task.bound, batch, sub_batches=is_cut, size=batch_size, objectives=task.objectives)
+    with explained, reporter(progress) as report:
+        yield _reported(task, batch, batch_size if is_cut else None, report)
+
+
+def _reported(task: Task, batch: TokenBatch, size: int | None, report: Progress) -> Iterator[Piece]:
+    count, end = len(batch), 0
+    report(end, count)
+    for sub_batch in (batch,) if size is None else batch.micro_batches(size):
         start, end = end, end + len(sub_batch)
-        piece = Piece(task.for_examples(slice(start, end), count), sub_batch, end)
+        sub_task = task if size is None else task.for_examples(slice(start, end), count)
         # The other sub-batches have as many examples as the first; a model that draws random numbers computes something else in
         # each pass.
-        if not task.options.training and (not start or len(sub_batch) != batch_size):
-            piece = replace(piece, compared=compared(task, batch, piece.task, sub_batch, start))
-        pieces.append(piece)
-    return pieces
+        is_compared = size is not None and not task.options.training and (not start or len(sub_batch) != size)
+        comparison: AbstractContextManager[None] = (
+            compared(task, batch, sub_task, sub_batch, start) if is_compared else contextlib.nullcontext()
+        )
+        yield Piece(sub_task, sub_batch, comparison)
+        report(end, count)
 
 
 @contextlib.contextmanager

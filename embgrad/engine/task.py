@@ -138,9 +138,7 @@ class Task:
             PointNotReachedError: the lookup may be none of embeddings.
         """
         word = located.get(WORD)
-        if word is None or word.lookup is None or self.options.training or self.options.changed:
-            return
-        if word.lookup.dim != 1:
+        if word is None or word.lookup is None or word.lookup.dim != 1 or self.options.training or self.options.changed:
             return
         read = run.points[word.key if word.key in run.points else WORD].activation
 
