@@ -1,0 +1,113 @@
+"""Single wrong changes to a room's code, and whether its tests notice: `python -m tests.mutants --room inputs --seed 0`.
+
+The sample is of lines that the room's own tests execute; for each change the tests that execute its line run, in a process of
+its own, and nothing is written into the sources. mutmut changes copies in which every function is renamed and reached by way of
+another, which this library would see (it reads sources, and finds models' functions by their code), and takes no sample;
+cosmic-ray writes into the working tree and starts the whole test command for each change, which takes seconds in place of a
+fraction of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.mutants.changes import Change, changes_in, read_equivalents
+from tests.mutants.running import Record, record_tests, try_changes
+
+ROOT = Path(__file__).parents[2]
+EQUIVALENT = Path(__file__).with_name("equivalent.txt")
+
+
+def folders_of(room: str) -> tuple[Path, Path]:
+    """Return the folders of a room's sources and of its tests."""
+    if room.startswith("embgrad_"):
+        return ROOT / "backends" / room, ROOT / "tests" / "frameworks" / room.removeprefix("embgrad_")
+    return ROOT / "embgrad" / room, ROOT / "tests" / "unit" / room
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Return a digest of the texts of files."""
+    made = hashlib.sha256()
+    for file in sorted(files):
+        made.update(f"{file}\0".encode() + file.read_bytes())
+    return made.hexdigest()[:16]
+
+
+def draw(record: Record, sources: list[Path], number: int, seed: int) -> tuple[list[Change], int]:
+    """Return a sample of the changes to executed lines, one a line, and the number of such lines.
+
+    A change is drawn by a digest of its texts, so that the sample changes little when other lines do.
+    """
+    drawn: dict[tuple[Path, int], tuple[str, Change]] = {}
+    for file in sources:
+        source, repeats = file.read_bytes(), Counter[str]()
+        for change in changes_in(file, source):
+            before, after = change.lines(source)
+            if record.tests_of(change):
+                text = f"{seed}\0{file.name}\0{before.strip()}\0{after.strip()}"
+                repeats[text] += 1
+                key = hashlib.sha256(f"{text}\0{repeats[text]}".encode()).hexdigest()
+                place = (file, change.line)
+                drawn[place] = min(drawn.get(place, (key, change)), (key, change), key=lambda pair: pair[0])
+    chosen = sorted(drawn.values(), key=lambda pair: pair[0])[:number]
+    return sorted((change for _, change in chosen), key=lambda change: (change.file, change.line)), len(drawn)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--room", help="a folder of embgrad/, or a package of backends/")
+    parser.add_argument("--sources", type=Path, help="a folder of sources, in place of a room's")
+    parser.add_argument("--tests", type=Path, help="a folder of tests, in place of a room's")
+    parser.add_argument("--number", type=int, default=40, help="number of changes")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--equivalent", type=Path, default=EQUIVALENT, help="list of changes that change nothing")
+    parser.add_argument("--fresh", action="store_true", help="import everything anew for each change, as backends need")
+    options = parser.parse_args()
+    if options.room is None and (options.sources is None or options.tests is None):
+        parser.error("name a --room, or --sources and --tests")
+    begin = time.monotonic()
+    sys.path[:0] = [str(ROOT), str(ROOT / "backends")]  # before the library that is installed
+    sources, tests = folders_of(options.room) if options.room else (options.sources.resolve(), options.tests.resolve())
+    root = ROOT if options.room else sources.parent
+    files = sorted(sources.rglob("*.py"))
+    if not files or not tests.is_dir():
+        parser.error(f"there are no sources in {sources}, or no tests in {tests}")
+    helpers = [*ROOT.glob("embgrad/**/*.py"), *ROOT.glob("tests/*.py"), *ROOT.glob("tests/unit/*.py")]
+    digest = digest_of({*files, *tests.rglob("*.py"), *helpers, *Path(__file__).parent.glob("*.py")})
+    record = record_tests(files, [str(tests)], root / ".cache" / "mutants" / f"{sources.name}-{digest}.json")
+    changes, lines = draw(record, files, options.number, options.seed)
+    known = read_equivalents(options.equivalent.read_text())
+    texts = [change.lines(change.file.read_bytes()) for change in changes]
+    names = [change.file.relative_to(root).as_posix() for change in changes]
+    reasons = [known.get((name, *map(str.strip, text))) for name, text in zip(names, texts, strict=True)]
+    tried = [change for change, reason in zip(changes, reasons, strict=True) if reason is None]
+    fresh = options.fresh or (options.room or "").startswith("embgrad_")
+    outcomes = iter(try_changes(record, [str(tests)], tried, fresh))
+    table: dict[str, Counter[str]] = {}
+    survivors = list[str]()
+    for change, name, text, reason in zip(changes, names, texts, reasons, strict=True):
+        outcome = "equivalent" if reason is not None else "noticed" if next(outcomes) else "survived"
+        table.setdefault(name, Counter())[outcome] += 1
+        if outcome == "survived":
+            survivors.append(f"{name}:{change.line}\n-{text[0]}\n+{text[1]}\n")
+    print(f"{'file':<60} {'noticed':>8} {'survived':>9} {'equivalent':>11}")
+    for name, count in table.items():
+        print(f"{name:<60} {count['noticed']:>8} {count['survived']:>9} {count['equivalent']:>11}")
+    print("", *survivors, sep="\n")
+    noticed = len(tried) - len(survivors)
+    print(
+        f"{options.room or sources.name}, seed {options.seed}: noticed {noticed} of {len(tried)} changes "
+        f"({noticed / max(len(tried), 1):.0%}), {len(changes) - len(tried)} equivalent; one each of {len(changes)} of "
+        f"{lines} lines, {time.monotonic() - begin:.0f} s"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""The command that changes single lines tells those that the tests notice from the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.changes import changes_in, read_equivalents
+
+ROOT = Path(__file__).parents[3]
+SOURCE = """\
+STRICT = True
+
+
+def checked(number, limit):
+    if not STRICT:
+        return None
+    if number > limit:
+        raise ValueError(f"{number} is more than {limit}")
+    return max([number])
+
+
+def unseen(number):
+    return number * 2
+"""
+TESTS = """\
+import pytest
+from tiny import checked
+
+
+def test_the_limit():
+    assert checked(1, 3) == 1
+    with pytest.raises(ValueError):
+        checked(4, 3)
+"""
+EQUIVALENT = """\
+tiny/tiny.py
+- return max([number])
++ return min([number])
+A list of one number.
+"""
+
+
+def changed_lines(source: str) -> set[str]:
+    return {change.lines(source.encode())[1].strip() for change in changes_in(Path("x.py"), source.encode())}
+
+
+def test_a_survivor_is_shown_and_an_equivalent_change_is_left_out(tmp_path: Path) -> None:
+    sources, tests, listed = tmp_path / "tiny", tmp_path / "tests", tmp_path / "list.txt"
+    sources.mkdir()
+    tests.mkdir()
+    for file, text in {sources / "tiny.py": SOURCE, tests / "test_tiny.py": TESTS, listed: EQUIVALENT}.items():
+        file.write_text(text)
+    options = ["--sources", str(sources), "--tests", str(tests), "--equivalent", str(listed)]
+    command = [sys.executable, "-m", "tests.mutants", *options]
+    surroundings = {**os.environ, "PYTHONPATH": str(sources)}
+    done = subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    header, counts, *_ = done.stdout.splitlines()
+    assert header.split() == ["file", "noticed", "survived", "equivalent"]
+    assert counts.split() == ["tiny/tiny.py", "2", "1", "1"]
+    assert "tiny/tiny.py:7\n-    if number > limit:\n+    if number >= limit:\n\n" in done.stdout
+    assert "tiny, seed 0: noticed 2 of 3 changes (67%), 1 equivalent; one each of 4 of 4 lines" in done.stdout
+    assert (sources / "tiny.py").read_text() == SOURCE
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("if a is not b: pass", {"if a is b: pass"}),
+        ("if a: pass", {"if not a: pass"}),
+        ("x = f(a, axis=0)", {"x = f(a)", "x = f(a, axis=1)", "x = f(a, axis=(-1))"}),
+        ("x = a[:n]", {"x = a[:n + 1]", "x = a[:n - 1]"}),
+        ("x = a and not b", {"x = a or not b", "x = a and b"}),
+        ("x = -a * 2.0", {"x = a * 2.0", "x = -a / 2.0", "x = -a * 3.0", "x = -a * 1.0"}),
+        ("x.y = max(a)", {"pass", "x.y = min(a)"}),
+        ("x: 'dict[int, str]' = True", {"x: 'dict[int, str]' = False"}),
+        ("raise ValueError(f'{a + 1}' + 'b')", set()),
+        ("assert a == b, a + b", {"assert a != b, a + b"}),
+        ("for a, b in zip(c, d, strict=True): continue", {"for a, b in zip(c, d, strict=True): pass"}),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING: x = 1", set()),
+        ("__all__ = ['a'] * 2", set()),
+    ],
+)
+def test_what_a_line_can_become(before: str, after: set[str]) -> None:
+    assert changed_lines(before) == after
+
+
+def test_a_moved_line_is_still_recognised() -> None:
+    listed = read_equivalents("# A comment.\n\na.py\n- x = 1\n+ x = 2\nIt is\nnever read.\n")
+    assert listed == {("a.py", "x = 1", "x = 2"): "It is never read."}
