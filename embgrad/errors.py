@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from embgrad.common.text import visible_lines
 
@@ -65,6 +65,10 @@ class EmbgradError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.see()}"
+
+
+#: How the names of modules begin whose code is embgrad's, or runs between two functions of embgrad's.
+OWN_CODE: Final = ("embgrad.", "embgrad_", "functools", "contextlib")
 
 
 class EmbgradWarning(UserWarning):
@@ -177,6 +181,6 @@ def listed(names: Iterable[object], most: int = 8) -> str:
 def level_of_user() -> int:
     """Return the number of frames from the caller up to the user's code, for a warning's `stacklevel`."""
     level, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("embgrad.", "embgrad_")):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(OWN_CODE):
         level, frame = level + 1, frame.f_back
     return level

@@ -26,8 +26,8 @@ from embgrad.backend.registry import bind
 from embgrad.common.keywords import explained
 from embgrad.common.metrics import lengths
 from embgrad.common.options import count_or_none, expect_flag
-from embgrad.engine.decoder import further_text, takes_decoder
 from embgrad.engine.embedding_table import table_of
+from embgrad.engine.encoder_decoders import further_text, takes_decoder
 from embgrad.engine.generate import generated
 from embgrad.engine.keras_generate import prompts_of_texts
 from embgrad.engine.options import expect_one_name

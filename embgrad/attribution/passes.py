@@ -13,12 +13,12 @@ from embgrad.backend.protocol import BoundModel, Call
 from embgrad.backend.registry import bind
 from embgrad.common.options import count_or_none, expect_flag
 from embgrad.engine.company import Company, company_of, differs, rows_of_test, tolerance_of
-from embgrad.engine.decoder import with_decoder
+from embgrad.engine.encoder_decoders import with_decoder
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions, expect_one_name
 from embgrad.engine.probe import with_shared
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
@@ -107,9 +107,10 @@ class Passes:
         # model, as batch norm does in training mode.
         split = pullback and (self.is_native or self.training) and self.company is Company.HELD
         options = self._options((self.at,), changes, split=split)
-        task = Task(self.bound, self.objective, options, pullback=pullback, quiet=self.quiet or self.values is not None)
+        quiet = self.quiet or self.values is not None
+        question = Question(self.bound, self.batch, (self.objective,), options, pullback=pullback, quiet=quiet)
         is_whole = self.is_native or self.size >= len(self.batch)
-        result = results_of(task, self.batch, None if is_whole else self.size)[self.at]
+        result = results_of(question, None if is_whole else self.size)[self.at]
         if result.values.ndim != 3 or result.values.shape[:2] != self.batch.shape:
             raise UnsupportedError(
                 f"the point {self.at!r} has the shape {result.values.shape}: expected (example, position, dim), "
@@ -133,10 +134,12 @@ class Passes:
     ) -> GradientOptions:
         return GradientOptions(names, training=self.training, pads=self.pads, split=split, changes=changes)
 
-    def forward_task(self, objective: Objective | NativeObjective | None = None, *, quiet: bool = True) -> Task:
-        """Return the task of forward passes that change no value, for an objective, by default that of the batch."""
+    def forward_question(
+        self, batch: TokenBatch, objective: Objective | NativeObjective | None = None, *, quiet: bool = True
+    ) -> Question:
+        """Return the question of forward passes that change no value, for an objective, by default that of the own batch."""
         chosen = self.objective if objective is None else objective
-        return Task(self.bound, chosen, self._options((), {}), pullback=False, quiet=quiet)
+        return Question(self.bound, batch, (chosen,), self._options((), {}), pullback=False, quiet=quiet)
 
     def _is_of_decoder(self, result: EmbeddingGradients) -> bool:
         """Return whether the point belongs to an encoder-decoder's decoder, whose length may be that of the batch."""
@@ -204,15 +207,18 @@ class Passes:
 
     def _values_in(self, examples: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return the objectives of these examples with these values at the point."""
-        return evaluated(self._task(examples, values, ()), self.batch.take(examples))
+        return evaluated(self._question(examples, values, ()))
 
-    def _task(self, examples: np.ndarray, values: np.ndarray, names: tuple[str, ...], *, split: bool = False) -> Task:
-        """Return the task of a pass of these examples with these values at the point; without names it takes no gradients."""
+    def _question(
+        self, examples: np.ndarray, values: np.ndarray, names: tuple[str, ...], *, split: bool = False
+    ) -> Question:
+        """Return the question of a pass of these examples with these values at the point; without names it takes no gradients."""
         objective = self.objective
         if not isinstance(objective, NativeObjective):
             objective = objective.take(examples, len(self.batch))
         options = self._options(names, {"override": {self.at: values}}, split=split)
-        return Task(self.bound, objective, options, pullback=bool(names), quiet=True)
+        batch = self.batch.take(examples)
+        return Question(self.bound, batch, (objective,), options, pullback=bool(names), quiet=True)
 
     @property
     def batches_at_once(self) -> int:
@@ -236,7 +242,7 @@ class Passes:
             yield 0, len(tested.objective), tested.values, tested.objective
         for piece in self._pieces(rows, names, 0 if tested is None else len(tested.objective)):
             try:
-                result = results_of(piece.task, piece.batch)[self.at]
+                result = results_of(piece.question)[self.at]
             except (NoGradientError, ObjectiveError) as error:
                 raise self._explained(error, piece.start, piece.end) from error
             yield piece.start, piece.end, result.values[piece.read], result.objective[piece.read]
@@ -254,7 +260,7 @@ class Passes:
             values[:start] = tested.objective
         for piece in self._pieces(rows, (), start):
             try:
-                values[piece.start : piece.end] = evaluated(piece.task, piece.batch)[piece.read]
+                values[piece.start : piece.end] = evaluated(piece.question)[piece.read]
             except ObjectiveError as error:
                 raise self._explained(error, piece.start, piece.end) from error
         return values
@@ -277,13 +283,13 @@ class Passes:
 
         def run(examples: np.ndarray, values: np.ndarray) -> np.ndarray:
             chosen = np.append(examples, np.arange(end) % count)
-            task, batch = self._task(chosen, np.append(values, rows.values(0, end), 0), names), self.batch.take(chosen)
+            question = self._question(chosen, np.append(values, rows.values(0, end), 0), names)
             try:
                 if names:
-                    result = results_of(task, batch)[self.at]
+                    result = results_of(question)[self.at]
                     gradients, objectives = result.values[test:], result.objective
                 else:
-                    gradients, objectives = np.empty(0), evaluated(task, batch)
+                    gradients, objectives = np.empty(0), evaluated(question)
             except (NoGradientError, ObjectiveError):  # perhaps at values that the method tries: these are run again
                 return self._values_in(examples, values)
             made.append(_Tested(gradients, objectives[test:]))
@@ -309,8 +315,8 @@ class Passes:
                 values = self.inputs.copy()
                 values[examples] = rows.values(start, end)
                 examples, read = np.arange(count), slice(start % count, start % count + 1)
-            task = self._task(examples, values, names, split=is_held and bool(names))
-            yield _Piece(start, end, task, self.batch.take(examples), read)
+            question = self._question(examples, values, names, split=is_held and bool(names))
+            yield _Piece(start, end, question, read)
 
     def _explained(self, error: NoGradientError | ObjectiveError, start: int, end: int) -> Exception:
         count = len(self.batch)
@@ -336,8 +342,7 @@ class _Piece(NamedTuple):
 
     start: int
     end: int
-    task: Task
-    batch: TokenBatch
+    question: Question
     read: slice
 
 

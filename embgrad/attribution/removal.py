@@ -61,7 +61,7 @@ def removal_of(passes: Passes, remove: Any, keep_special: bool, tokenizer: Any) 
     _ = removal.removable
     if removal.remove == DELETE:
         size = None if passes.size >= len(passes.batch) else passes.size
-        evaluated(passes.forward_task(quiet=False), passes.batch, size)
+        evaluated(passes.forward_question(passes.batch, quiet=False), size)
     else:
         _ = passes.inputs
     return removal
@@ -183,7 +183,7 @@ class Removal:
             return None
         some = slice(0, min(passes.size, len(passes.batch)))
         objective = passes.objective.take(some, len(passes.batch))
-        run, _ = run_located(passes.forward_task(objective), passes.batch[some])
+        run, _ = run_located(passes.forward_question(passes.batch[some], objective))
         shape = run.objectives[0].shape
         return shape[-1] if shape else None
 
@@ -199,7 +199,7 @@ class Removal:
             moved = np.where(columns[examples] < 0, columns[examples], (kept & before).sum(1))
             objective.position = moved
         try:
-            return evaluated(passes.forward_task(objective), _shorter(passes.batch, examples, kept, self._apart))
+            return evaluated(passes.forward_question(_shorter(passes.batch, examples, kept, self._apart), objective))
         except ObjectiveError as error:
             numbers = sorted(set(examples.tolist()))
             raise ObjectiveError(

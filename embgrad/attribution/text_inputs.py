@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.attribution.passes import Passes
 from embgrad.common.tracebacks import errors_of_model
-from embgrad.engine.decoder import further_text, with_decoder
+from embgrad.engine.encoder_decoders import further_text, with_decoder
 from embgrad.engine.evaluate import evaluated
 from embgrad.errors import UnsupportedError
 from embgrad.inputs.batch import TokenBatch
@@ -101,5 +101,5 @@ def _has_effect(passes: Passes, name: str, changes: tuple[Callable[[np.ndarray],
 
 def _objectives(passes: Passes, batch: TokenBatch) -> np.ndarray:
     # Whether L depends on an input is asked in evaluation mode, in which few models draw random numbers.
-    task = replace(passes, training=False).forward_task()
-    return evaluated(task, batch, None if passes.size >= len(batch) else passes.size)
+    question = replace(passes, training=False).forward_question(batch)
+    return evaluated(question, None if passes.size >= len(batch) else passes.size)

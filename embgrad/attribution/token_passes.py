@@ -17,13 +17,12 @@ from embgrad.backend.protocol import BoundModel, PointValues, Reduce
 from embgrad.common.finite import not_finite
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.company import Company
-from embgrad.engine.decoder import with_decoder
+from embgrad.engine.encoder_decoders import with_decoder
 from embgrad.engine.evaluate import evaluated_each
 from embgrad.engine.options import GradientOptions
-from embgrad.engine.provenance import provenance
-from embgrad.engine.run import reduced_of, run_located, run_task
+from embgrad.engine.question import Question
+from embgrad.engine.run import reduced_of, run_located, run_question
 from embgrad.engine.sub_batches import compared
-from embgrad.engine.task import Task
 from embgrad.errors import NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import decoder_of as decoder_side
@@ -143,9 +142,9 @@ class TokenPasses:
         """Return the batch's own values at the points, float64, (example, position, dim)."""
         pieces = []
         for rows in self.pieces(1):
-            task, batch = self._task(rows, {}, pullback=False, quiet=True), self.batch.take(rows)
-            with explained_errors(self.bound, batch):
-                (results,) = run_task(task.of_objective(task.objectives[-1]), batch)
+            question = self._question(rows, {}, pullback=False, quiet=True)
+            with explained_errors(self.bound, question.batch):
+                (results,) = run_question(question.only(-1))
             pieces.append([results[name].activations for name in self.names])
         return [np.concatenate(arrays).astype(np.float64) for arrays in zip(*pieces, strict=True)]
 
@@ -172,44 +171,41 @@ class TokenPasses:
             NoGradientError: an output does not depend on a point, or a gradient is not finite.
         """
         changes = {} if values is None else {"override": dict(zip(self.names, values, strict=True))}
-        task = self._task(rows % len(self.batch), changes, pullback=True, quiet=quiet)
-        with self._compared(task, rows) if values is None else contextlib.nullcontext():
-            return self._passed(task, rows, reduce, weighed)
+        question = self._question(rows % len(self.batch), changes, pullback=True, quiet=quiet)
+        with self._compared(question, rows) if values is None else contextlib.nullcontext():
+            return self._passed(question, reduce, weighed)
 
-    def _compared(self, task: Task, rows: np.ndarray) -> AbstractContextManager[None]:
+    def _compared(self, question: Question, rows: np.ndarray) -> AbstractContextManager[None]:
         """Return the context in which a sub-batch of the batch is run, see `embgrad.engine.sub_batches.compared`."""
         count, start = len(self.batch), int(rows[0])
         if len(rows) == count or (start and len(rows) == self.size):
             return contextlib.nullcontext()
-        whole = self._task(np.arange(count), {}, pullback=False, quiet=True)
-        return compared(whole, self.batch, task, self.batch.take(rows), start)
+        whole = self._question(np.arange(count), {}, pullback=False, quiet=True)
+        return compared(whole, question, start)
 
     def described(self) -> Mapping[str, Any]:
         """Return the provenance of a pass on the first example, without gradients, and warn of the batch as `scored` does."""
-        return self._passed(self._task(np.arange(1), {}, pullback=False, quiet=False), np.arange(1)).provenance
+        return self._passed(self._question(np.arange(1), {}, pullback=False, quiet=False)).provenance
 
-    def _passed(
-        self, task: Task, rows: np.ndarray, reduce: Reduce | None = None, weighed: np.ndarray | None = None
-    ) -> Scored:
-        """Return the results of a pass; there are scores if the task has a pullback."""
-        batch = self.batch.take(rows % len(self.batch))
-        with explained_errors(self.bound, batch):
-            run, located = run_located(task, batch, reduce)
-        task.warn(batch, run.unused, run.masked_id)
+    def _passed(self, question: Question, reduce: Reduce | None = None, weighed: np.ndarray | None = None) -> Scored:
+        """Return the results of a pass; there are scores if the question has a pullback."""
+        with explained_errors(self.bound, question.batch):
+            run, located = run_located(question, reduce)
+        question.warn(run.unused, run.masked_id)
         last = run.objectives[-1]  # its output follows the most ids
-        task.of_objective(task.objectives[-1]).expect_sole_use(batch, located, run, last.values)
+        question.only(-1).expect_sole_use(located, run, last.values)
         scores = []
         for name in self.names:
             point = located[name]
             read = run.points[point.key if point.key in run.points else name]
             _expect_logits(run.objectives[0].shape, read)
-            if task.pullback:
+            if question.pullback:
                 scores.append(self._expect_all(name, reduced_of(read, point.arrangement), weighed))
         return Scored(
             np.stack([response.values for response in run.objectives]),
             tuple(scores),
             {
-                **provenance(self.bound, task.options, batch, run, task.objective, run.objectives[0]),
+                **question.provenance(run),
                 "point": self.names[0],
                 "path": located[self.names[0]].key,
             },
@@ -217,8 +213,8 @@ class TokenPasses:
 
     def evaluated(self, rows: np.ndarray, batch: TokenBatch) -> np.ndarray:
         """Return L of the outputs of some rows for a changed batch, float64, (output, row), without gradients."""
-        task = self._task(rows % len(self.batch), {}, pullback=False, quiet=True)
-        return np.stack(evaluated_each(replace(task, options=replace(task.options, names=())), batch))
+        question = self._question(rows % len(self.batch), {}, pullback=False, quiet=True)
+        return np.stack(evaluated_each(replace(question, batch=batch, options=replace(question.options, names=()))))
 
     def _expect_all(
         self, name: str, kept: Sequence[np.ndarray | None], weighed: np.ndarray | None = None
@@ -243,12 +239,13 @@ class TokenPasses:
             arrays.append(array)
         return np.stack(arrays).astype(np.float64)
 
-    def _task(
+    def _question(
         self, examples: np.ndarray, changes: Mapping[str, Mapping[str, np.ndarray]], *, pullback: bool, quiet: bool
-    ) -> Task:
-        first, *further = (objective.take(examples, len(self.batch)) for objective in self.objectives)
+    ) -> Question:
+        objectives = tuple(objective.take(examples, len(self.batch)) for objective in self.objectives)
         options = GradientOptions(self.names, training=self.training, changes=changes)
-        return Task(self.bound, first, options, pullback=pullback, quiet=quiet, further=tuple(further))
+        batch = self.batch.take(examples)
+        return Question(self.bound, batch, objectives, options, pullback=pullback, quiet=quiet)
 
 
 def _expect_logits(shape: tuple[int, ...] | None, read: PointValues) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy
-from embgrad.engine.decoder import takes_decoder
+from embgrad.engine.encoder_decoders import takes_decoder
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, listed
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK, NAMES

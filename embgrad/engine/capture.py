@@ -16,7 +16,7 @@ from embgrad.common.keywords import explained
 from embgrad.common.tolerance import coarsest
 from embgrad.engine.descent import with_roles_of_user_pass
 from embgrad.engine.options import expect_one_name
-from embgrad.engine.provenance import origins
+from embgrad.engine.origins import origins
 from embgrad.engine.user_passes import (
     PassAxes,
     UserPasses,

@@ -12,12 +12,11 @@ import numpy as np
 from embgrad.common.metrics import length, lengths
 from embgrad.engine.check_examples import rerun, warning_of
 from embgrad.engine.finite_differences import Precision, differences, precision_of, tolerances
-from embgrad.engine.run import located_for, objective_with, run_task
+from embgrad.engine.question import Question
+from embgrad.engine.run import located_for, objective_with, run_question
 from embgrad.engine.table_gradients import gradients_of_table, sum_tolerance, why_no_sum
-from embgrad.engine.task import Task
 from embgrad.errors import CertificationError, EmbgradWarning, UnsupportedError, level_of_user
 from embgrad.forward.axes import Located
-from embgrad.inputs.batch import TokenBatch
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients
 
@@ -46,9 +45,7 @@ MOST_EXAMPLES: Final = 8
 KINKS: Final = 10.0
 
 
-def certified(
-    task: Task, batch: TokenBatch, results: Mapping[str, EmbeddingGradients]
-) -> dict[str, EmbeddingGradients]:
+def certified(question: Question, results: Mapping[str, EmbeddingGradients]) -> dict[str, EmbeddingGradients]:
     """Return the results with their certificates.
 
     Raises:
@@ -56,18 +53,18 @@ def certified(
         UnsupportedError: it cannot be tested: it was edited, the forward pass draws random numbers, or a part of it was set to
             zero.
     """
-    _expect_testable(task)
-    located = located_for(task, batch)
-    _expect_whole(task, batch, located)
+    _expect_testable(question)
+    located = located_for(question)
+    _expect_whole(question, located)
     whole = {name: precision_of(result.provenance["compute_dtype"]) for name, result in results.items()}
     sums = {name: sum_tolerance(result.provenance["compute_dtype"]) for name, result in results.items()}
-    tables = _scatter(task, batch, located, sums)
+    tables = _scatter(question, located, sums)
     checked, warning = {}, None
     for name, result in results.items():
-        slopes, untested, excused = _Trial(task, batch, located, name, result, whole[name]).slopes()
+        slopes, untested, excused = _Trial(question, located, name, result, whole[name]).slopes()
         difference, why = tables.get(name, (None, None))
         far = FAR * whole[name].tolerance
-        made = rerun(task, batch, located[name], name, result, far, run_task)
+        made = rerun(question, located[name], name, result, far, run_question)
         certificate = Certificate(
             tuple(slopes),
             difference,
@@ -80,28 +77,28 @@ def certified(
         _expect_right(name, certificate, sums[name], excused)
         made.expect_placed(name, certificate)
         checked[name] = replace(result, certificate=certificate)
-        warning = warning or warning_of(name, made, certificate, far, split=task.options.split)
+        warning = warning or warning_of(name, made, certificate, far, split=question.options.split)
     if warning is not None:
         warnings.warn(warning, EmbgradWarning, stacklevel=level_of_user() + 1)
     return checked
 
 
-def _expect_testable(task: Task) -> None:
-    if task.options.changes.get("edit"):
+def _expect_testable(question: Question) -> None:
+    if question.options.changes.get("edit"):
         raise UnsupportedError(
             "check=True tests that a gradient is the objective's, and edit=... replaces it by another: omit one of them"
         )
-    if task.options.training:
+    if question.options.training:
         raise UnsupportedError(
             "check=True compares forward passes with each other, and training=True draws random numbers in each: omit one of them"
         )
-    task.bound.expect_ability("add")
+    question.bound.expect_ability("add")
 
 
-def _expect_whole(task: Task, batch: TokenBatch, located: Mapping[str, Located]) -> None:
+def _expect_whole(question: Question, located: Mapping[str, Located]) -> None:
     """Refuse a tensor that all examples share, of whose gradient the part from padding was set to zero."""
-    shared = [name for name in task.options.names if located[name].arrangement.shared]
-    if shared and task.options.pads == "zero" and batch.padded:
+    shared = [name for name in question.options.names if located[name].arrangement.shared]
+    if shared and question.options.pads == "zero" and question.batch.padded:
         raise UnsupportedError(
             f"check=True tests the gradient at {shared[0]!r} as a whole, since all examples share the point's tensor, and "
             "pads='zero' sets the part of it from padding to zero: omit one of them"
@@ -166,8 +163,7 @@ class _Line:
 class _Trial:
     """The tests of the gradient at one point by finite differences, in its own direction and in random ones."""
 
-    task: Task
-    batch: TokenBatch
+    question: Question
     located: Mapping[str, Located]
     point: str
     result: EmbeddingGradients
@@ -175,8 +171,8 @@ class _Trial:
 
     def slopes(self) -> tuple[list[Slope], tuple[int, ...], list[Slope]]:
         """Return the slopes; with `split` the examples that could not be tested; and the slopes that a kink has excused."""
-        shared, count = self.located[self.point].arrangement.shared, len(self.batch)
-        if not self.task.options.split or len(self.result.values) != count:
+        shared, count = self.located[self.point].arrangement.shared, len(self.question.batch)
+        if not self.question.options.split or len(self.result.values) != count:
             lines = [line for name, change in self._directions() for line in self._along(name, change, None)]
             judged = self._judged(lines)
             return judged, (), _excused(lines, judged)
@@ -196,7 +192,7 @@ class _Trial:
             tested += slopes
             if any(map(_is_rough_own, slopes)) or _excused(lines_of[example], slopes):
                 untested.append(example)
-        start = self.task.examples.start or 0
+        start = self.question.examples.start or 0
         return tested, tuple(start + example for example in sorted(untested)), []
 
     def _alone(self, example: int) -> list[_Line]:
@@ -214,7 +210,7 @@ class _Trial:
         values = self.result.values.astype(np.float64)
         counted = values != 0 if self.result.provenance["pads"] == "zero" else np.ones(values.shape, bool)
         drawn = {f"random {number + 1}": random.normal(size=values.shape) * counted for number in range(RANDOM)}
-        each = self.task.options.split and not arrangement.shared and len(values) == len(self.batch)
+        each = self.question.options.split and not arrangement.shared and len(values) == len(self.question.batch)
         size = values[0].size if each else values.size
         activations = _length(self.result.activations, each=each)
         for name, direction in {"gradient": values, **drawn}.items():
@@ -227,7 +223,7 @@ class _Trial:
 
     def _along(self, name: str, change: np.ndarray, examples: Sequence[int] | None) -> list[_Line]:
         """Return the slopes in a direction: of the sum over all examples, or of each of these examples."""
-        located, count = self.located[self.point], len(self.batch)
+        located, count = self.located[self.point], len(self.question.batch)
         products = self.result.values.astype(np.float64) * change
         chosen = None if examples is None else list(examples)
         gradient = self.result.values if chosen is None else self.result.values[chosen]
@@ -240,7 +236,7 @@ class _Trial:
 
         def value(step: float) -> tuple[np.ndarray, np.ndarray]:
             moved = _in_native_axes(located, change * step)
-            values, size = objective_with(self.task, self.batch, self.located, located.key, lambda _: moved)
+            values, size = objective_with(self.question, self.located, located.key, lambda _: moved)
             if chosen is None:
                 return np.reshape(values.sum(), 1), np.reshape(size, 1)
             # The size of a single example's numbers is not known: assume up to twice their average.
@@ -251,7 +247,7 @@ class _Trial:
         slopes = differences(value, self.precision, expected, share)
         allowed = tolerances(slopes, self.precision, expected, share)
         large = self.precision.tolerance * np.maximum(np.abs(slopes.found), share)
-        start = self.task.examples.start or 0
+        start = self.question.examples.start or 0
         names = [name] if chosen is None else [f"{name}, example {start + example}" for example in chosen]
         figures = zip(names, expected, slopes.found, slopes.uncertainty, allowed, strict=True)
         moving = np.reshape(moved_by.any(axes), -1)
@@ -267,7 +263,7 @@ class _Trial:
         A random direction of many entries lies across a kink only slightly; the gradient's own may lie across it wholly.
         """
         kink, stairs = max((line.kink for line in lines), default=0.0), any(line.stairs for line in lines)
-        entries = self.result.values[0].size if self.task.options.split else self.result.values.size
+        entries = self.result.values[0].size if self.question.options.split else self.result.values.size
         judged = []
         for line in filter(lambda line: line.moves, lines):
             slope, more = line.slope, 0.0
@@ -317,22 +313,22 @@ def _in_native_axes(located: Located, change: np.ndarray) -> np.ndarray:
 
 
 def _scatter(
-    task: Task, batch: TokenBatch, located: Mapping[str, Located], tolerances: Mapping[str, float]
+    question: Question, located: Mapping[str, Located], tolerances: Mapping[str, float]
 ) -> dict[str, tuple[float | None, str | None]]:
     """Return for each lookup the difference of the framework's own gradient of its table from the sum over the table's uses.
 
     Where the framework's gradient is no such sum by design, the result is the reason instead of a number.
     """
-    if task.options.changed or not task.bound.supports("parameters", "tables"):
+    if question.options.changed or not question.bound.supports("parameters", "tables"):
         return {}
     paths = {name: point.lookup.path for name, point in located.items() if point.lookup is not None}
-    reached = task.bound.points(batch) if paths else ()
+    reached = question.bound.points(question.batch) if paths else ()
     figures: dict[str, tuple[float | None, str | None]] = {}
     for path in dict.fromkeys(paths.values()):
-        ledger = gradients_of_table(task, batch, path, reached)
+        ledger = gradients_of_table(question, path, reached)
         if ledger is None or ledger.apart is None:
             continue
         tolerance = min(tolerances[name] for name, other in paths.items() if other == path)
-        why = why_no_sum(task, batch, ledger, reached, tolerance) if ledger.apart > tolerance else None
+        why = why_no_sum(question, ledger, reached, tolerance) if ledger.apart > tolerance else None
         figures[path] = (None if why else ledger.apart, why)
     return {name: figures[path] for name, path in paths.items() if path in figures}

@@ -13,7 +13,7 @@ from embgrad.backend.recorded_changes import changes_recorded
 from embgrad.common.metrics import lengths
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.company import differs, tolerance_of
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 from embgrad.errors import CertificationError, UnsupportedError, brief, listed
 from embgrad.forward.axes import Located
 from embgrad.inputs.batch import TokenBatch
@@ -27,8 +27,8 @@ __all__ = ["Reruns", "rerun", "warning_of"]
 #: The shortest gradient of an example by which a difference is divided, as a share of the longest in the batch.
 SHORTEST: Final = 1e-3
 
-#: Returns for each objective of a task the results by the points' names.
-RunTask = Callable[[Task, TokenBatch], list[dict[str, EmbeddingGradients]]]
+#: Returns for each objective of a question the results by the points' names.
+RunQuestion = Callable[[Question], list[dict[str, EmbeddingGradients]]]
 
 #: The names of the tests.
 ORDER, NEIGHBOURS, PADDING, ALONE = "order", "neighbours", "padding", "independence"
@@ -68,13 +68,17 @@ class Reruns:
 class _Trial:
     """One point's result, and the passes that are compared with it."""
 
-    task: Task
-    batch: TokenBatch
+    question: Question
     located: Located
     name: str
     result: EmbeddingGradients
     far: float
-    run_task: RunTask
+    run_question: RunQuestion
+
+    @property
+    def batch(self) -> TokenBatch:
+        """The batch."""
+        return self.question.batch
 
     @property
     def count(self) -> int:
@@ -83,16 +87,17 @@ class _Trial:
 
     def run(self, batch: TokenBatch, examples: np.ndarray, objective: object = None) -> EmbeddingGradients:
         """Return the result of some examples of the batch, or of versions of them."""
-        own = self.task.objective
+        own = self.question.objective
         if objective is None:
             objective = own if isinstance(own, NativeObjective) else own.take(examples, self.count)
-        task = replace(
-            self.task,
-            objective=objective,  # type: ignore[arg-type]
-            options=replace(self.task.options, names=(self.name,)),
+        question = replace(
+            self.question,
+            batch=batch,
+            objectives=(objective,),  # type: ignore[arg-type]
+            options=replace(self.question.options, names=(self.name,)),
             quiet=True,
         )
-        return self.run_task(task, batch)[0][self.name]
+        return self.run_question(question)[0][self.name]
 
     def apart(self, values: np.ndarray, own: np.ndarray) -> float:
         """Return the largest difference of an example's gradient, relative to its length, (example, …) both."""
@@ -164,7 +169,7 @@ class _Trial:
     def padding(self, made: Reruns) -> None:
         """Run the example with the most padding alone, without it."""
         real = self.batch.real
-        objective = own = self.task.objective
+        objective = own = self.question.objective
         is_native = isinstance(objective, NativeObjective)
         example = 0 if is_native else int(np.where(real.any(1), real.sum(1), real.shape[1]).argmin())
         columns, examples = np.flatnonzero(real[example]), np.array([example])
@@ -198,52 +203,44 @@ class _Trial:
 
     def alone(self, made: Reruns) -> None:
         """Run the first example alone."""
-        start, count = self.task.examples.start or 0, self.task.count or self.count
-        alone = replace(
-            self.task.for_examples(slice(0, 1), self.count),
-            examples=slice(start, start + 1),
-            count=count,
-            options=replace(self.task.options, names=(self.name,)),
-            quiet=True,
-        )
-        values = self.run_task(alone, self.batch[:1])[0][self.name].values
+        options = replace(self.question.options, names=(self.name,))
+        alone = replace(self.question.part(0, 1), options=options, quiet=True)
+        values = self.run_question(alone)[0][self.name].values
         made.figures[ALONE] = self.apart(values, self.result.values[:1])
 
 
 def rerun(
-    task: Task,
-    batch: TokenBatch,
+    question: Question,
     located: Located,
     name: str,
     result: EmbeddingGradients,
     far: float,
-    run_task: RunTask,
+    run_question: RunQuestion,
 ) -> Reruns:
     """Return the figures of one point's result, and the reasons of tests that were not run.
 
     Args:
-        task: the task.
-        batch: the batch.
+        question: the question.
         located: the point.
         name: its name.
         result: its result.
         far: the relative difference from which on a gradient is another.
-        run_task: see `embgrad.engine.run`.
+        run_question: see `embgrad.engine.run`.
     """
-    trial, made = _Trial(task, batch, located, name, result, far, run_task), Reruns()
-    tests: dict[str, Callable[[Reruns], None]] = {PADDING: trial.padding} if not batch.real.all() else {}
-    if len(batch) > 1:
+    trial, made = _Trial(question, located, name, result, far, run_question), Reruns()
+    tests: dict[str, Callable[[Reruns], None]] = {PADDING: trial.padding} if not question.batch.real.all() else {}
+    if len(question.batch) > 1:
         tests |= {ALONE: trial.alone, NEIGHBOURS: trial.neighbours, ORDER: trial.order}
-    if task.is_scalar:
+    if question.is_scalar:
         made.unrun.update(dict.fromkeys(tests, "a Scalar objective reduces over the batch"))
         return made
     if not located.arrangement.is_batch:
         made.unrun.update(dict.fromkeys(tests, "the point is not seen as (example, position, dim)"))
         return made
     for test, measure in tests.items():
-        if test != ALONE and task.options.changed:
+        if test != ALONE and question.options.changed:
             made.unrun[test] = "override=... and add=... give values for the batch as it is"
-        elif test == ORDER and isinstance(task.objective, NativeObjective):
+        elif test == ORDER and isinstance(question.objective, NativeObjective):
             made.unrun[test] = "the objective is a function, which may know the order of the examples"
         else:
             _measure(test, partial(measure, made), made)

@@ -15,11 +15,10 @@ from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress
 from embgrad.engine.options import checked_options
 from embgrad.engine.probe import with_shared
+from embgrad.engine.question import Question
 from embgrad.engine.run import objectives_of
 from embgrad.engine.sub_batches import pieces_of
-from embgrad.engine.task import Task
 from embgrad.forward.points import WORD
-from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.objectives import as_objectives
 
@@ -95,37 +94,35 @@ def evaluate(
     options = checked_options(WORD, training=training, override=override, add=add)
     tokens = batch_of(batch, tokenizer, max_length, model)
     size = count_or_none(batch_size, "batch_size")
-    (first, *further), is_list = as_objectives(objective)
-    task = Task(bind(model, call), first, replace(options, names=()), pullback=False, further=tuple(further))
-    values = evaluated_each(task, tokens, size, progress)
+    objectives, is_list = as_objectives(objective)
+    question = Question(bind(model, call), tokens, objectives, replace(options, names=()), pullback=False)
+    values = evaluated_each(question, size, progress)
     return values if is_list else values[0]
 
 
-def evaluated(
-    task: Task, batch: TokenBatch, batch_size: int | None = None, progress: Progress | bool | None = None
-) -> np.ndarray:
+def evaluated(question: Question, batch_size: int | None = None, progress: Progress | bool | None = None) -> np.ndarray:
     """Return the objective of each example, float64, (example,), from sub-batches of at most `batch_size` examples.
 
     Raises:
         EmbgradError: as `evaluate` raises.
     """
-    return evaluated_each(task, batch, batch_size, progress)[0]
+    return evaluated_each(question, batch_size, progress)[0]
 
 
 def evaluated_each(
-    task: Task, batch: TokenBatch, batch_size: int | None = None, progress: Progress | bool | None = None
+    question: Question, batch_size: int | None = None, progress: Progress | bool | None = None
 ) -> list[np.ndarray]:
-    """Return for each objective of the task what `evaluated` returns of one, from the same forward passes."""
-    count = len(batch)
-    is_square = bool(task.options.named) and count == batch.shape[1]  # a probe shows which axis is which
+    """Return for each objective of the question what `evaluated` returns of one, from the same forward passes."""
+    batch, count = question.batch, len(question.batch)
+    is_square = bool(question.options.named) and count == batch.shape[1]  # a probe shows which axis is which
     if batch.extras and (batch_size is not None or is_square):
-        batch = with_shared(task.bound, batch)
+        question = replace(question, batch=with_shared(question.bound, batch))
     is_cut = batch_size is not None and batch_size < count
     if is_cut:
-        task.expect_cuttable(batch_size, count)
+        question.expect_cuttable(batch_size)
     done: list[list[np.ndarray]] = []
-    with pieces_of(task, batch, batch_size, progress) as sub_batches:
+    with pieces_of(question, batch_size, progress) as sub_batches:
         for piece in sub_batches:
             with piece.compared:
-                done.append(objectives_of(piece.task, piece.batch))
+                done.append(objectives_of(piece.question))
     return [np.concatenate(pieces) if is_cut else pieces[0] for pieces in zip(*done, strict=True)]

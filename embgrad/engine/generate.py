@@ -9,7 +9,7 @@ import numpy as np
 
 from embgrad.backend.protocol import BoundModel, Request
 from embgrad.common.arrays import to_numpy, whole_numbers
-from embgrad.engine.decoder import parameters_of_call, takes_decoder
+from embgrad.engine.encoder_decoders import parameters_of_call, takes_decoder
 from embgrad.engine.keras_generate import generated_by_keras_hub, is_keras_hub
 from embgrad.errors import EmbgradError, OutputError, UnsupportedError, brief, listed
 from embgrad.inputs.alignment import Alignment

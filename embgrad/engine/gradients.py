@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -18,12 +19,11 @@ from embgrad.engine.call_errors import explained_decoder, explained_errors, expl
 from embgrad.engine.descent import with_certain_roles
 from embgrad.engine.options import Keywords, checked_options
 from embgrad.engine.probe import with_shared
-from embgrad.engine.run import expect_examples_first, run_task
-from embgrad.engine.sub_batches import Piece, pieces_of
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
+from embgrad.engine.run import expect_examples_first, run_question
+from embgrad.engine.sub_batches import pieces_of
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
-from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.objectives import as_objectives, at_index, described
 from embgrad.results.gradients import EmbeddingGradients
@@ -154,9 +154,9 @@ def gradients(
     )
     tokens = batch_of(batch, tokenizer, max_length, model)
     size = count_or_none(batch_size, "batch_size")
-    (first, *further), is_list = as_objectives(objective)
-    task = Task(bind(model, call), first, options, further=tuple(further))
-    results = results_of_each(task, tokens, size, progress)
+    objectives, is_list = as_objectives(objective)
+    question = Question(bind(model, call), tokens, objectives, options)
+    results = results_of_each(question, size, progress)
     if options.single:
         singles = [by_name[options.names[0]] for by_name in results]
         return singles if is_list else singles[0]
@@ -164,63 +164,61 @@ def gradients(
 
 
 def results_of(
-    task: Task, batch: TokenBatch, batch_size: int | None = None, progress: Progress | bool | None = None
+    question: Question, batch_size: int | None = None, progress: Progress | bool | None = None
 ) -> dict[str, EmbeddingGradients]:
-    """Return the results of a task by the points' names, from sub-batches of at most `batch_size` examples.
+    """Return the results of a question by the points' names, from sub-batches of at most `batch_size` examples.
 
     Args:
-        task: the model, the objective and the options.
-        batch: all examples.
+        question: the question, of one objective.
         batch_size: see `gradients`; so is `progress`.
 
     Raises:
         EmbgradError: as `gradients` raises.
     """
-    return results_of_each(task, batch, batch_size, progress)[0]
+    return results_of_each(question, batch_size, progress)[0]
 
 
 def results_of_each(
-    task: Task, batch: TokenBatch, batch_size: int | None = None, progress: Progress | bool | None = None
+    question: Question, batch_size: int | None = None, progress: Progress | bool | None = None
 ) -> list[dict[str, EmbeddingGradients]]:
-    """Return for each objective of a task the results by the points' names, see `results_of`.
+    """Return for each objective of a question the results by the points' names, see `results_of`.
 
     Args:
-        task: the model, the objectives and the options.
-        batch: all examples.
+        question: the question.
         batch_size: see `gradients`; so is `progress`.
 
     Raises:
         EmbgradError: as `gradients` raises.
     """
-    bound, options, count = task.bound, task.options, len(batch)
+    bound, options, batch, count = question.bound, question.options, question.batch, len(question.batch)
     is_square = options.names != (WORD,) and count == batch.shape[1]  # a probe shows which axis is which
     if batch.extras and (batch_size is not None or options.split or options.check or is_square):
-        batch = with_shared(bound, batch)
+        question = replace(question, batch=with_shared(bound, batch))
     is_cut = batch_size is not None and batch_size < count
     if is_cut:
-        task.expect_cuttable(batch_size, count)
+        question.expect_cuttable(batch_size)
     by_example = count > 1 and (options.split or is_cut)
     if by_example:
         with (
             explained_errors(bound, batch, sub_batches=True, size=batch_size),
             explained_decoder(bound, batch),
         ):
-            expect_examples_first(task, batch[:batch_size], batch)
+            expect_examples_first(question, batch_size)
 
     pieces: list[list[dict[str, EmbeddingGradients]]] = []
-    with pieces_of(task, batch, batch_size, progress) as sub_batches:
+    with pieces_of(question, batch_size, progress) as sub_batches:
         for piece in sub_batches:
             with piece.compared:
-                results = run_task(piece.task, piece.batch)
-                pieces.append(_certified(piece, results) if options.check else results)
+                results = run_question(piece.question)
+                pieces.append(_certified(piece.question, results) if options.check else results)
     if options.compile:
         _warn_of_uncompiled([by_name for results in pieces for by_name in results])
     joint = [
         {name: joined([by_name[name] for by_name in results], described(objective)) for name in options.names}
-        for objective, results in zip(task.objectives, zip(*pieces, strict=True), strict=True)
+        for objective, results in zip(question.objectives, zip(*pieces, strict=True), strict=True)
     ]
-    if batch.padded and not task.quiet:
-        for objective, by_name in zip(task.objectives, joint, strict=True):
+    if batch.padded and not question.quiet:
+        for objective, by_name in zip(question.objectives, joint, strict=True):
             warn_of_leak(by_name[options.names[0]], objective, bound)
     return joint
 
@@ -248,15 +246,16 @@ def points(
     return [point for point in reached if point.listed]
 
 
-def _certified(piece: Piece, results: Sequence[dict[str, EmbeddingGradients]]) -> list[dict[str, EmbeddingGradients]]:
+def _certified(
+    question: Question, results: Sequence[dict[str, EmbeddingGradients]]
+) -> list[dict[str, EmbeddingGradients]]:
     """Return the results of each objective of a sub-batch, tested."""
     from embgrad.engine.check import certified  # much code, for few calls
 
     checked = []
     for index, by_name in enumerate(results):
         with at_index(index, len(results)):
-            task = piece.task.of_objective(piece.task.objectives[index])
-            checked.append(certified(task, piece.batch, by_name))
+            checked.append(certified(question.only(index), by_name))
     return checked
 
 

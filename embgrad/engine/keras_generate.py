@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.protocol import BoundModel
 from embgrad.common.arrays import to_numpy, whole_numbers
-from embgrad.engine.decoder import takes_decoder
+from embgrad.engine.encoder_decoders import takes_decoder
 from embgrad.errors import EmbgradError, UnsupportedError, brief, listed
 from embgrad.inputs.alignment import aligned
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch

@@ -20,10 +20,9 @@ from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import checked_options
 from embgrad.engine.probe import with_shared
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 from embgrad.errors import EmbgradError, ObjectiveError
 from embgrad.forward.points import WORD
-from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective
@@ -106,13 +105,13 @@ def memory(
     tokens = batch_of(batch, tokenizer, max_length, model)
     bound, count = bind(model, call), len(tokens)
     size = min(count_or_none(batch_size, "batch_size") or count, count)
-    task = Task(bound, as_objective(objective), options, quiet=True)
+    question = Question(bound, tokens, (as_objective(objective),), options, quiet=True)
     if size < count:
-        task.expect_cuttable(size, count)
+        question.expect_cuttable(size)
     meter = _meter_of(bound)
     if tokens.extras:
-        tokens = with_shared(bound, tokens)
-    base, measured, result = _measure(task, tokens, meter)
+        question = replace(question, batch=with_shared(bound, tokens))
+    base, measured, result = _measure(question, meter)
     fixed, per_example = _line(measured, 2 * result if meter.holds_results else 0)
     return Memory(
         device=meter.device,
@@ -134,22 +133,22 @@ def _meter_of(bound: BoundModel) -> MemoryMeter:
     return process_meter() if meter is None else meter
 
 
-def _measure(task: Task, batch: TokenBatch, meter: MemoryMeter) -> tuple[int, dict[int, int], int]:
+def _measure(question: Question, meter: MemoryMeter) -> tuple[int, dict[int, int], int]:
     """Return the bytes in use before a run, what runs took beyond that by their numbers of examples, and an example's results.
 
     A first run does not count, since libraries allocate what they keep.
     """
-    _run(task, batch, 1)
+    _run(question, 1)
     base, result, measured = 0, 0, dict[int, int]()
-    most, count = max(len(batch), 2), 1
+    most, count = max(len(question.batch), 2), 1
     while True:
-        if task.options.compile:
-            _run(task, batch, count)  # another number of examples may be compiled
+        if question.options.compile:
+            _run(question, count)  # another number of examples may be compiled
         peaks = []
         for _ in range(RUNS):
             meter.restart()
             base, _ = meter.read()
-            result = math.ceil(_run(task, batch, count) / count)
+            result = math.ceil(_run(question, count) / count)
             peaks.append(meter.read()[1] - base)
         growth = max(peaks) - max(measured.values(), default=0)
         measured[count] = max(peaks)
@@ -158,20 +157,21 @@ def _measure(task: Task, batch: TokenBatch, meter: MemoryMeter) -> tuple[int, di
         count = min(2 * count, most)
 
 
-def _run(task: Task, batch: TokenBatch, count: int) -> int:
-    """Run the task on the first examples, and return the size of its results in bytes; a batch of one example may be repeated.
+def _run(question: Question, count: int) -> int:
+    """Return the size of the first examples' results in bytes; a batch of one example may be repeated.
 
     Raises:
         ObjectiveError: a function as objective fails on some of the examples, and the model does not.
     """
-    part = batch[:count] if count <= len(batch) else batch.take(np.zeros(count, np.int64))
+    part, batch = _part(question, count), question.batch
     try:
-        with explained_errors(task.bound, batch, sub_batches=True, size=count):
-            return sum(map(_size, results_of(_for_part(task, batch, count), part).values()))
+        with explained_errors(question.bound, batch, sub_batches=True, size=count):
+            return sum(map(_size, results_of(part).values()))
     except EmbgradError:
         raise
     except errors_of_model() as failure:
-        if len(part) == len(batch) or not isinstance(task.objective, NativeObjective) or not task.bound.accepts(part):
+        is_native = isinstance(question.objective, NativeObjective)
+        if len(part.batch) == len(batch) or not is_native or not question.bound.accepts(part.batch):
             raise
         raise ObjectiveError(
             f"the objective raised {type(failure).__name__} for {count} of the batch's {len(batch)} examples, which are run "
@@ -179,13 +179,15 @@ def _run(task: Task, batch: TokenBatch, count: int) -> int:
         ) from failure
 
 
-def _for_part(task: Task, batch: TokenBatch, count: int) -> Task:
-    """Return the task for the first examples, or for the only example repeated."""
+def _part(question: Question, count: int) -> Question:
+    """Return the question for the first examples, or for the only example repeated."""
+    batch, objective = question.batch, question.objective
     if count <= len(batch):
-        return task if count == len(batch) else task.for_examples(slice(0, count), len(batch))
-    if isinstance(task.objective, Objective):
-        return replace(task, objective=task.objective.take(np.zeros(count, np.int64), len(batch)))
-    return task
+        return question if count == len(batch) else question.part(0, count)
+    repeated = np.zeros(count, np.int64)
+    if isinstance(objective, Objective):
+        objective = objective.take(repeated, len(batch))
+    return replace(question, batch=batch.take(repeated), objectives=(objective,))
 
 
 def _size(result: EmbeddingGradients) -> int:

@@ -49,7 +49,7 @@ def learn_axes(
         bound: the model.
         batch: the batch that was run.
         layouts: what is known of the outputs, which the objective reads.
-        decode: returns a batch with the ids of its decoder, see `embgrad.engine.decoder.with_decoder`.
+        decode: returns a batch with the ids of its decoder, see `embgrad.engine.encoder_decoders.with_decoder`.
         error: the objective's error, which says what it has to know.
 
     Raises:

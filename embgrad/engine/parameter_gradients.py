@@ -17,8 +17,7 @@ from embgrad.common.keywords import explained
 from embgrad.common.options import expect_flag
 from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions
-from embgrad.engine.provenance import provenance
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.objectives import as_objective
@@ -100,11 +99,11 @@ def parameter_gradients(
     expect_flag(training, "training")
     tokens = batch_of(batch, tokenizer, max_length, model)
     bound = bind(model, call)
-    task = Task(bound, as_objective(objective), GradientOptions((), training=training))
+    question = Question(bound, tokens, (as_objective(objective),), GradientOptions((), training=training))
     bound.expect_ability("parameters")
     canonical = canonical_names(bound.backend, bound.model) if names == "canonical" else None
     with explained_forward(bound, tokens):
-        run = task.run(tokens, replace(task.request(tokens), parameters=True))
+        run = question.run(replace(question.request(), parameters=True))
     parameters = run.parameters or {}
     unreached = [name for name, parameter in parameters.items() if parameter.gradient is None]
     if len(unreached) == len(parameters):
@@ -117,12 +116,12 @@ def parameter_gradients(
     if canonical is not None:
         gradients = _renamed(gradients, canonical)
         unreached = [canonical[name].source for name in unreached]
-    task.warn(tokens, run.unused, run.masked_id)
+    question.warn(run.unused, run.masked_id)
     return ParameterGradients(
         gradients,
         tuple(unreached),
         run.objectives[0].values,
-        {**provenance(bound, task.options, tokens, run, task.objective, run.objectives[0]), "names": names},
+        {**question.provenance(run), "names": names},
     )
 
 

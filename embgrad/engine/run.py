@@ -1,4 +1,4 @@
-"""Run a task on one batch: locate its points, run the model, and assemble the results."""
+"""Answer a question by one batch: locate its points, run the model, and assemble the results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
-from embgrad.backend.protocol import CannotRecordError, Change, PointValues, Reduce, Response, Run
+from embgrad.backend.protocol import CannotRecordError, Change, PointValues, Reduce, Run
 from embgrad.backend.replay import CallbackMemo
 from embgrad.engine.assemble import assembled, in_own_order
 from embgrad.engine.call_errors import explained_decoder, explained_pullback
-from embgrad.engine.decoder import with_decoder
 from embgrad.engine.locate import (
     Meanings,
     ProbeInconclusiveError,
@@ -31,41 +29,39 @@ from embgrad.engine.locate import (
     meanings_in_sub_batch,
     word_of,
 )
-from embgrad.engine.provenance import provenance
-from embgrad.engine.task import Memos, Task
+from embgrad.engine.question import Memos, Question
 from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError, UnsupportedError
 from embgrad.forward.axes import Arrangement, Located
 from embgrad.forward.points import WORD, could_be_positions
-from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import at_index
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
     *("expect_examples_first", "located_for", "objective_with", "objectives_of", "reduced_of"),
-    *("run_located", "run_task"),
+    *("run_located", "run_question"),
 ]
 
 
-def run_task(task: Task, batch: TokenBatch) -> list[dict[str, EmbeddingGradients]]:
-    """Return for each objective the results for one batch, by the points' names.
+def run_question(question: Question) -> list[dict[str, EmbeddingGradients]]:
+    """Return for each objective the results of the batch, run at once, by the points' names.
 
     Raises:
         EmbgradError: as `gradients` raises.
     """
-    with explained_decoder(task.bound, batch):
-        run, located = run_located(task, batch)
-    task.warn(batch, run.unused, run.masked_id)
+    with explained_decoder(question.bound, question.batch):
+        run, located = run_located(question)
+    question.warn(run.unused, run.masked_id)
     results, count = [], len(run.objectives)
     for index, response in enumerate(run.objectives):
         run_of_objective = _of_objective(run, index, count)
-        if not task.pullback:
+        if not question.pullback:
             points = {name: _without_gradient(values) for name, values in run_of_objective.points.items()}
             run_of_objective = replace(run_of_objective, points=points)
         if not index:
-            task.expect_sole_use(batch, located, run, response.values)
+            question.expect_sole_use(located, run, response.values)
         with at_index(index, count):
-            results.append(_results_of(task, batch, run_of_objective, index, response, located))
+            results.append(_results_of(question, run_of_objective, index, located))
     return results
 
 
@@ -87,20 +83,14 @@ def _of_objective(run: Run, index: int, count: int) -> Run:
 
 
 def _results_of(
-    task: Task,
-    batch: TokenBatch,
-    run: Run,
-    index: int,
-    response: Response,
-    located: Mapping[str, Located],
+    question: Question, run: Run, index: int, located: Mapping[str, Located]
 ) -> dict[str, EmbeddingGradients]:
     """Return the results of the objective with this index, by the points' names."""
-    common = provenance(task.bound, task.options, batch, run, task.objectives[index], response)
-    overridden = task.options.changes.get("override", ())
-    extras = with_decoder(task.bound, batch).extras
-    names_of = Counter([located[name].key for name in task.options.names])
+    common = question.provenance(run, index)
+    overridden = question.options.changes.get("override", ())
+    names_of = Counter([located[name].key for name in question.options.names])
     results: dict[str, EmbeddingGradients] = {}
-    for name in task.options.names:
+    for name in question.options.names:
         point = located[name]
         values = run.points[point.key if point.key in run.points else name]
         if names_of[point.key] > 1:  # each result owns its arrays
@@ -109,67 +99,68 @@ def _results_of(
             name,
             values,
             point.arrangement,
-            batch,
-            response.values,
+            question.batch,
+            run.objectives[index].values,
             {**common, "point": name, "path": point.key},
-            task.options.pads,
-            split=task.options.split,
+            question.options.pads,
+            split=question.options.split,
             overridden=[other for other in overridden if located[other].key != point.key],
             of_table=all(located[other].key != point.key for other in overridden),
-            extras=extras,
+            extras=question.decoded.extras,
         )
     return results
 
 
-def objectives_of(task: Task, batch: TokenBatch) -> list[np.ndarray]:
-    """Return the values of each objective, for each example, from one forward pass, for a task that reads no points.
+def objectives_of(question: Question) -> list[np.ndarray]:
+    """Return the values of each objective, for each example, from one forward pass, for a question that reads no points.
 
     Raises:
         EmbgradError: as `evaluate` raises.
     """
-    with explained_decoder(task.bound, batch):
-        run, _ = run_located(task, batch)
-    task.warn(batch, run.unused, run.masked_id)
+    with explained_decoder(question.bound, question.batch):
+        run, _ = run_located(question)
+    question.warn(run.unused, run.masked_id)
     return [response.values for response in run.objectives]
 
 
 def _without_gradient(values: PointValues) -> PointValues:
-    """Return the values of a task without a pullback, with zeros as gradient."""
+    """Return the values of a question without a pullback, with zeros as gradient."""
     return replace(values, gradients=(np.zeros_like(values.activation),))
 
 
-def located_for(task: Task, batch: TokenBatch) -> dict[str, Located]:
-    """Return all points that a task names, from a forward pass on the batch.
+def located_for(question: Question) -> dict[str, Located]:
+    """Return all points that a question names, from a forward pass on its batch.
 
     Raises:
         PointError: a name means no point or several, or an option names one point twice.
     """
-    located = locate(task.bound, task.options.named, batch)
-    _expect_each_once(task, located)
+    located = locate(question.bound, question.options.named, question.batch)
+    _expect_each_once(question, located)
     return located
 
 
-def expect_examples_first(task: Task, batch: TokenBatch, whole: TokenBatch) -> None:
+def expect_examples_first(question: Question, size: int | None) -> None:
     """Refuse points without an axis of examples, where sub-batches are run or each example's gradient is requested.
 
     Args:
-        task: the task.
-        batch: the examples that are run first.
-        whole: all examples.
+        question: the question for all examples.
+        size: the most examples that are run at once; None for all.
 
     Raises:
         UnsupportedError: the first axis of a point does not follow the number of examples.
     """
+    whole = question.batch
+    batch = whole[:size]
     other = whole[: len(batch) + 1] if len(batch) < len(whole) else whole[:-1]
-    if task.options.names == (WORD,) or not len(other) or are_roles(task.bound, task.options.names, batch):
+    if question.options.names == (WORD,) or not len(other) or are_roles(question.bound, question.options.names, batch):
         return
-    located = located_for(task, batch)
+    located = located_for(replace(question, batch=batch))
     unknown = {
         name: located[name]
-        for name in task.options.names
+        for name in question.options.names
         if not located[name].by_role and located[name].arrangement.layout is None
     }
-    shapes = {point.key: point.shape for point in task.bound.points(other)} if unknown else {}
+    shapes = {point.key: point.shape for point in question.bound.points(other)} if unknown else {}
     for name, point in unknown.items():
         native = point.arrangement.native
         if not point.arrangement.in_order:
@@ -183,14 +174,13 @@ def expect_examples_first(task: Task, batch: TokenBatch, whole: TokenBatch) -> N
 
 
 def objective_with(
-    task: Task, batch: TokenBatch, located: Mapping[str, Located], key: str, change: Change
+    question: Question, located: Mapping[str, Located], key: str, change: Change
 ) -> tuple[np.ndarray, float]:
     """Return the objective's values where an array is added at a point, without a pullback.
 
     Args:
-        task: the task.
-        batch: the batch to run.
-        located: all points that the task names.
+        question: the question.
+        located: all points that the question names.
         key: the key of the point.
         change: returns the array to add, in the tensor's own axes.
 
@@ -199,78 +189,75 @@ def objective_with(
         times the rounding error of the model's dtype, this is the error of the sum.
     """
     # A check computes the numbers in a different way.
-    request = replace(task.request(batch, (), located, sets=0, sized=True), compiled=False)
+    request = replace(question.request((), located, sets=0, sized=True), compiled=False)
     before = request.add.get(key)
     added = change if before is None else lambda value: before(value) + change(value)
-    run = task.run(batch, replace(request, add={**request.add, key: added}))
+    run = question.run(replace(request, add={**request.add, key: added}))
     (response,) = run.objectives
     # embgrad's objectives are computed in float64 from outputs in the model's dtype, the user's functions in that dtype.
-    is_native = isinstance(task.objective, NativeObjective)
+    is_native = isinstance(question.objective, NativeObjective)
     return response.values, float(np.abs(response.values).sum()) if is_native else response.size
 
 
-def run_located(task: Task, batch: TokenBatch, reduce: Reduce | None = None) -> tuple[Run, Mapping[str, Located]]:
-    """Return the run of a batch, and the points that the task names.
+def run_located(question: Question, reduce: Reduce | None = None) -> tuple[Run, Mapping[str, Located]]:
+    """Return the run of a question, and the points that it names.
 
     Args:
-        task: the task.
-        batch: the batch to run.
+        question: the question.
         reduce: applied to each gradient when it arrives, see `Request.reduce`, in the axes that users see where the point is
             known before the run; its result has one entry on the last axis. See `reduced_of`.
 
     Raises:
         EmbgradError: as `gradients` raises.
     """
-    options, bound = task.options, task.bound
-    if _is_plain(task, batch):
-        run = _run_once(task, batch, None, reduce)
+    options, bound, batch = question.options, question.bound, question.batch
+    if _is_plain(question):
+        run = _run_once(question, None, reduce)
         lookup = run.points[WORD].lookup
         assert lookup is not None, "'word' is a lookup"
         return run, {WORD: word_of(bound, lookup, batch)}
     if not options.named:
-        return _run_once(task, batch, {}, reduce), {}
+        return _run_once(question, {}, reduce), {}
     memos: Memos = defaultdict(CallbackMemo)
     # In training mode the model is run once, whatever the run shows.
-    located = None if options.training else _run_at_once(task, batch, reduce, memos)
+    located = None if options.training else _run_at_once(question, reduce, memos)
     if located is not None:
         return located
-    points = located_for(task, batch)
-    return _run_once(task, batch, points, reduce, memos), points
+    points = located_for(question)
+    return _run_once(question, points, reduce, memos), points
 
 
 #: A run, and the points that its names mean.
 _LocatedRun = tuple[Run, Mapping[str, Located]]
 
 
-def _run_at_once(task: Task, batch: TokenBatch, reduce: Reduce | None, memos: Memos) -> _LocatedRun | None:
+def _run_at_once(question: Question, reduce: Reduce | None, memos: Memos) -> _LocatedRun | None:
     """Return a run that locates its points by itself; None where a pass of its own has to locate them.
 
     A run that makes the calls of an earlier one reads the points of that. Else it records every point, and reads those that the
     names probably mean. Where values are changed an earlier run is needed: it takes a few examples.
     """
-    bound, options = task.bound, task.options
+    bound, options, batch = question.bound, question.options, question.batch
     known = meanings(bound, options.named, batch)
-    done = None if known is None else _run_known(task, batch, known, reduce, memos)
+    done = None if known is None else _run_known(question, known, reduce, memos)
     if done is None and not (options.compile or options.changed or reduce):
-        done = _run_recorded(task, batch)
+        done = _run_recorded(question)
     if done is None:
         known = meanings_in_sub_batch(bound, options.named, batch)
-        done = None if known is None else _run_known(task, batch, known, reduce, memos)
+        done = None if known is None else _run_known(question, known, reduce, memos)
     return done
 
 
-def _run_known(
-    task: Task, batch: TokenBatch, known: Meanings, reduce: Reduce | None, memos: Memos
-) -> _LocatedRun | None:
+def _run_known(question: Question, known: Meanings, reduce: Reduce | None, memos: Memos) -> _LocatedRun | None:
     """Return a run that reads what names meant in an earlier pass; None if it does not make the calls of that pass."""
-    changed = task.options.changed
-    expected = known.expected(changed, () if reduce is None else task.options.names, batch)
+    changed, batch = question.options.changed, question.batch
+    expected = known.expected(changed, () if reduce is None else question.options.names, batch)
     if expected is None:
         return None
-    _expect_each_once(task, expected)
+    _expect_each_once(question, expected)
     with contextlib.suppress(ProbeInconclusiveError, AmbiguousPointError, PointNotReachedError, UnsupportedError):
-        run = _run_once(task, batch, expected, reduce, memos, known)
-        located = known.located(task.bound, batch, run)
+        run = _run_once(question, expected, reduce, memos, known)
+        located = known.located(question.bound, batch, run)
         pairs = {name: (located[name].arrangement, expected[name].arrangement) for name in located}
         used = {*changed, *(name for name in located if reduce and not pairs[name][0].keeps_axes)}
         alike = (
@@ -279,24 +266,25 @@ def _run_known(
         if all(alike):
             return run, located
         memos.clear()  # the functions got arrays in another arrangement
-    forget_meanings(task.bound)
+    forget_meanings(question.bound)
     return None
 
 
-def _run_recorded(task: Task, batch: TokenBatch) -> _LocatedRun | None:
+def _run_recorded(question: Question) -> _LocatedRun | None:
     """Return a run that records every point, or another after it where the names mean points that it did not read.
 
     The result is None where nothing is expected of the names, or no pass of the model can record every point.
     """
-    bound, names, split = task.bound, task.options.names, task.options.split
+    bound, batch = question.bound, question.batch
+    names, split = question.options.names, question.options.split
     expected = expected_points(bound, names)
     if not expected:
         return None
-    sets = (len(batch) if split else 1) if task.pullback else 0
-    request = task.request(batch, expected, sets=sets, several=split)
+    sets = (len(batch) if split else 1) if question.pullback else 0
+    request = question.request(expected, sets=sets, several=split)
     try:
-        with explained_pullback(bound, partial(task.run, batch), request):
-            run = task.run(batch, replace(request, record=True))
+        with explained_pullback(bound, question.run, request):
+            run = question.run(replace(request, record=True))
     except (CannotRecordError, PointNotReachedError, AmbiguousPointError):
         run = None
     if run is None or run.reached is None:
@@ -305,41 +293,40 @@ def _run_recorded(task: Task, batch: TokenBatch) -> _LocatedRun | None:
     located = locate_in_pass(bound, names, batch, run.reached)
     points = [located[name] for name in names]
     if any(point.key not in run.points or point.arrangement.shared for point in points):
-        return _run_once(task, batch, located, None), located
+        return _run_once(question, located, None), located
     return run, located
 
 
-def _is_plain(task: Task, batch: TokenBatch) -> bool:
+def _is_plain(question: Question) -> bool:
     """Return whether one forward pass may suffice: only "word" is read, and nothing is changed.
 
     A pass in training mode draws random numbers and cannot be repeated, so its ids must determine "word".
     """
-    is_open = task.options.training and could_be_positions(batch.ids)
-    return task.options.named == (WORD,) and not task.options.changed and not is_open
+    is_open = question.options.training and could_be_positions(question.batch.ids)
+    return question.options.named == (WORD,) and not question.options.changed and not is_open
 
 
 def _run_once(
-    task: Task,
-    batch: TokenBatch,
+    question: Question,
     located: Mapping[str, Located] | None,
     reduce: Reduce | None,
     memos: Memos | None = None,
     known: Meanings | None = None,
 ) -> Run:
     """Return a run; without `located` the only point is "word"."""
-    names, split = task.options.names, task.options.split
+    names, split = question.options.names, question.options.split
     shared = located is not None and any(located[name].arrangement.shared for name in names)
-    if shared and task.is_scalar:
+    if shared and question.is_scalar:
         raise UnsupportedError(
             f"all examples share one tensor at {names}, whose gradient for each example needs a pullback for each, and a Scalar "
             "objective has one for the whole batch: pass a function of shape (example,)"
         )
-    sets = (len(batch) if split or shared else 1) if task.pullback else 0
-    read = names if known is None else task.options.named  # those with changes too, to compare their arrangement
+    sets = (len(question.batch) if split or shared else 1) if question.pullback else 0
+    read = names if known is None else question.options.named  # those with changes too, to compare their arrangement
     points = names if located is None else tuple(dict.fromkeys(located[name].key for name in read))
     several = sets > 1 or split
-    request = task.request(batch, points, located, sets=sets, several=several, memos=memos)
-    if known is not None and not task.options.compile:
+    request = question.request(points, located, sets=sets, several=several, memos=memos)
+    if known is not None and not question.options.compile:
         request = replace(request, times=known.times, order=known.order or None)
     try:
         kept = (
@@ -347,12 +334,12 @@ def _run_once(
             if reduce is None
             else _in_one_array(_arranged(reduce, located), len(request.objectives) * max(sets, 1))
         )
-        with explained_pullback(task.bound, partial(task.run, batch), request):
-            return task.run(batch, replace(request, reduce=kept))
+        with explained_pullback(question.bound, question.run, request):
+            return question.run(replace(request, reduce=kept))
     except (AmbiguousPointError, PointNotReachedError) as error:
         if located is not None:
             raise
-        return _run_resolved(task, batch, reduce, error)
+        return _run_resolved(question, reduce, error)
 
 
 def _in_one_array(reduce: Reduce, count: int) -> Reduce:
@@ -409,16 +396,16 @@ def _without_dim(arrangement: Arrangement) -> Arrangement:
     return replace(arrangement, native=(*arrangement.native[:-1], 1), shape=(*arrangement.shape[:-1], 1))
 
 
-def _run_resolved(task: Task, batch: TokenBatch, reduce: Reduce | None, error: PointError) -> Run:
+def _run_resolved(question: Question, reduce: Reduce | None, error: PointError) -> Run:
     """Run again after no lookup, or several, had the ids as indices: a probe shows which lookup follows them."""
     try:
-        located = located_for(task, batch)
+        located = located_for(question)
     except PointNotReachedError:
         raise error from None  # the message of the run says more about the reason
-    run = _run_once(task, batch, located, reduce)
-    return replace(run, points={name: run.points[located[name].key] for name in task.options.names})
+    run = _run_once(question, located, reduce)
+    return replace(run, points={name: run.points[located[name].key] for name in question.options.names})
 
 
-def _expect_each_once(task: Task, located: Mapping[str, Located]) -> None:
-    for option, changes in task.options.changes.items():
+def _expect_each_once(question: Question, located: Mapping[str, Located]) -> None:
+    for option, changes in question.options.changes.items():
         expect_each_once(option, changes, located)

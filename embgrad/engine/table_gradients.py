@@ -20,8 +20,7 @@ from embgrad.common.options import expect_flag
 from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.options import GradientOptions, expect_one_name
 from embgrad.engine.probe import word_resolved
-from embgrad.engine.provenance import provenance
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 from embgrad.errors import EmbgradWarning, NoGradientError, PointError, UnsupportedError, level_of_user
 from embgrad.forward.names import point_of
 from embgrad.forward.points import WORD, Point
@@ -132,7 +131,7 @@ def table_gradients(
     expect_flag(training, "training")
     tokens = batch_of(batch, tokenizer, max_length, model)
     bound = bind(model, call)
-    task = Task(bound, as_objective(objective), GradientOptions((at,), training=training))
+    question = Question(bound, tokens, (as_objective(objective),), GradientOptions((at,), training=training))
     for ability in ("tables", "parameters"):
         bound.expect_ability(ability)
     with explained_forward(bound, tokens):
@@ -140,16 +139,16 @@ def table_gradients(
     points = word_resolved(bound, tokens, reached)
     words = [point for point in points if WORD in point.roles]
     point = _lookup_at(at, points, words, tokens)
-    ledger = gradients_of_table(task, tokens, point.path, points)
+    ledger = gradients_of_table(question, point.path, points)
     if ledger is None:
         raise PointError(
             f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass, or "
             "loaded for it. embgrad.tables.parameter_gradients has the gradients of the parameters from which it is computed"
         )
-    task.warn(tokens, ledger.provenance["unused"], ledger.provenance.get("masked_id"))
+    question.warn(ledger.provenance["unused"], ledger.provenance.get("masked_id"))
     tolerance = sum_tolerance(ledger.provenance["compute_dtype"])
     is_apart = ledger.apart is not None and ledger.apart > tolerance
-    if is_apart and why_no_sum(task, tokens, ledger, points, tolerance) in (None, BY_THE_TABLE):
+    if is_apart and why_no_sum(question, ledger, points, tolerance) in (None, BY_THE_TABLE):
         warnings.warn(
             f"the gradients of the table {point.path!r} through its lookups and other uses differ by {ledger.apart:.1e} in sum "
             "from the framework's own gradient, `own`: the model or the objective differentiates with respect to the "
@@ -181,18 +180,17 @@ def _lookup_at(at: str, points: Sequence[Point], words: Sequence[Point], batch: 
     return point
 
 
-def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequence[Point]) -> TableGradients | None:
+def gradients_of_table(question: Question, path: str, points: Sequence[Point]) -> TableGradients | None:
     """Return the gradient of a table by the table's uses; None for a table that is no parameter.
 
     Args:
-        task: the model and the objective; its changes are not made.
-        batch: the batch to run.
+        question: the model, the batch and the objective; its changes are not made.
         path: the path of the table.
         points: the points that a forward pass reaches.
     """
     keys = [point.key for point in points if point.lookup is not None and point.path == path]
-    request = task.request(batch)
-    run = task.run(batch, replace(request, points=tuple(keys), tables=True))
+    request = question.request()
+    run = question.run(replace(request, points=tuple(keys), tables=True))
     values = [run.points[key] for key in keys]
     rest, lookup = values[0].rest, values[0].lookup
     if rest is None or lookup is None:
@@ -209,9 +207,9 @@ def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequenc
     head = zeros if rest.gradient is None else np.ascontiguousarray(rest.gradient)
     _expect_finite(path, by_lookups, head)
     own = None
-    if not task.options.training:
+    if not question.options.training:
         with contextlib.suppress(UnsupportedError):  # the gradients of some parameters cannot be read
-            whole = task.run(batch, replace(request, parameters=True))
+            whole = question.run(replace(request, parameters=True))
             own = _own(whole.parameters or {}, rest.names)
     return TableGradients(
         lookup=by_lookups,
@@ -221,25 +219,22 @@ def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequenc
         lookups=len(keys),
         padding=lookup.padding,
         own=own,
-        provenance=provenance(task.bound, task.options, batch, run, task.objective, run.objectives[0]),
+        provenance=question.provenance(run),
     )
 
 
-def why_no_sum(
-    task: Task, batch: TokenBatch, ledger: TableGradients, points: Sequence[Point], tolerance: float
-) -> str | None:
+def why_no_sum(question: Question, ledger: TableGradients, points: Sequence[Point], tolerance: float) -> str | None:
     """Return the reason why the framework's own gradient of a table is not the sum over its uses by design; else None.
 
     Args:
-        task: as in `gradients_of_table`; so are `batch` and `points`.
+        question: as in `gradients_of_table`; so are `points`.
         ledger: the gradients of the table, with the framework's own.
         tolerance: the relative difference up to which two gradients count as equal.
     """
     assert ledger.own is not None
     keys = [point.key for point in points if point.lookup is not None and point.path == ledger.path]
     own = (ledger.own - ledger.head).astype(np.float64)
-    request = task.request(batch, tuple(keys))
-    run = task.run(batch, request)
+    run = question.run(question.request(tuple(keys)))
     plain, divided = [], []
     for values in (run.points[key] for key in keys):
         lookup, gradient = values.lookup, values.gradients[0]

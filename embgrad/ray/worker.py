@@ -13,7 +13,7 @@ import pyarrow as pa
 from embgrad.backend.registry import backend_for, bind
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.gradients import results_of
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -183,16 +183,18 @@ class Worker:
         )
 
     def _gradients(self, rows: pa.Table, examples: Examples, *, check: bool = True) -> EmbeddingGradients:
-        task = self._task(rows)
-        options = task.options if check else replace(task.options, check=False)
+        question = self._question(rows, examples)
+        if not check:
+            question = replace(question, options=replace(question.options, check=False))
         with warnings.catch_warnings():  # rows that padding changes are run again without it, see `_differs_alone`
             warnings.filterwarnings("ignore", "the model reads padding", EmbgradWarning)
-            return results_of(replace(task, options=options), examples.batch)[self._job.point]
+            return results_of(question)[self._job.point]
 
-    def _task(self, rows: pa.Table) -> Task:
+    def _question(self, rows: pa.Table, examples: Examples) -> Question:
         assert self._built is not None
         job = self._job
-        return Task(bind(self._built[0], job.call), as_objective(_objective(job.objective, rows)), job.options)
+        objective = as_objective(_objective(job.objective, rows))
+        return Question(bind(self._built[0], job.call), examples.batch, (objective,), job.options)
 
     def _with_row_name(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
         """Return the error of the first row that fails when run alone, with the row's name in the message."""
@@ -225,7 +227,7 @@ class GradientWorker(Worker):
         if method is None:
             return result
         assert self._built is not None
-        return attributions_of(method, self._built[1], self._task(rows), examples.batch, None)[self._job.point]
+        return attributions_of(method, self._built[1], self._question(rows, examples), None)[self._job.point]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return the rows, in their order, with the requested columns."""

@@ -10,34 +10,31 @@ from embgrad.attribution.method import Method
 from embgrad.attribution.passes import passes_through
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.options import GradientOptions
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 from embgrad.errors import UnsupportedError
-from embgrad.inputs.batch import TokenBatch
 from embgrad.results.attribution import Attribution
 
 __all__ = ["attributions_of", "expect_of_attributions", "method_from"]
 
 
-def attributions_of(
-    method: Method, tokenizer: Any, task: Task, batch: TokenBatch, size: int | None
-) -> dict[str, Attribution]:
+def attributions_of(method: Method, tokenizer: Any, question: Question, size: int | None) -> dict[str, Attribution]:
     """Return the attribution of a batch, by the name of the point.
 
     Args:
         method: the method.
         tokenizer: knows the ids of special tokens; None where there is none.
-        task: the request, at one point.
-        batch: the examples.
+        question: the question, at one point.
         size: how many examples or steps one pass runs at most, see `attribute`.
 
     Raises:
         UnsupportedError: the objective is a `Scalar`; or as `attribute` raises.
     """
-    (name,) = task.options.names
+    bound, options = question.bound, question.options
+    (name,) = options.names
     passes = passes_through(
-        task.bound, batch, task.objective, name, task.options.pads, size, training=task.options.training
+        bound, question.batch, question.objective, name, options.pads, size, training=options.training
     )
-    with explained_errors(task.bound, passes.batch):
+    with explained_errors(bound, passes.batch):
         return {name: attributed(passes, method, tokenizer)}
 
 

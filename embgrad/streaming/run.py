@@ -14,10 +14,12 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.attribution.method import Method
+from embgrad.backend.protocol import BoundModel
 from embgrad.common.progress import Progress
 from embgrad.common.tracebacks import errors_of_model
 from embgrad.engine.gradients import results_of as gradients_of
-from embgrad.engine.task import Task
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.question import Question
 from embgrad.engine.weights import weights_sums
 from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, brief, level_of_user, listed
 from embgrad.inputs.batch import TokenBatch
@@ -73,13 +75,15 @@ class Plan:
     """The arguments of a stream.
 
     Attributes:
-        task: the request for each batch, apart from the objective.
+        bound: the model.
+        options: the options of each batch.
         size: the argument `batch_size`.
         method: the attribution method; None for gradients.
         compute: the function that returns the results of one batch by point; its last argument is the size of sub-batches.
     """
 
-    task: Task
+    bound: BoundModel
+    options: GradientOptions
     source: Source
     objectives: Objectives
     size: int | None
@@ -87,17 +91,17 @@ class Plan:
     ahead: int
     keep: str
     method: Method | None = None
-    compute: Callable[[Task, TokenBatch, int | None], dict[str, Any]] = gradients_of
+    compute: Callable[[Question, int | None], dict[str, Any]] = gradients_of
 
     def manifest(self) -> Manifest:
         """Return the manifest of the run, without finished results."""
-        return Manifest(self.keep, self.task.options.names, self.task.options.single, self.run())
+        return Manifest(self.keep, self.options.names, self.options.single, self.run())
 
     def run(self) -> dict[str, Any]:
         """Return the identity of the run, by option."""
         size = self.size if self.source.tokenizer is None else self.source.size
-        options = {"batch_size": size, "window": self.window, "check": bool(self.task.options.check)}
-        return identity(self.task, self.source, self.objectives, options, self.method)
+        further = {"batch_size": size, "window": self.window, "check": bool(self.options.check)}
+        return identity(self.bound, self.options, self.source, self.objectives, further, self.method)
 
     @property
     def total(self) -> int | None:
@@ -167,7 +171,7 @@ def _group_results(plan: Plan, state: State, group: Group, finished: int) -> Gen
         if state.quiet:
             yield None
         else:
-            yield stored[plan.task.options.names[0]] if plan.task.options.single else stored
+            yield stored[plan.options.names[0]] if plan.options.single else stored
 
 
 def _run(plan: Plan, group: Group, number: int) -> dict[str, Any]:
@@ -182,9 +186,8 @@ def _run(plan: Plan, group: Group, number: int) -> dict[str, Any]:
         objective = plan.objectives.of(examples, piece.batch, labels if plan.objectives.labelled else None)
         if plan.window is not None:
             expect_sortable(objective, plan.source.padding.side)
-        task = replace(plan.task, objective=as_objective(objective))
-        size = plan.size if plan.source.tokenizer is None else None
-        return plan.compute(task, piece.batch, size)
+        question = Question(plan.bound, piece.batch, (as_objective(objective),), plan.options)
+        return plan.compute(question, plan.size if plan.source.tokenizer is None else None)
     except Exception as error:
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"while streaming the examples {_range_text(examples)} of the source")
@@ -211,7 +214,7 @@ def _check_padding(plan: Plan, state: State, group: Group, number: int, results:
     shortest = int(candidates[np.argmin(lengths[candidates])])
     without_padding = lengths[shortest] < padded_length
     row = shortest if without_padding else int(candidates[np.argmax(own_lengths[candidates])])
-    unchecked = replace(plan, task=replace(plan.task, options=replace(plan.task.options, check=False)))
+    unchecked = replace(plan, options=replace(plan.options, check=False))
     length = 0 if without_padding else int(own_lengths[row])
     probe = _run_alone(unchecked, group, number, row, length)
     if probe is None:
@@ -297,12 +300,12 @@ def _record_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
 
     A model may create weights in its first batch, and may receive others until the first result.
     """
-    first_sums, digest, run = weights_sums(plan.task.bound.model), weights_digest(plan.task), writer.manifest.run
+    first_sums, digest, run = weights_sums(plan.bound.model), weights_digest(plan.bound), writer.manifest.run
     if first:
         writer.replace_run({**run, "weights": digest})
 
     def expect_same() -> None:
-        current_sums = weights_sums(plan.task.bound.model)
+        current_sums = weights_sums(plan.bound.model)
         changed = [
             name
             for name in dict.fromkeys([*first_sums, *current_sums])
@@ -321,7 +324,7 @@ def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> 
     """Yield the results that were finished before."""
     for shard in manifest.shards:
         for stored in read_shard(writer.folder, manifest, shard):
-            yield stored[plan.task.options.names[0]] if plan.task.options.single else stored
+            yield stored[plan.options.names[0]] if plan.options.single else stored
         state.examples += shard.examples
         state.report(state.examples, plan.total)
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embgrad.attribution.method import Method
+from embgrad.backend.protocol import BoundModel
 from embgrad.backend.signature import as_parts
 from embgrad.engine.interventions import BroadcastArray
-from embgrad.engine.task import Task
+from embgrad.engine.options import GradientOptions
 from embgrad.engine.weights import weights_of
 from embgrad.objectives.objectives import Objective, as_objective, described
 from embgrad.streaming.code_digest import read
@@ -24,39 +25,45 @@ LONGEST = 200
 
 
 def identity(
-    task: Task, source: Source, objectives: Objectives, options: Mapping[str, Any], method: Method | None = None
+    bound: BoundModel,
+    options: GradientOptions,
+    source: Source,
+    objectives: Objectives,
+    further: Mapping[str, Any],
+    method: Method | None = None,
 ) -> dict[str, Any]:
     """Return the identity of a run by option, as values that JSON can hold, equal for the same run in every process.
 
     Functions and users' classes are represented by their names, their code and what the code reads.
 
     Args:
-        task: the request for each batch.
+        bound: the model.
+        options: the options of each batch.
         source: the source; its items are identified by the digests of the shards.
         objectives: the objectives of the batches.
-        options: further options, as plain values.
+        further: further options, as plain values.
         method: the attribution method; None for gradients, whose identity has no such entry.
     """
-    parts = as_parts(task.bound.model)  # the weights identify these
+    parts = as_parts(bound.model)  # the weights identify these
     names = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
     changes = {
         option: digest_of(read(_plain(values), digest_of, parts)) if values else None
-        for option, values in task.options.changes.items()
+        for option, values in options.changes.items()
     }
     return {
         "model": " + ".join(names),
-        "weights": weights_digest(task),
+        "weights": weights_digest(bound),
         "objective": _objective_identity(objectives, parts),
         "source": "batches" if source.tokenizer is None else "texts",
         "tokenizer": tokenizer_digest(source.tokenizer),
         "max_length": source.max_length,
-        "call": None if task.bound.call is None else function_digest(task.bound.call, parts),
-        "training": bool(task.options.training),
-        "pads": task.options.pads,
-        "split": bool(task.options.split),
-        "compile": bool(task.options.compile),
+        "call": None if bound.call is None else function_digest(bound.call, parts),
+        "training": bool(options.training),
+        "pads": options.pads,
+        "split": bool(options.split),
+        "compile": bool(options.compile),
         **changes,
-        **options,
+        **further,
         **({} if method is None else {"method": _method_identity(method, parts)}),
     }
 
@@ -66,11 +73,11 @@ def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: change.array if isinstance(change, BroadcastArray) else change for name, change in changes.items()}
 
 
-def weights_digest(task: Task) -> str | None:
+def weights_digest(bound: BoundModel) -> str | None:
     """Return the number of weights and a digest of their values, or None where the backend cannot read weights."""
-    if not task.bound.supports("weights"):
+    if not bound.supports("weights"):
         return None
-    weights = weights_of(task.bound.model)
+    weights = weights_of(bound.model)
     hasher = hashlib.sha256()
     for weight in weights:
         update(hasher, [weight.name, weight.dtype, weight.get()])

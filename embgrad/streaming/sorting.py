@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.engine.task import Task
+from embgrad.engine.options import GradientOptions
 from embgrad.errors import ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.objectives import Objective, Scalar
@@ -18,11 +18,11 @@ from embgrad.streaming.source import Source
 __all__ = ["expect_restorable", "expect_same", "expect_sortable", "expect_window"]
 
 
-def expect_window(task: Task, source: Source, objective: Any) -> None:
+def expect_window(options: GradientOptions, source: Source, objective: Any) -> None:
     """Check before the first batch that the examples of the source may be batched anew by length.
 
     Args:
-        task: the request for each batch.
+        options: the options of each batch.
         source: the source.
         objective: the argument of `stream`, for the whole source or to be made for each batch.
 
@@ -34,7 +34,7 @@ def expect_window(task: Task, source: Source, objective: Any) -> None:
         raise UnsupportedError(
             "window sorts texts by length, but the source yields whole batches: pass texts with tokenizer=..., or omit window"
         )
-    for name, is_set in {"split=True": task.options.split, "training=True": task.options.training}.items():
+    for name, is_set in {"split=True": options.split, "training=True": options.training}.items():
         if is_set:
             raise UnsupportedError(
                 f"window sorts examples into other batches, but with {name} results depend on the examples of a batch: omit one "

@@ -22,7 +22,6 @@ from embgrad.common.files import checked_path
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.options import checked_options, expect_one_name
-from embgrad.engine.task import Task
 from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean
 from embgrad.forward.points import WORD
 from embgrad.objectives.objectives import Sum, as_objective
@@ -141,13 +140,14 @@ def stream(
         expect_one_name(at, "make a stream for each point")
         expect_of_attributions(options, ["keep='table'"] if keep == "table" else [])
     of_all = as_objective(Sum() if objectives.fixed is None else objectives.fixed)
-    task = Task(bind(model, call), of_all, for_all_batches(options))
+    bound, options = bind(model, call), for_all_batches(options)
+    options.expect_supported(bound, of_all)
     reader = Source(
         source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, None if folder is None else update
     )
     if window is not None:
-        expect_window(task, reader, objective)
-    plan = Plan(task, reader, objectives, size, window, 0 if training else ahead, keep)
+        expect_window(options, reader, objective)
+    plan = Plan(bound, options, reader, objectives, size, window, 0 if training else ahead, keep)
     if chosen is not None:
         plan = replace(plan, method=chosen, compute=partial(attributions_of, chosen, tokenizer))
     return Stream(plan, folder, progress)
@@ -283,9 +283,9 @@ class Stream(Iterator[Any]):
             raise EmbgradError(
                 "results were taken from the stream already, and are not in the sum: expected a new stream"
             )
-        self._state.totals = {name: Total() for name in self._plan.task.options.names}
+        self._state.totals = {name: Total() for name in self._plan.options.names}
         self._exhaust()
-        return table_of(self._state.totals, self._plan.task.options.single)
+        return table_of(self._state.totals, self._plan.options.single)
 
     def _exhaust(self) -> None:
         self._state.quiet = True

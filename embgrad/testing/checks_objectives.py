@@ -12,8 +12,8 @@ import pytest
 import embgrad
 from embgrad.backend.registry import backend_named, bind
 from embgrad.engine.options import GradientOptions
+from embgrad.engine.question import Question
 from embgrad.engine.run import reduced_of, run_located
-from embgrad.engine.task import Task
 from embgrad.testing.examples import EXAMPLES, POSITIONS, close, example_batch, needs
 from embgrad.testing.harness import Harness
 
@@ -148,10 +148,9 @@ class SeveralObjectiveChecks:
                     arrived.append((key, gradient.shape))
                     return np.asarray((gradient * value).sum(-1, keepdims=True))
 
-                first, *further = objectives
                 names = (at,) if isinstance(at, str) else tuple(at)
-                task = Task(bind(built, None), first, GradientOptions(names), further=tuple(further))
-                run, located = run_located(task, batch, reduce)
+                question = Question(bind(built, None), batch, tuple(objectives), GradientOptions(names))
+                run, located = run_located(question, reduce)
                 assert len(run.objectives) == len(objectives)
                 assert len(arrived) == len(objectives) * len(run.points)
                 results = embgrad.gradients(built, batch, list(objectives), at=at)

@@ -15,9 +15,7 @@ import numpy as np
 from embgrad.backend.signature import as_parts
 from embgrad.common.files import checked_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
-from embgrad.engine.options import GradientOptions
-from embgrad.engine.provenance import origins
-from embgrad.engine.task import Task
+from embgrad.engine.origins import origins
 from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief
 from embgrad.objectives.native import NativeObjective
 from embgrad.results.history import ARRAYS, History
@@ -182,7 +180,7 @@ def _identity(method: SearchMethod, problem: Problem, tokenizer: Any) -> dict[st
     try:
         return {
             "model": origins(bound)["model"],
-            "weights": weights_digest(Task(bound, objective, GradientOptions(()), pullback=False)),
+            "weights": weights_digest(bound),
             "call": None if bound.call is None else function_digest(bound.call, parts),
             "batch": digest_of(problem.batch),
             "objective": objective_identity(

@@ -14,7 +14,7 @@ from embgrad.backend.prefix import Prefix
 from embgrad.backend.protocol import BoundModel, Call, Request, Response
 from embgrad.common.tolerance import HALVES, tolerance_for
 from embgrad.common.tracebacks import errors_of_model
-from embgrad.engine.provenance import origins
+from embgrad.engine.origins import origins
 from embgrad.errors import ObjectiveError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective

@@ -18,7 +18,7 @@ from embgrad.engine.embedding_table import TableReader
 from embgrad.engine.evaluate import evaluated
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 from embgrad.errors import EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
@@ -101,8 +101,8 @@ class Problem:
     @cached_property
     def before(self) -> np.ndarray:
         """L of each example of the batch, float64, shape (example,); the user is warned of what is odd in it."""
-        task = self.passes.forward_task(quiet=False)
-        values = evaluated(task, self.batch, None if isinstance(self.objective, NativeObjective) else self._size)
+        question = self.passes.forward_question(self.batch, quiet=False)
+        values = evaluated(question, None if isinstance(self.objective, NativeObjective) else self._size)
         self.queries.evaluations += 1
         return values
 
@@ -193,9 +193,9 @@ class Problem:
             values[rows] = self.prefixes.evaluate(self.batch_of(alike), alike.examples, self._objective_of(alike))
         left = np.flatnonzero(np.isnan(values))
         for piece in self._pieces(texts.take(left)) if len(left) else ():
-            task = self.passes.forward_task(self._objective_of(piece.texts))
             with self._explained(piece):
-                values[left[piece.rows]] = evaluated(task, self.batch_of(piece.texts))[piece.places]
+                question = self.passes.forward_question(self.batch_of(piece.texts), self._objective_of(piece.texts))
+                values[left[piece.rows]] = evaluated(question)[piece.places]
         np.add.at(self.queries.evaluations, texts.examples, 1)
         return values
 
@@ -211,9 +211,10 @@ class Problem:
         np.add.at(self.queries.gradients, texts.examples, 1)
         for piece in self._pieces(texts):
             options = GradientOptions((WORD,), training=self.training)
-            task = Task(self.bound, self._objective_of(piece.texts), options, quiet=True)
+            objectives = (self._objective_of(piece.texts),)
             with self._explained(piece):
-                result, places = results_of(task, self.batch_of(piece.texts))[WORD], piece.places
+                question = Question(self.bound, self.batch_of(piece.texts), objectives, options, quiet=True)
+                result, places = results_of(question)[WORD], piece.places
             yield piece.rows, np.asarray(result.objective)[places], result.values[places], result.activations[places]
 
     def estimates(self, texts: Texts, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

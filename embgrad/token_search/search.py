@@ -18,8 +18,8 @@ from embgrad.common.options import count_or_none, expect_flags
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.embedding_table import word_table_reader
+from embgrad.engine.origins import origins
 from embgrad.engine.probe import with_shared
-from embgrad.engine.provenance import origins
 from embgrad.errors import UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of, tokenizer_of

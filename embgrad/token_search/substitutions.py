@@ -16,7 +16,7 @@ from embgrad.engine.embedding_table import word_table_reader
 from embgrad.engine.gradients import results_of
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import with_shared
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import batch_of, tokenizer_of
@@ -94,7 +94,8 @@ def substitutions(
     with explained_errors(bound, tokens), explained_decoder(bound, tokens):
         table = word_table_reader(bound, tokens[:size], "embgrad.substitutions")
     may = allowed_ids(allowed, tokenizer, table.count)
-    result = results_of(Task(bound, made, GradientOptions((WORD,), training=training)), tokens, size, progress)[WORD]
+    question = Question(bound, tokens, (made,), GradientOptions((WORD,), training=training))
+    result = results_of(question, size, progress)[WORD]
     top = min(count, int(may.sum()))
     ids, scores = top_substitutions_at(
         result.values, result.activations, result.ids, searched, table, may, top, GOALS[goal]

@@ -18,7 +18,7 @@ from embgrad.engine.call_errors import explained_forward
 from embgrad.engine.descent import with_certain_roles
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.probe import order_of, with_layout, word_resolved
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 from embgrad.engine.weights import weights_of
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.forward.axes import Arrangement, axis_of_examples, of_lookup, of_module
@@ -65,7 +65,7 @@ class Reader:
         self.original_objective = objective
         self.call = call
         self.backend: Backend = self._bound.backend
-        self._task = Task(self._bound, as_objective(objective), GradientOptions(()))
+        self._question = Question(self._bound, batch, (as_objective(objective),), GradientOptions(()))
         with explained_forward(self._bound, batch):
             self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
@@ -87,6 +87,7 @@ class Reader:
         """Return a reader of another batch with as many examples and positions, in which the points have the same keys."""
         other = copy.copy(self)
         other.batch = batch
+        other._question = replace(self._question, batch=batch)
         return other
 
     def weights(self) -> list[Weight]:
@@ -105,15 +106,15 @@ class Reader:
 
         If the objective has no gradient, or is not finite, set `failure` and return the values alone.
         """
-        request = self._task.request(self.batch, tuple(keys), sized=True)
+        request = self._question.request(tuple(keys), sized=True)
         try:
-            run = self._task.run(self.batch, request)
+            run = self._question.run(request)
             (response,) = run.objectives
             self.objective, self.size = response.values, response.size
         except (NoGradientError, ObjectiveError) as failure:
             self.failure = failure
             return self.values(keys)
-        self._task.warn(self.batch, run.unused, run.masked_id)
+        self._question.warn(run.unused, run.masked_id)
         self.dtype = run.compute_dtype
         return {key: self._reading(key, run.points[key]) for key in keys}
 

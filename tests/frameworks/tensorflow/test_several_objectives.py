@@ -13,8 +13,8 @@ import tf_keras as keras2
 import embgrad
 from embgrad.backend.registry import bind
 from embgrad.engine.options import GradientOptions
+from embgrad.engine.question import Question
 from embgrad.engine.run import reduced_of, run_located
-from embgrad.engine.task import Task
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 7]])
 OBJECTIVES = [embgrad.Logit(1, position=0), embgrad.Logit(2), embgrad.Projection([1.0, -1.0, 2.0], position=-1)]
@@ -70,9 +70,9 @@ def test_gradients_are_reduced_with_compile_and_beside_a_mask_of_the_model(objec
     batch = embgrad.TokenBatch(ids, (ids != 0).astype(int))
     runs = []
     for compiled in (False, True):
-        first, *further = objectives
-        task = Task(bind(model, None), first, GradientOptions(("word",), compile=compiled), further=tuple(further))
-        run, located = run_located(task, batch, lambda key, gradient, value: (gradient * value).sum(-1, keepdims=True))
+        options = GradientOptions(("word",), compile=compiled)
+        question = Question(bind(model, None), batch, tuple(objectives), options)
+        run, located = run_located(question, lambda key, gradient, value: (gradient * value).sum(-1, keepdims=True))
         runs.append((run, located["word"].arrangement))
     results = embgrad.gradients(model, batch, objectives)
     for run, arrangement in runs:

@@ -411,7 +411,7 @@ import embgrad
 from embgrad.backend.registry import bind
 from embgrad.engine.options import GradientOptions
 from embgrad.engine.run import run_located
-from embgrad.engine.task import Task
+from embgrad.engine.question import Question
 
 class Block(torch.nn.Module):
     def __init__(self):
@@ -434,9 +434,9 @@ class Decoder(torch.nn.Module):
 
 torch.set_num_threads(1)
 ids = np.random.default_rng(0).integers(0, 5000, (1, 300))
-first, *further = [embgrad.Logit(int(ids[0, i + 1]), position=i) for i in range(int(sys.argv[1]))]
-task = Task(bind(Decoder(), None), first, GradientOptions(("word",)), further=tuple(further))
-run, _ = run_located(task, embgrad.TokenBatch(ids), lambda key, gradient, value: (gradient * value).sum(-1))
+objectives = tuple(embgrad.Logit(int(ids[0, i + 1]), position=i) for i in range(int(sys.argv[1])))
+question = Question(bind(Decoder(), None), embgrad.TokenBatch(ids), objectives, GradientOptions(("word",)))
+run, _ = run_located(question, lambda key, gradient, value: (gradient * value).sum(-1))
 assert len(run.points["word"].gradients) == int(sys.argv[1])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

@@ -232,3 +232,8 @@ def test_padding_of_a_model_without_a_mask_is_the_warning_of_the_mask_alone() ->
         return lookup(model["E"], input_ids).sum(1) @ model["W"]
 
     assert of_leak(unmasked, LEFT) == []
+
+
+def test_a_warning_from_a_pass_of_an_attribution_names_the_line_of_the_call() -> None:
+    batch = {"input_ids": IDS, "attention_mask": LEFT}
+    assert warned(lambda: embgrad.attribute(model(by_column), batch, embgrad.Sum(), "saliency")) == [BY_COLUMN]

@@ -16,8 +16,8 @@ from embgrad.backend.protocol import BoundModel
 from embgrad.backend.registry import bind
 from embgrad.engine.check_examples import Reruns, _measure
 from embgrad.engine.company import Company, company_of
-from embgrad.engine.decoder import further_text
 from embgrad.engine.descent import with_roles_of_text
+from embgrad.engine.encoder_decoders import further_text
 from embgrad.engine.input_warnings import warn_of_left_padding
 from embgrad.engine.locate import meanings_in_sub_batch
 from embgrad.engine.output_axes import _is_prefixed, _layout, expect_examples_first

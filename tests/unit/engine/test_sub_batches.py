@@ -10,8 +10,8 @@ import pytest
 import embgrad
 from embgrad.backend.registry import bind
 from embgrad.engine.options import GradientOptions
+from embgrad.engine.question import Question
 from embgrad.engine.sub_batches import pieces_of
-from embgrad.engine.task import Task
 from embgrad.testing.reference import ReferenceModel, lookup
 
 BATCH = embgrad.TokenBatch(np.arange(15).reshape(5, 3))
@@ -28,9 +28,9 @@ MODEL = ReferenceModel(lambda own, input_ids: lookup(own.parameters["table"], in
     ],
 )
 def test_a_sub_batch_of_each_size_is_compared(size: int | None, training: bool, compared: list[bool]) -> None:
-    task = Task(bind(MODEL, None), embgrad.Sum(), GradientOptions(training=training))
+    question = Question(bind(MODEL, None), BATCH, (embgrad.Sum(),), GradientOptions(training=training))
     done: list[tuple[int, int]] = []
-    with pieces_of(task, BATCH, size, lambda *figures: done.append(figures)) as pieces:
+    with pieces_of(question, size, lambda *figures: done.append(figures)) as pieces:
         found = [not isinstance(piece.compared, contextlib.nullcontext) for piece in pieces]
     assert found == compared
     assert done[0] == (0, 5)

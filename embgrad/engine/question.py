@@ -1,10 +1,10 @@
-"""The task of one call of `gradients`: the model, the objective, the options, and the examples that are run."""
+"""The question of one call: the model, the batch, the objectives, and the options with the points and the changes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.backend.objective_callback import BatchObjective, callback_of
 from embgrad.backend.protocol import BoundModel, Change, FixedChange, Request, Run
 from embgrad.backend.replay import CallbackMemo
-from embgrad.engine.decoder import with_decoder
+from embgrad.engine.encoder_decoders import with_decoder
 from embgrad.engine.input_warnings import (
     warn_of_empty_mask,
     warn_of_labels,
@@ -21,6 +21,7 @@ from embgrad.engine.input_warnings import (
 )
 from embgrad.engine.interventions import prepared
 from embgrad.engine.options import GradientOptions
+from embgrad.engine.origins import origins
 from embgrad.engine.output_axes import expect_examples_first, layouts_of, learn_axes
 from embgrad.engine.sole_use import expect_sole_use
 from embgrad.errors import UnsupportedError
@@ -29,27 +30,27 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objective import Layouts, OpenAxesError, OpenPositionsError
-from embgrad.objectives.objectives import Objective
+from embgrad.objectives.objectives import Objective, described
 
-__all__ = ["Memos", "Task"]
+__all__ = ["Memos", "Question"]
 
 #: By option and point's name, the recorded results of the user's function in earlier runs of the same call.
 Memos = dict[tuple[str, str], CallbackMemo]
 
 
 @dataclass(frozen=True)
-class Task:
-    """A model, an objective or several, and options, for all examples of a batch or for some of them.
+class Question:
+    """A model, a batch or some of its examples, objectives, and options.
 
     Attributes:
         bound: the model.
-        objective: the objective of the examples that are run.
-        options: the options of the call.
-        examples: the examples of the whole batch that are run.
-        count: the number of examples in the whole batch; None where it is run at once.
+        batch: the examples that are run.
+        objectives: their objectives, one or several, which share the forward pass.
+        options: the options of the call: the points to read, the changes, and how to run.
         pullback: whether gradients are computed; otherwise the results' `values` are zeros.
         quiet: whether `warn` does nothing, as for further passes on a batch of which the user has been warned.
-        further: further objectives, which share the forward pass.
+        examples: which examples of the user's batch these are.
+        count: the number of examples in the user's batch; None where it is run at once.
         layouts: what is known of the model's outputs, see `run`.
 
     Raises:
@@ -57,63 +58,75 @@ class Task:
     """
 
     bound: BoundModel
-    objective: Objective | NativeObjective
-    options: GradientOptions
-    examples: slice = field(default_factory=lambda: slice(None))
-    count: int | None = None
+    batch: TokenBatch
+    objectives: tuple[Objective | NativeObjective, ...]
+    options: GradientOptions = field(default_factory=GradientOptions)
     pullback: bool = True
     quiet: bool = False
-    further: tuple[Objective | NativeObjective, ...] = ()
+    examples: slice = field(default_factory=lambda: slice(None))
+    count: int | None = None
     layouts: Layouts | None = None
 
     def __post_init__(self) -> None:
         for objective in self.objectives:
             self.options.expect_supported(self.bound, objective)
-        if self.further and self.pullback:
+        if len(self.objectives) > 1 and self.pullback:
             self.bound.expect_ability("split")
         if self.layouts is None:
             object.__setattr__(self, "layouts", layouts_of(self.bound))
 
     @property
-    def objectives(self) -> tuple[Objective | NativeObjective, ...]:
-        """All objectives, in order."""
-        return (self.objective, *self.further)
+    def objective(self) -> Objective | NativeObjective:
+        """The first objective."""
+        return self.objectives[0]
 
     @property
     def is_scalar(self) -> bool:
         """Return whether an objective reduces over the examples itself."""
         return any(isinstance(objective, NativeObjective) and objective.scalar for objective in self.objectives)
 
-    def of_objective(self, objective: Objective | NativeObjective) -> Task:
-        """Return the same task for a single objective."""
-        return replace(self, objective=objective, further=())
+    @cached_property
+    def decoded(self) -> TokenBatch:
+        """The batch with what an encoder-decoder's decoder reads, see `embgrad.engine.encoder_decoders`."""
+        return with_decoder(self.bound, self.batch)
 
-    def expect_cuttable(self, size: int | None, count: int) -> None:
-        """Refuse a Scalar objective where a batch of `count` examples is run in sub-batches of at most `size`."""
+    def only(self, index: int) -> Question:
+        """Return the same question for the objective with this index alone."""
+        return replace(self, objectives=(self.objectives[index],))
+
+    def expect_cuttable(self, size: int | None) -> None:
+        """Refuse a Scalar objective where the batch is run in sub-batches of at most `size` examples."""
         if self.is_scalar:
             raise UnsupportedError(
-                f"batch_size={size} splits the batch of {count}, and a Scalar objective reduces over all of it: "
+                f"batch_size={size} splits the batch of {len(self.batch)}, and a Scalar objective reduces over all of it: "
                 "omit batch_size, or pass a function of shape (example,)"
             )
 
-    def for_examples(self, examples: slice, count: int) -> Task:
-        """Return the task for these of the `count` examples."""
-        objective, *further = (
-            objective if isinstance(objective, NativeObjective) else objective.take(examples, count)
-            for objective in self.objectives
+    def part(self, start: int, end: int) -> Question:
+        """Return the question for the examples from an index up to another."""
+        first, count = self.examples.start or 0, len(self.batch)
+        return replace(
+            self,
+            batch=self.batch[start:end],
+            objectives=tuple(
+                objective if isinstance(objective, NativeObjective) else objective.take(slice(start, end), count)
+                for objective in self.objectives
+            ),
+            examples=slice(first + start, first + end),
+            count=count if self.count is None else self.count,
         )
-        return replace(self, objective=objective, further=tuple(further), examples=examples, count=count)
 
-    def run(self, batch: TokenBatch, request: Request) -> Run:
-        """Return the run of a request on a batch; it is repeated where a probe has to show the axes of an output."""
-        layouts, bound = self.layouts, self.bound
-        assert layouts is not None, "they are set when the task is made"
+    def run(self, request: Request) -> Run:
+        """Return the run of a request; it is repeated where a probe has to show the axes of an output."""
+        layouts, bound, batch = self.layouts, self.bound, self.batch
+        assert layouts is not None, "they are set when the question is made"
+        decode = partial(with_decoder, bound)
         while True:
             try:
                 run = bound.backend.run(bound.model, batch, request)
                 break
             except (OpenAxesError, OpenPositionsError) as error:
-                learn_axes(bound, batch, layouts, partial(with_decoder, bound), error)
+                learn_axes(bound, batch, layouts, decode, error)
         for objective, response in zip(request.objectives, run.objectives, strict=True):
             shape = response.shape
             if (
@@ -121,16 +134,14 @@ class Task:
                 and shape
                 and (*objective.outputs, len(shape)) not in layouts.first
             ):
-                decode = partial(with_decoder, bound)
                 expect_examples_first(bound, batch, objective.objective.output, shape, layouts, decode)
         return run
 
-    def expect_sole_use(self, batch: TokenBatch, located: Mapping[str, Located], run: Run, own: np.ndarray) -> None:
+    def expect_sole_use(self, located: Mapping[str, Located], run: Run, own: np.ndarray) -> None:
         """Refuse "word" where a run read it and the objective follows the ids in another way, see `embgrad.engine.sole_use`.
 
         Args:
-            batch: the batch that was run.
-            located: the points that the task names.
+            located: the points that the question names.
             run: the run.
             own: the objective's values.
 
@@ -143,15 +154,14 @@ class Task:
         read = run.points[word.key if word.key in run.points else WORD].activation
 
         def evaluate(other: TokenBatch) -> np.ndarray:
-            alone = self.of_objective(self.objective)
-            request = replace(alone.request(other, sets=0), override={word.key: lambda value: read}, compiled=False)
-            return self.run(other, replace(request, pullback=False)).objectives[0].values
+            alone = replace(self.only(0), batch=other)
+            request = replace(alone.request(sets=0), override={word.key: lambda value: read}, compiled=False)
+            return alone.run(replace(request, pullback=False)).objectives[0].values
 
-        expect_sole_use(self.bound, batch, word.lookup, own, run.compute_dtype, evaluate)
+        expect_sole_use(self.bound, self.batch, word.lookup, own, run.compute_dtype, evaluate)
 
     def request(
         self,
-        batch: TokenBatch,
         points: tuple[str, ...] = (),
         located: Mapping[str, Located] | None = None,
         *,
@@ -160,10 +170,9 @@ class Task:
         sized: bool = False,
         memos: Memos | None = None,
     ) -> Request:
-        """Return the request to a backend.
+        """Return the request to a backend; its objectives know the positions of an encoder-decoder's decoder.
 
         Args:
-            batch: the batch to run. The objectives know the positions of an encoder-decoder's decoder.
             points: the keys of the points to read.
             located: all points that the options name; None for a request without changes.
             sets: the number of sets of cotangents of an objective, see `BatchObjective`.
@@ -171,7 +180,6 @@ class Task:
             sized: see `BatchObjective`.
             memos: the recorded results of the user's functions, so that another run does not call them again.
         """
-        decoded = with_decoder(self.bound, batch)
 
         def change(option: str, name: str, value: Any, point: Located) -> Change:
             function = prepared(option, name, value, point.arrangement, self.examples, self.count)
@@ -188,7 +196,7 @@ class Task:
         return Request(
             points,
             tuple(
-                callback_of(objective, decoded, sets, sized=sized, layouts=self.layouts)
+                callback_of(objective, self.decoded, sets, sized=sized, layouts=self.layouts)
                 for objective in self.objectives
             ),
             self.options.training,
@@ -201,18 +209,43 @@ class Task:
             pullback=self.pullback,
         )
 
-    def warn(self, batch: TokenBatch, unused: tuple[str, ...], masked_id: int | None = None) -> None:
+    def provenance(self, run: Run, index: int = 0) -> dict[str, Any]:
+        """Return the provenance of the results of a run, without their points.
+
+        Args:
+            run: the run.
+            index: which of the objectives the results are of.
+        """
+        options, shape = self.options, run.objectives[index].shape
+        return {
+            **origins(self.bound),
+            "objective": described(self.objectives[index]),
+            "output_shape": None if shape is None else list(shape),
+            "compute_dtype": run.compute_dtype,
+            "training": options.training,
+            "pads": options.pads,
+            "split": options.split,
+            "unused": list(run.unused),
+            **({} if run.masked_id is None else {"masked_id": run.masked_id}),
+            "truncated": self.batch.truncated.tolist(),
+            "convention": self.batch.convention,
+            "mask_is_bool": self.batch.mask_is_bool,
+            "extras": sorted(self.batch.extras),
+            **{option: list(changes) for option, changes in options.changes.items() if changes},
+            **({"compiled": run.uncompiled is None, "uncompiled": run.uncompiled} if options.compile else {}),
+        }
+
+    def warn(self, unused: tuple[str, ...], masked_id: int | None = None) -> None:
         """Warn of a batch or an objective whose gradient is correct, but probably not the one that the user meant.
 
         Args:
-            batch: the batch that was run.
             unused: see `Run.unused`.
             masked_id: see `Run.masked_id`.
         """
         if self.quiet:
             return
-        warn_of_unused(unused, batch, masked_id)
-        warn_of_empty_mask(batch)
+        warn_of_unused(unused, self.batch, masked_id)
+        warn_of_empty_mask(self.batch)
         for objective in self.objectives:
-            warn_of_labels(objective, self.bound.model, batch)
-        warn_of_left_padding(self.bound, batch)
+            warn_of_labels(objective, self.bound.model, self.batch)
+        warn_of_left_padding(self.bound, self.batch)

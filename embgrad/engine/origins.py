@@ -1,4 +1,4 @@
-"""The provenance of a result: the versions, model, objective and options with which it was computed."""
+"""The origins of results: the versions, and the model's class and depth."""
 
 from __future__ import annotations
 
@@ -9,58 +9,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend.protocol import BoundModel, Response, Run
+from embgrad.backend.protocol import BoundModel
 from embgrad.backend.signature import as_parts
-from embgrad.engine.options import GradientOptions
-from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import NativeObjective
-from embgrad.objectives.objectives import Objective, described
 from embgrad.version import __version__
 
-__all__ = ["origins", "provenance"]
+__all__ = ["origins"]
 
 #: The origins that are the same throughout the process.
 PLATFORM: Final = {"embgrad": __version__, "python": platform.python_version(), "numpy": np.__version__}
 
 #: By a model's first part, the identities of its other parts and the number of its matrices.
 _matrices: WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = WeakKeyDictionary()
-
-
-def provenance(
-    bound: BoundModel,
-    options: GradientOptions,
-    batch: TokenBatch,
-    run: Run,
-    objective: Objective | NativeObjective,
-    response: Response,
-) -> dict[str, Any]:
-    """Return the provenance of the results of one run, without their points.
-
-    Args:
-        bound: the model.
-        options: the options of the call.
-        batch: the batch that was run.
-        run: the run.
-        objective: the objective.
-        response: its response in the run.
-    """
-    return {
-        **origins(bound),
-        "objective": described(objective),
-        "output_shape": None if response.shape is None else list(response.shape),
-        "compute_dtype": run.compute_dtype,
-        "training": options.training,
-        "pads": options.pads,
-        "split": options.split,
-        "unused": list(run.unused),
-        **({} if run.masked_id is None else {"masked_id": run.masked_id}),
-        "truncated": batch.truncated.tolist(),
-        "convention": batch.convention,
-        "mask_is_bool": batch.mask_is_bool,
-        "extras": sorted(batch.extras),
-        **{option: list(changes) for option, changes in options.changes.items() if changes},
-        **({"compiled": run.uncompiled is None, "uncompiled": run.uncompiled} if options.compile else {}),
-    }
 
 
 def origins(bound: BoundModel) -> dict[str, Any]:
