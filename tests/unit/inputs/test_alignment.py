@@ -101,3 +101,22 @@ def test_the_last_positions_move_with_the_ids_and_other_positions_are_refused() 
         BatchError, match=r"'entity' is \[2, 3, 4\], and the batch is padded on the left: it may count or"
     ):
         aligned(TokenBatch(IDS, MASK, extras={"entity": np.array([2, 3, 4])}))
+
+
+def test_inputs_of_the_decoder_move_with_its_ids_and_the_others_with_the_batch() -> None:
+    sides = {"decoder_input_ids": np.array(MOVED)[:, :4], "decoder_attention_mask": np.array([[0, 0, 1, 1]] * 3)}
+    extras = {"decoder_position_ids": np.arange(12).reshape(3, 4), "labels": np.arange(12).reshape(3, 4), "boxes": IDS}
+    moved, _, _ = aligned(TokenBatch(IDS, MASK, extras={**sides, **extras}))
+    np.testing.assert_array_equal(moved.extras["decoder_position_ids"], np.arange(12).reshape(3, 4)[:, [2, 3, 0, 1]])
+    np.testing.assert_array_equal(moved.extras["labels"], np.arange(12).reshape(3, 4)[:, [2, 3, 0, 1]])
+    np.testing.assert_array_equal(moved.extras["boxes"], MOVED)
+    right, _, _ = aligned(TokenBatch(MOVED, np.array(MOVED) > 0, extras={**sides, **extras}))
+    np.testing.assert_array_equal(right.extras["boxes"], IDS)
+    np.testing.assert_array_equal(right.extras["labels"], np.arange(12).reshape(3, 4)[:, [2, 3, 0, 1]])
+
+
+def test_an_entry_for_each_of_as_many_examples_as_positions_is_no_axis_of_positions() -> None:
+    weights = np.array([0.5, 0.25])
+    moved, _, _ = aligned(TokenBatch([[0, 3], [4, 5]], [[0, 1], [1, 1]], extras={"weights": weights}))
+    np.testing.assert_array_equal(moved.extras["weights"], weights)
+    np.testing.assert_array_equal(moved.ids, [[3, 0], [4, 5]])

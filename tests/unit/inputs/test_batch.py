@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as npst
 import embgrad
 from embgrad.inputs.batch import CONVENTIONS
 from embgrad.inputs.conventions import as_batch, batch_of
+from embgrad.inputs.decoder import decoder_by_labels
 from tests.unit.refusals import refused
 from tests.unit.tensorlike import GluonLike, TensorFlowLike, TorchLike
 
@@ -341,6 +342,8 @@ def test_extras_that_are_shared_are_never_cut() -> None:
     np.testing.assert_array_equal(cut.extras["weights"], extras["weights"][1:])
     assert cut.shared == {"bias"}
     assert batch.replace(extras={"weights": 1}).shared == set()
+    assert batch.replace(extras={"bias": 1, "other": 2}).shared == {"bias"}
+    assert batch.replace(extras=None).shared == set()
     assert batch == pickle.loads(pickle.dumps(batch))
     assert batch != batch.replace(shared=[])
 
@@ -611,3 +614,25 @@ def test_a_dict_with_a_models_own_names(model: Any, ids: str) -> None:
 def test_a_dict_without_known_ids_is_refused(model: Any, mapping: Any) -> None:
     with pytest.raises(embgrad.errors.BatchError, match="and none of them holds the token ids"):
         batch_of(mapping, None, model=model)
+
+
+def test_a_tokenizer_that_is_given_goes_before_the_models_own() -> None:
+    model = SimpleNamespace(tokenizer=lambda *texts: [1, 2, 3])
+    assert batch_of(["a"], None, model=model).ids.tolist() == [[1, 2, 3]]
+    assert batch_of(["a"], lambda *texts: [4, 5], model=model).ids.tolist() == [[4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([[7, 8, -100], [9, -100, -100]], [[1, 1, 0], [1, 0, 0]]),
+        ([1, 0], None),
+        ([[7, 8, 9]], None),
+        ([[[7, 8, 9]] * 2] * 2, None),
+        ([[0.5, 1.0], [2.0, 3.0]], None),
+    ],
+)
+def test_labels_of_each_example_and_position_say_which_positions_a_decoder_has(labels: Any, expected: Any) -> None:
+    found = decoder_by_labels(embgrad.TokenBatch(IDS, extras={"labels": labels}))
+    assert (None if found is None else found.real.astype(int).tolist()) == expected
+    assert decoder_by_labels(embgrad.TokenBatch(IDS)) is None

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 import embgrad
+from embgrad.inputs.fast_tokenizers import words_of
 from tests.unit.refusals import refused
 
 SENTENCES = ["a gripping film", "the plot is thin but the film is gripping", "two hours of films, well spent"]
@@ -245,7 +246,10 @@ def test_a_callable_that_returns_a_padded_dict(keys: tuple[str, str, str]) -> No
         ({"texts": [("a", "b", "c")]}, ["example 0 is ('a', 'b', 'c')"]),
         ({"texts": [("a", None)]}, ["example 0 is ('a', None)"]),
         ({"texts": {"text": "a"}}, ["texts is {'text': 'a'}"]),
-        ({"tokenizer": "bert"}, ["is of type str", "a tokenizers.Tokenizer", "a callable that returns ids"]),
+        (
+            {"tokenizer": "bert"},
+            ["is of type str", "a tokenizers.Tokenizer", "a callable that returns ids; in place of"],
+        ),
         ({"tokenizer": None}, ["the tokenizer is of type NoneType"]),
         ({"tokenizer": Tokenizer}, ["the tokenizer is the class Tokenizer", "expected an instance"]),
         ({"tokenizer": Pieces}, ["the tokenizer is the class Pieces"]),
@@ -351,3 +355,14 @@ def test_ids_and_continuations_are_no_warning(tokenizer: Tokenizer) -> None:
         warnings.simplefilter("error")
         embgrad.LogProbability.of("film [SEP]", tokenizer)
         embgrad.inputs.conventions.batch_of([[2, 2, 5, 3, 3]], tokenizer)
+
+
+def test_words_of_the_second_text_are_counted_on_from_the_first() -> None:
+    assert words_of([None, 0, 0, 1, None, 0, 1, None], [None, 0, 0, 0, None, 1, 1, None]) == [-1, 0, 0, 1, -1, 2, 3, -1]
+    assert words_of([None, None, 0, None], [None, None, 1, None]) == [-1, -1, 0, -1]
+    assert words_of([None, 0, 1, None], [None, 0, 0, None]) == [-1, 0, 1, -1]
+
+
+def test_only_a_name_is_told_what_makes_a_tokenizer_of_it() -> None:
+    with pytest.raises(embgrad.errors.BatchError, match=r"a callable that returns ids\n"):
+        embgrad.encode(["a"], 3)  # type: ignore[arg-type]

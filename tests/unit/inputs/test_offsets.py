@@ -162,6 +162,14 @@ def test_offsets_given_by_hand() -> None:
         ),
         ({"texts": ["ab"], "offsets": [[[0, 1], [2, 1]]]}, "offsets holds (2, 1) at example 0, position 1"),
         ({"texts": ["ab"], "offsets": [[[-1, 1], [0, 1]]]}, "offsets holds (-1, 1) at example 0, position 0"),
+        (
+            {"texts": ["ab"], "offsets": [[[-2, -2], [0, 1]]]},
+            "offsets holds -2 at example 0, position 0: expected no number below -1",
+        ),
+        (
+            {"texts": ["ab"], "offsets": [[[0, 1]] * 2], "parts": [[0, -2]]},
+            "parts holds -2 at example 0, position 1: expected no number below -1",
+        ),
     ],
 )
 def test_texts_and_offsets_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:

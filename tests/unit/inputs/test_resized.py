@@ -176,3 +176,21 @@ def test_a_copy_of_the_ids_is_recognised_at_real_positions_and_numbers_are_chang
     assert [name for name in batch.extras if is_copy_of_ids(batch, name)] == ["labels"]
     assert with_numbers(batch, "few", lambda numbers: numbers + 5).extras["few"] == [6, 7]
     assert with_numbers(batch, "note", lambda numbers: numbers + 5).extras["note"] == "x"
+    shared = TokenBatch(IDS, MASK, extras={"few": [1, 2]}, shared=["few"])
+    assert with_numbers(shared, "few", lambda numbers: numbers + 5).shared == {"few"}
+
+
+def test_one_array_of_a_nest_with_an_entry_for_each_position_is_enough() -> None:
+    batch = TokenBatch(IDS, MASK, extras={"packed": {"scale": np.zeros(2), "features": np.zeros((2, 5))}})
+    assert has_positions(batch, "packed")
+
+
+def test_lengths_are_those_of_the_text_beside_another_input_of_other_positions() -> None:
+    extras = {"image_patches": np.arange(14).reshape(2, 7), "lengths": np.array([3, 5])}
+    assert followed(extras)["lengths"].tolist() == [4, 4, 6]
+
+
+def test_two_numbers_of_one_text_are_its_bounds_by_their_name_alone() -> None:
+    batch = TokenBatch([[3, 4, 5, 6]], extras={"span": np.array([0, 4])})
+    with pytest.raises(UnsupportedError, match=re.escape("'span' is [0, 4], which may count or name positions")):
+        expect_resizable_input(batch, "span", "do so")
