@@ -49,8 +49,8 @@ def test_scatter_each_is_scatter_of_each(seed: int, examples: int, positions: in
 
 
 def test_scatter_each_of_a_table_whose_rows_cannot_be_counted_together() -> None:
-    [first, second] = scatter_each(np.array([[5], [6]]), np.ones((2, 1, 2)), 2**62)
-    assert (first.rows.tolist(), second.rows.tolist()) == ([5], [6])
+    tables = scatter_each(np.array([[5], [6], [7], [8]]), np.ones((4, 1, 2)), 2**62)
+    assert [table.rows.tolist() for table in tables] == [[5], [6], [7], [8]]
 
 
 @given(SEEDS, st.integers(1, 200), st.sampled_from([1, 2, 31, 32, 33, 34, 70]), st.integers(1, 5))
@@ -272,3 +272,12 @@ def test_it_is_the_whole_matrix_to_numpy() -> None:
     large = scatter(np.array([[1]]), np.ones((1, 1, 2**10), np.float32), 2**21)
     with pytest.raises(MemoryError, match=r"use \.rows and \.values, or pass limit=None"):
         np.asarray(large)
+
+
+@pytest.mark.parametrize("block", [1, 100, 10_000])
+def test_mirrored_products_become_their_mean(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(table_norms, "BLOCK_BYTES", block)
+    products = np.random.default_rng(0).normal(size=(7, 7))
+    expected = (products + products.T) / 2
+    table_norms._make_symmetric(products)
+    np.testing.assert_array_equal(products, expected)

@@ -82,6 +82,14 @@ def test_the_terminal_shows_the_best_replacements_of_each_position(capsys: pytes
         "example 1: Logit = -2, estimated changes by other tokens, to maximize\n"
         "  1  <b>  →  ##ing +0.125\n"
     )
+    wide = replace(
+        MADE, ids=np.array([[[5, 3], [3, 5]], [[5, 3], [3, -1]]]), scores=np.array([[[1.5, 1], [12.5, 1]]] * 2)
+    )
+    wide.show(0)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  0  [CLS]  →  <b> +1.5     ##ing +1",
+        "  1  ▁film  →  ##ing +12.5  <b> +1",
+    ]
     replace(MADE, tokens=None, names=None).show(0, most=1)
     assert capsys.readouterr().out.endswith("\n  1  id 7  →  id 5 +1.5\n")
 
