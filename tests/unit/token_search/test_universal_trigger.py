@@ -70,6 +70,11 @@ def test_a_batch_without_a_mask_and_with_types_gets_the_types_of_the_neighbours(
     assert first.types.tolist() == [[0, 0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1]]
     assert np.delete(first.ids, 1, 1).tolist() == ids
     assert second.types.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]]
+    pairs = embgrad.TokenBatch([[CLS, 5, 6, SEP, 7, SEP]], types=[[0, 0, 0, 0, 1, 0]])
+    assert run("end").types.tolist() == [[0, 0, 0, 0, 1, 1, 0]], "the type of the token before it"
+    pairs = embgrad.TokenBatch([[CLS, 5, 6, SEP, 7, SEP]], types=[[1, 0, 1, 1, 1, 1]])
+    assert run("start").types.tolist() == [[1, 0, 0, 1, 1, 1, 1]], "the type of the token after it"
+    pairs = embgrad.TokenBatch(ids, types=types)
     assert np.delete(second.ids, 6, 1).tolist() == ids
     hypothesis = run("start", positions=np.array(types, bool) & (np.array(ids) != SEP))
     assert np.delete(hypothesis.ids[0], 4).tolist() == ids[0]
@@ -229,6 +234,7 @@ def test_what_does_not_fit_a_trigger_is_refused_before_the_search() -> None:
             embgrad.search(model(), *args, method, **{"tokenizer": Tokenizer(), **options})
 
     refuses("initial holds the id 40: expected ids below 14", batch(), LOGIT, method=UniversalTrigger(1, initial=[40]))
+    refuses("initial holds the id 14: expected ids below 14", batch(), LOGIT, method=UniversalTrigger(1, initial=[14]))
     unstable = UniversalTrigger(2, initial=[3, 4])
     refuses("initial is [3, 4], and not all texts with these ids tokenise to them", batch(), LOGIT, method=unstable)
     refuses("with any of their 1 most frequent tokens, repeated 2 times", batch(["bc"]), LOGIT, allowed=[3])
