@@ -266,3 +266,9 @@ def test_labels_are_taken_with_their_examples(position: Any) -> None:
         part = objective.take(index, EXAMPLES)
         examples = np.arange(EXAMPLES)[index]
         np.testing.assert_array_equal(part.evaluate(logits()[index], RIGHT_BATCH.take(examples))[0], values[index])
+
+
+def test_the_first_example_without_a_token_before_its_label_is_named() -> None:
+    batch = TokenBatch([[5, 6], [7, 8], [5, 8]])
+    with refused(ObjectiveError, "the label of example 1 is at position 0, and no real token before it"):
+        LogProbability([1, 2, 3], position=[1, 0, 0]).evaluate(np.zeros((3, 2, 9)), batch)

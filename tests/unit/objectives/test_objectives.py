@@ -11,8 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad import CrossEntropy, Logit, Margin, Objective, Probability, Projection, Scalar, Sum, TokenBatch
+from embgrad import (
+    CrossEntropy,
+    Logit,
+    LogProbability,
+    Margin,
+    Objective,
+    Probability,
+    Projection,
+    Scalar,
+    Sum,
+    TokenBatch,
+)
 from embgrad.backend.objective_callback import BatchObjective
+from embgrad.objectives.objectives import as_objectives, at_index
 from tests.unit.refusals import refused
 from tests.unit.tensorlike import TensorFlowLike
 
@@ -606,3 +618,58 @@ def test_probabilities_computed_in_bfloat16_may_sum_to_a_little_more_than_one() 
     values, cotangent = embgrad.CrossEntropy([1], of="probabilities").evaluate(output, embgrad.TokenBatch([[1]]))
     np.testing.assert_allclose(values, -np.log([0.890625]))
     np.testing.assert_allclose(cotangent, [[0, -1 / 0.890625, 0]])
+
+
+EACH: dict[str, Callable[..., Objective]] = {
+    "CrossEntropy": lambda **options: CrossEntropy([1, 0, 4], **options),
+    "CrossEntropy of probabilities": lambda **options: CrossEntropy([1, 0, 4], of="probabilities", **options),
+    "LogProbability": lambda **options: LogProbability([1, 0, 4], shift=False, **options),
+    "Logit": lambda **options: Logit([1, 0, 4], **options),
+    "Margin": lambda **options: Margin([1, 0, 4], [2, 2, 0], **options),
+    "Margin over the others": lambda **options: Margin(1, **options),
+    "Probability": lambda **options: Probability([1, 0, 4], **options),
+    "Projection": lambda **options: Projection(np.arange(15.0).reshape(3, 5), **options),
+    "Projection of all": lambda **options: Projection(np.arange(5.0), **options),
+    "Sum": lambda **options: Sum(**options),
+}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_each_objective_reads_the_output_and_the_position_that_it_names(name: str) -> None:
+    output = (
+        softmax(drawn(3, EXAMPLES, POSITIONS, CLASSES)) if "prob" in name else drawn(3, EXAMPLES, POSITIONS, CLASSES)
+    )
+    objective = EACH[name](output="heads", position=[1, 2, 0])
+    assert (objective.output, objective.describe()["output"]) == ("heads", "heads")
+    assert np.asarray(objective.describe()["position"]).tolist() == [1, 2, 0]
+    values, cotangent = objective.evaluate(output, BATCH)
+    each = np.arange(EXAMPLES), np.array([1, 2, 0])
+    expected, slopes = EACH[name]().evaluate(output[each], BATCH)
+    np.testing.assert_allclose(values, expected)
+    np.testing.assert_allclose(cotangent[each], slopes)
+    cotangent[each] = 0
+    assert not cotangent.any()
+
+
+def test_as_many_rows_that_count_as_positions_are_no_axis_of_positions() -> None:
+    batch = TokenBatch(np.ones((2, 4), int), [[1, 1, 1, 0], [1, 0, 0, 0]])
+    output, places = drawn(5, 2, 4, CLASSES), np.nonzero(batch.real)
+    values, slopes = Logit(1).evaluate_rows(output[places], places, batch)
+    np.testing.assert_allclose(values, [output[0, :3, 1].sum(), output[1, 0, 1]])
+    np.testing.assert_array_equal(slopes, np.tile(np.eye(CLASSES)[1], (4, 1)))
+
+
+def test_several_objectives_are_a_list_and_an_error_says_which_of_them_it_is_of() -> None:
+    several = [Sum(), Logit(0)]
+    assert as_objectives(several) == (tuple(several), True)
+    assert as_objectives(several[0]) == ((several[0],), False)
+    with refused(
+        embgrad.errors.ObjectiveError, "the objective is []: expected an objective, or a list of at least one"
+    ):
+        as_objectives([])
+    with refused(embgrad.errors.ObjectiveError, "at index 1 of the objectives: the objective is"):
+        as_objectives([Sum(), 3])
+    for count in (1, 2):
+        with pytest.raises(embgrad.errors.ObjectiveError) as raised, at_index(0, count):
+            raise embgrad.errors.ObjectiveError("wrong")
+        assert raised.value.message == ("at index 0 of the objectives: wrong" if count > 1 else "wrong")

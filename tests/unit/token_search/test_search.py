@@ -43,6 +43,8 @@ def test_wrong_arguments_are_named() -> None:
     refused("one for each of the 2 examples", until=[0.0, 1.0, 2.0])
     refused("until is nan", until=float("nan"))
     refused("stable is 1: expected True or False", stable=1)
+    refused("training is 1: expected True or False", training=1)
+    refused("until is [0.0, inf]: expected the L", until=[0.0, float("inf")])
     refused(
         "a Scalar objective reduces over the batch", embgrad.errors.UnsupportedError, objective=embgrad.Scalar(np.sum)
     )
