@@ -26,9 +26,9 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import Objective, as_objective
-from embgrad.results.gradient_fields import arrays_of
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.results.memory import Memory
+from embgrad.results.schemas import GRADIENTS
 
 __all__ = ["memory"]
 
@@ -191,7 +191,7 @@ def _part(question: Question, count: int) -> Question:
 
 
 def _size(result: EmbeddingGradients) -> int:
-    return sum(array.nbytes for array in arrays_of(result).values())
+    return sum(array.nbytes for array in GRADIENTS.arrays_of(result).values())
 
 
 def _line(measured: Mapping[int, int], least: int) -> tuple[int, int]:

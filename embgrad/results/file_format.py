@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,8 +13,8 @@ from embgrad.common.files import checked_path, once
 from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.common.schema import SchemaError, whole
 from embgrad.errors import EmbgradError, FileFormatError, brief, listed
-from embgrad.results import attribution_fields, gradient_fields, search_fields, substitution_fields, token_fields
-from embgrad.results.field_checks import EXPECTED, Fields
+from embgrad.results.schema import EXPECTED, Fields
+from embgrad.results.schemas import SCHEMAS
 
 __all__ = ["FORMAT", "Stored", "plain", "read_results", "write_results"]
 
@@ -23,18 +22,6 @@ __all__ = ["FORMAT", "Stored", "plain", "read_results", "write_results"]
 #: every embgrad reads, and several as version 2; an `Attribution` takes version 3, in which each entry names its class, a
 #: `TokenAttribution` version 4, and `Substitutions` and a `Search` version 5, which have the same form.
 FORMAT: Final = 5
-
-#: By the name of a result's class the module with its stored fields.
-_MODULES: Final[dict[str, ModuleType]] = {
-    "EmbeddingGradients": gradient_fields,
-    "Attribution": attribution_fields,
-    "TokenAttribution": token_fields,
-    "Substitutions": substitution_fields,
-    "Search": search_fields,
-}
-
-#: The version that each class takes at least.
-_VERSIONS: Final = {"EmbeddingGradients": 1, "Attribution": 3, "TokenAttribution": 4, "Substitutions": 5, "Search": 5}
 
 #: The safetensors names of the dtypes that a result's arrays may have.
 _DTYPES: Final = ("F32", "F64", "I64")
@@ -56,7 +43,7 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
     """Write results to a safetensors file, which appears whole or not at all.
 
     Args:
-        named: the results by name, objects of the classes that `_MODULES` names.
+        named: the results by name, objects of the classes that `SCHEMAS` names.
         path: the file's path; its folder must exist.
         single: whether the file is of one result, which needs no name.
         durable: return only when the file would survive a power failure.
@@ -68,12 +55,12 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
     target = checked_path(path)
     arrays: dict[str, np.ndarray] = {}
     entries = []
-    version = max(1 if single else 2, *(_VERSIONS[_kind(result)] for result in named.values()))
+    version = max(1 if single else 2, *(SCHEMAS[_kind(result)].version for result in named.values()))
     for number, (name, result) in enumerate(named.items()):
-        module = _MODULES[_kind(result)]
-        result_arrays, entry = module.arrays_of(result), _as_json(module.entry_of(result), name)
+        schema = SCHEMAS[_kind(result)]
+        result_arrays, entry = schema.arrays_of(result), _as_json(schema.entry_of(result), name)
         try:
-            module.fields_of(result_arrays, json.loads(entry))  # write only what can be read back
+            schema.fields_of(result_arrays, json.loads(entry))  # write only what can be read back
         except SchemaError as error:
             where = "" if single else f" {brief(name)}"
             raise EmbgradError(f"the result{where} cannot be saved, since it {error}") from error
@@ -113,7 +100,7 @@ def read_results(path: object) -> tuple[dict[str, Stored], bool]:
 
 def _kind(result: Any) -> str:
     """Return the name of the class among those that can be stored."""
-    return next(cls.__name__ for cls in type(result).__mro__ if cls.__name__ in _MODULES)
+    return next(cls.__name__ for cls in type(result).__mro__ if cls.__name__ in SCHEMAS)
 
 
 def _as_json(entry: Mapping[str, Any], name: str) -> str:
@@ -184,6 +171,6 @@ def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any], ver
 
 def _stored(arrays: Mapping[str, np.ndarray], entry: dict[str, Any], version: int) -> Stored:
     kind = entry.pop("class", None) if version >= 3 else "EmbeddingGradients"
-    if not isinstance(kind, str) or kind not in _MODULES:
-        raise SchemaError(f"holds a result of the class {brief(kind)}: expected {listed(_MODULES)}")
-    return Stored(kind, _MODULES[kind].fields_of(arrays, entry))
+    if not isinstance(kind, str) or kind not in SCHEMAS:
+        raise SchemaError(f"holds a result of the class {brief(kind)}: expected {listed(SCHEMAS)}")
+    return Stored(kind, SCHEMAS[kind].fields_of(arrays, entry))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,22 +11,24 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.safetensors import read_tensors, write_tensors
-from embgrad.errors import FileFormatError, brief
+from embgrad.common.schema import OBJECT, Array, SchemaError, expect_arrays, expect_names
+from embgrad.errors import FileFormatError
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.schema import checked_tokens
 
 __all__ = ["Saliencies", "load_saliencies", "save_saliencies"]
 
-#: The arrays of a file by name, with the dtypes that they may have; names that end in "?" are optional.
+#: The arrays of a file.
 _ARRAYS: Final = {
-    "norm": ("float32", "float64"),
-    "dot": ("float32", "float64"),
-    "ids": ("int64",),
-    "objective": ("float64",),
-    "mask?": ("int64",),
-    "words_of?": ("int64",),
+    "norm": Array("*place", "float32 float64"),
+    "dot": Array("*place", "float32 float64"),
+    "ids": Array("*index", "int64"),
+    "objective": Array("*reduced"),
+    "mask": Array("*index", "int64", optional=True),
+    "words_of": Array("*index", "int64", optional=True),
 }
 _KEY: Final = "embgrad-saliencies"
-_FIELDS: Final = {"tokens", "provenance"}
+_FIELDS: Final = ("tokens", "provenance")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class Saliencies:
     @property
     def nbytes(self) -> int:
         """The number of bytes in the arrays."""
-        present = (getattr(self, name.rstrip("?")) for name in _ARRAYS)
+        present = (getattr(self, name) for name in _ARRAYS)
         return sum(int(array.nbytes) for array in present if array is not None)
 
     @classmethod
@@ -75,9 +77,8 @@ def save_saliencies(named: Mapping[str, Saliencies], path: Path, *, durable: boo
     arrays, entries = {}, []
     for number, (name, saliencies) in enumerate(named.items()):
         for key in _ARRAYS:
-            array = getattr(saliencies, key.rstrip("?"))
-            if array is not None:
-                arrays[f"{number}.{key.rstrip('?')}"] = np.asarray(array)
+            if (array := getattr(saliencies, key)) is not None:
+                arrays[f"{number}.{key}"] = np.asarray(array)
         entries.append({"name": name, "tokens": saliencies.tokens, "provenance": dict(saliencies.provenance)})
     text = json.dumps(
         {"format": 1, "results": entries}, default=lambda value: getattr(value, "tolist", value.__repr__)()
@@ -111,37 +112,13 @@ def load_saliencies(path: Path) -> dict[str, Saliencies]:
 
 
 def _checked(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Saliencies:
-    required = {name for name in _ARRAYS if not name.endswith("?")}
-    allowed = {name.rstrip("?") for name in _ARRAYS}
-    if not required <= set(arrays) <= allowed or set(entry) != _FIELDS or not isinstance(entry["provenance"], dict):
-        raise ValueError(f"a result holds {brief(sorted(arrays))} and {brief(sorted(entry))}")
-    for name, dtypes in _ARRAYS.items():
-        array = arrays.get(name.rstrip("?"))
-        if array is not None and str(array.dtype) not in dtypes:
-            raise ValueError(f"{name.rstrip('?')} is of dtype {array.dtype}")
-    ids = arrays["ids"]
-    if arrays["norm"].shape != arrays["dot"].shape or not ids.size or arrays["objective"].ndim > 1:
-        raise ValueError(f"norm has the shape {arrays['norm'].shape}, and dot {arrays['dot'].shape}")
-    if any(name in arrays and arrays[name].shape != ids.shape for name in ("mask", "words_of")):
-        raise ValueError(f"mask or words_of does not have the ids' shape, {ids.shape}")
+    expect_names("fields", entry, _FIELDS)
+    expect_arrays(arrays, _ARRAYS)
+    if arrays["objective"].ndim > 1:
+        raise SchemaError(f"holds an objective of shape {arrays['objective'].shape}: expected (example,)")
+    OBJECT.check("provenance", entry["provenance"])
     return Saliencies(
-        arrays["norm"],
-        arrays["dot"],
-        arrays["objective"],
-        ids,
-        arrays.get("mask"),
-        _checked_tokens(entry["tokens"], ids.shape),
-        arrays.get("words_of"),
-        entry["provenance"],
+        **{name: arrays.get(name) for name in _ARRAYS},  # type: ignore[arg-type]
+        tokens=checked_tokens(entry["tokens"], arrays["ids"].shape),
+        provenance=entry["provenance"],
     )
-
-
-def _checked_tokens(tokens: Any, shape: Sequence[int]) -> tuple[tuple[str, ...], ...] | None:
-    if tokens is None:
-        return None
-    texts = tuple(tuple(example) for example in tokens)
-    if (len(texts), *{*map(len, texts)}) != tuple(shape) or not all(
-        isinstance(token, str) for row in texts for token in row
-    ):
-        raise ValueError("its tokens are not one text for each of the ids")
-    return texts

@@ -100,7 +100,7 @@ def test_a_long_array_in_a_method_is_described_by_its_digest() -> None:
         (lambda arrays, entry: arrays.update(delta=np.zeros(3)), "holds delta of shape (3,): expected (2,), (example,)"),
         (
             lambda arrays, entry: arrays.update(values=np.zeros((2, 3, 3))),
-            "holds values of shape (2, 3, 3): expected (example, position, dim), (2, 4) first",
+            "holds values of shape (2, 3, 3): expected (2, 4, dim), (example, position, dim)",
         ),
     ],
 )  # fmt: skip

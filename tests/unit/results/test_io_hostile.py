@@ -482,6 +482,7 @@ def test_a_process_of_little_memory_refuses_them_all(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 import embgrad
+embgrad.load  # imported before the limit
 in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**27,) * 2)
 refused = 0

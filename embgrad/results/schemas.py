@@ -1,0 +1,420 @@
+"""The stored fields of each class of results: a table for each, from which files are written, and by which they are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.common.schema import FLAG, Array, SchemaError, expect_names, number, whole
+from embgrad.errors import EmbgradError, brief
+from embgrad.inputs.batch import TokenBatch
+from embgrad.results.certificate import Certificate
+from embgrad.results.history import ARRAYS as OF_HISTORY
+from embgrad.results.history import History
+from embgrad.results.row_sparse import RowSparse
+from embgrad.results.schema import (
+    EXPECTED,
+    OFFSETS,
+    Arrays,
+    Fields,
+    Schema,
+    all_texts,
+    checked_tokens,
+    positions,
+    provenance_of,
+    provenance_of_method,
+    texts_of,
+    tokens_of,
+)
+
+__all__ = ["GRADIENTS", "SCHEMAS"]
+
+#: The integers that fit into a float.
+INTEGER: Final = whole(-(2**1023), 2**1023)
+
+
+# Gradients
+
+
+class _GradientSchema(Schema):
+    """The stored fields of an `EmbeddingGradients`, which has a table for each example where it was split."""
+
+    def arrays_of(self, result: Any) -> dict[str, np.ndarray]:
+        """Return the arrays of a result by their names in a file."""
+        arrays = super().arrays_of(result)
+        for number_, table in enumerate(result.tables or ()):
+            arrays.update({f"table.{number_}.rows": table.rows, f"table.{number_}.values": table.values})
+        return arrays
+
+    def entry_of(self, result: Any) -> dict[str, Any]:
+        """Return the fields of a result that are not arrays."""
+        certificate = result.certificate
+        return super().entry_of(result) | {"certificate": None if certificate is None else certificate.to_dict()}
+
+    def fields_of(self, arrays: Arrays, entry: Mapping[str, Any]) -> Fields:
+        """Return the arguments of the class, checked, see `Schema.fields_of`."""
+        tables = {name: array for name, array in arrays.items() if name.startswith("table.")}
+        fields = super().fields_of({name: array for name, array in arrays.items() if name not in tables}, entry)
+        if fields["objective"] is None and not fields["provenance"].get("captured"):
+            raise SchemaError("lacks the arrays ['objective']")
+        return {**fields, "tables": _tables(tables, fields["values"], fields["objective"], fields["vocab"])}
+
+
+def _expect_values_at_positions(arrays: Arrays) -> None:
+    if arrays["values"].ndim < 2:
+        raise SchemaError(f"holds values of shape {arrays['values'].shape}: expected (example, position, dim)")
+    if "objective" in arrays and arrays["objective"].ndim > 1:
+        raise SchemaError(
+            f"holds an objective of shape {arrays['objective'].shape}: expected (example,), or () where the reduction "
+            "was the user's"
+        )
+
+
+def _vocab(vocab: Any, arrays: Arrays) -> int | None:
+    if vocab is None:
+        return None
+    ids, values = arrays["ids"], arrays["values"]
+    if not whole(1, np.iinfo(np.int64).max).accepts(vocab):
+        raise SchemaError(f"holds a vocab of {brief(vocab)}: expected the number of the table's rows, or null")
+    if ids.max() >= vocab:
+        raise SchemaError(f"holds the id {ids.max()}: expected rows of its table of {vocab}")
+    if values.shape[:-1] != ids.shape:
+        raise SchemaError(
+            f"holds values of shape {values.shape} at a lookup of ids of shape {ids.shape}: expected (*ids, dim)"
+        )
+    return int(vocab)
+
+
+def _pad_leak(pad_leak: Any, _: Arrays) -> float:
+    number(0).check("pad_leak", pad_leak)
+    return float(pad_leak)
+
+
+def _tables(
+    arrays: Arrays, values: np.ndarray, objective: np.ndarray | None, vocab: int | None
+) -> tuple[RowSparse, ...] | None:
+    """Return the tables of a split result, one for each value of the objective."""
+    if not arrays:
+        return None
+    count = len(arrays) // 2 if objective is None else objective.size
+    if set(arrays) != {f"table.{number}.{part}" for number in range(len(arrays) // 2) for part in ("rows", "values")}:
+        raise SchemaError(f"holds the arrays {brief(sorted(arrays))}: expected rows and values of each table from 0 on")
+    if vocab is None or len(arrays) != 2 * count:
+        raise SchemaError(f"holds {len(arrays) // 2} tables, of {vocab} rows, for {count} examples: {EXPECTED}")
+    tables = []
+    for number_ in range(count):
+        rows, of_rows = arrays[f"table.{number_}.rows"], arrays[f"table.{number_}.values"]
+        is_like = rows.dtype == np.int64 and of_rows.dtype == values.dtype
+        if not is_like or rows.ndim != 1 or of_rows.shape != (len(rows), values.shape[-1]):
+            raise SchemaError(
+                f"holds the table {number_} of {rows.dtype} {rows.shape} and {of_rows.dtype} {of_rows.shape}: expected int64 "
+                f"(row,) and {values.dtype} (row, {values.shape[-1]})"
+            )
+        if rows.size and (rows[0] < 0 or rows[-1] >= vocab or (np.diff(rows) <= 0).any()):
+            raise SchemaError(
+                f"holds {brief(rows)} as table.{number_}.rows: expected rows of a table of {vocab}, ascending"
+            )
+        tables.append(RowSparse(rows, of_rows, (vocab, values.shape[-1])))
+    return tuple(tables)
+
+
+def _certificate(certificate: Any, _: Arrays) -> Certificate | None:
+    if certificate is None:
+        return None
+    figures = ("expected", "found", "uncertainty", "tolerance")
+    try:
+        slopes, rest = certificate["slopes"], (certificate["scatter"], certificate["independence"])
+        numbers = [slope[name] for slope in slopes for name in figures] + [
+            figure for figure in rest if figure is not None
+        ]
+        are_numbers = all(isinstance(figure, float) or INTEGER.accepts(figure) for figure in numbers)
+        if not are_numbers or not all(isinstance(slope["direction"], str) for slope in slopes):
+            raise TypeError("a measurement is not a number, or a direction is not text")
+        return Certificate.from_dict(certificate)
+    except (KeyError, TypeError) as error:
+        raise SchemaError(f"holds an invalid certificate: {error!r}; {EXPECTED}") from error
+
+
+GRADIENTS: Final = _GradientSchema(
+    {
+        "values": Array("example *place dim", "float32 float64"),
+        "activations": Array("example *place dim", "=values"),
+        "objective": Array("*reduced", optional=True),
+        **positions("*index"),
+        "before": Array("example *place dim", "=values", optional=True),
+    },
+    {
+        "tokens": tokens_of(),
+        "vocab": _vocab,
+        "pad_leak": _pad_leak,
+        "provenance": provenance_of,
+        "certificate": _certificate,
+    },
+    version=1,
+    optional=("certificate",),
+    rules=(_expect_values_at_positions,),
+)
+
+
+# Attributions
+
+ATTRIBUTION: Final = Schema(
+    {
+        **positions(),
+        "scores": Array("example position"),
+        "objective": Array("example"),
+        "values": Array("example position dim", "float32 float64", optional=True),
+        "baseline_objective": Array("example", optional=True),
+        "delta": Array("example", optional=True),
+        **OFFSETS,
+    },
+    {"tokens": tokens_of(), "texts": texts_of, "provenance": provenance_of_method},
+    version=3,
+)
+
+
+def _expect_outputs(arrays: Arrays) -> None:
+    """Refuse outputs that are not positions, with -1 after an example's last."""
+    outputs = arrays["outputs"]
+    for name in ("output_ids", "contrast_ids"):
+        if name in arrays and ((arrays[name] >= 0) != (outputs >= 0)).any():
+            raise SchemaError(f"holds {name} that are not -1 where there is no output, and 0 or more elsewhere")
+    width = arrays.get("decoder_ids", arrays["ids"]).shape[1]
+    if outputs.max() >= width or (np.diff((outputs >= 0).astype(int)) > 0).any():
+        raise SchemaError(f"holds outputs that are not positions below {width}, with -1 after an example's last")
+
+
+def _decoder_tokens(tokens: Any, arrays: Arrays) -> tuple[tuple[str, ...], ...] | None:
+    """Return the decoder's tokens, after checking that all of a decoder is there, or nothing."""
+    present = [name for name in ("decoder_scores", "decoder_ids") if name in arrays]
+    others = "decoder_mask" in arrays or tokens is not None
+    if len(present) == 1 or (others and not present):
+        raise SchemaError(f"holds a part of a decoder alone: {EXPECTED}")
+    return checked_tokens(tokens, arrays["decoder_ids"].shape) if present else None
+
+
+def _output_tokens(tokens: Any, arrays: Arrays) -> tuple[tuple[str, ...], ...] | None:
+    if tokens is None:
+        return None
+    listed = isinstance(tokens, list) and all(isinstance(example, list) for example in tokens)
+    if not listed or [len(example) for example in tokens] != (arrays["outputs"] >= 0).sum(axis=1).tolist():
+        raise SchemaError(f"holds output tokens that are not one for each output: {EXPECTED}")
+    return all_texts("output token", tokens)
+
+
+TOKEN_ATTRIBUTION: Final = Schema(
+    {
+        **positions(),
+        "outputs": Array("example output", "int64", -1),
+        "output_ids": Array("example output", "int64", -1),
+        "contrast_ids": Array("example output", "int64", -1, optional=True),
+        "scores": Array("example output position"),
+        "objective": Array("example output"),
+        "baseline_objective": Array("example output", optional=True),
+        "delta": Array("example output", optional=True),
+        "decoder_ids": Array("example decoder_position", "int64", 0, optional=True),
+        "decoder_mask": Array("example decoder_position", "int64", 0, 1, optional=True),
+        "decoder_scores": Array("example output decoder_position", optional=True),
+        **OFFSETS,
+    },
+    {
+        "tokens": tokens_of(),
+        "output_tokens": _output_tokens,
+        "decoder_tokens": _decoder_tokens,
+        "texts": texts_of,
+        "provenance": provenance_of_method,
+    },
+    version=4,
+    rules=(_expect_outputs,),
+)
+
+
+# Substitutions
+
+
+class _SubstitutionSchema(Schema):
+    """The stored fields of `Substitutions`."""
+
+    def entry_of(self, result: Any) -> dict[str, Any]:
+        """Return the fields of a result that are not arrays; `names` with ids as text, as keys in JSON are."""
+        names = result.names
+        of_ids = None if names is None else {str(id_): token for id_, token in names.items()}
+        return super().entry_of(result) | {"names": of_ids}
+
+
+def _expect_scores_of_ids(arrays: Arrays) -> None:
+    if not ((arrays["ids"] >= 0) | np.isinf(arrays["scores"])).all():
+        raise SchemaError("holds scores that are not infinite where there is no id")
+
+
+def _names(names: Any, _: Arrays) -> dict[int, str] | None:
+    if names is None:
+        return None
+    if not isinstance(names, dict):
+        raise SchemaError(f"holds names that are no object: {EXPECTED}")
+    wrong = [
+        key
+        for key, token in names.items()
+        if not (key.isascii() and key.isdigit() and len(key) < 19 and isinstance(token, str))
+    ]
+    if wrong:
+        raise SchemaError(f"holds {brief(wrong[0])} among the names of ids: expected ids with the text of their tokens")
+    return {int(key): token for key, token in names.items()}
+
+
+def _goal(provenance: Any, arrays: Arrays) -> dict[str, Any]:
+    """Return the provenance, which has the goal and the class of the objective."""
+    checked = provenance_of(provenance, arrays)
+    for key, value in (("goal", checked.get("goal")), ("objective", checked.get("objective", {}).get("class"))):
+        if not isinstance(value, str) or (key == "goal" and value not in ("maximize", "minimize")):
+            raise SchemaError(
+                f"holds the {key} {brief(value)}: expected 'maximize' or 'minimize', and the class of the objective"
+            )
+    return checked
+
+
+SUBSTITUTIONS: Final = _SubstitutionSchema(
+    {
+        "ids": Array("example position top", "int64", -1),
+        "scores": Array("example position top"),
+        "objective": Array("example"),
+        "original": Array("example position", "int64", 0),
+        "mask": Array("example position", "int64", 0, 1, optional=True),
+    },
+    {"tokens": tokens_of("original"), "names": _names, "provenance": _goal},
+    version=5,
+    rules=(_expect_scores_of_ids,),
+)
+
+
+# Searches
+
+#: By the beginning of their arrays' names, the attributes of a search that are batches.
+SIDES: Final = {"before_": "before", "after_": "batch"}
+
+#: The arrays of a batch, without those of further inputs, which are not stored, and its other fields.
+OF_BATCH: Final = ("ids", "mask", "types", "words", "truncated", "offsets", "parts")
+OTHERS: Final = ("tokens", "texts", "convention", "mask_is_bool")
+
+
+class _SearchSchema(Schema):
+    """The stored fields of a `Search`, of which two are batches and one is its history."""
+
+    def arrays_of(self, result: Any) -> dict[str, np.ndarray]:
+        """Return the arrays of a search by their names in a file; truth values are 0 and 1."""
+        arrays = {name: getattr(result, name) for name in ("objective_before", "objective", "success", "trigger")}
+        for prefix, side in SIDES.items():
+            arrays |= {f"{prefix}{name}": getattr(getattr(result, side), name) for name in OF_BATCH}
+        arrays |= {f"history_{name}": getattr(result.history, name) for name in OF_HISTORY}
+        present = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+        return {name: array.astype(np.int64) if array.dtype == bool else array for name, array in present.items()}
+
+    def entry_of(self, result: Any) -> dict[str, Any]:
+        """Return the fields of a search that are not arrays."""
+        sides = {side: {name: getattr(getattr(result, side), name) for name in OTHERS} for side in SIDES.values()}
+        return super().entry_of(result) | sides
+
+    def fields_of(self, arrays: Arrays, entry: Mapping[str, Any]) -> Fields:
+        """Return the arguments of the class, checked, see `Schema.fields_of`."""
+        fields = super().fields_of(arrays, entry)
+        success = fields["success"]
+        return {
+            **{name: fields[name] for name in (*self.entry, "objective_before", "objective", "trigger")},
+            "success": None if success is None else success.astype(bool),
+            "history": History(**{name: arrays[f"history_{name}"] for name in OF_HISTORY}),
+        }
+
+
+def _batch(prefix: str) -> Callable[[Any, Arrays], TokenBatch]:
+    side = SIDES[prefix]
+
+    def batch(entry: Any, arrays: Arrays) -> TokenBatch:
+        own: dict[str, Any] = {name: arrays[f"{prefix}{name}"] for name in OF_BATCH if f"{prefix}{name}" in arrays}
+        if not isinstance(entry, dict):
+            raise SchemaError(f"holds {brief(entry)} as {side}: expected an object")
+        expect_names(f"fields of {side}", entry, OTHERS)
+        FLAG.check("mask_is_bool", entry["mask_is_bool"])
+        tokens, texts = checked_tokens(entry["tokens"], own["ids"].shape), entry["texts"]
+        if isinstance(texts, list):
+            texts = [tuple(text) if isinstance(text, list) else text for text in texts]  # JSON has no tuples
+        try:
+            return TokenBatch(**own, **{**entry, "tokens": tokens, "texts": texts})
+        except EmbgradError as error:
+            raise SchemaError(f"holds a batch {side!r} that is not valid: {error.message}") from error
+
+    return batch
+
+
+def _texts_of_search(name: str) -> Callable[[Any, Arrays], tuple[str, ...] | None]:
+    def texts_of(texts: Any, arrays: Arrays) -> tuple[str, ...] | None:
+        count = len(arrays["objective"])
+        if texts is None:
+            return None
+        if not isinstance(texts, list) or len(texts) != count or not all(isinstance(text, str) for text in texts):
+            raise SchemaError(f"holds {brief(texts)} as {name}: expected a text for each of {count} examples")
+        return tuple(texts)
+
+    return texts_of
+
+
+def _stopping_rule(provenance: Any, arrays: Arrays) -> dict[str, Any]:
+    """Return the provenance, whose goal is text, and whose stopping rule is a number, one for each example, or none."""
+    checked, count = provenance_of_method(provenance, arrays), len(arrays["objective"])
+    goal, until = checked.get("goal"), checked.get("until")
+    if goal not in ("maximize", "minimize"):
+        raise SchemaError(f"holds {brief(goal)} as provenance['goal']: expected 'maximize' or 'minimize'")
+    numbers: list[Any] = until if isinstance(until, list) else [] if until is None else [until]
+    finite = all(type(number) in (int, float) and abs(number) < 2.0**1023 for number in numbers)
+    if not finite or (isinstance(until, list) and len(until) != count) or ("success" in arrays) != (until is not None):
+        raise SchemaError(
+            f"holds {brief(until)} as provenance['until']: expected a number, or one for each of {count} examples, where "
+            "there is success, and none elsewhere"
+        )
+    return checked
+
+
+def _arrays_of_side(prefix: str) -> dict[str, Array]:
+    """Return the arrays of a batch, which its class checks further."""
+    axes = f"example {prefix}position"
+    return {
+        f"{prefix}ids": Array(axes, "int64"),
+        **{f"{prefix}{name}": Array(axes, "int64", optional=True) for name in ("mask", "types", "words", "parts")},
+        f"{prefix}truncated": Array("example", "int64"),
+        f"{prefix}offsets": Array(f"{axes} 2", "int64", optional=True),
+    }
+
+
+SEARCH: Final = _SearchSchema(
+    {
+        "objective_before": Array("example"),
+        "objective": Array("example"),
+        **_arrays_of_side("before_"),
+        **_arrays_of_side("after_"),
+        "success": Array("example", "int64", 0, 1, optional=True),
+        "trigger": Array("length", "int64", 0, optional=True),
+        "history_objective": Array("step example"),
+        "history_ids": Array("step example width", "int64", -1),
+        "history_evaluations": Array("step example", "int64", 0),
+        "history_gradients": Array("step example", "int64", 0),
+        "history_seconds": Array("step"),
+    },
+    {
+        "before": _batch("before_"),
+        "batch": _batch("after_"),
+        "texts_before": _texts_of_search("texts_before"),
+        "texts": _texts_of_search("texts"),
+        "provenance": _stopping_rule,
+    },
+    version=5,
+)
+
+#: The schemas by the names of the results' classes.
+SCHEMAS: Final[dict[str, Schema]] = {
+    "EmbeddingGradients": GRADIENTS,
+    "Attribution": ATTRIBUTION,
+    "TokenAttribution": TOKEN_ATTRIBUTION,
+    "Substitutions": SUBSTITUTIONS,
+    "Search": SEARCH,
+}
