@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import sys
 import time
 from collections import Counter
@@ -75,6 +76,7 @@ def main() -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / "backends")]  # before the library that is installed
     sources, tests = folders_of(options.room) if options.room else (options.sources.resolve(), options.tests.resolve())
     root = ROOT if options.room else sources.parent
+    os.chdir(root)
     files = sorted(sources.rglob("*.py"))
     if not files or not tests.is_dir():
         parser.error(f"there are no sources in {sources}, or no tests in {tests}")
@@ -82,7 +84,7 @@ def main() -> int:
     digest = digest_of({*files, *tests.rglob("*.py"), *helpers, *Path(__file__).parent.glob("*.py")})
     record = record_tests(files, [str(tests)], root / ".cache" / "mutants" / f"{sources.name}-{digest}.json")
     changes, lines = draw(record, files, options.number, options.seed)
-    known = read_equivalents(options.equivalent.read_text())
+    known = read_equivalents(options.equivalent.read_text(encoding="utf-8"))
     texts = [change.lines(change.file.read_bytes()) for change in changes]
     names = [change.file.relative_to(root).as_posix() for change in changes]
     reasons = [known.get((name, *map(str.strip, text))) for name, text in zip(names, texts, strict=True)]

@@ -147,7 +147,8 @@ def run_pytest(tests: list[str], plugins: list[object]) -> int:
     settings.load_profile("mutants")
     with tempfile.TemporaryDirectory() as folder:
         # pytest would import the library in its own way, to rewrite asserts: a change would not get there.
-        options = ["-x", "--assert=plain", "-p", "no:terminal", "-p", "no:xdist", "--basetemp", f"{folder}/pytest"]
+        options = ["-x", "--assert=plain", "-p", "no:terminal", "-p", "no:xdist"]
+        options += ["--basetemp", f"{folder}/pytest", "--rootdir", "."]
         return int(pytest.main([*options, *tests], plugins=plugins))
 
 
@@ -255,9 +256,8 @@ def try_changes(record: Record, tests: list[str], changes: list[Change], fresh: 
         codes = [int(line.split()[1]) for line in told]
     if here and (len(codes) != len(here) + 1 or codes[0] != PASSED):
         raise SystemExit("The tests fail, quickest first and in a forked process, without any change.")
-    for index, code in zip(here, codes[1:], strict=False):
-        if code != NOT_HERE:
-            noticed[index] = code != PASSED
+    # What a test module made of the library when it was imported was made without the change: survivors are tried afresh.
+    noticed |= {index: True for index, code in zip(here, codes[1:], strict=False) if code not in (PASSED, NOT_HERE)}
     for index in sorted({*range(len(changes))} - {*noticed}):
         noticed[index] = _fresh_trial(record, changes[index]) != PASSED
     return [noticed[index] for index in range(len(changes))]

@@ -45,3 +45,19 @@ def test_a_finalizer_of_an_entry_may_use_the_cache(go: str) -> None:
     thread.start()
     thread.join(10)
     assert seen == [2 if go == "pushed out" else "none"]
+
+
+def test_the_entry_that_was_used_last_is_dropped_last() -> None:
+    table: LRUCache[int] = LRUCache(2)
+    for key in ("a", "b"):
+        table.put(key, ord(key))
+    assert table.get("a", None) == 97
+    table.put("c", 99)
+    assert [table.get(key, "gone") for key in ("a", "b", "c")] == [97, "gone", 99]
+    table.put("a", 1)
+    assert len(table) == 2
+    table.put("d", 100)
+    assert [table.get(key, "gone") for key in ("a", "c", "d")] == [1, "gone", 100]
+    table.clear()
+    assert len(table) == 0
+    assert table.get("a", "gone") == "gone"
