@@ -6,7 +6,6 @@ import contextlib
 import functools
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -22,14 +21,13 @@ from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.keras_layers import evaluating
 from embgrad.backend.patching import Interception
 from embgrad.backend.signature import NAMES
-from embgrad.common.pytree import every
 from embgrad.common.tolerance import coarsest
 from embgrad.errors import UnsupportedError
 from embgrad.forward.descent import Reached
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
-from embgrad_torch.checkpoints import segments_counted
-from embgrad_torch.inputs import has_values, is_floating, is_transformed, parameters, to_numpy
+from embgrad_torch.checkpoints import segments_recorded, without_reentrance
+from embgrad_torch.inputs import has_values, is_transformed, parameters, to_numpy
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch, hooked
 from embgrad_torch.run import points, run
@@ -69,7 +67,7 @@ def _listening(model: Any, make: Callable[[contextlib.ExitStack], _Capture]) -> 
         stack.callback(current.close)
         stack.enter_context(hooked(model, current.begin, current.end))
         stack.enter_context(current.child_hooks)
-        stack.enter_context(segments_counted())
+        stack.enter_context(segments_recorded())
         compiled = stack.enter_context(compiled_calls())
         yield
         if compiled.ran and not current.calls and not current.child_called:
@@ -80,36 +78,24 @@ def _listening(model: Any, make: Callable[[contextlib.ExitStack], _Capture]) -> 
             )
 
 
-class _CapturedPass:
-    """One forward pass of the user's. Only the hooks on its graph refer to it, and it is part of no cycle.
-
-    Attributes:
-        watch: records it.
-        at: its points.
-        modules: the calls of its modules.
-        token: identifies it to the listener.
-    """
-
-    def __init__(self, watch: PassRecorder, at: CapturedPoints) -> None:
-        self.watch = watch
-        self.at = at
-        self.at.reference = weakref.ref(self)
-        self.modules = ModuleWatch(watch, at, lambda: True, lambda: at.over)
-        self.token: Any = None
-
-
 class _Open(NamedTuple):
     """The forward pass that runs now.
 
     Attributes:
-        captured: the pass.
+        points: its points.
+        watch: records it.
+        modules: the calls of its modules.
         mode: records its lookups.
         handled: the exception that was being handled when it began.
+        segments: makes reentrant segments non-reentrant where points may lie inside them.
     """
 
-    captured: _CapturedPass
+    points: CapturedPoints
+    watch: PassRecorder
+    modules: ModuleWatch
     mode: TorchFunctionMode
     handled: BaseException | None
+    segments: contextlib.ExitStack
 
 
 #: Takes the gradients of a backward pass, see `Listener.step`.
@@ -124,9 +110,11 @@ class _Capture:
         child_hooks: holds hooks on the model's children until the model itself is called.
         child_called: whether a child was called, with gradients.
         first: whether values are replaced before others see them.
+        segments: returns a context for the segments of a pass with points at modules.
     """
 
     first = False
+    segments = staticmethod(without_reentrance)
 
     def __init__(
         self, model: Any, listener: PassListener, stack: contextlib.ExitStack, step: Step = lambda gradients: None
@@ -143,8 +131,6 @@ class _Capture:
         self._open: _Open | None = None
         self._unbound = False
         self._hooked: set[int] = set()
-        self._repeating: list[tuple[Any, _CapturedPass | None]] = []
-        self._alive: weakref.WeakSet[_CapturedPass] = weakref.WeakSet()
         self._task: int | None = None
         self._gradients: list[tuple[Any, str, np.ndarray]] = []
         for path, module in walk([model]):
@@ -180,10 +166,13 @@ class _Capture:
         watch = self._listener.begin(
             integer_arguments(bound, _whole_numbers, names), lambda batch: _discover(model, args, kwargs, batch)
         )
-        captured = _CapturedPass(watch, self._points_of(watch))
-        walked = walk([model])
-        self._hook(captured.modules.select(walked, {}))
-        self._open = _Open(captured, LookupMode(watch, captured.at, TablePaths(walked)), sys.exc_info()[1])
+        points, walked = self._points_of(watch), walk([model])
+        modules = ModuleWatch(watch, points, lambda: True)
+        self._hook(modules.select(walked, {}))
+        mode = LookupMode(watch, points, TablePaths(walked))
+        self._open = _Open(points, watch, modules, mode, sys.exc_info()[1], contextlib.ExitStack())
+        if watch.needs_modules:
+            self._open.segments.enter_context(self.segments())
         if watch.needs_lookups:
             self._enter(self._open.mode)
 
@@ -195,7 +184,7 @@ class _Capture:
         if current is None:
             self._expect_failed(model)
             return
-        captured, points = current.captured, current.captured.at
+        points = current.points
         raised = sys.exc_info()[1] is not current.handled
         try:
             if not raised:
@@ -204,13 +193,9 @@ class _Capture:
             self._close_open()
         if raised:
             return
-        points.over = True
         dtype = coarsest([points.dtype, *current.mode.halves])
-        captured.token = self._listener.end(captured.watch, points.values, dtype)
+        points.token = self._listener.end(current.watch, points.values, dtype)
         points.values = {}
-        self._alive.add(captured)
-        if points.awaited:
-            self._hold(captured, returned)
 
     def _expect_failed(self, model: Any) -> None:
         """Refuse a call that ends after another one has begun and ended inside it, unless it raised."""
@@ -233,68 +218,38 @@ class _Capture:
         """Close the open pass: it ended, or an exception ended it without calling hooks, such as KeyboardInterrupt."""
         if self._open is not None:
             _exit_mode(self._open.mode)
-            self._open.captured.at.forget()
+            self._open.segments.close()
+            self._open.points.forget()
             self._open = None
-
-    def _hold(self, captured: _CapturedPass, returned: Any) -> None:
-        """Keep the pass alive by hooks on the returned tensors, which also report that a backward pass begins."""
-        outputs = [tensor for tensor in every(returned, is_floating) if tensor.requires_grad]
-        if not outputs:
-            raise UnsupportedError(
-                f"the points {sorted(captured.at.awaited)} lie in a gradient checkpoint with use_reentrant=True, and the model "
-                "returned no tensor whose hook could report the backward pass. Set use_reentrant=False"
-            )
-        for tensor in outputs:
-            tensor.register_hook(lambda grad, captured=captured: self._queue())
 
     # The calls of its modules
 
     def _hook(self, modules: Sequence[Any]) -> None:
-        """Hook modules until the capture ends: a checkpointed segment runs again in the backward pass."""
+        """Hook modules until the capture ends."""
         for module in modules:
             if id(module) not in self._hooked:
                 self._hooked.add(id(module))
                 self._stack.enter_context(hooked(module, self._before, self._after, first=self.first))
 
     def _before(self, module: Any, args: Any, kwargs: Any) -> Any:
-        if self._open is not None and self._is_captured():
-            expect_uncompiled()
-            return self._open.captured.modules.before(module, args, kwargs)
-        if not self._is_repeated():
+        if self._open is None or not self._is_captured():  # also where a checkpointed segment runs again
             return None
-        candidates = [other for other in self._alive if other.modules.may_have_made(module, args, kwargs)]
-        if len(candidates) > 1 and any(other.at.awaited for other in candidates):
-            raise UnsupportedError(
-                f"a gradient checkpoint with use_reentrant=True runs {type(module).__name__} again, and {len(candidates)} "
-                "forward passes called it with the same values, so that its gradient cannot be assigned. Set use_reentrant=False"
-            )
-        captured = candidates[0] if candidates else None
-        self._repeating.append((module, captured))
-        return None if captured is None else captured.modules.before(module, args, kwargs)
+        expect_uncompiled()
+        return self._open.modules.before(module, args, kwargs)
 
     def _after(self, module: Any, returned: Any) -> Any:
-        if self._open is not None and self._is_captured():
-            return self._open.captured.modules.after(module, returned)
-        if not self._is_repeated():
+        if self._open is None or not self._is_captured():
             return None
-        while self._repeating and self._repeating[-1][0] is not module:
-            self._repeating.pop()
-        _, captured = self._repeating.pop() if self._repeating else (None, None)
-        return None if captured is None else captured.modules.after(module, returned)
-
-    def _is_repeated(self) -> bool:
-        """Return whether a checkpointed segment makes the call in a backward pass, possibly in the engine's thread."""
-        return not self._closed and torch._C._current_graph_task_id() != -1 and not is_running()
+        return self._open.modules.after(module, returned)
 
     # The backward passes
 
-    def receive(self, captured: _CapturedPass, key: str, grad: Any, again: bool) -> None:
+    def receive(self, points: CapturedPoints, key: str, grad: Any) -> None:
         """Record the gradient that arrived at a point."""
-        if self._closed or captured.token is None or grad is None:
+        if self._closed or points.token is None or grad is None:
             return
-        if not again or self._task is None:  # a reentrant segment runs its own backward pass inside the user's
-            self._queue()
-        self._gradients.append((captured.token, key, to_numpy(grad)))
+        self._queue()
+        self._gradients.append((points.token, key, to_numpy(grad)))
 
     def _queue(self) -> None:
         """Report the gradients to the listener at the end of this backward pass."""
@@ -320,6 +275,7 @@ class _Perturbation(_Capture):
     """One open perturbation: what captures see at a point is what goes on, so that its modes and hooks come before theirs."""
 
     first = True
+    segments = staticmethod(contextlib.nullcontext)
 
     def __init__(self, model: Any, perturber: Perturber, stack: contextlib.ExitStack) -> None:
         super().__init__(model, perturber, stack)

@@ -15,11 +15,10 @@ from torch.overrides import TorchFunctionMode
 from embgrad.errors import UnsupportedError
 from embgrad.forward.points import UNNAMED_TABLE, layout_of
 from embgrad.forward.recorder import PassRecorder
-from embgrad_torch.checkpoints import Recorded, repeated_key
 from embgrad_torch.inputs import PLAIN, Head, dtype_name, has_values, is_quantised, is_transformed
 from embgrad_torch.readers import READERS, Read, Selection, indices_of, ones_of, padding_row
 from embgrad_torch.state import ACCUMULATING, is_running
-from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled
+from embgrad_torch.tap import PointHandler, Unwatched, expect_uncompiled, run_again
 from embgrad_torch.walk import TablePaths
 
 __all__ = ["DIFFERENTIATING", "HANDLERS", "PAIRED", "LookupMode", "WeightsDifferentiated"]
@@ -35,8 +34,8 @@ class WeightsDifferentiated(BaseException):
 class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
     """A mode that records every lookup of its thread, and passes the rows to the handler of points, which may replace them.
 
-    It is active again during the backward pass, where checkpointed segments run once more: their lookups are matched to
-    those of the forward pass, and not recorded.
+    It is active again during the backward pass, where the model's own functions may look rows up again: these lookups are not
+    recorded, and refused at a point.
 
     Attributes:
         watch: records the lookups.
@@ -65,7 +64,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.head: Head | None = None
         self.halves: set[str] = set()
         self._paths = paths
-        self._recorded: list[tuple[str, np.ndarray, Recorded]] = []
+        self._requested: set[str] = set()  # the paths of the tables in which points were looked up
         self._scaled: list[tuple[Any, Any, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -217,14 +216,14 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         )
 
     def on_grad_mode(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Record that gradients are switched off, as reentrant checkpoints do."""
+        """Record that gradients are switched off, as functions do that run a part of the model again later."""
         self.suspended_grad = self.suspended_grad or not args[0]
         return func(*args, **kwargs)
 
     def on_differentiating(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Stop a model that takes gradients of weights that are frozen.
 
-        A call without `inputs` during the pullback differentiates a checkpointed segment, which needs no weights.
+        A call without `inputs` during the pullback differentiates what a function of the model ran again, without weights.
         """
         inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
         if self.frozen and not (self.pulling and (inputs is None or not _holds_any_frozen(inputs))):
@@ -256,12 +255,15 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         if (unnamed or self.pulling) and (layout := layout_of(indices, self.watch.batch.ids)) is None and unnamed:
             return None
         if self.pulling:
-            return self._repeat(read, path, indices, compute, word=layout is not None)
+            if path in self._requested:
+                raise UnsupportedError(run_again(f"the lookup in {path!r}"))
+            return self.at.lookup(None, read.table, compute, word=layout is not None)
         shape = read.table.shape
         key = self.watch.see(path, indices, shape[0], shape[1], self._padding(read), sliced=read.sliced)
         self._scale(read)
         self._expect_numbers(read, path, requested=key is not None)
-        self._recorded.append((path, indices, Recorded(key, torch.is_grad_enabled())))
+        if key is not None:
+            self._requested.add(path)
         rows = self.at.lookup(key, read.table, compute, word=self.watch.lookups[-1].layout is not None)
         self.watch.record_output(rows)
         return rows
@@ -312,15 +314,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def _padding(self, read: Read) -> int | None:
         return self._paths.padding(read.table) if read.padding is None else read.padding
-
-    def _repeat(self, read: Read, path: str, indices: np.ndarray, compute: Callable[[], Any], *, word: bool) -> Any:
-        """Return the rows of a lookup in a checkpointed segment that runs again."""
-        before = [(rows, record) for table, rows, record in self._recorded if table == path]
-        same = [record for rows, record in before if np.array_equal(rows, indices)]
-        total = sum(record.key is not None for _, record in before)
-        key = repeated_key(f"lookup in {path!r}", same, self.at.changed, total=total)
-        self._scale(read)
-        return self.at.lookup(key, read.table, compute, word=word, again=True)
 
     @staticmethod
     def _expect_numbers(read: Read, path: str, *, requested: bool) -> None:

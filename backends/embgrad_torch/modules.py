@@ -4,40 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from embgrad.backend.keras_layers import declared_order, with_mask
 from embgrad.common.pytree import every, first, with_first
-from embgrad.forward.points import INPUT, OUTPUT
+from embgrad.errors import UnsupportedError
 from embgrad.forward.recorder import PassRecorder
-from embgrad_torch.checkpoints import Recorded, repeated_key
 from embgrad_torch.inputs import is_floating
-from embgrad_torch.tap import PointHandler
+from embgrad_torch.tap import PointHandler, run_again
 from embgrad_torch.walk import held_parameters, is_compiled_wrapper, spelled
 
 __all__ = ["ModuleWatch", "hooked"]
-
-
-@dataclass
-class _ModuleCall:
-    """A call of a module in the forward pass.
-
-    Attributes:
-        path: the module's path.
-        argument: the first floating tensor among its arguments, off the graph.
-        version: the version of that tensor's memory at the call.
-        traced: see `Recorded`.
-        keys: by side, the keys of the points; None where a point is not requested.
-    """
-
-    path: str
-    argument: Any
-    version: int
-    traced: bool
-    keys: dict[str, str | None]
 
 
 class ModuleWatch:
@@ -47,7 +26,7 @@ class ModuleWatch:
         watch: records the calls.
         at: handles the points.
         active: returns whether a call in this thread belongs to the pass.
-        pulling: returns whether a call is made in the backward pass, by a checkpointed segment that runs again.
+        pulling: returns whether a call is made in the backward pass.
     """
 
     def __init__(
@@ -62,8 +41,7 @@ class ModuleWatch:
         self._active = active
         self._pulling = pulling
         self._names: dict[int, tuple[str, str, tuple[str, ...]]] = {}
-        self._open: list[tuple[Any, _ModuleCall | None]] = []
-        self._calls: list[_ModuleCall] = []
+        self._open: list[tuple[Any, Any]] = []  # the modules whose calls run, each with the first floating argument
         self._busy = False
 
     @contextlib.contextmanager
@@ -71,7 +49,7 @@ class ModuleWatch:
         """Record the calls of the modules that the pass needs while the context is open."""
         with contextlib.ExitStack() as stack:
             for module in self.select(walked, aliases) if self._watch.needs_modules else ():
-                if self._is_recorded(module, again=False):
+                if self._watch.everything or self._names[id(module)][0] in self._watch.modules:
                     stack.enter_context(hooked(module, self.before, self.after))
                 else:
                     stack.callback(module.register_forward_pre_hook(_Counting(self._counted)).remove)
@@ -92,119 +70,68 @@ class ModuleWatch:
         }
         return [module for _, module in wanted]
 
-    def may_have_made(self, module: Any, args: Any, kwargs: Any) -> bool:
-        """Return whether a call may repeat a call of the pass."""
-        path, *_ = self._names.get(id(module), ("",))
-        argument = first((args, kwargs), is_floating)
-        return any(call.path == path and _may_be(call, argument) for call in self._calls)
-
     def before(self, module: Any, args: Any, kwargs: Any) -> Any:
-        """Record that a call begins; return the arguments that replace its own, or None to keep them."""
-        if self._busy or id(module) not in self._names or not self._active():  # a copy of a module has the hooks, too
+        """Record that a call begins; return the arguments that replace its own, or None to keep them.
+
+        Raises:
+            UnsupportedError: a function of the model calls a module with a point again in the backward pass.
+        """
+        if not self._is_watched(module):
+            return None
+        path, kind, aliases = self._names[id(module)]
+        if self._pulling():
+            if path in self._watch.modules:
+                raise UnsupportedError(run_again(f"the call of the module {path!r}"))
             return None
         with torch._C.DisableTorchFunction():  # the mode need not see which properties of tensors are read here
-            return self._before(module, args, kwargs)
-
-    def _before(self, module: Any, args: Any, kwargs: Any) -> Any:
-        argument = first((args, kwargs), is_floating)
-        again = self._pulling()
-        if not self._is_recorded(module, again):
-            return None
-        call = self._repeated(module, argument) if again else self._enter(module, argument)
-        self._open.append((module, call))
-        key = None if call is None else call.keys.get(INPUT)
-        return None if key is None else self._replaced(key, (args, kwargs), argument, again, aliased=True)
+            argument = first((args, kwargs), is_floating)
+            key = self._watch.enter(path, kind, argument, () if argument is None else argument.shape, aliases)
+            self._open.append((module, argument))
+            return None if key is None else self._replaced(key, (args, kwargs), argument, aliased=True)
 
     def _counted(self, module: Any) -> None:
         """Count a call of a module that is not recorded."""
-        if not self._busy and id(module) in self._names and self._active() and not self._pulling():
+        if self._is_watched(module) and not self._pulling():
             self._watch.count(self._names[id(module)][0])
 
     def after(self, module: Any, returned: Any) -> Any:
         """Record that a call ends; return the value that replaces its result, or None to keep it."""
-        again = self._pulling()
-        if self._busy or id(module) not in self._names or not self._active() or not self._is_recorded(module, again):
+        if not self._is_watched(module) or self._pulling():
             return None
         with torch._C.DisableTorchFunction():
-            return self._after(module, returned, again)
-
-    def _after(self, module: Any, returned: Any, again: bool) -> Any:
-        while self._open and self._open[-1][0] is not module:  # its hook was skipped, as by KeyboardInterrupt
-            self._abort()
-        if not self._open:
-            return None
-        _, call = self._open.pop()
-        returned = declared_order(module, returned)
-        output = first(returned, is_floating)
-        if again:
-            key = None if call is None or output is None else call.keys.get(OUTPUT)
-        else:
+            while self._open and self._open[-1][0] is not module:  # its hook was skipped, as by KeyboardInterrupt
+                self._open.pop()
+                self._watch.exit_on_error()
+            if not self._open:
+                return None
+            _, argument = self._open.pop()
+            returned = declared_order(module, returned)
+            output = first(returned, is_floating)
             key = self._watch.leave(output, () if output is None else output.shape)
-            if call is not None:
-                call.keys[OUTPUT] = key
-        aliased = key is not None and _is_aliased(module, returned, output, call)
-        return None if key is None else self._replaced(key, returned, output, again, aliased=aliased)
+            if key is None:
+                return None
+            return self._replaced(key, returned, output, aliased=_is_aliased(module, returned, output, argument))
 
-    def _is_recorded(self, module: Any, again: bool) -> bool:
-        """Return whether the module's calls are recorded, and not only counted; of those that run again, calls at points."""
-        return (self._watch.everything and not again) or self._names[id(module)][0] in self._watch.modules
+    def _is_watched(self, module: Any) -> bool:
+        """Return whether a call is one of the pass; a copy of a module has the hooks, too."""
+        return not self._busy and id(module) in self._names and self._active()
 
-    def _enter(self, module: Any, argument: Any) -> _ModuleCall | None:
-        path, kind, aliases = self._names[id(module)]
-        key = self._watch.enter(path, kind, argument, () if argument is None else argument.shape, aliases)
-        if path not in self._watch.modules:  # no point, so that it is not looked for when a segment runs again
-            return None
-        with torch.inference_mode(False), torch._C.DisableTorchFunction():
-            detached = None if argument is None else argument.detach()
-        version = -1 if detached is None or detached.is_inference() else detached._version
-        call = _ModuleCall(path, detached, version, torch.is_grad_enabled(), {INPUT: key})
-        self._calls.append(call)
-        return call
-
-    def _abort(self) -> None:
-        self._open.pop()
-        if not self._pulling():
-            self._watch.exit_on_error()
-
-    def _repeated(self, module: Any, argument: Any) -> _ModuleCall:
-        """Return the call of the forward pass that a checkpointed segment repeats."""
-        path = self._names[id(module)][0]
-        before = [call for call in self._calls if call.path == path]
-        calls = before if len(before) < 2 else [call for call in before if _may_be(call, argument)]
-        keys = {}
-        for side in (INPUT, OUTPUT):
-            same = [Recorded(call.keys.get(side), call.traced) for call in calls]
-            keys[side] = repeated_key(f"call of the module {path!r}", same, self._at.changed, total=len(before))
-        return _ModuleCall(path, None, -1, traced=True, keys=keys)
-
-    def _replaced(self, key: str, nest: Any, tensor: Any, again: bool, *, aliased: bool) -> Any:
+    def _replaced(self, key: str, nest: Any, tensor: Any, *, aliased: bool) -> Any:
         self._busy = True
         try:
-            new = self._at.tensor(key, tensor, again=again, aliased=aliased)
+            new = self._at.tensor(key, tensor, aliased=aliased)
         finally:
             self._busy = False
-        if not again:
-            self._watch.replaced(tensor, new)
+        self._watch.replaced(tensor, new)
         return None if new is tensor else with_first(nest, is_floating, with_mask(new, tensor))
 
 
-def _may_be(call: _ModuleCall, argument: Any) -> bool:
-    """Return whether a call had an equal argument, or one that has been overwritten since."""
-    if argument is None or call.argument is None:
-        return (argument is None) is (call.argument is None)
-    if call.argument.shape != argument.shape:
-        return False
-    overwritten = call.argument.is_inference() or call.argument._version != call.version
-    return bool(overwritten or torch.equal(call.argument, argument.detach()))
-
-
-def _is_aliased(module: Any, returned: Any, output: Any, call: _ModuleCall | None) -> bool:
+def _is_aliased(module: Any, returned: Any, output: Any, argument: Any) -> bool:
     """Return whether an output shares its memory with the module's argument, attributes or other outputs."""
     attributes = (*vars(module).values(), *module._buffers.values(), *held_parameters(module))
     if output.is_inference() or any(value is output for value in attributes):
         return True
     others = [tensor for tensor in every(returned, is_floating) if tensor is not output]
-    argument = None if call is None else call.argument
     return any(_start(tensor) == _start(output) for tensor in (*others, argument) if tensor is not None)
 
 

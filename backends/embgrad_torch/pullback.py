@@ -32,16 +32,14 @@ def pull_back(
         cotangents: the set of cotangents.
         taps: the points, which receive their gradients.
         parameters: the parameters whose gradients are requested, by name.
-        mode: the mode of the forward pass; checkpointed segments run again under it.
+        mode: the mode of the forward pass; what functions of the model run again runs under it.
         leaves: returns every parameter of the model.
         repeats: whether there may be another pullback through the same graph.
         since: a sequence number: older nodes of the graph are the user's, and stay usable.
     """
     marks, weights = list(taps.marks.values()), list(parameters.values())
     graph = _Graph([output for output, _ in cotangents] if mode.suspended_grad or weights else ())
-    accumulates = graph.checkpointed or (graph.custom_backward and bool(weights))
-    if accumulates or taps.ending:
-        taps.hook_all()
+    accumulates = graph.recomputed or (graph.custom_backward and bool(weights))
     pairs = [(output, like(cotangent, output)) for output, cotangent in cotangents if output.requires_grad]
     retain = repeats or (bool(weights) and graph.oldest < since)
     gradients: Sequence[Any] = [None] * len(weights)
@@ -54,9 +52,7 @@ def pull_back(
                     gradients = _accumulate(pairs, marks, weights, retain, [*graph.leaves, *leaves()])
                 else:
                     returned = _run_engine(pairs, retain, (*marks, *weights), accumulate=False)
-            if not accumulates:
-                taps.receive(returned[: len(marks)])
-                gradients = returned[len(marks) :]
+                    gradients = returned[len(marks) :]
     finally:
         taps.stop()
     arrays = {
@@ -73,7 +69,7 @@ def _accumulate(
     retain: bool,
     others: Sequence[Any],
 ) -> Sequence[Any]:
-    """Pull back by accumulating in `grad`, as reentrant checkpointing needs; other leaves' gradients do not change."""
+    """Pull back by accumulating in `grad`; the gradients of other leaves do not change."""
     requested = {id(leaf) for leaf in (*marks, *parameters)}
     rest = [leaf for leaf in others if id(leaf) not in requested]
     with _set_aside(parameters, trainable=True), _set_aside(rest, trainable=False):
@@ -120,7 +116,8 @@ class _Graph:
 
     Attributes:
         leaves: its leaves.
-        checkpointed: whether it contains a reentrant checkpoint.
+        recomputed: whether it contains a function that runs a part of the model again and pulls back through it by itself,
+            such as the gradient checkpoints of other libraries, which allow only plain backward passes.
         custom_backward: whether it contains a custom autograd function, whose backward pass may accumulate gradients of
             weights in `grad` by a backward pass of its own.
         oldest: the lowest sequence number of its nodes.
@@ -130,10 +127,11 @@ class _Graph:
         waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
         reached = set(waiting)
         self.leaves: list[Any] = []
-        self.checkpointed = self.custom_backward = False
+        self.recomputed = self.custom_backward = False
         while waiting:
             node = waiting.pop()
-            self.checkpointed = self.checkpointed or type(node).__name__ == "CheckpointFunctionBackward"
+            named = type(node).__name__ == "CheckpointFunctionBackward"  # as PyTorch's own, and its attribute
+            self.recomputed = self.recomputed or named or hasattr(node, "run_function")
             self.custom_backward = self.custom_backward or isinstance(node, torch.autograd.function.BackwardCFunction)
             if hasattr(node, "variable"):
                 self.leaves.append(node.variable)

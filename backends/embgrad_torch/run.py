@@ -30,7 +30,7 @@ from embgrad.forward.points import Lookup
 from embgrad.forward.recorder import PassRecorder
 from embgrad.inputs.batch import TokenBatch
 from embgrad_torch import inputs
-from embgrad_torch.checkpoints import segments_closed
+from embgrad_torch.checkpoints import without_checkpoints
 from embgrad_torch.inputs import TorchTensors
 from embgrad_torch.lookup import DIFFERENTIATING, LookupMode, WeightsDifferentiated
 from embgrad_torch.modules import ModuleWatch
@@ -100,6 +100,7 @@ class TorchPass(ModelPass):
             running(),
             preserved(structure, device, training=request.training) as weights,
             preserve_random_state(device, training=request.training),
+            without_checkpoints(),
             contextlib.ExitStack() as stack,
         ):
             self._device, self._weights = device, weights
@@ -135,8 +136,7 @@ class TorchPass(ModelPass):
         mode = self._mode
         with mode:
             try:
-                with segments_closed():
-                    returned = call()
+                returned = call()
             except Exception as failure:
                 # The model may have caught WeightsDifferentiated, or failed because a weight has no gradient.
                 if mode.differentiated or (mode.frozen and "grad" in str(failure)):

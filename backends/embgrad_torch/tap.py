@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from embgrad_torch.state import drawn_by_the_user, running
 
 __all__ = [
     *("CapturedPoints", "PerturbedPoints", "PointHandler", "Taps", "Unwatched"),
-    *("compute_dtype", "expect_uncompiled", "expect_unwritten"),
+    *("compute_dtype", "expect_uncompiled", "expect_unwritten", "run_again"),
 ]
 
 #: Returns the compiler of the Python functions that this thread calls; None outside compiled functions.
@@ -38,15 +38,11 @@ class PointHandler(Protocol):
 
     Attributes:
         plain: whether every lookup must be computed by the function that the model calls.
-        changed: the keys of the points whose values are changed.
     """
 
     plain: bool
-    changed: Collection[str]
 
-    def lookup(
-        self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
-    ) -> Any:
+    def lookup(self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool) -> Any:
         """Return the rows that replace those of a lookup.
 
         Args:
@@ -54,17 +50,15 @@ class PointHandler(Protocol):
             table: the table.
             compute: makes the lookup.
             word: whether the ids are looked up.
-            again: whether a checkpointed segment repeats the lookup.
         """
         ...
 
-    def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
+    def tensor(self, key: str, tensor: Any, *, aliased: bool = False) -> Any:
         """Return the tensor that replaces another at a requested point.
 
         Args:
             key: the point's key.
             tensor: the tensor at the point.
-            again: whether a checkpointed segment repeats the computation.
             aliased: whether other tensors may share its memory, and show what is written into it.
         """
         ...
@@ -91,20 +85,15 @@ class Taps:
     def __init__(self, request: Request, *, attached: bool = False) -> None:
         self.attached = attached
         self.ending = attached and request.tables
-        self.changed: Collection[str] = {*request.override, *request.add}
         self.values: dict[str, np.ndarray] = {}
         self.marks: dict[str, Any] = {}
         self.gradients: dict[str, np.ndarray] = {}
         self.pulling = False
         self.aliased: list[tuple[str, Any]] = []
         self._changes = PointChanges[Any](request, to_numpy, like, unwatched)
-        self._replacements: dict[str, tuple[Any, Any]] = {}  # by key, for segments that run again
-        self._all_hooked = False
         self._readable = None if "word" in request.points or request.record else frozenset(request.points)
 
-    def lookup(
-        self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
-    ) -> Any:
+    def lookup(self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool) -> Any:
         """Return the rows; at a requested point, detached from the table unless rows stay attached.
 
         A computed table stays on the graph, since another point may lie below it; a view of a parameter does not, since its
@@ -116,33 +105,26 @@ class Taps:
             if not attached and (table.grad_fn is None or _is_view_of_leaf(table)):
                 with torch.inference_mode(False), torch.no_grad():
                     rows = compute()
-                return self.tensor(key, rows, again=again)
-            return self.tensor(key, compute(), again=again)
+                return self.tensor(key, rows)
+            return self.tensor(key, compute())
         rows = compute()
         return _differentiable(rows) if word and is_floating(rows) and not rows.requires_grad else rows
 
-    def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
+    def tensor(self, key: str, tensor: Any, *, aliased: bool = False) -> Any:
         """Override the tensor, add to it and mark it; a hook on the mark receives and edits its gradient.
 
         Return a clone of the mark, because models write into their inputs (scale them in place).
         """
         with torch.inference_mode(False), torch._C.DisableTorchFunction():
-            if again:
-                override, added = self._replacements[key]
-            else:
-                override, added = self._replacements[key] = self._changes.parts(key, tensor)
-            value = tensor if override is None else override
-            value = value if added is None else value + added
+            value = self._changes.value(key, tensor)
             mark = value.clone() if value.requires_grad or value.is_inference() else value.detach()
             mark.requires_grad_()
-            if again or self._changes.edits(key):
-                self._hook(key, mark)
-            if not again:
-                self.marks[key] = mark
-                if self._readable is None or key in self._readable:
-                    self.values[key] = to_numpy(mark)
+            mark.register_hook(lambda grad: self._receive(key, grad))
+            self.marks[key] = mark
+            if self._readable is None or key in self._readable:
+                self.values[key] = to_numpy(mark)
             new = mark.clone()
-        if aliased and not again:
+        if aliased:
             self.aliased.append((key, new))
         return new
 
@@ -150,24 +132,6 @@ class Taps:
     def before(self) -> dict[str, np.ndarray]:
         """The gradients before their edit, by key."""
         return self._changes.before
-
-    def hook_all(self) -> None:
-        """Register hooks on all marks, for a pullback that does not return their gradients."""
-        for key in self._unhooked():
-            self._hook(key, self.marks[key])
-        self._all_hooked = True
-
-    def receive(self, gradients: Sequence[Any]) -> None:
-        """Take the gradients that the pullback returned for the marks without hooks."""
-        returned = dict(zip(self.marks, gradients, strict=True))
-        for key in self._unhooked():
-            self._receive(key, returned[key])
-
-    def _unhooked(self) -> list[str]:
-        return [] if self._all_hooked else [key for key in self.marks if not self._changes.edits(key)]
-
-    def _hook(self, key: str, mark: Any) -> None:
-        mark.register_hook(lambda grad: self._receive(key, grad))
 
     def start(self) -> None:
         """Begin a pullback."""
@@ -183,9 +147,9 @@ class Taps:
             return None
         if key in self.gradients:
             raise UnsupportedError(
-                f"the gradient at the point {key!r} arrived several times in one backward pass, because a gradient checkpoint "
-                "with use_reentrant=True uses the point's tensor without taking it as an argument. Set use_reentrant=False, or "
-                "pass the tensor as an argument"
+                f"the gradient at the point {key!r} arrived in several parts in one backward pass, because a "
+                "torch.autograd.Function of the model runs code again that uses the point's tensor without taking it as an "
+                "argument. Pass the tensor to the function's apply"
             )
         with torch._C.DisableTorchFunction():  # lookups of the user's function are not the model's
             edited = self._changes.gradient(key, grad)
@@ -196,82 +160,66 @@ class Taps:
 
 
 class CapturedPoints:
-    """The points of one forward pass of the user's.
+    """The points of one forward pass of the user's. After the pass only the hooks on its graph refer to them.
 
     Args:
-        receive: called with the pass, the key, the gradient and whether a reentrant segment computed it.
+        receive: called with the points, the key and the gradient.
 
     Attributes:
-        reference: returns the pass, which the hooks keep alive as long as the graph exists.
-        over: whether the forward pass ended.
+        token: identifies the pass to the listener; None until it has ended.
         values: by key, the values at the points.
         dtype: the dtype in which the model computed the points.
-        awaited: the keys of points in reentrant segments, whose gradients arrive when these run again.
     """
 
     plain = True
-    changed: Collection[str] = ()
 
-    def __init__(self, receive: Callable[[Any, str, Any, bool], None]) -> None:
-        self.reference: Callable[[], Any] = lambda: None
-        self.over = False
+    def __init__(self, receive: Callable[[Any, str, Any], None]) -> None:
+        self.token: Any = None
         self.values: dict[str, np.ndarray] = {}
         self.dtype = "float32"
-        self.awaited: set[str] = set()
         self._receive = receive
-        self._traced = torch.is_grad_enabled()  # else it is an evaluation pass
         self._aliased: list[tuple[str, Any]] = []
 
-    def lookup(
-        self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
-    ) -> Any:
+    def lookup(self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool) -> Any:
         """Return the rows that the model computes, with a hook at a requested point."""
         expect_uncompiled()
         rows = compute()
         if key is None:
             return rows
-        if self._traced and in_reentrant_segment():
-            raise UnsupportedError(
-                f"the lookup {key!r} is made inside a gradient checkpoint with use_reentrant=True, whose second run cannot be "
-                "captured. Set use_reentrant=False, or move the lookup out of the checkpoint"
-            )
-        if self._traced and not rows.requires_grad and in_segment():
-            raise UnsupportedError(
-                f"the lookup {key!r} in a frozen table is made inside a gradient checkpoint, which must save the same tensors "
-                "both times. Move the lookup out of the checkpoint, or let the table require gradients"
-            )
-        self._record(key, rows)
-        if not self._traced:
-            return rows
         # Only the model's next operation will use the rows: a hook on them receives the whole gradient, and no sum changes.
-        hooked = rows if rows.requires_grad and rows.grad_fn is not None else _differentiable(rows)
-        self._hook(key, hooked, again=False)
-        return hooked
+        return self._hooked(key, rows, unshared=rows.grad_fn is not None)
 
-    def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
+    def tensor(self, key: str, tensor: Any, *, aliased: bool = False) -> Any:
         """Return a clone that only later operations use, so that its gradient is that of the point."""
-        if not again:
-            self._record(key, tensor)
-        if not self._traced:
-            return tensor
-        if not again and not torch.is_grad_enabled() and in_reentrant_segment():
-            self.awaited.add(key)
-            return tensor
-        hooked = _differentiable(tensor)
-        if not again or key in self.awaited:
-            self._hook(key, hooked, again)
-        if aliased and not again:
+        hooked = self._hooked(key, tensor)
+        if aliased and hooked is not tensor:
             self._aliased.append((key, hooked))
         return hooked
 
-    def _record(self, key: str, tensor: Any) -> None:
+    def _hooked(self, key: str, tensor: Any, *, unshared: bool = False) -> Any:
+        """Return the tensor, or a clone unless it is unshared, with a hook; the tensor itself where gradients are switched off.
+
+        Raises:
+            UnsupportedError: a checkpointed segment has no graph yet, or would save other tensors without the hook.
+        """
         dtype = computed_in([tensor])
         self.dtype = coarsest([self.dtype, dtype]) if self.values else dtype
         self.values[key] = to_numpy(tensor)
-
-    def _hook(self, key: str, tensor: Any, again: bool) -> None:
-        captured = self.reference()
-        tensor.register_hook(lambda grad: self._receive(captured, key, grad, again))
+        if not torch.is_grad_enabled():
+            if in_reentrant_segment():
+                raise UnsupportedError(
+                    f"the lookup {key!r} is made inside a gradient checkpoint with use_reentrant=True, whose second run cannot "
+                    "be captured. Set use_reentrant=False, or move the lookup out of the checkpoint"
+                )
+            return tensor
+        if not tensor.requires_grad and in_segment():
+            raise UnsupportedError(
+                f"the point {key!r} lies behind frozen weights alone inside a gradient checkpoint, which must save the same "
+                "tensors both times. Name a point outside of it, or let the weights before the point require gradients"
+            )
+        hooked = tensor if unshared and tensor.requires_grad else _differentiable(tensor)
+        hooked.register_hook(lambda grad: self._receive(self, key, grad))
+        return hooked
 
     def expect_unwritten(self) -> None:
         """Refuse a pass whose result the clones have changed, see the function `expect_unwritten`."""
@@ -293,21 +241,19 @@ class PerturbedPoints(CapturedPoints):
         super().__init__(lambda *_: None)
         self._changes = PointChanges[Any](request, to_numpy, like, _aside)
 
-    def lookup(
-        self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
-    ) -> Any:
+    def lookup(self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool) -> Any:
         """Return the rows that the model computes, with the addition at a requested point."""
         expect_uncompiled()
         rows = compute()
         return rows if key is None else self.tensor(key, rows)
 
-    def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
+    def tensor(self, key: str, tensor: Any, *, aliased: bool = False) -> Any:
         """Return the sum of the tensor and the addition.
 
         Raises:
             UnsupportedError: the backward pass runs the model's code again there, where nothing would be added.
         """
-        if self._traced and (in_segment() or in_reentrant_segment()):
+        if in_segment():
             raise UnsupportedError(
                 f"the point {key!r} lies inside a gradient checkpoint, which runs again in the backward pass, possibly after the "
                 "perturbation is closed. Name a point outside of it, such as 'word', or switch gradient checkpointing off "
@@ -334,6 +280,15 @@ def expect_uncompiled() -> None:
             "the model is called inside a function that torch.compile compiles, and compiled code cannot be captured or "
             "perturbed. Call the uncompiled function meanwhile, or use embgrad.gradients, which takes compiled models"
         )
+
+
+def run_again(what: str) -> str:
+    """Return the message for a point at which a function of the model computes again in the backward pass."""
+    return (
+        f"a torch.autograd.Function of the model makes {what} again in the backward pass, as gradient checkpoints of other "
+        "libraries do, so that the point's gradient cannot be taken. Use torch.utils.checkpoint there, which embgrad switches "
+        "off, or name a point outside of the function"
+    )
 
 
 def compute_dtype(

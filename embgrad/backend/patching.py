@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +20,8 @@ Handler = Callable[..., Any]
 
 class Interception:
     """A function that is replaced process-wide while any thread intercepts it; other threads' calls reach the original.
+
+    A class method stays that of the class on which it is called, which a handler finds as `original.__self__`.
 
     Args:
         owner: returns the module or class that holds the function, or a class that inherits it.
@@ -47,16 +51,18 @@ class Interception:
         try:
             yield
         finally:
-            handlers.pop()
+            del handlers[max(at for at, other in enumerate(handlers) if other is handler)]  # contexts may overlap
             self._leave()
 
     def _enter(self) -> None:
         with process_lock:
             if self._inside == 0:
-                self._inherited = self._name not in vars(self._owner())
-                self._original = getattr(self._owner(), self._name)
-                self._replacement = _passing(self._original, self._local)
-                setattr(self._owner(), self._name, self._replacement)
+                owner = self._owner()
+                self._inherited = self._name not in vars(owner)
+                original = getattr(owner, self._name)
+                if self._replacement is None or original != self._original:
+                    self._original, self._replacement = original, _passing(original, self._local)
+                setattr(owner, self._name, self._replacement)
             self._inside += 1
 
     def _leave(self) -> None:
@@ -71,10 +77,19 @@ class Interception:
                     setattr(self._owner(), self._name, self._original)
 
 
-def _passing(original: Any, local: threading.local) -> Callable[..., Any]:
+def _passing(original: Any, local: threading.local) -> Any:
     @functools.wraps(original, updated=())  # so that `inspect.signature` returns the original's signature
     def replacement(*args: Any, **kwargs: Any) -> Any:
         handlers = getattr(local, "handlers", None)
         return handlers[-1](original, *args, **kwargs) if handlers else original(*args, **kwargs)
 
-    return replacement
+    if not (inspect.ismethod(original) and inspect.isclass(original.__self__)):
+        return replacement
+
+    @functools.wraps(original, updated=())
+    def of_class(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        bound = types.MethodType(original.__func__, cls)
+        handlers = getattr(local, "handlers", None)
+        return handlers[-1](bound, *args, **kwargs) if handlers else bound(*args, **kwargs)
+
+    return classmethod(of_class)

@@ -258,9 +258,10 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
     tap.mean()
 
     The loop computes the same numbers as without the capture, bit for bit. A hybridised Gluon net computes those of its
-    operators run one by one, which may differ in the last bit where a weight is used twice. Passes of this thread through this
-    model are captured, except those of `embgrad.gradients`. A capture that is never left is closed with a warning when nothing
-    refers to it any more.
+    operators run one by one, which may differ in the last bit where a weight is used twice. PyTorch's gradient checkpoints stay
+    on; for a point at a module, those with `use_reentrant=True` run as with `use_reentrant=False`, which may differ in the last
+    bit, too. Passes of this thread through this model are captured, except those of `embgrad.gradients`. A capture that is never
+    left is closed with a warning when nothing refers to it any more.
 
     Args:
         model: a model of PyTorch, TensorFlow, Keras or MXNet Gluon.

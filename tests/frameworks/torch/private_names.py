@@ -16,7 +16,7 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "_cache": "parametrize.cached keeps weights, with their graphs, for as long as the user's block runs.",
     "_cache_enabled": "There is no public question whether parametrize.cached is in force.",
     "_callback_from_stance": "No public event tells that a compiled function is called.",
-    "_checkpoint_without_reentrant_generator": "`checkpoint` is often imported by its name, and this is what it calls then.",
+    "_checkpoint_hook": "`checkpoint` is often imported by its name; this is what both its ways enter to save less.",
     "_codegen": "An exported graph's `forward` does not say which arguments it takes by name alone.",
     "_compiled_call_impl": "Module.compile leaves no public sign on the module.",
     "_current_graph_task_id": "There is no public question whether a backward pass runs, and which.",

@@ -88,9 +88,11 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def expect_same_weights(model: Any, other: Any) -> None:
+def expect_same_weights(model: Any, other: Any, *, exactly: bool = True) -> None:
     for name, value in weights(model).items():
-        assert torch.equal(value, weights(other)[name]), name
+        torch.testing.assert_close(
+            value, weights(other)[name], rtol=0 if exactly else 1e-5, atol=0 if exactly else 1e-7
+        )
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
@@ -108,12 +110,13 @@ def test_the_loop_is_unchanged_and_each_step_is_captured(loop: str, at: str, ree
     with embgrad.capture(captured, at=at) as tap:
         train(captured, loop)
     assert torch.equal(torch.get_rng_state(), random)
-    expect_same_weights(captured, alone)
-    expect_same_weights(captured, listened)
+    exactly = at == "word" or not reentrant  # at a module reentrant segments run as if they were not
+    expect_same_weights(captured, alone, exactly=exactly)
+    expect_same_weights(captured, listened, exactly=exactly)
     assert tap.count == len(BATCHES)
     if at in received:
         for step, expected, ids in zip(tap.steps, received[at], BATCHES, strict=True):
-            np.testing.assert_array_equal(step.values, expected)
+            np.testing.assert_allclose(step.values, expected, rtol=0 if exactly else 1e-4, atol=0 if exactly else 1e-7)
             np.testing.assert_array_equal(step.ids, ids.numpy())
     if at == "word":
         total = np.zeros((VOCAB, 4))
@@ -163,12 +166,13 @@ def test_several_passes_behind_one_loss_are_one_step(reentrant: bool | None) -> 
     assert words.steps[0].values.shape == (4, 4, 4)
     table = captured.table.weight.grad.numpy()
     np.testing.assert_allclose(words.sum().to_dense(), table, rtol=1e-4, atol=1e-6)
+    accuracy = {"rtol": 1e-5, "atol": 1e-6} if reentrant else {"rtol": 0, "atol": 0}
     for captured_weight, weight in zip(captured.parameters(), alone.parameters(), strict=True):
-        assert torch.equal(captured_weight.grad, weight.grad)
+        torch.testing.assert_close(captured_weight.grad, weight.grad, **accuracy)
 
 
 @pytest.mark.parametrize("at", ["word", "layer.1"])
-@pytest.mark.parametrize("reentrant", [None, False])
+@pytest.mark.parametrize("reentrant", [None, False, True])
 def test_two_backward_passes_through_one_graph_are_two_steps(at: str, reentrant: bool | None) -> None:
     model = net(reentrant=reentrant)
     with embgrad.capture(model, at=at) as tap:
@@ -179,8 +183,9 @@ def test_two_backward_passes_through_one_graph_are_two_steps(at: str, reentrant:
     np.testing.assert_allclose(tap.steps[1].values, 3 * tap.steps[0].values, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("at", ["word", "norm", "layer.0"])
-@pytest.mark.parametrize("reentrant", [None, False])
+@pytest.mark.parametrize(
+    ("at", "reentrant"), [("word", None), ("norm", None), ("layer.0", None), ("word", False), ("norm", False)]
+)
 def test_frozen_tables_and_layers_are_captured(at: str, reentrant: bool | None) -> None:
     alone, captured, whole = (net(reentrant=reentrant) for _ in range(3))
     for model in (alone, captured):
@@ -381,7 +386,8 @@ def test_replicas_on_several_devices_are_refused() -> None:
     assert tap.count == 1
 
 
-def test_ambiguous_reentrant_checkpoints_are_refused() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_in_checkpoints_behind_any_output_and_of_equal_passes(reentrant: bool) -> None:
     class Held:
         """No tensor is looked for in it."""
 
@@ -392,25 +398,52 @@ def test_ambiguous_reentrant_checkpoints_are_refused() -> None:
         def forward(self, input_ids: Any) -> Any:
             return Held(super().forward(input_ids))
 
-    model = net(Holding, reentrant=True)
-    message = (
-        r"the points \['layers\.1:output#0'\] lie in a gradient checkpoint with use_reentrant=True, and the model returned no "
-        r"tensor whose hook could report the backward pass\. Set use_reentrant=False"
-    )
-    with pytest.raises(embgrad.errors.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
-        model(BATCHES[0])
-    model.reentrant = False
-    with embgrad.capture(model, at="layer.1") as tap:
-        model(BATCHES[0]).logits.sum().backward()
-    assert tap.count == 1
+    model, plain = net(Holding, reentrant=reentrant).eval(), net(Holding).eval()
+    taps = []
+    for one in (model, plain):
+        with embgrad.capture(one, at="layer.1") as tap:
+            (one(BATCHES[0]).logits.sum() + one(BATCHES[0]).logits.square().sum()).backward()
+        taps.append(tap)
+    assert [tap.count for tap in taps] == [1, 1]
+    np.testing.assert_allclose(taps[0].steps[0].values, taps[1].steps[0].values, rtol=1e-5, atol=1e-7)
+    for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, rtol=1e-5, atol=1e-6)
 
-    model = net(reentrant=True).eval()
+
+def test_a_capture_of_layers_around_one_of_words_and_the_other_way_round() -> None:
+    for names in (("word", "layer.1"), ("layer.1", "word")):
+        model = net(reentrant=True)
+        with embgrad.capture(model, at=names[0]) as first, embgrad.capture(model, at=names[1]) as second:
+            model(BATCHES[0]).sum().backward()
+        assert (first.count, second.count) == (1, 1)
+
+
+def test_checkpoints_of_the_loop_still_run_twice() -> None:
+    """They are there because memory is short."""
+    for reentrant in (False, True):
+        for at in ("word", "layer.1"):
+            model, runs = net(reentrant=reentrant), []
+            model.layers[2].register_forward_pre_hook(lambda *given, runs=runs: runs.append(1))
+            with embgrad.capture(model, at=at):
+                model(BATCHES[0])  # in which the points are found
+                runs.clear()
+                model(BATCHES[0]).sum().backward()
+            assert len(runs) == 2
+
+
+def test_points_behind_frozen_weights_alone_in_checkpoints_are_refused() -> None:
+    model = net(reentrant=False)
+    for part in (model.table, model.norm, model.layers[0]):
+        part.requires_grad_(False)
     message = (
-        r"a gradient checkpoint with use_reentrant=True runs Layer again, and 2 forward passes called it with the same "
-        r"values, so that its gradient cannot be assigned\. Set use_reentrant=False"
+        r"the point 'layers\.0:output#0' lies behind frozen weights alone inside a gradient checkpoint, which must save the same "
+        r"tensors both times\. Name a point outside of it, or let the weights before the point require gradients"
     )
-    with pytest.raises(embgrad.errors.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
-        (model(BATCHES[0]).sum() + model(BATCHES[0]).square().sum()).backward()
+    with pytest.raises(embgrad.errors.UnsupportedError, match=message), embgrad.capture(model, at="layer.0"):
+        model(BATCHES[0])
+    with embgrad.capture(model, at="layer.1") as tap:
+        model(BATCHES[0]).sum().backward()
+    assert tap.steps[0].values.any()
 
 
 def compiled_by(runs: list[int]) -> Any:
@@ -549,10 +582,13 @@ def test_lookups_inside_checkpoints() -> None:
     np.testing.assert_allclose(tap.sum().to_dense(), model.table.weight.grad.numpy(), rtol=1e-6)
     model.table.requires_grad_(False)
     with (
-        pytest.raises(embgrad.errors.UnsupportedError, match="in a frozen table is made inside a gradient checkpoint"),
+        pytest.raises(
+            embgrad.errors.UnsupportedError, match="'table#0' lies behind frozen weights alone inside a gradient"
+        ),
         embgrad.capture(model),
     ):
         model(BATCHES[0])
+    model.table.requires_grad_(True)
     model.reentrant = True
     with (
         pytest.raises(embgrad.errors.UnsupportedError, match=r"use_reentrant=True.*Set use_reentrant=False"),

@@ -120,7 +120,7 @@ def test_a_pass_is_freed_when_it_ends(option: str) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_function_in_a_checkpoint_is_called_once(reentrant: bool) -> None:
-    """The segment runs again with the values of the first time; a function that draws numbers would draw others."""
+    """One that draws numbers would draw others a second time."""
     model, random = net(reentrant=reentrant), np.random.default_rng(2)
     drawn: list[np.ndarray] = []
 
@@ -134,7 +134,7 @@ def test_a_function_in_a_checkpoint_is_called_once(reentrant: bool) -> None:
 
 
 class Same(Layers):
-    """One layer in two reentrant checkpoints, on the same values."""
+    """One layer in two checkpoints, on the same values."""
 
     def forward(self, x: Any) -> Any:
         rows = self.table(x)
@@ -142,18 +142,21 @@ class Same(Layers):
         return self.head((first + 2 * second).tanh().mean(1))
 
 
-def test_an_ambiguous_call_in_a_checkpoint_is_refused() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_equal_calls_in_checkpoints_are_distinguished(reentrant: bool) -> None:
     torch.manual_seed(0)
-    model = Same(reentrant=True).double()
-    with pytest.raises(
-        embgrad.errors.UnsupportedError, match=r"made 2 with the same inputs.*without gradient checkpointing"
-    ):
-        embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0#0")
-    model.reentrant = False
+    model = Same(reentrant=reentrant).double()
     one, two = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["layers.0#0", "layers.0#1"]).values()
     np.testing.assert_allclose(two.values, 2 * one.values, rtol=1e-12)
-    with pytest.raises(embgrad.errors.UnsupportedError, match=r"made 2 with the same inputs"):
-        embgrad.gradients(model, IDS, embgrad.Logit(1), at="word", add={"layers.0#0": NEW})
+    alone = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0#0")
+    np.testing.assert_array_equal(alone.values, one.values)
+    moved, swapped = (
+        embgrad.evaluate(model, IDS, embgrad.Logit(1), add={f"layers.0#{number}": change})
+        for number, change in ((0, 2 * NEW), (1, NEW))
+    )
+    np.testing.assert_allclose(moved, swapped, rtol=1e-12)  # first + 2 second
+    word = embgrad.gradients(model, IDS, embgrad.Logit(1), at="word", add={"layers.0#0": NEW * 1e-7}).values
+    np.testing.assert_allclose(word, embgrad.gradients(model, IDS, embgrad.Logit(1)).values, atol=1e-6)
 
 
 class Beside(Layers):
@@ -167,17 +170,11 @@ class Beside(Layers):
         return self.head((segment + rows).mean(1))
 
 
-def test_a_checkpoint_that_uses_a_tensor_that_is_no_argument_is_refused() -> None:
-    """PyTorch's own backward pass fails there, too; in the newer kind of checkpoint all is well."""
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_may_use_a_tensor_that_is_no_argument(reentrant: bool) -> None:
+    """PyTorch's own backward pass fails there in a reentrant checkpoint."""
     torch.manual_seed(0)
-    model = Beside(reentrant=True).double()
-    message = (
-        r"the gradient at the point 'layers\.0:output#0' arrived several times in one backward pass, because a gradient "
-        r"checkpoint with use_reentrant=True uses the point's tensor without taking it as an argument\. Set use_reentrant=False"
-    )
-    with pytest.raises(embgrad.errors.UnsupportedError, match=message):
-        embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
-    model.reentrant = False
+    model = Beside(reentrant=reentrant).double()
     result = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
     model.reentrant = None
     expected = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
@@ -199,16 +196,18 @@ class Drifting(Layers):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_segment_that_differs_the_second_time_is_refused(reentrant: bool) -> None:
+def test_a_segment_that_would_differ_the_second_time_runs_once(reentrant: bool) -> None:
     torch.manual_seed(0)
-    with pytest.raises(embgrad.errors.UnsupportedError, match=r"with other inputs than in the forward pass"):
-        embgrad.gradients(
-            Drifting(reentrant=reentrant).double(), IDS, embgrad.Logit(1), add={"layers.0#0": NEW}, at="word"
-        )
+    model = Drifting(reentrant=reentrant).double()
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), add={"layers.0#0": NEW}, at="word")
+    rows = model.table(tensor()).detach().requires_grad_()
+    hidden = model.layers[0](model.layers[0](rows + 1)[0] + torch.tensor(NEW) + 2)[0]
+    model.head(hidden.tanh().mean(1))[:, 1].sum().backward()
+    np.testing.assert_allclose(result.values, rows.grad.numpy(), rtol=1e-12)
 
 
 class TwoLookups(Layers):
-    """The ids are looked up twice in one table, each time in a reentrant checkpoint."""
+    """The ids are looked up twice in one table, each time in a checkpoint."""
 
     def forward(self, x: Any) -> Any:
         lever = torch.zeros(1).double().requires_grad_()
@@ -218,15 +217,14 @@ class TwoLookups(Layers):
         return self.head((first + 2 * second).tanh().mean(1))
 
 
-def test_an_ambiguous_lookup_in_a_checkpoint_is_refused() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_equal_lookups_in_checkpoints_are_distinguished(reentrant: bool) -> None:
     """Their gradients used to be added up under the first one's name."""
     torch.manual_seed(0)
-    model = TwoLookups(reentrant=True).double()
-    with pytest.raises(embgrad.errors.UnsupportedError, match=r"repeats a lookup in 'table' .*made 2 with"):
-        embgrad.gradients(model, IDS, embgrad.Logit(1), at="word#0")
-    model.reentrant = False
+    model = TwoLookups(reentrant=reentrant).double()
     one, two = embgrad.gradients(model, IDS, embgrad.Logit(1), at=["word#0", "word#1"]).values()
     np.testing.assert_allclose(two.values, 2 * one.values, rtol=1e-12)
+    np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Logit(1), at="word#0").values, one.values)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -108,9 +108,13 @@ def values_written(model: Decoder, hidden: Any) -> Any:
         after_input_hook,
         written_before,
         rechecked,
+        lambda model, hidden: checkpoint(model.head, hidden, use_reentrant=True),
         values_written,
     ],
-    ids=["plain", "no bias", "contiguous", "hook on the input", "input written before", "checkpoint", "values written"],
+    ids=[
+        *("plain", "no bias", "contiguous", "hook on the input", "input written before"),
+        *("checkpoint", "reentrant checkpoint", "values written"),
+    ],
 )
 def test_rows_of_a_head_have_the_gradient_of_autograd(forward: Forward, shortcuts: list[int]) -> None:
     model = Decoder(forward)
@@ -211,7 +215,6 @@ BY_AUTOGRAD: dict[str, Forward] = {
     "a weight computed from the input": lambda model, hidden: functional.linear(
         hidden, model.head.weight + hidden.mean()
     ),
-    "a reentrant checkpoint": lambda model, hidden: checkpoint(model.head, hidden, use_reentrant=True),
     "torch.vmap": lambda model, hidden: torch.vmap(model.head)(hidden),
     "forward-mode differentiation": lambda model, hidden: torch.func.jvp(model.head, (hidden,), (hidden,))[1],
     "a vector as weight": lambda model, hidden: functional.linear(

@@ -38,7 +38,7 @@ TWINS = frozenset(
 #: The files that a backend has beside these, with the reason.
 OWN = {
     "embgrad_torch": {
-        "checkpoints": "PyTorch's gradient checkpoints run segments of a model twice, which must be told apart",
+        "checkpoints": "PyTorch's gradient checkpoints run segments of a model again in the backward pass",
         "readers": "PyTorch has many functions that select entries of an array, each with arguments of its own",
     },
     "embgrad_tensorflow": {
